@@ -295,6 +295,24 @@ PRESETS: Mapping[str, Preset] = {
             "evaluate_period": 25_000,
         },
     ),
+    "testing:CartPoleWithoutVelocities": Preset(
+        agent={
+            "optimizer": "adam",
+            "learning_rate": 3e-3,
+            "learning_rate_decay": 300_000,
+            "unroll_length": 16,
+            "batch_size": 8,
+            "vtrace_lambda": 0.95,
+            "value_coefficient": 0.1,
+            "lstm_size": 64,
+        },
+        run={
+            **_RUN,
+            "max_env_steps": 300_000,
+            "target_return": 475.0,
+            "evaluate_period": 25_000,
+        },
+    ),
     # 1.0 at 200,000 steps on each of seeds 1 to 5. Only the last of ten actions is rewarded: a small discount
     # and lambda keep its luck out of the updates of the others.
     "testing:Memory": Preset(

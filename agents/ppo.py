@@ -425,6 +425,24 @@ PRESETS: Mapping[str, Preset] = {
             "evaluate_period": 50_000,
         },
     ),
+    "testing:CartPoleWithoutVelocities": Preset(
+        agent={
+            "unroll_length": 32,
+            "epochs": 4,
+            "minibatch_size": 128,
+            "learning_rate": 1e-3,
+            "learning_rate_decay": 300_000,
+            "clip_end": 0.1,
+            "recurrent": "lstm",  # None, a network without memory, stays below 150.
+        },
+        run={
+            **_RUN,
+            "envs_per_actor": 16,
+            "max_env_steps": 300_000,
+            "target_return": 475.0,
+            "evaluate_period": 25_000,
+        },
+    ),
     "testing:Memory": Preset(
         agent={
             "unroll_length": 20,

@@ -71,8 +71,6 @@ class R2D2Config(OffPolicyConfig):
     importance_sampling_exponent: float = 0.6  # Of the importance weights; 1 is a full correction.
 
     # Learning.
-    learning_rate: float = 1e-3  # Initial learning rate of Adam.
-    adam_epsilon: float = 1e-3  # Larger damps steps where gradients are small.
     max_gradient_norm: float | None = 40.0  # Larger gradients are scaled down to this.
 
     # Exploration.
@@ -239,6 +237,7 @@ class R2D2(OffPolicyAgent):
             extras_of_first_row=() if config.lstm_size is None else ("state",),
             priority_fns={adders.REPLAY_TABLE: priority_fn},
             max_in_flight_items=config.insert_burst,
+            observation_spec=spec.observations,
         )
 
     def errors(
@@ -247,7 +246,8 @@ class R2D2(OffPolicyAgent):
         """Errors `[N, T]` of the rows behind the burn-in, where they count, and the values `[N, T, A]`."""
         config, start = self.config, self.config.burn_in
         state = data.extras["state"] if config.lstm_size is not None else ()
-        rows = (data.observation, state, data.start_of_episode, start)
+        observation = adders.restacked(data.observation, data.mask.shape[1])
+        rows = (observation, state, data.start_of_episode, start)
         values = q_network.unroll(*rows)
         mask, actions = data.mask[:, start:], data.action[:, start:].long().unsqueeze(-1)
         rewards = data.reward[:, start:].float()
@@ -296,11 +296,32 @@ class R2D2(OffPolicyAgent):
 
 
 PRESETS: Mapping[str, Preset] = {
+    "testing:CartPoleWithoutVelocities": Preset(
+        agent={
+            "unroll_length": 20,
+            "burn_in": 10,
+            "period": 20,
+            "samples_per_insert": 8.0,
+            "learning_rate_decay": 300_000,
+            "learning_rate_end": 0.02,
+            "epsilon_end": 0.1,
+        },
+        run={
+            "num_actors": 1,
+            "envs_per_actor": 8,
+            "max_env_steps": 300_000,
+            "target_return": 475.0,
+            "evaluate_period": 25_000,
+        },
+    ),
     "testing:Memory": Preset(
         agent={
             "unroll_length": 20,
             "burn_in": 10,
             "period": 20,
+            "samples_per_insert": 8.0,
+            "learning_rate_decay": 200_000,
+            "learning_rate_end": 0.02,
             "hidden_sizes": (32,),
             "lstm_size": 32,  # None, a network without memory, stays at chance, 0.5.
         },

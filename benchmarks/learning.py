@@ -8,7 +8,7 @@ own) with one torch thread, then ``repertory eval`` over 100 episodes, greedily,
 last step. One preset a row, nothing is tuned per seed. Every row writes ``ROW.json``, anew after each seed,
 and ``ROW.png`` (learning curves with a band over seeds) to the output folder; a seed that is in the file
 already is not run again, so a row can be made in several sittings. ``--peers`` also trains the peers named
-(``sb3``, ``cleanrl``) with the Python given, one that has them, on the rows of ``learning_peers.py``.
+with the Python given, one that has them, on the rows of ``learning_peers.py``.
 
 The CPU seconds count everything the command did: its start, its evaluations on the way, its checkpoints.
 """
@@ -56,6 +56,7 @@ class Row:
     flags: tuple[str, ...] = ()
 
 
+HIDDEN_CARTPOLE = "testing:CartPoleWithoutVelocities"
 ROWS = {
     "cartpole-ppo": Row("ppo", "gymnasium:CartPole-v1", 60_000, 475, published="Zoo 500 at 100k"),
     "cartpole-impala": Row("impala", "gymnasium:CartPole-v1", 150_000, 475),
@@ -93,6 +94,15 @@ ROWS = {
         "ppo", "testing:Memory", 200_000, ceiling=0.6, flags=("--recurrent", "None")
     ),
     "memory-impala-lstm": Row("impala", "testing:Memory", 200_000, 0.95),
+    "memory-r2d2": Row("r2d2", "testing:Memory", 200_000, 0.95),
+    "memory-r2d2-feedforward": Row(
+        "r2d2", "testing:Memory", 200_000, ceiling=0.6, flags=("--lstm-size", "None")
+    ),
+    "hidden-cartpole-r2d2": Row("r2d2", HIDDEN_CARTPOLE, 300_000, 400),
+    "hidden-cartpole-ppo-lstm": Row("ppo", HIDDEN_CARTPOLE, 300_000, 400),
+    "hidden-cartpole-impala-lstm": Row("impala", HIDDEN_CARTPOLE, 300_000, 400),
+    "hidden-cartpole-dqn": Row("dqn", HIDDEN_CARTPOLE, 300_000, ceiling=150),
+    "hidden-cartpole-ppo": Row("ppo", HIDDEN_CARTPOLE, 300_000, ceiling=150, flags=("--recurrent", "None")),
     "memory-impala-feedforward": Row(
         "impala", "testing:Memory", 200_000, ceiling=0.6, flags=("--lstm-size", "None")
     ),
@@ -275,7 +285,7 @@ def main() -> None:
         nargs="+",
         default=[],
         metavar="PEER=PYTHON",
-        help="sb3, cleanrl: interpreters that have them",
+        help=f"{', '.join(learning_peers.PEERS)}: interpreters that have them",
     )
     parser.add_argument(
         "--table", action="store_true", help="print the table of the files in --out, run nothing"

@@ -93,14 +93,15 @@ def pong(engine: str = "processes", envs: int = 8, **config: Any) -> Ours:
     return Ours("impala", engine, {**settings, **config}, run, PONG)
 
 
-def ppo_pong(engine: str, actors: int = 1, envs: int = 16, lag: int = 0) -> Ours:
+def ppo_pong(engine: str, actors: int = 1, envs: int = 16, lag: int = 0, threads: int | None = None) -> Ours:
     # No hidden layers: policy and value are heads of the convolutions' 512 features.
     config = {
         "unroll_length": 2048 // (actors * envs), "epochs": 4, "minibatch_size": 256, "hidden_sizes": (),
         "shared": True, "learning_rate": 2.5e-4, "clip": 0.1, "entropy_coefficient": 0.01,
         "max_policy_lag": lag,
     }  # fmt: skip
-    return Ours("ppo", engine, config, _actors(actors, envs, "inline"), PONG)
+    run = {**_actors(actors, envs, "inline"), "learner_threads": threads}
+    return Ours("ppo", engine, config, run, PONG)
 
 
 def _actors(actors: int, envs: int, stepping: str) -> dict[str, Any]:
@@ -159,6 +160,7 @@ GROUPS: dict[str, dict[str, Ours | Peer]] = {
     },
     "ppo-pong": {
         "repertory PPO, serial": ppo_pong("serial"),
+        "repertory PPO, serial, 2 torch threads": ppo_pong("serial", threads=2),
         "repertory PPO, processes, 2 actors x 8 envs": ppo_pong("processes", 2, 8),
         "the same, acting while learning": ppo_pong("processes", 2, 8, lag=1),
         "Stable-Baselines3 PPO": Peer("stable-baselines3-pong", "sb3"),

@@ -12,15 +12,34 @@ import psutil
 import pytest
 import quarantine
 
+try:
+    import hypothesis
+except ImportError:  # the environments of other back ends may do without
+    pass
+else:
+    # A loaded machine generates data slowly, which says nothing of the code under test.
+    slow = [hypothesis.HealthCheck.too_slow]
+    hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=slow)
+    hypothesis.settings.load_profile("tests")
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # For processes that tests start: SIGABRT has Python write the stacks of all threads.
 os.environ.setdefault("PYTHONFAULTHANDLER", "1")
+
+# On a busy machine Ray needs minutes to start. Its own limit is 60 s.
+os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")
+_RAY_LIMIT_S = 600
 
 _BEFORE_LIMIT_S = 10.0
 
 
 def pytest_collection_modifyitems(config, items):
-    """Tests in quarantine have a second try; pytest says so (``RERUN``). All others have one."""
+    """Tests on Ray have a higher limit. Those in quarantine have a second try; pytest says so (``RERUN``)."""
+    for item in items:
+        parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        on_ray = item.get_closest_marker("ray") is not None or "ray" in [*map(str, parameters)]
+        if on_ray and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(_RAY_LIMIT_S))
     if not config.pluginmanager.hasplugin("rerunfailures"):
         return  # the environments of other back ends: all tests have one try there
     reasons = quarantine.read_quarantine(quarantine.PATH.read_text(encoding="utf-8"))

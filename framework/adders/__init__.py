@@ -4,6 +4,7 @@ from framework.adders.base import QUEUE_TABLE as QUEUE_TABLE
 from framework.adders.base import REPLAY_TABLE as REPLAY_TABLE
 from framework.adders.base import Adder as Adder
 from framework.adders.episode import EpisodeAdder as EpisodeAdder
+from framework.adders.frames import restacked as restacked
 from framework.adders.nstep import NStepTransitionAdder as NStepTransitionAdder
 from framework.adders.sequence import EndOfEpisodeBehavior as EndOfEpisodeBehavior
 from framework.adders.sequence import SequenceAdder as SequenceAdder

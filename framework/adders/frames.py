@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import Any
+
 import numpy as np
+import tree
 
 from framework.adders.fields import Field
 from framework.replay.contracts import Writer
-from framework.types import FIRST
+from framework.types import FIRST, Nest
 
 
 class Frames:
@@ -18,10 +22,17 @@ class Frames:
 
     stream = "frames"
 
-    def __init__(self, writer: Writer, field: Field):
-        """`field` has the adder's observations, leaves `[time, B, k, ...]`."""
+    def __init__(self, writer: Writer, field: Field, names: Collection[str] | None = None):
+        """Makes the frames of an adder.
+
+        Args:
+          writer: the adder's writer.
+          field: the adder's observations.
+          names: columns of those leaves of `field` that are stacks, `[time, B, k, ...]`; None means all.
+        """
         self._writer = writer
         self._field = field
+        self.names = field.names if names is None else names
         self._leased = np.zeros(0, np.int64)
 
     def append(self, rows: np.ndarray, first: int, kinds: np.ndarray) -> None:
@@ -34,6 +45,7 @@ class Frames:
         """
         last, width, k = rows.shape
         stacks = self._field.take(slice(first * width, last * width))
+        stacks = {name: stacks[name] for name in self.names}
         newest = self._append({name: array[:, -1] for name, array in stacks.items()}).reshape(-1, width)
         for time in range(first, last):
             if time:
@@ -57,6 +69,8 @@ class Frames:
     def check(self, t: int, begun: np.ndarray) -> None:
         """Raises `ValueError` if observations at `t` do not continue those before."""
         for name, array in zip(self._field.names, self._field.arrays, strict=True):
+            if name not in self.names:
+                continue
             before, now = array[t - 1 - self._field.skip], array[t - self._field.skip]
             wrong = (now[:, :-1] != before[:, 1:]).reshape(len(now), -1).any(axis=1) & ~begun
             if wrong.any():
@@ -73,3 +87,17 @@ class Frames:
         if not kept.all():
             self._writer.release(self.stream, self._leased[~kept])
             self._leased = self._leased[kept]
+
+
+def restacked(observation: Nest, length: int) -> Nest:
+    """Stacks the frames in items of a `SequenceAdder`: `[N, length * k, ...]` to `[N, length, k, ...]`.
+
+    Args:
+      observation: arrays or tensors. Leaves `[N, length, ...]` stay as they are.
+      length: number of rows of an item.
+    """
+
+    def stack(leaf: Any) -> Any:
+        return leaf if leaf.shape[1] == length else leaf.reshape(len(leaf), length, -1, *leaf.shape[2:])
+
+    return tree.map_structure(stack, observation)

@@ -96,7 +96,7 @@ class NStepTransitionAdder(BlockAdder):
             priority_fns,
             max_in_flight_items=max_in_flight_items,
             max_delay=max_delay,
-            max_staged=max_in_flight_items,  # staged items have not passed the rate limiter either
+            max_staged=max_in_flight_items,  # the rate limiter does not know of staged items
         )
 
     @classmethod

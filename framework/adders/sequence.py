@@ -12,10 +12,11 @@ import tree
 from dm_env import specs as dm_specs
 
 from framework import nest as nests
-from framework.adders.block import BlockAdder, PriorityFns
+from framework.adders.block import NO_ROW, BlockAdder, PriorityFns
 from framework.adders.fields import is_absent, result_dtype
+from framework.adders.frames import Frames
 from framework.config_checks import whole_number
-from framework.specs import path_name
+from framework.specs import frame_stack, leaves, path_name
 from framework.types import FIRST, LAST, Nest, Step
 
 FIRST_ROWS = "first_rows"
@@ -69,6 +70,10 @@ class RowAdder(BlockAdder):
     _writes_empty = False
     # Largest number of rows in an item.
     _length: int
+    # The stacked leaves of the observation, whose frames are stored once, in a stream of their own.
+    _frames: Frames | None = None
+    # int64 [time, B, k], like `_rows`: the row of each frame of a stack.
+    _frame_rows: np.ndarray
 
     @classmethod
     def signature(
@@ -154,7 +159,7 @@ class RowAdder(BlockAdder):
         columns: dict[str, np.ndarray] = {}
         for field in self._fields:
             columns.update(field.take(index))
-        for name in self._of_first_row:
+        for name in self._stored_elsewhere:
             del columns[name]
         columns[START] = kinds.reshape(-1)[index] == FIRST
         columns[MASK] = real.reshape(-1)[index].astype(np.float32)
@@ -179,6 +184,11 @@ class RowAdder(BlockAdder):
             self._release(self._stream, self._padding)
             self._padding = None
         self._origin[:] = self._t + self._num_shifted
+
+    @property
+    def _stored_elsewhere(self) -> set[str]:
+        """The columns that are not in the stream of whole rows."""
+        return {*self._of_first_row, *(() if self._frames is None else self._frames.names)}
 
     def _padding_values(self) -> dict[str, np.ndarray]:
         """Returns one row of padding."""
@@ -218,12 +228,15 @@ class RowAdder(BlockAdder):
             values = self._extras.take(index[:, 0])
             values = {name: value for name, value in values.items() if name in self._of_first_row}
             first_rows = self._writer.append(FIRST_ROWS, values)
+        slices = dict.fromkeys(self._names, (self._stream, rows, lengths))
+        slices.update(dict.fromkeys(self._of_first_row, (FIRST_ROWS, first_rows, None)))
+        if self._frames is not None:
+            frames = self._frame_rows.reshape(-1, self._frame_rows.shape[-1])[index].reshape(len(rows), -1)
+            slices.update(dict.fromkeys(self._frames.names, (self._frames.stream, frames, None)))
         trajectory = self._pack(
             [
-                self._writer.slice(FIRST_ROWS, name, first_rows)
-                if name in self._of_first_row
-                else self._writer.slice(self._stream, name, rows, lengths)
-                for name in self._names
+                self._writer.slice(stream, name, rows, lengths)
+                for name, (stream, rows, lengths) in slices.items()
             ]
         )
 
@@ -275,6 +288,7 @@ class SequenceAdder(RowAdder):
         priority_fns: PriorityFns | None = None,
         max_in_flight_items: int | None = None,
         max_delay: float = 0.05,
+        observation_spec: Nest | None = None,
     ):
         """Creates an adder for one batched environment.
 
@@ -292,6 +306,10 @@ class SequenceAdder(RowAdder):
           max_in_flight_items: number of items that may wait for room in a table before `add` waits too; None
             means 512.
           max_delay: seconds; see `BlockAdder`.
+          observation_spec: nest of the specs of one env's observations. Each frame of a leaf with a spec of
+            `specs.frame_stack` is stored once, instead of k times. In an item, such a leaf is `[L * k, ...]`,
+            the k frames of each of the L rows; `restacked` makes `[L, k, ...]` of it. Only with CONTINUE.
+            None stores observations as they are.
         """
         self._length = whole_number("sequence_length", sequence_length, 1)
         self._period = whole_number("period", period, 1)
@@ -304,6 +322,14 @@ class SequenceAdder(RowAdder):
         self._continues = self._end is EndOfEpisodeBehavior.CONTINUE
         self._ragged = self._end is EndOfEpisodeBehavior.TRUNCATE  # including items of full length
         self._extras_of_first_row = frozenset(extras_of_first_row)
+        self._stacks: dict[str, int] = {}  # the number of frames of each column that is a stack
+        if observation_spec is not None and self._continues:
+            for path, leaf in leaves(observation_spec):
+                if (k := frame_stack(leaf)) is not None:
+                    self._stacks[path_name("observation", path)] = k
+        if len(set(self._stacks.values())) > 1:
+            self._stacks = {}  # rows of different numbers of frames
+        self._checks_steps = bool(self._stacks)
         super().__init__(
             client,
             self._length - 1,
@@ -325,7 +351,39 @@ class SequenceAdder(RowAdder):
             paths = [path for path, _ in tree.flatten_with_path(extras)]
             self._of_first_row = frozenset(path_name("extras", path) for path in paths if path[0] in keys)
 
+    def _allocate(self, observation: Nest) -> None:
+        super()._allocate(observation)
+        if self._stacks:
+            self._frames = Frames(self._writer, self._observation, self._stacks)
+            shape = (*self._kinds.shape, next(iter(self._stacks.values())))
+            self._frame_rows = np.full(shape, NO_ROW, np.int64)
+
+    def _check(self, kinds: np.ndarray) -> None:
+        assert self._frames is not None
+        self._frames.check(self._t + 1, kinds == FIRST)
+
+    def _forget(self) -> None:
+        super()._forget()
+        if self._frames is not None:
+            self._frame_rows[:] = NO_ROW
+            self._frames.release_except(self._frame_rows)
+
     def _emit(self, t: int) -> None:
+        if self._frames is None:
+            self._emit_rows(t)
+            return
+        history, rows = self._history, self._frame_rows
+        # Row `t` is open, but its observation is known.
+        self._frames.append(rows[: t + 1], history + int(rows[history].flat[0] >= 0), self._kinds)
+        try:
+            self._emit_rows(t)
+        finally:
+            # As the block does with `_rows`.
+            rows[: history + 1] = rows[t - history : t + 1]
+            rows[history + 1 :] = NO_ROW
+            self._frames.release_except(rows)
+
+    def _emit_rows(self, t: int) -> None:
         length, period = self._length, self._period
         new, real, counts = self._append_rows(t)
         full = new & (counts >= length) & ((counts - length) % period == 0)

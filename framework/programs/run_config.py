@@ -62,8 +62,8 @@ class RunConfig:
 
     # By group of nodes, fields of `launch.Resources`, such as learner.num_gpus=1 or actor.threads=2.
     resources: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
-    # Torch threads of the learner. None is OMP_NUM_THREADS or 1, and on the serial engine all cores for
-    # networks of 500,000 parameters or more.
+    # Torch threads of the learner. None is OMP_NUM_THREADS or 1, and on the serial engine one for each 50,000
+    # parameters of its networks, up to the number of cores.
     learner_threads: int | None = None
 
     # Where actions come from. local: each actor has the policy. server: one node acts for all actors.

@@ -150,7 +150,7 @@ class Session:
 
         Raises:
           ValueError: An env has no action to observe.
-          WouldBlockError: `learn` was not called for so long that replay takes no more experience. Nothing
+          WouldBlockError: `learn` was not called for so long that replay has no room. Nothing
             was taken: call `learn`, then this again.
         """
         ids = self._ids(env_ids, next_observation)
@@ -261,7 +261,7 @@ class Session:
                 self._adders[place].make_room()
         except WouldBlockError as error:
             raise WouldBlockError(
-                f"{call}: replay takes no more experience before the learner has used some. Call "
+                f"{call}: replay has no room before the learner has used some experience. Call "
                 f"learn(), and then {call}() again. {error}"
             ) from None
 

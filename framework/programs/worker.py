@@ -26,7 +26,7 @@ from framework.specs import EnvironmentSpec
 from launch.context import find_context
 
 _CORES = torch.get_num_threads()  # Before anything sets it: the cores of this machine.
-_LARGE = 500_000  # Parameters of networks above which the learner of a serial program uses all cores.
+_PER_THREAD = 50_000  # Parameters of networks for each torch thread of the learner of a serial program.
 _OF_THE_LOOP = ("episode_return", "episode_length", "env")  # In every result; others are of observers.
 _SEEDING = threading.Lock()
 
@@ -112,7 +112,7 @@ def learner_threads(config: RunConfig, num_parameters: int) -> int:
         return given
     node = find_context()
     is_alone = node is not None and node.engine == "serial"
-    return _CORES if is_alone and num_parameters >= _LARGE else 1
+    return max(1, min(_CORES, num_parameters // _PER_THREAD)) if is_alone else 1
 
 
 @contextlib.contextmanager

@@ -235,7 +235,7 @@ def test_a_client_that_is_silent_for_long_is_not_waited_for(batching, monkeypatc
     started = time.monotonic()
     ask(clients[0])
     clients[0].answer()
-    assert time.monotonic() - started < 5.0
+    assert time.monotonic() - started < 20.0
 
 
 def test_a_client_that_comes_back_gets_its_rows_and_a_fresh_state(batching):

@@ -327,10 +327,10 @@ def test_forking_and_ignoring_extras():
     adder.add(0, step(LAST, 2), extras={"logits": np.zeros(2, np.float32)})
     assert adder.ready()
     adder.reset()
-    adder.flush(timeout=5)
+    adder.flush(timeout=60)
     assert client.sample_batch("a", 1).data.extras["logits"].shape == (1, 2)
     assert client.sample_batch("b", 1).data.extras == ()
-    assert adder.close(timeout=5) == 0
+    assert adder.close(timeout=60) == 0
 
 
 @each_adder

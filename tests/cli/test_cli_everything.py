@@ -272,7 +272,9 @@ def test_loggers_need_a_directory():
 @pytest.mark.parametrize(
     "engine, parameters, given, variable, threads",
     [
-        ("serial", 10**6, None, None, worker._CORES),
+        ("serial", 10**6, None, None, 8),
+        ("serial", 160_000, None, None, 3),
+        ("serial", 99_000, None, None, 1),
         ("serial", 10**4, None, None, 1),
         ("processes", 10**6, None, None, 1),
         ("processes", 10**6, None, "3", 3),
@@ -286,5 +288,6 @@ def test_threads_of_the_learner(monkeypatch, engine, parameters, given, variable
         monkeypatch.setenv("OMP_NUM_THREADS", variable)
     node = NodeContext("program", "learner", 0, "learner-0", engine, None, "job")
     monkeypatch.setattr(worker, "find_context", lambda: node)
+    monkeypatch.setattr(worker, "_CORES", 8)
     assert worker.learner_threads(RunConfig(learner_threads=given), parameters) == threads
     assert os.environ["OMP_WAIT_POLICY"] == "passive"  # or idle threads take the cores of others

@@ -13,6 +13,9 @@ def make_client(size=10_000):
 
 def drain(client):
     """All items in the order in which they were written, without padding."""
+    for writer in client._writers:
+        if writer._before_read is not None:
+            writer._before_read(wait=True)  # a read does not wait for the late thread, which may be inside
     items = []
     while client.can_sample(TABLE, 1):
         sample = client.sample_batch(TABLE, 1, timeout=0, pad=True)

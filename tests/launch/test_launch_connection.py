@@ -337,7 +337,7 @@ def test_deadlines_of_threads_that_share_a_client(serve, connect, address):
     for timeout in (0.05, 0.3):
         with pytest.raises(CallTimeout, match=r"node\.hold"):
             connection.call("hold", (), {}, timeout)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     assert not receiving.done()
 
 

@@ -448,7 +448,7 @@ def fuzzed():
     shutil.rmtree(directory, ignore_errors=True)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.lists(
         st.one_of(

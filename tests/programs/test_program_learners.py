@@ -84,7 +84,7 @@ def test_learners_on_different_hosts_are_an_error_that_names_them(tmp_path):
     agent.file = str(tmp_path / "began")
     with pytest.raises(launch.NodeError) as caught:
         launch.launch(small_program(agent, directory=tmp_path / "run", max_learner_steps=40))
-    assert time.time() - float((tmp_path / "began").read_text()) < 5.0
+    assert time.time() - float((tmp_path / "began").read_text()) < 30.0
     assert f"learners on the hosts {here!r} (learner-0) and 'elsewhere' (learner-1)" in str(caught.value)
     assert "STRICT_PACK" in str(caught.value)
 

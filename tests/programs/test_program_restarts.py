@@ -92,7 +92,7 @@ def test_any_one_node_may_be_killed(tmp_path, groups):
 
 @pytest.mark.slow
 def test_a_hung_learner_is_found_and_made_anew(tmp_path):
-    with start(tmp_path, restarts={"learner": 1}, heartbeat_timeout=8.0) as job:
+    with start(tmp_path, restarts={"learner": 1}, heartbeat_timeout=15.0) as job:
         wait_for_steps(job, 700)
         os.kill(node_of(job, "learner")["pid"], signal.SIGSTOP)
         assert job.wait(timeout=PATIENCE)["env_steps"] == STEPS

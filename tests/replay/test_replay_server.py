@@ -71,7 +71,7 @@ def test_info_says_the_same_everywhere(connect):
     client = connect(table(limiter=limiter, signature=signature, max_times_sampled=3))
     write(client.batch_writer(), 20)
     client.sample_batch("t", 4)
-    info = client.server_info(timeout=5)["t"]
+    info = client.server_info(timeout=60)["t"]
     here = client.server.tables["t"].info
     assert info._replace(signature=None, table_worker_time=None) == here._replace(
         signature=None, table_worker_time=None
@@ -177,7 +177,7 @@ def test_a_writer_waits_while_too_much_is_in_flight(connect):
     seen = [reader.sample_batch("t", 1, timeout=10).data["x"][0] for _ in range(20)]
     assert seen == list(range(20))
     finish(thread)
-    assert writer.close(timeout=5) == 0
+    assert writer.close(timeout=60) == 0
 
 
 def test_close_says_what_it_dropped(connect):

@@ -38,13 +38,13 @@ def test_stop_wakes_every_wait_at_once(connect):
     client.server.stop()
     begin = time.monotonic()
     for thread in threads:
-        finish(thread, 5)
+        finish(thread, 60)
     assert len(outcome) == 3
     with pytest.raises(replay.ServerClosed):
         client.sample_batch("t", 1)
     with pytest.raises(replay.ServerClosed):
         client.batch_writer().append("s", {"x": np.arange(3)})
-    assert time.monotonic() - begin < 3
+    assert time.monotonic() - begin < 20, "it waited for a server to come back"
 
 
 def test_stop_leaves_no_files():
@@ -68,7 +68,7 @@ def test_close_says_how_many_were_dropped_and_they_stay_away(connect):
         writer.append({"x": value})
         writer.create_item("t", 1.0, {"x": writer.history["x"][-1]})
     assert writer.close(timeout=0.3) == 5
-    assert [int(client.sample_batch("t", 1, timeout=5).data["x"][0]) for _ in range(3)] == [0, 1, 2]
+    assert [int(client.sample_batch("t", 1, timeout=60).data["x"][0]) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(replay.DeadlineExceededError):
         client.sample_batch("t", 1, timeout=0.2)
     assert client.server_info()["t"].rate_limiter_info.insert_stats.completed == 3
@@ -115,14 +115,14 @@ def test_an_interrupt_between_two_waits_of_a_writer_ends_the_next_one(monkeypatc
         def poll_late(connection, timeout=0.0, *watch):
             if timeout is None:
                 client.interrupt()
-                timeout = 10.0  # so that a failure ends, too
+                timeout = 60.0  # so that a failure ends, too
             return poll(connection, timeout, *watch)
 
         monkeypatch.setattr(Connection, "poll", poll_late)
         begin = time.monotonic()
         with pytest.raises(replay.ServerClosed, match="interrupted"):
             writer.create_items("q", {"x": writer.slice("s", "x", rows)})
-        assert time.monotonic() - begin < 5.0
+        assert time.monotonic() - begin < 30
         client.close()
 
 

@@ -154,13 +154,13 @@ def test_a_request_for_too_many_samples_honors_its_timeout_and_lets_others_go_on
         thread = threading.Thread(target=ask, daemon=True)
         thread.start()
         slowest = 0.0
-        while thread.is_alive() and time.monotonic() < begin + 20:
+        while thread.is_alive() and time.monotonic() < begin + 60:
             before = time.monotonic()
-            assert len(other.sample_batch("t", 8, timeout=10).info.key) == 8
+            assert len(other.sample_batch("t", 8, timeout=60).info.key) == 8
             slowest = max(slowest, time.monotonic() - before)
-        thread.join(20)
-        assert outcome and time.monotonic() - begin < 10
-        assert slowest < 2
+        thread.join(60)
+        assert outcome and time.monotonic() - begin < 40
+        assert slowest < 10
         assert other.server_info()["t"].rate_limiter_info.sample_stats.completed < 10**7
         client.close()
         other.close()

@@ -127,7 +127,7 @@ def test_servers_that_sample_differently(shards):
     client = shards(table(replay.selectors.Prioritized(0.5)), table(replay.selectors.Prioritized(0.6)))
     write(client.batch_writer(), [1])
     with pytest.raises(ValueError, match="expected the same on all servers"):
-        client.sample_batch("t", 1, timeout=5)
+        client.sample_batch("t", 1, timeout=60)
 
 
 def test_a_dataset_over_shards_counts_exactly(shards):
@@ -146,7 +146,7 @@ def test_empty_shards_are_waited_for(shards):
     with pytest.raises(replay.DeadlineExceededError):
         client.sample_batch("t", 4, timeout=0.2)
     write(client.batch_writer(), [1, 2])
-    assert set(client.sample_batch("t", 20, timeout=5).data["x"].tolist()) == {1, 2}
+    assert set(client.sample_batch("t", 20, timeout=60).data["x"].tolist()) == {1, 2}
 
 
 def test_inserts_are_spread(shards):
@@ -200,11 +200,11 @@ def test_a_server_at_the_end_of_its_ratio_leaves_the_batch_to_the_others(shards,
         write(client.batch_writer(), list(range(100)))
     source = client.source()
     assert source.can_sample("t", 60) and not source.can_sample("t", 61)
-    info = client.sample_batch("t", 40, timeout=5).info
+    info = client.sample_batch("t", 40, timeout=60).info
     first = int(np.sum(info.key >> np.uint64(56) == 0))
     assert first <= 10
     np.testing.assert_allclose(info.probability[:first], first / 40 / 100)
     np.testing.assert_allclose(info.probability[first:], (40 - first) / 40 / 100)
-    client.sample_batch("t", 20, timeout=5)
+    client.sample_batch("t", 20, timeout=60)
     with pytest.raises(replay.DeadlineExceededError):
         client.sample_batch("t", 1, timeout=0.2)

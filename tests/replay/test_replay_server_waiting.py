@@ -22,13 +22,13 @@ def test_every_item_arrives_however_many_messages_wait(local):
             writer.release("s", rows)
             writer.show()
             sent += 50
-        assert client.server_info(timeout=5)["t"].current_size == 150
+        assert client.server_info(timeout=60)["t"].current_size == 150
         seen = []
         while len(seen) < sent:
-            seen.extend(client.sample_batch("t", 50, timeout=5).data["x"].tolist())
+            seen.extend(client.sample_batch("t", 50, timeout=60).data["x"].tolist())
         assert seen == list(range(sent))
-        writer.flush(timeout=5)
-        assert writer.close(timeout=5) == 0
+        writer.flush(timeout=60)
+        assert writer.close(timeout=60) == 0
         client.close()
 
 
@@ -54,7 +54,7 @@ def test_an_acknowledgement_on_its_way_is_not_taken_for_a_table_without_room(ask
         else:
             writer.flush(timeout=0)
         monkeypatch.undo()
-        assert writer.close(timeout=5) == 0
+        assert writer.close(timeout=60) == 0
         client.close()
 
 

@@ -112,7 +112,7 @@ class ServedWriter(Writer):
     def _finish(self) -> int:
         try:
             if self.num_pending and self._ended is None:
-                # Some of a message may be in its table: the server says how many, once it tries no more.
+                # Some of a message may be in its table: the server says how many, once it has stopped trying.
                 with contextlib.suppress(ReverbError):
                     self._call(self._connection.post, {"op": "cancel"})
                     answer = self._call(self._connection.request, {"op": "sync"}, LAST_WORDS)

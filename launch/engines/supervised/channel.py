@@ -77,7 +77,7 @@ class Channel:
         return messages
 
     def end(self) -> None:
-        """Tells the other end that no more messages follow."""
+        """Tells the other end that the last message was sent."""
         with contextlib.suppress(OSError):  # the other end is already closed
             self._socket.shutdown(socket.SHUT_WR)
 

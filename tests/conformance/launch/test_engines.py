@@ -16,7 +16,7 @@ LAUNCHPAD = ("launchpad_mt", "launchpad")
 # Nodes are not in the process that launches.
 ELSEWHERE = ("processes", "ray", *LAUNCHPAD)
 # Long enough for a loaded machine; a test that needs it has failed.
-PATIENCE = 60.0
+PATIENCE = 180.0
 
 
 class Refused(Exception):

@@ -10,7 +10,7 @@ import pytest
 import launch as lp
 
 # Long enough for a loaded machine; a test that needs it has failed.
-PATIENCE = 60.0
+PATIENCE = 180.0
 
 
 class Refused(Exception):

@@ -16,7 +16,7 @@ import pytest
 
 import launch as lp
 
-PATIENCE = 60.0
+PATIENCE = 180.0
 
 
 class Consumer:
@@ -66,7 +66,7 @@ class Sums:
 
     def __init__(self, batch_size):
         self.rows = 0
-        self.compute = lp.batched_handler(batch_size=batch_size, timeout=0.05)(self.compute)
+        self.compute = lp.batched_handler(batch_size=batch_size, timeout=PATIENCE)(self.compute)
 
     def compute(self, values):
         self.rows = max(self.rows, len(values))

@@ -15,7 +15,7 @@ import launch as lp
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.ray
 
-PATIENCE = 90.0
+PATIENCE = 240.0
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,7 @@ def test_a_killed_node_without_restarts_ends_the_program(cluster):
 
 
 def test_a_hung_node_is_found(cluster):
-    job = lp.start(service_program(), "ray", heartbeat_timeout=5.0)
+    job = lp.start(service_program(), "ray", heartbeat_timeout=20.0)
     pid = job.client("service").pid()
     os.kill(pid, signal.SIGSTOP)
     with pytest.raises(lp.NodeError, match=r"service-0.*no sign of life"):
@@ -173,19 +173,18 @@ def test_nodes_move_when_their_machine_is_lost(cluster):
             assert time.monotonic() < deadline
 
 
-@pytest.mark.timeout(300)
 def test_a_whole_program_survives_the_loss_of_the_machine_of_its_replay(cluster, tmp_path):
     doomed = cluster.add_node(num_cpus=4, object_store_memory=100 << 20, resources={"replay": 1})
     program = dqn_program(tmp_path, 12_000)  # not over before the machine is gone
     resources = {group: {"custom": {"head": 0.1}} for group in program.groups}
     resources["replay"] = {"custom": {"replay": 1}}
     with lp.start(
-        program, "ray", directory=tmp_path, resources=resources, restarts={"replay": 1}, stop_timeout=30.0
+        program, "ray", directory=tmp_path, resources=resources, restarts={"replay": 1}, stop_timeout=60.0
     ) as job:
         assert job.client("counter").wait_for("env_steps", 500, timeout=PATIENCE)
         cluster.remove_node(doomed, allow_graceful=False)
         cluster.add_node(num_cpus=4, object_store_memory=100 << 20, resources={"replay": 1})
-        result = job.wait(timeout=2 * PATIENCE)
+        result = job.wait(timeout=PATIENCE)
         assert result["env_steps"] == 12_000
         restarts = {node["label"]: node["restarts"] for node in job.status()["nodes"]}
         assert {label for label, count in restarts.items() if count} == {"replay-0"}

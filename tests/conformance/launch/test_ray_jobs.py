@@ -27,6 +27,7 @@ pytestmark = [
 
 ROOT = Path(lp.__path__[0]).parent
 PATIENCE = 240.0
+START = "RAY_raylet_start_wait_time_s"  # How long Ray may take to start; see conftest.py.
 
 PROGRAM = """
     import launch as lp
@@ -85,7 +86,9 @@ def folder(tmp_path):
 
 
 def run(command, folder, **environment):
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith("RAY_") or name == START
+    }
     done = subprocess.run(
         command,
         cwd=folder,
@@ -183,7 +186,9 @@ def test_the_death_of_the_head_ends_the_launcher(tmp_path):
         head_node_args={"num_cpus": 2, "include_dashboard": False, "object_store_memory": 100 << 20},
     )
     (tmp_path / "program.py").write_text(textwrap.dedent(WAITS))
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith("RAY_") or name == START
+    }
     launcher = subprocess.Popen(
         [sys.executable, "program.py"],
         cwd=tmp_path,

@@ -12,7 +12,7 @@ import threading
 import numpy as np
 import pytest
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 class Session:

@@ -166,7 +166,7 @@ def test_items_by_patterns(reverb, client):
     writer = client.structured_writer(configs)
     for i in range(5):
         writer.append({"a": np.int64(i), "b": np.float32(i)})
-    writer.flush(block_until_num_items=0, timeout_ms=5000)
+    writer.flush(block_until_num_items=0, timeout_ms=60_000)
     writer.end_episode(clear_buffers=True)
     sizes = {name: info.current_size for name, info in client.server_info().items()}
     assert sizes == {"t": 3, "u": 1} and not writer.step_is_open

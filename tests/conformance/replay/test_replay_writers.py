@@ -156,7 +156,7 @@ def test_items_may_go_unvalidated_and_modules_have_their_names(rig):
     writer = client.trajectory_writer(2, validate_items=False)
     writer.append({"a": I64(7)})
     writer.create_item(table="t", priority=1.0, trajectory={"a": writer.history["a"][-1]})
-    writer.flush(block_until_num_items=0, timeout_ms=5000)
+    writer.flush(block_until_num_items=0, timeout_ms=60_000)
     assert items(client) == [[7]]
     if rig.name == "reverb":
         return  # whose submodules are there once something imports them

@@ -1,0 +1,187 @@
+"""Hosts on one machine: namespaces of Linux, each with its own network, shared memory, name and processes.
+
+```python
+with Hosts(2) as hosts:
+    hosts[0].run(["python", "server.py"])            # as subprocess.run
+    worker = hosts[1].start(["python", "worker.py"])  # as subprocess.Popen
+```
+
+```text
+  host1  10.77.0.1 ──veth──┐
+                         bridge  in a namespace of its own
+  host2  10.77.0.2 ──veth──┘
+```
+
+The hosts share this machine's files but for `/dev/shm` and `/tmp/ray`. They reach each other and nothing
+else. The first process of a host waits for the end of its input. When the test ends, whatever way, that
+process ends, and with it the kernel ends all others of the host and removes its devices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+PATIENCE = 60.0  # Seconds for a command that makes a host.
+_FIRST = "mount -t tmpfs tmpfs /dev/shm && mkdir -p /tmp/ray && mount -t tmpfs tmpfs /tmp/ray && "
+_FIRST += "hostname {name} && ip link set lo up && echo made && exec cat"
+
+
+class CannotMakeHosts(Exception):
+    """This machine or user cannot make namespaces; the text says what failed."""
+
+
+class Host:
+    """One host, made by `Hosts`.
+
+    Attributes:
+      name: its host name.
+      address: its IP address.
+    """
+
+    def __init__(self, name: str, address: str = "") -> None:
+        self.name, self.address = name, address
+        command = ["unshare", "--net", "--mount", "--uts", "--pid", "--fork", "--mount-proc"]
+        self._first = subprocess.Popen(
+            [*command, "--kill-child=SIGKILL", "sh", "-c", _FIRST.format(name=name)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert self._first.stdout is not None
+        answer = self._first.stdout.readline().strip()
+        if answer != "made":
+            self.close()
+            raise CannotMakeHosts(f"{name}: {answer or 'unshare ended without a word'}")
+        children = Path(f"/proc/{self._first.pid}/task/{self._first.pid}/children")
+        self.pid = int(children.read_text().split()[0])  # Of its first process, as seen from here.
+
+    def command(self, command: Sequence[str]) -> list[str]:
+        """The command line that runs `command` in this host."""
+        enter = ["nsenter", "--target", str(self.pid), "--net", "--mount", "--uts", "--pid", "--wd=."]
+        return [*enter, "--", *command]
+
+    def run(self, command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        """`subprocess.run` in this host. Raises `RuntimeError` with the output if the command fails."""
+        options = {"timeout": PATIENCE, **options}
+        done = subprocess.run(
+            self.command(command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options
+        )
+        if done.returncode:
+            raise RuntimeError(f"{self.name}: {list(command)} ended with {done.returncode}:\n{done.stdout}")
+        return done
+
+    def start(self, command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
+        """`subprocess.Popen` in this host."""
+        return subprocess.Popen(self.command(command), text=True, **options)
+
+    def received(self) -> int:
+        """Bytes that have come in over the network from other hosts."""
+        return received_bytes(self.run(["cat", "/proc/net/dev"]).stdout)
+
+    def close(self) -> None:
+        """Ends all processes of the host."""
+        assert self._first.stdin is not None and self._first.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._first.stdin.close()
+        try:
+            self._first.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._first.kill()
+            self._first.wait(PATIENCE)
+        self._first.stdout.close()
+
+
+class Hosts:
+    """`count` hosts that are joined by a bridge, as a context.
+
+    Raises:
+      CannotMakeHosts: Namespaces or their devices cannot be made here.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._ends = contextlib.ExitStack()
+        self._hosts: list[Host] = []
+
+    def __enter__(self) -> Hosts:
+        for tool in ("unshare", "nsenter", "ip"):
+            if shutil.which(tool) is None:
+                raise CannotMakeHosts(f"the command {tool} is not installed")
+        try:
+            switch = self._make(Host("switch"))
+            switch.run(["ip", "link", "add", "bridge", "type", "bridge"])
+            switch.run(["ip", "link", "set", "bridge", "up"])
+            for number in range(1, self._count + 1):
+                host = self._make(Host(f"host{number}", f"10.77.0.{number}"))
+                port = f"port{number}"
+                ends = ["type", "veth", "peer", "name", "eth0", "netns", str(host.pid)]
+                # From outside of both namespaces, where both processes have these numbers.
+                made = subprocess.run(
+                    ["ip", "link", "add", port, "netns", str(switch.pid), *ends],
+                    capture_output=True,
+                    text=True,
+                    timeout=PATIENCE,
+                )
+                if made.returncode:
+                    raise CannotMakeHosts(f"ip link add: {made.stderr.strip()}")
+                switch.run(["ip", "link", "set", port, "master", "bridge", "up"])
+                host.run(["ip", "address", "add", f"{host.address}/24", "dev", "eth0"])
+                host.run(["ip", "link", "set", "eth0", "up"])
+                self._hosts.append(host)
+        except RuntimeError as error:
+            self._ends.close()
+            raise CannotMakeHosts(str(error)) from error
+        except BaseException:
+            self._ends.close()
+            raise
+        return self
+
+    def _make(self, host: Host) -> Host:
+        self._ends.callback(host.close)
+        return host
+
+    def __getitem__(self, index: int) -> Host:
+        return self._hosts[index]
+
+    def __iter__(self) -> Iterator[Host]:
+        return iter(self._hosts)
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._ends.close()
+
+
+def received_bytes(table: str) -> int:
+    """Received bytes of all devices but `lo`, from the text of `/proc/net/dev`."""
+    return sum(int(number) for number in re.findall(r"^\s*(?!lo:)\w+:\s*(\d+)", table, re.MULTILINE))
+
+
+def start_ray(hosts: Hosts) -> dict[str, str]:
+    """Starts Ray, the head in the first host; returns the environment of a driver, which runs in that host.
+
+    Host i has the resource `host<i>` of Ray, for 10 nodes.
+    """
+    ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--disable-usage-stats", "--num-cpus=8"]
+    ray.append("--object-store-memory=100000000")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+    environment["RAY_raylet_start_wait_time_s"] = "300"  # Of a busy machine.
+    environment["PYTHONPATH"] = str(Path(__file__).resolve().parents[2])
+    head = f"{hosts[0].address}:6379"
+    for host in hosts:
+        own = [f"--node-ip-address={host.address}", f'--resources={{"{host.name}": 10}}']
+        joins = (
+            ["--head", "--port=6379", "--include-dashboard=false"]
+            if host is hosts[0]
+            else [f"--address={head}"]
+        )
+        host.run([*ray, *own, *joins], env=environment, timeout=6 * PATIENCE)
+    return {**environment, "RAY_ADDRESS": head}
