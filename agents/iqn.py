@@ -108,8 +108,7 @@ class IQN(DQN):
 PRESETS: Mapping[str, Preset] = {
     "gymnasium:CartPole-v1": Preset(
         agent={
-            "batch_size": 64,
-            "samples_per_insert": 12.0,
+            "samples_per_insert": 24.0,
             "learning_rate_decay": 50_000,
             "epsilon_decay": 12_000,
             "num_policy_quantiles": 8,

@@ -319,6 +319,9 @@ PRESETS: Mapping[str, Preset] = {
             "unroll_length": 20,
             "burn_in": 10,
             "period": 20,
+            "samples_per_insert": 8.0,
+            "learning_rate_decay": 200_000,
+            "learning_rate_end": 0.02,
             "hidden_sizes": (32,),
             "lstm_size": 32,  # None, a network without memory, stays at chance, 0.5.
         },

@@ -1,5 +1,6 @@
 """Every agent learns in whole programs, and the same wherever its actions come from."""
 
+import dataclasses
 import functools
 from typing import get_args
 
@@ -14,6 +15,7 @@ from agents.impala import IMPALA, IMPALAConfig
 from agents.iqn import IQN, IQNConfig
 from agents.ppo import PPO, PPOConfig
 from agents.qr_dqn import QRDQN, QRDQNConfig
+from agents.r2d2 import R2D2, R2D2Config
 from agents.rainbow import Rainbow, RainbowConfig
 from agents.sac import SAC, SACConfig
 from framework.environments.testing import MemoryEnvironment
@@ -67,6 +69,13 @@ ppo_with_memory = PPO(PPOConfig(**UNROLLS, epochs=4, minibatch_size=32, recurren
 impala = IMPALA(IMPALAConfig(**{**UNROLLS, "learning_rate": 5e-3}, batch_size=8))
 impala_with_memory = IMPALA(IMPALAConfig(**UNROLLS, batch_size=8, optimizer="adam", lstm_size=16))
 impala_without_memory = IMPALA(IMPALAConfig(**UNROLLS, batch_size=8, optimizer="adam"))
+SEQUENCES = {"unroll_length": 10, "burn_in": 4, "period": 10, "lstm_size": 16, "head_sizes": (16,)}
+r2d2 = R2D2Config(
+    **{**REPLAY, **SEQUENCES, "hidden_sizes": (16,), "batch_size": 16, "min_replay_size": 32, "n_step": 2},
+    learning_rate=5e-3,
+    discount=0.95,
+    epsilon_decay=2_000,
+)
 
 # Agent, environment, steps, and the greedy mean return: least and most.
 CASES = {
@@ -82,8 +91,10 @@ CASES = {
     "impala": (impala, cue, 3_000, 0.95, 1.0),
     "ppo with a memory": (ppo_with_memory, recall, 6_000, 0.95, 1.0),
     "impala with a memory": (impala_with_memory, recall, 12_000, 0.95, 1.0),
+    "r2d2 with a memory": (R2D2(r2d2), recall, 6_000, 0.95, 1.0),
     # Of two cues and no memory, a policy that always names the same is right every second time.
     "impala without a memory": (impala_without_memory, recall, 4_000, 0.2, 0.8),
+    "r2d2 without a memory": (R2D2(dataclasses.replace(r2d2, lstm_size=None)), recall, 3_000, 0.2, 0.8),
 }
 ELSEWHERE = ("dqn", "iqn", "rainbow", "sac", "ppo", "impala")
 KINDS = [(name, "local") for name in CASES]
