@@ -65,10 +65,19 @@ class DQNConfig(OffPolicyConfig):
     layer_norm: bool = True  # Normalizes hidden layers: more stable, about 20 % slower.
     dueling: bool = False  # A stream for the state's value, another for the actions' advantages.
     noisy: bool = False  # Explores by learned noise on the weights after the encoder.
+    initial_noise: float = 0.5  # Of the noisy layers, relative to their weights. Less explores less at first.
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check.above(self, 0, "reward_clip", "huber_delta", "munchausen_temperature", "munchausen_clip")
+        check.above(
+            self,
+            0,
+            "reward_clip",
+            "huber_delta",
+            "munchausen_temperature",
+            "munchausen_clip",
+            "initial_noise",
+        )
         check.at_least(self, 0, "priority_exponent", "epsilon_ladder")
         check.at_least(self, 1, "importance_sampling_annealing", "epsilon_decay", "hidden_sizes")
         check.fraction(self, "importance_sampling_exponent", "munchausen")
@@ -105,7 +114,7 @@ class DQNNetworks(nn.Module):
             config.dueling,
             config.layer_norm,
             outputs_per_action,
-            config.noisy,
+            config.initial_noise if config.noisy else 0.0,
         )
         self._shape = (self.num_actions, outputs_per_action)[: 1 if outputs_per_action == 1 else 2]
 
@@ -229,7 +238,8 @@ class DQN(OffPolicyAgent):
             if config.munchausen:
                 first_values = target(data.observation)
             else:
-                selector = networks.values(data.next_observation) if config.double else next_values
+                twice = config.double and target is not networks.q_network
+                selector = networks.values(data.next_observation) if twice else next_values
         inputs = (values, data.action, *self.rewards(data), next_values)
         if config.munchausen:
             errors = losses.munchausen_errors(*inputs, first_values, *config.munchausen_settings)
@@ -270,8 +280,8 @@ class DQN(OffPolicyAgent):
         """The mean of `item_losses` over a batch of `Transition`s, with importance weights if prioritized."""
         config, target = self.config, context.targets["q_network"]
         if config.noisy:
-            redraw_noise(networks, context.generator)
-            redraw_noise(target, context.generator)
+            for network in (networks, target):
+                redraw_noise(network, context.generator)
         each, priorities, metrics = self.item_losses(networks, target, batch.data, context.generator)
         if not config.prioritized:
             return LossOutput(each.mean(), metrics)

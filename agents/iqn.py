@@ -55,7 +55,7 @@ class IQNNetworks(DQNNetworks):
             config.hidden_sizes,
             config.dueling,
             config.layer_norm,
-            config.noisy,
+            config.initial_noise if config.noisy else 0.0,
             config.num_cosines,
         )
 
@@ -108,8 +108,7 @@ class IQN(DQN):
 PRESETS: Mapping[str, Preset] = {
     "gymnasium:CartPole-v1": Preset(
         agent={
-            "batch_size": 64,
-            "samples_per_insert": 12.0,
+            "samples_per_insert": 24.0,
             "learning_rate_decay": 50_000,
             "epsilon_decay": 12_000,
             "num_policy_quantiles": 8,

@@ -36,9 +36,12 @@ class Rainbow(C51):
         super().__init__(config or RainbowConfig(), networks_fn)
 
 
+# The noise alone explores too little in short runs: see docs/agents/rainbow.md.
+_EXPLORATION = {"initial_noise": 0.1, "epsilon_start": 1.0, "epsilon_end": 0.05}
 # Both streams of the network have a hidden layer, so that not only the last layer is noisy.
 _MINATAR = {
     **MINATAR,
+    **_EXPLORATION,
     "hidden_sizes": (128,),
     "importance_sampling_annealing": 1_000_000,
     "v_min": 0.0,
@@ -46,13 +49,22 @@ _MINATAR = {
 }
 PRESETS: Mapping[str, Preset] = {
     "gymnasium:CartPole-v1": Preset(
-        agent={"v_min": 0.0, "v_max": 100.0, "samples_per_insert": 24.0, "learning_rate_decay": 50_000},
+        agent={
+            **_EXPLORATION,
+            "n_step": 5,
+            "epsilon_decay": 12_000,
+            "v_min": 0.0,
+            "v_max": 100.0,
+            "samples_per_insert": 24.0,
+            "learning_rate_decay": 50_000,
+        },
         run={"envs_per_actor": 4, "max_env_steps": 50_000, "evaluate_period": 2_000},
     ),
     # Landing well is worth about 250, and flying away costs more than 300.
     "gymnasium:LunarLander-v3": Preset(
         agent={
             **DQN_PRESETS["gymnasium:LunarLander-v3"].agent,
+            **_EXPLORATION,
             "v_min": -300.0,
             "v_max": 300.0,
             "importance_sampling_annealing": 200_000,

@@ -14,7 +14,8 @@ and by that of an actor in the first row; it means something while *cores used* 
 
 ``grid`` is figure 7a of RLgraph's paper (Schaarschmidt et al., 2019): one worker, which acts, steps its envs
 and prepares its samples, by length of fragment and number of envs. Ours also computes priorities and writes
-to an embedded replay. ``rllib-grid`` calls ``SingleAgentEnvRunner.sample``, in this process too.
+to an embedded replay. A figure is env steps per second, and in parentheses per CPU-second, which a busy
+machine changes less. ``rllib-grid`` calls ``SingleAgentEnvRunner.sample``, in this process too.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def scaling(
 
 
 def grid(options: argparse.Namespace, make: Callable[[int], Callable[[int], int]]) -> None:
-    """Env steps per second of ``make(envs)``, which collects a fragment and returns its number of steps."""
+    """Env steps per second (and per CPU-second) of ``make(envs)``, which collects a fragment."""
     print("| fragment | " + " | ".join(f"{envs} envs" for envs in options.envs) + " |")
     print("|---" * (1 + len(options.envs)) + "|")
     for fragment in options.fragments:
@@ -89,10 +90,10 @@ def grid(options: argparse.Namespace, make: Callable[[int], Callable[[int], int]
         for envs in options.envs:
             collect = make(envs)
             collect(fragment)
-            steps, started = 0, time.perf_counter()
+            steps, started, cpu = 0, time.perf_counter(), time.process_time()
             while (elapsed := time.perf_counter() - started) < options.seconds:
                 steps += collect(fragment)
-            rates.append(f"{steps / elapsed:,.0f}")
+            rates.append(f"{steps / elapsed:,.0f} ({steps / (time.process_time() - cpu):,.0f})")
         print(f"| {fragment} | {' | '.join(rates)} |", flush=True)
 
 

@@ -8,7 +8,7 @@ own) with one torch thread, then ``repertory eval`` over 100 episodes, greedily,
 last step. One preset a row, nothing is tuned per seed. Every row writes ``ROW.json``, anew after each seed,
 and ``ROW.png`` (learning curves with a band over seeds) to the output folder; a seed that is in the file
 already is not run again, so a row can be made in several sittings. ``--peers`` also trains the peers named
-(``sb3``, ``cleanrl``) with the Python given, one that has them, on the rows of ``learning_peers.py``.
+with the Python given, one that has them, on the rows of ``learning_peers.py``.
 
 The CPU seconds count everything the command did: its start, its evaluations on the way, its checkpoints.
 """
@@ -126,7 +126,7 @@ ROWS = {
         60_000,
         flags=(
             *("--num-actors", "1", "--envs-per-actor", "4", "--learning-rate-decay", "60000"),
-            *("--n-step", "10", "--prioritized", "True", "--priority-exponent", "0.4"),
+            *("--n-step", "10", "--prioritized", "--priority-exponent", "0.4"),
             *("--importance-sampling-exponent", "0.6"),
         ),
     ),
@@ -285,7 +285,7 @@ def main() -> None:
         nargs="+",
         default=[],
         metavar="PEER=PYTHON",
-        help="sb3, cleanrl: interpreters that have them",
+        help=f"{', '.join(learning_peers.PEERS)}: interpreters that have them",
     )
     parser.add_argument(
         "--table", action="store_true", help="print the table of the files in --out, run nothing"

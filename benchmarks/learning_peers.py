@@ -3,8 +3,8 @@
     PYTHON benchmarks/learning_peers.py sb3 cartpole-ppo --seed 1
 
 prints one line of JSON: the mean return of 100 greedy episodes after the row's steps, and the CPU seconds of
-everything before them. Stable-Baselines3 runs with the settings of its Zoo, CleanRL's scripts with those that
-they start from.
+everything before them. Stable-Baselines3 and sb3-contrib run with the settings of the Zoo, CleanRL's
+scripts with those that they start from, Tianshou with those of its tests of the algorithm.
 """
 
 from __future__ import annotations
@@ -46,6 +46,18 @@ STABLE_BASELINES3: dict[str, tuple[str, str, int, int, dict[str, Any]]] = {
             "policy_kwargs": {"net_arch": [256, 256]},
         },
     ),
+    "cartpole-qr-dqn": (
+        "QRDQN",
+        "CartPole-v1",
+        1,
+        50_000,
+        {
+            "learning_rate": 2.3e-3, "batch_size": 64, "buffer_size": 100_000, "learning_starts": 1000,
+            "gamma": 0.99, "target_update_interval": 10, "train_freq": 256, "gradient_steps": 128,
+            "exploration_fraction": 0.16, "exploration_final_eps": 0.04,
+            "policy_kwargs": {"net_arch": [256, 256], "n_quantiles": 10},
+        },
+    ),
     "pendulum-sac": ("SAC", "Pendulum-v1", 1, 20_000, {"learning_rate": 1e-3}),
     "pendulum-ppo": (
         "PPO",
@@ -65,6 +77,14 @@ CLEANRL: dict[str, tuple[str, str, int, str]] = {
     "cartpole-dqn": ("dqn", "CartPole-v1", 50_000, "q_network"),
 }
 
+# By row: algorithm, envs, and what differs from the settings that all its tests in CartPole have.
+TIANSHOU: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "cartpole-c51": ("C51", 8, {}),
+    "cartpole-iqn": ("IQN", 10, {"lr": 3e-3}),
+    "cartpole-qr-dqn": ("QRDQN", 10, {}),
+    "cartpole-rainbow": ("RainbowDQN", 8, {"gamma": 0.95, "prioritized": True}),  # As in test_prainbow.
+}
+
 
 def cpu_seconds() -> float:
     used = resource.getrusage(resource.RUSAGE_SELF)
@@ -80,11 +100,14 @@ def stable_baselines3(row: str, seed: int) -> dict[str, Any]:
     kind, environment, envs, steps, settings = STABLE_BASELINES3[row]
     torch.set_num_threads(1)
     training = make_vec_env(environment, envs, seed=seed)
-    model = getattr(sb3, kind)("MlpPolicy", training, seed=seed, device="cpu", **settings)
+    package = sb3
+    if not hasattr(sb3, kind):
+        import sb3_contrib as package
+    model = getattr(package, kind)("MlpPolicy", training, seed=seed, device="cpu", **settings)
     model.learn(steps)
     seconds = cpu_seconds()
     mean, _ = evaluate_policy(model, make_vec_env(environment, 1, seed=1), EPISODES)
-    return {"return": float(mean), "cpu_seconds": seconds, "steps": steps, "version": sb3.__version__}
+    return {"return": float(mean), "cpu_seconds": seconds, "steps": steps, "version": package.__version__}
 
 
 def cleanrl(row: str, seed: int) -> dict[str, Any]:
@@ -123,10 +146,94 @@ def cleanrl(row: str, seed: int) -> dict[str, Any]:
     return {"return": total / EPISODES, "cpu_seconds": seconds, "steps": steps, "version": version}
 
 
+def tianshou(row: str, seed: int) -> dict[str, Any]:
+    """Trains as the files `test/discrete/test_*.py` of Tianshou 2 do, for 50,000 steps and to their end."""
+    import gymnasium
+    import numpy as np
+    import tianshou as package
+    import torch
+    from tianshou import algorithm as algorithms
+    from tianshou.algorithm.modelfree.c51 import C51Policy
+    from tianshou.algorithm.modelfree.iqn import IQNPolicy
+    from tianshou.algorithm.modelfree.qrdqn import QRDQNPolicy
+    from tianshou.algorithm.optim import AdamOptimizerFactory
+    from tianshou.data import Collector, PrioritizedVectorReplayBuffer, VectorReplayBuffer
+    from tianshou.env import DummyVectorEnv
+    from tianshou.trainer import OffPolicyTrainerParams
+    from tianshou.utils.net.common import Net
+    from tianshou.utils.net.discrete import ImplicitQuantileNetwork, NoisyLinear
+    from tianshou.utils.torch_utils import policy_within_training_step
+
+    kind, envs, changes = TIANSHOU[row]
+    settings = {"lr": 1e-3, "gamma": 0.9, "prioritized": False, **changes}
+    steps, batch_size, space = 50_000, 64, gymnasium.make("CartPole-v1").action_space
+    torch.set_num_threads(1)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    training = DummyVectorEnv([lambda: gymnasium.make("CartPole-v1") for _ in range(envs)])
+    training.seed(seed)
+    given: dict[str, Any] = {"action_space": space, "eps_training": 0.1, "eps_inference": 0.0}
+    sizes, extra = [128] * 4, {}
+    if kind == "IQN":
+        body = Net(state_shape=4, action_shape=64, hidden_sizes=[64, 64])
+        policy = IQNPolicy(model=ImplicitQuantileNetwork(preprocess_net=body, action_shape=2), **given)
+    elif kind == "QRDQN":
+        net = Net(state_shape=4, action_shape=2, hidden_sizes=sizes, num_atoms=200)
+        policy = QRDQNPolicy(model=net, **given)
+        extra = {"num_quantiles": 200}
+    else:
+        noisy = {"linear_layer": lambda x, y: NoisyLinear(x, y, 0.1)}
+        duel = {"dueling_param": (noisy, noisy)} if kind == "RainbowDQN" else {}
+        net = Net(state_shape=4, action_shape=2, hidden_sizes=sizes, softmax=True, num_atoms=51, **duel)
+        policy = C51Policy(model=net, num_atoms=51, v_min=-10.0, v_max=10.0, **given)
+    algorithm = getattr(algorithms, kind)(
+        policy=policy,
+        optim=AdamOptimizerFactory(lr=settings["lr"]),
+        gamma=settings["gamma"],
+        n_step_return_horizon=3,
+        target_update_freq=320,
+        **extra,
+    )
+    if settings["prioritized"]:
+        buffer = PrioritizedVectorReplayBuffer(20_000, buffer_num=envs, alpha=0.6, beta=0.4, weight_norm=True)
+    else:
+        buffer = VectorReplayBuffer(20_000, buffer_num=envs)
+    collector = Collector(algorithm, training, buffer, exploration_noise=True)
+    with policy_within_training_step(policy):
+        collector.reset()
+        collector.collect(n_step=batch_size * envs)
+
+    def before_epoch(epoch: int, env_step: int) -> None:
+        late = min(max(env_step - 10_000, 0) / 40_000, 1.0)
+        policy.set_eps_training(0.1 * (1 - 0.9 * late))
+        if settings["prioritized"]:
+            buffer.set_beta(0.4 + 0.6 * late)
+
+    algorithm.run_training(
+        OffPolicyTrainerParams(
+            training_collector=collector,
+            max_epochs=1,
+            epoch_num_steps=steps - batch_size * envs,
+            collection_step_num_env_steps=envs,
+            batch_size=batch_size,
+            update_step_num_gradient_steps_per_sample=1 / envs,
+            training_fn=before_epoch,
+            show_progress=False,
+        )
+    )
+    seconds = cpu_seconds()
+    playing = DummyVectorEnv([lambda: gymnasium.make("CartPole-v1") for _ in range(10)])
+    playing.seed(1)
+    algorithm.eval()
+    mean = Collector(algorithm, playing).collect(n_episode=EPISODES, reset_before_collect=True).returns.mean()
+    return {"return": float(mean), "cpu_seconds": seconds, "steps": steps, "version": package.__version__}
+
+
 # What --peers calls them: what the table calls them, the rows they have, how one is run.
 PEERS = {
     "sb3": ("SB3", STABLE_BASELINES3, stable_baselines3),
     "cleanrl": ("CleanRL", CLEANRL, cleanrl),
+    "tianshou": ("Tianshou", TIANSHOU, tianshou),
 }
 
 

@@ -153,7 +153,7 @@ class QNetwork(nn.Module):
       dueling: whether the value and the advantages have separate streams.
       layer_norm: normalizes each hidden layer before its activation.
       outputs_per_action: K, the number of outputs for each action.
-      noisy: whether the layers after the encoder are `NoisyLinear`.
+      noise: initial noise of the layers after the encoder, as of `MLP`.
     """
 
     def __init__(
@@ -164,13 +164,13 @@ class QNetwork(nn.Module):
         dueling: bool = False,
         layer_norm: bool = False,
         outputs_per_action: int = 1,
-        noisy: bool = False,
+        noise: float = 0.0,
     ):
         super().__init__()
         self.encoder = ObservationEncoder(observation_spec)
         width, outputs = self.encoder.output_size, num_actions * outputs_per_action
         self._shape = (num_actions, outputs_per_action)[: 1 if outputs_per_action == 1 else 2]
-        mlp = functools.partial(MLP, layer_norm=layer_norm, noisy=noisy)
+        mlp = functools.partial(MLP, layer_norm=layer_norm, noise=noise)
         if dueling:
             self.body = mlp(width, hidden_sizes[:-1])
             width = self.body.output_size
@@ -178,7 +178,8 @@ class QNetwork(nn.Module):
             self.value: nn.Module | None = mlp(width, hidden_sizes[-1:], outputs_per_action)
         else:
             self.body = mlp(width, hidden_sizes)
-            self.head = (NoisyLinear if noisy else nn.Linear)(self.body.output_size, outputs)
+            width = self.body.output_size
+            self.head = NoisyLinear(width, outputs, noise) if noise else nn.Linear(width, outputs)
             self.value = None
 
     def forward(self, observation: Nest) -> torch.Tensor:

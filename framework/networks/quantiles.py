@@ -26,7 +26,7 @@ class ImplicitQuantileNetwork(QNetwork):
       hidden_sizes: widths of the hidden layers. With `dueling`, each stream has its own last one.
       dueling: whether the value and the advantages have separate streams.
       layer_norm: normalizes each hidden layer before its activation.
-      noisy: whether the layers after the encoder, but for that of the fractions, are `NoisyLinear`.
+      noise: initial noise of the layers after the encoder, but for that of the fractions, as of `MLP`.
       num_cosines: number of cosines of a fraction.
     """
 
@@ -41,11 +41,11 @@ class ImplicitQuantileNetwork(QNetwork):
         hidden_sizes: Sequence[int] = (256, 256),
         dueling: bool = False,
         layer_norm: bool = False,
-        noisy: bool = False,
+        noise: float = 0.0,
         num_cosines: int = 64,
     ):
         # Both streams of a dueling network have their last hidden layer behind the product.
-        super().__init__(observation_spec, num_actions, hidden_sizes, True, layer_norm, noisy=noisy)
+        super().__init__(observation_spec, num_actions, hidden_sizes, True, layer_norm, noise=noise)
         if not dueling:
             self.value = None
         self.embedding = nn.Linear(num_cosines, self.body.output_size)

@@ -7,6 +7,7 @@ channels, so both `[4, 84, 84]` and `[84, 84, 4]` work.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -48,7 +49,7 @@ class MLP(nn.Module):
       activation: relu, tanh, elu or silu.
       orthogonal_gain: gain of orthogonal weights; None keeps torch's default initialization.
       layer_norm: normalizes each hidden layer before its activation (Ba et al., 2016).
-      noisy: whether the linear layers are `NoisyLinear`.
+      noise: initial noise of the linear layers, see `NoisyLinear`. 0 is no noise, with plain layers.
     """
 
     output_size: int
@@ -61,12 +62,12 @@ class MLP(nn.Module):
         activation: str = "relu",
         orthogonal_gain: float | None = None,
         layer_norm: bool = False,
-        noisy: bool = False,
+        noise: float = 0.0,
     ):
         super().__init__()
         if activation not in ACTIVATIONS:
             raise ValueError(f"activation: got {activation!r}, expected one of {sorted(ACTIVATIONS)}.")
-        linear = NoisyLinear if noisy else nn.Linear
+        linear = functools.partial(NoisyLinear, initial_noise=noise) if noise else nn.Linear
         layers: list[nn.Module] = []
         width = input_size
         for size in hidden_sizes:

@@ -65,6 +65,7 @@ class ActorWorker(ProgramWorker):
       index: index of this actor.
       seed: seed of this actor, from which its environments and its policy derive their seeds.
       inference: the inference server, for the modes that need one.
+      steps_name: the count of the learner's steps.
     """
 
     def __init__(
@@ -80,9 +81,10 @@ class ActorWorker(ProgramWorker):
         index: int = 0,
         seed: int = 0,
         inference: Any = None,
+        steps_name: str = "learner_steps",
     ):
         prepare_process(seed)
-        self._name = f"{name}-{index}"
+        self._name, self._steps_name = f"{name}-{index}", steps_name
         self._ends_program = not setup.evaluators  # Otherwise the evaluators do.
         agent, self._config, self._replay = setup.agent, setup.config, replay
         self._counter, self._monitor, self._checkpointer = counter, monitor, checkpointer
@@ -330,6 +332,7 @@ class ActorWorker(ProgramWorker):
             row["lost_items"] = self._lost
         if self._versioned is not None:
             row["variables_version"] = self._versioned.version
+            row["acting_staleness"] = counts.get(self._steps_name, 0) - self._versioned.version
         # With two halves, select_action is time spent waiting.
         for half in self._halves:
             for name, seconds in half.loop.seconds.items():

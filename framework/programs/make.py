@@ -229,6 +229,7 @@ class Graph(core.Graph):
                 replay=_member(replay, index),
                 learner=_member(variables, index),
                 inference=inference,
+                steps_name=self._steps_name(variables),
                 **self._handles,
             )
 
@@ -281,10 +282,14 @@ class Graph(core.Graph):
             return
         self._setup.evaluators.append(name)
         agent = agent or self._agent_of(variables)
-        steps_name = f"{self._learners.get(variables, ('learner', None))[0]}_steps"
+        steps_name = self._steps_name(variables)
         self._add_worker(
             name, Evaluator, agent, learner=variables, name=name, steps_name=steps_name, **self._handles
         )
+
+    def _steps_name(self, variables: launch.Handle | None) -> str:
+        """The count of the steps of the learner of `variables`."""
+        return f"{self._learners.get(variables, ('learner', None))[0]}_steps"
 
     def add_node(self, name: str, node: launch.Node) -> launch.Handle:
         if name in self._names:

@@ -187,9 +187,9 @@ class Monitor:
         with self._lock:
             if label == "learner":
                 actors = [other for name, other in self._latest.items() if name.startswith("actor-")]
-                versions = [other["variables_version"] for other in actors if "variables_version" in other]
-                if versions:
-                    row = {**row, "acting_staleness": float(row["version"] - sum(versions) / len(versions))}
+                stale = [other["acting_staleness"] for other in actors if "acting_staleness" in other]
+                if stale:
+                    row = {**row, "acting_staleness": sum(stale) / len(stale)}
             if self._resumed_at is not None and label not in self._latest:
                 row = {**row, "resumed": True, "resumed_at": self._resumed_at}
             self._latest[label] = {**self._latest.get(label, {}), **row}

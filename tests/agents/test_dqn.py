@@ -170,6 +170,7 @@ FIELDS = {
     "layer_norm": (False, network, {}),
     "dueling": (True, network, {}),
     "noisy": (True, network, {}),
+    "initial_noise": (0.1, learned, {"noisy": True}),
     "compile_loss": (True, chosen, {}),
     "autocast": (True, chosen, {}),
 }
@@ -214,6 +215,7 @@ WRONG = [
     ("munchausen", 1.1),
     ("munchausen_temperature", 0.0),
     ("munchausen_clip", -1.0),
+    ("initial_noise", 0.0),
     ("target_update_rate", 0.0),
     ("target_update_rate", 2.0),
     ("discount", 1.01),

@@ -101,7 +101,7 @@ def test_the_loss_against_a_loop(changes):
     assert learn(learner, batch).metrics["loss"].item() == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("changes", [{}, {"dueling": True}, {"noisy": True, "layer_norm": True}])
+@pytest.mark.parametrize("changes", [{}, {"dueling": True}, {"noise": 0.5, "layer_norm": True}])
 def test_the_network_gives_each_item_its_own_fractions(changes):
     network = networks.ImplicitQuantileNetwork(SPEC.observations, 3, [0.25, 0.75], (8, 8), **changes)
     generator = torch.Generator().manual_seed(0)

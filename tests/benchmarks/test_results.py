@@ -41,6 +41,16 @@ def test_the_tables_of_a_page_are_those_of_the_files(page):
         assert table.strip() == done.stdout.strip()
 
 
+def test_the_table_of_the_distributed_forms_is_that_of_its_files():
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    (table,) = re.findall(
+        r"<!-- table: benchmarks/nightly.py -->\n(.*?)<!-- end of table -->", page, re.DOTALL
+    )
+    command = [sys.executable, str(ROOT / "benchmarks" / "nightly.py"), "--table"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert table.strip() == done.stdout.strip()
+
+
 def test_every_row_with_results_is_on_the_page_of_its_agent():
     for file in RESULTS.glob("*.json"):
         agent = json.loads(file.read_text(encoding="utf-8"))["agent"]

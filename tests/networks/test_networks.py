@@ -233,7 +233,7 @@ def test_a_noisy_layer_against_its_equation():
 
 @pytest.mark.parametrize("dueling", [False, True])
 def test_a_value_network_with_several_outputs_for_each_action(dueling):
-    network = networks.QNetwork(VECTOR, 3, (8,), dueling, outputs_per_action=4, noisy=True)
+    network = networks.QNetwork(VECTOR, 3, (8,), dueling, outputs_per_action=4, noise=0.1)
     inputs = torch.randn(2, 5)
     outputs = network(inputs)
     assert outputs.shape == (2, 3, 4)

@@ -1,0 +1,204 @@
+"""Whether every agent learns in every distributed form as it does on the serial engine.
+
+    python benchmarks/nightly.py [ROW …] [--engines processes served …] [--seeds 1-3] [--python ray=PYTHON …]
+    python benchmarks/nightly.py --table [--out docs/results/nightly]
+
+The rows are those of ``learning.py`` in CartPole and Pendulum, one for each agent, with the same steps
+and the same floor. Each run is ``repertory train`` with the agent's preset, but for what an engine of
+ENGINES changes, and with at least two actors; then ``repertory eval`` over 100 episodes, greedily, of
+the parameters at the last step. Every run is added to ``ROW.json`` in the output folder, and a seed that
+is in the file already is not run again. An engine whose package the interpreter lacks is left out;
+``--python`` names an interpreter that has it. The exit code is 1 if a run failed or stayed below its
+floor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+import learning
+
+from framework.programs.presets import presets_of
+from framework.programs.registry import find_agent
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+# Flags by engine, and the package that it needs.
+ENGINES: dict[str, tuple[tuple[str, ...], str]] = {
+    "processes": (("--engine", "processes"), "torch"),
+    "served": (("--engine", "processes", "--inference", "server"), "torch"),
+    "alternating": (("--engine", "processes", "--inference", "alternating"), "torch"),
+    "ray": (("--engine", "ray"), "ray"),
+    "launchpad": (("--engine", "launchpad"), "launchpad"),
+    "reverb": (("--engine", "processes", "--replay-backend", "reverb"), "reverb"),
+}
+ENVIRONMENTS = ("gymnasium:CartPole-v1", "gymnasium:Pendulum-v1")
+USAGE = 2  # The exit code of `repertory train` for what an agent cannot do.
+TIMEOUT = 1800  # Seconds of one command.
+
+
+def rows() -> dict[str, learning.Row]:
+    """The first row of each agent in one of ENVIRONMENTS that has a floor and the settings of a preset."""
+    found: dict[str, tuple[str, learning.Row]] = {}
+    for name, row in learning.ROWS.items():
+        if row.environment in ENVIRONMENTS and row.floor is not None and not row.flags:
+            found.setdefault(row.agent, (name, row))
+    return dict(found.values())
+
+
+def envs_of(row: learning.Row, engine: str) -> tuple[int, int]:
+    """At least two actors with the preset's number of envs, and at least two envs each to alternate."""
+    preset = presets_of(find_agent(row.agent).load())[row.environment].run
+    actors, envs = preset.get("num_actors", 2), preset.get("envs_per_actor", 4)
+    if actors == 1:
+        actors, envs = 2, max(envs // 2, 1)
+    return actors, max(envs, 2 if engine == "alternating" else 1)
+
+
+def run(python: str, name: str, row: learning.Row, engine: str, seed: int) -> dict[str, Any]:
+    """Trains and evaluates one seed; returns its numbers, or `refused` or `failed` with the reason."""
+    with tempfile.TemporaryDirectory(prefix=f"{name}-{engine}-") as folder:
+        directory = pathlib.Path(folder) / "run"
+        actors, envs = envs_of(row, engine)
+        command = (python, "-m", "framework.commands")
+        train = (
+            *command, "train", row.agent, "--environment", row.environment, "--seed", str(seed),
+            "--max-env-steps", str(row.steps), "--target-return", "None", "--directory", str(directory),
+            *ENGINES[engine][0], "--num-actors", str(actors), "--envs-per-actor", str(envs),
+        )  # fmt: skip
+        begin = time.monotonic()
+        for each in (train, (*command, "eval", str(directory), "--episodes", "100")):
+            try:
+                done = subprocess.run(each, capture_output=True, text=True, cwd=ROOT, timeout=TIMEOUT)
+            except subprocess.TimeoutExpired:
+                return {"seed": seed, "failed": f"{each[3]} did not end within {TIMEOUT} s"}
+            if done.returncode:
+                what = "refused" if done.returncode == USAGE else "failed"
+                return {"seed": seed, what: done.stderr.strip()[-2000:]}
+            if each is train:
+                seconds = time.monotonic() - begin
+        result = json.loads((directory / "evaluation.json").read_text(encoding="utf-8"))
+        lines = (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    written = [json.loads(line) for line in lines]
+    learner = [each for each in written if each["label"] == "learner"]
+    acting = [each for each in written if each["label"].startswith("actor-")]
+    staleness = [each["acting_staleness"] for each in acting if "acting_staleness" in each]
+    ratios = [value for each in learner for key, value in each.items() if key.endswith("/samples_per_insert")]
+    return {
+        "seed": seed,
+        "return": result["mean"],
+        "staleness": round(statistics.fmean(staleness), 2) if staleness else None,
+        "samples_per_insert": round(ratios[-1], 3) if ratios else None,
+        "learner_steps": learner[-1]["steps"],
+        "wall_seconds": round(seconds, 1),
+        "num_actors": actors,
+        "envs_per_actor": envs,
+    }
+
+
+def has(python: str, package: str) -> bool:
+    """Whether the interpreter can import the package."""
+    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
+    return subprocess.run([python, "-c", code]).returncode == 0
+
+
+def make_row(
+    name: str, engines: list[str], seeds: list[int], folder: pathlib.Path, pythons: dict[str, str]
+) -> int:
+    """Runs what is missing of one row, writes its file, and returns how many runs miss the floor."""
+    row, file, missed = rows()[name], folder / f"{name}.json", 0
+    result = {
+        "agent": row.agent,
+        "environment": row.environment,
+        "steps": row.steps,
+        "floor": row.floor,
+        "runs": {},
+    }
+    if file.exists():
+        result["runs"] = json.loads(file.read_text(encoding="utf-8"))["runs"]
+    for engine in engines:
+        done = result["runs"].setdefault(engine, [])
+        for seed in seeds:
+            numbers = next((each for each in done if each["seed"] == seed and "failed" not in each), None)
+            if numbers is None:
+                numbers = run(pythons.get(engine, sys.executable), name, row, engine, seed)
+                numbers["commit"] = learning.commit()
+                done[:] = sorted([*(e for e in done if e["seed"] != seed), numbers], key=lambda e: e["seed"])
+                file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+                print(name, engine, numbers, flush=True)
+            missed += "refused" not in numbers and not numbers.get("return", float("-inf")) >= row.floor
+    return missed
+
+
+def table(folder: pathlib.Path, names: list[str]) -> str:
+    """The results as one table in Markdown."""
+    lines = [
+        "| row | engine | each seed | return: mean (min … max) | seeds that do | staleness "
+        "| samples per insert | s a run |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name in names:
+        file = folder / f"{name}.json"
+        if not file.exists():
+            continue
+        result = json.loads(file.read_text(encoding="utf-8"))
+        for engine in ENGINES:
+            runs = result["runs"].get(engine, [])
+            done = [each for each in runs if "return" in each]
+            head = f"| {name} | {engine} | ≥ {result['floor']:g} |"
+            if not done:
+                if runs:
+                    lines.append(f"{head} {'refused' if 'refused' in runs[0] else 'failed'} | | | | |")
+                continue
+            returns = [each["return"] for each in done]
+            reached = sum(value >= result["floor"] for value in returns)
+            low, mean, high = (
+                f"{each:.1f}" for each in (min(returns), statistics.fmean(returns), max(returns))
+            )
+            lines.append(
+                f"{head} {mean} ({low} … {high}) "
+                f"| {reached} of {len(runs)} | {_mean(done, 'staleness', 1)} "
+                f"| {_mean(done, 'samples_per_insert', 2)} | {_mean(done, 'wall_seconds', 0)} |"
+            )
+    return "\n".join(lines)
+
+
+def _mean(runs: list[dict[str, Any]], name: str, digits: int) -> str:
+    values = [each[name] for each in runs if each[name] is not None]
+    return f"{statistics.fmean(values):.{digits}f}" if values else "—"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("rows", nargs="*", default=[], metavar="ROW", help=", ".join(rows()))
+    parser.add_argument("--engines", nargs="+", choices=list(ENGINES), default=list(ENGINES))
+    parser.add_argument("--seeds", type=learning.seeds_of, default=[1, 2, 3], metavar="1-3")
+    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "docs" / "results" / "nightly")
+    parser.add_argument("--python", nargs="+", default=[], metavar="ENGINE=PYTHON")
+    parser.add_argument(
+        "--table", action="store_true", help="print the table of the files in --out, run nothing"
+    )
+    options = parser.parse_args()
+    if unknown := sorted(set(options.rows) - set(rows())):
+        parser.error(f"no row {unknown}; the rows are {list(rows())}")
+    names, missed = options.rows or list(rows()), 0
+    if not options.table:
+        pythons = dict(each.split("=", 1) for each in options.python)
+        engines = [e for e in options.engines if has(pythons.get(e, sys.executable), ENGINES[e][1])]
+        if left_out := sorted(set(options.engines) - set(engines)):
+            print(f"left out, for the lack of their packages: {left_out}", file=sys.stderr)
+        options.out.mkdir(parents=True, exist_ok=True)
+        missed = sum(make_row(name, engines, options.seeds, options.out, pythons) for name in names)
+    print(table(options.out, names))
+    return min(missed, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
