@@ -2,6 +2,7 @@
 # make test    the tests, with their coverage;  make lint  ruff and mypy;  make docs  the site, in site/
 # make test-reverb    replay on a real dm-reverb (Python 3.11)
 # make test-deepmind  programs on a real Launchpad, with dm-reverb and Acme (Python 3.10)
+# make nightly        every agent in every distributed form, three seeds each (hours)
 # Each creates .venv and installs what it needs. PYTHON=... picks another interpreter.
 PYTHON ?= $(shell for p in python3.11 python3; do $$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$p && break; done)
 MINOR := $(shell $(PYTHON) -c 'import sys; print("%d%d" % sys.version_info[:2])')
@@ -19,7 +20,7 @@ export OMP_NUM_THREADS ?= 1
 AGAIN ?=
 tests = $(1)/bin/python -m pytest $(2)$(if $(AGAIN), || $(1)/bin/python tests/helpers/try_again.py)
 
-.PHONY: train test lint docs test-reverb test-ray test-deepmind clean
+.PHONY: train test lint docs test-reverb test-ray test-deepmind nightly clean
 
 .venv/installed: setup.py $(wildcard constraints/*.txt)
 	@test -n "$(PYTHON)" || { echo "Repertory needs Python 3.10 or newer; none was found."; exit 1; }
@@ -71,6 +72,10 @@ LAUNCHPAD ?= launchpad_mt
 test-deepmind: .venv-deepmind/installed
 	$(call tests,.venv-deepmind,-n 2 tests/conformance/deepmind tests/conformance/replay tests/replay/test_reverb_backend.py)
 	$(call tests,.venv-deepmind,-n 2 tests/conformance/launch -k $(LAUNCHPAD))
+
+# Runs what docs/results/nightly lacks. ROWS=cartpole-dqn runs one row.
+nightly: .venv/installed-test .venv-reverb/installed .venv-ray/installed .venv-deepmind/installed
+	$(BIN)/python benchmarks/nightly.py $(ROWS) --python reverb=.venv-reverb/bin/python ray=.venv-ray/bin/python launchpad=.venv-deepmind/bin/python
 
 .venv/installed-docs: .venv/installed
 	$(BIN)/python -m pip install -q --disable-pip-version-check $(CONSTRAINTS) -e '.[docs]'

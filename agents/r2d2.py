@@ -296,12 +296,12 @@ class R2D2(OffPolicyAgent):
 
 
 PRESETS: Mapping[str, Preset] = {
+    # Chosen on seeds 101 and 102. Adam's epsilon matters: with 1e-3, 41 of 500 after 40,000 steps.
     "testing:CartPoleWithoutVelocities": Preset(
         agent={
             "unroll_length": 20,
             "burn_in": 10,
             "period": 20,
-            "samples_per_insert": 8.0,
             "learning_rate_decay": 300_000,
             "learning_rate_end": 0.02,
             "epsilon_end": 0.1,
@@ -319,6 +319,9 @@ PRESETS: Mapping[str, Preset] = {
             "unroll_length": 20,
             "burn_in": 10,
             "period": 20,
+            "samples_per_insert": 8.0,
+            "learning_rate_decay": 200_000,
+            "learning_rate_end": 0.02,
             "hidden_sizes": (32,),
             "lstm_size": 32,  # None, a network without memory, stays at chance, 0.5.
         },

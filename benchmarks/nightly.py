@@ -53,29 +53,25 @@ def rows() -> dict[str, learning.Row]:
     return dict(found.values())
 
 
-def envs_of(row: learning.Row, engine: str) -> tuple[str, ...]:
-    """Flags for two actors or more with the preset's number of envs, and for two envs each to alternate."""
+def envs_of(row: learning.Row, engine: str) -> tuple[int, int]:
+    """At least two actors with the preset's number of envs, and at least two envs each to alternate."""
     preset = presets_of(find_agent(row.agent).load())[row.environment].run
     actors, envs = preset.get("num_actors", 2), preset.get("envs_per_actor", 4)
     if actors == 1:
         actors, envs = 2, max(envs // 2, 1)
-    return (
-        "--num-actors",
-        str(actors),
-        "--envs-per-actor",
-        str(max(envs, 2 if engine == "alternating" else 1)),
-    )
+    return actors, max(envs, 2 if engine == "alternating" else 1)
 
 
 def run(python: str, name: str, row: learning.Row, engine: str, seed: int) -> dict[str, Any]:
     """Trains and evaluates one seed; returns its numbers, or `refused` or `failed` with the reason."""
     with tempfile.TemporaryDirectory(prefix=f"{name}-{engine}-") as folder:
         directory = pathlib.Path(folder) / "run"
+        actors, envs = envs_of(row, engine)
         command = (python, "-m", "framework.commands")
         train = (
             *command, "train", row.agent, "--environment", row.environment, "--seed", str(seed),
             "--max-env-steps", str(row.steps), "--target-return", "None", "--directory", str(directory),
-            *ENGINES[engine][0], *envs_of(row, engine),
+            *ENGINES[engine][0], "--num-actors", str(actors), "--envs-per-actor", str(envs),
         )  # fmt: skip
         begin = time.monotonic()
         for each in (train, (*command, "eval", str(directory), "--episodes", "100")):
@@ -102,7 +98,8 @@ def run(python: str, name: str, row: learning.Row, engine: str, seed: int) -> di
         "samples_per_insert": round(ratios[-1], 3) if ratios else None,
         "learner_steps": learner[-1]["steps"],
         "wall_seconds": round(seconds, 1),
-        "actors": train[-4:],
+        "num_actors": actors,
+        "envs_per_actor": envs,
     }
 
 
@@ -140,29 +137,25 @@ def make_row(
     return missed
 
 
-def table(folder: pathlib.Path, serial: pathlib.Path, names: list[str]) -> str:
-    """The results as one table in Markdown, with the returns on the serial engine beside them."""
+def table(folder: pathlib.Path, names: list[str]) -> str:
+    """The results as one table in Markdown."""
     lines = [
-        "| row | engine | each seed | return: mean (min … max) | serial | seeds that do | staleness "
+        "| row | engine | each seed | return: mean (min … max) | seeds that do | staleness "
         "| samples per insert | s a run |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name in names:
-        file, other = folder / f"{name}.json", serial / f"{name}.json"
+        file = folder / f"{name}.json"
         if not file.exists():
             continue
         result = json.loads(file.read_text(encoding="utf-8"))
-        before = json.loads(other.read_text(encoding="utf-8"))["runs"] if other.exists() else []
-        beside = f"{statistics.fmean(each['return'] for each in before):.1f}" if before else ""
         for engine in ENGINES:
             runs = result["runs"].get(engine, [])
             done = [each for each in runs if "return" in each]
             head = f"| {name} | {engine} | ≥ {result['floor']:g} |"
             if not done:
                 if runs:
-                    lines.append(
-                        f"{head} {'refused' if 'refused' in runs[0] else 'failed'} | {beside} | | | | |"
-                    )
+                    lines.append(f"{head} {'refused' if 'refused' in runs[0] else 'failed'} | | | | |")
                 continue
             returns = [each["return"] for each in done]
             reached = sum(value >= result["floor"] for value in returns)
@@ -170,7 +163,7 @@ def table(folder: pathlib.Path, serial: pathlib.Path, names: list[str]) -> str:
                 f"{each:.1f}" for each in (min(returns), statistics.fmean(returns), max(returns))
             )
             lines.append(
-                f"{head} {mean} ({low} … {high}) | {beside} "
+                f"{head} {mean} ({low} … {high}) "
                 f"| {reached} of {len(runs)} | {_mean(done, 'staleness', 1)} "
                 f"| {_mean(done, 'samples_per_insert', 2)} | {_mean(done, 'wall_seconds', 0)} |"
             )
@@ -203,7 +196,7 @@ def main() -> int:
             print(f"left out, for the lack of their packages: {left_out}", file=sys.stderr)
         options.out.mkdir(parents=True, exist_ok=True)
         missed = sum(make_row(name, engines, options.seeds, options.out, pythons) for name in names)
-    print(table(options.out, ROOT / "docs" / "results", names))
+    print(table(options.out, names))
     return min(missed, 1)
 
 

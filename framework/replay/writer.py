@@ -6,7 +6,6 @@ import collections
 import contextlib
 import dataclasses
 import itertools
-import os
 import secrets
 import threading
 import weakref
@@ -32,28 +31,6 @@ _Table = TypeVar("_Table")
 _Self = TypeVar("_Self", bound="Writer")
 
 
-class KeyCounter:
-    """Makes keys that are unique among processes but for a chance of about 1e-16 a pair."""
-
-    def __init__(self) -> None:
-        self._begin()
-        os.register_at_fork(after_in_child=self._begin)  # or the child would make its parent's keys
-
-    def _begin(self) -> None:
-        self._next = _KEY_BIT | secrets.randbits(54)
-        self._lock = threading.Lock()
-
-    def take(self, n: int) -> np.ndarray:
-        """Returns `n` new keys, uint64 `[n]`."""
-        with self._lock:
-            begin, self._next = self._next, self._next + n
-        return np.arange(begin, begin + n, dtype=np.uint64)
-
-
-#: Writers make the keys of their items, because they need them before the server answers.
-make_keys = KeyCounter().take
-
-
 @dataclasses.dataclass(slots=True, eq=False)
 class HeldRows:
     """A stream as one writer knows it, and which of its rows the writer holds.
@@ -76,19 +53,16 @@ class HeldRows:
     spare: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
     block: int = 0
 
-    def holds(self, rows: np.ndarray) -> bool:
-        """Returns whether the writer holds all of `rows`, int64 of any shape."""
-        # As unsigned numbers, negative rows are too large.
-        return (
-            rows.dtype == np.int64
-            and np.count_nonzero(rows.view(np.uint64) >= np.array(len(self.held), np.uint64)) == 0
-            and np.count_nonzero(self.held.take(rows)) == rows.size
-        )
-
 
 def check_held(what: str, held: HeldRows | None, rows: np.ndarray) -> HeldRows:
-    """Returns `held`; raises `ValueError` unless it holds all of `rows`."""
-    if held is None or not held.holds(rows):
+    """Returns `held`; raises `ValueError` unless it holds all of `rows`, int64 of any shape."""
+    if (
+        held is None
+        or rows.dtype != np.int64
+        # As unsigned numbers, negative rows are too large.
+        or np.count_nonzero(rows.view(np.uint64) >= np.array(len(held.held), np.uint64))
+        or np.count_nonzero(held.held.take(rows)) < rows.size
+    ):
         raise ValueError(f"{what}: got rows that this writer does not hold. Release each row once.")
     return held
 
@@ -146,6 +120,8 @@ class Writer:
         self._has_room = has_room
         self._lock = threading.RLock()
         self._builder = LayoutBuilder()
+        # The key of the next item. Those of two writers differ but for a chance of about 1e-16 for each item.
+        self._next_key = _KEY_BIT | secrets.randbits(54)
         self._streams: dict[str, HeldRows] = {}
         self._owned: dict[str, HeldRows] = {}  # by the store's names
         self._before_read: Callable[[], object] | None = None
@@ -279,7 +255,10 @@ class Writer:
             # Copies, because the items may wait.
             priorities = None if priorities is None else np.array(priorities, np.float64)
             episodes = None if episodes is None else np.array(episodes, np.uint64)
-            items = NewItems(index, make_keys(len(index)), priorities, lengths, episodes)
+            # Keys are made here, because the caller needs them before the server answers.
+            keys = np.arange(self._next_key, self._next_key + len(index), dtype=np.uint64)
+            self._next_key += len(index)
+            items = NewItems(index, keys, priorities, lengths, episodes)
             self._put(table, layout, items)
         if self.num_pending > self._max_in_flight:
             self._wait(timeout, self._max_in_flight)

@@ -1,5 +1,6 @@
 """Every agent learns in whole programs, and the same wherever its actions come from."""
 
+import dataclasses
 import functools
 from typing import get_args
 
@@ -9,13 +10,16 @@ import pytest
 from dm_env import specs as dm_specs
 
 from agents.c51 import C51, C51Config
+from agents.dqfd import DQfD, DQfDConfig
 from agents.dqn import DQN, DQNConfig
 from agents.impala import IMPALA, IMPALAConfig
 from agents.iqn import IQN, IQNConfig
 from agents.ppo import PPO, PPOConfig
 from agents.qr_dqn import QRDQN, QRDQNConfig
+from agents.r2d2 import R2D2, R2D2Config
 from agents.rainbow import Rainbow, RainbowConfig
 from agents.sac import SAC, SACConfig
+from framework import demonstrations, environments
 from framework.environments.testing import MemoryEnvironment
 from framework.programs.run_config import Inference
 
@@ -51,6 +55,12 @@ class Aim(dm_env.Environment):
 cue = functools.partial(MemoryEnvironment, length=1, num_cues=3)
 recall = functools.partial(MemoryEnvironment, length=4)
 
+
+def cues_named():
+    environment = environments.make(cue, num_envs=1, seed=0)
+    return demonstrations.record(environment, lambda observation: observation[:, :3].argmax(-1), 6)
+
+
 REPLAY = {"hidden_sizes": (32,), "batch_size": 32, "min_replay_size": 64, "insert_burst": 32, "n_step": 1}
 dqn = DQN(DQNConfig(**REPLAY, learning_rate=5e-3, discount=0.5, epsilon_decay=500, samples_per_insert=8.0))
 FAMILY = {**vars(dqn.config), "n_step": 1, "v_min": 0.0, "v_max": 2.0}
@@ -58,6 +68,8 @@ c51 = C51(C51Config(**FAMILY))
 rainbow = Rainbow(RainbowConfig(**{**FAMILY, "prioritized": True, "dueling": True, "noisy": True}))
 qr_dqn = QRDQN(QRDQNConfig(**vars(dqn.config), num_quantiles=11))
 iqn = IQN(IQNConfig(**vars(dqn.config), num_quantiles=4, num_policy_quantiles=4))
+shown = {"demonstrations": f"{__name__}:cues_named", "pretraining_steps": 20}
+dqfd = DQfD(DQfDConfig(**vars(dqn.config), **shown))
 RATES = {"learning_rate": 5e-3, "critic_learning_rate": 5e-3, "temperature_learning_rate": 1e-2}
 sac = SAC(SACConfig(**REPLAY, **RATES, samples_per_insert=8.0, initial_temperature=0.1))
 UNROLLS = {"hidden_sizes": (16,), "unroll_length": 8, "learning_rate": 1e-2, "discount": 0.95}
@@ -67,11 +79,19 @@ ppo_with_memory = PPO(PPOConfig(**UNROLLS, epochs=4, minibatch_size=32, recurren
 impala = IMPALA(IMPALAConfig(**{**UNROLLS, "learning_rate": 5e-3}, batch_size=8))
 impala_with_memory = IMPALA(IMPALAConfig(**UNROLLS, batch_size=8, optimizer="adam", lstm_size=16))
 impala_without_memory = IMPALA(IMPALAConfig(**UNROLLS, batch_size=8, optimizer="adam"))
+SEQUENCES = {"unroll_length": 10, "burn_in": 4, "period": 10, "lstm_size": 16, "head_sizes": (16,)}
+r2d2 = R2D2Config(
+    **{**REPLAY, **SEQUENCES, "hidden_sizes": (16,), "batch_size": 16, "min_replay_size": 32, "n_step": 2},
+    learning_rate=5e-3,
+    discount=0.95,
+    epsilon_decay=2_000,
+)
 
 # Agent, environment, steps, and the greedy mean return: least and most.
 CASES = {
     "dqn": (dqn, cue, 2_400, 1.0, 1.0),
     "c51": (c51, cue, 2_400, 1.0, 1.0),
+    "dqfd": (dqfd, cue, 1_200, 1.0, 1.0),
     "iqn": (iqn, cue, 2_400, 1.0, 1.0),
     "qr_dqn": (qr_dqn, cue, 2_400, 1.0, 1.0),
     "rainbow": (rainbow, cue, 2_400, 1.0, 1.0),
@@ -82,8 +102,10 @@ CASES = {
     "impala": (impala, cue, 3_000, 0.95, 1.0),
     "ppo with a memory": (ppo_with_memory, recall, 6_000, 0.95, 1.0),
     "impala with a memory": (impala_with_memory, recall, 12_000, 0.95, 1.0),
+    "r2d2 with a memory": (R2D2(r2d2), recall, 6_000, 0.95, 1.0),
     # Of two cues and no memory, a policy that always names the same is right every second time.
     "impala without a memory": (impala_without_memory, recall, 4_000, 0.2, 0.8),
+    "r2d2 without a memory": (R2D2(dataclasses.replace(r2d2, lstm_size=None)), recall, 3_000, 0.2, 0.8),
 }
 ELSEWHERE = ("dqn", "iqn", "rainbow", "sac", "ppo", "impala")
 KINDS = [(name, "local") for name in CASES]

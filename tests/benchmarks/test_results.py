@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import pathlib
 import re
@@ -41,6 +42,16 @@ def test_the_tables_of_a_page_are_those_of_the_files(page):
         assert table.strip() == done.stdout.strip()
 
 
+def test_the_table_of_the_distributed_forms_is_that_of_its_files():
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    (table,) = re.findall(
+        r"<!-- table: benchmarks/nightly.py -->\n(.*?)<!-- end of table -->", page, re.DOTALL
+    )
+    command = [sys.executable, str(ROOT / "benchmarks" / "nightly.py"), "--table"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert table.strip() == done.stdout.strip()
+
+
 def test_every_row_with_results_is_on_the_page_of_its_agent():
     for file in RESULTS.glob("*.json"):
         agent = json.loads(file.read_text(encoding="utf-8"))["agent"]
@@ -56,3 +67,10 @@ def test_a_row_names_each_seed_once_and_its_steps(file):
     assert seeds and len(set(seeds)) == len(seeds)
     assert all(run["steps"] == row["steps"] and run["commit"] for run in row["runs"])
     assert file.with_suffix(".png").exists()
+
+
+def test_rows_of_peers_are_rows(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    learning = importlib.import_module("learning")
+    for _, rows, _ in learning.learning_peers.PEERS.values():
+        assert set(rows) <= set(learning.ROWS)

@@ -1,5 +1,7 @@
 """One embedded table ``t`` of integers ``x`` in stream ``s``, for tests."""
 
+import itertools
+
 import numpy as np
 
 from framework import replay
@@ -7,7 +9,6 @@ from framework.replay import rate_limiters as rl
 from framework.replay import selectors
 from framework.replay.rows.layout import LayoutBuilder
 from framework.replay.tables.items import NewItems
-from framework.replay.writer import make_keys
 
 
 def make(sampler=None, remover=None, size=100, limiter=None, times=0, **options):
@@ -34,10 +35,13 @@ def insert(client, values, priorities=None, table="t", timeout=0, writer=None):
     return keys
 
 
+_keys = itertools.count(1, 1000)
+
+
 def insert_now(table, leaf):
     """Past the queue of any writer: the keys of the items, and how many of them the limiter let through."""
     layout, index, _ = LayoutBuilder().build(leaf)
-    items = NewItems(index, make_keys(len(index)))
+    items = NewItems(index, np.arange(len(index), dtype=np.uint64) + np.uint64(next(_keys)))
     table.check_items(layout, items)
     return items.keys, table.insert_now(items)
 

@@ -19,6 +19,7 @@ from dm_env import specs as dm_specs
 from agents.dqn import DQN, DQNConfig
 from agents.impala import IMPALA, IMPALAConfig
 from agents.ppo import PPO, PPOConfig
+from agents.r2d2 import R2D2, R2D2Config
 from agents.rainbow import Rainbow, RainbowConfig
 from agents.sac import SAC, SACConfig
 from framework import specs
@@ -81,9 +82,13 @@ AGENTS = {
         DISCRETE,
     ),
     "impala": (IMPALA(IMPALAConfig(hidden_sizes=(8, 8), batch_size=BATCH, lstm_size=8)), DISCRETE),
+    "r2d2": (
+        R2D2(R2D2Config(hidden_sizes=(8,), batch_size=BATCH, burn_in=2, unroll_length=UNROLL - 2, period=1)),
+        DISCRETE,
+    ),
     "sac": (SAC(SACConfig(hidden_sizes=(8, 8), batch_size=BATCH)), CONTINUOUS),
 }
-ON_POLICY = [name for name in AGENTS if "ppo" in name or name == "impala"]
+ON_POLICY = [name for name in AGENTS if "ppo" in name or name in ("impala", "r2d2")]
 
 
 def make_spec(actions):

@@ -256,11 +256,19 @@ def small_impala(**changes):
     return IMPALA(IMPALAConfig(unroll_length=5, hidden_sizes=(8,), batch_size=4, **changes))
 
 
+def small_r2d2():
+    from agents.r2d2 import R2D2, R2D2Config
+
+    sizes = {"hidden_sizes": (8,), "lstm_size": 4, "head_sizes": (8,)}
+    return R2D2(R2D2Config(unroll_length=5, burn_in=2, period=5, min_replay_size=8, batch_size=8, **sizes))
+
+
 AGENTS = {
     "ppo, exact": small_ppo,
     "ppo, exact, recurrent": functools.partial(small_ppo, recurrent="lstm", recurrent_size=4),
     "impala": small_impala,
     "impala, recurrent": functools.partial(small_impala, lstm_size=4),
+    "r2d2": small_r2d2,
 }
 
 

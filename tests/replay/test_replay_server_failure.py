@@ -14,7 +14,6 @@ import pytest
 
 from framework import replay
 from framework.replay.remote.client import ServedClient
-from framework.replay.writer import make_keys
 
 PRELUDE = """
 import sys, time, zlib
@@ -392,7 +391,7 @@ def test_a_forked_child_uses_a_client_of_its_parent_and_the_parent_goes_on(local
         theirs.close()
         try:
             for word in ("sampled", "refused", "written", "closed"):
-                assert ours.poll(30), f"not {word}"
+                assert ours.poll(60), f"not {word}"
                 assert ours.recv() == word
             child.join(20)
             assert child.exitcode == 0
@@ -408,8 +407,10 @@ def test_a_forked_child_uses_a_client_of_its_parent_and_the_parent_goes_on(local
 
 def _insert_in_a_child(address, report):
     client = replay.Client(address)
-    client.insert({"x": np.float32(2)}, {"t": 1.0})
-    report.send((int(make_keys(1)[0]), client.server_info(timeout=10)["t"].current_size))
+    with client.trajectory_writer(1) as writer:
+        writer.append({"x": np.float32(2)})
+        key = writer.create_item("t", 1.0, {"x": writer.history["x"][-1]})
+    report.send((key, client.server_info(timeout=60)["t"].current_size))
     client.close()
 
 
@@ -424,7 +425,7 @@ def test_forked_children_of_a_server_reach_its_tables_and_make_keys_of_their_own
             child.start()
             theirs.close()
             try:
-                assert ours.poll(30)
+                assert ours.poll(60)
                 key, seen = ours.recv()
                 child.join(20)
             finally:

@@ -1,0 +1,47 @@
+"""The nightly suite: which rows it has, what it makes of a run, and its table."""
+
+import dataclasses
+import json
+import pathlib
+import sys
+
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "benchmarks"))
+
+import learning
+import nightly
+
+
+def test_it_has_every_agent_with_a_floor_in_its_environments_once():
+    rows = nightly.rows().values()
+    agents = [row.agent for row in rows]
+    assert {"dqn", "impala", "ppo", "sac"} <= set(agents) and len(set(agents)) == len(agents)
+    assert all(row.floor is not None and row.environment in nightly.ENVIRONMENTS for row in rows)
+
+
+@pytest.mark.parametrize("name", nightly.rows())
+def test_a_row_has_two_actors_with_envs_to_alternate(name):
+    row = nightly.rows()[name]
+    assert nightly.envs_of(row, "processes")[0] >= 2 and nightly.envs_of(row, "alternating")[1] >= 2
+
+
+def test_a_short_real_run_and_a_refused_one(tmp_path, monkeypatch):
+    for name, agent, floor in (("cartpole-dqn", "dqn", 0.0), ("cartpole-a2c", "a2c", 501.0)):
+        row = dataclasses.replace(learning.ROWS[name], agent=agent, steps=1500, floor=floor)
+        monkeypatch.setitem(learning.ROWS, name, row)
+    assert nightly.make_row("cartpole-dqn", ["processes"], [1], tmp_path, {}) == 0
+    assert nightly.make_row("cartpole-a2c", ["served"], [1], tmp_path, {}) == 0
+    (run,) = json.loads((tmp_path / "cartpole-dqn.json").read_text())["runs"]["processes"]
+    assert run["return"] > 0 and run["staleness"] >= 0 and run["learner_steps"] > 0
+    (refused,) = json.loads((tmp_path / "cartpole-a2c.json").read_text())["runs"]["served"]
+    assert "inference: got 'server'" in refused["refused"]
+    table = nightly.table(tmp_path, ["cartpole-dqn", "cartpole-a2c"])
+    assert "| cartpole-a2c | served | ≥ 501 | refused |" in table
+    assert f"| {run['samples_per_insert']:.2f} |" in table and "| 1 of 1 |" in table
+
+
+def test_a_run_below_its_floor_is_counted_and_not_made_again(tmp_path):
+    runs = [{"seed": 1, "return": 300.0}, {"seed": 2, "return": 500.0}, {"seed": 3, "refused": "no"}]
+    (tmp_path / "cartpole-dqn.json").write_text(json.dumps({"runs": {"ray": runs}}))
+    assert nightly.make_row("cartpole-dqn", ["ray"], [1, 2, 3], tmp_path, {"ray": "no such python"}) == 1
