@@ -126,7 +126,7 @@ ROWS = {
         60_000,
         flags=(
             *("--num-actors", "1", "--envs-per-actor", "4", "--learning-rate-decay", "60000"),
-            *("--n-step", "10", "--prioritized", "True", "--priority-exponent", "0.4"),
+            *("--n-step", "10", "--prioritized", "--priority-exponent", "0.4"),
             *("--importance-sampling-exponent", "0.6"),
         ),
     ),

@@ -10,6 +10,7 @@ import pytest
 from dm_env import specs as dm_specs
 
 from agents.c51 import C51, C51Config
+from agents.dqfd import DQfD, DQfDConfig
 from agents.dqn import DQN, DQNConfig
 from agents.impala import IMPALA, IMPALAConfig
 from agents.iqn import IQN, IQNConfig
@@ -18,6 +19,7 @@ from agents.qr_dqn import QRDQN, QRDQNConfig
 from agents.r2d2 import R2D2, R2D2Config
 from agents.rainbow import Rainbow, RainbowConfig
 from agents.sac import SAC, SACConfig
+from framework import demonstrations, environments
 from framework.environments.testing import MemoryEnvironment
 from framework.programs.run_config import Inference
 
@@ -53,6 +55,12 @@ class Aim(dm_env.Environment):
 cue = functools.partial(MemoryEnvironment, length=1, num_cues=3)
 recall = functools.partial(MemoryEnvironment, length=4)
 
+
+def cues_named():
+    environment = environments.make(cue, num_envs=1, seed=0)
+    return demonstrations.record(environment, lambda observation: observation[:, :3].argmax(-1), 6)
+
+
 REPLAY = {"hidden_sizes": (32,), "batch_size": 32, "min_replay_size": 64, "insert_burst": 32, "n_step": 1}
 dqn = DQN(DQNConfig(**REPLAY, learning_rate=5e-3, discount=0.5, epsilon_decay=500, samples_per_insert=8.0))
 FAMILY = {**vars(dqn.config), "n_step": 1, "v_min": 0.0, "v_max": 2.0}
@@ -60,6 +68,8 @@ c51 = C51(C51Config(**FAMILY))
 rainbow = Rainbow(RainbowConfig(**{**FAMILY, "prioritized": True, "dueling": True, "noisy": True}))
 qr_dqn = QRDQN(QRDQNConfig(**vars(dqn.config), num_quantiles=11))
 iqn = IQN(IQNConfig(**vars(dqn.config), num_quantiles=4, num_policy_quantiles=4))
+shown = {"demonstrations": f"{__name__}:cues_named", "pretraining_steps": 20}
+dqfd = DQfD(DQfDConfig(**vars(dqn.config), **shown))
 RATES = {"learning_rate": 5e-3, "critic_learning_rate": 5e-3, "temperature_learning_rate": 1e-2}
 sac = SAC(SACConfig(**REPLAY, **RATES, samples_per_insert=8.0, initial_temperature=0.1))
 UNROLLS = {"hidden_sizes": (16,), "unroll_length": 8, "learning_rate": 1e-2, "discount": 0.95}
@@ -81,6 +91,7 @@ r2d2 = R2D2Config(
 CASES = {
     "dqn": (dqn, cue, 2_400, 1.0, 1.0),
     "c51": (c51, cue, 2_400, 1.0, 1.0),
+    "dqfd": (dqfd, cue, 1_200, 1.0, 1.0),
     "iqn": (iqn, cue, 2_400, 1.0, 1.0),
     "qr_dqn": (qr_dqn, cue, 2_400, 1.0, 1.0),
     "rainbow": (rainbow, cue, 2_400, 1.0, 1.0),
