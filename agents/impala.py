@@ -295,6 +295,7 @@ PRESETS: Mapping[str, Preset] = {
             "evaluate_period": 25_000,
         },
     ),
+    # A starting point, not yet played through: 53 of 500 after 120,000 steps on seed 101.
     "testing:CartPoleWithoutVelocities": Preset(
         agent={
             "optimizer": "adam",
@@ -310,6 +311,7 @@ PRESETS: Mapping[str, Preset] = {
             **_RUN,
             "max_env_steps": 300_000,
             "target_return": 475.0,
+            "wrappers": ("ScaleObservation(scale=10)",),  # Unscaled, it is at chance after 120,000 steps.
             "evaluate_period": 25_000,
         },
     ),

@@ -425,6 +425,7 @@ PRESETS: Mapping[str, Preset] = {
             "evaluate_period": 50_000,
         },
     ),
+    # A starting point, not yet played through.
     "testing:CartPoleWithoutVelocities": Preset(
         agent={
             "unroll_length": 32,
@@ -433,6 +434,7 @@ PRESETS: Mapping[str, Preset] = {
             "learning_rate": 1e-3,
             "learning_rate_decay": 300_000,
             "clip_end": 0.1,
+            "normalize_observations": True,
             "recurrent": "lstm",  # None, a network without memory, stays below 150.
         },
         run={

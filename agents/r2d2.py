@@ -296,6 +296,7 @@ class R2D2(OffPolicyAgent):
 
 
 PRESETS: Mapping[str, Preset] = {
+    # Chosen on seeds 101 and 102. Adam's epsilon matters: with 1e-3, 41 of 500 after 40,000 steps.
     "testing:CartPoleWithoutVelocities": Preset(
         agent={
             "unroll_length": 20,

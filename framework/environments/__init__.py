@@ -17,5 +17,6 @@ from framework.environments.wrappers import Flatten as Flatten
 from framework.environments.wrappers import FrameStack as FrameStack
 from framework.environments.wrappers import ObservationActionReward as ObservationActionReward
 from framework.environments.wrappers import RescaleAction as RescaleAction
+from framework.environments.wrappers import ScaleObservation as ScaleObservation
 from framework.environments.wrappers import SinglePrecision as SinglePrecision
 from framework.environments.wrappers import StepLimit as StepLimit

@@ -275,6 +275,31 @@ class ObservationActionReward(EnvironmentWrapper):
         )
 
 
+class ScaleObservation(_ObservationWrapper):
+    """Floating-point observations times `scale`, for agents that do not normalize them."""
+
+    def __init__(self, environment: BatchedEnvironment, scale: float):
+        super().__init__(environment)
+        if not scale > 0:
+            raise ValueError(f"scale: got {scale}, expected more than 0.")
+        self._scale = scale
+        observations = tree.map_structure(lambda leaf: _scaled_spec(leaf, scale), self.spec.observations)
+        self.spec = self.spec._replace(observations=observations)
+
+    def _transform(self, timestep: dm_env.TimeStep) -> Nest:
+        return tree.map_structure(
+            lambda leaf: leaf * leaf.dtype.type(self._scale) if leaf.dtype.kind == "f" else leaf,
+            timestep.observation,
+        )
+
+
+def _scaled_spec(spec: specs.Array, scale: float) -> specs.Array:
+    if spec.dtype.kind != "f" or not isinstance(spec, specs.BoundedArray):
+        return spec
+    with np.errstate(over="ignore"):  # bounds near the largest number of the dtype become infinite
+        return spec.replace(minimum=spec.minimum * scale, maximum=spec.maximum * scale)
+
+
 class SinglePrecision(_ObservationWrapper):
     """float64 observations and actions as float32."""
 

@@ -205,6 +205,7 @@ WRAPPERS = {
     "FrameStack": ("(num_frames=3)", CARTPOLE, lambda of, steps: steps[0].observation.shape == (2, 3, 4)),
     "ObservationActionReward": ("()", CARTPOLE, lambda of, steps: "reward" in steps[1].observation),
     "RescaleAction": ("(clip=True)", PENDULUM, lambda of, steps: in_range(of, -1, 1)),
+    "ScaleObservation": ("(scale=10)", CARTPOLE, lambda of, steps: of.observation_spec().maximum[0] > 40),
     "SinglePrecision": ("", PENDULUM, lambda of, steps: of.observation_spec().dtype == "float32"),
     "StepLimit": ("(limit=1)", CARTPOLE, lambda of, steps: steps[1].last().all()),
 }

@@ -213,6 +213,28 @@ def test_single_precision():
     assert timestep.observation.dtype == np.float32
 
 
+def test_scale_observation_scales_floats_and_their_bounds():
+    spec = testing.make_spec(
+        {
+            "a": specs.BoundedArray((2,), np.float32, -3, 5),
+            "b": specs.Array((), np.float64),
+            "c": specs.DiscreteArray(4),
+        }
+    )
+    make = functools.partial(
+        environments.make, functools.partial(testing.FakeEnvironment, spec), num_envs=2, seed=1
+    )
+    scaled = make(wrappers=[functools.partial(environments.ScaleObservation, scale=0.5)])
+    ours, theirs = scaled.reset().observation, make().reset().observation
+    for name, factor in {"a": 0.5, "b": 0.5, "c": 1}.items():
+        np.testing.assert_allclose(ours[name], factor * theirs[name], rtol=1e-6)
+        assert ours[name].dtype == scaled.observation_spec()[name].dtype
+    assert (scaled.observation_spec()["a"].minimum == -1.5).all()
+    assert (scaled.observation_spec()["a"].maximum == 2.5).all()
+    with pytest.raises(ValueError, match=r"^scale: got 0, expected"):
+        make(wrappers=[functools.partial(environments.ScaleObservation, scale=0)])
+
+
 def test_flatten_concatenates_and_codes_discrete_values():
     spec = testing.make_spec(
         {
