@@ -302,7 +302,6 @@ PRESETS: Mapping[str, Preset] = {
             "unroll_length": 20,
             "burn_in": 10,
             "period": 20,
-            "samples_per_insert": 8.0,
             "learning_rate_decay": 300_000,
             "learning_rate_end": 0.02,
             "epsilon_end": 0.1,
