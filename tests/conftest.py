@@ -26,8 +26,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # For processes that tests start: SIGABRT has Python write the stacks of all threads.
 os.environ.setdefault("PYTHONFAULTHANDLER", "1")
 
-# On a busy machine Ray needs minutes to start. Its own limit is 60 s.
-os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")
+# On a busy machine Ray needs minutes to start; see helpers/patient_ray.py too.
+os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "300")
 _RAY_LIMIT_S = 600
 
 _BEFORE_LIMIT_S = 10.0
@@ -37,8 +37,8 @@ def pytest_collection_modifyitems(config, items):
     """Tests on Ray have a higher limit. Those in quarantine have a second try; pytest says so (``RERUN``)."""
     for item in items:
         parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
-        on_ray = item.get_closest_marker("ray") is not None or "ray" in [*map(str, parameters)]
-        if on_ray and item.get_closest_marker("timeout") is None:
+        on_ray = any(isinstance(value, str) and value == "ray" for value in parameters)
+        if (on_ray or item.get_closest_marker("ray")) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(_RAY_LIMIT_S))
     if not config.pluginmanager.hasplugin("rerunfailures"):
         return  # the environments of other back ends: all tests have one try there

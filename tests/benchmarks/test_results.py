@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import pathlib
 import re
@@ -66,3 +67,10 @@ def test_a_row_names_each_seed_once_and_its_steps(file):
     assert seeds and len(set(seeds)) == len(seeds)
     assert all(run["steps"] == row["steps"] and run["commit"] for run in row["runs"])
     assert file.with_suffix(".png").exists()
+
+
+def test_rows_of_peers_are_rows(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    learning = importlib.import_module("learning")
+    for _, rows, _ in learning.learning_peers.PEERS.values():
+        assert set(rows) <= set(learning.ROWS)

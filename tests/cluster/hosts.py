@@ -20,6 +20,7 @@ process ends, and with it the kernel ends all others of the host and removes its
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import shutil
@@ -28,6 +29,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import psutil
+from patient_ray import started
 
 PATIENCE = 60.0  # Seconds for a command that makes a host.
 _FIRST = "mount -t tmpfs tmpfs /dev/shm && mkdir -p /tmp/ray && mount -t tmpfs tmpfs /tmp/ray && "
@@ -61,8 +65,8 @@ class Host:
         if answer != "made":
             self.close()
             raise CannotMakeHosts(f"{name}: {answer or 'unshare ended without a word'}")
-        children = Path(f"/proc/{self._first.pid}/task/{self._first.pid}/children")
-        self.pid = int(children.read_text().split()[0])  # Of its first process, as seen from here.
+        (child,) = psutil.Process(self._first.pid).children()
+        self.pid = child.pid  # Of its first process, as seen from here.
 
     def command(self, command: Sequence[str]) -> list[str]:
         """The command line that runs `command` in this host."""
@@ -169,12 +173,13 @@ def start_ray(hosts: Hosts) -> dict[str, str]:
 
     Host i has the resource `host<i>` of Ray, for 10 nodes.
     """
-    ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--disable-usage-stats", "--num-cpus=8"]
-    ray.append("--object-store-memory=100000000")
+    ray = [sys.executable, "-m", "ray.scripts.scripts"]
+    options = ["--disable-usage-stats", "--num-cpus=8", "--object-store-memory=100000000"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     environment |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
-    environment["RAY_raylet_start_wait_time_s"] = "300"  # Of a busy machine.
-    environment["PYTHONPATH"] = str(Path(__file__).resolve().parents[2])
+    environment["RAY_gcs_server_port_wait_time_s"] = "300"  # Of a busy machine.
+    tests = Path(__file__).resolve().parents[1]
+    environment["PYTHONPATH"] = os.pathsep.join([str(tests.parent), str(tests / "helpers")])
     head = f"{hosts[0].address}:6379"
     for host in hosts:
         own = [f"--node-ip-address={host.address}", f'--resources={{"{host.name}": 10}}']
@@ -183,5 +188,9 @@ def start_ray(hosts: Hosts) -> dict[str, str]:
             if host is hosts[0]
             else [f"--address={head}"]
         )
-        host.run([*ray, *own, *joins], env=environment, timeout=6 * PATIENCE)
+        run = functools.partial(host.run, env=environment, timeout=6 * PATIENCE)
+        started(
+            functools.partial(run, [*ray, "start", *options, *own, *joins]),
+            clean=functools.partial(run, [*ray, "stop", "--force"]),
+        )
     return {**environment, "RAY_ADDRESS": head}

@@ -6,6 +6,7 @@ import importlib.util
 import os
 
 import pytest
+from patient_ray import started
 
 # Launchpad's engines are there where dm-launchpad is (Python 3.10).
 LAUNCHPAD = ("launchpad_mt", "launchpad") if importlib.util.find_spec("launchpad") else ()
@@ -21,7 +22,8 @@ def ray_cluster():
     import ray
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    ray.init(address="local", num_cpus=4, include_dashboard=False, object_store_memory=100 << 20)
+    options = {"num_cpus": 4, "include_dashboard": False, "object_store_memory": 100 << 20}
+    started(lambda: ray.init(address="local", **options), clean=ray.shutdown)
     yield
     ray.shutdown()
 

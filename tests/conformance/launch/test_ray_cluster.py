@@ -9,6 +9,7 @@ import threading
 import time
 
 import pytest
+from patient_ray import started
 
 import launch as lp
 
@@ -25,11 +26,9 @@ def cluster():
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     small = {"object_store_memory": 100 << 20, "num_cpus": 4}
-    cluster = Cluster(
-        initialize_head=True,
-        head_node_args={**small, "include_dashboard": False, "resources": {"head": 10}},
-    )
-    cluster.add_node(resources={"left": 10}, **small)
+    head = {**small, "include_dashboard": False, "resources": {"head": 10}}
+    cluster = started(lambda: Cluster(initialize_head=True, head_node_args=head))
+    started(lambda: cluster.add_node(resources={"left": 10}, **small))
     ray.init(address=cluster.address)
     yield cluster
     ray.shutdown()
@@ -154,9 +153,8 @@ def test_a_whole_program(cluster, tmp_path):
 
 
 def test_nodes_move_when_their_machine_is_lost(cluster):
-    right = cluster.add_node(
-        num_cpus=4, object_store_memory=100 << 20, resources={"right": 1, "somewhere": 1}
-    )
+    small = {"num_cpus": 4, "object_store_memory": 100 << 20}
+    right = started(lambda: cluster.add_node(resources={"right": 1, "somewhere": 1}, **small))
     with lp.start(
         service_program(),
         "ray",
@@ -166,7 +164,7 @@ def test_nodes_move_when_their_machine_is_lost(cluster):
         client = job.client("service")
         first = client.machine()
         assert first == right.node_id
-        cluster.add_node(num_cpus=4, object_store_memory=100 << 20, resources={"somewhere": 1})
+        started(lambda: cluster.add_node(resources={"somewhere": 1}, **small))
         cluster.remove_node(right, allow_graceful=False)
         deadline = time.monotonic() + PATIENCE
         while ask(client, "machine") == first:  # what lived there notices in a moment
@@ -174,7 +172,8 @@ def test_nodes_move_when_their_machine_is_lost(cluster):
 
 
 def test_a_whole_program_survives_the_loss_of_the_machine_of_its_replay(cluster, tmp_path):
-    doomed = cluster.add_node(num_cpus=4, object_store_memory=100 << 20, resources={"replay": 1})
+    small = {"num_cpus": 4, "object_store_memory": 100 << 20, "resources": {"replay": 1}}
+    doomed = started(lambda: cluster.add_node(**small))
     program = dqn_program(tmp_path, 12_000)  # not over before the machine is gone
     resources = {group: {"custom": {"head": 0.1}} for group in program.groups}
     resources["replay"] = {"custom": {"replay": 1}}
@@ -183,7 +182,7 @@ def test_a_whole_program_survives_the_loss_of_the_machine_of_its_replay(cluster,
     ) as job:
         assert job.client("counter").wait_for("env_steps", 500, timeout=PATIENCE)
         cluster.remove_node(doomed, allow_graceful=False)
-        cluster.add_node(num_cpus=4, object_store_memory=100 << 20, resources={"replay": 1})
+        started(lambda: cluster.add_node(**small))
         result = job.wait(timeout=PATIENCE)
         assert result["env_steps"] == 12_000
         restarts = {node["label"]: node["restarts"] for node in job.status()["nodes"]}

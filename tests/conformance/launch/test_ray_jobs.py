@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from patient_ray import started
 
 import launch as lp
 
@@ -27,7 +28,7 @@ pytestmark = [
 
 ROOT = Path(lp.__path__[0]).parent
 PATIENCE = 240.0
-START = "RAY_raylet_start_wait_time_s"  # How long Ray may take to start; see conftest.py.
+START = "RAY_gcs_server_port_wait_time_s"  # How long Ray may take to start; see conftest.py.
 
 PROGRAM = """
     import launch as lp
@@ -68,7 +69,7 @@ def cluster():
         "object_store_memory": 100 << 20,
         "num_cpus": 4,
     }
-    cluster = Cluster(initialize_head=True, head_node_args=arguments)
+    cluster = started(lambda: Cluster(initialize_head=True, head_node_args=arguments))
     yield cluster
     cluster.shutdown()
 
@@ -181,10 +182,8 @@ WAITS = """
 def test_the_death_of_the_head_ends_the_launcher(tmp_path):
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(
-        initialize_head=True,
-        head_node_args={"num_cpus": 2, "include_dashboard": False, "object_store_memory": 100 << 20},
-    )
+    head = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": 100 << 20}
+    cluster = started(lambda: Cluster(initialize_head=True, head_node_args=head))
     (tmp_path / "program.py").write_text(textwrap.dedent(WAITS))
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith("RAY_") or name == START

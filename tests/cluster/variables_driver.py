@@ -14,7 +14,7 @@ from hosts import received_bytes
 import launch
 from agents.dqn import DQN, DQNConfig
 from framework import specs
-from framework.programs import RunConfig
+from framework.programs import RunConfig, make_program
 from framework.programs.variable_source import VariableSource
 from framework.programs.worker import Setup
 from framework.variables import VariableBlock, VariableClient
@@ -104,6 +104,24 @@ def _received():
         return received_bytes(table.read())
 
 
+def train(directory):
+    """A whole program, whose actors and evaluator are on the host of their variable source."""
+    run = RunConfig(
+        directory=directory,
+        num_actors=2,
+        max_env_steps=600,
+        evaluate_period=600,
+        num_evaluation_episodes=2,
+        variable_sources=1,
+        publish_period=1,
+    )
+    agent = DQN(DQNConfig(min_replay_size=50, batch_size=16, samples_per_insert=4.0, insert_burst=32))
+    program = make_program(agent, "gymnasium:CartPole-v1", run)
+    elsewhere = {"actor", "evaluator", "variable_source"}
+    resources = {of: {"custom": {"host2" if of in elsewhere else "host1": 1}} for of in program.groups}
+    print(json.dumps(launch.launch(program, "ray", resources=resources, heartbeat_timeout=None)))
+
+
 def main(direct):
     program = launch.Program("sources")
     learner = program.add_node(launch.CourierNode(Learner), label="learner")
@@ -119,4 +137,7 @@ def main(direct):
 
 
 if __name__ == "__main__":
-    main(direct="direct" in sys.argv)
+    if sys.argv[1] == "train":
+        train(sys.argv[2])
+    else:
+        main(direct=sys.argv[1] == "direct")
