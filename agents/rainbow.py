@@ -37,7 +37,7 @@ class Rainbow(C51):
 
 
 # The noise alone explores too little in short runs: see docs/agents/rainbow.md.
-_EXPLORATION = {"initial_noise": 0.1, "epsilon_start": 1.0, "epsilon_end": 0.05}
+_EXPLORATION = {"initial_noise": 0.02, "epsilon_start": 1.0, "epsilon_end": 0.05}
 # Both streams of the network have a hidden layer, so that not only the last layer is noisy.
 _MINATAR = {
     **MINATAR,

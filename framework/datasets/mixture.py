@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,9 @@ from framework.replay.types import PaddedSample, ReplaySample
 
 # First bit of the table's number in the keys of mixed batches. Bits 56 to 60 belong to shards.
 _TABLE_SHIFT = 61
+_KEY = np.uint64((1 << _TABLE_SHIFT) - 1)
+# Number of the newest keys of dm-reverb, which uses all 64 bits, that are remembered to set priorities.
+_MAX_LONG_KEYS = 1 << 16
 MAX_TABLES = 8
 
 
@@ -47,6 +51,7 @@ class Mixture(JoinedSource):
         self._tables = list(weights)
         self._shares = np.array(list(weights.values())) / sum(weights.values())
         self._owed = np.zeros(len(weights))
+        self._long: dict[int, int] = {}  # By marked key, the whole key.
         self._only_first = whole_number("only_first", only_first, 0)
 
     def draw(
@@ -58,6 +63,14 @@ class Mixture(JoinedSource):
         self._owed = owed
         self._only_first = max(0, self._only_first - 1)
         return batch, drawn
+
+    def mark_keys(self, keys: np.ndarray, number: int, shift: int) -> np.ndarray:
+        marked = super().mark_keys(keys & _KEY, number, shift)
+        if (keys > _KEY).any():
+            self._long.update(zip(marked.tolist(), keys.tolist(), strict=True))
+            for key in [*itertools.islice(self._long, max(0, len(self._long) - _MAX_LONG_KEYS))]:
+                del self._long[key]
+        return marked
 
     def _counts(self, n: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the number of items of each table in the next batch, and what is owed after it."""
@@ -81,7 +94,10 @@ class Mixture(JoinedSource):
         """Sets the priorities `[N]` of items of mixed batches by their keys `[N]`."""
         keys, priorities = np.asarray(keys, np.uint64), np.asarray(priorities, np.float64)
         numbers = table_numbers(keys)
-        plain = keys & np.uint64((1 << _TABLE_SHIFT) - 1)
+        plain = keys & _KEY
+        if self._long:
+            whole = [self._long.get(key, key & int(_KEY)) for key in keys.tolist()]
+            plain = np.array(whole, np.uint64)
         for number, name in enumerate(self._tables):
             mine = numbers == number
             if mine.any():

@@ -88,13 +88,17 @@ class JoinedSource(Source):
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
                 sample, part = source.draw(table, end - begin, left, piece, pad)
                 drawn.append((source, part))
-                key = sample.info.key | (np.uint64(number) << np.uint64(shift))
+                key = self.mark_keys(sample.info.key, number, shift)
                 samples.append(sample._replace(info=sample.info._replace(key=key)))
                 begin = end
             return join(samples, out), drawn
         except BaseException:
             self.give_back(drawn)
             raise
+
+    def mark_keys(self, keys: np.ndarray, number: int, shift: int) -> np.ndarray:
+        """Returns `keys` with `number` from bit `shift` on."""
+        return keys | (np.uint64(number) << np.uint64(shift))
 
     def release(self, drawn: list[tuple[Source, Any]]) -> None:
         for source, part in drawn:

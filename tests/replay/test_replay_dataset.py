@@ -7,6 +7,7 @@ import pytest
 
 from framework import replay
 from framework.datasets import Dataset, table_numbers
+from framework.datasets.mixture import Mixture
 from framework.replay.remote.client import ServedClient
 
 
@@ -190,6 +191,36 @@ def test_the_first_batches_of_a_mixture_may_be_of_one_table(make):
     for sample in samples:
         np.testing.assert_array_equal(table_numbers(sample.info.key), sample.data["x"] >= 1000)
     assert counters(client, "b")[1] == 24  # What was fetched ahead is given back.
+
+
+def test_keys_of_all_64_bits_tell_tables_apart_and_set_priorities(monkeypatch):
+    """Those of dm-reverb. Here, the high bits are added where the mixture draws, and must come back."""
+    high = np.uint64(0xA5 << 56)
+    client = replay.EmbeddedClient([uniform("a"), uniform("b")])
+    fill(client, 10, "a")
+    fill(client, 10, "b", start=1000)
+    mixture = Mixture(client, {"a": 0.5, "b": 0.5})
+    draw, update = mixture._source.draw, client.update_priorities
+
+    def draws(*arguments):
+        sample, drawn = draw(*arguments)
+        return sample._replace(info=sample.info._replace(key=sample.info.key | high)), drawn
+
+    def updates(table, keys, priorities):
+        assert (keys & high == high).all()
+        update(table, keys & ~high, priorities)
+
+    monkeypatch.setattr(mixture._source, "draw", draws)
+    monkeypatch.setattr(client, "update_priorities", updates)
+    sample, drawn = mixture.draw("", 8, None, None, False)
+    np.testing.assert_array_equal(table_numbers(sample.info.key), sample.data["x"] >= 1000)
+    mixture.update_priorities("", sample.info.key, sample.data["x"] + 2.0)
+    mixture.release(drawn)
+    for name in ("a", "b"):
+        seen = client.sample_batch(name, 200)
+        changed = seen.info.priority != 1.0
+        assert changed.any()
+        np.testing.assert_array_equal(seen.info.priority[changed], seen.data["x"][changed] + 2)
 
 
 def test_a_mixture_with_one_table_alone_waits_for_no_other(make):
