@@ -59,10 +59,15 @@ class C51Networks(DQNNetworks):
 
     def __init__(self, config: C51Config, spec: EnvironmentSpec):
         super().__init__(config, spec, config.num_atoms)
-        self.register_buffer("atoms", torch.linspace(config.v_min, config.v_max, config.num_atoms))
+        # Not saved: a resumed run may have other limits.
+        atoms = torch.linspace(config.v_min, config.v_max, config.num_atoms)
+        self.register_buffer("atoms", atoms, persistent=False)
 
     def expected(self, outputs: torch.Tensor) -> torch.Tensor:
-        return outputs if len(self.atoms) == 1 else outputs.softmax(-1) @ self.atoms
+        if len(self.atoms) == 1:
+            return outputs
+        # A product of matrices would be in bfloat16 with `autocast`.
+        return (outputs.float().softmax(-1) * self.atoms).sum(-1)
 
 
 class C51(DQN):
@@ -89,9 +94,9 @@ class C51(DQN):
             return super().item_losses(networks, target, data, generator)
         assert isinstance(networks.atoms, torch.Tensor)
         rewards, discounts = self.rewards(data)
-        outputs = networks.outputs(data.observation)
+        outputs = networks.outputs(data.observation).float()
         with torch.no_grad():
-            next_outputs = target(data.next_observation)
+            next_outputs = target(data.next_observation).float()
             selector = (
                 networks.values(data.next_observation)
                 if self.config.double

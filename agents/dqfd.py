@@ -33,7 +33,10 @@ DEMONSTRATIONS_TABLE = "demonstrations"
 
 @dataclass(frozen=True)
 class DQfDConfig(DQNConfig):
-    """Settings of DQfD, in addition to those of `DQNConfig`, with the paper's defaults."""
+    """Settings of DQfD, in addition to those of `DQNConfig`.
+
+    Exploration, priorities, the margin and the weights of the losses are the paper's.
+    """
 
     # A .npz file of episodes, or module:function that returns them; see framework.demonstrations.
     demonstrations: str | None = None
@@ -169,6 +172,7 @@ class DQfD(DQN):
             max_in_flight_items=self.config.insert_burst,
             frame_stack=stack,
             one_step=True,
+            reward_clip=self.config.reward_clip,
         )
 
     def _num_items(self, episodes: list[Step]) -> int:

@@ -38,7 +38,6 @@ class DQNConfig(OffPolicyConfig):
 
     # What is learned from.
     n_step: int = 5  # Rewards summed before bootstrapping. More passes rewards on faster, off-policy.
-    reward_clip: float | None = None  # Rewards are clipped to +- this in the learner; None keeps them.
     prioritized: bool = False  # Draws items with large errors more often.
     priority_exponent: float = 0.6  # 0 draws uniformly, 1 proportionally to the error.
     importance_sampling_exponent: float = 0.4  # Initial exponent of the importance weights.
@@ -72,7 +71,6 @@ class DQNConfig(OffPolicyConfig):
         check.above(
             self,
             0,
-            "reward_clip",
             "huber_delta",
             "munchausen_temperature",
             "munchausen_clip",
@@ -209,12 +207,9 @@ class DQN(OffPolicyAgent):
         return super().make_sampler()
 
     def rewards(self, data: Transition) -> tuple[torch.Tensor, torch.Tensor]:
-        """The rewards of `Transition`s, clipped, and the discounts of what follows, both float32[N]."""
-        rewards = data.reward.float()
-        if self.config.reward_clip is not None:
-            rewards = rewards.clamp(-self.config.reward_clip, self.config.reward_clip)
+        """The rewards of `Transition`s, and the discounts of what follows, both float32[N]."""
         # The adder omits one factor of the n-step discount; apply it here.
-        return rewards, self.config.discount * data.discount.float()
+        return data.reward.float(), self.config.discount * data.discount.float()
 
     def item_losses(
         self,

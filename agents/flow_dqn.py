@@ -18,7 +18,7 @@ from agents.dqn import DQN, DQNConfig
 from framework import config_checks as check
 from framework import core
 from framework.flow import Flow, Node, Par, concurrent
-from framework.networks import as_tensors
+from framework.networks import as_tensors, redraw_noise
 from framework.programs import PlanAgent, PlanLearner, Preset, RolloutWorker
 from framework.programs.worker import Setup
 from framework.types import Transition
@@ -90,6 +90,7 @@ class ApeX(FlowDQN):
     @torch.inference_mode()
     def priorities(self, networks: Any, transitions: Transition) -> np.ndarray:
         """The priorities `[k]` of new items, from the errors of the acting networks."""
+        redraw_noise(networks, None)  # The noise of the policy has a row for each env, not for each item.
         _, priorities, _ = self.item_losses(networks, networks.q_network, as_tensors(transitions))
         return (priorities.double() + 1e-6).numpy()
 

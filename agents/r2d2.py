@@ -63,7 +63,6 @@ class R2D2Config(OffPolicyConfig):
     trace_lambda: float = 0.95  # With traces: 0 bootstraps after one step, 1 as late as possible.
     double: bool = True  # The online network chooses the next action, the target network rates it.
     rescale_values: bool = True  # Learns h(value), close to a square root: for returns of any size.
-    reward_clip: float | None = None  # Rewards are clipped to +- this in the learner; None keeps them.
 
     # Prioritized replay.
     priority_exponent: float = 0.9  # 0 draws uniformly, 1 proportionally to the priority.
@@ -91,7 +90,6 @@ class R2D2Config(OffPolicyConfig):
         check.at_least(self, 1, "unroll_length", "period", "epsilon_decay", "hidden_sizes", "head_sizes")
         check.at_least(self, 1, "lstm_size")
         check.at_least(self, 0, "burn_in", "priority_exponent", "epsilon_ladder")
-        check.above(self, 0, "reward_clip")
         check.fraction(self, "trace_lambda", "priority_eta", "importance_sampling_exponent")
         check.fraction(self, "epsilon_start", "epsilon_end", "evaluation_epsilon")
         check.one_of(self, ("n_step", "watkins", "peng"), "targets")
@@ -248,7 +246,7 @@ class R2D2(OffPolicyAgent):
         state = data.extras["state"] if config.lstm_size is not None else ()
         observation = adders.restacked(data.observation, data.mask.shape[1])
         rows = (observation, state, data.start_of_episode, start)
-        values = q_network.unroll(*rows)
+        values = q_network.unroll(*rows).float()
         mask, actions = data.mask[:, start:], data.action[:, start:].long().unsqueeze(-1)
         rewards = data.reward[:, start:].float()
         if config.reward_clip is not None:
@@ -256,17 +254,20 @@ class R2D2(OffPolicyAgent):
         discounts = config.discount * data.discount[:, start:].float()
         taken = values.gather(-1, actions).squeeze(-1)
         with torch.no_grad():
-            rated = target.unroll(*rows)
+            rated = target.unroll(*rows).float()
             best = (values if config.double else rated).argmax(-1, keepdim=True)
             if config.rescale_values:
                 rated = losses.inverse_value_rescaling(rated)
             next_values, rated_taken = (rated.gather(-1, each).squeeze(-1) for each in (best, actions))
             if config.targets == "n_step":
                 targets = losses.n_step_returns(rewards, discounts, next_values, mask, config.n_step)
-            else:
-                q_lambda = losses.watkins_q_lambda if config.targets == "watkins" else losses.peng_q_lambda
+            elif config.targets == "watkins":  # Retrace with the greedy policy, which takes `best`.
+                log_rhos = torch.where(best == actions, 0.0, -torch.inf).squeeze(-1)
                 inputs = (rewards, discounts, rated_taken, next_values)
-                targets = q_lambda(*inputs, mask, config.trace_lambda)
+                targets = losses.retrace(log_rhos, *inputs, mask, config.trace_lambda)
+            else:
+                inputs = (rewards, discounts, rated_taken, next_values)
+                targets = losses.peng_q_lambda(*inputs, mask, config.trace_lambda)
             if config.rescale_values:
                 targets = losses.value_rescaling(targets)
         counted = losses.transition_mask(mask)

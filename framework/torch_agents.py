@@ -69,6 +69,7 @@ class OffPolicyConfig(AgentConfig):
     """Settings of agents that learn from replay. An *item* is one n-step transition."""
 
     n_step: int = 1  # Rewards summed before bootstrapping. More passes rewards on faster, off-policy.
+    reward_clip: float | None = None  # Each reward is clipped to +- this before n are summed; None keeps it.
     max_replay_size: int = 100_000  # Maximum number of items; the oldest are removed first.
     min_replay_size: int = 1_000  # Items in replay before learning begins.
     batch_size: int = 128  # Items per learner step.
@@ -83,7 +84,7 @@ class OffPolicyConfig(AgentConfig):
         check.at_least(self, 1, "n_step", "max_replay_size", "min_replay_size", "batch_size", "insert_burst")
         check.at_least(self, 1, "target_update_period")
         check.ordered(self, "min_replay_size", "max_replay_size")
-        check.above(self, 0, "samples_per_insert", "target_update_rate")
+        check.above(self, 0, "samples_per_insert", "target_update_rate", "reward_clip")
         check.fraction(self, "target_update_rate")
 
 
@@ -289,6 +290,7 @@ class OffPolicyAgent(TorchAgent):
             priority_fns={adders.REPLAY_TABLE: priority_fn},
             max_in_flight_items=self.config.insert_burst,  # Items in flight also count as being ahead.
             frame_stack=specs.frame_stack(spec.observations),
+            reward_clip=self.config.reward_clip,
         )
 
     def make_dataset(self, client: Client) -> Dataset:

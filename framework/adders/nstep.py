@@ -10,7 +10,7 @@ import tree
 from dm_env import specs as dm_specs
 
 from framework import nest as nests
-from framework.adders.block import NO_ROW, BlockAdder, PriorityFns
+from framework.adders.block import NO_EXTRAS, NO_ROW, BlockAdder, PriorityFns
 from framework.adders.fields import Field, is_absent, result_dtype
 from framework.adders.frames import Frames
 from framework.config_checks import whole_number
@@ -63,6 +63,7 @@ class NStepTransitionAdder(BlockAdder):
         max_delay: float = 0.05,
         frame_stack: int | None = None,
         one_step: bool = False,
+        reward_clip: float | None = None,
     ):
         """Creates an adder for one batched environment.
 
@@ -78,12 +79,13 @@ class NStepTransitionAdder(BlockAdder):
           frame_stack: number k of frames in an observation `[k, ...]`, oldest first. Each frame is stored
             once instead of k times; readers get the same items. None stores observations as they are.
           one_step: whether the extras of an item are a `OneStep`: the first step of its window.
+          reward_clip: each reward is clipped to +- this before rewards are summed; None keeps it.
         """
         if not 0.0 <= discount <= 1.0:
             raise ValueError(f"discount: got {discount!r}, expected a number in [0, 1].")
         self._n = whole_number("n_step", n_step, 1)
         self._g = float(discount)
-        self._one_step = one_step
+        self._one_step, self._reward_clip = one_step, reward_clip
         # One row more than the longest window needs: if an episode is cut short, its last windows are known
         # one step late.
         history = self._n if self._n > 1 else 0
@@ -143,6 +145,12 @@ class NStepTransitionAdder(BlockAdder):
         self._rows = np.full((*self._kinds.shape, self._frame_stack), NO_ROW, np.int64)
         self._frames = Frames(self._writer, self._observation)
         self._stream = self._frames.stream
+
+    def add(self, action: Nest, next_timestep: Any, extras: Nest = NO_EXTRAS) -> None:
+        if (limit := self._reward_clip) is not None:
+            clipped = tree.map_structure(lambda reward: np.clip(reward, -limit, limit), next_timestep.reward)
+            next_timestep = next_timestep._replace(reward=clipped)
+        super().add(action, next_timestep, extras)
 
     def _declare(self, action: Nest, timestep: Any, extras: Nest) -> None:
         rewards, discounts = broadcast_structures(timestep.reward, timestep.discount)

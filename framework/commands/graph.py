@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import tyro
 from framework.commands import building
 from framework.commands.options import UsageError, parse
 from framework.commands.train import default_environment, find
+from framework.programs.presets import Preset, presets_of
 from framework.programs.registry import agent_names
 from framework.programs.run_config import Inference, RunConfig
 from launch import Program
@@ -63,16 +65,19 @@ def main(arguments: Sequence[str]) -> int:
             f"graph: got no agent, expected repertory graph AGENT, one of {', '.join(agent_names())}."
         )
     entry = find(name)
-    agent, environment = entry.make(), options.environment or default_environment(entry)
+    environment = options.environment or default_environment(entry)
+    config = entry.make_config()
+    preset = presets_of(entry.load()).get(environment, Preset()).agent
+    agent = entry.make(None if config is None else dataclasses.replace(config, **preset))
     fields = ("num_actors", "num_learners", "replay_shards", "variable_sources", "inference")
     settings = {field: getattr(options, field) for field in fields}
     envs = 2 if options.inference.startswith("alternating") else 1
     try:
-        config = RunConfig(envs_per_actor=envs, directory=str(Path("runs") / name), **settings)
+        run = RunConfig(envs_per_actor=envs, directory=str(Path("runs") / name), **settings)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    building.environment_spec(agent, environment, config)
-    program = building.build_program(agent, environment, config)
+    building.environment_spec(agent, environment, run)
+    program = building.build_program(agent, environment, run)
     groups = groups_of(program)
     print({"text": as_text, "svg": as_svg, "mermaid": as_mermaid}[options.format](program.name, groups))
     if options.svg is not None:

@@ -81,3 +81,21 @@ def test_the_signature_is_that_of_the_items():
         replay.rate_limiters.MinSize(1), signature=signature,
     )  # fmt: skip
     assert isinstance(play(replay.EmbeddedClient([table]), 2).extras, OneStep)
+
+
+def test_rewards_are_clipped_before_they_are_summed():
+    client = make_client()
+    adder = adders.NStepTransitionAdder(client, 3, 1.0, one_step=True, reward_clip=1.0)
+
+    def timestep(kind, reward=0.0):
+        one = np.ones(1, np.float32)
+        return dm_env.TimeStep(np.array([kind]), reward * one, one, np.zeros((1, 1), np.float32))
+
+    adder.add_first(timestep(0))
+    for t, reward in enumerate((5.0, -1.0, -7.0)):
+        adder.add(np.array([t]), timestep(2 if t == 2 else 1, reward))
+    adder.flush()
+    data = client.sample_batch(TABLE, client.server_info()[TABLE].current_size).data
+    # The windows 0->1, 0->2, 0->3, 1->3 and 2->3, in the order in which they end.
+    assert data.reward.tolist() == [1.0, 0.0, -1.0, -2.0, -1.0]
+    assert data.extras.reward.tolist() == [1.0, 1.0, 1.0, -1.0, -1.0]

@@ -218,3 +218,18 @@ def test_rainbow_in_a_program(engine, inference):
     result = launch.launch(make_program(agent, FakeEnvironment, config), engine=engine)
     assert (result["reason"], result["env_steps"]) == ("max_env_steps", 400)
     assert result["learner_steps"] > 10 and np.isfinite(result["episode_return"])
+
+
+@pytest.mark.parametrize("config", [C51Config(**SETTINGS), RainbowConfig(**SETTINGS)], ids=["c51", "rainbow"])
+def test_autocast_changes_the_loss_by_rounding_only(config):
+    losses = []
+    for autocast in (False, True):
+        learner = make_learner(dataclasses.replace(config, autocast=autocast))
+        losses.append(learn(learner, make_batch(0)).metrics["loss"].item())
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
+
+
+def test_a_resumed_learner_of_c51_has_the_limits_of_its_config():
+    narrow, wide = (make_learner(C51Config(**SETTINGS, v_max=limit)) for limit in (10.0, 100.0))
+    wide.restore(narrow.save())
+    assert wide.networks.atoms[-1] == 100.0

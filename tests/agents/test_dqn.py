@@ -139,7 +139,7 @@ DECAYING = {"learning_rate_decay": 3}
 FIELDS = {
     "discount": (0.5, learned, {}),
     "n_step": (2, written, {}),
-    "reward_clip": (0.1, learned, {}),
+    "reward_clip": (0.1, written, {}),
     "max_replay_size": (5000, table, {}),
     "min_replay_size": (17, table, {}),
     "batch_size": (32, table, {}),

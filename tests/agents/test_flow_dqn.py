@@ -13,6 +13,7 @@ from framework import environments, replay, specs
 from framework.actors import PolicyActor
 from framework.environments.testing import EchoEnvironment, FakeEnvironment
 from framework.flow import Node
+from framework.networks import redraw_noise
 from framework.programs import RunConfig, make_program
 from framework.replay.writer import SHARD_SHIFT
 from framework.types import Transition
@@ -112,3 +113,11 @@ def test_the_steps_of_a_call_fit_into_the_burst():
 def test_a_worker_makes_at_least_one_step_in_a_call():
     with pytest.raises(ValueError, match="rollout_length"):
         FlowDQNConfig(rollout_length=0)
+
+
+def test_priorities_of_noisy_networks_are_those_of_the_means():
+    agent = ApeX(ApeXConfig(hidden_sizes=(8,), noisy=True))
+    networks, items = agent.make_networks(SPEC), transitions(6)
+    expected = agent.priorities(networks, items)
+    redraw_noise(networks, torch.Generator().manual_seed(0), 4)  # as the policy of four envs leaves it
+    np.testing.assert_array_equal(agent.priorities(networks, items), expected)

@@ -353,7 +353,24 @@ VARIANTS = {
     "no memory": {"lstm_size": None},
     "no burn-in": {"burn_in": 0, "n_step": 1, "unroll_length": 8},
     "plain": {"double": False, "dueling": False, "rescale_values": False, "n_step": 50},
+    "traces": {"targets": "watkins", "trace_lambda": 0.8},
+    "traces, not double": {"targets": "watkins", "trace_lambda": 0.8, "double": False},
 }
+
+
+def traced(config, data, n, values, rated, back):
+    """Retrace's targets of sequence `n`: the trace is cut where the action is not greedy."""
+    last = data.mask.shape[1] - 1
+    targets = [0.0] * (last + 1)
+    for t in reversed(range(config.burn_in, last)):
+        row = t + 1
+        best = int((values if config.double else rated)[row].argmax())
+        expected = back(float(rated[row, best]))
+        if row < last and data.mask[n, row] and best == data.action[n, row]:
+            expected += config.trace_lambda * (targets[row] - back(float(rated[row, best])))
+        discount = 0.9 * float(data.discount[n, t])
+        targets[t] = float(np.clip(data.reward[n, t], -2, 2)) + (discount * expected if discount else 0.0)
+    return targets
 
 
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
@@ -382,6 +399,8 @@ def test_the_loss_against_a_loop(changes):
                 row += 1
             chooser = values if config.double else rated
             expected += factor * back(float(rated[row, chooser[row].argmax()]))
+            if config.targets == "watkins":
+                expected = traced(config, data, n, values.detach(), rated, back)[t]
             error = there(expected) - values[t, data.action[n, t]]
             total = total + 0.5 * weights[n] * error**2
             count += 1

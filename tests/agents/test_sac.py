@@ -89,7 +89,7 @@ def acted(config):
 
 
 def written(config):
-    """How many items an episode of five steps gives."""
+    """How many items an episode of five steps gives, and the reward of one of them."""
     import dm_env
 
     agent = SAC(dataclasses.replace(config, min_replay_size=1))
@@ -101,7 +101,7 @@ def written(config):
         timestep = dm_env.TimeStep(np.array([kind]), one, one, np.zeros((1, 4), np.float32))
         adder.add(np.zeros((1, 2), np.float32), timestep) if kind else adder.add_first(timestep)
     adder.flush()
-    return tables[0].info.current_size
+    return tables[0].info.current_size, float(client.sample_batch("replay", 1).data.reward[0])
 
 
 def chosen(config):
@@ -114,6 +114,7 @@ def chosen(config):
 FIELDS = {
     "discount": (0.5, learned, {}),
     "n_step": (3, written, {}),
+    "reward_clip": (0.1, written, {}),
     "reward_scale": (0.1, learned, {}),
     "max_replay_size": (5000, table, {}),
     "min_replay_size": (17, table, {}),
