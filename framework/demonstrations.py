@@ -66,6 +66,8 @@ def record(environment: BatchedEnvironment, act: Callable[[Nest], Nest], num_epi
 
 def save(path: str | os.PathLike[str], episodes: Iterable[Step]) -> None:
     """Writes episodes to the `.npz` file `path`; see the module."""
+    if not os.fspath(path).endswith(".npz"):
+        raise ValueError(f"path: got {os.fspath(path)!r}, expected the name of a .npz file.")
     rows = tree.map_structure(lambda *leaves: np.concatenate(leaves), *[each[:5] for each in episodes])
     names = [
         tree.map_structure_with_path(lambda path, _, field=field: path_name(field, path), nest)
@@ -88,9 +90,21 @@ def load(source: str) -> list[Step]:
       OSError: The file cannot be read.
     """
     if source.endswith(".npz"):
-        with np.load(source, allow_pickle=False) as file:
-            names = json.loads(str(file["structure"]))
-            rows = Step(*[_nest(names[field], file) for field in _FIELDS])
+        try:
+            with np.load(source, allow_pickle=False) as file:
+                names = json.loads(str(file["structure"]))
+                rows = Step(*[_nest(names[field], file) for field in _FIELDS])
+        except KeyError as error:
+            raise ValueError(
+                f"demonstrations: {source!r} has no {error}, expected a file of demonstrations.save."
+            ) from error
+        if {len(leaf) for leaf in tree.flatten(rows[:5])} != {len(rows.start_of_episode)} or not all(
+            rows.start_of_episode[:1]
+        ):
+            raise ValueError(
+                f"demonstrations: got rows of {source!r} that are not whole episodes, expected arrays of one "
+                "length whose first row starts an episode. Write them with demonstrations.save."
+            )
         begins = np.flatnonzero(rows.start_of_episode)
         episodes = [
             Step(*tree.map_structure(lambda leaf, a=a, b=b: leaf[a:b], rows[:5]))

@@ -96,3 +96,23 @@ def test_replay_holds_what_an_actor_would_have_written():
     assert size == 8
     one, other = (client.sample_batch("replay", size).data for client in (written, acted))
     tree.map_structure(np.testing.assert_array_equal, one, other)
+
+
+def test_files_that_do_not_hold_whole_episodes_are_errors(tmp_path):
+    file = tmp_path / "nested.npz"
+    demonstrations.save(file, nested()[1])
+    with np.load(file) as arrays:
+        good = dict(arrays)
+    begins = good["start_of_episode"].copy()
+    begins[0] = False
+    cases = {
+        "not whole episodes": {**good, "start_of_episode": begins},
+        "of one length": {**good, "reward": good["reward"][:-1]},
+        "has no": {"observation": good["reward"]},
+    }
+    for message, arrays in cases.items():
+        np.savez(file, **arrays)
+        with pytest.raises(ValueError, match=message):
+            demonstrations.load(str(file))
+    with pytest.raises(ValueError, match=r"path: got .*episodes', expected the name of a \.npz file"):
+        demonstrations.save(tmp_path / "episodes", [])

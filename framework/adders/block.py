@@ -54,6 +54,8 @@ class BlockAdder(Adder):
     _writes_early = True
     # Whether `_check` examines each step.
     _checks_steps = False
+    # Least number of time steps in a block. `add` of a subclass may advance this many times.
+    _min_steps = 1
     # The stream of `_rows`, and whether rows are released when they leave the arrays.
     _stream = "steps"
     _releases_rows = True
@@ -214,7 +216,8 @@ class BlockAdder(Adder):
             )
 
     def make_room(self) -> None:
-        if not self._concurrent and self._t + 1 == self._history + self._steps:
+        full = self._t + 1 == self._history + self._steps
+        if not self._concurrent and (full or self._writer.num_pending > self._max_in_flight):
             self._flush_writer(None)
 
     def flush(self, timeout: float | None = None) -> None:
@@ -261,7 +264,7 @@ class BlockAdder(Adder):
         steps = min(_MAX_BLOCK_STEPS, _MAX_BLOCK_ROWS // self._width, _MAX_BLOCK_BYTES // step_bytes)
         if self._max_staged is not None:
             steps = min(steps, self._max_staged // self._width)
-        self._steps = max(1, steps)
+        self._steps = max(self._min_steps, steps)
         # Observations are the large leaves: rows of earlier blocks are kept for priority functions only.
         self._fields = [self._field("observation", observation, keeps_history=self._needs_data)]
         self._observation = self._fields[0]

@@ -42,6 +42,9 @@ class UnrollAdder(SequenceAdder):
     _writes_early = False
     _writes_empty = True
 
+    # The last step of an unroll advances twice. In a block of one step, the second could wait for room.
+    _min_steps = 2
+
     def __init__(
         self,
         client: Any,

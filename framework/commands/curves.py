@@ -65,8 +65,12 @@ def read_curve(folder: RunFolder, label: str, metric: str, axis: Axis = "steps")
         value = row.get(metric)
         if isinstance(x, int | float) and isinstance(value, int | float):
             points[of, x] = value, row.get("env_steps", 0)
-    array = np.array(sorted((x, y) for (_, x), (y, _) in points.items()), dtype=np.float64).reshape(-1, 2)
-    return Curve(array[:, 0], array[:, 1])
+    # Rows of several actors at one x count as their mean.
+    array = np.array([(x, y) for (_, x), (y, _) in points.items()], dtype=np.float64).reshape(-1, 2)
+    places, where = np.unique(array[:, 0], return_inverse=True)
+    return Curve(
+        places, np.bincount(where, array[:, 1], len(places)) / np.bincount(where, minlength=len(places))
+    )
 
 
 class _Hours:
@@ -74,14 +78,20 @@ class _Hours:
 
     def __init__(self) -> None:
         self._before = self._latest = 0.0  # Seconds of the earlier starts together; of this one.
+        self._resumed: set[Any] = set()  # Labels that have rows since the last resume.
 
     def at(self, row: dict[str, Any]) -> float | None:
         """Hours that the program had run when it wrote the row; None if the row does not say."""
         seconds = row.get("time/wall_s")
         if not isinstance(seconds, int | float):
             return None
-        if seconds < self._latest:
+        label = row.get("label")
+        starts = "resumed_at" in row and (not self._resumed or label in self._resumed)
+        if seconds < self._latest or starts:
             self._before += self._latest
+            self._resumed = set()
+        if "resumed_at" in row:
+            self._resumed.add(label)
         self._latest = seconds
         return (self._before + seconds) / 3600
 

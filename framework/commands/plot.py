@@ -168,7 +168,7 @@ def _settings(folder: RunFolder) -> dict[str, Any]:
 
 def _names(experiments: Sequence[dict[str, Any]]) -> list[str]:
     """Names experiments by agent and environment, and by the settings in which those with one name differ."""
-    names = []
+    names: list[str] = []
     for mine in experiments:
         name = f"{mine['agent']}, {mine['environment'] or 'an environment of its own'}"
         for key, value in mine.items():
@@ -179,5 +179,7 @@ def _names(experiments: Sequence[dict[str, Any]]) -> list[str]:
             )
             if key != "environment_spec" and any(other.get(key) != value for other in alike):
                 name += f", {key}={value}"
+        if name in names:  # Their environments have other specs.
+            name += f" ({len(names) + 1})"
         names.append(name)
     return names

@@ -187,7 +187,8 @@ def resume(arguments: Sequence[str], name: str | None = None) -> int:
     # Not argparse's own abbreviations and errors: tyro parses them again.
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     for field in dataclasses.fields(ResumeOptions):
-        parser.add_argument(f"--{field.name.replace('_', '-')}", nargs="?")
+        spellings = {f"--{field.name.replace('_', '-')}", f"--{field.name}"}  # tyro takes both
+        parser.add_argument(*spellings, dest=field.name, nargs="?")
     early, others = parser.parse_known_args(arguments)
     if others and early.resume and not {"-h", "--help"} & {*others}:
         folder = RunFolder.open(early.resume)

@@ -149,7 +149,8 @@ class Session:
           env_ids: ids of the k envs.
 
         Raises:
-          ValueError: An env has no action to observe.
+          ValueError: An env has no action to observe, or its answer does not fit the specs. The envs before
+            it were taken.
           WouldBlockError: `learn` was not called for so long that replay has no room. Nothing
             was taken: call `learn`, then this again.
         """
@@ -169,9 +170,9 @@ class Session:
             action, extras = self._chosen[place]
             self._adders[place].add(action, timestep, extras)
             del self._chosen[place]
+            self.env_steps += 1
             if ends[row]:
                 self._end(env)
-        self.env_steps += len(ids)
 
     def end_episodes(self, env_ids: Sequence[Hashable]) -> None:
         """Ends the open episodes of envs that do not continue, as if they were truncated."""

@@ -58,6 +58,19 @@ class TestReading:
         np.testing.assert_allclose([x for x, _ in hours], [0.1, 0.2, 0.3, 0.4, 0.5])
         assert [y for _, y in hours] == [1, 2, 3, 2.5, 3.5]
 
+    def test_hours_of_a_start_whose_first_row_comes_later_than_the_last_of_the_start_before(self, make_run):
+        folder = make_run()
+        for seconds, more in ((3600, {}), (7200, {"resumed_at": 0}), (7300, {})):
+            write(folder, {"label": "evaluator", "episode_return": 1.0, "time/wall_s": seconds, **more})
+        np.testing.assert_allclose([x for x, _ in points(folder, axis="hours")], [1, 3, 3 + 100 / 3600])
+
+    def test_actors_at_one_place_count_as_their_mean(self, make_run):
+        folder = make_run()
+        for actor, value in enumerate((10.0, 200.0)):
+            row = {"label": f"actor-{actor}", "env_steps": 5, "variables_version": 3, "episode_return": value}
+            write(folder, row)
+        assert points(folder, "actor", axis="updates") == [(3, 105)]
+
     def test_a_real_run_of_two_actors_resumed_from_an_older_checkpoint(self, tmp_path):
         def run(max_env_steps):
             config = RunConfig(

@@ -18,6 +18,7 @@ from agents.rainbow import Rainbow, RainbowConfig
 from agents.random_actions import CountingLearner, RandomActions, RandomActionsConfig
 from agents.sac import SAC, SACConfig
 from framework import specs
+from framework.adders import block
 from framework.replay.errors import WouldBlockError
 
 SPEC = specs.EnvironmentSpec(
@@ -263,3 +264,30 @@ def test_the_caller_may_change_the_actions_that_it_gets():
 def test_agents_that_no_session_can_drive_are_refused(agent):
     with pytest.raises(ValueError, match=f"session: got {agent.__name__}, which"):
         agent().session(SPEC)
+
+
+def test_learning_too_seldom_is_refused_and_not_queued_without_a_bound():
+    settings = {"samples_per_insert": 16.0, **LEARNS, "min_replay_size": 32}
+    session, game, refused = DQN(DQNConfig(**settings)).session(SPEC), Game(0, 7), 0
+
+    def repeated(call, *arguments):
+        nonlocal refused
+        while True:
+            try:
+                return call(*arguments)
+            except WouldBlockError:
+                refused += 1
+                assert session.learn(max_steps=1)
+
+    for _ in range(300):
+        repeated(session.act, [game.observation()])
+        repeated(session.observe, *(np.array([part]) for part in game.step()))
+        session.learn(max_steps=1)
+        assert sum(adder._writer.num_pending for adder in session._adders) <= 2 * settings["insert_burst"]
+    assert refused
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_refused_call_takes_nothing_also_with_the_smallest_blocks(steps, monkeypatch):
+    monkeypatch.setattr(block, "_MAX_BLOCK_STEPS", steps)
+    test_a_call_that_replay_refuses_takes_nothing_and_may_be_repeated("ppo")

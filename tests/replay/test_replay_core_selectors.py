@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from framework.replay import selectors
-from framework.replay.tables.selectors import SumTree
+from framework.replay.tables.selectors import Selector, SumTree
 
 # The 99.9% quantile of chi-squared with k degrees of freedom (Wilson and Hilferty's approximation).
 Z999 = 3.0902
@@ -222,3 +222,30 @@ def test_memory_stays_bounded(kind):
         selector.delete(np.array([1 + turn % 8]))
     held = [v for v in vars(selector).values() if isinstance(v, (np.ndarray, list, dict))]
     assert max(map(len, held)) <= 1024
+
+
+class OldestFirst(Selector):
+    """The selector of a user, who writes the abstract methods only."""
+
+    def __init__(self):
+        super().__init__()
+        self.held = []
+
+    def insert(self, slots, priorities, stamps):
+        self.held += slots.tolist()
+
+    def delete(self, slots):
+        self.held = [slot for slot in self.held if slot not in slots]
+
+    def sample(self, n, rng):
+        return np.full(n, self.held[0]), np.ones(n)
+
+    def __len__(self):
+        return len(self.held)
+
+
+def test_the_first_slots_of_a_selector_of_ones_own():
+    selector = OldestFirst()
+    selector.insert(np.array([4, 2, 9]), np.ones(3), np.arange(3))
+    assert selector.first(2).tolist() == [4, 2] and selector.first(0).tolist() == []
+    assert selector.held == [4, 2, 9]

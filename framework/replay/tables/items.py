@@ -384,11 +384,14 @@ class Items:
         The third result has the rows of the items: one `(binding, slots, index)` for each layout that has
         any. Samples count when they are drawn, so items that had their last turn are left out.
         """
-        arrays = {name: getattr(self, name).copy() for name in _SAVED}
+        # Slots that were never used are at the bottom of the stack, the last one lowest.
+        free = self._free[: self._num_free]
+        never = np.cumprod(free == np.arange(len(self.state) - 1, len(self.state) - 1 - len(free), -1)).sum()
+        arrays = {name: getattr(self, name)[: len(self.state) - never].copy() for name in _SAVED}
         left = np.flatnonzero(arrays["state"] > LIVE)
         arrays["state"][left] = FREE
         arrays["keys"][left] = 0
-        arrays["free"] = np.concatenate([self._free[: self._num_free], left])
+        arrays["free"] = np.concatenate([free[never:], left])
         for role, selector in (("sampler", self.sampler), ("remover", self.remover)):
             order = selector.order()
             if order is not None:

@@ -6,6 +6,7 @@ They know items as *slots*, the table's small integers for its items.
 from __future__ import annotations
 
 import abc
+import copy
 import heapq
 import math
 from typing import Any, ClassVar
@@ -87,7 +88,12 @@ class Selector(abc.ABC):
 
     def first(self, n: int) -> np.ndarray:
         """Returns the `n` slots that a deterministic selector chooses if each is deleted once chosen."""
-        raise NotImplementedError
+        rest, rng, chosen = copy.deepcopy(self), np.random.default_rng(0), np.zeros(0, np.int64)
+        for _ in range(n):
+            slot = rest.sample(1, rng)[0]
+            rest.delete(slot)
+            chosen = np.append(chosen, slot)
+        return chosen
 
     @abc.abstractmethod
     def __len__(self) -> int:
