@@ -28,7 +28,7 @@ pytestmark = [
 
 ROOT = Path(lp.__path__[0]).parent
 PATIENCE = 240.0
-START = "RAY_gcs_server_port_wait_time_s"  # How long Ray may take to start; see conftest.py.
+START = "RAY_raylet_start_wait_time_s"  # How long Ray may take to start; see conftest.py.
 
 PROGRAM = """
     import launch as lp
