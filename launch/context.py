@@ -79,6 +79,7 @@ class Runtime(abc.ABC):
         self.stopped = threading.Event()
         self.stop_handlers: list[Callable[[], Any]] = []
         self._handlers_lock = threading.Lock()
+        self._handled = threading.Event()
 
     @abc.abstractmethod
     def client(self, node_id: int) -> Any:
@@ -97,8 +98,14 @@ class Runtime(abc.ABC):
                 handler()
             except Exception as error:
                 errors.append(error)
+        self._handled.set()
         if errors:
             raise errors[0]
+
+    def finish_stop(self) -> None:
+        """Waits for the handlers if the program is stopping; they may call nodes that close after this."""
+        if self.stopped.is_set():
+            self._handled.wait()
 
     def add_stop_handler(self, handler: Callable[[], Any]) -> None:
         with self._handlers_lock:

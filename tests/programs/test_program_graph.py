@@ -97,7 +97,8 @@ def test_a_node_of_ones_own_runs_logs_and_is_saved(tmp_path, engine):
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     rows = [row for row in map(json.loads, lines) if row["label"] == "watcher"]
     assert [row["steps"] for row in rows] == list(range(1, len(rows) + 1))
-    assert len(rows) == 10 and 0 < rows[-1]["size"] <= 600
+    # Windows at both ends of an episode of T steps are items too: at most 2T - 1 items.
+    assert len(rows) == 10 and 0 < rows[-1]["size"] < 2 * 600
     saved = Checkpointer(tmp_path / "run" / "checkpoints").restore()
     assert saved.state("watcher") == {"steps": len(rows)}
 

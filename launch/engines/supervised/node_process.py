@@ -85,6 +85,7 @@ class NodeProcess:
             threading.Thread(target=self._beat, name="launch-heartbeat", daemon=True).start()
         try:
             self._live_all()
+            self._runtime.finish_stop()
             self._tell("returned")
             if any(living.server is not None or not living.is_worker for living in self._living):
                 self.close.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 
 import pytest
 
@@ -95,7 +96,11 @@ def test_services_close_in_reverse_order_and_may_call_older_ones(engine, tmp_pat
             self._diary.write(self._name)
 
     def main(diary, services):
-        lp.register_stop_handler(lambda: diary.write("stopping"))
+        def write():
+            time.sleep(0.5)  # Services stay open for a handler that takes longer than `main`.
+            diary.write("stopping")
+
+        lp.register_stop_handler(write)
         assert [service.hello() for service in services] == ["a", "b", "c"]
         lp.stop()
         lp.wait_for_stop()
