@@ -198,7 +198,8 @@ class QNetwork(nn.Module):
 class Critics(nn.Module):
     """Several estimates of the value of an action: observation and action to `[count, ...]`.
 
-    With `num_actions`, those of all discrete actions: observation to `[count, ..., num_actions]`.
+    With `num_actions`, those of all discrete actions: observation to `[count, ..., num_actions]`. With
+    `outputs` K above 1, the K parameters of a distribution of the return: `[count, ..., K]`.
 
     SAC and TD3 use the smaller value of two critics (Fujimoto et al., 2018). Each critic has its own
     parameters and its own encoder.
@@ -210,6 +211,7 @@ class Critics(nn.Module):
       count: number of critics.
       layer_norm: normalizes each hidden layer before its activation.
       num_actions: number of discrete actions; `action_size` is then 0.
+      outputs: K, the number of outputs for an action, without `num_actions`.
     """
 
     def __init__(
@@ -220,13 +222,14 @@ class Critics(nn.Module):
         count: int = 2,
         layer_norm: bool = False,
         num_actions: int | None = None,
+        outputs: int = 1,
     ):
         super().__init__()
         encoders = [ObservationEncoder(observation_spec) for _ in range(count)]
         width = encoders[0].output_size + action_size
         self.encoders = nn.ModuleList(encoders)
         self.heads = nn.ModuleList(
-            MLP(width, hidden_sizes, num_actions or 1, layer_norm=layer_norm) for _ in range(count)
+            MLP(width, hidden_sizes, num_actions or outputs, layer_norm=layer_norm) for _ in range(count)
         )
 
     def forward(self, observation: Nest, action: torch.Tensor | None = None) -> torch.Tensor:
@@ -234,7 +237,7 @@ class Critics(nn.Module):
         if action is not None:
             features = [torch.cat([each, action], -1) for each in features]
         values = torch.stack([head(each) for head, each in zip(self.heads, features, strict=True)])
-        return values if action is None else values.squeeze(-1)
+        return values if action is None or values.shape[-1] > 1 else values.squeeze(-1)
 
 
 class Actions:
