@@ -108,9 +108,14 @@ def test_critics_are_independent_estimates():
     assert (values[0] != values[1]).all()
 
 
-def test_critics_of_distributions():
-    critics = networks.Critics(VECTOR, 2, (8,), count=2, outputs=7)
-    assert critics(torch.randn(4, 5), torch.randn(4, 2)).shape == (2, 4, 7)
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_critics_rate_several_actions_of_an_observation_as_one_by_one(outputs):
+    critics = networks.Critics({"a": VECTOR}, 2, (8,), count=2, outputs_per_action=outputs)
+    observation, actions = {"a": torch.randn(4, 5)}, torch.randn(4, 6, 2)
+    together = critics(observation, actions)
+    assert together.shape == (2, 4, 6) + (() if outputs == 1 else (3,))
+    for i in range(6):
+        torch.testing.assert_close(together[:, :, i], critics(observation, actions[:, i]))
 
 
 def test_a_deterministic_policy_begins_near_0_and_stays_in_its_range():
