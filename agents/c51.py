@@ -102,9 +102,8 @@ class C51(DQN):
             )
             following = losses.of_actions(next_outputs, selector.argmax(-1)).softmax(-1)
             targets = losses.categorical_projection(networks.atoms, following, rewards, discounts)
-        each = -(targets * losses.of_actions(outputs, data.action).log_softmax(-1)).sum(-1)
-        # The cross entropy without the entropy of the target, which no learning removes.
-        divergences = (each.detach() + targets.xlogy(targets).sum(-1)).clamp(min=0.0)
+        taken = losses.of_actions(outputs, data.action)
+        each, divergences = losses.categorical_cross_entropy(taken, targets)
         metrics = {
             "q_mean": networks.expected(outputs.detach()).mean(),
             "kl": divergences.mean(),

@@ -108,6 +108,34 @@ def test_critics_are_independent_estimates():
     assert (values[0] != values[1]).all()
 
 
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_critics_rate_several_actions_of_an_observation_as_one_by_one(outputs):
+    critics = networks.Critics({"a": VECTOR}, 2, (8,), count=2, outputs_per_action=outputs)
+    observation, actions = {"a": torch.randn(4, 5)}, torch.randn(4, 6, 2)
+    together = critics(observation, actions)
+    assert together.shape == (2, 4, 6) + (() if outputs == 1 else (3,))
+    for i in range(6):
+        torch.testing.assert_close(together[:, :, i], critics(observation, actions[:, i]))
+
+
+def test_a_deterministic_policy_begins_near_0_and_stays_in_its_range():
+    policy = networks.PolicyNetwork(VECTOR, (8,), lambda size: networks.DeterministicHead(size, 3), True)
+    assert any(isinstance(module, torch.nn.LayerNorm) for module in policy.body.modules())
+    assert policy(torch.randn(4, 5)).abs().max() < 0.1
+    torch.nn.init.uniform_(policy.head.actions.weight, -9.0, 9.0)
+    actions = policy(torch.randn(2, 4, 5))
+    assert actions.shape == (2, 4, 3) and 0.5 < actions.abs().max() <= 1.0
+
+
+def test_gradients_pass_through_a_frozen_module_to_its_inputs():
+    module, inputs = torch.nn.Linear(2, 1), torch.ones(1, 2, requires_grad=True)
+    with pytest.raises(ZeroDivisionError), networks.frozen(module):
+        module(inputs).sum().backward()
+        _ = 1 / 0
+    torch.testing.assert_close(inputs.grad, module.weight.detach())
+    assert module.weight.grad is None and all(p.requires_grad for p in module.parameters())
+
+
 # --- Recurrent cores ------------------------------------------------------------------------------------
 
 
