@@ -5,7 +5,7 @@
 
 Each run is ``repertory train`` on the serial engine in a process of its own (so that its CPU time is its
 own) with one torch thread, then ``repertory eval`` over 100 episodes, greedily, of the parameters at the
-last step. One preset a row, nothing is tuned per seed. Every row writes ``ROW.json``, anew after each seed,
+last step. One preset a row, nothing is tuned per seed. Every row writes ``ROW.json``, again after each seed,
 and ``ROW.png`` (learning curves with a band over seeds) to the output folder; a seed that is in the file
 already is not run again, so a row can be made in several sittings. ``--peers`` also trains the peers named
 with the Python given, one that has them, on the rows of ``learning_peers.py``.

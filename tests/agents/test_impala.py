@@ -347,7 +347,7 @@ def test_the_learner_gives_every_action_the_probability_that_the_actor_gave_it(c
     if config.lstm_size:
         assert np.count_nonzero(data.extras["state"][0].any(-1) & real[:, 0]) > 10
         assert data.extras["state"][0].shape == (len(real), config.lstm_size)
-        # The test can fail: without the state, or without starting anew, the probabilities are others.
+        # The test can fail: without the state, or without a new start, the probabilities are others.
         for wrong in (
             (tuple(torch.zeros_like(part) for part in state), torch.as_tensor(data.start_of_episode)),
             (state, torch.zeros(real.shape, dtype=torch.bool)),

@@ -58,7 +58,7 @@ def program(agent: str, environment: str, config: RunConfig, on_write=None):
 
 
 def run(agent: str, environment: str, config: RunConfig, passes: int | None = None):
-    """Runs a program to its end, or for so many passes of its nodes; returns its result."""
+    """Runs a program to its end, or for a number of passes of its nodes; returns its result."""
     job = launch.start(program(agent, environment, config), engine="serial")
     for _ in range(passes or 0):
         with pytest.raises(TimeoutError):
