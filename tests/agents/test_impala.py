@@ -1,7 +1,6 @@
 """IMPALA: every field of its config changes something; action, reward and state stay together."""
 
 import collections
-import contextlib
 import dataclasses
 import math
 from unittest import mock
@@ -119,14 +118,6 @@ def seen(config):
     return str(environment.step(np.array([2])).observation), str(environment.step(np.array([2])).observation)
 
 
-def chosen(config):
-    """Which learner is made: its loss and its precision."""
-    # Compiling takes half a minute of a slow machine; that it is asked for is what matters here.
-    with mock.patch("torch.compile", return_value="compiled") as compiled:
-        learner = make_learner(config)
-    return (compiled.called, learner._precision is contextlib.nullcontext)
-
-
 def acted(config):
     """Log-probabilities of what is done."""
     torch.manual_seed(0)
@@ -141,7 +132,7 @@ DECAYING = {"learning_rate_decay": 3}
 ADAM = {"optimizer": "adam"}
 # See helpers/config_fields.py.
 FIELDS = {
-    "discount": (0.5, learned, {}),
+    **config_fields.of_gradients(learned, make_learner),
     "unroll_length": (3, written, {}),
     "reward_clip": (0.5, learned, {}),
     "previous_action_and_reward": (True, seen, {}),
@@ -154,9 +145,6 @@ FIELDS = {
     "value_coefficient": (1.0, learned, {"max_gradient_norm": None}),
     "entropy_coefficient": (0.5, learned, {}),
     "optimizer": ("adam", learned, {}),
-    "learning_rate": (1e-2, learned, {}),
-    "learning_rate_decay": (3, learned, {}),
-    "learning_rate_end": (0.9, learned, DECAYING),
     "rmsprop_decay": (0.5, learned, {}),
     "rmsprop_momentum": (0.5, learned, {}),
     "adam_epsilon": (1e-1, learned, {}),
@@ -165,8 +153,6 @@ FIELDS = {
     "hidden_sizes": ((9,), network, {}),
     "activation": ("relu", network, {}),
     "lstm_size": (7, network, {}),
-    "compile_loss": (True, chosen, {}),
-    "autocast": (True, chosen, {}),
     "actor_autocast": (True, acted, {}),
 }
 
