@@ -70,9 +70,8 @@ def main(arguments: Sequence[str]) -> int:
     config = entry.make_config()
     preset = presets_of(entry.load()).get(environment, Preset()).agent
     agent = entry.make(None if config is None else dataclasses.replace(config, **preset))
-    fields = ("num_actors", "num_learners", "replay_shards", "variable_sources")
-    fields += ("inference", "inference_nodes")
-    settings = {field: getattr(options, field) for field in fields}
+    counts = ("num_actors", "num_learners", "replay_shards", "variable_sources", "inference_nodes")
+    settings = {field: getattr(options, field) for field in (*counts, "inference")}
     envs = 2 if options.inference.startswith("alternating") else 1
     try:
         run = RunConfig(envs_per_actor=envs, directory=str(Path("runs") / name), **settings)
