@@ -18,7 +18,7 @@ from torch import nn
 
 from framework.networks import distributions
 from framework.networks.noisy import NoisyLinear
-from framework.networks.torsos import MLP, ObservationEncoder, orthogonal_
+from framework.networks.torsos import MLP, ObservationEncoder, in_float32, orthogonal_
 from framework.types import Nest
 
 # A small last layer makes the first policy nearly uniform, whatever the features are.
@@ -184,7 +184,7 @@ class QNetwork(nn.Module):
 
     def forward(self, observation: Nest) -> torch.Tensor:
         features = self.body(self.encoder(observation))
-        advantages = self.head(features)
+        advantages = in_float32(self.head, features) if self.value is None else self.head(features)
         if len(self._shape) == 1:
             if self.value is None:
                 return advantages
@@ -198,7 +198,9 @@ class QNetwork(nn.Module):
 class Critics(nn.Module):
     """Several estimates of the value of an action: observation and action to `[count, ...]`.
 
-    With `num_actions`, those of all discrete actions: observation to `[count, ..., num_actions]`.
+    With `num_actions`, those of all discrete actions: observation to `[count, ..., num_actions]`. With
+    `outputs_per_action` K above 1, `[count, ..., K]`: the parameters of a distribution of the return (D4PG,
+    Barth-Maron et al., 2018). The action is `[..., D]`, or `[..., S, D]` for S actions of each observation.
 
     SAC and TD3 use the smaller value of two critics (Fujimoto et al., 2018). Each critic has its own
     parameters and its own encoder.
@@ -210,6 +212,7 @@ class Critics(nn.Module):
       count: number of critics.
       layer_norm: normalizes each hidden layer before its activation.
       num_actions: number of discrete actions; `action_size` is then 0.
+      outputs_per_action: K, the number of outputs for each continuous action.
     """
 
     def __init__(
@@ -220,21 +223,26 @@ class Critics(nn.Module):
         count: int = 2,
         layer_norm: bool = False,
         num_actions: int | None = None,
+        outputs_per_action: int = 1,
     ):
         super().__init__()
         encoders = [ObservationEncoder(observation_spec) for _ in range(count)]
         width = encoders[0].output_size + action_size
         self.encoders = nn.ModuleList(encoders)
+        outputs = num_actions or outputs_per_action
         self.heads = nn.ModuleList(
-            MLP(width, hidden_sizes, num_actions or 1, layer_norm=layer_norm) for _ in range(count)
+            MLP(width, hidden_sizes, outputs, layer_norm=layer_norm) for _ in range(count)
         )
+        self._scalar = num_actions is None and outputs == 1
 
     def forward(self, observation: Nest, action: torch.Tensor | None = None) -> torch.Tensor:
         features = [encoder(observation) for encoder in self.encoders]
         if action is not None:
+            if action.dim() > features[0].dim():  # Each observation is encoded once for all its actions.
+                features = [each.unsqueeze(-2).expand(*action.shape[:-1], -1) for each in features]
             features = [torch.cat([each, action], -1) for each in features]
         values = torch.stack([head(each) for head, each in zip(self.heads, features, strict=True)])
-        return values if action is None else values.squeeze(-1)
+        return values.squeeze(-1) if self._scalar else values
 
 
 class Actions:
