@@ -74,13 +74,11 @@ class C51(DQN):
     """Distributional Q-learning on fixed atoms, for one discrete action per env."""
 
     config: C51Config
+    networks_class = C51Networks
+    members = (*DQN.members, "outputs", "expected", "atoms")
 
     def __init__(self, config: C51Config | None = None, networks_fn: NetworksFn | None = None):
         super().__init__(config or C51Config(), networks_fn)
-
-    def make_networks(self, spec: EnvironmentSpec) -> C51Networks:
-        members = ("actions", "num_actions", "q_network", "values", "outputs", "expected", "atoms")
-        return self.custom_networks(spec, C51Networks, members)
 
     def item_losses(
         self,
@@ -104,9 +102,8 @@ class C51(DQN):
             )
             following = losses.of_actions(next_outputs, selector.argmax(-1)).softmax(-1)
             targets = losses.categorical_projection(networks.atoms, following, rewards, discounts)
-        each = -(targets * losses.of_actions(outputs, data.action).log_softmax(-1)).sum(-1)
-        # The cross entropy without the entropy of the target, which no learning removes.
-        divergences = (each.detach() + targets.xlogy(targets).sum(-1)).clamp(min=0.0)
+        taken = losses.of_actions(outputs, data.action)
+        each, divergences = losses.categorical_cross_entropy(taken, targets)
         metrics = {
             "q_mean": networks.expected(outputs.detach()).mean(),
             "kl": divergences.mean(),

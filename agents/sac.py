@@ -12,8 +12,7 @@ result equals that of three optimizers. Until learning begins, actions are unifo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +24,7 @@ from framework import config_checks as check
 from framework import learners, losses, networks
 from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput
+from framework.networks import PolicyNetwork, frozen
 from framework.programs.presets import Preset
 from framework.replay import ReplaySample
 from framework.specs import EnvironmentSpec
@@ -68,19 +68,6 @@ class SACConfig(OffPolicyConfig):
         check.above(self, 0, "reward_scale", "temperature", "initial_temperature")
 
 
-class Policy(nn.Module):
-    """Observation `[..., *]` to a `SquashedGaussian` or `Categorical` over `head_spec`."""
-
-    def __init__(self, config: SACConfig, spec: EnvironmentSpec, head_spec: Any):
-        super().__init__()
-        self.encoder = networks.ObservationEncoder(spec.observations)
-        self.body = networks.MLP(self.encoder.output_size, config.hidden_sizes)
-        self.head = networks.make_policy_head(self.body.output_size, head_spec, squash=True)
-
-    def forward(self, observation: Nest) -> Any:
-        return self.head(self.body(self.encoder(observation)))
-
-
 class Temperature(nn.Module):
     """Logarithm of the weight of the entropy: a parameter if it is learned."""
 
@@ -108,7 +95,7 @@ class SACNetworks(nn.Module):
                 "Wrap the environment, or use an agent for such actions."
             )
         self.actions = networks.Actions(action, squash=True)
-        self.policy = Policy(config, spec, self.actions.head_spec)
+        self.policy = PolicyNetwork(spec.observations, config.hidden_sizes, self.actions.make_head)
         if self.actions.continuous:
             size, num_actions = self.actions.head_spec.shape[0], None
             entropy = -float(size)
@@ -147,16 +134,6 @@ class SACPolicy(TorchPolicy):
             else:
                 drawn = torch.empty_like(drawn).random_(distribution.logits.shape[-1], generator=self.random)
         return drawn, (), state
-
-
-@contextmanager
-def _frozen(module: nn.Module) -> Iterator[None]:
-    """Freezes the parameters of `module`. Gradients still pass through it to its inputs."""
-    module.requires_grad_(False)
-    try:
-        yield
-    finally:
-        module.requires_grad_(True)
 
 
 class SAC(OffPolicyAgent):
@@ -243,7 +220,7 @@ class SAC(OffPolicyAgent):
         if not actor_is_due:
             return values, next_soft, None, None
         action, log_prob = drawn(data.observation)
-        with _frozen(networks.critics):
+        with frozen(networks.critics):
             own_values = networks.critics(data.observation, action).amin(0)
         return values, next_soft, losses.sac_actor_loss(log_prob, own_values, temperature), log_prob
 

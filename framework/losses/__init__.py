@@ -5,6 +5,10 @@ episode is treated, wherever in a sequence it lies.
 """
 
 from framework.losses.demonstrations import large_margin_loss as large_margin_loss
+from framework.losses.deterministic import clipped_double_q_errors as clipped_double_q_errors
+from framework.losses.deterministic import deterministic_policy_loss as deterministic_policy_loss
+from framework.losses.deterministic import smoothed_actions as smoothed_actions
+from framework.losses.distributional import categorical_cross_entropy as categorical_cross_entropy
 from framework.losses.distributional import categorical_projection as categorical_projection
 from framework.losses.distributional import of_actions as of_actions
 from framework.losses.distributional import quantile_huber as quantile_huber
