@@ -93,27 +93,6 @@ class MPOConfig(OffPolicyConfig):
             )
 
 
-class Policy(nn.Module):
-    """Observation `[..., *]` to a `DiagonalGaussian` over actions `[..., size]` with the range -1 to 1."""
-
-    _LEAST = 1e-4  # Smallest standard deviation.
-
-    def __init__(self, config: MPOConfig, spec: EnvironmentSpec, size: int):
-        super().__init__()
-        self.encoder = networks.ObservationEncoder(spec.observations)
-        sizes, layer_norm = config.hidden_sizes, config.layer_norm
-        self.body = networks.MLP(self.encoder.output_size, sizes, layer_norm=layer_norm)
-        self.head = nn.Linear(self.body.output_size, 2 * size)
-        nn.init.normal_(self.head.weight, std=1e-2)
-        nn.init.zeros_(self.head.bias)
-        self._scale = config.initial_std / math.log(2.0)  # softplus(0) is log 2.
-
-    def forward(self, observation: Nest) -> DiagonalGaussian:
-        mean, raw = self.head(self.body(self.encoder(observation))).float().chunk(2, -1)
-        std = self._scale * nn.functional.softplus(raw) + self._LEAST
-        return DiagonalGaussian(mean, std.log())
-
-
 class Duals(nn.Module):
     """Logarithms of the temperatures, and of the multipliers of `size` dimensions."""
 
@@ -149,14 +128,14 @@ class MPONetworks(nn.Module):
             )
         self.actions = networks.Actions(action, squash=True)
         (size,) = self.actions.head_spec.shape
-        self.policy = Policy(config, spec, size)
+
+        def make_head(width: int) -> nn.Module:
+            return networks.SoftplusGaussianHead(width, size, config.initial_std)
+
+        sizes, layer_norm = config.hidden_sizes, config.layer_norm
+        self.policy = networks.PolicyNetwork(spec.observations, sizes, make_head, layer_norm)
         self.critics = networks.Critics(
-            spec.observations,
-            size,
-            config.hidden_sizes,
-            count=1,
-            layer_norm=config.layer_norm,
-            outputs_per_action=config.num_atoms,
+            spec.observations, size, sizes, 1, layer_norm, outputs_per_action=config.num_atoms
         )
         self.duals = Duals(config, size)
         # Not saved: a resumed run may have other limits.
@@ -222,38 +201,39 @@ class MPO(OffPolicyAgent):
         return learners.Adam(groups, eps=config.adam_epsilon)
 
     def loss(self, networks: MPONetworks, batch: ReplaySample, context: LossContext) -> LossOutput:
-        """The sum of the losses of critic, policy and duals on a batch of `Transition`s.
-
-        As in Acme, the policy is improved at the next observations, whose sampled values the critic's targets
-        need too. Those behind a termination do not count: no action follows them.
-        """
+        """The sum of the losses of critic, policy and duals on a batch of `Transition`s."""
         data = batch.data
+        target_policy, target_critics = context.targets["policy"], context.targets["critics"]
+
+        def drawn(observation: Nest) -> tuple[DiagonalGaussian, torch.Tensor, torch.Tensor]:
+            """The target policy, S actions of it `[N, S, D]`, and the target critic's outputs for them."""
+            policy = target_policy(observation)
+            noise = context.normal_like(policy.mean.unsqueeze(1).expand(-1, self.config.num_samples, -1))
+            actions = policy.mean.unsqueeze(1) + policy.log_std.exp().unsqueeze(1) * noise
+            return policy, actions, target_critics(observation, actions.clamp(-1.0, 1.0))[0]
+
         with torch.no_grad():
-            old = context.targets["policy"](data.next_observation)
-            noise = context.normal_like(old.mean.unsqueeze(1).expand(-1, self.config.num_samples, -1))
-            actions = old.mean.unsqueeze(1) + old.log_std.exp().unsqueeze(1) * noise  # [N, S, D]
-            rated = context.targets["critics"](data.next_observation, actions.clamp(-1.0, 1.0))[0].float()
-            mask = (data.discount != 0).float()
-        critic, metrics = self._critic_loss(networks, data, rated)
-        policy, more = self._policy_loss(networks, data.next_observation, old, actions, rated, mask)
-        # A mean over the whole batch, as the critic's: several learners then do what one does.
-        return LossOutput(critic + mask.mean() * policy, metrics | more)
+            _, _, next_outputs = drawn(data.next_observation)
+            old, actions, outputs = drawn(data.observation)
+        critic, metrics = self._critic_loss(networks, data, next_outputs)
+        policy, more = self._policy_loss(networks, data.observation, old, actions, outputs)
+        return LossOutput(critic + policy, metrics | more)
 
     def _critic_loss(
-        self, networks: MPONetworks, data: Transition, rated: torch.Tensor
+        self, networks: MPONetworks, data: Transition, next_outputs: torch.Tensor
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The loss towards the mean over the S actions that `rated [N, S, ...]` holds the outputs for."""
+        """The loss towards the mean over S next actions, of which `next_outputs [N, S, ...]` are given."""
         rewards = data.reward.float()
         # The adder omits one factor of the n-step discount; apply it here.
         discounts = self.config.discount * data.discount.float()
-        outputs = networks.critics(data.observation, networks.actions.drawn(data))[0].float()
+        outputs = networks.critics(data.observation, networks.actions.drawn(data))[0]
         if len(networks.atoms) == 1:
-            targets = rewards + losses.discounted(discounts, rated.mean(1))
+            targets = rewards + losses.discounted(discounts, next_outputs.mean(1))
             loss = losses.value_loss(outputs, targets)
         else:
-            mixture = rated.softmax(-1).mean(1)
+            mixture = next_outputs.softmax(-1).mean(1)
             targets = losses.categorical_projection(networks.atoms, mixture, rewards, discounts)
-            loss = -(targets * outputs.log_softmax(-1)).sum(-1).mean()
+            loss = losses.categorical_cross_entropy(outputs, targets)[0].mean()
         return loss, {"critic_loss": loss, "q_mean": networks.expected(outputs.detach()).mean()}
 
     def _policy_loss(
@@ -262,46 +242,56 @@ class MPO(OffPolicyAgent):
         observation: Nest,
         old: DiagonalGaussian,
         actions: torch.Tensor,
-        rated: torch.Tensor,
-        mask: torch.Tensor,
+        outputs: torch.Tensor,
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """The losses of policy and duals, of actions `[N, S, D]` of the policy `old` and outputs for them."""
         config, duals = self.config, networks.duals
-        values, temperature = networks.expected(rated), duals.log_temperature.exp()
+        values, temperature = networks.expected(outputs), duals.log_temperature.exp()
         weights = losses.mpo_weights(values, temperature)
-        dual = losses.mpo_temperature_loss(values, temperature, config.epsilon, mask)
-        divergence = losses.masked_mean(weights.xlogy(weights * config.num_samples).sum(-1), mask)
+        dual = losses.mpo_temperature_loss(values, temperature, config.epsilon)
+        divergence = weights.xlogy(weights * config.num_samples).sum(-1).mean()
         metrics = {"temperature": temperature, "weights_kl": divergence}
         if config.epsilon_penalty is not None:
             # A second objective with a temperature of its own: MO-MPO (Abdolmaleki et al., 2020).
             inside = -(actions - actions.clamp(-1.0, 1.0)).norm(dim=-1)
             temperature = duals.log_penalty_temperature.exp()
             weights = weights + losses.mpo_weights(inside, temperature)
-            dual = dual + losses.mpo_temperature_loss(inside, temperature, config.epsilon_penalty, mask)
-            metrics["outside"] = -losses.masked_mean(inside.mean(-1), mask)
+            dual = dual + losses.mpo_temperature_loss(inside, temperature, config.epsilon_penalty)
+            metrics["outside"] = -inside.mean()
         new = networks.policy(observation)
         only_mean = DiagonalGaussian(new.mean.unsqueeze(1), old.log_std.unsqueeze(1))
         only_std = DiagonalGaussian(old.mean.unsqueeze(1), new.log_std.unsqueeze(1))
         log_probs = only_mean.log_prob(actions) + only_std.log_prob(actions)
-        total = dual + losses.mpo_likelihood_loss(weights, log_probs, mask)
+        total = dual + losses.mpo_likelihood_loss(weights, log_probs)
         kls = losses.decoupled_gaussian_kl(old.mean, old.log_std, new.mean, new.log_std)
         for name, kl, log_multiplier, epsilon in (
             ("mean", kls[0], duals.log_mean_multiplier, config.epsilon_mean),
             ("std", kls[1], duals.log_std_multiplier, config.epsilon_std),
         ):
             multiplier = log_multiplier.exp()
-            bound = losses.kl_constraint(kl, multiplier, epsilon, mask)
+            bound = losses.kl_constraint(kl, multiplier, epsilon)
             total = total + bound.penalty + bound.multiplier_loss
-            metrics[f"kl_{name}"] = losses.masked_mean(kl.mean(-1), mask)
+            metrics[f"kl_{name}"] = kl.mean()
             metrics[f"{name}_multiplier"] = multiplier.mean()
         metrics["policy_std"] = new.log_std.exp().mean()
         return total, metrics
 
 
+CONTROL_SUITE = Preset(
+    agent={
+        "num_atoms": 51,
+        "v_min": 0.0,
+        "v_max": 100.0,
+        "max_gradient_norm": 40.0,
+        "min_replay_size": 2_000,
+    },
+    run={"num_actors": 1, "envs_per_actor": 4, "max_env_steps": 200_000, "evaluate_period": 20_000},
+)
 PRESETS: Mapping[str, Preset] = {
     "gymnasium:Pendulum-v1": Preset(
         agent={
             "n_step": 1,
+            "target_update_period": 50,
             "min_replay_size": 500,
             "batch_size": 128,
             "samples_per_insert": 128.0,
@@ -311,4 +301,6 @@ PRESETS: Mapping[str, Preset] = {
         },
         run={"num_actors": 1, "envs_per_actor": 1, "max_env_steps": 20_000, "evaluate_period": 5_000},
     ),
+    "dm_control:cartpole/swingup": CONTROL_SUITE,
+    "dm_control:walker/walk": CONTROL_SUITE,
 }
