@@ -16,7 +16,6 @@ from test_sac import (
     SHAPES,
     SPEC,
     acted,
-    chosen,
     learned,
     make_batch,
     make_learner,
@@ -38,21 +37,11 @@ ATOMS = {"num_atoms": 11}
 
 # See helpers/config_fields.py.
 FIELDS = {
-    "discount": (0.5, learned, {}),
+    **config_fields.of_gradients(learned, make_learner),
+    **config_fields.of_replay(learned, table),
     "n_step": (3, written, {"n_step": 1}),
     "reward_clip": (0.1, written, {"n_step": 1}),
-    "max_replay_size": (5000, table, {}),
-    "min_replay_size": (17, table, {}),
-    "batch_size": (32, table, {}),
-    "samples_per_insert": (3.0, table, {}),
-    "insert_burst": (7, table, {}),
-    "learning_rate": (1e-2, learned, {}),
     "critic_learning_rate": (1e-2, learned, {}),
-    "learning_rate_decay": (3, learned, {}),
-    "learning_rate_end": (0.9, learned, {"learning_rate_decay": 3}),
-    "adam_epsilon": (1e-2, learned, {}),
-    "max_gradient_norm": (1e-9, learned, {}),
-    "target_update_period": (2, learned, {}),
     "target_update_rate": (0.5, learned, {"target_update_period": 1}),
     "num_atoms": (11, network, {}),
     "v_min": (-3.0, learned, ATOMS),
@@ -69,8 +58,6 @@ FIELDS = {
     "hidden_sizes": ((8,), network, {}),
     "layer_norm": (False, network, {}),
     "initial_std": (0.1, acted, {}),
-    "compile_loss": (True, chosen, {}),
-    "autocast": (True, chosen, {}),
 }
 
 

@@ -8,6 +8,7 @@ import torch
 from dm_env import specs as dm_specs
 
 from agents.dqn import DQN, DQNConfig
+from agents.impact import IMPACT, IMPACTConfig
 from agents.impala import IMPALA, IMPALAConfig
 from agents.iqn import IQN, IQNConfig
 from agents.maml import MAML
@@ -31,6 +32,7 @@ LEARNS = {"min_replay_size": 16, "batch_size": 8, "insert_burst": 16}
 AGENTS = {
     "dqn": lambda: DQN(DQNConfig(prioritized=True, epsilon_ladder=3.0, n_step=2, **LEARNS)),
     "ppo": lambda: PPO(PPOConfig(unroll_length=4, recurrent="lstm", normalize_observations=True, epochs=2)),
+    "impact": lambda: IMPACT(IMPACTConfig(unroll_length=4, lstm_size=8, batch_size=4)),
     "impala": lambda: IMPALA(IMPALAConfig(unroll_length=4, lstm_size=8, batch_size=4)),
     "iqn": lambda: IQN(IQNConfig(hidden_sizes=(16,), **LEARNS)),
     "r2d2": lambda: R2D2(R2D2Config(min_replay_size=2, batch_size=2, unroll_length=4, burn_in=2, period=2)),
