@@ -89,6 +89,7 @@ setup(
             "a3c=agents.a3c:A3C",
             "apex=agents.flow_dqn:ApeX",
             "c51=agents.c51:C51",
+            "ddpg=agents.td3:DDPG",
             "dqfd=agents.dqfd:DQfD",
             "dqn=agents.dqn:DQN",
             "flow_dqn=agents.flow_dqn:FlowDQN",
@@ -104,6 +105,7 @@ setup(
             "rainbow=agents.rainbow:Rainbow",
             "random_actions=agents.random_actions:RandomActions",
             "sac=agents.sac:SAC",
+            "td3=agents.td3:TD3",
         ],
     },
     classifiers=[
