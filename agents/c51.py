@@ -74,13 +74,11 @@ class C51(DQN):
     """Distributional Q-learning on fixed atoms, for one discrete action per env."""
 
     config: C51Config
+    networks_class = C51Networks
+    members = (*DQN.members, "outputs", "expected", "atoms")
 
     def __init__(self, config: C51Config | None = None, networks_fn: NetworksFn | None = None):
         super().__init__(config or C51Config(), networks_fn)
-
-    def make_networks(self, spec: EnvironmentSpec) -> C51Networks:
-        members = ("actions", "num_actions", "q_network", "values", "outputs", "expected", "atoms")
-        return self.custom_networks(spec, C51Networks, members)
 
     def item_losses(
         self,

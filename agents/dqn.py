@@ -190,13 +190,16 @@ class DQN(OffPolicyAgent):
     """
 
     target_names = ("q_network",)
+    networks_class: type[DQNNetworks] = DQNNetworks
+    # Members that the family needs of networks.
+    members: tuple[str, ...] = ("actions", "num_actions", "q_network", "values")
 
     def __init__(self, config: DQNConfig | None = None, networks_fn: NetworksFn | None = None):
         self.config: DQNConfig = config or DQNConfig()
         self.networks_fn = networks_fn
 
     def make_networks(self, spec: EnvironmentSpec) -> DQNNetworks:
-        return self.custom_networks(spec, DQNNetworks, ("actions", "num_actions", "q_network", "values"))
+        return self.custom_networks(spec, self.networks_class, self.members)
 
     def make_policy(self, networks: DQNNetworks, evaluation: bool = False) -> DQNPolicy:
         return DQNPolicy(networks, self.config, evaluation)
@@ -243,33 +246,6 @@ class DQN(OffPolicyAgent):
         sizes = errors.detach().abs()
         metrics = {"q_mean": values.mean(), "td_error": sizes.mean()}
         return losses.huber(errors, self.config.huber_delta), sizes, metrics
-
-    def target_samples(
-        self, networks: DQNNetworks, target: nn.Module, data: Transition, *fractions: torch.Tensor
-    ) -> torch.Tensor:
-        """Samples `[N, K]` of the targets of N `Transition`s, for networks that give samples of the return.
-
-        Args:
-          networks: the networks that learn.
-          target: the target network: observation and `fractions` to `[N, A, K]`.
-          data: the transitions.
-          fractions: at most one `[N, K]`, for networks of quantiles that take fractions.
-        """
-        config, (rewards, discounts) = self.config, self.rewards(data)
-        with torch.no_grad():
-            samples = target(data.next_observation, *fractions)
-            if config.double and not config.munchausen:
-                next_values = networks.values(data.next_observation)
-            else:
-                next_values = networks.expected(target(data.next_observation) if fractions else samples)
-            if config.munchausen:
-                values = networks.expected(target(data.observation))
-                bonus = losses.munchausen_rewards(values, data.action, *config.munchausen_settings)
-                rewards = rewards + bonus
-                samples = losses.munchausen_next_values(next_values, config.munchausen_temperature, samples)
-            else:
-                samples = losses.of_actions(samples, next_values.argmax(-1))
-            return rewards.unsqueeze(1) + losses.discounted(discounts.unsqueeze(1), samples)
 
     def loss(self, networks: DQNNetworks, batch: replay.ReplaySample, context: LossContext) -> LossOutput:
         """The mean of `item_losses` over a batch of `Transition`s, with importance weights if prioritized."""

@@ -5,7 +5,7 @@
 
 Each run is ``repertory train`` on the serial engine in a process of its own (so that its CPU time is its
 own) with one torch thread, then ``repertory eval`` over 100 episodes, greedily, of the parameters at the
-last step. One preset a row, nothing is tuned per seed. Every row writes ``ROW.json``, anew after each seed,
+last step. One preset a row, nothing is tuned per seed. Every row writes ``ROW.json``, again after each seed,
 and ``ROW.png`` (learning curves with a band over seeds) to the output folder; a seed that is in the file
 already is not run again, so a row can be made in several sittings. ``--peers`` also trains the peers named
 with the Python given, one that has them, on the rows of ``learning_peers.py``.
@@ -62,6 +62,8 @@ ROWS = {
     "cartpole-impala": Row("impala", "gymnasium:CartPole-v1", 150_000, 475),
     "cartpole-a2c": Row("a2c", "gymnasium:CartPole-v1", 150_000, 475),
     "cartpole-a3c": Row("a3c", "gymnasium:CartPole-v1", 150_000, 475),
+    "cartpole-appo": Row("appo", "gymnasium:CartPole-v1", 150_000, 475),
+    "cartpole-impact": Row("impact", "gymnasium:CartPole-v1", 150_000, 475),
     "cartpole-apex": Row("apex", "gymnasium:CartPole-v1", 50_000, 475),
     "cartpole-flow-dqn": Row("flow_dqn", "gymnasium:CartPole-v1", 50_000, 475),
     "cartpole-flow-impala": Row("flow_impala", "gymnasium:CartPole-v1", 150_000, 475),
@@ -75,6 +77,8 @@ ROWS = {
     "cartpole-qr-dqn": Row("qr_dqn", "gymnasium:CartPole-v1", 50_000, 475),
     "cartpole-rainbow": Row("rainbow", "gymnasium:CartPole-v1", 50_000, 475),
     "four-cartpoles-ppo-dqn": Row("ppo_dqn", "multi_agent:CartPole", 100_000, 450),
+    "acrobot-appo": Row("appo", "gymnasium:Acrobot-v1", 200_000, -90),
+    "acrobot-impact": Row("impact", "gymnasium:Acrobot-v1", 200_000, -90),
     "acrobot-ppo": Row("ppo", "gymnasium:Acrobot-v1", 200_000, -90, published="Zoo −73.5 at 1M"),
     "pendulum-ddpg": Row("ddpg", "gymnasium:Pendulum-v1", 20_000, -200, published="Zoo −152.1 at 20k"),
     "pendulum-td3": Row("td3", "gymnasium:Pendulum-v1", 20_000, -200, published="Zoo −151.9 at 20k"),

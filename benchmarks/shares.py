@@ -39,7 +39,7 @@ class Sections:
         self.calls: dict[str, int] = defaultdict(int)
 
     def start(self) -> None:
-        """Begins anew; the time outside of all sections goes to ``""``."""
+        """Begins again; the time outside of all sections goes to ``""``."""
         self.seconds.clear()
         self.calls.clear()
         self._since = self._clock()

@@ -7,6 +7,7 @@ value per element must have equal shapes; otherwise `ValueError`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -109,6 +110,34 @@ def clipped_surrogate(
         kl = masked_mean(ratios - 1.0 - log_ratios, mask)
         clip_fraction = masked_mean(((ratios - 1.0).abs() > epsilon).float(), mask)
     return Surrogate(loss, kl, clip_fraction)
+
+
+def impact_surrogate(
+    log_probs: torch.Tensor,
+    target_log_probs: torch.Tensor,
+    acting_log_probs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    epsilon: float = 0.3,
+    largest: float = 2.0,
+) -> Surrogate:
+    """IMPACT's clipped objective with a target network (Luo et al., 2020), negated.
+
+    The ratio is min(mu/pi_target, largest) pi/mu, where mu acted: pi/pi_target, but for actions that mu chose
+    with more than `largest` times the probability of pi_target.
+
+    Args:
+      log_probs: log pi(a|o) under the parameters that are trained.
+      target_log_probs: log pi(a|o) under the target network.
+      acting_log_probs: log mu(a|o) under the parameters that acted.
+      largest: bound of mu/pi_target.
+
+    Other arguments as in `clipped_surrogate`.
+    """
+    check_alike(mask, target_log_probs=target_log_probs, acting_log_probs=acting_log_probs)
+    # The ratio is pi/max(pi_target, mu/largest).
+    denominators = torch.maximum(target_log_probs, acting_log_probs - math.log(largest))
+    return clipped_surrogate(log_probs, denominators, advantages, mask, epsilon)
 
 
 def kl_penalty_surrogate(

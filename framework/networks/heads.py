@@ -18,7 +18,7 @@ from torch import nn
 
 from framework.networks import distributions
 from framework.networks.noisy import NoisyLinear
-from framework.networks.torsos import MLP, ObservationEncoder, orthogonal_
+from framework.networks.torsos import MLP, ObservationEncoder, in_float32, orthogonal_
 from framework.types import Nest
 
 # A small last layer makes the first policy nearly uniform, whatever the features are.
@@ -184,7 +184,7 @@ class QNetwork(nn.Module):
 
     def forward(self, observation: Nest) -> torch.Tensor:
         features = self.body(self.encoder(observation))
-        advantages = self.head(features)
+        advantages = in_float32(self.head, features) if self.value is None else self.head(features)
         if len(self._shape) == 1:
             if self.value is None:
                 return advantages

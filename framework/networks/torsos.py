@@ -38,14 +38,26 @@ def orthogonal_(module: nn.Linear | nn.Conv2d, gain: float) -> None:
         nn.init.zeros_(module.bias)
 
 
+def in_float32(layer: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    """The output of a network's last layer, float32 also with autocast.
+
+    In bfloat16, values of actions that differ by less than 0.4 % are often equal.
+    """
+    device = inputs.device.type
+    if not torch.is_autocast_enabled(device):
+        return layer(inputs)
+    with torch.autocast(device, enabled=False):
+        return layer(inputs.float())
+
+
 class MLP(nn.Module):
     """`[..., input_size]` to `[..., output_size]` through hidden layers with an activation after each.
 
     Args:
       input_size: width of the last axis of the input.
       hidden_sizes: widths of the hidden layers; empty for none.
-      output_size: width of a last linear layer without activation; None leaves it out, and the last hidden
-        layer is the output.
+      output_size: width of a last linear layer without activation, float32 also with autocast; None leaves
+        it out, and the last hidden layer is the output.
       activation: relu, tanh, elu or silu.
       orthogonal_gain: gain of orthogonal weights; None keeps torch's default initialization.
       layer_norm: normalizes each hidden layer before its activation (Ba et al., 2016).
@@ -85,11 +97,14 @@ class MLP(nn.Module):
                     orthogonal_(layer, orthogonal_gain)
         self.layers = nn.Sequential(*layers)
         self.output_size = width
+        self._has_output = output_size is not None
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:  # One call fewer than through the Sequential.
+        layers = list(self.layers)
+        output = layers.pop() if self._has_output else None
+        for layer in layers:  # One call fewer than through the Sequential.
             inputs = layer(inputs)
-        return inputs
+        return inputs if output is None else in_float32(output, inputs)
 
 
 class _Images(nn.Module):

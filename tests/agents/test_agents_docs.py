@@ -12,6 +12,7 @@ PAGES = pathlib.Path(__file__).parents[2] / "docs" / "agents"
 NAMES = (
     "a2c",
     "apex",
+    "appo",
     "c51",
     "dqfd",
     "dqn",

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from dm_env import specs as dm_specs
 
+from agents.appo import APPO, APPOConfig
 from agents.c51 import C51, C51Config
 from agents.dqfd import DQfD, DQfDConfig
 from agents.dqn import DQN, DQNConfig
+from agents.impact import IMPACT, IMPACTConfig
 from agents.impala import IMPALA, IMPALAConfig
 from agents.iqn import IQN, IQNConfig
 from agents.ppo import PPO, PPOConfig
@@ -77,6 +79,8 @@ ppo = PPO(PPOConfig(**UNROLLS, epochs=4, minibatch_size=32))
 ppo_with_penalty = PPO(PPOConfig(**UNROLLS, epochs=4, minibatch_size=32, target_kl=0.03))
 ppo_with_memory = PPO(PPOConfig(**UNROLLS, epochs=4, minibatch_size=32, recurrent="gru", recurrent_size=16))
 impala = IMPALA(IMPALAConfig(**{**UNROLLS, "learning_rate": 5e-3}, batch_size=8))
+appo = APPO(APPOConfig(**{**UNROLLS, "learning_rate": 5e-3}, batch_size=8, target_update_period=4))
+impact = IMPACT(IMPACTConfig(**vars(appo.config) | {"samples_per_insert": 2, "queue_batches": 3}))
 impala_with_memory = IMPALA(IMPALAConfig(**UNROLLS, batch_size=8, optimizer="adam", lstm_size=16))
 impala_without_memory = IMPALA(IMPALAConfig(**UNROLLS, batch_size=8, optimizer="adam"))
 SEQUENCES = {"unroll_length": 10, "burn_in": 4, "period": 10, "lstm_size": 16, "head_sizes": (16,)}
@@ -100,6 +104,8 @@ CASES = {
     "ppo": (ppo, cue, 2_400, 1.0, 1.0),
     "ppo, numbers": (ppo_with_penalty, Aim, 4_000, 0.9, 1.0),
     "impala": (impala, cue, 3_000, 0.95, 1.0),
+    "appo": (appo, cue, 3_000, 0.95, 1.0),
+    "impact": (impact, cue, 2_400, 0.95, 1.0),
     "ppo with a memory": (ppo_with_memory, recall, 6_000, 0.95, 1.0),
     "impala with a memory": (impala_with_memory, recall, 12_000, 0.95, 1.0),
     "r2d2 with a memory": (R2D2(r2d2), recall, 6_000, 0.95, 1.0),
@@ -107,7 +113,7 @@ CASES = {
     "impala without a memory": (impala_without_memory, recall, 4_000, 0.2, 0.8),
     "r2d2 without a memory": (R2D2(dataclasses.replace(r2d2, lstm_size=None)), recall, 3_000, 0.2, 0.8),
 }
-ELSEWHERE = ("dqn", "iqn", "rainbow", "sac", "ppo", "impala")
+ELSEWHERE = ("dqn", "iqn", "rainbow", "sac", "ppo", "impala", "impact")
 KINDS = [(name, "local") for name in CASES]
 KINDS += [(name, mode) for name in ELSEWHERE for mode in get_args(Inference) if mode != "local"]
 

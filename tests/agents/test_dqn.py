@@ -1,10 +1,8 @@
 """DQN: every field of its config changes something, and the parts fit each other."""
 
 import collections
-import contextlib
 import dataclasses
 import math
-from unittest import mock
 
 import config_fields
 import numpy as np
@@ -124,43 +122,24 @@ def _timestep(kind):
     return dm_env.TimeStep(np.array([kind]), one * (kind > 0), one, np.zeros((1, 4), np.float32))
 
 
-def chosen(config):
-    """Which learner is made: its device, its loss and its precision."""
-    # Compiling takes half a minute of this machine; that it is asked for is what matters here.
-    with mock.patch("torch.compile", return_value="compiled") as compiled:
-        learner = make_learner(config)
-    return (str(learner.device), compiled.called, learner._precision is contextlib.nullcontext)
-
-
 PRIORITIZED = {"prioritized": True}
 MUNCHAUSEN = {"munchausen": 0.9}
 DECAYING = {"learning_rate_decay": 3}
 # See helpers/config_fields.py.
 FIELDS = {
-    "discount": (0.5, learned, {}),
+    **config_fields.of_gradients(learned, make_learner),
+    **config_fields.of_replay(learned, table),
     "n_step": (2, written, {}),
     "reward_clip": (0.1, written, {}),
-    "max_replay_size": (5000, table, {}),
-    "min_replay_size": (17, table, {}),
-    "batch_size": (32, table, {}),
-    "samples_per_insert": (3.0, table, {}),
-    "insert_burst": (7, table, {}),
     "prioritized": (True, table, {}),
     "priority_exponent": (0.9, table, PRIORITIZED),
     "importance_sampling_exponent": (0.9, learned, PRIORITIZED),
     "importance_sampling_annealing": (2, learned, PRIORITIZED),
-    "learning_rate": (1e-2, learned, {}),
-    "learning_rate_decay": (3, learned, {}),
-    "learning_rate_end": (0.9, learned, DECAYING),
-    "adam_epsilon": (1e-2, learned, {}),
-    "max_gradient_norm": (1e-9, learned, {}),
     "huber_delta": (0.01, learned, {}),
     "double": (False, learned, {"learning_rate": 0.1}),
     "munchausen": (0.9, learned, {}),
     "munchausen_temperature": (1.0, learned, MUNCHAUSEN),
     "munchausen_clip": (0.01, learned, MUNCHAUSEN),
-    "target_update_period": (2, learned, {}),
-    "target_update_rate": (1.0, learned, {}),
     "epsilon_start": (0.2, explored, {}),
     "epsilon_end": (0.9, explored, {"epsilon_decay": 1}),
     "epsilon_decay": (2, explored, {}),
@@ -171,8 +150,6 @@ FIELDS = {
     "dueling": (True, network, {}),
     "noisy": (True, network, {}),
     "initial_noise": (0.1, learned, {"noisy": True}),
-    "compile_loss": (True, chosen, {}),
-    "autocast": (True, chosen, {}),
 }
 
 

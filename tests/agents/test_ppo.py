@@ -4,7 +4,6 @@ import collections
 import dataclasses
 import functools
 import math
-from unittest import mock
 
 import config_fields
 import numpy as np
@@ -390,21 +389,14 @@ def network(config, spec=DISCRETE):
     return str(nets) + str([p.sum().item() for p in nets.parameters()])
 
 
-def chosen(config):
-    # Compiling takes half a minute of this machine; that it is asked for is what matters here.
-    with mock.patch("torch.compile", return_value="compiled") as compiled:
-        make_learner(config)
-    return compiled.called
-
-
 PENALTY = {"target_kl": 0.001}
 MEMORY = {"recurrent": "lstm"}
 DECAY = {"learning_rate_decay": 40}
 # See helpers/config_fields.py.
 FIELDS = {
+    **config_fields.of_gradients(learned, make_learner),
     "unroll_length": (7, in_step, {}),
     "max_policy_lag": (1, in_step, {}),
-    "discount": (0.5, learned, {}),
     "gae_lambda": (0.5, learned, {}),
     "normalize_observations": (True, learned, {}),
     "normalize_rewards": (True, learned, {}),
@@ -417,18 +409,15 @@ FIELDS = {
     "entropy_coefficient": (1.0, learned, {}),
     "epochs": (3, learned, {}),
     "minibatch_size": (16, learned, {}),
-    "learning_rate": (1e-2, learned, {}),
     "learning_rate_decay": (40, learned, {}),
     "learning_rate_end": (0.5, learned, DECAY),
     "clip_end": (0.01, learned, {**DECAY, "learning_rate_end": 1.0, "learning_rate": 0.01}),
-    "adam_epsilon": (1e-2, learned, {}),
     "max_gradient_norm": (1e-6, learned, {}),
     "hidden_sizes": ((8,), network, {}),
     "activation": ("relu", network, {}),
     "shared": (True, network, {}),
     "recurrent": ("gru", network, {}),
     "recurrent_size": (16, network, MEMORY),
-    "compile_loss": (True, chosen, {}),
     "autocast": (True, learned, {}),
     "initial_std": (0.5, functools.partial(network, spec=CONTINUOUS), {}),
 }

@@ -1,10 +1,8 @@
 """R2D2: every field of its config changes something; stored states, burn-in and the ends of episodes."""
 
 import collections
-import contextlib
 import dataclasses
 import math
-from unittest import mock
 
 import config_fields
 import numpy as np
@@ -136,25 +134,13 @@ def seen(config):
     return str(environment.step(np.array([2])).observation)
 
 
-def chosen(config):
-    """Which learner is made: its loss and its precision."""
-    # Compiling takes half a minute of a slow machine; that it is asked for is what matters here.
-    with mock.patch("torch.compile", return_value="compiled") as compiled:
-        learner = make_learner(config)
-    return (compiled.called, learner._precision is contextlib.nullcontext)
-
-
 # See helpers/config_fields.py.
 FIELDS = {
-    "discount": (0.5, learned, {}),
+    **config_fields.of_gradients(learned, make_learner),
+    **config_fields.of_replay(learned, table),
     "unroll_length": (5, written, {}),
     "burn_in": (2, written, {}),
     "period": (2, written, {}),
-    "max_replay_size": (5000, table, {}),
-    "min_replay_size": (17, table, {}),
-    "batch_size": (32, table, {}),
-    "samples_per_insert": (3.0, table, {}),
-    "insert_burst": (7, table, {}),
     "previous_action_and_reward": (True, seen, {}),
     "n_step": (2, learned, {}),
     "targets": ("watkins", learned, {}),
@@ -165,13 +151,6 @@ FIELDS = {
     "priority_exponent": (0.5, table, {}),
     "priority_eta": (0.5, learned, {}),
     "importance_sampling_exponent": (0.9, learned, {}),
-    "learning_rate": (1e-2, learned, {}),
-    "learning_rate_decay": (3, learned, {}),
-    "learning_rate_end": (0.9, learned, {"learning_rate_decay": 3}),
-    "adam_epsilon": (1e-2, learned, {}),
-    "max_gradient_norm": (1e-9, learned, {}),
-    "target_update_period": (2, learned, {}),
-    "target_update_rate": (1.0, learned, {}),
     "epsilon_start": (0.2, explored, {}),
     "epsilon_end": (0.9, explored, {"epsilon_decay": 1}),
     "epsilon_decay": (2, explored, {}),
@@ -181,8 +160,6 @@ FIELDS = {
     "lstm_size": (7, network, {}),
     "head_sizes": ((9,), network, {}),
     "dueling": (False, network, {}),
-    "compile_loss": (True, chosen, {}),
-    "autocast": (True, chosen, {}),
 }
 
 

@@ -1,10 +1,8 @@
 """SAC: every field of its config changes something, and the losses are those of the papers."""
 
 import collections
-import contextlib
 import dataclasses
 import math
-from unittest import mock
 
 import config_fields
 import numpy as np
@@ -104,32 +102,15 @@ def written(config):
     return tables[0].info.current_size, float(client.sample_batch("replay", 1).data.reward[0])
 
 
-def chosen(config):
-    with mock.patch("torch.compile", return_value="compiled") as compiled:
-        learner = make_learner(config)
-    return (str(learner.device), compiled.called, learner._precision is contextlib.nullcontext)
-
-
 # See helpers/config_fields.py.
 FIELDS = {
-    "discount": (0.5, learned, {}),
+    **config_fields.of_gradients(learned, make_learner),
+    **config_fields.of_replay(learned, table),
     "n_step": (3, written, {}),
     "reward_clip": (0.1, written, {}),
     "reward_scale": (0.1, learned, {}),
-    "max_replay_size": (5000, table, {}),
-    "min_replay_size": (17, table, {}),
-    "batch_size": (32, table, {}),
-    "samples_per_insert": (3.0, table, {}),
-    "insert_burst": (7, table, {}),
-    "learning_rate": (1e-2, learned, {}),
     "critic_learning_rate": (1e-2, learned, {}),
-    "learning_rate_decay": (3, learned, {}),
-    "learning_rate_end": (0.9, learned, {"learning_rate_decay": 3}),
-    "adam_epsilon": (1e-2, learned, {}),
-    "target_update_period": (2, learned, {}),
-    "max_gradient_norm": (1e-9, learned, {}),
     "num_critics": (3, network, {}),
-    "target_update_rate": (1.0, learned, {}),
     "actor_delay": (2, learned, {}),
     "temperature": (0.3, learned, {}),
     "initial_temperature": (0.3, learned, {}),
@@ -138,8 +119,6 @@ FIELDS = {
     "random_start": (False, acted, {}),
     "hidden_sizes": ((8,), network, {}),
     "layer_norm": (True, network, {}),
-    "compile_loss": (True, chosen, {}),
-    "autocast": (True, chosen, {}),
 }
 
 

@@ -16,6 +16,7 @@ import torch
 import tree
 from dm_env import specs as dm_specs
 
+from agents.appo import APPO, APPOConfig
 from agents.dqn import DQN, DQNConfig
 from agents.impala import IMPALA, IMPALAConfig
 from agents.ppo import PPO, PPOConfig
@@ -81,6 +82,7 @@ AGENTS = {
         PPO(dataclasses.replace(PPO_CONFIG, minibatch_size=3, recurrent="gru")),
         DISCRETE,
     ),
+    "appo": (APPO(APPOConfig(hidden_sizes=(8, 8), batch_size=BATCH, target_update_period=3)), DISCRETE),
     "impala": (IMPALA(IMPALAConfig(hidden_sizes=(8, 8), batch_size=BATCH, lstm_size=8)), DISCRETE),
     "r2d2": (
         R2D2(R2D2Config(hidden_sizes=(8,), batch_size=BATCH, burn_in=2, unroll_length=UNROLL - 2, period=1)),

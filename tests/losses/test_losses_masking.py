@@ -31,6 +31,11 @@ LOSSES = {
         {"old_log_probs": (), "advantages": ()},
         lambda **named: all_finite(losses.clipped_surrogate(**named)).loss,
     ),
+    "impact_surrogate": (
+        {"log_probs": ()},
+        {"target_log_probs": (), "acting_log_probs": (), "advantages": ()},
+        lambda **named: all_finite(losses.impact_surrogate(**named)).loss,
+    ),
     "kl_penalty_surrogate": (
         {"log_probs": (), "kl": ()},
         {"old_log_probs": (), "advantages": ()},
@@ -250,6 +255,7 @@ def test_a_real_step_with_a_nan_is_not_hidden():
         lambda good, bad: losses.policy_gradient_loss(good, bad),
         lambda good, bad: losses.clipped_surrogate(good, good, bad),
         lambda good, bad: losses.clipped_surrogate(good, bad, good),
+        lambda good, bad: losses.impact_surrogate(good, good, bad, good),
         lambda good, bad: losses.kl_penalty_surrogate(good, good, good, bad, 1.0, 0.01),
         lambda good, bad: losses.value_loss(good, bad),
         lambda good, bad: losses.value_loss(good, good, bad),

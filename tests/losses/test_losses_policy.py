@@ -94,6 +94,24 @@ def test_the_clipped_surrogate_has_the_gradient_that_autograd_gives_its_formula(
     torch.testing.assert_close(torch.autograd.grad((ours**2).sum(), new)[0], curvature)
 
 
+def test_the_impact_surrogate_against_a_loop(random):
+    new, target, acting, advantages = tensors(random, 3, 5, count=4)
+    mask = torch.tensor(random.random((3, 5)) < 0.7).double()
+    total = count = bounded = 0.0
+    for index in mask.nonzero().tolist():
+        pi, pi_target, mu, advantage = (
+            each[tuple(index)].item() for each in (new, target, acting, advantages)
+        )
+        correction = math.exp(mu) / math.exp(pi_target)
+        bounded += correction > 2
+        ratio = min(correction, 2.0) * math.exp(pi) / math.exp(mu)
+        total -= min(ratio * advantage, min(max(ratio, 0.7), 1.3) * advantage)
+        count += 1
+    assert 0 < bounded < count
+    result = losses.impact_surrogate(new, target, acting, advantages, mask, 0.3, 2.0)
+    assert result.loss.item() == pytest.approx(total / count)
+
+
 @pytest.mark.parametrize("kl, penalty", [(0.005, 0.0), (0.02, 0.0), (0.05, 1000 * 0.03**2)])
 def test_kl_penalty_with_the_cutoff_above_twice_the_target(kl, penalty, random):
     new, old, advantages = tensors(random, 2, 4, count=3)

@@ -240,6 +240,29 @@ def test_pictures_in_mixed_precision_are_those_in_full_precision_rounded_once(le
         torch.testing.assert_close(network(images), network(images.float() / 255), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+@pytest.mark.parametrize("dueling", [False, True])
+@pytest.mark.parametrize("kind", ["values", "quantiles", "implicit quantiles"])
+def test_close_values_stay_apart_in_mixed_precision(kind, dueling, noise):
+    torch.manual_seed(0)
+    if kind == "implicit quantiles":
+        network = networks.ImplicitQuantileNetwork(VECTOR, 2, [0.3, 0.7], (8,), dueling, noise=noise)
+    else:
+        count = 1 if kind == "values" else 2
+        network = networks.QNetwork(VECTOR, 2, (8,), dueling, outputs_per_action=count, noise=noise)
+    with torch.no_grad():
+        for stream in filter(None, (network.head, network.value)):
+            *_, last = (layer for layer in stream.modules() if isinstance(layer, torch.nn.Linear))
+            last.weight.zero_()
+            last.bias.fill_(100.0)
+        *_, last = (layer for layer in network.head.modules() if isinstance(layer, torch.nn.Linear))
+        last.bias[len(last.bias) // 2 :] += 0.1  # The second action. After 100, bfloat16 has 100.5.
+        with torch.autocast("cpu", torch.bfloat16):
+            values = network(torch.randn(3, 5)).reshape(3, 2, -1).mean(-1)
+    assert values.dtype == torch.float32
+    torch.testing.assert_close(values[:, 1] - values[:, 0], torch.full((3,), 0.1), rtol=0, atol=1e-4)
+
+
 def test_a_noisy_layer_against_its_equation():
     torch.manual_seed(0)
     layer, inputs = networks.NoisyLinear(6, 5), torch.randn(4, 6)

@@ -256,6 +256,12 @@ def small_impala(**changes):
     return IMPALA(IMPALAConfig(unroll_length=5, hidden_sizes=(8,), batch_size=4, **changes))
 
 
+def small_impact():
+    from agents.impact import IMPACT, IMPACTConfig
+
+    return IMPACT(IMPACTConfig(unroll_length=5, hidden_sizes=(8,), batch_size=4))
+
+
 def small_r2d2():
     from agents.r2d2 import R2D2, R2D2Config
 
@@ -266,6 +272,7 @@ def small_r2d2():
 AGENTS = {
     "ppo, exact": small_ppo,
     "ppo, exact, recurrent": functools.partial(small_ppo, recurrent="lstm", recurrent_size=4),
+    "impact": small_impact,
     "impala": small_impala,
     "impala, recurrent": functools.partial(small_impala, lstm_size=4),
     "r2d2": small_r2d2,

@@ -16,6 +16,7 @@ import launch
 from agents.a2c import A2C, A2CConfig
 from agents.a3c import A3C
 from agents.dqn import DQN, DQNConfig
+from agents.impact import IMPACT, IMPACTConfig
 from agents.impala import IMPALA, IMPALAConfig
 from agents.iqn import IQN, IQNConfig
 from agents.ppo import PPO, PPOConfig
@@ -31,6 +32,7 @@ AGENTS = {
     "dqn": lambda: DQN(DQNConfig(min_replay_size=100, batch_size=16)),
     "prioritized": lambda: DQN(DQNConfig(min_replay_size=100, batch_size=16, prioritized=True)),
     "ppo": lambda: PPO(PPOConfig(unroll_length=16)),
+    "impact": lambda: IMPACT(IMPACTConfig(unroll_length=8, batch_size=4, target_update_period=3)),
     "impala": lambda: IMPALA(IMPALAConfig(unroll_length=8)),
     "impala-lstm": lambda: IMPALA(IMPALAConfig(unroll_length=8, lstm_size=8)),
     "iqn": lambda: IQN(IQNConfig(min_replay_size=100, batch_size=16, hidden_sizes=(16,))),
@@ -58,7 +60,7 @@ def program(agent: str, environment: str, config: RunConfig, on_write=None):
 
 
 def run(agent: str, environment: str, config: RunConfig, passes: int | None = None):
-    """Runs a program to its end, or for so many passes of its nodes; returns its result."""
+    """Runs a program to its end, or for a number of passes of its nodes; returns its result."""
     job = launch.start(program(agent, environment, config), engine="serial")
     for _ in range(passes or 0):
         with pytest.raises(TimeoutError):
