@@ -14,6 +14,7 @@ NAMES = (
     "apex",
     "appo",
     "c51",
+    "ddpg",
     "dqfd",
     "dqn",
     "impala",
@@ -25,6 +26,7 @@ NAMES = (
     "r2d2",
     "rainbow",
     "sac",
+    "td3",
 )
 
 

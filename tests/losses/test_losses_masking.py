@@ -59,6 +59,7 @@ LOSSES = {
     ),
     "value_loss": ({"values": ()}, {"targets": ()}, losses.value_loss),
     "clipped_value_loss": ({"values": ()}, {"old_values": (), "targets": ()}, losses.clipped_value_loss),
+    "deterministic_policy_loss": ({"action_values": ()}, {}, losses.deterministic_policy_loss),
     "sac_critic_loss": (
         {"action_values": (2,)},
         {"rewards": (), "discounts": (), "next_soft_values": ()},
