@@ -34,8 +34,13 @@ def make_spec(actions):
 
 
 SPEC = make_spec(CONTINUOUS)
-AGENT_OF = {SACConfig: SAC}  # Tests of other agents for continuous actions add theirs.
 SMALL = SACConfig(hidden_sizes=(8, 8), batch_size=16)
+
+AGENT_OF = {SACConfig: SAC}  # Other agents for continuous control add theirs, and so use the probes below.
+
+
+def agent_of(config):
+    return AGENT_OF[type(config)](config)
 
 
 def make_batch(seed=0, size=16, actions=CONTINUOUS):
@@ -57,7 +62,7 @@ def make_batch(seed=0, size=16, actions=CONTINUOUS):
 
 def make_learner(config, actions=CONTINUOUS):
     torch.manual_seed(0)
-    agent, spec = AGENT_OF[type(config)](config), make_spec(actions)
+    agent, spec = agent_of(config), make_spec(actions)
     return agent.make_learner(agent.make_networks(spec), spec)
 
 
@@ -71,18 +76,18 @@ def learned(config):
 
 
 def table(config):
-    agent = AGENT_OF[type(config)](config)
+    agent = agent_of(config)
     info = agent.make_tables(SPEC)[0].info
     return str((info.max_size, info.sampler_options, info.rate_limiter_info))
 
 
 def network(config):
-    return str(AGENT_OF[type(config)](config).make_networks(SPEC))
+    return str(agent_of(config).make_networks(SPEC))
 
 
 def acted(config):
     """The second actions of 50 envs, before learning begins."""
-    agent = AGENT_OF[type(config)](config)
+    agent = agent_of(config)
     torch.manual_seed(0)
     policy = agent.make_policy(agent.make_networks(SPEC))
     observation, state = np.zeros((50, 4), np.float32), policy.initial_state(50)
@@ -95,7 +100,7 @@ def written(config):
     """How many items an episode of five steps gives, and the reward of one of them."""
     import dm_env
 
-    agent = AGENT_OF[type(config)](dataclasses.replace(config, min_replay_size=1))
+    agent = agent_of(dataclasses.replace(config, min_replay_size=1))
     tables = agent.make_tables(SPEC)
     client = replay.EmbeddedClient(tables)
     adder = agent.make_adder(client, SPEC)
