@@ -29,6 +29,7 @@ from framework.networks.normalization import Moments as Moments
 from framework.networks.normalization import ObservationNormalizer as ObservationNormalizer
 from framework.networks.normalization import RewardScale as RewardScale
 from framework.networks.quantiles import ImplicitQuantileNetwork as ImplicitQuantileNetwork
+from framework.networks.recurrent import RecurrentQNetwork as RecurrentQNetwork
 from framework.networks.torsos import ACTIVATIONS as ACTIVATIONS
 from framework.networks.torsos import MLP as MLP
 from framework.networks.torsos import NatureConv as NatureConv
