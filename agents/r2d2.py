@@ -140,14 +140,12 @@ class R2D2Policy(TorchPolicy):
     def act(self, observation: Nest, state: Nest) -> tuple[torch.Tensor, Nest, Nest]:
         exponent, memory = state
         values, after = self._q_network.step(observation, memory)
-        greedy = values.argmax(-1)
         epsilon = (self._epsilon(self.progress.env_steps) ** exponent).to(self.device)
-        explores = torch.rand(len(greedy), generator=self.random, device=self.device) < epsilon
-        random = torch.randint(values.shape[-1], greedy.shape, generator=self.random, device=self.device)
-        drawn = torch.where(explores, random, greedy)
+        drawn = networks.epsilon_greedy(values, observation, epsilon, self.random)
         extras: dict[str, Nest] = {"state": memory} if memory else {}
         if self._gives_values:
-            extras["values"] = values.gather(-1, torch.stack([drawn, greedy], -1))
+            best = networks.mask_values(values, observation).amax(-1, keepdim=True)
+            extras["values"] = torch.cat([values.gather(-1, drawn.unsqueeze(-1)), best], -1)
         return drawn, extras or (), (exponent, after)
 
 
@@ -163,6 +161,7 @@ class R2D2(OffPolicyAgent):
 
     config: R2D2Config
     target_names = ("q_network",)
+    takes_action_masks = True
 
     def __init__(self, config: R2D2Config | None = None, networks_fn: NetworksFn | None = None):
         self.config = config or R2D2Config()
@@ -218,7 +217,9 @@ class R2D2(OffPolicyAgent):
         taken = values.gather(-1, actions).squeeze(-1)
         with torch.no_grad():
             rated = target.unroll(*rows).float()
-            best = (values if config.double else rated).argmax(-1, keepdim=True)
+            learned = tree.map_structure(lambda leaf: leaf[:, start:], observation)
+            best = networks.mask_values(values if config.double else rated, learned)
+            best = best.argmax(-1, keepdim=True)
             next_values, rated_taken = (rated.gather(-1, each).squeeze(-1) for each in (best, actions))
             targets = self.targets(data, next_values, rated_taken, (best == actions).squeeze(-1))
         counted = losses.transition_mask(data.mask[:, start:])

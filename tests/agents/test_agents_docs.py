@@ -14,17 +14,20 @@ NAMES = (
     "apex",
     "appo",
     "c51",
+    "ddpg",
     "dqfd",
     "dqn",
     "impala",
     "iqn",
     "maml",
+    "mpo",
     "ppo",
     "ppo_dqn",
     "qr_dqn",
     "r2d2",
     "rainbow",
     "sac",
+    "td3",
 )
 
 
