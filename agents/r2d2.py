@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import tree
 from dm_env import specs as dm_specs
 from torch import nn
 
