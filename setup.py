@@ -90,6 +90,7 @@ setup(
             "apex=agents.flow_dqn:ApeX",
             "appo=agents.appo:APPO",
             "c51=agents.c51:C51",
+            "ddpg=agents.td3:DDPG",
             "dqfd=agents.dqfd:DQfD",
             "dqn=agents.dqn:DQN",
             "flow_dqn=agents.flow_dqn:FlowDQN",
@@ -107,6 +108,7 @@ setup(
             "rainbow=agents.rainbow:Rainbow",
             "random_actions=agents.random_actions:RandomActions",
             "sac=agents.sac:SAC",
+            "td3=agents.td3:TD3",
         ],
     },
     classifiers=[
