@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Generator, nn
 
-from agents.dqn import DQN, MINATAR, MINATAR_RUN, DQNConfig, DQNNetworks
+from agents.dqn import DQN, MINATAR, MINATAR_RUN, DQNConfig, DQNNetworks, ItemLosses
 from framework import config_checks as check
 from framework import losses
 from framework.core import NetworksFn
+from framework.networks import mask_values
 from framework.programs.presets import Preset
 from framework.specs import EnvironmentSpec
 from framework.types import Transition
@@ -76,12 +77,8 @@ class C51(DQN):
         super().__init__(config or C51Config(), networks_fn)
 
     def item_losses(
-        self,
-        networks: DQNNetworks,
-        target: nn.Module,
-        data: Transition,
-        generator: torch.Generator | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        self, networks: DQNNetworks, target: nn.Module, data: Transition, generator: Generator | None = None
+    ) -> ItemLosses:
         """As `DQN.item_losses`. Priorities are the divergences of the target, as in Rainbow."""
         if self.config.num_atoms == 1:
             return super().item_losses(networks, target, data, generator)
@@ -95,7 +92,8 @@ class C51(DQN):
                 if self.config.double
                 else networks.expected(next_outputs)
             )
-            following = losses.of_actions(next_outputs, selector.argmax(-1)).softmax(-1)
+            best = mask_values(selector, data.next_observation).argmax(-1)
+            following = losses.of_actions(next_outputs, best).softmax(-1)
             targets = losses.categorical_projection(networks.atoms, following, rewards, discounts)
         taken = losses.of_actions(outputs, data.action)
         each, divergences = losses.categorical_cross_entropy(taken, targets)

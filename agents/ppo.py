@@ -126,7 +126,7 @@ class PPONetworks(nn.Module):
         features = self.body(self.encoder(observation))
         if self.core is not None:
             features, state = self.core.step(features, state)
-        return self.head(features), state
+        return networks.masked_policy(self.head, features, observation), state
 
     def forward(
         self, observation: Any, state: tuple[torch.Tensor, ...] = (), starts: torch.Tensor | None = None
@@ -141,7 +141,8 @@ class PPONetworks(nn.Module):
         if self.core is not None:
             features, _ = self.core.unroll(features, state, starts)
         value_features = features if self.value_body is None else self.value_body(encoded)
-        return self.head(features), self.value_head(value_features).squeeze(-1)
+        policy = networks.masked_policy(self.head, features, observation)
+        return policy, self.value_head(value_features).squeeze(-1)
 
 
 # Children of the networks that acting does not need.
@@ -209,6 +210,8 @@ class PPO(OnPolicyAgent):
     program = programs.make_program(agent, environment_factory, config)
     ```
     """
+
+    takes_action_masks = True
 
     def __init__(self, config: PPOConfig | None = None, networks_fn: NetworksFn | None = None):
         self.config: PPOConfig = config or PPOConfig()
