@@ -90,6 +90,7 @@ setup(
             "apex=agents.flow_dqn:ApeX",
             "appo=agents.appo:APPO",
             "c51=agents.c51:C51",
+            "d4pg=agents.d4pg:D4PG",
             "ddpg=agents.td3:DDPG",
             "dqfd=agents.dqfd:DQfD",
             "dqn=agents.dqn:DQN",
