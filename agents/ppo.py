@@ -279,13 +279,10 @@ class PPO(OnPolicyAgent):
             rows = rows._replace(mask=(), starts=())
             rows = tree.map_structure(lambda leaf: leaf.flatten(0, 1)[real], rows)
         staleness = context.learner_steps - data.extras["version"][mask > 0].float().mean()
-        real_targets = targets[mask > 0]
-        spread = real_targets.var(correction=0)  # 0 for a single value; the unbiased estimate is NaN.
-        explained = 1.0 - advantages[mask > 0].var(correction=0) / spread.clamp(min=1e-8)
         metrics = {
             "staleness": staleness,
-            "explained_variance": torch.where(spread > 0, explained, 0.0),
-            "value_target": real_targets.mean(),
+            "explained_variance": losses.explained_variance(values, targets, mask),
+            "value_target": losses.masked_mean(targets, mask),
         }
         return Prepared(rows, count, metrics)
 
