@@ -100,6 +100,7 @@ setup(
             "impala=agents.impala:IMPALA",
             "iqn=agents.iqn:IQN",
             "maml=agents.maml:MAML",
+            "mpo=agents.mpo:MPO",
             "ppo=agents.ppo:PPO",
             "ppo_dqn=agents.ppo_dqn:PPODQN",
             "r2d2=agents.r2d2:R2D2",

@@ -81,6 +81,7 @@ ROWS = {
     "acrobot-impact": Row("impact", "gymnasium:Acrobot-v1", 200_000, -90),
     "acrobot-ppo": Row("ppo", "gymnasium:Acrobot-v1", 200_000, -90, published="Zoo −73.5 at 1M"),
     "pendulum-sac": Row("sac", "gymnasium:Pendulum-v1", 20_000, -200, published="Zoo −157.0 at 20k"),
+    "pendulum-mpo": Row("mpo", "gymnasium:Pendulum-v1", 20_000, -200, published="Zoo −157.0 at 20k (SAC)"),
     "pendulum-ppo": Row("ppo", "gymnasium:Pendulum-v1", 200_000, -250, published="Zoo −172.2 at 100k"),
     "lunarlander-dqn": Row(
         "dqn",
@@ -137,6 +138,8 @@ ROWS = {
     "halfcheetah-sac": Row(
         "sac", "gymnasium:HalfCheetah-v5", 200_000, 4000, published="Zoo 9,535 at 1M (v3)"
     ),
+    "dm-cartpole-mpo": Row("mpo", "dm_control:cartpole/swingup", 200_000, 750),
+    "dm-walker-mpo": Row("mpo", "dm_control:walker/walk", 200_000, 600),
     "navigation-maml": Row("maml", "tasks:Navigation2D", 400_000, -25, gain=10),
     # One policy for all tasks. It then makes the inner step that suits it best of 0.1, 0.3 and 0.5.
     "navigation-no-meta-learning": Row(

@@ -245,7 +245,7 @@ class Graph(Protocol):
     def add_inference(
         self, variables: launch.Handle | None, *, agent: Agent | None = None, name: str = "inference"
     ) -> launch.Handle | None:
-        """Adds the node that acts for all actors; `add_actors` calls this."""
+        """Adds the nodes that act for all actors; `add_actors` calls this."""
 
     def add_actors(
         self,

@@ -13,6 +13,7 @@ from torch import nn
 
 from agents.dqn import DQN, DQNConfig
 from agents.impala import IMPALA, IMPALAConfig
+from agents.mpo import MPO, MPOConfig
 from agents.ppo import PPO, PPOConfig
 from agents.r2d2 import R2D2, R2D2Config
 from agents.sac import SAC, SACConfig
@@ -29,6 +30,7 @@ CONTINUOUS = make_spec(actions=dm_specs.BoundedArray((2,), np.float32, -3.0, 1.0
 AGENTS = {
     "dqn": (DQN(DQNConfig(hidden_sizes=(8,))), DISCRETE, {"q_network"}),
     "r2d2": (R2D2(R2D2Config(hidden_sizes=(8,), lstm_size=8)), DISCRETE, {"q_network"}),
+    "mpo": (MPO(MPOConfig(hidden_sizes=(8,))), CONTINUOUS, {"policy"}),
     "sac": (SAC(SACConfig(hidden_sizes=(8,))), CONTINUOUS, {"policy"}),
     "impala": (IMPALA(IMPALAConfig(hidden_sizes=(8,))), DISCRETE, {"actor_critic"}),
     "ppo": (PPO(PPOConfig(hidden_sizes=(8,))), DISCRETE, {"normalizer", "encoder", "body", "head"}),

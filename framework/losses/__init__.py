@@ -24,6 +24,12 @@ from framework.losses.meta import episode_times as episode_times
 from framework.losses.meta import inner_step as inner_step
 from framework.losses.meta import likelihood_ratio_loss as likelihood_ratio_loss
 from framework.losses.meta import linear_baseline as linear_baseline
+from framework.losses.mpo import KLConstraint as KLConstraint
+from framework.losses.mpo import decoupled_gaussian_kl as decoupled_gaussian_kl
+from framework.losses.mpo import kl_constraint as kl_constraint
+from framework.losses.mpo import mpo_likelihood_loss as mpo_likelihood_loss
+from framework.losses.mpo import mpo_temperature_loss as mpo_temperature_loss
+from framework.losses.mpo import mpo_weights as mpo_weights
 from framework.losses.munchausen import munchausen_errors as munchausen_errors
 from framework.losses.munchausen import munchausen_next_values as munchausen_next_values
 from framework.losses.munchausen import munchausen_rewards as munchausen_rewards

@@ -6,6 +6,7 @@ Importing this package imports torch; `import framework` does not.
 from framework.networks.actor_critic import ActorCritic as ActorCritic
 from framework.networks.control import DeterministicHead as DeterministicHead
 from framework.networks.control import PolicyNetwork as PolicyNetwork
+from framework.networks.control import SoftplusGaussianHead as SoftplusGaussianHead
 from framework.networks.control import frozen as frozen
 from framework.networks.distributions import Categorical as Categorical
 from framework.networks.distributions import DiagonalGaussian as DiagonalGaussian

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from framework.networks.torsos import MLP, ObservationEncoder
+from framework.networks.distributions import DiagonalGaussian
+from framework.networks.torsos import MLP, ObservationEncoder, in_float32, orthogonal_
 from framework.types import Nest
 
 
@@ -54,6 +56,31 @@ class DeterministicHead(nn.Module):
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         return torch.tanh(self.actions(features))
+
+
+class SoftplusGaussianHead(nn.Module):
+    """`[..., input_size]` to a `DiagonalGaussian` whose mean and standard deviation depend on the features.
+
+    The standard deviation is a scaled softplus, as in Acme's MPO. A small last layer makes the first mean
+    nearly 0 and the first standard deviation nearly `initial_std`, whatever the features are.
+
+    Args:
+      input_size: width of the features.
+      size: D, the number of action dimensions.
+      initial_std: initial standard deviation.
+    """
+
+    _LEAST = 1e-4  # Smallest standard deviation.
+
+    def __init__(self, input_size: int, size: int, initial_std: float = 1.0):
+        super().__init__()
+        self.both = nn.Linear(input_size, 2 * size)
+        orthogonal_(self.both, 0.01)
+        self._scale = initial_std / math.log(2.0)  # softplus(0) is log 2.
+
+    def forward(self, features: torch.Tensor) -> DiagonalGaussian:
+        mean, raw = in_float32(self.both, features).chunk(2, -1)
+        return DiagonalGaussian(mean, (self._scale * nn.functional.softplus(raw) + self._LEAST).log())
 
 
 @contextmanager

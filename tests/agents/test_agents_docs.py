@@ -19,6 +19,7 @@ NAMES = (
     "impala",
     "iqn",
     "maml",
+    "mpo",
     "ppo",
     "ppo_dqn",
     "qr_dqn",

@@ -16,6 +16,7 @@ from agents.dqn import DQN, DQNConfig
 from agents.impact import IMPACT, IMPACTConfig
 from agents.impala import IMPALA, IMPALAConfig
 from agents.iqn import IQN, IQNConfig
+from agents.mpo import MPO, MPOConfig
 from agents.ppo import PPO, PPOConfig
 from agents.qr_dqn import QRDQN, QRDQNConfig
 from agents.r2d2 import R2D2, R2D2Config
@@ -73,6 +74,10 @@ iqn = IQN(IQNConfig(**vars(dqn.config), num_quantiles=4, num_policy_quantiles=4)
 shown = {"demonstrations": f"{__name__}:cues_named", "pretraining_steps": 20}
 dqfd = DQfD(DQfDConfig(**vars(dqn.config), **shown))
 RATES = {"learning_rate": 5e-3, "critic_learning_rate": 5e-3, "temperature_learning_rate": 1e-2}
+MPO_RATES = {"learning_rate": 5e-3, "critic_learning_rate": 5e-3, "target_update_period": 10}
+BOUNDS = {"epsilon_mean": 0.05, "epsilon_std": 1e-3, "initial_std_multiplier": 10.0}
+mpo = MPOConfig(**REPLAY, **MPO_RATES, **BOUNDS, samples_per_insert=8.0, initial_temperature=0.5)
+dmpo = dataclasses.replace(mpo, num_atoms=21, v_min=-1.0, v_max=1.0)
 sac = SAC(SACConfig(**REPLAY, **RATES, samples_per_insert=8.0, initial_temperature=0.1))
 UNROLLS = {"hidden_sizes": (16,), "unroll_length": 8, "learning_rate": 1e-2, "discount": 0.95}
 ppo = PPO(PPOConfig(**UNROLLS, epochs=4, minibatch_size=32))
@@ -99,6 +104,8 @@ CASES = {
     "iqn": (iqn, cue, 2_400, 1.0, 1.0),
     "qr_dqn": (qr_dqn, cue, 2_400, 1.0, 1.0),
     "rainbow": (rainbow, cue, 2_400, 1.0, 1.0),
+    "mpo": (MPO(mpo), Aim, 2_000, 0.8, 1.0),
+    "mpo, distributional": (MPO(dmpo), Aim, 2_000, 0.8, 1.0),
     "sac, discrete": (sac, cue, 2_400, 1.0, 1.0),
     "sac": (sac, Aim, 2_000, 0.9, 1.0),
     "ppo": (ppo, cue, 2_400, 1.0, 1.0),
@@ -113,7 +120,7 @@ CASES = {
     "impala without a memory": (impala_without_memory, recall, 4_000, 0.2, 0.8),
     "r2d2 without a memory": (R2D2(dataclasses.replace(r2d2, lstm_size=None)), recall, 3_000, 0.2, 0.8),
 }
-ELSEWHERE = ("dqn", "iqn", "rainbow", "sac", "ppo", "impala", "impact")
+ELSEWHERE = ("dqn", "iqn", "mpo", "rainbow", "sac", "ppo", "impala", "impact")
 KINDS = [(name, "local") for name in CASES]
 KINDS += [(name, mode) for name in ELSEWHERE for mode in get_args(Inference) if mode != "local"]
 

@@ -36,6 +36,12 @@ def make_spec(actions):
 SPEC = make_spec(CONTINUOUS)
 SMALL = SACConfig(hidden_sizes=(8, 8), batch_size=16)
 
+AGENT_OF = {SACConfig: SAC}  # Other agents for continuous control add theirs, and so use the probes below.
+
+
+def agent_of(config):
+    return AGENT_OF[type(config)](config)
+
 
 def make_batch(seed=0, size=16, actions=CONTINUOUS):
     random = np.random.default_rng(seed)
@@ -56,7 +62,7 @@ def make_batch(seed=0, size=16, actions=CONTINUOUS):
 
 def make_learner(config, actions=CONTINUOUS):
     torch.manual_seed(0)
-    agent, spec = SAC(config), make_spec(actions)
+    agent, spec = agent_of(config), make_spec(actions)
     return agent.make_learner(agent.make_networks(spec), spec)
 
 
@@ -70,17 +76,17 @@ def learned(config):
 
 
 def table(config):
-    agent = SAC(config)
+    agent = agent_of(config)
     info = agent.make_tables(SPEC)[0].info
     return str((info.max_size, info.sampler_options, info.rate_limiter_info))
 
 
 def network(config):
-    return str(SAC(config).make_networks(SPEC))
+    return str(agent_of(config).make_networks(SPEC))
 
 
 def acted(config):
-    agent = SAC(config)
+    agent = agent_of(config)
     torch.manual_seed(0)
     policy = agent.make_policy(agent.make_networks(SPEC))
     return policy.step(np.zeros((50, 4), np.float32), ())[0]
@@ -90,7 +96,7 @@ def written(config):
     """How many items an episode of five steps gives, and the reward of one of them."""
     import dm_env
 
-    agent = SAC(dataclasses.replace(config, min_replay_size=1))
+    agent = agent_of(dataclasses.replace(config, min_replay_size=1))
     tables = agent.make_tables(SPEC)
     client = replay.EmbeddedClient(tables)
     adder = agent.make_adder(client, SPEC)

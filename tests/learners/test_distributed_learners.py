@@ -19,6 +19,7 @@ from dm_env import specs as dm_specs
 from agents.appo import APPO, APPOConfig
 from agents.dqn import DQN, DQNConfig
 from agents.impala import IMPALA, IMPALAConfig
+from agents.mpo import MPO, MPOConfig
 from agents.ppo import PPO, PPOConfig
 from agents.r2d2 import R2D2, R2D2Config
 from agents.rainbow import Rainbow, RainbowConfig
@@ -88,6 +89,7 @@ AGENTS = {
         R2D2(R2D2Config(hidden_sizes=(8,), batch_size=BATCH, burn_in=2, unroll_length=UNROLL - 2, period=1)),
         DISCRETE,
     ),
+    "mpo": (MPO(MPOConfig(hidden_sizes=(8, 8), batch_size=BATCH, num_atoms=11)), CONTINUOUS),
     "sac": (SAC(SACConfig(hidden_sizes=(8, 8), batch_size=BATCH)), CONTINUOUS),
 }
 ON_POLICY = [name for name in AGENTS if "ppo" in name or name in ("impala", "r2d2")]

@@ -59,6 +59,19 @@ LOSSES = {
     ),
     "value_loss": ({"values": ()}, {"targets": ()}, losses.value_loss),
     "clipped_value_loss": ({"values": ()}, {"old_values": (), "targets": ()}, losses.clipped_value_loss),
+    "mpo_temperature_loss": (
+        {"temperature": None},
+        {"action_values": (4,)},
+        lambda temperature, **named: losses.mpo_temperature_loss(
+            **named, temperature=temperature.exp(), epsilon=0.1
+        ),
+    ),
+    "mpo_likelihood_loss": ({"log_probs": (4,)}, {"weights": (4,)}, losses.mpo_likelihood_loss),
+    "kl_constraint": (
+        {"kl": (2,), "multiplier": None},
+        {},
+        lambda kl, multiplier, mask: sum(losses.kl_constraint(kl, multiplier.expand(2), 0.3, mask)),
+    ),
     "sac_critic_loss": (
         {"action_values": (2,)},
         {"rewards": (), "discounts": (), "next_soft_values": ()},

@@ -136,6 +136,14 @@ def test_gradients_pass_through_a_frozen_module_to_its_inputs():
     assert module.weight.grad is None and all(p.requires_grad for p in module.parameters())
 
 
+def test_a_softplus_gaussian_head_begins_at_its_standard_deviation():
+    torch.manual_seed(0)
+    distribution = networks.SoftplusGaussianHead(5, 3, 0.4)(torch.randn(2, 4, 5))
+    assert distribution.mean.shape == distribution.log_std.shape == (2, 4, 3)
+    torch.testing.assert_close(distribution.log_std.exp(), torch.full((2, 4, 3), 0.4), rtol=0.1, atol=0)
+    assert distribution.mean.abs().max() < 0.1
+
+
 # --- Recurrent cores ------------------------------------------------------------------------------------
 
 
