@@ -58,8 +58,6 @@ class BatchPPO(PPO):
 _RUN = {
     "num_actors": 1,
     "envs_per_actor": 25,
-    "publish_period": 1,
-    "update_period": 1,
     "learner_log_period": 1,
     "max_env_steps": 1_000_000,
     "evaluate_period": 50_000,

@@ -89,11 +89,6 @@ class PPOConfig(ActorCriticConfig):
         check.fraction(self, "clip_end")
         if not 0 < self.clip < 1:
             raise ValueError(f"clip: got {self.clip}, expected between 0 and 1.")
-        if self.max_policy_lag and self.episodes_per_batch:
-            raise ValueError(
-                f"max_policy_lag: got {self.max_policy_lag}, expected 0 with episodes_per_batch. Actors then "
-                "wait for the learner only while the queue is full."
-            )
 
 
 class PPONetworks(networks.ActorCritic):
@@ -190,17 +185,16 @@ class PPO(OnPolicyAgent):
         self.extras_of_first_row = () if self.config.recurrent is None else ("state",)
 
     @property
-    def max_policy_lag(self) -> int | None:
-        """None with `episodes_per_batch`: episodes do not end at the same time."""
-        return self.config.max_policy_lag if self.config.episodes_per_batch is None else None
+    def max_policy_lag(self) -> int:
+        return self.config.max_policy_lag
+
+    @property
+    def episodes_per_batch(self) -> int | None:
+        return self.config.episodes_per_batch
 
     @property
     def items_per_step(self) -> int:
         return self.config.episodes_per_batch or super().items_per_step
-
-    @property
-    def queue_batches(self) -> int:
-        return super().queue_batches if self.config.episodes_per_batch is None else 1
 
     def make_adder(self, client: Client, spec: EnvironmentSpec) -> adders.Adder:
         if self.config.episodes_per_batch is None:
@@ -212,8 +206,8 @@ class PPO(OnPolicyAgent):
         if self.config.episodes_per_batch is None:
             return super().make_dataset(client)
         size = self.items_per_step // self.num_learners
-        # None is fetched ahead: actors would go on with old parameters.
-        return Dataset(client, adders.QUEUE_TABLE, size, device=self.device, prefetch=0, ragged="pad")
+        prefetch = self.prefetch_batches
+        return Dataset(client, adders.QUEUE_TABLE, size, device=self.device, prefetch=prefetch, ragged="pad")
 
     def make_networks(self, spec: EnvironmentSpec) -> PPONetworks:
         parts = ("actions", "normalizer", "reward_scale", "kl_coefficient")

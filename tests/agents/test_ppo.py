@@ -395,7 +395,7 @@ def network(config, spec=DISCRETE):
 
 def data(config):
     agent = PPO(config).for_program(ENVS)
-    return agent.max_policy_lag, agent.items_per_step, agent.make_tables(DISCRETE)[0].max_size
+    return agent.episodes_per_batch, agent.items_per_step, agent.make_tables(DISCRETE)[0].max_size
 
 
 PENALTY = {"target_kl": 0.001}
@@ -500,26 +500,45 @@ def test_a_batch_is_one_unroll_of_every_env():
 # --- BatchPPO's options ---
 
 
-@pytest.mark.parametrize("engine", ["serial", "threads", "processes"])
+@pytest.mark.parametrize("engine", ["serial", "threads"])
 @pytest.mark.parametrize("recurrent", [None, "gru"])
 def test_a_batch_is_whole_episodes(engine, recurrent):
-    config = dataclasses.replace(SMALL, episodes_per_batch=4, recurrent=recurrent, minibatch_size=None)
-    if engine == "processes":
-        run = RunConfig(num_actors=2, envs_per_actor=3, max_env_steps=300, evaluate_period=None)
-        result = launch.launch(make_program(PPO(config), EPISODES, run), engine=engine)
-        assert result["env_steps"] == 300 and result["learner_steps"] > 5
-        return
-    batches = play(config, EPISODES, engine, publish_period=1, update_period=1)
-    assert len(batches) > 10
-    for _, batch, parameters in batches:
+    """Those of one version of the parameters where all of them end at the same time."""
+    config = dataclasses.replace(SMALL, episodes_per_batch=6, recurrent=recurrent, minibatch_size=None)
+    batches = play(config, EPISODES, engine)
+    assert len(batches) > 7
+    for steps, batch, parameters in batches:
         data = batch.data
-        assert data.mask.tolist() == 4 * [5 * [1.0] + [0.0]]
-        assert data.start_of_episode.tolist() == 4 * [[True] + 5 * [False]]
+        assert data.mask.tolist() == 6 * [5 * [1.0] + [0.0]]
+        assert data.start_of_episode.tolist() == 6 * [[True] + 5 * [False]]
         assert (data.discount[:, 4] == 0).all() and (data.discount[:, :4] == 1).all()
         real = np.asarray(data.mask) > 0
-        for name, value in parameters.items():  # Also with a memory, and over newer parameters.
+        assert (np.asarray(data.extras["version"])[real] == steps).all()
+        for name, value in parameters.items():
             acted = np.asarray(data.extras["policy"][name])
-            assert np.abs(value.numpy()[real] - acted[real]).max() < 0.1
+            np.testing.assert_allclose(value.numpy()[real], acted[real], atol=1e-4)
+
+
+@pytest.mark.parametrize("inference", ["local", "server", "alternating", "alternating+server"])
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_batch_of_other_episodes_than_those_of_one_step(inference, lag):
+    """Actors go on when their part of the episodes is done, on which the versions still depend."""
+    config = dataclasses.replace(SMALL, episodes_per_batch=4, max_policy_lag=lag, unroll_length=9)
+    environment = functools.partial(MemoryEnvironment, length=3)
+    batches = play(config, environment, inference=inference, max_env_steps=240)
+    assert len(batches) >= 12
+    for steps, batch, _ in batches:
+        data = batch.data
+        assert len(data.mask) == 4
+        versions = np.asarray(data.extras["version"])[np.asarray(data.mask) > 0]
+        assert (versions >= steps - 2 - lag).all() and (versions <= steps).all()
+
+
+def test_whole_episodes_in_processes():
+    config = dataclasses.replace(SMALL, episodes_per_batch=5)
+    run = RunConfig(num_actors=2, envs_per_actor=3, max_env_steps=300, evaluate_period=None)
+    result = launch.launch(make_program(PPO(config), EPISODES, run), engine="processes")
+    assert result["env_steps"] == 300 and result["learner_steps"] >= 5
 
 
 def test_an_episode_that_is_longer_than_an_unroll_is_an_error():
@@ -569,8 +588,6 @@ def test_a_tanh_keeps_the_mean_in_the_range_of_the_actions():
     torch.testing.assert_close(policy.mean, torch.tanh(networks.head.mean(networks.body(observation))))
 
 
-def test_options_that_exclude_each_other():
-    with pytest.raises(ValueError, match="max_policy_lag: got 1, expected 0 with episodes_per_batch"):
-        PPOConfig(max_policy_lag=1, episodes_per_batch=3)
+def test_a_plan_collects_unrolls():
     with pytest.raises(ValueError, match="episodes_per_batch: got 3, expected None for a plan"):
         FlowPPO(PPOConfig(episodes_per_batch=3))
