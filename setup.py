@@ -91,6 +91,7 @@ setup(
             "appo=agents.appo:APPO",
             "batch_ppo=agents.batch_ppo:BatchPPO",
             "c51=agents.c51:C51",
+            "ddpg=agents.td3:DDPG",
             "dqfd=agents.dqfd:DQfD",
             "dqn=agents.dqn:DQN",
             "flow_dqn=agents.flow_dqn:FlowDQN",
@@ -108,6 +109,7 @@ setup(
             "rainbow=agents.rainbow:Rainbow",
             "random_actions=agents.random_actions:RandomActions",
             "sac=agents.sac:SAC",
+            "td3=agents.td3:TD3",
         ],
     },
     classifiers=[

@@ -18,6 +18,7 @@ from agents.dqn import DQN, MINATAR, MINATAR_RUN, DQNConfig, DQNNetworks
 from framework import config_checks as check
 from framework import losses
 from framework.core import NetworksFn
+from framework.networks import mask_values
 from framework.programs.presets import Preset
 from framework.specs import EnvironmentSpec
 from framework.types import Transition
@@ -100,7 +101,8 @@ class C51(DQN):
                 if self.config.double
                 else networks.expected(next_outputs)
             )
-            following = losses.of_actions(next_outputs, selector.argmax(-1)).softmax(-1)
+            best = mask_values(selector, data.next_observation).argmax(-1)
+            following = losses.of_actions(next_outputs, best).softmax(-1)
             targets = losses.categorical_projection(networks.atoms, following, rewards, discounts)
         taken = losses.of_actions(outputs, data.action)
         each, divergences = losses.categorical_cross_entropy(taken, targets)

@@ -22,6 +22,7 @@ from framework import config_checks as check
 from framework.adders.block import PriorityFn
 from framework.datasets import Dataset, table_numbers
 from framework.learners import LossContext, LossOutput
+from framework.networks import mask_values
 from framework.programs.presets import Preset
 from framework.replay.contracts import Client
 from framework.replay.sharded import MAX_SHARDS
@@ -130,7 +131,8 @@ class DQfD(DQN):
         both = tree.map_structure(lambda *leaves: torch.cat(leaves), short, long)
         each, errors, metrics = super().item_losses(networks, target, both, generator)
         (one_step, n_step), (_, errors) = each.chunk(2), errors.chunk(2)
-        margins = losses.large_margin_loss(networks.values(data.observation), data.action, config.margin)
+        values = mask_values(networks.values(data.observation), data.observation)
+        margins = losses.large_margin_loss(values, data.action, config.margin)
         margins = demonstrated * margins
         metrics["margin_loss"] = margins.sum() / demonstrated.sum().clamp(min=1)
         metrics["demonstration_fraction"] = demonstrated.float().mean()

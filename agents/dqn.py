@@ -25,7 +25,7 @@ from framework import config_checks as check
 from framework import losses, networks, replay
 from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput, schedules
-from framework.networks import redraw_noise
+from framework.networks import epsilon_greedy, mask_values, redraw_noise
 from framework.programs.presets import Preset
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import OffPolicyAgent, OffPolicyConfig, TorchPolicy
@@ -147,8 +147,7 @@ class DQNPolicy(TorchPolicy):
 
     def __init__(self, networks: DQNNetworks, config: DQNConfig, evaluation: bool = False):
         super().__init__(networks, networks.actions, variables=("q_network",))
-        self._values, self._num_actions = networks.values, networks.num_actions
-        self._noisy, self._evaluation = config.noisy, evaluation
+        self._values, self._noisy, self._evaluation = networks.values, config.noisy, evaluation
         start, end = (0.0, 0.0) if config.noisy else (1.0, 0.05)
         start = start if config.epsilon_start is None else config.epsilon_start
         end = end if config.epsilon_end is None else config.epsilon_end
@@ -171,13 +170,10 @@ class DQNPolicy(TorchPolicy):
             # Each env has noise of its own, new at each step.
             generator = None if self._evaluation else self.random
             redraw_noise(self.networks, generator, len(tree.flatten(observation)[0]))
-        greedy = self._values(observation).argmax(-1)
         epsilon: Any = self._epsilon(self.progress.env_steps)
         if len(state):
             epsilon = torch.as_tensor(epsilon**state, device=self.device)
-        explores = torch.rand(len(greedy), generator=self.random, device=self.device) < epsilon
-        random = torch.randint(self._num_actions, greedy.shape, generator=self.random, device=self.device)
-        return torch.where(explores, random, greedy), (), state
+        return epsilon_greedy(self._values(observation), observation, epsilon, self.random), (), state
 
 
 class DQN(OffPolicyAgent):
@@ -190,6 +186,7 @@ class DQN(OffPolicyAgent):
     """
 
     target_names = ("q_network",)
+    takes_action_masks = True
     networks_class: type[DQNNetworks] = DQNNetworks
     # Members that the family needs of networks.
     members: tuple[str, ...] = ("actions", "num_actions", "q_network", "values")
@@ -232,12 +229,13 @@ class DQN(OffPolicyAgent):
         config = self.config
         values = networks.values(data.observation)
         with torch.no_grad():
-            next_values = target(data.next_observation)
+            next_values = mask_values(target(data.next_observation), data.next_observation)
             if config.munchausen:
-                first_values = target(data.observation)
+                first_values = mask_values(target(data.observation), data.observation)
+            elif config.double and target is not networks.q_network:
+                selector = mask_values(networks.values(data.next_observation), data.next_observation)
             else:
-                twice = config.double and target is not networks.q_network
-                selector = networks.values(data.next_observation) if twice else next_values
+                selector = next_values
         inputs = (values, data.action, *self.rewards(data), next_values)
         if config.munchausen:
             errors = losses.munchausen_errors(*inputs, first_values, *config.munchausen_settings)

@@ -179,6 +179,8 @@ class PPO(OnPolicyAgent):
     ```
     """
 
+    takes_action_masks = True
+
     def __init__(self, config: PPOConfig | None = None, networks_fn: NetworksFn | None = None):
         self.config: PPOConfig = config or PPOConfig()
         self.networks_fn = networks_fn

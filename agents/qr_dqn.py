@@ -17,6 +17,7 @@ from agents.dqn import DQN, MINATAR, MINATAR_RUN, DQNConfig, DQNNetworks
 from framework import config_checks as check
 from framework import losses
 from framework.core import NetworksFn
+from framework.networks import mask_values
 from framework.programs.presets import Preset
 from framework.specs import EnvironmentSpec
 from framework.types import Transition
@@ -65,14 +66,16 @@ class QuantileDQN(DQN):
           fractions: at most one `[N, K]`, for networks of quantiles that take fractions.
         """
         config, (rewards, discounts) = self.config, self.rewards(data)
+        following = data.next_observation
         with torch.no_grad():
-            samples = target(data.next_observation, *fractions)
+            samples = target(following, *fractions)
             if config.double and not config.munchausen:
-                next_values = networks.values(data.next_observation)
+                next_values = networks.values(following)
             else:
-                next_values = networks.expected(target(data.next_observation) if fractions else samples)
+                next_values = networks.expected(target(following) if fractions else samples)
+            next_values = mask_values(next_values, following)
             if config.munchausen:
-                values = networks.expected(target(data.observation))
+                values = mask_values(networks.expected(target(data.observation)), data.observation)
                 bonus = losses.munchausen_rewards(values, data.action, *config.munchausen_settings)
                 rewards = rewards + bonus
                 samples = losses.munchausen_next_values(next_values, config.munchausen_temperature, samples)

@@ -80,6 +80,8 @@ ROWS = {
     "acrobot-appo": Row("appo", "gymnasium:Acrobot-v1", 200_000, -90),
     "acrobot-impact": Row("impact", "gymnasium:Acrobot-v1", 200_000, -90),
     "acrobot-ppo": Row("ppo", "gymnasium:Acrobot-v1", 200_000, -90, published="Zoo −73.5 at 1M"),
+    "pendulum-ddpg": Row("ddpg", "gymnasium:Pendulum-v1", 20_000, -200, published="Zoo −152.1 at 20k"),
+    "pendulum-td3": Row("td3", "gymnasium:Pendulum-v1", 20_000, -200, published="Zoo −151.9 at 20k"),
     "pendulum-sac": Row("sac", "gymnasium:Pendulum-v1", 20_000, -200, published="Zoo −157.0 at 20k"),
     "pendulum-mpo": Row("mpo", "gymnasium:Pendulum-v1", 20_000, -200, published="Zoo −157.0 at 20k (SAC)"),
     "pendulum-ppo": Row("ppo", "gymnasium:Pendulum-v1", 200_000, -250, published="Zoo −172.2 at 100k"),
@@ -138,6 +140,11 @@ ROWS = {
     "halfcheetah-sac": Row(
         "sac", "gymnasium:HalfCheetah-v5", 200_000, 4000, published="Zoo 9,535 at 1M (v3)"
     ),
+    "halfcheetah-td3": Row(
+        "td3", "gymnasium:HalfCheetah-v5", 200_000, 4000, published="Zoo 9,655 at 1M (v3)"
+    ),
+    "hopper-td3": Row("td3", "gymnasium:Hopper-v5", 300_000, 2000, published="Zoo 3,606 at 1M (v3)"),
+    "walker2d-td3": Row("td3", "gymnasium:Walker2d-v5", 300_000, 2000, published="Zoo 4,718 at 1M (v3)"),
     "dm-cartpole-mpo": Row("mpo", "dm_control:cartpole/swingup", 200_000, 750),
     "dm-walker-mpo": Row("mpo", "dm_control:walker/walk", 200_000, 600),
     "navigation-maml": Row("maml", "tasks:Navigation2D", 400_000, -25, gain=10),

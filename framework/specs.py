@@ -22,6 +22,9 @@ from framework.types import Nest
 
 Path = tuple[Any, ...]
 
+# The entry of an observation that says which actions the environment takes; see `action_mask`.
+ACTION_MASK = "action_mask"
+
 
 class EnvironmentSpec(NamedTuple):
     """The specs of one env of an environment. Each field is a nest of `dm_env.specs.Array`."""
@@ -177,6 +180,19 @@ def discrete_offsets(space: Any) -> list[int]:
     if isinstance(space, spaces.Tuple):
         return [offset for child in space.spaces for offset in discrete_offsets(child)]
     return [int(space.start) if isinstance(space, spaces.Discrete) else 0]
+
+
+def action_mask(observation: Nest) -> Any:
+    """The entry `action_mask` of an observation or of its spec, however deep; None without one."""
+    if isinstance(observation, dict):
+        if ACTION_MASK in observation:
+            return observation[ACTION_MASK]
+        observation = tuple(observation.values())
+    if isinstance(observation, tuple):
+        for child in observation:
+            if isinstance(child, dict | tuple) and (found := action_mask(child)) is not None:
+                return found
+    return None
 
 
 def leaves(spec: Nest) -> list[tuple[Path, Array]]:

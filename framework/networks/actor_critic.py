@@ -10,6 +10,7 @@ from torch import nn
 
 from framework.networks.heads import GaussianHead
 from framework.networks.joint import make_actions
+from framework.networks.masks import masked_policy
 from framework.networks.torsos import MLP, ObservationEncoder, RecurrentCore
 from framework.specs import EnvironmentSpec
 
@@ -74,7 +75,7 @@ class ActorCritic(nn.Module):
         features = self.body(self.encoder(observation))
         if self.core is not None:
             features, state = self.core.step(features, state)
-        return self.head(features), state
+        return masked_policy(self.head, features, observation), state
 
     def forward(
         self, observation: Any, state: tuple[torch.Tensor, ...] = (), starts: torch.Tensor | None = None
@@ -89,4 +90,5 @@ class ActorCritic(nn.Module):
         if self.core is not None:
             features, _ = self.core.unroll(features, state, starts)
         value_features = features if self.value_body is None else self.value_body(encoded)
-        return self.head(features), self.value_head(value_features).squeeze(-1)
+        policy = masked_policy(self.head, features, observation)
+        return policy, self.value_head(value_features).squeeze(-1)

@@ -16,6 +16,7 @@ from torch import nn
 
 from framework import nest as nests
 from framework.networks.heads import Actions, make_policy_head
+from framework.networks.masks import num_choices
 
 
 class Joint:
@@ -66,15 +67,25 @@ def split_joint(actions: Any, sizes: Sequence[int | None]) -> list[Any]:
 
 
 class JointHead(nn.Module):
-    """`[..., input_size]` to a `Joint`, with a head for each part."""
+    """`[..., input_size]` to a `Joint`, with a head for each part.
 
-    def __init__(self, heads: Sequence[nn.Module], sizes: Sequence[int | None]):
+    Args:
+      heads: the heads.
+      sizes: as of `Joint`.
+      num_logits: for each part, the number of entries of its action mask.
+    """
+
+    def __init__(self, heads: Sequence[nn.Module], sizes: Sequence[int | None], num_logits: Sequence[int]):
         super().__init__()
         self.heads = nn.ModuleList(heads)
-        self._sizes = list(sizes)
+        self._sizes, self._num_logits = list(sizes), list(num_logits)
 
-    def forward(self, features: torch.Tensor) -> Joint:
-        return Joint([head(features) for head in self.heads], self._sizes)
+    def forward(self, features: torch.Tensor, legal: torch.Tensor | None = None) -> Joint:
+        if legal is None:
+            return Joint([head(features) for head in self.heads], self._sizes)
+        masks = zip(self.heads, legal.split(self._num_logits, -1), strict=True)
+        parts = [head(features, mask) if mask.shape[-1] else head(features) for head, mask in masks]
+        return Joint(parts, self._sizes)
 
 
 class JointActions:
@@ -96,7 +107,7 @@ class JointActions:
     def make_head(self, input_size: int) -> JointHead:
         """The head of a policy."""
         heads = [make_policy_head(input_size, part.head_spec) for part in self._parts]
-        return JointHead(heads, self._sizes)
+        return JointHead(heads, self._sizes, [num_choices(part.head_spec) for part in self._parts])
 
     def to_environment(self, drawn: np.ndarray) -> Any:
         """Joint actions `[B, D]` to a nest of actions of the environment."""

@@ -17,6 +17,7 @@ import tree
 from dm_env import specs as dm_specs
 from torch import nn
 
+from framework import specs
 from framework.networks.noisy import NoisyLinear
 from framework.types import Nest
 
@@ -235,7 +236,7 @@ class ObservationEncoder(nn.Module):
 
     Leaves with three axes go through `make_convolution`, integers of a `DiscreteArray` become one-hot
     vectors, and all other leaves are flattened. The vectors are concatenated and, with `hidden_sizes`, go
-    through an MLP. The features of the images follow them.
+    through an MLP. The features of the images follow them. An `action_mask` is left out: it is for the heads.
 
     Args:
       observation_spec: nest of dm_env specs of one env.
@@ -252,13 +253,16 @@ class ObservationEncoder(nn.Module):
         make_convolution: Callable[[Sequence[int]], Any] = NatureConv,
     ):
         super().__init__()
-        self._specs: list[Any] = tree.flatten(observation_spec)
+        leaves = specs.leaves(observation_spec)
+        self._specs: list[Any] = [None if specs.ACTION_MASK in path else leaf for path, leaf in leaves]
         self._single = not tree.is_nested(observation_spec)
         # Most observations are one vector, which needs no encoding.
         self.is_vector = self._single and len(self._specs[0].shape) == 1 and not hidden_sizes
         images = {}
         width = image_features = 0
         for index, spec in enumerate(self._specs):
+            if spec is None:
+                continue
             if len(spec.shape) == 3:
                 images[str(index)] = make_convolution(spec.shape)
                 image_features += images[str(index)].output_size
@@ -284,6 +288,8 @@ class ObservationEncoder(nn.Module):
             )
         flat, features = [], []
         for index, (leaf, spec) in enumerate(zip(leaves, self._specs, strict=True)):
+            if spec is None:
+                continue
             if len(spec.shape) == 3:
                 features.append(self.images[str(index)](leaf))
             elif isinstance(spec, dm_specs.DiscreteArray):

@@ -14,6 +14,7 @@ NAMES = (
     "apex",
     "appo",
     "c51",
+    "ddpg",
     "dqfd",
     "dqn",
     "impala",
@@ -26,6 +27,7 @@ NAMES = (
     "r2d2",
     "rainbow",
     "sac",
+    "td3",
 )
 
 

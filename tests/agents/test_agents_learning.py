@@ -22,6 +22,7 @@ from agents.qr_dqn import QRDQN, QRDQNConfig
 from agents.r2d2 import R2D2, R2D2Config
 from agents.rainbow import Rainbow, RainbowConfig
 from agents.sac import SAC, SACConfig
+from agents.td3 import DDPG, TD3, DDPGConfig, TD3Config
 from framework import demonstrations, environments
 from framework.environments.testing import MemoryEnvironment
 from framework.programs.run_config import Inference
@@ -79,6 +80,8 @@ BOUNDS = {"epsilon_mean": 0.05, "epsilon_std": 1e-3, "initial_std_multiplier": 1
 mpo = MPOConfig(**REPLAY, **MPO_RATES, **BOUNDS, samples_per_insert=8.0, initial_temperature=0.5)
 dmpo = dataclasses.replace(mpo, num_atoms=21, v_min=-1.0, v_max=1.0)
 sac = SAC(SACConfig(**REPLAY, **RATES, samples_per_insert=8.0, initial_temperature=0.1))
+DETERMINISTIC = {**REPLAY, "learning_rate": 5e-3, "critic_learning_rate": 5e-3, "samples_per_insert": 8.0}
+td3, ddpg = TD3(TD3Config(**DETERMINISTIC)), DDPG(DDPGConfig(**DETERMINISTIC))
 UNROLLS = {"hidden_sizes": (16,), "unroll_length": 8, "learning_rate": 1e-2, "discount": 0.95}
 ppo = PPO(PPOConfig(**UNROLLS, epochs=4, minibatch_size=32))
 ppo_with_penalty = PPO(PPOConfig(**UNROLLS, epochs=4, minibatch_size=32, target_kl=0.03))
@@ -108,6 +111,8 @@ CASES = {
     "mpo, distributional": (MPO(dmpo), Aim, 2_000, 0.8, 1.0),
     "sac, discrete": (sac, cue, 2_400, 1.0, 1.0),
     "sac": (sac, Aim, 2_000, 0.9, 1.0),
+    "td3": (td3, Aim, 2_000, 0.9, 1.0),
+    "ddpg": (ddpg, Aim, 2_000, 0.9, 1.0),
     "ppo": (ppo, cue, 2_400, 1.0, 1.0),
     "ppo, numbers": (ppo_with_penalty, Aim, 4_000, 0.9, 1.0),
     "impala": (impala, cue, 3_000, 0.95, 1.0),
@@ -120,7 +125,7 @@ CASES = {
     "impala without a memory": (impala_without_memory, recall, 4_000, 0.2, 0.8),
     "r2d2 without a memory": (R2D2(dataclasses.replace(r2d2, lstm_size=None)), recall, 3_000, 0.2, 0.8),
 }
-ELSEWHERE = ("dqn", "iqn", "mpo", "rainbow", "sac", "ppo", "impala", "impact")
+ELSEWHERE = ("dqn", "iqn", "mpo", "rainbow", "sac", "td3", "ppo", "impala", "impact")
 KINDS = [(name, "local") for name in CASES]
 KINDS += [(name, mode) for name in ELSEWHERE for mode in get_args(Inference) if mode != "local"]
 

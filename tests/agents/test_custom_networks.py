@@ -15,6 +15,7 @@ from agents.flow_ppo import FlowPPO
 from agents.impala import IMPALA, IMPALAConfig
 from agents.ppo import PPO, PPOConfig, PPONetworks
 from agents.sac import SAC, SACConfig, SACNetworks
+from agents.td3 import TD3
 from framework import environments, networks, specs
 from framework.programs import RunConfig, load_policy, make_program
 from framework.programs.run_folder import RunError
@@ -152,6 +153,7 @@ class Forgetful(PPONetworks):
             "without actions, policy, critics, temperature.log",
         ),
         (IMPALA(networks_fn=lambda config, spec: nn.Module()), "actor_critic.unroll"),
+        (TD3(networks_fn=lambda config, spec: nn.Module()), "without actions, policy, critics, values"),
         (A2C(networks_fn=lambda config, spec: nn.Module()), "without actions, normalizer, initial_state"),
         (FlowPPO(networks_fn=Forgetful), "Forgetful without normalizer"),
         (IMPALA(networks_fn=with_memory), "with a memory and lstm_size None, expected both"),

@@ -86,10 +86,14 @@ def network(config):
 
 
 def acted(config):
+    """The second actions of 50 envs, before learning begins."""
     agent = agent_of(config)
     torch.manual_seed(0)
     policy = agent.make_policy(agent.make_networks(SPEC))
-    return policy.step(np.zeros((50, 4), np.float32), ())[0]
+    observation, state = np.zeros((50, 4), np.float32), policy.initial_state(50)
+    for _ in range(2):
+        action, _, state = policy.step(observation, state)
+    return action
 
 
 def written(config):

@@ -24,6 +24,7 @@ from agents.ppo import PPO, PPOConfig
 from agents.r2d2 import R2D2, R2D2Config
 from agents.rainbow import Rainbow, RainbowConfig
 from agents.sac import SAC, SACConfig
+from agents.td3 import TD3, TD3Config
 from framework import specs
 from framework.learners import LearnerGroup, LossContext, distributed
 from framework.networks import as_tensors
@@ -63,6 +64,7 @@ AGENTS = {
     "rainbow": (Rainbow(RainbowConfig(hidden_sizes=(8, 8), batch_size=BATCH)), DISCRETE),
     # With a policy that is left out of every second step.
     "discrete sac": (SAC(SACConfig(hidden_sizes=(8, 8), batch_size=BATCH, actor_delay=2)), DISCRETE),
+    "td3": (TD3(TD3Config(hidden_sizes=(8, 8), batch_size=BATCH)), CONTINUOUS),
     "ppo": (PPO(PPO_CONFIG), DISCRETE),
     "ppo with a penalty": (
         PPO(dataclasses.replace(PPO_CONFIG, target_kl=1e-3, discount=0.9)),

@@ -59,6 +59,7 @@ LOSSES = {
     ),
     "value_loss": ({"values": ()}, {"targets": ()}, losses.value_loss),
     "clipped_value_loss": ({"values": ()}, {"old_values": (), "targets": ()}, losses.clipped_value_loss),
+    "deterministic_policy_loss": ({"action_values": ()}, {}, losses.deterministic_policy_loss),
     "mpo_temperature_loss": (
         {"temperature": None},
         {"action_values": (4,)},

@@ -23,6 +23,7 @@ from agents.ppo import PPO, PPOConfig
 from agents.r2d2 import R2D2, R2D2Config
 from agents.random_actions import RandomActions
 from agents.sac import SAC, SACConfig
+from agents.td3 import TD3, TD3Config
 from framework.checkpoints import Checkpointer
 from framework.loggers import InMemoryLogger
 from framework.programs import RunConfig, make_program
@@ -40,6 +41,9 @@ AGENTS = {
         R2D2Config(unroll_length=6, burn_in=3, period=6, batch_size=4, samples_per_insert=2.0)
     ),
     "sac": lambda: SAC(SACConfig(min_replay_size=100, batch_size=16, hidden_sizes=(16, 16))),
+    "td3": lambda: TD3(
+        TD3Config(min_replay_size=100, batch_size=16, hidden_sizes=(16, 16), exploration_correlation=0.5)
+    ),
     "random": lambda: RandomActions(),
     "a2c": lambda: A2C(A2CConfig(unroll_length=2)),
     "a3c": lambda: A3C(A2CConfig(unroll_length=2)),
@@ -98,8 +102,9 @@ def assert_same_run(one: str, other: str) -> None:
 
 
 CASES = [
-    *((agent, CARTPOLE, "local") for agent in AGENTS if agent != "sac"),
+    *((agent, CARTPOLE, "local") for agent in AGENTS if agent not in ("sac", "td3")),
     ("sac", "gymnasium:Pendulum-v1", "local"),
+    ("td3", "gymnasium:Pendulum-v1", "local"),
     *((agent, CARTPOLE, mode) for agent in ("dqn", "ppo") for mode in ("server", "alternating")),
     ("impala-lstm", CARTPOLE, "alternating+server"),
     ("sac", "gymnasium:Pendulum-v1", "server"),
@@ -111,7 +116,7 @@ CASES = [
 )
 def test_an_interrupted_run_continues_bit_for_bit(tmp_path, agent, environment, inference):
     whole, parts = str(tmp_path / "whole"), str(tmp_path / "parts")
-    steps = 250 if agent == "sac" else BASE.max_env_steps  # SAC learns in every step.
+    steps = 250 if agent in ("sac", "td3") else BASE.max_env_steps  # They learn in every step.
     config = dataclasses.replace(BASE, inference=inference, directory=whole, max_env_steps=steps)
     run(agent, environment, config)
     config = dataclasses.replace(config, directory=parts)
