@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Generator, nn
 
-from agents.dqn import DQN, MINATAR, MINATAR_RUN, DQNConfig, DQNNetworks
+from agents.dqn import DQN, MINATAR, MINATAR_RUN, DQNConfig, DQNNetworks, ItemLosses
 from framework import config_checks as check
 from framework import losses
 from framework.core import NetworksFn
@@ -82,12 +82,8 @@ class C51(DQN):
         super().__init__(config or C51Config(), networks_fn)
 
     def item_losses(
-        self,
-        networks: DQNNetworks,
-        target: nn.Module,
-        data: Transition,
-        generator: torch.Generator | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        self, networks: DQNNetworks, target: nn.Module, data: Transition, generator: Generator | None = None
+    ) -> ItemLosses:
         """As `DQN.item_losses`. Priorities are the divergences of the target, as in Rainbow."""
         if self.config.num_atoms == 1:
             return super().item_losses(networks, target, data, generator)

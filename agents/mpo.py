@@ -282,10 +282,17 @@ CONTROL_SUITE = Preset(
         "num_atoms": 51,
         "v_min": 0.0,
         "v_max": 100.0,
-        "max_gradient_norm": 40.0,
+        "num_samples": 10,
+        "samples_per_insert": 128.0,
         "min_replay_size": 2_000,
     },
-    run={"num_actors": 1, "envs_per_actor": 4, "max_env_steps": 200_000, "evaluate_period": 20_000},
+    run={
+        "num_actors": 1,
+        "envs_per_actor": 4,
+        "max_env_steps": 200_000,
+        "evaluate_period": 20_000,
+        "num_evaluation_episodes": 4,
+    },
 )
 PRESETS: Mapping[str, Preset] = {
     "gymnasium:Pendulum-v1": Preset(

@@ -13,6 +13,7 @@ from agents.a2c import A2C
 from agents.dqn import DQN, DQNConfig, DQNNetworks
 from agents.flow_ppo import FlowPPO
 from agents.impala import IMPALA, IMPALAConfig
+from agents.mpo import MPO
 from agents.ppo import PPO, PPOConfig, PPONetworks
 from agents.sac import SAC, SACConfig, SACNetworks
 from agents.td3 import TD3
@@ -148,6 +149,7 @@ class Forgetful(PPONetworks):
         (DQN(networks_fn=lambda config, spec: nn.Linear(1, 1)), "Linear without actions, num_actions, q_net"),
         (DQN(networks_fn=lambda config, spec: None), "NoneType without actions"),
         (PPO(networks_fn=Forgetful), "Forgetful without normalizer, expected .* forward"),
+        (MPO(networks_fn=lambda config, spec: nn.Module()), "without actions, policy, critics, duals, atoms"),
         (
             SAC(networks_fn=lambda config, spec: nn.Module()),
             "without actions, policy, critics, temperature.log",

@@ -6,6 +6,7 @@ import functools
 import math
 import unittest.mock
 
+import agent_probes
 import config_fields
 import numpy as np
 import pytest
@@ -373,13 +374,9 @@ def test_says_which_actions_it_cannot_take(action):
 
 
 def learned(config, spec=DISCRETE):
-    """Parameters and learning rates after three steps, as one vector."""
-    learner, rates = make_learner(config, spec), []
-    for seed in range(3):
-        learner.env_steps = 30 * seed
-        rates.append(float(learn(learner, make_batch(config, spec, seed)).metrics["learning_rate"]))
-    parameters = [p.detach().flatten() for p in learner.networks.parameters()]
-    return torch.cat([torch.tensor(rates), *parameters]).double().numpy()
+    return agent_probes.after_three_steps(
+        make_learner(config, spec), lambda seed: make_batch(config, spec, seed), env_steps=30
+    )
 
 
 def in_step(config):
