@@ -91,6 +91,7 @@ setup(
             "appo=agents.appo:APPO",
             "batch_ppo=agents.batch_ppo:BatchPPO",
             "c51=agents.c51:C51",
+            "d4pg=agents.d4pg:D4PG",
             "ddpg=agents.td3:DDPG",
             "dqfd=agents.dqfd:DQfD",
             "dqn=agents.dqn:DQN",

@@ -35,11 +35,7 @@ class C51Config(DQNConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check.at_least(self, 1, "num_atoms")
-        if not self.v_min < self.v_max:
-            raise ValueError(
-                f"v_min: got {self.v_min!r}, expected less than v_max, which is {self.v_max!r}. Set both to "
-                "the smallest and the largest discounted return of the environment."
-            )
+        check.return_limits(self)
         for field in ("huber_delta", "munchausen"):
             value, default = getattr(self, field), getattr(DQNConfig, field)
             if self.num_atoms > 1 and value != default:
@@ -67,8 +63,7 @@ class C51Networks(DQNNetworks):
     def expected(self, outputs: torch.Tensor) -> torch.Tensor:
         if len(self.atoms) == 1:
             return outputs
-        # A product of matrices would be in bfloat16 with `autocast`.
-        return (outputs.float().softmax(-1) * self.atoms).sum(-1)
+        return losses.expected_returns(outputs, self.atoms)
 
 
 class C51(DQN):

@@ -10,6 +10,7 @@ from framework.losses.deterministic import deterministic_policy_loss as determin
 from framework.losses.deterministic import smoothed_actions as smoothed_actions
 from framework.losses.distributional import categorical_cross_entropy as categorical_cross_entropy
 from framework.losses.distributional import categorical_projection as categorical_projection
+from framework.losses.distributional import expected_returns as expected_returns
 from framework.losses.distributional import of_actions as of_actions
 from framework.losses.distributional import quantile_huber as quantile_huber
 from framework.losses.entropy import categorical_entropy as categorical_entropy
