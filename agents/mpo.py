@@ -298,6 +298,8 @@ PRESETS: Mapping[str, Preset] = {
     "gymnasium:Pendulum-v1": Preset(
         agent={
             "n_step": 1,
+            "num_samples": 10,
+            "epsilon_mean": 0.01,
             "target_update_period": 50,
             "min_replay_size": 500,
             "batch_size": 128,
