@@ -86,11 +86,7 @@ class MPOConfig(OffPolicyConfig):
                 f"epsilon: got {self.epsilon!r}, expected less than the logarithm of num_samples, which is "
                 f"{math.log(self.num_samples):.3f}: no weights of that many actions diverge more. Draw more."
             )
-        if not self.v_min < self.v_max:
-            raise ValueError(
-                f"v_min: got {self.v_min!r}, expected less than v_max, which is {self.v_max!r}. Set both to "
-                "the smallest and the largest discounted return of the environment."
-            )
+        check.return_limits(self)
 
 
 class Duals(nn.Module):
@@ -146,7 +142,7 @@ class MPONetworks(nn.Module):
         """Expected returns `[...]` of the critic's outputs for actions: `[...]`, or logits `[..., K]`."""
         if len(self.atoms) == 1:
             return outputs
-        return (outputs.softmax(-1) * self.atoms).sum(-1)
+        return losses.expected_returns(outputs, self.atoms)
 
 
 class MPOPolicy(TorchPolicy):

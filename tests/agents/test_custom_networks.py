@@ -10,6 +10,7 @@ from torch import nn
 
 import launch
 from agents.a2c import A2C
+from agents.d4pg import D4PG
 from agents.dqn import DQN, DQNConfig, DQNNetworks
 from agents.flow_ppo import FlowPPO
 from agents.impala import IMPALA, IMPALAConfig
@@ -155,6 +156,7 @@ class Forgetful(PPONetworks):
             "without actions, policy, critics, temperature.log",
         ),
         (IMPALA(networks_fn=lambda config, spec: nn.Module()), "actor_critic.unroll"),
+        (D4PG(networks_fn=lambda config, spec: nn.Module()), "policy, critics, values, atoms"),
         (TD3(networks_fn=lambda config, spec: nn.Module()), "without actions, policy, critics, values"),
         (A2C(networks_fn=lambda config, spec: nn.Module()), "without actions, normalizer, initial_state"),
         (FlowPPO(networks_fn=Forgetful), "Forgetful without normalizer"),

@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import math
 
+import agent_probes
 import config_fields
 import numpy as np
 import pytest
@@ -15,7 +16,6 @@ import launch
 from agents.r2d2 import R2D2, R2D2Config, R2D2Networks
 from framework import environments, losses, networks, replay, specs
 from framework.actors import EnvironmentLoop, PolicyActor
-from framework.core import Progress
 from framework.environments.testing import EchoEnvironment, FakeEnvironment
 from framework.networks import as_tensors
 from framework.programs import RunConfig, make_program
@@ -84,44 +84,23 @@ def make_learner(config=SMALL, spec=SPEC):
 
 
 def learned(config):
-    """Parameters, rates and priorities after three steps, as one vector."""
-    learner = make_learner(config)
-    seen = []
-    for seed in range(3):
-        learner.env_steps = seed
-        result = learn(learner, make_batch(config, seed))
-        seen += [float(result.metrics["learning_rate"]), *result.priorities]
-    parameters = [p.detach().flatten() for p in learner.networks.parameters()]
-    return torch.cat([torch.tensor(seen), *parameters]).double().numpy()
+    return agent_probes.after_three_steps(make_learner(config), lambda seed: make_batch(config, seed))
 
 
 def explored(config):
-    """How often each of two envs does what it would not have done greedily, after one env step."""
-    agent, learner = R2D2(config), make_learner(config)
-    policy = agent.make_policy(learner.networks)
-    policy.progress = Progress(version=0, env_steps=1)
-    policy.seed(1)
-    observation, state = np.zeros((2, 4), np.float32), policy.initial_state(2)
-    actions = np.array([policy.step(observation, state)[0] for _ in range(200)])
-    greedy = agent.make_policy(learner.networks, evaluation=True).step(observation, state)[0]
-    return (actions != greedy).mean(0)
+    return agent_probes.explored(R2D2(config), make_learner(config).networks, SPEC)
 
 
 def evaluated(config):
-    agent = R2D2(config)
-    policy = agent.make_policy(agent.make_networks(SPEC), evaluation=True)
-    observation, state = np.zeros((2, 4), np.float32), policy.initial_state(2)
-    return np.array([policy.step(observation, state)[0] for _ in range(100)]).std(0)
+    return agent_probes.evaluated(R2D2(config), R2D2(config).make_networks(SPEC), SPEC)
 
 
 def table(config):
-    info = R2D2(config).make_tables(SPEC)[0].info
-    return str((info.max_size, info.sampler_options, info.rate_limiter_info))
+    return agent_probes.table(R2D2(config), SPEC)
 
 
 def network(config):
-    torch.manual_seed(0)
-    return str(R2D2(config).make_networks(SPEC))
+    return agent_probes.network(R2D2(config), SPEC)
 
 
 def written(config):
