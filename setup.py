@@ -89,6 +89,7 @@ setup(
             "a3c=agents.a3c:A3C",
             "apex=agents.flow_dqn:ApeX",
             "appo=agents.appo:APPO",
+            "batch_ppo=agents.batch_ppo:BatchPPO",
             "c51=agents.c51:C51",
             "d4pg=agents.d4pg:D4PG",
             "ddpg=agents.td3:DDPG",

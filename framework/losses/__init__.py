@@ -38,6 +38,7 @@ from framework.losses.policy import Surrogate as Surrogate
 from framework.losses.policy import adapt_kl_coefficient as adapt_kl_coefficient
 from framework.losses.policy import clipped_surrogate as clipped_surrogate
 from framework.losses.policy import clipped_value_loss as clipped_value_loss
+from framework.losses.policy import explained_variance as explained_variance
 from framework.losses.policy import impact_surrogate as impact_surrogate
 from framework.losses.policy import kl_penalty_surrogate as kl_penalty_surrogate
 from framework.losses.policy import masked_mean as masked_mean

@@ -3,6 +3,7 @@
 Importing this package imports torch; `import framework` does not.
 """
 
+from framework.networks.actor_critic import ActorCritic as ActorCritic
 from framework.networks.control import DeterministicHead as DeterministicHead
 from framework.networks.control import PolicyNetwork as PolicyNetwork
 from framework.networks.control import SoftplusGaussianHead as SoftplusGaussianHead
