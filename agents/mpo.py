@@ -223,6 +223,7 @@ class MPO(OffPolicyAgent):
         # The adder omits one factor of the n-step discount; apply it here.
         discounts = self.config.discount * data.discount.float()
         outputs = networks.critics(data.observation, networks.actions.drawn(data))[0]
+        metrics = {"q_mean": networks.expected(outputs.detach()).mean()}
         if len(networks.atoms) == 1:
             targets = rewards + losses.discounted(discounts, next_outputs.mean(1))
             loss = losses.value_loss(outputs, targets)
@@ -230,7 +231,8 @@ class MPO(OffPolicyAgent):
             mixture = next_outputs.softmax(-1).mean(1)
             targets = losses.categorical_projection(networks.atoms, mixture, rewards, discounts)
             loss = losses.categorical_cross_entropy(outputs, targets)[0].mean()
-        return loss, {"critic_loss": loss, "q_mean": networks.expected(outputs.detach()).mean()}
+            metrics["target_at_limits"] = (targets[:, 0] + targets[:, -1]).mean()
+        return loss, metrics | {"critic_loss": loss}
 
     def _policy_loss(
         self,
@@ -294,6 +296,8 @@ PRESETS: Mapping[str, Preset] = {
     "gymnasium:Pendulum-v1": Preset(
         agent={
             "n_step": 1,
+            "num_samples": 10,
+            "epsilon_mean": 0.01,
             "target_update_period": 50,
             "min_replay_size": 500,
             "batch_size": 128,
