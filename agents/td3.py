@@ -233,7 +233,8 @@ class TD3(OffPolicyAgent):
             each, priorities = weights * each, errors.double() + 1e-6
             metrics["importance_weight"] = weights.mean()
         critic = metrics["critic_loss"] = each.mean()
-        if (int(context.learner_steps) + 1) % config.actor_delay:
+        # With a delay, the policy moves at the steps after which the targets do.
+        if config.actor_delay > 1 and (int(context.learner_steps) + 1) % config.actor_delay:
             return LossOutput(critic, metrics, priorities)
         actions = networks.policy(data.observation)
         with frozen(networks.critics):
