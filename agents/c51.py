@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Generator, nn
 
-from agents.dqn import DQN, MINATAR, MINATAR_RUN, DQNConfig, DQNNetworks
+from agents.dqn import DQN, MINATAR, MINATAR_RUN, DQNConfig, DQNNetworks, ItemLosses
 from framework import config_checks as check
 from framework import losses
 from framework.core import NetworksFn
@@ -35,11 +35,7 @@ class C51Config(DQNConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check.at_least(self, 1, "num_atoms")
-        if not self.v_min < self.v_max:
-            raise ValueError(
-                f"v_min: got {self.v_min!r}, expected less than v_max, which is {self.v_max!r}. Set both to "
-                "the smallest and the largest discounted return of the environment."
-            )
+        check.return_limits(self)
         for field in ("huber_delta", "munchausen"):
             value, default = getattr(self, field), getattr(DQNConfig, field)
             if self.num_atoms > 1 and value != default:
@@ -67,8 +63,7 @@ class C51Networks(DQNNetworks):
     def expected(self, outputs: torch.Tensor) -> torch.Tensor:
         if len(self.atoms) == 1:
             return outputs
-        # A product of matrices would be in bfloat16 with `autocast`.
-        return (outputs.float().softmax(-1) * self.atoms).sum(-1)
+        return losses.expected_returns(outputs, self.atoms)
 
 
 class C51(DQN):
@@ -82,12 +77,8 @@ class C51(DQN):
         super().__init__(config or C51Config(), networks_fn)
 
     def item_losses(
-        self,
-        networks: DQNNetworks,
-        target: nn.Module,
-        data: Transition,
-        generator: torch.Generator | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        self, networks: DQNNetworks, target: nn.Module, data: Transition, generator: Generator | None = None
+    ) -> ItemLosses:
         """As `DQN.item_losses`. Priorities are the divergences of the target, as in Rainbow."""
         if self.config.num_atoms == 1:
             return super().item_losses(networks, target, data, generator)

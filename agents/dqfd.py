@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import tree
-from torch import nn
+from torch import Generator, nn
 
-from agents.dqn import DQN, DQNConfig, DQNNetworks
+from agents.dqn import DQN, DQNConfig, DQNNetworks, ItemLosses
 from framework import adders, demonstrations, environments, losses, replay
 from framework import config_checks as check
 from framework.adders.block import PriorityFn
@@ -116,12 +116,8 @@ class DQfD(DQN):
         )
 
     def item_losses(
-        self,
-        networks: DQNNetworks,
-        target: nn.Module,
-        data: Transition,
-        generator: torch.Generator | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        self, networks: DQNNetworks, target: nn.Module, data: Transition, generator: Generator | None = None
+    ) -> ItemLosses:
         """The losses of `Transition`s whose extras are a `OneStep` and bool[N], which are demonstrations."""
         config, (first, demonstrated) = self.config, data.extras
         long = data._replace(extras=())

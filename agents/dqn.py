@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import tree
 from dm_env import specs as dm_specs
-from torch import nn
+from torch import Generator, nn
 
 from framework import config_checks as check
 from framework import losses, networks, replay
@@ -30,6 +30,9 @@ from framework.programs.presets import Preset
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import OffPolicyAgent, OffPolicyConfig, TorchPolicy
 from framework.types import Nest, Transition
+
+# Losses `[N]`, priorities `[N]` and metrics.
+ItemLosses = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -212,12 +215,8 @@ class DQN(OffPolicyAgent):
         return data.reward.float(), self.config.discount * data.discount.float()
 
     def item_losses(
-        self,
-        networks: DQNNetworks,
-        target: nn.Module,
-        data: Transition,
-        generator: torch.Generator | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        self, networks: DQNNetworks, target: nn.Module, data: Transition, generator: Generator | None = None
+    ) -> ItemLosses:
         """The losses `[N]`, priorities `[N]` and metrics of N `Transition`s. The family overrides this.
 
         Args:

@@ -44,13 +44,12 @@ PRESETS: Mapping[str, Preset] = {
     ),
     "gymnasium:Acrobot-v1": Preset(
         agent={
-            "learning_rate": 2e-3,
+            "learning_rate": 1e-3,
             "learning_rate_decay": 200_000,
             "unroll_length": 16,
             "batch_size": 8,
             "vtrace_lambda": 0.95,
-            "value_coefficient": 0.1,
-            "entropy_coefficient": 0.03,
+            "reward_clip": 0.1,  # Scales the rewards, all -1: values up to -100 would take too long to learn.
         },
         run={**_RUN, "max_env_steps": 200_000, "evaluate_period": 50_000},
     ),

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Generator, nn
 
-from agents.dqn import MINATAR, MINATAR_RUN, DQNConfig, DQNNetworks
+from agents.dqn import MINATAR, MINATAR_RUN, DQNConfig, DQNNetworks, ItemLosses
 from agents.qr_dqn import QuantileDQN, QuantileNetworks
 from framework import config_checks as check
 from framework import networks
@@ -61,7 +61,7 @@ class IQNNetworks(QuantileNetworks):
         )
 
 
-def stratified(items: torch.Tensor, count: int, generator: torch.Generator | None) -> torch.Tensor:
+def stratified(items: torch.Tensor, count: int, generator: Generator | None) -> torch.Tensor:
     """Random fractions `[N, count]` for N items: one in each of `count` equal parts of the unit interval."""
     drawn = torch.rand((len(items), count), generator=generator, device=items.device)
     return (torch.arange(count, device=items.device) + drawn) / count
@@ -77,12 +77,8 @@ class IQN(QuantileDQN):
         super().__init__(config or IQNConfig(), networks_fn)
 
     def item_losses(
-        self,
-        networks: DQNNetworks,
-        target: nn.Module,
-        data: Transition,
-        generator: torch.Generator | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        self, networks: DQNNetworks, target: nn.Module, data: Transition, generator: Generator | None = None
+    ) -> ItemLosses:
         """As `DQN.item_losses`. Priorities are the losses."""
         config, items = self.config, data.reward
         fractions = stratified(items, config.num_quantiles, generator)

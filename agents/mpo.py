@@ -84,11 +84,7 @@ class MPOConfig(OffPolicyConfig):
                 f"epsilon: got {self.epsilon!r}, expected less than the logarithm of num_samples, which is "
                 f"{math.log(self.num_samples):.3f}: no weights of that many actions diverge more. Draw more."
             )
-        if not self.v_min < self.v_max:
-            raise ValueError(
-                f"v_min: got {self.v_min!r}, expected less than v_max, which is {self.v_max!r}. Set both to "
-                "the smallest and the largest discounted return of the environment."
-            )
+        check.return_limits(self)
 
 
 class Duals(nn.Module):
@@ -138,7 +134,7 @@ class MPONetworks(nn.Module):
         """Expected returns `[...]` of the critic's outputs for actions: `[...]`, or logits `[..., K]`."""
         if len(self.atoms) == 1:
             return outputs
-        return (outputs.softmax(-1) * self.atoms).sum(-1)
+        return losses.expected_returns(outputs, self.atoms)
 
 
 class MPOPolicy(TorchPolicy):
@@ -219,6 +215,7 @@ class MPO(OffPolicyAgent):
         # The adder omits one factor of the n-step discount; apply it here.
         discounts = self.config.discount * data.discount.float()
         outputs = networks.critics(data.observation, networks.actions.drawn(data))[0]
+        metrics = {"q_mean": networks.expected(outputs.detach()).mean()}
         if len(networks.atoms) == 1:
             targets = rewards + losses.discounted(discounts, next_outputs.mean(1))
             loss = losses.value_loss(outputs, targets)
@@ -226,7 +223,8 @@ class MPO(OffPolicyAgent):
             mixture = next_outputs.softmax(-1).mean(1)
             targets = losses.categorical_projection(networks.atoms, mixture, rewards, discounts)
             loss = losses.categorical_cross_entropy(outputs, targets)[0].mean()
-        return loss, {"critic_loss": loss, "q_mean": networks.expected(outputs.detach()).mean()}
+            metrics["target_at_limits"] = (targets[:, 0] + targets[:, -1]).mean()
+        return loss, metrics | {"critic_loss": loss}
 
     def _policy_loss(
         self,
@@ -274,15 +272,24 @@ CONTROL_SUITE = Preset(
         "num_atoms": 51,
         "v_min": 0.0,
         "v_max": 100.0,
-        "max_gradient_norm": 40.0,
+        "num_samples": 10,
+        "samples_per_insert": 128.0,
         "min_replay_size": 2_000,
     },
-    run={"num_actors": 1, "envs_per_actor": 4, "max_env_steps": 200_000, "evaluate_period": 20_000},
+    run={
+        "num_actors": 1,
+        "envs_per_actor": 4,
+        "max_env_steps": 200_000,
+        "evaluate_period": 20_000,
+        "num_evaluation_episodes": 4,
+    },
 )
 PRESETS: Mapping[str, Preset] = {
     "gymnasium:Pendulum-v1": Preset(
         agent={
             "n_step": 1,
+            "num_samples": 10,
+            "epsilon_mean": 0.01,
             "target_update_period": 50,
             "min_replay_size": 500,
             "batch_size": 128,

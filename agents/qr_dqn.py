@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Generator, nn
 
-from agents.dqn import DQN, MINATAR, MINATAR_RUN, DQNConfig, DQNNetworks
+from agents.dqn import DQN, MINATAR, MINATAR_RUN, DQNConfig, DQNNetworks, ItemLosses
 from framework import config_checks as check
 from framework import losses
 from framework.core import NetworksFn
@@ -85,7 +85,7 @@ class QuantileDQN(DQN):
 
     def quantile_losses(
         self, outputs: torch.Tensor, data: Transition, fractions: torch.Tensor, targets: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+    ) -> ItemLosses:
         """What `item_losses` returns. Priorities are the losses.
 
         Args:
@@ -115,12 +115,8 @@ class QRDQN(QuantileDQN):
         super().__init__(config or QRDQNConfig(), networks_fn)
 
     def item_losses(
-        self,
-        networks: DQNNetworks,
-        target: nn.Module,
-        data: Transition,
-        generator: torch.Generator | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        self, networks: DQNNetworks, target: nn.Module, data: Transition, generator: Generator | None = None
+    ) -> ItemLosses:
         """As `DQN.item_losses`. Priorities are the losses."""
         outputs = networks.outputs(data.observation)
         items, count = outputs.shape[0], outputs.shape[2]

@@ -19,12 +19,11 @@ import torch
 from torch import nn
 
 from framework import config_checks as check
-from framework import learners, losses, networks
+from framework import learners, losses, networks, replay
 from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput
 from framework.networks import DeterministicHead, PolicyNetwork, frozen
 from framework.programs.presets import Preset
-from framework.replay import ReplaySample
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import OffPolicyAgent, OffPolicyConfig, TorchPolicy
 from framework.types import Nest, Transition
@@ -39,6 +38,9 @@ class TD3Config(OffPolicyConfig):
     batch_size: int = 256  # Items per learner step.
     samples_per_insert: float = 256.0  # Times an item is drawn; / batch_size: learner steps per env step.
     insert_burst: int = 32  # Items by which actors may be ahead or behind; also each adder's limit in flight.
+    prioritized: bool = False  # Draws items with large errors more often.
+    priority_exponent: float = 0.6  # 0 draws uniformly, 1 proportionally to the error.
+    importance_sampling_exponent: float = 0.4  # Of the importance weights; 1 is a full correction.
 
     # Learning.
     learning_rate: float = 1e-3  # Initial learning rate of the policy (Adam).
@@ -64,9 +66,9 @@ class TD3Config(OffPolicyConfig):
         super().__post_init__()
         check.at_least(self, 1, "num_critics", "actor_delay", "hidden_sizes")
         check.at_least(self, 0, "critic_learning_rate", "smoothing_std", "exploration_std")
-        check.at_least(self, 0, "exploration_ladder")
+        check.at_least(self, 0, "exploration_ladder", "priority_exponent")
         check.above(self, 0, "smoothing_clip")
-        check.fraction(self, "exploration_correlation")
+        check.fraction(self, "exploration_correlation", "importance_sampling_exponent")
 
 
 class TD3Networks(nn.Module):
@@ -173,6 +175,11 @@ class TD3(OffPolicyAgent):
     def learner_settings(self, networks: nn.Module) -> dict[str, Any]:
         return super().learner_settings(networks) | {"partial_gradients": self.config.actor_delay > 1}
 
+    def make_sampler(self) -> Any:
+        if self.config.prioritized:
+            return replay.selectors.Prioritized(self.config.priority_exponent)
+        return super().make_sampler()
+
     def rewards(self, data: Transition) -> tuple[torch.Tensor, torch.Tensor]:
         """The rewards of `Transition`s, and the discounts of what follows, both float32[N]."""
         # The adder omits one factor of the n-step discount; apply it here.
@@ -196,13 +203,7 @@ class TD3(OffPolicyAgent):
         metrics = {"q_mean": values.mean(), "q_spread": values.std(0, correction=0).mean()}
         return 0.5 * errors.square().sum(0), errors.detach().abs().mean(0), metrics
 
-    def critic_loss(
-        self, each: torch.Tensor, priorities: torch.Tensor, batch: ReplaySample, context: LossContext
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The mean of the critics' losses, and new priorities for replay, or None."""
-        return each.mean(), None
-
-    def loss(self, networks: TD3Networks, batch: ReplaySample, context: LossContext) -> LossOutput:
+    def loss(self, networks: TD3Networks, batch: replay.ReplaySample, context: LossContext) -> LossOutput:
         """The sum of the losses of critics and policy on a batch of `Transition`s."""
         config, data = self.config, batch.data
         with torch.no_grad():
@@ -213,9 +214,20 @@ class TD3(OffPolicyAgent):
                     next_actions, noise, config.smoothing_std, config.smoothing_clip
                 )
         each, errors, metrics = self.critic_losses(networks, context.targets["critics"], data, next_actions)
-        critic, priorities = self.critic_loss(each, errors, batch, context)
-        metrics["critic_loss"] = critic
-        if (int(context.learner_steps) + 1) % config.actor_delay:
+        priorities = None
+        if config.prioritized:
+            weights = losses.importance_weights(
+                torch.as_tensor(batch.info.probability, device=each.device),
+                torch.as_tensor(batch.info.table_size, device=each.device),
+                config.importance_sampling_exponent,
+                context.largest,
+            )
+            # With the small constant, items without error still have a chance to be sampled.
+            each, priorities = weights * each, errors.double() + 1e-6
+            metrics["importance_weight"] = weights.mean()
+        critic = metrics["critic_loss"] = each.mean()
+        # With a delay, the policy moves at the steps after which the targets do.
+        if config.actor_delay > 1 and (int(context.learner_steps) + 1) % config.actor_delay:
             return LossOutput(critic, metrics, priorities)
         actions = networks.policy(data.observation)
         with frozen(networks.critics):

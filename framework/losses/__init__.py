@@ -10,6 +10,7 @@ from framework.losses.deterministic import deterministic_policy_loss as determin
 from framework.losses.deterministic import smoothed_actions as smoothed_actions
 from framework.losses.distributional import categorical_cross_entropy as categorical_cross_entropy
 from framework.losses.distributional import categorical_projection as categorical_projection
+from framework.losses.distributional import expected_returns as expected_returns
 from framework.losses.distributional import of_actions as of_actions
 from framework.losses.distributional import quantile_huber as quantile_huber
 from framework.losses.entropy import categorical_entropy as categorical_entropy
@@ -37,6 +38,7 @@ from framework.losses.policy import Surrogate as Surrogate
 from framework.losses.policy import adapt_kl_coefficient as adapt_kl_coefficient
 from framework.losses.policy import clipped_surrogate as clipped_surrogate
 from framework.losses.policy import clipped_value_loss as clipped_value_loss
+from framework.losses.policy import explained_variance as explained_variance
 from framework.losses.policy import impact_surrogate as impact_surrogate
 from framework.losses.policy import kl_penalty_surrogate as kl_penalty_surrogate
 from framework.losses.policy import masked_mean as masked_mean

@@ -84,6 +84,12 @@ def categorical_cross_entropy(
     return cross_entropies, divergences.clamp(min=0.0)
 
 
+def expected_returns(logits: torch.Tensor, atoms: torch.Tensor) -> torch.Tensor:
+    """The means `[...]`, float32, of the distributions softmax(`logits [..., K]`) of `atoms [K]`."""
+    # In float32, and not a product of matrices, which would be in bfloat16 with autocast.
+    return (logits.float().softmax(-1) * atoms).sum(-1)
+
+
 def of_actions(outputs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
     """The outputs `[N, K]` of the actions `[N]`, of outputs `[N, A, K]`."""
     index = actions.long().reshape(-1, 1, 1).expand(-1, 1, outputs.shape[-1])

@@ -200,6 +200,18 @@ def value_loss(values: torch.Tensor, targets: torch.Tensor, mask: torch.Tensor |
     return 0.5 * masked_mean(where_counted(values - targets.detach(), mask) ** 2, mask)
 
 
+def explained_variance(
+    values: torch.Tensor, targets: torch.Tensor, mask: torch.Tensor | None = None
+) -> torch.Tensor:
+    """1 - Var(targets - values) / Var(targets): 1 for perfect values; 0 if all targets are equal."""
+    check_alike(mask, values=values, targets=targets)
+    if mask is not None:
+        values, targets = values[mask > 0], targets[mask > 0]
+    spread = targets.var(correction=0)  # 0 for a single target; the unbiased estimate is NaN.
+    explained = 1.0 - (targets - values).var(correction=0) / spread.clamp(min=1e-8)
+    return torch.where(spread > 0, explained, 0.0)
+
+
 def clipped_value_loss(
     values: torch.Tensor,
     old_values: torch.Tensor,

@@ -3,10 +3,12 @@
 Importing this package imports torch; `import framework` does not.
 """
 
+from framework.networks.actor_critic import ActorCritic as ActorCritic
 from framework.networks.control import DeterministicHead as DeterministicHead
 from framework.networks.control import PolicyNetwork as PolicyNetwork
 from framework.networks.control import SoftplusGaussianHead as SoftplusGaussianHead
 from framework.networks.control import frozen as frozen
+from framework.networks.control import restored as restored
 from framework.networks.distributions import Categorical as Categorical
 from framework.networks.distributions import DiagonalGaussian as DiagonalGaussian
 from framework.networks.distributions import MultiCategorical as MultiCategorical
@@ -37,6 +39,7 @@ from framework.networks.normalization import Moments as Moments
 from framework.networks.normalization import ObservationNormalizer as ObservationNormalizer
 from framework.networks.normalization import RewardScale as RewardScale
 from framework.networks.quantiles import ImplicitQuantileNetwork as ImplicitQuantileNetwork
+from framework.networks.recurrent import RecurrentQNetwork as RecurrentQNetwork
 from framework.networks.torsos import ACTIVATIONS as ACTIVATIONS
 from framework.networks.torsos import MLP as MLP
 from framework.networks.torsos import NatureConv as NatureConv

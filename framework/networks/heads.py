@@ -59,16 +59,19 @@ class GaussianHead(nn.Module):
       input_size: width of the features.
       size: D, the number of action dimensions.
       initial_std: initial standard deviation.
+      tanh_mean: whether a tanh keeps the mean between -1 and 1.
     """
 
-    def __init__(self, input_size: int, size: int, initial_std: float = 1.0):
+    def __init__(self, input_size: int, size: int, initial_std: float = 1.0, tanh_mean: bool = False):
         super().__init__()
+        self.tanh_mean = tanh_mean
         self.mean = nn.Linear(input_size, size)
         orthogonal_(self.mean, _GAIN)
         self.log_std = nn.Parameter(torch.full((size,), float(np.log(initial_std))))
 
     def forward(self, features: torch.Tensor) -> distributions.DiagonalGaussian:
-        return distributions.DiagonalGaussian(self.mean(features), self.log_std)
+        mean = self.mean(features)
+        return distributions.DiagonalGaussian(mean.tanh() if self.tanh_mean else mean, self.log_std)
 
 
 class SquashedGaussianHead(nn.Module):

@@ -98,14 +98,12 @@ class MLP(nn.Module):
                     orthogonal_(layer, orthogonal_gain)
         self.layers = nn.Sequential(*layers)
         self.output_size = width
-        self._has_output = output_size is not None
+        self._output = None if output_size is None else len(layers) - 1
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        layers = list(self.layers)
-        output = layers.pop() if self._has_output else None
-        for layer in layers:  # One call fewer than through the Sequential.
-            inputs = layer(inputs)
-        return inputs if output is None else in_float32(output, inputs)
+        for index, layer in enumerate(self.layers):  # One call fewer than through the Sequential.
+            inputs = in_float32(layer, inputs) if index == self._output else layer(inputs)
+        return inputs
 
 
 class _Images(nn.Module):

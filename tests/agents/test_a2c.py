@@ -110,6 +110,7 @@ FIELDS = {
     "recurrent": ("gru", network, {}),
     "recurrent_size": (16, network, {"recurrent": "lstm"}),
     "autocast": (True, learned, {}),
+    "tanh_mean": (True, functools.partial(learned, spec=CONTINUOUS), {}),
     "initial_std": (0.5, functools.partial(network, spec=CONTINUOUS), {}),
 }
 

@@ -14,6 +14,7 @@ NAMES = (
     "apex",
     "appo",
     "c51",
+    "d4pg",
     "ddpg",
     "dqfd",
     "dqn",

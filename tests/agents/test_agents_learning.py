@@ -11,6 +11,7 @@ from dm_env import specs as dm_specs
 
 from agents.appo import APPO, APPOConfig
 from agents.c51 import C51, C51Config
+from agents.d4pg import D4PG, D4PGConfig
 from agents.dqfd import DQfD, DQfDConfig
 from agents.dqn import DQN, DQNConfig
 from agents.impact import IMPACT, IMPACTConfig
@@ -82,6 +83,9 @@ dmpo = dataclasses.replace(mpo, num_atoms=21, v_min=-1.0, v_max=1.0)
 sac = SAC(SACConfig(**REPLAY, **RATES, samples_per_insert=8.0, initial_temperature=0.1))
 DETERMINISTIC = {**REPLAY, "learning_rate": 5e-3, "critic_learning_rate": 5e-3, "samples_per_insert": 8.0}
 td3, ddpg = TD3(TD3Config(**DETERMINISTIC)), DDPG(DDPGConfig(**DETERMINISTIC))
+d4pg = D4PG(
+    D4PGConfig(**DETERMINISTIC, target_update_period=1, target_update_rate=0.05, v_min=-1.0, v_max=1.0)
+)
 UNROLLS = {"hidden_sizes": (16,), "unroll_length": 8, "learning_rate": 1e-2, "discount": 0.95}
 ppo = PPO(PPOConfig(**UNROLLS, epochs=4, minibatch_size=32))
 ppo_with_penalty = PPO(PPOConfig(**UNROLLS, epochs=4, minibatch_size=32, target_kl=0.03))
@@ -113,6 +117,7 @@ CASES = {
     "sac": (sac, Aim, 2_000, 0.9, 1.0),
     "td3": (td3, Aim, 2_000, 0.9, 1.0),
     "ddpg": (ddpg, Aim, 2_000, 0.9, 1.0),
+    "d4pg": (d4pg, Aim, 2_000, 0.85, 1.0),
     "ppo": (ppo, cue, 2_400, 1.0, 1.0),
     "ppo, numbers": (ppo_with_penalty, Aim, 4_000, 0.9, 1.0),
     "impala": (impala, cue, 3_000, 0.95, 1.0),

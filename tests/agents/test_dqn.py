@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import math
 
+import agent_probes
 import config_fields
 import numpy as np
 import pytest
@@ -14,7 +15,6 @@ from dm_env import specs as dm_specs
 from agents.dqn import DQN, DQNConfig
 from framework import replay, specs
 from framework.actors import PolicyActor
-from framework.core import Progress
 from framework.types import Transition
 from framework.variables import VariableBlock, VariableClient
 
@@ -58,48 +58,23 @@ def make_learner(config):
 
 
 def learned(config):
-    """Parameters, rates and priorities after three steps, as one vector."""
-    learner = make_learner(config)
-    seen = []
-    for seed in range(3):
-        learner.env_steps = seed
-        result = learn(learner, make_batch(seed))
-        seen += [
-            float(result.metrics["learning_rate"]),
-            *([] if result.priorities is None else result.priorities),
-        ]
-    parameters = [p.detach().flatten() for p in learner.networks.parameters()]
-    return torch.cat([torch.tensor(seen, dtype=torch.float32), *parameters]).double().numpy()
+    return agent_probes.after_three_steps(make_learner(config), make_batch)
 
 
 def explored(config):
-    """How often each of two envs does what it would not have done greedily, after one env step."""
-    agent, learner = agent_of(config), make_learner(config)
-    policy = agent.make_policy(learner.networks)
-    policy.progress = Progress(version=0, env_steps=1)
-    policy.seed(1)
-    observation = np.zeros((2, 4), np.float32)
-    state = policy.initial_state(2)
-    actions = np.array([policy.step(observation, state)[0] for _ in range(200)])
-    greedy = agent.make_policy(learner.networks, evaluation=True).step(observation, ())[0]
-    return (actions != greedy).mean(0)
+    return agent_probes.explored(agent_of(config), make_learner(config).networks, SPEC)
 
 
 def evaluated(config):
-    agent = agent_of(config)
-    policy = agent.make_policy(agent.make_networks(SPEC), evaluation=True)
-    observation = np.zeros((2, 4), np.float32)
-    return np.array([policy.step(observation, ())[0] for _ in range(100)]).std(0)
+    return agent_probes.evaluated(agent_of(config), agent_of(config).make_networks(SPEC), SPEC)
 
 
 def table(config):
-    info = agent_of(config).make_tables(SPEC)[0].info
-    return str((info.max_size, info.sampler_options, info.rate_limiter_info))
+    return agent_probes.table(agent_of(config), SPEC)
 
 
 def network(config):
-    torch.manual_seed(0)
-    return str(agent_of(config).make_networks(SPEC))
+    return agent_probes.network(agent_of(config), SPEC)
 
 
 def written(config):

@@ -5,6 +5,7 @@ import dataclasses
 import math
 from unittest import mock
 
+import agent_probes
 import config_fields
 import numpy as np
 import pytest
@@ -75,19 +76,11 @@ def make_learner(config=SMALL, spec=SPEC):
 
 
 def learned(config):
-    """Parameters and rates after three steps, as one vector."""
-    learner = make_learner(config)
-    seen = []
-    for seed in range(3):
-        learner.env_steps = seed
-        seen.append(float(learn(learner, make_batch(config, seed)).metrics["learning_rate"]))
-    parameters = [p.detach().flatten() for p in learner.networks.parameters()]
-    return torch.cat([torch.tensor(seen), *parameters]).double().numpy()
+    return agent_probes.after_three_steps(make_learner(config), lambda seed: make_batch(config, seed))
 
 
 def network(config):
-    torch.manual_seed(0)
-    return str(IMPALA(config).make_networks(SPEC))
+    return agent_probes.network(IMPALA(config), SPEC)
 
 
 def image_network(config):

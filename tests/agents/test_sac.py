@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import math
 
+import agent_probes
 import config_fields
 import numpy as np
 import pytest
@@ -67,18 +68,11 @@ def make_learner(config, actions=CONTINUOUS):
 
 
 def learned(config):
-    """Parameters after three steps, as one vector."""
-    learner = make_learner(config)
-    for seed in range(3):
-        learner.env_steps = seed
-        learn(learner, make_batch(seed))
-    return torch.cat([p.detach().flatten() for p in learner.networks.parameters()]).double().numpy()
+    return agent_probes.after_three_steps(make_learner(config), make_batch)
 
 
 def table(config):
-    agent = agent_of(config)
-    info = agent.make_tables(SPEC)[0].info
-    return str((info.max_size, info.sampler_options, info.rate_limiter_info))
+    return agent_probes.table(agent_of(config), SPEC)
 
 
 def network(config):

@@ -33,12 +33,29 @@ AGENT_OF |= {TD3Config: TD3, DDPGConfig: DDPG}
 SETTINGS = {"hidden_sizes": (8, 8), "batch_size": 16}
 SMALL, SMALL_DDPG = TD3Config(**SETTINGS), DDPGConfig(**SETTINGS)
 NOISY = {"random_start": False}
+
+
+def make_uneven_batch(seed=0):
+    """Items that were drawn with unequal probabilities."""
+    batch = make_batch(seed)
+    probability = np.random.default_rng(seed).dirichlet(np.ones(16))
+    return batch._replace(info=batch.info._replace(probability=probability))
+
+
+def weighted(config):
+    learner = make_learner(config)
+    return learn(learner, make_uneven_batch()).metrics["loss"].item()
+
+
 # See helpers/config_fields.py.
 FIELDS = {
     **config_fields.of_gradients(learned, make_learner),
     **config_fields.of_replay(learned, table),
     "n_step": (3, written, {}),
     "reward_clip": (0.1, written, {}),
+    "prioritized": (True, table, {}),
+    "priority_exponent": (0.3, table, {"prioritized": True}),
+    "importance_sampling_exponent": (0.9, weighted, {"prioritized": True}),
     "critic_learning_rate": (1e-2, learned, {}),
     "num_critics": (3, network, {}),
     "actor_delay": (3, learned, {}),
@@ -77,6 +94,8 @@ def test_every_field_changes_something(config, field):
         ("exploration_std", -0.1),
         ("exploration_correlation", 1.5),
         ("exploration_ladder", -1.0),
+        ("priority_exponent", -1.0),
+        ("importance_sampling_exponent", 1.5),
     ],
 )
 def test_a_value_that_makes_no_sense_is_refused(field, value):
@@ -165,6 +184,31 @@ def test_the_policy_and_the_targets_move_together_and_less_often():
             ]
         )
     assert moved == 2 * [[False] * 3, [False] * 3, [True] * 3]
+
+
+def test_prioritized_replay_weighs_the_critics_loss_only_and_gets_the_mean_errors():
+    config, batch = dataclasses.replace(SMALL, actor_delay=1), make_uneven_batch()
+    plain = learn(make_learner(config), batch)
+    config = dataclasses.replace(config, prioritized=True, importance_sampling_exponent=0.5)
+    learner = make_learner(config)
+    data = Transition(*(torch.as_tensor(leaf) for leaf in batch.data[:5]))
+    with torch.no_grad():
+        next_actions = learner.targets["policy"](data.next_observation)
+        noise = torch.empty(16, 2).normal_(generator=learner._generator.manual_seed(7))
+        next_actions = (next_actions + (0.2 * noise).clamp(-0.5, 0.5)).clamp(-1.0, 1.0)
+        following = learner.targets["critics"](data.next_observation, next_actions).amin(0)
+        actions = (data.action - torch.tensor([0.0, 0.5])) / torch.tensor([2.0, 0.5])
+        values = learner.networks.critics(data.observation, actions)
+        errors = data.reward + 0.99 * data.discount * following - values
+    learner._generator.manual_seed(7)
+    result = learn(learner, batch)
+    weights = torch.tensor(1.0 / np.sqrt(batch.info.probability / batch.info.probability.min()))
+    assert result.metrics["importance_weight"].item() == pytest.approx(weights.mean().item(), rel=1e-4)
+    expected = (weights * 0.5 * errors.square().sum(0)).mean()
+    assert result.metrics["critic_loss"].item() == pytest.approx(expected.item(), rel=1e-4)
+    assert result.priorities.tolist() == pytest.approx(errors.abs().mean(0).tolist(), rel=1e-4)
+    assert plain.priorities is None
+    assert result.metrics["actor_loss"].item() == plain.metrics["actor_loss"].item()
 
 
 def make_policy(config=SMALL, evaluation=False, version=1, actions=CONTINUOUS):

@@ -17,6 +17,7 @@ import tree
 from dm_env import specs as dm_specs
 
 from agents.appo import APPO, APPOConfig
+from agents.d4pg import D4PG, D4PGConfig
 from agents.dqn import DQN, DQNConfig
 from agents.impala import IMPALA, IMPALAConfig
 from agents.mpo import MPO, MPOConfig
@@ -64,6 +65,18 @@ AGENTS = {
     "rainbow": (Rainbow(RainbowConfig(hidden_sizes=(8, 8), batch_size=BATCH)), DISCRETE),
     # With a policy that is left out of every second step.
     "discrete sac": (SAC(SACConfig(hidden_sizes=(8, 8), batch_size=BATCH, actor_delay=2)), DISCRETE),
+    "d4pg": (
+        D4PG(
+            D4PGConfig(
+                hidden_sizes=(8, 8),
+                batch_size=BATCH,
+                prioritized=True,
+                learning_rate=1e-3,
+                target_update_period=2,
+            )
+        ),
+        CONTINUOUS,
+    ),
     "td3": (TD3(TD3Config(hidden_sizes=(8, 8), batch_size=BATCH)), CONTINUOUS),
     "ppo": (PPO(PPO_CONFIG), DISCRETE),
     "ppo with a penalty": (

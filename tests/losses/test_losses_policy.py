@@ -1,5 +1,6 @@
 """Policy, value, Q-learning and SAC losses against slow loops, closed forms and autograd."""
 
+import functools
 import math
 
 import numpy as np
@@ -266,3 +267,13 @@ def test_the_temperature_grows_while_the_policy_is_too_certain(entropy, grows):
     log_temperature = torch.zeros((), requires_grad=True)
     losses.sac_temperature_loss(log_temperature, torch.full((8,), -entropy), target_entropy=-1.0).backward()
     assert (log_temperature.grad < 0) == grows
+
+
+def test_the_explained_variance_by_hand():
+    targets, mask = torch.tensor([[1.0, 3.0, math.nan]]), torch.tensor([[1.0, 1.0, 0.0]])
+    explained = functools.partial(losses.explained_variance, targets=targets, mask=mask)
+    assert explained(torch.tensor([[1.0, 3.0, 7.0]])) == 1.0
+    assert explained(torch.tensor([[6.0, 8.0, 7.0]])) == 1.0  # A constant error is not a variance.
+    assert explained(torch.tensor([[2.0, 2.0, 7.0]])) == 0.0
+    assert explained(torch.tensor([[3.0, 1.0, 7.0]])) == -3.0
+    assert losses.explained_variance(torch.ones(1), torch.ones(1)) == 0.0

@@ -19,6 +19,7 @@ from agents.dqn import DQN, DQNConfig
 from agents.impact import IMPACT, IMPACTConfig
 from agents.impala import IMPALA, IMPALAConfig
 from agents.iqn import IQN, IQNConfig
+from agents.mpo import MPO, MPOConfig
 from agents.ppo import PPO, PPOConfig
 from agents.r2d2 import R2D2, R2D2Config
 from agents.random_actions import RandomActions
@@ -37,6 +38,9 @@ AGENTS = {
     "impala": lambda: IMPALA(IMPALAConfig(unroll_length=8)),
     "impala-lstm": lambda: IMPALA(IMPALAConfig(unroll_length=8, lstm_size=8)),
     "iqn": lambda: IQN(IQNConfig(min_replay_size=100, batch_size=16, hidden_sizes=(16,))),
+    "mpo": lambda: MPO(
+        MPOConfig(min_replay_size=100, batch_size=16, samples_per_insert=8.0, hidden_sizes=(16, 16))
+    ),
     "r2d2": lambda: R2D2(
         R2D2Config(unroll_length=6, burn_in=3, period=6, batch_size=4, samples_per_insert=2.0)
     ),
@@ -101,10 +105,10 @@ def assert_same_run(one: str, other: str) -> None:
         assert same(parts[0].state(name), parts[1].state(name)), name
 
 
+CONTINUOUS = ("mpo", "sac", "td3")
 CASES = [
-    *((agent, CARTPOLE, "local") for agent in AGENTS if agent not in ("sac", "td3")),
-    ("sac", "gymnasium:Pendulum-v1", "local"),
-    ("td3", "gymnasium:Pendulum-v1", "local"),
+    *((agent, CARTPOLE, "local") for agent in AGENTS if agent not in CONTINUOUS),
+    *((agent, "gymnasium:Pendulum-v1", "local") for agent in CONTINUOUS),
     *((agent, CARTPOLE, mode) for agent in ("dqn", "ppo") for mode in ("server", "alternating")),
     ("impala-lstm", CARTPOLE, "alternating+server"),
     ("sac", "gymnasium:Pendulum-v1", "server"),
