@@ -82,7 +82,9 @@ class TD3Networks(nn.Module):
 
     def __init__(self, config: TD3Config, spec: EnvironmentSpec, outputs_per_action: int = 1):
         super().__init__()
-        self.actions = networks.make_squashed_actions(spec.actions, "TD3")
+        self.actions = networks.make_squashed_actions(
+            spec.actions, type(config).__name__.removesuffix("Config")
+        )
         size = self.actions.head_spec.shape[0]
         self.policy = PolicyNetwork(
             spec.observations, config.hidden_sizes, lambda width: DeterministicHead(width, size)

@@ -12,10 +12,10 @@ from agents.dqn import DQN, DQNConfig
 from agents.flow_dqn import ApeX, ApeXConfig
 from agents.impala import IMPALA, IMPALAConfig
 from agents.iqn import IQN, IQNConfig
+from agents.mpo import MPO, MPOConfig
 from agents.ppo import PPO, PPOConfig
 from agents.qr_dqn import QRDQN, QRDQNConfig
 from agents.r2d2 import R2D2, R2D2Config
-from agents.mpo import MPO, MPOConfig
 from agents.rainbow import Rainbow, RainbowConfig
 from agents.sac import SAC, SACConfig
 from agents.td3 import TD3, TD3Config
