@@ -229,6 +229,11 @@ class PPO(OnPolicyAgent):
         parts: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
         for name, parameter in networks.named_parameters():
             parts[name.startswith("value_")].append(parameter)
+        if not parts[True]:
+            raise ValueError(
+                f"value_learning_rate: got {config.value_learning_rate}, expected None for networks without "
+                "children whose names begin with 'value_'. Rename those of the value."
+            )
         policy, value = ({"params": part} for part in parts)
         groups = [policy, value | {"lr": config.value_learning_rate}]
         return learners.Adam(groups, lr=config.learning_rate, eps=config.adam_epsilon)

@@ -8,6 +8,7 @@ from framework.networks.control import DeterministicHead as DeterministicHead
 from framework.networks.control import PolicyNetwork as PolicyNetwork
 from framework.networks.control import SoftplusGaussianHead as SoftplusGaussianHead
 from framework.networks.control import frozen as frozen
+from framework.networks.control import restored as restored
 from framework.networks.distributions import Categorical as Categorical
 from framework.networks.distributions import DiagonalGaussian as DiagonalGaussian
 from framework.networks.distributions import MultiCategorical as MultiCategorical

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -81,6 +82,16 @@ class SoftplusGaussianHead(nn.Module):
     def forward(self, features: torch.Tensor) -> DiagonalGaussian:
         mean, raw = in_float32(self.both, features).chunk(2, -1)
         return DiagonalGaussian(mean, (self._scale * nn.functional.softplus(raw) + self._LEAST).log())
+
+
+@contextmanager
+def restored(module: nn.Module) -> Iterator[None]:
+    """Restores the parameters and buffers of `module` at the end."""
+    initial = copy.deepcopy(module.state_dict())
+    try:
+        yield
+    finally:
+        module.load_state_dict(initial)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+import agent_probes
 import config_fields
 import numpy as np
 import pytest
@@ -109,14 +110,7 @@ def test_each_unroll_is_drawn_as_often_as_the_config_says(uses):
 
 
 def learned(config):
-    """Parameters and rates after three steps, as one vector."""
-    learner = make_learner(config)
-    seen = []
-    for seed in range(3):
-        learner.env_steps = seed
-        seen.append(float(learn(learner, make_batch(config, seed)).metrics["learning_rate"]))
-    parameters = [p.detach().flatten() for p in learner.networks.parameters()]
-    return torch.cat([torch.tensor(seen), *parameters]).double().numpy()
+    return agent_probes.after_three_steps(make_learner(config), lambda seed: make_batch(config, seed))
 
 
 def table(config):
@@ -131,6 +125,7 @@ RMSPROP = {"optimizer": "rmsprop"}
 # See helpers/config_fields.py.
 FIELDS = {
     **INHERITED,
+    **config_fields.of_gradients(learned, make_learner),
     "optimizer": ("rmsprop", learned, {}),
     "rmsprop_decay": (0.5, learned, RMSPROP),
     "rmsprop_momentum": (0.5, learned, RMSPROP),

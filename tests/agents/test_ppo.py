@@ -561,6 +561,14 @@ def test_a_value_learning_rate_is_an_optimizer_of_its_own():
         assert torch.equal(parameter, alike[name]) and not torch.equal(parameter, unlike[name])
 
 
+def test_a_value_learning_rate_needs_layers_of_the_value():
+    agent = PPO(dataclasses.replace(SMALL, value_learning_rate=1e-3))
+    networks = agent.make_networks(DISCRETE)
+    del networks.value_body, networks.value_head
+    with pytest.raises(ValueError, match=r"value_learning_rate: got 0\.001, expected None for networks"):
+        agent.make_optimizer(networks)
+
+
 def test_no_minibatch_size_is_one_step_an_epoch_on_all_rows():
     config = dataclasses.replace(SMALL, minibatch_size=None)
     whole, large = make_learner(config), make_learner(dataclasses.replace(SMALL, minibatch_size=10_000))
