@@ -98,8 +98,11 @@ def restored(module: nn.Module) -> Iterator[None]:
 @contextmanager
 def frozen(module: nn.Module) -> Iterator[None]:
     """Freezes the parameters of `module`. Gradients still pass through it to its inputs."""
-    module.requires_grad_(False)
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    for parameter in parameters:
+        parameter.requires_grad_(False)
     try:
         yield
     finally:
-        module.requires_grad_(True)
+        for parameter in parameters:
+            parameter.requires_grad_(True)
