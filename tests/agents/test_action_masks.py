@@ -3,7 +3,11 @@
 An illegal action of an actor or of the evaluator ends the program with an error.
 """
 
+import copy
+import dataclasses
+
 import pytest
+import torch
 
 import launch
 from agents.a2c import A2C, A2CConfig
@@ -19,15 +23,19 @@ from agents.r2d2 import R2D2, R2D2Config
 from agents.rainbow import Rainbow, RainbowConfig
 from agents.sac import SAC, SACConfig
 from agents.td3 import TD3, TD3Config
+from framework.environments import make
 from framework.programs import RunConfig, make_program
+from framework.specs import make_environment_spec
+from framework.torch_agents import OnPolicyAgent
+from framework.types import Transition
 
 pytestmark = pytest.mark.timeout(600)  # seconds of CPU each, on whatever the machine has to spare
 
-STEPS = 6_000
+STEPS, FEW_STEPS = 6_000, 3_000
 REPLAY = {"batch_size": 32, "min_replay_size": 64, "insert_burst": 32, "n_step": 1, "samples_per_insert": 8.0}
 VALUES = {**REPLAY, "hidden_sizes": (32,), "learning_rate": 5e-3, "discount": 0.9, "epsilon_decay": 500}
-VALUES |= {"learning_rate_decay": STEPS}
-ATOMS = {**VALUES, "v_min": -1.0, "v_max": 1.0, "num_atoms": 21}
+VALUES |= {"learning_rate_decay": FEW_STEPS}
+ATOMS = {**VALUES, "v_min": -0.5, "v_max": 1.0, "num_atoms": 31, "target_update_rate": 0.05}
 UNROLLS = {"hidden_sizes": (32,), "unroll_length": 8, "learning_rate": 1e-2, "discount": 0.95}
 UNROLLS |= {"learning_rate_decay": STEPS}
 SEQUENCES = {"unroll_length": 6, "burn_in": 2, "period": 6, "lstm_size": 16, "head_sizes": (16,)}
@@ -51,16 +59,17 @@ MASKED = {
 
 @pytest.mark.parametrize("name", MASKED)
 def test_only_legal_moves(name, train):
-    result, rows = train(MASKED[name], "testing:Masked", STEPS)
-    assert result["env_steps"] == STEPS and result["episode_return"] >= 0.95
+    steps = STEPS if isinstance(MASKED[name], OnPolicyAgent) else FEW_STEPS
+    result, rows = train(MASKED[name], "testing:Masked", steps)
+    assert result["env_steps"] == steps and result["episode_return"] >= 0.95
     assert all(abs(row["loss"]) < 100 for row in rows)  # No target from an illegal action's value.
 
 
 @pytest.mark.parametrize("mode", ["server", "alternating"])
 @pytest.mark.parametrize("name", ["dqn", "ppo", "r2d2"])
 def test_only_legal_moves_wherever_actions_come_from(name, mode, train):
-    result, _ = train(MASKED[name], "testing:Masked", STEPS, inference=mode)
-    assert result["episode_return"] >= 0.95
+    result, _ = train(MASKED[name], "testing:Masked", 1_000, inference=mode)
+    assert result["env_steps"] == 1_000 and result["episode_return"] > 0.3  # At random: 0.
 
 
 @pytest.mark.parametrize("name", ["dqn", "ppo"])
@@ -68,6 +77,48 @@ def test_only_legal_moves_in_processes(name):
     config = RunConfig(num_actors=2, envs_per_actor=4, max_env_steps=1_000, num_evaluation_episodes=8)
     result = launch.launch(make_program(MASKED[name], "testing:Masked", config), engine="processes")
     assert result["env_steps"] == 1_000 and result["learner_steps"] > 0
+
+
+def item_losses(agent, networks, target, seed, next_mask):
+    """Losses and priorities of a batch in which action 3 is never taken, nor legal in the first states."""
+    random = torch.Generator().manual_seed(seed)
+    boards, next_boards = torch.rand(2, 16, 16, generator=random)
+    legal = torch.tensor([True, True, True, False]).expand(16, 4)
+    data = Transition(
+        {"board": boards, "action_mask": legal},
+        torch.randint(3, (16,), generator=random),
+        torch.rand(16, generator=random),
+        torch.full((16,), 0.9),
+        {"board": next_boards, "action_mask": torch.tensor(next_mask).expand(16, 4)},
+    )
+    return agent.item_losses(networks, target, data, random)[:2]
+
+
+FAMILY = ("c51", "dqn", "dqn, munchausen", "iqn", "qr_dqn")
+SPEC = make_environment_spec(make("testing:Masked"))
+
+
+@pytest.mark.parametrize("double", [True, False])
+@pytest.mark.parametrize("name", FAMILY)
+def test_values_of_illegal_actions_change_no_target(name, double):
+    agent = type(MASKED[name])(dataclasses.replace(MASKED[name].config, double=double))
+    torch.manual_seed(0)
+    nets = agent.make_networks(SPEC)
+    target = copy.deepcopy(nets.q_network)
+    before = item_losses(agent, nets, target, 1, [1, 1, 1, 0])
+    unmasked = item_losses(agent, nets, target, 1, [1, 1, 1, 1])
+    nothing = item_losses(agent, nets, target, 1, [0, 0, 0, 0])
+    for network in (nets.q_network, target):
+        layer = [part for part in network.head.modules() if isinstance(part, torch.nn.Linear)][-1]
+        with torch.no_grad():
+            layer.weight.view(4, -1, layer.in_features)[3] = 50.0 * torch.rand(layer.in_features)
+    after = item_losses(agent, nets, target, 1, [1, 1, 1, 0])
+    changed = item_losses(agent, nets, target, 1, [1, 1, 1, 1])
+    for index in (0, 1):
+        assert before[index].isfinite().all()
+        torch.testing.assert_close(before[index], after[index])
+        torch.testing.assert_close(unmasked[index], nothing[index])
+        assert not torch.allclose(changed[index], after[index])
 
 
 CONTINUOUS = {**REPLAY, "hidden_sizes": (32,), "batch_size": 64, "samples_per_insert": 16.0, "discount": 0.0}
