@@ -103,8 +103,8 @@ class DQNNetworks(nn.Module):
         super().__init__()
         if not isinstance(spec.actions, dm_specs.DiscreteArray):
             raise ValueError(
-                f"action spec: got {spec.actions!r}, expected one discrete action. Use an environment with a "
-                "Discrete action space, or an agent for continuous actions."
+                f"action spec: got {spec.actions!r}, expected one discrete action. Combine several by the "
+                "wrapper CombineActions, or use an agent for such actions: see docs/agents.md."
             )
         self.actions = networks.Actions(spec.actions)
         self.num_actions = int(spec.actions.num_values)

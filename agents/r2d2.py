@@ -104,8 +104,8 @@ class R2D2Networks(nn.Module):
         super().__init__()
         if not isinstance(spec.actions, dm_specs.DiscreteArray):
             raise ValueError(
-                f"action spec: got {spec.actions!r}, expected one discrete action. Use an environment with a "
-                "Discrete action space, or an agent for continuous actions."
+                f"action spec: got {spec.actions!r}, expected one discrete action. Combine several by the "
+                "wrapper CombineActions, or use an agent for such actions: see docs/agents.md."
             )
         self.actions = networks.Actions(spec.actions)
         sizes = config.hidden_sizes, config.lstm_size, config.head_sizes

@@ -195,6 +195,19 @@ def action_mask(observation: Nest) -> Any:
     return None
 
 
+def choices(action_spec: Nest) -> list[int]:
+    """The number of values of each choice of an action, in the order of `tree.flatten`; none of real numbers.
+
+    A mask has an entry for each of these values.
+    """
+    found: list[int] = []
+    for leaf in tree.flatten(action_spec):
+        if isinstance(leaf, BoundedArray) and leaf.dtype.kind in "iu":
+            counts = leaf.maximum.astype(np.int64) - leaf.minimum.astype(np.int64) + 1
+            found += np.broadcast_to(counts, leaf.shape).reshape(-1).tolist()
+    return found
+
+
 def leaves(spec: Nest) -> list[tuple[Path, Array]]:
     """`(path, spec)` of each leaf, in the order of `tree.flatten`."""
     return [(tuple(path), leaf) for path, leaf in tree.flatten_with_path(spec)]
