@@ -21,7 +21,7 @@ from framework.losses.policy import masked_mean
 def mpo_weights(action_values: torch.Tensor, temperature: torch.Tensor | float) -> torch.Tensor:
     """Weights of the S actions of each observation, softmax(Q / temperature): `[N, S]`, no gradient.
 
-    Abdolmaleki et al. (2018a), equation 7, divided by the density of the policy that drew the actions.
+    The E-step's policy of Abdolmaleki et al. (2018a), relative to the one that drew the actions.
 
     Args:
       action_values: `[N, S]`, of actions that the target policy drew.
@@ -36,7 +36,7 @@ def mpo_temperature_loss(
     epsilon: float,
     mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The dual of the E-step (2018a, equation 8): T (epsilon + mean log mean exp(Q / T)), convex in T.
+    """The dual of the E-step (2018a): T (epsilon + mean log mean exp(Q / T)), convex in T.
 
     At its minimum, the divergence of the weighted actions from the drawn ones is `epsilon` in the mean.
 
@@ -54,7 +54,7 @@ def mpo_temperature_loss(
 def mpo_likelihood_loss(
     weights: torch.Tensor, log_probs: torch.Tensor, mask: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The M-step without its bounds (2018a, equation 10): minus the weighted log-likelihood of the actions.
+    """The M-step (2018a) without its bounds: minus the weighted log-likelihood of the actions.
 
     Args:
       weights: `[N, S]` of `mpo_weights`, held constant.
@@ -83,8 +83,8 @@ def kl_constraint(
 ) -> KLConstraint:
     """Lagrangian of "the mean over the observations of each of D divergences is at most `epsilon`".
 
-    Abdolmaleki et al. (2018a), equation 12, and 2018b, section 4.2.1, with one multiplier for each dimension
-    as in Acme. Both losses are sums over the dimensions.
+    The bounds of the M-step (2018a, 2018b), with a multiplier for each dimension as in Acme. Both losses are
+    sums over the dimensions.
 
     Args:
       kl: `[N, D]`, with the policy's gradient.
@@ -104,7 +104,7 @@ def kl_constraint(
 def decoupled_gaussian_kl(
     mean: torch.Tensor, log_std: torch.Tensor, other_mean: torch.Tensor, other_log_std: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """KL(this || other) of diagonal Gaussians in two parts (2018b, section 4.2.1): `[..., D]` each.
+    """KL(this || other) of diagonal Gaussians in two parts (2018b): `[..., D]` each.
 
     The first is the divergence if only the mean changes, and the second if only the standard deviation does;
     each has a gradient in its own parameter of the other distribution only.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from framework.networks.distributions import DiagonalGaussian
+from framework.networks.masks import masked_policy
 from framework.networks.torsos import MLP, ObservationEncoder, in_float32, orthogonal_
 from framework.types import Nest
 
@@ -38,7 +40,7 @@ class PolicyNetwork(nn.Module):
         self.head = make_head(self.body.output_size)
 
     def forward(self, observation: Nest) -> Any:
-        return self.head(self.body(self.encoder(observation)))
+        return masked_policy(self.head, self.body(self.encoder(observation)), observation)
 
 
 class DeterministicHead(nn.Module):
@@ -84,10 +86,23 @@ class SoftplusGaussianHead(nn.Module):
 
 
 @contextmanager
-def frozen(module: nn.Module) -> Iterator[None]:
-    """Freezes the parameters of `module`. Gradients still pass through it to its inputs."""
-    module.requires_grad_(False)
+def restored(module: nn.Module) -> Iterator[None]:
+    """Restores the parameters and buffers of `module` at the end."""
+    initial = copy.deepcopy(module.state_dict())
     try:
         yield
     finally:
-        module.requires_grad_(True)
+        module.load_state_dict(initial)
+
+
+@contextmanager
+def frozen(module: nn.Module) -> Iterator[None]:
+    """Freezes the parameters of `module`. Gradients still pass through it to its inputs."""
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
