@@ -15,9 +15,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from dm_env import specs as dm_specs
 from torch import nn
 
 from framework import config_checks as check
@@ -114,13 +112,7 @@ class MPONetworks(nn.Module):
 
     def __init__(self, config: MPOConfig, spec: EnvironmentSpec):
         super().__init__()
-        action = spec.actions
-        if not (isinstance(action, dm_specs.BoundedArray) and np.issubdtype(action.dtype, np.floating)):
-            raise ValueError(
-                f"action spec: got {action!r}, expected bounded real numbers for MPO. Wrap the environment, "
-                "or use an agent for such actions, such as DQN or PPO."
-            )
-        self.actions = networks.Actions(action, squash=True)
+        self.actions = networks.make_squashed_actions(spec.actions, "MPO")
         (size,) = self.actions.head_spec.shape
 
         def make_head(width: int) -> nn.Module:

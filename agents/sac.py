@@ -24,7 +24,7 @@ from framework import config_checks as check
 from framework import learners, losses, networks
 from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput
-from framework.networks import PolicyNetwork, frozen
+from framework.networks import PolicyNetwork, frozen, legal_actions, random_actions
 from framework.programs.presets import Preset
 from framework.replay import ReplaySample
 from framework.specs import EnvironmentSpec
@@ -87,20 +87,18 @@ class SACNetworks(nn.Module):
 
     def __init__(self, config: SACConfig, spec: EnvironmentSpec):
         super().__init__()
-        action = spec.actions
-        bounded = isinstance(action, dm_specs.BoundedArray) and action.dtype.kind == "f"
-        if not (isinstance(action, dm_specs.DiscreteArray) or bounded):
-            raise ValueError(
-                f"action spec: got {action!r}, expected one discrete action or bounded real numbers for SAC. "
-                "Wrap the environment, or use an agent for such actions."
-            )
-        self.actions = networks.Actions(action, squash=True)
+        discrete = isinstance(spec.actions, dm_specs.DiscreteArray)
+        self.actions = (
+            networks.Actions(spec.actions)
+            if discrete
+            else networks.make_squashed_actions(spec.actions, "SAC, or one discrete action")
+        )
         self.policy = PolicyNetwork(spec.observations, config.hidden_sizes, self.actions.make_head)
         if self.actions.continuous:
             size, num_actions = self.actions.head_spec.shape[0], None
             entropy = -float(size)
         else:
-            size, num_actions = 0, int(action.num_values)
+            size, num_actions = 0, int(spec.actions.num_values)
             entropy = 0.5 * math.log(num_actions)
         self.critics = networks.Critics(
             spec.observations, size, config.hidden_sizes, config.num_critics, config.layer_norm, num_actions
@@ -132,7 +130,7 @@ class SACPolicy(TorchPolicy):
             if self.actions.continuous:
                 drawn = torch.empty_like(drawn).uniform_(-1.0, 1.0, generator=self.random)
             else:
-                drawn = torch.empty_like(drawn).random_(distribution.logits.shape[-1], generator=self.random)
+                drawn = random_actions(distribution.logits, observation, self.random)
         return drawn, (), state
 
 
@@ -147,6 +145,7 @@ class SAC(OffPolicyAgent):
     """
 
     target_names = ("critics",)
+    takes_action_masks = True
 
     def __init__(self, config: SACConfig | None = None, networks_fn: NetworksFn | None = None):
         self.config: SACConfig = config or SACConfig()
@@ -194,7 +193,12 @@ class SAC(OffPolicyAgent):
         total = critic + actor
         if config.temperature is None:
             log_temperature = networks.temperature.log
-            total = total + losses.sac_temperature_loss(log_temperature, log_probs, networks.target_entropy)
+            target: Any = networks.target_entropy
+            if (legal := legal_actions(data.observation)) is not None:
+                # The same share of the largest entropy.
+                count = (legal > 0).sum(-1).clamp(min=1)
+                target = target * count.log() / math.log(max(legal.shape[-1], 2))
+            total = total + losses.sac_temperature_loss(log_temperature, log_probs, target)
         return LossOutput(total, metrics)
 
     def _continuous(

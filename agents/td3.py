@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from dm_env import specs as dm_specs
 from torch import nn
 
 from framework import config_checks as check
@@ -83,13 +82,9 @@ class TD3Networks(nn.Module):
 
     def __init__(self, config: TD3Config, spec: EnvironmentSpec, outputs_per_action: int = 1):
         super().__init__()
-        action = spec.actions
-        if not (isinstance(action, dm_specs.BoundedArray) and action.dtype.kind == "f"):
-            raise ValueError(
-                f"action spec: got {action!r}, expected bounded real numbers. Wrap the environment, or use "
-                "an agent for such actions: SAC or DQN for one discrete action, PPO for nests of actions."
-            )
-        self.actions = networks.Actions(action, squash=True)
+        self.actions = networks.make_squashed_actions(
+            spec.actions, type(config).__name__.removesuffix("Config")
+        )
         size = self.actions.head_spec.shape[0]
         self.policy = PolicyNetwork(
             spec.observations, config.hidden_sizes, lambda width: DeterministicHead(width, size)

@@ -272,25 +272,22 @@ class MaskedEnvironment(_Episodes):
 class TupleEnvironment(_Episodes):
     """Actions are a tuple of a choice for each of `choices`, then numbers in [-1, 1] for each of `numbers`.
 
-    Observation: for each choice the right one as a one-hot code, and for each number the right one. Each part
-    of the action earns its share of the reward: a choice if it is right, numbers 1 minus their mean distance.
-    The best return is 1.
+    Observation: for each choice the right one as a one-hot code, and for each number the right one. Episodes
+    have one step. Each part of the action earns its share of 1, the best return: a choice if it is right,
+    numbers in so far as 1 exceeds their mean distance.
 
     Args:
       choices: for each discrete part, the number of its values.
       numbers: for each continuous part, the number of its entries.
-      length: transitions per episode.
       seed: of the random numbers.
     """
 
+    _length = 1
+
     def __init__(
-        self,
-        choices: tuple[int, ...] = (3,),
-        numbers: tuple[int, ...] = (1,),
-        length: int = 4,
-        seed: int | None = None,
+        self, choices: tuple[int, ...] = (3,), numbers: tuple[int, ...] = (1,), seed: int | None = None
     ):
-        self._choices, self._numbers, self._length = tuple(choices), tuple(numbers), length
+        self._choices, self._numbers = tuple(choices), tuple(numbers)
         self._rng = np.random.default_rng(seed)
 
     def observation_spec(self) -> specs.BoundedArray:
@@ -312,7 +309,7 @@ class TupleEnvironment(_Episodes):
         parts = list(zip(action, self._right, strict=True))
         choices = [float(given == right) for given, right in parts[: len(self._choices)]]
         numbers = [1.0 - float(np.abs(given - right).mean()) for given, right in parts[len(self._choices) :]]
-        return sum(choices + numbers) / len(parts) / self._length
+        return sum(choices + numbers) / len(parts)
 
 
 class FaultyEnvironment(EchoEnvironment):

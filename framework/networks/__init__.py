@@ -26,6 +26,7 @@ from framework.networks.heads import make_policy_head as make_policy_head
 from framework.networks.joint import Joint as Joint
 from framework.networks.joint import JointActions as JointActions
 from framework.networks.joint import make_actions as make_actions
+from framework.networks.joint import make_squashed_actions as make_squashed_actions
 from framework.networks.masks import check_action_mask as check_action_mask
 from framework.networks.masks import epsilon_greedy as epsilon_greedy
 from framework.networks.masks import legal_actions as legal_actions

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from framework.networks.distributions import DiagonalGaussian
+from framework.networks.masks import masked_policy
 from framework.networks.torsos import MLP, ObservationEncoder, in_float32, orthogonal_
 from framework.types import Nest
 
@@ -39,7 +40,7 @@ class PolicyNetwork(nn.Module):
         self.head = make_head(self.body.output_size)
 
     def forward(self, observation: Nest) -> Any:
-        return self.head(self.body(self.encoder(observation)))
+        return masked_policy(self.head, self.body(self.encoder(observation)), observation)
 
 
 class DeterministicHead(nn.Module):

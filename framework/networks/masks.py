@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 import tree
-from dm_env import specs as dm_specs
 from torch import nn
 
 from framework import specs
@@ -94,17 +93,9 @@ def check_action_mask(spec: EnvironmentSpec, agent: str, takes_masks: bool) -> N
     got = f"{specs.ACTION_MASK}: got shapes {shapes} in the observation, expected"
     if not takes_masks:
         raise ValueError(f"{got} none: {agent} takes no masks. Use an agent that does: see docs/agents.md.")
-    expected = sum(num_choices(leaf) for leaf in tree.flatten(spec.actions))
+    expected = sum(specs.choices(spec.actions))
     if any(len(shape) != 1 for shape in shapes) or sum(shape[0] for shape in shapes) != expected:
         raise ValueError(
             f"{got} {expected} entries along one axis, one for each value of each discrete action in "
             f"{spec.actions!r}. Fix the environment's mask."
         )
-
-
-def num_choices(spec: dm_specs.Array) -> int:
-    """The number of values of all choices of a discrete action, and so of a mask's entries; else 0."""
-    if not isinstance(spec, dm_specs.BoundedArray) or spec.dtype.kind not in "iu":
-        return 0
-    counts = spec.maximum.astype("int64") - spec.minimum.astype("int64") + 1
-    return int((counts + 0 * specs.zeros(spec)).sum())

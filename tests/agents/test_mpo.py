@@ -232,9 +232,12 @@ def test_evaluation_takes_the_mean_and_acting_repeats_from_its_seed():
 @pytest.mark.parametrize(
     ("actions", "message"),
     [
-        (DISCRETE, "expected bounded real numbers for MPO"),
-        (dm_specs.Array((2,), np.float32), "expected bounded real numbers for MPO"),
-        (dm_specs.BoundedArray((2,), np.int64, 0, 4), "expected bounded real numbers for MPO"),
+        (DISCRETE, "expected bounded real numbers or a nest of them for MPO"),
+        (dm_specs.Array((2,), np.float32), "expected bounded real numbers or a nest of them for MPO"),
+        (
+            dm_specs.BoundedArray((2,), np.int64, 0, 4),
+            "expected bounded real numbers or a nest of them for MPO",
+        ),
         (dm_specs.BoundedArray((2,), np.float32, -np.inf, 1), "finite bounds"),
     ],
 )

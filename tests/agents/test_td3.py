@@ -293,9 +293,9 @@ def test_learns_and_acts_with_every_shape_of_bounded_action(actions):
 @pytest.mark.parametrize(
     ("actions", "message"),
     [
-        (DISCRETE, r"bounded real numbers.*SAC or DQN"),
+        (DISCRETE, r"bounded real numbers or a nest of them for TD3"),
         (dm_specs.Array((2,), np.float32), r"bounded real numbers"),
-        ({"a": CONTINUOUS, "b": CONTINUOUS}, r"bounded real numbers.*PPO"),
+        ({"a": CONTINUOUS, "b": DISCRETE}, r"bounded real numbers.*PPO"),
         (dm_specs.BoundedArray((2,), np.float32, 1, 1), r"some of them not equal"),
         (dm_specs.BoundedArray((2,), np.int64, 0, 4), r"bounded real numbers"),
     ],

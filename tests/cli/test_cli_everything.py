@@ -203,6 +203,11 @@ PENDULUM, CARTPOLE = "gymnasium:Pendulum-v1", "gymnasium:CartPole-v1"
 WRAPPERS = {
     "ActionRepeat": ("(num_repeats=2)", CARTPOLE, lambda of, steps: steps[1].reward[0] == 2.0),
     "ClipAction": ("", PENDULUM, lambda of, steps: in_range(of, -2, 2)),
+    "CombineActions": (
+        "",
+        "gymnasium:CartPole-v1",
+        lambda of, steps: of.action_spec().num_values == 2 and steps[1].reward[0] == 1.0,
+    ),
     "Flatten": ("", "gymnasium:Blackjack-v1", lambda of, steps: steps[0].observation.shape == (2, 45)),
     "FrameStack": ("(num_frames=3)", CARTPOLE, lambda of, steps: steps[0].observation.shape == (2, 3, 4)),
     "ObservationActionReward": ("()", CARTPOLE, lambda of, steps: "reward" in steps[1].observation),
