@@ -33,6 +33,8 @@ class A2CConfig(ActorCriticConfig):
 class A2C(PlanAgent, OnPolicyAgent):
     """Synchronous advantage actor-critic, for discrete and continuous actions."""
 
+    takes_action_masks = True
+
     def __init__(self, config: A2CConfig | None = None, networks_fn: NetworksFn | None = None):
         self.config: A2CConfig = config or A2CConfig()
         self.networks_fn = networks_fn

@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Generator, nn
 
-from agents.dqn import DQN, MINATAR, MINATAR_RUN, DQNConfig, DQNNetworks
+from agents.dqn import DQN, MINATAR, MINATAR_RUN, DQNConfig, DQNNetworks, ItemLosses
 from framework import config_checks as check
 from framework import losses
 from framework.core import NetworksFn
+from framework.networks import mask_values
 from framework.programs.presets import Preset
 from framework.specs import EnvironmentSpec
 from framework.types import Transition
@@ -34,11 +35,7 @@ class C51Config(DQNConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check.at_least(self, 1, "num_atoms")
-        if not self.v_min < self.v_max:
-            raise ValueError(
-                f"v_min: got {self.v_min!r}, expected less than v_max, which is {self.v_max!r}. Set both to "
-                "the smallest and the largest discounted return of the environment."
-            )
+        check.return_limits(self)
         for field in ("huber_delta", "munchausen"):
             value, default = getattr(self, field), getattr(DQNConfig, field)
             if self.num_atoms > 1 and value != default:
@@ -66,29 +63,22 @@ class C51Networks(DQNNetworks):
     def expected(self, outputs: torch.Tensor) -> torch.Tensor:
         if len(self.atoms) == 1:
             return outputs
-        # A product of matrices would be in bfloat16 with `autocast`.
-        return (outputs.float().softmax(-1) * self.atoms).sum(-1)
+        return losses.expected_returns(outputs, self.atoms)
 
 
 class C51(DQN):
     """Distributional Q-learning on fixed atoms, for one discrete action per env."""
 
     config: C51Config
+    networks_class = C51Networks
+    members = (*DQN.members, "outputs", "expected", "atoms")
 
     def __init__(self, config: C51Config | None = None, networks_fn: NetworksFn | None = None):
         super().__init__(config or C51Config(), networks_fn)
 
-    def make_networks(self, spec: EnvironmentSpec) -> C51Networks:
-        members = ("actions", "num_actions", "q_network", "values", "outputs", "expected", "atoms")
-        return self.custom_networks(spec, C51Networks, members)
-
     def item_losses(
-        self,
-        networks: DQNNetworks,
-        target: nn.Module,
-        data: Transition,
-        generator: torch.Generator | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        self, networks: DQNNetworks, target: nn.Module, data: Transition, generator: Generator | None = None
+    ) -> ItemLosses:
         """As `DQN.item_losses`. Priorities are the divergences of the target, as in Rainbow."""
         if self.config.num_atoms == 1:
             return super().item_losses(networks, target, data, generator)
@@ -102,11 +92,11 @@ class C51(DQN):
                 if self.config.double
                 else networks.expected(next_outputs)
             )
-            following = losses.of_actions(next_outputs, selector.argmax(-1)).softmax(-1)
+            best = mask_values(selector, data.next_observation).argmax(-1)
+            following = losses.of_actions(next_outputs, best).softmax(-1)
             targets = losses.categorical_projection(networks.atoms, following, rewards, discounts)
-        each = -(targets * losses.of_actions(outputs, data.action).log_softmax(-1)).sum(-1)
-        # The cross entropy without the entropy of the target, which no learning removes.
-        divergences = (each.detach() + targets.xlogy(targets).sum(-1)).clamp(min=0.0)
+        taken = losses.of_actions(outputs, data.action)
+        each, divergences = losses.categorical_cross_entropy(taken, targets)
         metrics = {
             "q_mean": networks.expected(outputs.detach()).mean(),
             "kl": divergences.mean(),

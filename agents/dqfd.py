@@ -14,14 +14,15 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import tree
-from torch import nn
+from torch import Generator, nn
 
-from agents.dqn import DQN, DQNConfig, DQNNetworks
+from agents.dqn import DQN, DQNConfig, DQNNetworks, ItemLosses
 from framework import adders, demonstrations, environments, losses, replay
 from framework import config_checks as check
 from framework.adders.block import PriorityFn
 from framework.datasets import Dataset, table_numbers
 from framework.learners import LossContext, LossOutput
+from framework.networks import mask_values
 from framework.programs.presets import Preset
 from framework.replay.contracts import Client
 from framework.replay.sharded import MAX_SHARDS
@@ -115,12 +116,8 @@ class DQfD(DQN):
         )
 
     def item_losses(
-        self,
-        networks: DQNNetworks,
-        target: nn.Module,
-        data: Transition,
-        generator: torch.Generator | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        self, networks: DQNNetworks, target: nn.Module, data: Transition, generator: Generator | None = None
+    ) -> ItemLosses:
         """The losses of `Transition`s whose extras are a `OneStep` and bool[N], which are demonstrations."""
         config, (first, demonstrated) = self.config, data.extras
         long = data._replace(extras=())
@@ -130,7 +127,8 @@ class DQfD(DQN):
         both = tree.map_structure(lambda *leaves: torch.cat(leaves), short, long)
         each, errors, metrics = super().item_losses(networks, target, both, generator)
         (one_step, n_step), (_, errors) = each.chunk(2), errors.chunk(2)
-        margins = losses.large_margin_loss(networks.values(data.observation), data.action, config.margin)
+        values = mask_values(networks.values(data.observation), data.observation)
+        margins = losses.large_margin_loss(values, data.action, config.margin)
         margins = demonstrated * margins
         metrics["margin_loss"] = margins.sum() / demonstrated.sum().clamp(min=1)
         metrics["demonstration_fraction"] = demonstrated.float().mean()

@@ -18,18 +18,20 @@ from typing import Any
 import numpy as np
 import torch
 import tree
-from dm_env import specs as dm_specs
-from torch import nn
+from torch import Generator, nn
 
 from framework import config_checks as check
-from framework import losses, networks, replay
+from framework import losses, networks, replay, specs
 from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput, schedules
-from framework.networks import redraw_noise
+from framework.networks import epsilon_greedy, mask_values, redraw_noise
 from framework.programs.presets import Preset
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import OffPolicyAgent, OffPolicyConfig, TorchPolicy
 from framework.types import Nest, Transition
+
+# Losses `[N]`, priorities `[N]` and metrics.
+ItemLosses = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -98,13 +100,8 @@ class DQNNetworks(nn.Module):
 
     def __init__(self, config: DQNConfig, spec: EnvironmentSpec, outputs_per_action: int = 1):
         super().__init__()
-        if not isinstance(spec.actions, dm_specs.DiscreteArray):
-            raise ValueError(
-                f"action spec: got {spec.actions!r}, expected one discrete action. Use an environment with a "
-                "Discrete action space, or an agent for continuous actions."
-            )
+        self.num_actions = specs.num_discrete_actions(spec.actions)
         self.actions = networks.Actions(spec.actions)
-        self.num_actions = int(spec.actions.num_values)
         self.q_network = networks.QNetwork(
             spec.observations,
             self.num_actions,
@@ -147,8 +144,7 @@ class DQNPolicy(TorchPolicy):
 
     def __init__(self, networks: DQNNetworks, config: DQNConfig, evaluation: bool = False):
         super().__init__(networks, networks.actions, variables=("q_network",))
-        self._values, self._num_actions = networks.values, networks.num_actions
-        self._noisy, self._evaluation = config.noisy, evaluation
+        self._values, self._noisy, self._evaluation = networks.values, config.noisy, evaluation
         start, end = (0.0, 0.0) if config.noisy else (1.0, 0.05)
         start = start if config.epsilon_start is None else config.epsilon_start
         end = end if config.epsilon_end is None else config.epsilon_end
@@ -171,13 +167,10 @@ class DQNPolicy(TorchPolicy):
             # Each env has noise of its own, new at each step.
             generator = None if self._evaluation else self.random
             redraw_noise(self.networks, generator, len(tree.flatten(observation)[0]))
-        greedy = self._values(observation).argmax(-1)
         epsilon: Any = self._epsilon(self.progress.env_steps)
         if len(state):
             epsilon = torch.as_tensor(epsilon**state, device=self.device)
-        explores = torch.rand(len(greedy), generator=self.random, device=self.device) < epsilon
-        random = torch.randint(self._num_actions, greedy.shape, generator=self.random, device=self.device)
-        return torch.where(explores, random, greedy), (), state
+        return epsilon_greedy(self._values(observation), observation, epsilon, self.random), (), state
 
 
 class DQN(OffPolicyAgent):
@@ -190,13 +183,17 @@ class DQN(OffPolicyAgent):
     """
 
     target_names = ("q_network",)
+    takes_action_masks = True
+    networks_class: type[DQNNetworks] = DQNNetworks
+    # Members that the family needs of networks.
+    members: tuple[str, ...] = ("actions", "num_actions", "q_network", "values")
 
     def __init__(self, config: DQNConfig | None = None, networks_fn: NetworksFn | None = None):
         self.config: DQNConfig = config or DQNConfig()
         self.networks_fn = networks_fn
 
     def make_networks(self, spec: EnvironmentSpec) -> DQNNetworks:
-        return self.custom_networks(spec, DQNNetworks, ("actions", "num_actions", "q_network", "values"))
+        return self.custom_networks(spec, self.networks_class, self.members)
 
     def make_policy(self, networks: DQNNetworks, evaluation: bool = False) -> DQNPolicy:
         return DQNPolicy(networks, self.config, evaluation)
@@ -212,12 +209,8 @@ class DQN(OffPolicyAgent):
         return data.reward.float(), self.config.discount * data.discount.float()
 
     def item_losses(
-        self,
-        networks: DQNNetworks,
-        target: nn.Module,
-        data: Transition,
-        generator: torch.Generator | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        self, networks: DQNNetworks, target: nn.Module, data: Transition, generator: Generator | None = None
+    ) -> ItemLosses:
         """The losses `[N]`, priorities `[N]` and metrics of N `Transition`s. The family overrides this.
 
         Args:
@@ -229,12 +222,13 @@ class DQN(OffPolicyAgent):
         config = self.config
         values = networks.values(data.observation)
         with torch.no_grad():
-            next_values = target(data.next_observation)
+            next_values = mask_values(target(data.next_observation), data.next_observation)
             if config.munchausen:
-                first_values = target(data.observation)
+                first_values = mask_values(target(data.observation), data.observation)
+            elif config.double and target is not networks.q_network:
+                selector = mask_values(networks.values(data.next_observation), data.next_observation)
             else:
-                twice = config.double and target is not networks.q_network
-                selector = networks.values(data.next_observation) if twice else next_values
+                selector = next_values
         inputs = (values, data.action, *self.rewards(data), next_values)
         if config.munchausen:
             errors = losses.munchausen_errors(*inputs, first_values, *config.munchausen_settings)
@@ -243,33 +237,6 @@ class DQN(OffPolicyAgent):
         sizes = errors.detach().abs()
         metrics = {"q_mean": values.mean(), "td_error": sizes.mean()}
         return losses.huber(errors, self.config.huber_delta), sizes, metrics
-
-    def target_samples(
-        self, networks: DQNNetworks, target: nn.Module, data: Transition, *fractions: torch.Tensor
-    ) -> torch.Tensor:
-        """Samples `[N, K]` of the targets of N `Transition`s, for networks that give samples of the return.
-
-        Args:
-          networks: the networks that learn.
-          target: the target network: observation and `fractions` to `[N, A, K]`.
-          data: the transitions.
-          fractions: at most one `[N, K]`, for networks of quantiles that take fractions.
-        """
-        config, (rewards, discounts) = self.config, self.rewards(data)
-        with torch.no_grad():
-            samples = target(data.next_observation, *fractions)
-            if config.double and not config.munchausen:
-                next_values = networks.values(data.next_observation)
-            else:
-                next_values = networks.expected(target(data.next_observation) if fractions else samples)
-            if config.munchausen:
-                values = networks.expected(target(data.observation))
-                bonus = losses.munchausen_rewards(values, data.action, *config.munchausen_settings)
-                rewards = rewards + bonus
-                samples = losses.munchausen_next_values(next_values, config.munchausen_temperature, samples)
-            else:
-                samples = losses.of_actions(samples, next_values.argmax(-1))
-            return rewards.unsqueeze(1) + losses.discounted(discounts.unsqueeze(1), samples)
 
     def loss(self, networks: DQNNetworks, batch: replay.ReplaySample, context: LossContext) -> LossOutput:
         """The mean of `item_losses` over a batch of `Transition`s, with importance weights if prioritized."""

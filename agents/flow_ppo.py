@@ -20,6 +20,12 @@ class FlowPPO(PlanAgent, ppo.PPO):
                 f"max_policy_lag: got {self.config.max_policy_lag}, expected 0 for a plan of rounds. Use PPO."
             )
 
+        if self.config.episodes_per_batch is not None:
+            raise ValueError(
+                f"episodes_per_batch: got {self.config.episodes_per_batch}, expected None for a plan, whose "
+                "workers collect unrolls. Use PPO."
+            )
+
     def plan(self, workers: Sequence[Node], learner: PlanLearner) -> Flow:
         return Par(workers, RolloutWorker.sample).sync().map(concatenate).map(learner.step)
 

@@ -112,7 +112,7 @@ class ActorCritic(nn.Module):
         features = self.torso(observation)
         if self.core is not None:
             features, state = self.core.step(features, state)
-        return self.policy(features), state
+        return networks.masked_policy(self.policy, features, observation), state
 
     def unroll(
         self, observation: Nest, state: tuple[torch.Tensor, ...], start_of_episode: torch.Tensor
@@ -126,7 +126,8 @@ class ActorCritic(nn.Module):
             inside = start_of_episode.clone()
             inside[:, 0] = False
             features, _ = self.core.unroll(features, state, inside)
-        return self.policy(features), self.value(features).squeeze(-1)
+        policy = networks.masked_policy(self.policy, features, observation)
+        return policy, self.value(features).squeeze(-1)
 
 
 class IMPALANetworks(nn.Module):
@@ -179,6 +180,8 @@ class IMPALA(OnPolicyAgent):
     program = programs.make_program(agent, environment_factory, config)
     ```
     """
+
+    takes_action_masks = True
 
     def __init__(self, config: IMPALAConfig | None = None, networks_fn: NetworksFn | None = None):
         self.config: IMPALAConfig = config or IMPALAConfig()

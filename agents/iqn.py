@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Generator, nn
 
-from agents.dqn import DQN, MINATAR, MINATAR_RUN, DQNConfig, DQNNetworks
+from agents.dqn import MINATAR, MINATAR_RUN, DQNConfig, DQNNetworks, ItemLosses
+from agents.qr_dqn import QuantileDQN, QuantileNetworks
 from framework import config_checks as check
-from framework import losses, networks
+from framework import networks
 from framework.core import NetworksFn
 from framework.programs.presets import Preset
 from framework.specs import EnvironmentSpec
@@ -42,7 +43,7 @@ class IQNConfig(DQNConfig):
         check.fraction(self, "risk")
 
 
-class IQNNetworks(DQNNetworks):
+class IQNNetworks(QuantileNetworks):
     """Those of DQN, with quantiles `[N, A, K]` of the return of each action, at any fractions `[N, K]`."""
 
     def __init__(self, config: IQNConfig, spec: EnvironmentSpec):
@@ -59,50 +60,32 @@ class IQNNetworks(DQNNetworks):
             config.num_cosines,
         )
 
-    def expected(self, outputs: torch.Tensor) -> torch.Tensor:
-        return outputs.mean(-1)
 
-
-def stratified(items: torch.Tensor, count: int, generator: torch.Generator | None) -> torch.Tensor:
+def stratified(items: torch.Tensor, count: int, generator: Generator | None) -> torch.Tensor:
     """Random fractions `[N, count]` for N items: one in each of `count` equal parts of the unit interval."""
     drawn = torch.rand((len(items), count), generator=generator, device=items.device)
     return (torch.arange(count, device=items.device) + drawn) / count
 
 
-class IQN(DQN):
+class IQN(QuantileDQN):
     """Distributional Q-learning with implicit quantiles, for one discrete action per env."""
 
     config: IQNConfig
+    networks_class = IQNNetworks
 
     def __init__(self, config: IQNConfig | None = None, networks_fn: NetworksFn | None = None):
         super().__init__(config or IQNConfig(), networks_fn)
 
-    def make_networks(self, spec: EnvironmentSpec) -> IQNNetworks:
-        members = ("actions", "num_actions", "q_network", "values", "outputs", "expected")
-        return self.custom_networks(spec, IQNNetworks, members)
-
     def item_losses(
-        self,
-        networks: DQNNetworks,
-        target: nn.Module,
-        data: Transition,
-        generator: torch.Generator | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        self, networks: DQNNetworks, target: nn.Module, data: Transition, generator: Generator | None = None
+    ) -> ItemLosses:
         """As `DQN.item_losses`. Priorities are the losses."""
         config, items = self.config, data.reward
         fractions = stratified(items, config.num_quantiles, generator)
         target_fractions = stratified(items, config.num_target_quantiles, generator)
-        outputs = networks.q_network(data.observation, fractions)
-        quantiles = losses.of_actions(outputs, data.action)
         targets = self.target_samples(networks, target, data, target_fractions)
-        each = losses.quantile_huber(quantiles, fractions, targets, config.huber_delta)
-        known, outputs = quantiles.detach(), outputs.detach()
-        metrics = {
-            "q_mean": outputs.mean(),
-            "td_error": (targets.mean(1) - known.mean(1)).abs().mean(),
-            "spread": known.std(1, correction=0).mean(),
-        }
-        return each, each.detach(), metrics
+        outputs = networks.q_network(data.observation, fractions)
+        return self.quantile_losses(outputs, data, fractions, targets)
 
 
 PRESETS: Mapping[str, Preset] = {

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
@@ -22,7 +21,7 @@ from framework.environments.tasks import find_task_environment
 from framework.flow import Flow, Node, Par
 from framework.learners import LossContext, LossOutput, Prepared
 from framework.losses.meta import Parameters
-from framework.programs import PlanAgent, PlanLearner, Preset, RolloutWorker, concatenate
+from framework.programs import PlanAgent, PlanLearner, Preset, RolloutWorker, concatenate, stack
 from framework.programs.worker import Setup
 from framework.replay import EmbeddedClient, ReplaySample
 from framework.specs import EnvironmentSpec
@@ -70,9 +69,8 @@ class MAMLConfig(AgentConfig):
         check.at_least(self, 2, "unroll_length")
         check.above(self, 0, "initial_std")
         check.fraction(self, "gae_lambda")
+        check.between(self, 0, 1, "clip")
         check.one_of(self, networks.ACTIVATIONS, "activation")
-        if not 0 < self.clip < 1:
-            raise ValueError(f"clip: got {self.clip}, expected between 0 and 1.")
 
 
 class MAMLNetworks(nn.Module):
@@ -148,13 +146,13 @@ class TaskWorker(RolloutWorker):
             self._begin(count * (1 + steps) * agent.unroll_length)
             for task in environment.sample_tasks(count):
                 environment.set_task(task)
-                with restored(self._networks):
+                with networks.restored(self._networks):
                     rounds = [self._collect_rows()]
                     for _ in range(steps):
                         agent.adapt_to(self._networks, rounds[-1].data)
                         rounds.append(self._collect_rows())
-                tasks.append(_stack(rounds))
-        return _stack(tasks)
+                tasks.append(stack(rounds))
+        return stack(tasks)
 
     def _collect_rows(self) -> ReplaySample:
         assert self._dataset is not None
@@ -172,16 +170,6 @@ def collect(
     for _ in range(length):
         step()
     return next(dataset)
-
-
-@contextlib.contextmanager
-def restored(networks: nn.Module) -> Iterator[None]:
-    """Restores the parameters at the end."""
-    initial = copy.deepcopy(networks.state_dict())
-    try:
-        yield
-    finally:
-        networks.load_state_dict(initial)
 
 
 class MAML(PlanAgent, OnPolicyAgent):
@@ -209,13 +197,12 @@ class MAML(PlanAgent, OnPolicyAgent):
         return MAMLPolicy(networks, evaluation)
 
     def make_learner(self, networks: MAMLNetworks, spec: EnvironmentSpec) -> learners.MinibatchLearner:
-        config = self.config
         return learners.MinibatchLearner(
             networks,
             self.prepare,
             self.loss,
-            epochs=config.epochs,
-            minibatch_size=config.minibatch_tasks,
+            epochs=self.config.epochs,
+            minibatch_size=self.config.minibatch_tasks,
             **self.learner_settings(networks),
         )
 
@@ -258,10 +245,9 @@ class MAML(PlanAgent, OnPolicyAgent):
 
     def prepare(self, networks: MAMLNetworks, batch: ReplaySample, context: LossContext) -> Prepared:
         """Advantages are those of the workers."""
-        rows: Rows = batch.data
-        returns = rows.episode_return[..., 0].mean((0, 2))  # [rounds]
+        returns = batch.data.episode_return[..., 0].mean((0, 2))  # [rounds]
         metrics = {"return_before": returns[0], "return_after": returns[-1]}
-        return Prepared(rows, len(rows.mask), metrics)
+        return Prepared(batch.data, len(batch.data.mask), metrics)
 
     def loss(self, networks: MAMLNetworks, rows: Rows, context: LossContext) -> LossOutput:
         """The mean over tasks, `[tasks, rounds, B, T, ...]`, of the surrogate after the inner steps."""
@@ -269,10 +255,11 @@ class MAML(PlanAgent, OnPolicyAgent):
 
         def surrogate(rounds: Rows) -> losses.Surrogate:
             adapted: Parameters = parameters
-            last = self.config.inner_steps
-            for k in range(last):
-                adapted = self.adapt(networks, adapted, _round(rounds, k))
-            rows = _round(rounds, last)
+            *before, rows = (
+                tree.map_structure(operator.itemgetter(k), rounds) for k in range(self.config.inner_steps + 1)
+            )
+            for each in before:
+                adapted = self.adapt(networks, adapted, each)
             log_probs = self._log_probs(networks, adapted, rows)
             return losses.clipped_surrogate(
                 log_probs, rows.log_prob, rows.advantage, rows.mask, self.config.clip
@@ -287,9 +274,7 @@ class MAML(PlanAgent, OnPolicyAgent):
 
     def session(self, spec: EnvironmentSpec, num_envs: int = 1, seed: int = 0) -> NoReturn:
         """Raises ValueError: a session does not know the tasks of its environments."""
-        raise ValueError(
-            "session: got MAML, which sets tasks of environments, expected an agent without tasks."
-        )
+        raise ValueError("session: got MAML, which sets tasks, expected an agent without tasks.")
 
     def play(self, loop: core.Loop, policy: core.Policy, num_episodes: int) -> dict[str, Any]:
         """Plays `num_episodes` episodes in each of `evaluation_tasks` tasks, greedily, after the inner steps.
@@ -298,38 +283,34 @@ class MAML(PlanAgent, OnPolicyAgent):
         Each inner step uses one exploring unroll of every env of the loop, which does not count.
         """
         assert isinstance(policy, MAMLPolicy)
-        environment, networks = find_task_environment(loop.environment), policy.networks
+        environment, policy_networks = find_task_environment(loop.environment), policy.networks
         agent, spec = self.for_worker(environment.num_envs), environment.spec
         client = EmbeddedClient(agent.make_tables(spec), concurrent=False)
         adder = agent.make_adder(client, spec)
-        explorer = PolicyActor(agent.make_policy(networks), adder, num_envs=environment.num_envs)
+        explorer = PolicyActor(agent.make_policy(policy_networks), adder, num_envs=environment.num_envs)
         exploring = EnvironmentLoop(loop.environment, explorer, should_update=False)
         results = []
         with agent.make_dataset(client) as dataset:
             for task in environment.sample_tasks(self.config.evaluation_tasks):
                 environment.set_task(task)
-                with restored(networks):
+                with networks.restored(policy_networks):
                     before = loop.run_episodes(num_episodes)["episode_return"]
                     for _ in range(self.config.evaluation_inner_steps):
                         sample = collect(exploring, adder, exploring.step, dataset, self.unroll_length)
-                        self.adapt_to(networks, self.make_rows(networks, sample.data))
+                        self.adapt_to(policy_networks, self.make_rows(policy_networks, sample.data))
                     results.append({**loop.run_episodes(num_episodes), "return_before": before})
         return tree.map_structure(lambda *parts: np.concatenate(parts), *results)
 
 
-def _stack(samples: Sequence[ReplaySample]) -> ReplaySample:
-    return tree.map_structure(lambda *leaves: np.stack(leaves), *samples)
-
-
-def _round(rounds: Rows, k: int) -> Rows:
-    return tree.map_structure(lambda leaf: leaf[k], rounds)
-
-
-_RUN = {"num_actors": 2, "envs_per_actor": 20, "learner_log_period": 5}
-
 PRESETS: Mapping[str, Preset] = {
     "tasks:Navigation2D": Preset(
         agent={"tasks_per_worker": 5},
-        run={**_RUN, "max_env_steps": 800_000, "evaluate_period": 100_000},
+        run={
+            "num_actors": 2,
+            "envs_per_actor": 20,
+            "learner_log_period": 5,
+            "max_env_steps": 800_000,
+            "evaluate_period": 100_000,
+        },
     ),
 }

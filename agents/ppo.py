@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 import tree
-from torch import nn
 
+from framework import adders, learners, losses, networks
 from framework import config_checks as check
-from framework import learners, losses, networks
 from framework.core import NetworksFn
+from framework.datasets import Dataset
 from framework.learners import LossContext, LossOutput, Prepared, schedules
 from framework.programs.presets import Preset
 from framework.replay import ReplaySample
+from framework.replay.contracts import Client
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import OnPolicyAgent, OnPolicyConfig, TorchPolicy, check_memory
 from framework.types import Nest
@@ -37,6 +37,7 @@ class ActorCriticConfig(OnPolicyConfig):
     recurrent: str | None = None  # "lstm" or "gru" after the hidden layers, then shared. None is no memory.
     recurrent_size: int = 64  # Width of that memory.
     initial_std: float = 1.0  # Initial standard deviation of actions, in half-widths of their range.
+    tanh_mean: bool = False  # A tanh keeps the mean of actions in their range; it learns slower at bounds.
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -56,6 +57,7 @@ class PPOConfig(ActorCriticConfig):
 
     # Data.
     max_policy_lag: int = 0  # Learner steps by which actors may be behind: 0 waits, 1 acts while learning.
+    episodes_per_batch: int | None = None  # Whole episodes of at most `unroll_length` steps, not unrolls.
 
     # Targets.
     normalize_observations: bool = False  # Scales observations to mean 0, variance 1 by running statistics.
@@ -72,76 +74,41 @@ class PPOConfig(ActorCriticConfig):
 
     # Optimization.
     epochs: int = 10  # Passes over a batch. More learn more from it, until the policy moves too far.
-    minibatch_size: int = 64  # Approximate number of real steps in a minibatch.
+    minibatch_size: int | None = 64  # Approximate number of real steps in a minibatch. None: the whole batch.
     learning_rate: float = 3e-4  # Initial learning rate of Adam.
+    value_learning_rate: float | None = None  # That of the value's own layers. None: the same.
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check.at_least(self, 0, "max_policy_lag", "initial_kl_coefficient")
-        check.at_least(self, 1, "epochs", "minibatch_size")
+        check.at_least(self, 1, "epochs", "minibatch_size", "episodes_per_batch")
+        check.at_least(self, 0, "value_learning_rate")
         check.above(self, 0, "target_kl", "value_clip")
         check.fraction(self, "clip_end")
         if not 0 < self.clip < 1:
             raise ValueError(f"clip: got {self.clip}, expected between 0 and 1.")
 
 
-class PPONetworks(nn.Module):
+class PPONetworks(networks.ActorCritic):
     """The variables of PPO. The methods expect observations that `normalizer` has scaled."""
 
     kl_coefficient: torch.Tensor
 
     def __init__(self, config: PPOConfig, spec: EnvironmentSpec):
-        super().__init__()
-        self.actions = networks.make_actions(spec.actions)
+        super().__init__(
+            spec,
+            config.hidden_sizes,
+            config.activation,
+            shared=config.shared,
+            recurrent=config.recurrent,
+            recurrent_size=config.recurrent_size,
+            initial_std=config.initial_std,
+            tanh_mean=config.tanh_mean,
+        )
         self.normalizer = networks.ObservationNormalizer(spec.observations, config.normalize_observations)
         self.reward_scale = networks.RewardScale()
         # State of the learner, which acting does not need.
         self.register_buffer("kl_coefficient", torch.tensor(config.initial_kl_coefficient))
-        self.encoder = networks.ObservationEncoder(spec.observations)
-
-        def body() -> networks.MLP:
-            width = self.encoder.output_size
-            return networks.MLP(
-                width, config.hidden_sizes, activation=config.activation, orthogonal_gain=math.sqrt(2.0)
-            )
-
-        self.body = body()
-        self.value_body = None if config.shared or config.recurrent is not None else body()
-        self.core = None
-        width = self.body.output_size
-        if config.recurrent is not None:
-            self.core = networks.RecurrentCore(width, config.recurrent_size, config.recurrent)
-            width = self.core.output_size
-        self.head = self.actions.make_head(width)
-        for part in self.head.modules():
-            if isinstance(part, networks.GaussianHead):
-                nn.init.constant_(part.log_std, math.log(config.initial_std))
-        self.value_head = networks.MLP(width, (), 1, orthogonal_gain=1.0)
-
-    def initial_state(self, batch_size: int) -> tuple[torch.Tensor, ...]:
-        return () if self.core is None else self.core.initial_state(batch_size)
-
-    def act(self, observation: Any, state: tuple[torch.Tensor, ...]) -> tuple[Any, tuple[torch.Tensor, ...]]:
-        """One step of `[B, ...]`: the distribution over actions, and the next state."""
-        features = self.body(self.encoder(observation))
-        if self.core is not None:
-            features, state = self.core.step(features, state)
-        return self.head(features), state
-
-    def forward(
-        self, observation: Any, state: tuple[torch.Tensor, ...] = (), starts: torch.Tensor | None = None
-    ) -> tuple[Any, torch.Tensor]:
-        """The distribution over actions and the value of each row.
-
-        Rows are `[M, ...]`. With a memory they are `[N, T, ...]`: the recurrent state begins as `state`
-        `[N, ...]` and restarts where `starts [N, T]` is not 0.
-        """
-        encoded = self.encoder(observation)
-        features = self.body(encoded)
-        if self.core is not None:
-            features, _ = self.core.unroll(features, state, starts)
-        value_features = features if self.value_body is None else self.value_body(encoded)
-        return self.head(features), self.value_head(value_features).squeeze(-1)
 
 
 # Children of the networks that acting does not need.
@@ -210,6 +177,8 @@ class PPO(OnPolicyAgent):
     ```
     """
 
+    takes_action_masks = True
+
     def __init__(self, config: PPOConfig | None = None, networks_fn: NetworksFn | None = None):
         self.config: PPOConfig = config or PPOConfig()
         self.networks_fn = networks_fn
@@ -218,6 +187,27 @@ class PPO(OnPolicyAgent):
     @property
     def max_policy_lag(self) -> int:
         return self.config.max_policy_lag
+
+    @property
+    def episodes_per_batch(self) -> int | None:
+        return self.config.episodes_per_batch
+
+    @property
+    def items_per_step(self) -> int:
+        return self.config.episodes_per_batch or super().items_per_step
+
+    def make_adder(self, client: Client, spec: EnvironmentSpec) -> adders.Adder:
+        if self.config.episodes_per_batch is None:
+            return super().make_adder(client, spec)
+        tables, rows = {adders.QUEUE_TABLE: None}, self.config.unroll_length + 1
+        return adders.EpisodeAdder(client, rows, priority_fns=tables, max_in_flight_items=1)
+
+    def make_dataset(self, client: Client) -> Dataset:
+        if self.config.episodes_per_batch is None:
+            return super().make_dataset(client)
+        size = self.items_per_step // self.num_learners
+        prefetch = self.prefetch_batches
+        return Dataset(client, adders.QUEUE_TABLE, size, device=self.device, prefetch=prefetch, ragged="pad")
 
     def make_networks(self, spec: EnvironmentSpec) -> PPONetworks:
         parts = ("actions", "normalizer", "reward_scale", "kl_coefficient")
@@ -228,6 +218,23 @@ class PPO(OnPolicyAgent):
 
     def make_policy(self, networks: PPONetworks, evaluation: bool = False) -> PPOPolicy:
         return PPOPolicy(networks, evaluation)
+
+    def make_optimizer(self, networks: PPONetworks) -> torch.optim.Optimizer:
+        """Adam, with a rate of its own for the children whose names begin with `value_`, if there is one."""
+        config = self.config
+        if config.value_learning_rate is None:
+            return super().make_optimizer(networks)
+        parts: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
+        for name, parameter in networks.named_parameters():
+            parts[name.startswith("value_")].append(parameter)
+        if not parts[True]:
+            raise ValueError(
+                f"value_learning_rate: got {config.value_learning_rate}, expected None for networks without "
+                "children whose names begin with 'value_'. Rename those of the value."
+            )
+        policy, value = ({"params": part} for part in parts)
+        groups = [policy, value | {"lr": config.value_learning_rate}]
+        return learners.Adam(groups, lr=config.learning_rate, eps=config.adam_epsilon)
 
     def make_learner(self, networks: PPONetworks, spec: EnvironmentSpec) -> learners.MinibatchLearner:
         return learners.MinibatchLearner(
@@ -252,6 +259,8 @@ class PPO(OnPolicyAgent):
             rewards = networks.reward_scale(rewards)
         observation = networks.normalizer(data.observation)
         state = data.extras.get("state", ())
+        if config.episodes_per_batch is not None:
+            state = tree.map_structure(lambda leaf: leaf[:, 0], state)  # Episodes have that of each row.
         _, values = networks(observation, state, starts)
         advantages = losses.generalized_advantages(
             rewards, config.discount * data.discount.float(), values, mask, config.gae_lambda
@@ -269,13 +278,10 @@ class PPO(OnPolicyAgent):
             rows = rows._replace(mask=(), starts=())
             rows = tree.map_structure(lambda leaf: leaf.flatten(0, 1)[real], rows)
         staleness = context.learner_steps - data.extras["version"][mask > 0].float().mean()
-        real_targets = targets[mask > 0]
-        spread = real_targets.var(correction=0)  # 0 for a single value; the unbiased estimate is NaN.
-        explained = 1.0 - advantages[mask > 0].var(correction=0) / spread.clamp(min=1e-8)
         metrics = {
             "staleness": staleness,
-            "explained_variance": torch.where(spread > 0, explained, 0.0),
-            "value_target": real_targets.mean(),
+            "explained_variance": losses.explained_variance(values, targets, mask),
+            "value_target": losses.masked_mean(targets, mask),
         }
         return Prepared(rows, count, metrics)
 

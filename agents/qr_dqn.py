@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Generator, nn
 
-from agents.dqn import DQN, MINATAR, MINATAR_RUN, DQNConfig, DQNNetworks
+from agents.dqn import DQN, MINATAR, MINATAR_RUN, DQNConfig, DQNNetworks, ItemLosses
 from framework import config_checks as check
 from framework import losses
 from framework.core import NetworksFn
+from framework.networks import mask_values
 from framework.programs.presets import Preset
 from framework.specs import EnvironmentSpec
 from framework.types import Transition
@@ -34,52 +35,94 @@ class QRDQNConfig(DQNConfig):
         check.at_least(self, 2, "num_quantiles")
 
 
-class QRDQNNetworks(DQNNetworks):
+class QuantileNetworks(DQNNetworks):
     """Those of DQN, with quantiles `[N, A, K]` of the return of each action."""
-
-    def __init__(self, config: QRDQNConfig, spec: EnvironmentSpec):
-        super().__init__(config, spec, config.num_quantiles)
 
     def expected(self, outputs: torch.Tensor) -> torch.Tensor:
         return outputs.mean(-1)
 
 
-class QRDQN(DQN):
+class QRDQNNetworks(QuantileNetworks):
+    """Quantiles at `num_quantiles` fixed fractions."""
+
+    def __init__(self, config: QRDQNConfig, spec: EnvironmentSpec):
+        super().__init__(config, spec, config.num_quantiles)
+
+
+class QuantileDQN(DQN):
+    """What QR-DQN and IQN share: the loss of quantiles at given fractions."""
+
+    members = (*DQN.members, "outputs", "expected")
+
+    def target_samples(
+        self, networks: DQNNetworks, target: nn.Module, data: Transition, *fractions: torch.Tensor
+    ) -> torch.Tensor:
+        """Samples `[N, K]` of the targets of N `Transition`s, for networks that give samples of the return.
+
+        Args:
+          networks: the networks that learn.
+          target: the target network: observation and `fractions` to `[N, A, K]`.
+          data: the transitions.
+          fractions: at most one `[N, K]`, for networks of quantiles that take fractions.
+        """
+        config, (rewards, discounts) = self.config, self.rewards(data)
+        following = data.next_observation
+        with torch.no_grad():
+            samples = target(following, *fractions)
+            if config.double and not config.munchausen:
+                next_values = networks.values(following)
+            else:
+                next_values = networks.expected(target(following) if fractions else samples)
+            next_values = mask_values(next_values, following)
+            if config.munchausen:
+                values = mask_values(networks.expected(target(data.observation)), data.observation)
+                bonus = losses.munchausen_rewards(values, data.action, *config.munchausen_settings)
+                rewards = rewards + bonus
+                samples = losses.munchausen_next_values(next_values, config.munchausen_temperature, samples)
+            else:
+                samples = losses.of_actions(samples, next_values.argmax(-1))
+            return rewards.unsqueeze(1) + losses.discounted(discounts.unsqueeze(1), samples)
+
+    def quantile_losses(
+        self, outputs: torch.Tensor, data: Transition, fractions: torch.Tensor, targets: torch.Tensor
+    ) -> ItemLosses:
+        """What `item_losses` returns. Priorities are the losses.
+
+        Args:
+          outputs: `[N, A, K]` quantiles of the network that learns.
+          data: the transitions.
+          fractions: `[N, K]` of the quantiles.
+          targets: `[N, K']` samples of the targets.
+        """
+        quantiles = losses.of_actions(outputs, data.action)
+        each = losses.quantile_huber(quantiles, fractions, targets, self.config.huber_delta)
+        known, outputs = quantiles.detach(), outputs.detach()
+        metrics = {
+            "q_mean": outputs.mean(),
+            "td_error": (targets.mean(1) - known.mean(1)).abs().mean(),
+            "spread": known.std(1, correction=0).mean(),
+        }
+        return each, each.detach(), metrics
+
+
+class QRDQN(QuantileDQN):
     """Distributional Q-learning with quantiles, for one discrete action per env."""
 
     config: QRDQNConfig
+    networks_class = QRDQNNetworks
 
     def __init__(self, config: QRDQNConfig | None = None, networks_fn: NetworksFn | None = None):
         super().__init__(config or QRDQNConfig(), networks_fn)
 
-    def make_networks(self, spec: EnvironmentSpec) -> QRDQNNetworks:
-        members = ("actions", "num_actions", "q_network", "values", "outputs", "expected")
-        return self.custom_networks(spec, QRDQNNetworks, members)
-
     def item_losses(
-        self,
-        networks: DQNNetworks,
-        target: nn.Module,
-        data: Transition,
-        generator: torch.Generator | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        self, networks: DQNNetworks, target: nn.Module, data: Transition, generator: Generator | None = None
+    ) -> ItemLosses:
         """As `DQN.item_losses`. Priorities are the losses."""
         outputs = networks.outputs(data.observation)
-        quantiles = losses.of_actions(outputs, data.action)
+        items, count = outputs.shape[0], outputs.shape[2]
+        fractions = (torch.arange(count, device=outputs.device) + 0.5) / count
         targets = self.target_samples(networks, target, data)
-        count = quantiles.shape[1]
-        fractions = (torch.arange(count, device=quantiles.device) + 0.5) / count
-        each = losses.quantile_huber(
-            quantiles, fractions.expand_as(quantiles), targets, self.config.huber_delta
-        )
-        values = networks.expected(outputs.detach())
-        errors = (targets.mean(1) - quantiles.detach().mean(1)).abs()
-        metrics = {
-            "q_mean": values.mean(),
-            "td_error": errors.mean(),
-            "spread": quantiles.detach().std(1, correction=0).mean(),
-        }
-        return each, each.detach(), metrics
+        return self.quantile_losses(outputs, data, fractions.expand(items, -1), targets)
 
 
 PRESETS: Mapping[str, Preset] = {

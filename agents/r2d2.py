@@ -22,24 +22,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import tree
-from dm_env import specs as dm_specs
 from torch import nn
 
-from framework import adders, environments, losses, networks, replay
+from framework import adders, environments, losses, networks, replay, specs
 from framework import config_checks as check
 from framework.adders.block import PriorityFn
 from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput, schedules
 from framework.losses.masking import where_counted
+from framework.networks import as_tensors
 from framework.programs.presets import Preset
 from framework.replay.contracts import Client
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import OffPolicyAgent, OffPolicyConfig, TorchPolicy, check_memory
 from framework.types import Nest, Step
-
-State = tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -67,6 +66,7 @@ class R2D2Config(OffPolicyConfig):
     # Prioritized replay.
     priority_exponent: float = 0.9  # 0 draws uniformly, 1 proportionally to the priority.
     priority_eta: float = 0.9  # Priority of a sequence: this * largest + (1 - this) * mean error.
+    actor_priorities: bool = False  # Actors compute the priorities of new sequences; else the largest so far.
     importance_sampling_exponent: float = 0.6  # Of the importance weights; 1 is a full correction.
 
     # Learning.
@@ -96,66 +96,21 @@ class R2D2Config(OffPolicyConfig):
         check.ordered(self, "period", "unroll_length")
 
 
-class RecurrentQNetwork(nn.Module):
-    """Encoder, optional LSTM, and the values of all actions, with two streams if `dueling`."""
-
-    def __init__(self, config: R2D2Config, spec: EnvironmentSpec, num_actions: int):
-        super().__init__()
-        has_images = any(len(leaf.shape) == 3 for leaf in tree.flatten(spec.observations))
-        self.torso = networks.ObservationEncoder(spec.observations, () if has_images else config.hidden_sizes)
-        width = self.torso.output_size
-        self.core = None if config.lstm_size is None else networks.RecurrentCore(width, config.lstm_size)
-        features = dm_specs.Array((config.lstm_size or width,), "float32")
-        self.head = networks.QNetwork(features, num_actions, config.head_sizes, config.dueling)
-
-    def initial_state(self, batch_size: int) -> State:
-        """The LSTM's state `[B, lstm_size]` at the start of an episode; `()` without an LSTM."""
-        return () if self.core is None else self.core.initial_state(batch_size)
-
-    def step(self, observation: Nest, state: State) -> tuple[torch.Tensor, State]:
-        """One step of acting: `[B, ...]` to values `[B, A]` and the next state."""
-        features = self.torso(observation)
-        if self.core is not None:
-            features, state = self.core.step(features, state)
-        return self.head(features), state
-
-    def unroll(
-        self, observation: Nest, state: State, start_of_episode: torch.Tensor, burn_in: int
-    ) -> torch.Tensor:
-        """Values `[N, T - burn_in, A]` of the rows `[N, T, ...]` behind the burn-in.
-
-        Args:
-          observation: of the rows.
-          state: before the first row, as the actor had it.
-          start_of_episode: bool`[N, T]`; where True, the state restarts before that row.
-          burn_in: rows that bring the state up to date, and pass on no gradients.
-        """
-        if self.core is not None and burn_in:
-            with torch.no_grad():
-                features = self.torso(tree.map_structure(lambda leaf: leaf[:, :burn_in], observation))
-                _, state = self.core.unroll(features, state, start_of_episode[:, :burn_in])
-        features = self.torso(tree.map_structure(lambda leaf: leaf[:, burn_in:], observation))
-        if self.core is not None:
-            features, _ = self.core.unroll(features, state, start_of_episode[:, burn_in:])
-        return self.head(features)
-
-
 class R2D2Networks(nn.Module):
     """The only variable of R2D2: `q_network`."""
 
     def __init__(self, config: R2D2Config, spec: EnvironmentSpec):
         super().__init__()
-        if not isinstance(spec.actions, dm_specs.DiscreteArray):
-            raise ValueError(
-                f"action spec: got {spec.actions!r}, expected one discrete action. Use an environment with a "
-                "Discrete action space, or an agent for continuous actions."
-            )
+        num_actions = specs.num_discrete_actions(spec.actions)
         self.actions = networks.Actions(spec.actions)
-        self.q_network = RecurrentQNetwork(config, spec, int(spec.actions.num_values))
+        sizes = config.hidden_sizes, config.lstm_size, config.head_sizes
+        self.q_network = networks.RecurrentQNetwork(spec.observations, num_actions, *sizes, config.dueling)
 
 
 class R2D2Policy(TorchPolicy):
     """Epsilon-greedy, with one epsilon per env. Its extras are the LSTM's `state` before each step.
+
+    With `actor_priorities` they also have `values`, those of the action and of the greedy one, `[B, 2]`.
 
     Args:
       networks: the networks, which the policy reads at each step.
@@ -165,7 +120,7 @@ class R2D2Policy(TorchPolicy):
 
     def __init__(self, networks: R2D2Networks, config: R2D2Config, evaluation: bool = False):
         super().__init__(networks, networks.actions, variables=("q_network",))
-        self._q_network = networks.q_network
+        self._q_network, self._gives_values = networks.q_network, config.actor_priorities
         self._epsilon = schedules.linear(config.epsilon_start, config.epsilon_end, config.epsilon_decay)
         self._ladder = config.epsilon_ladder
         if evaluation:
@@ -179,12 +134,13 @@ class R2D2Policy(TorchPolicy):
     def act(self, observation: Nest, state: Nest) -> tuple[torch.Tensor, Nest, Nest]:
         exponent, memory = state
         values, after = self._q_network.step(observation, memory)
-        greedy = values.argmax(-1)
         epsilon = (self._epsilon(self.progress.env_steps) ** exponent).to(self.device)
-        explores = torch.rand(len(greedy), generator=self.random, device=self.device) < epsilon
-        random = torch.randint(values.shape[-1], greedy.shape, generator=self.random, device=self.device)
-        extras = {"state": memory} if memory else ()
-        return torch.where(explores, random, greedy), extras, (exponent, after)
+        drawn = networks.epsilon_greedy(values, observation, epsilon, self.random)
+        extras: dict[str, Nest] = {"state": memory} if memory else {}
+        if self._gives_values:
+            best = networks.mask_values(values, observation).amax(-1, keepdim=True)
+            extras["values"] = torch.cat([values.gather(-1, drawn.unsqueeze(-1)), best], -1)
+        return drawn, extras or (), (exponent, after)
 
 
 class R2D2(OffPolicyAgent):
@@ -199,6 +155,7 @@ class R2D2(OffPolicyAgent):
 
     config: R2D2Config
     target_names = ("q_network",)
+    takes_action_masks = True
 
     def __init__(self, config: R2D2Config | None = None, networks_fn: NetworksFn | None = None):
         self.config = config or R2D2Config()
@@ -227,6 +184,8 @@ class R2D2(OffPolicyAgent):
         self, client: Client, spec: EnvironmentSpec, priority_fn: PriorityFn | None = None
     ) -> adders.Adder:
         config = self.config
+        if priority_fn is None and config.actor_priorities:
+            priority_fn = self.initial_priorities
         return adders.SequenceAdder(
             client,
             config.burn_in + config.unroll_length + 1,
@@ -236,6 +195,7 @@ class R2D2(OffPolicyAgent):
             priority_fns={adders.REPLAY_TABLE: priority_fn},
             max_in_flight_items=config.insert_burst,
             observation_spec=spec.observations,
+            priorities_see_observations=priority_fn != self.initial_priorities,
         )
 
     def errors(
@@ -247,31 +207,57 @@ class R2D2(OffPolicyAgent):
         observation = adders.restacked(data.observation, data.mask.shape[1])
         rows = (observation, state, data.start_of_episode, start)
         values = q_network.unroll(*rows).float()
-        mask, actions = data.mask[:, start:], data.action[:, start:].long().unsqueeze(-1)
-        rewards = data.reward[:, start:].float()
-        if config.reward_clip is not None:
-            rewards = rewards.clamp(-config.reward_clip, config.reward_clip)
-        discounts = config.discount * data.discount[:, start:].float()
+        actions = data.action[:, start:].long().unsqueeze(-1)
         taken = values.gather(-1, actions).squeeze(-1)
         with torch.no_grad():
             rated = target.unroll(*rows).float()
-            best = (values if config.double else rated).argmax(-1, keepdim=True)
-            if config.rescale_values:
-                rated = losses.inverse_value_rescaling(rated)
+            learned = tree.map_structure(lambda leaf: leaf[:, start:], observation)
+            best = networks.mask_values(values if config.double else rated, learned)
+            best = best.argmax(-1, keepdim=True)
             next_values, rated_taken = (rated.gather(-1, each).squeeze(-1) for each in (best, actions))
-            if config.targets == "n_step":
-                targets = losses.n_step_returns(rewards, discounts, next_values, mask, config.n_step)
-            elif config.targets == "watkins":  # Retrace with the greedy policy, which takes `best`.
-                log_rhos = torch.where(best == actions, 0.0, -torch.inf).squeeze(-1)
-                inputs = (rewards, discounts, rated_taken, next_values)
-                targets = losses.retrace(log_rhos, *inputs, mask, config.trace_lambda)
-            else:
-                inputs = (rewards, discounts, rated_taken, next_values)
-                targets = losses.peng_q_lambda(*inputs, mask, config.trace_lambda)
-            if config.rescale_values:
-                targets = losses.value_rescaling(targets)
-        counted = losses.transition_mask(mask)
+            targets = self.targets(data, next_values, rated_taken, (best == actions).squeeze(-1))
+        counted = losses.transition_mask(data.mask[:, start:])
         return where_counted(targets - taken, counted), counted, values
+
+    def targets(
+        self, data: Step, next_values: torch.Tensor, taken_values: torch.Tensor, greedy: torch.Tensor
+    ) -> torch.Tensor:
+        """Targets `[N, T]` of the rows behind the burn-in.
+
+        Args:
+          data: the rows `[N, burn_in + T]`.
+          next_values: `[N, T]` values of each row from which the row before it bootstraps.
+          taken_values: `[N, T]` values of each row's action.
+          greedy: bool`[N, T]`, whether that action is the greedy one.
+        """
+        config, start = self.config, self.config.burn_in
+        mask, rewards = data.mask[:, start:], data.reward[:, start:].float()
+        if config.reward_clip is not None:
+            rewards = rewards.clamp(-config.reward_clip, config.reward_clip)
+        discounts = config.discount * data.discount[:, start:].float()
+        if config.rescale_values:
+            next_values, taken_values = map(losses.inverse_value_rescaling, (next_values, taken_values))
+        if config.targets == "n_step":
+            targets = losses.n_step_returns(rewards, discounts, next_values, mask, config.n_step)
+        elif config.targets == "watkins":  # Retrace with the greedy policy.
+            log_rhos = torch.where(greedy, 0.0, -torch.inf)
+            inputs = (rewards, discounts, taken_values, next_values)
+            targets = losses.retrace(log_rhos, *inputs, mask, config.trace_lambda)
+        else:
+            inputs = (rewards, discounts, taken_values, next_values)
+            targets = losses.peng_q_lambda(*inputs, mask, config.trace_lambda)
+        return losses.value_rescaling(targets) if config.rescale_values else targets
+
+    def initial_priorities(self, items: Step) -> np.ndarray:
+        """The priorities `[k]` of new sequences, from the values that their actor acted with."""
+        data, start = as_tensors(items._replace(observation=())), self.config.burn_in
+        taken, best = data.extras["values"][:, start:].unbind(-1)
+        # A closing row has no values. A truncated episode bootstraps from the row before it.
+        before = torch.cat([best[:, :1], best[:, :-1]], 1)
+        best = torch.where(data.mask[:, start:] > 0, best, before)
+        counted = losses.transition_mask(data.mask[:, start:])
+        errors = where_counted(self.targets(data, best, taken, best == taken) - taken, counted)
+        return (losses.sequence_priorities(errors, counted, self.config.priority_eta).double() + 1e-6).numpy()
 
     def loss(self, networks: R2D2Networks, batch: replay.ReplaySample, context: LossContext) -> LossOutput:
         """The loss of a batch of `Step`s `[N, burn_in + unroll_length + 1, ...]`."""

@@ -12,8 +12,7 @@ result equals that of three optimizers. Until learning begins, actions are unifo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +24,7 @@ from framework import config_checks as check
 from framework import learners, losses, networks
 from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput
+from framework.networks import PolicyNetwork, frozen, legal_actions, random_actions
 from framework.programs.presets import Preset
 from framework.replay import ReplaySample
 from framework.specs import EnvironmentSpec
@@ -68,19 +68,6 @@ class SACConfig(OffPolicyConfig):
         check.above(self, 0, "reward_scale", "temperature", "initial_temperature")
 
 
-class Policy(nn.Module):
-    """Observation `[..., *]` to a `SquashedGaussian` or `Categorical` over `head_spec`."""
-
-    def __init__(self, config: SACConfig, spec: EnvironmentSpec, head_spec: Any):
-        super().__init__()
-        self.encoder = networks.ObservationEncoder(spec.observations)
-        self.body = networks.MLP(self.encoder.output_size, config.hidden_sizes)
-        self.head = networks.make_policy_head(self.body.output_size, head_spec, squash=True)
-
-    def forward(self, observation: Nest) -> Any:
-        return self.head(self.body(self.encoder(observation)))
-
-
 class Temperature(nn.Module):
     """Logarithm of the weight of the entropy: a parameter if it is learned."""
 
@@ -100,20 +87,18 @@ class SACNetworks(nn.Module):
 
     def __init__(self, config: SACConfig, spec: EnvironmentSpec):
         super().__init__()
-        action = spec.actions
-        bounded = isinstance(action, dm_specs.BoundedArray) and action.dtype.kind == "f"
-        if not (isinstance(action, dm_specs.DiscreteArray) or bounded):
-            raise ValueError(
-                f"action spec: got {action!r}, expected one discrete action or bounded real numbers for SAC. "
-                "Wrap the environment, or use an agent for such actions."
-            )
-        self.actions = networks.Actions(action, squash=True)
-        self.policy = Policy(config, spec, self.actions.head_spec)
+        discrete = isinstance(spec.actions, dm_specs.DiscreteArray)
+        self.actions = (
+            networks.Actions(spec.actions)
+            if discrete
+            else networks.make_squashed_actions(spec.actions, "SAC, or one discrete action")
+        )
+        self.policy = PolicyNetwork(spec.observations, config.hidden_sizes, self.actions.make_head)
         if self.actions.continuous:
             size, num_actions = self.actions.head_spec.shape[0], None
             entropy = -float(size)
         else:
-            size, num_actions = 0, int(action.num_values)
+            size, num_actions = 0, int(spec.actions.num_values)
             entropy = 0.5 * math.log(num_actions)
         self.critics = networks.Critics(
             spec.observations, size, config.hidden_sizes, config.num_critics, config.layer_norm, num_actions
@@ -145,18 +130,8 @@ class SACPolicy(TorchPolicy):
             if self.actions.continuous:
                 drawn = torch.empty_like(drawn).uniform_(-1.0, 1.0, generator=self.random)
             else:
-                drawn = torch.empty_like(drawn).random_(distribution.logits.shape[-1], generator=self.random)
+                drawn = random_actions(distribution.logits, observation, self.random)
         return drawn, (), state
-
-
-@contextmanager
-def _frozen(module: nn.Module) -> Iterator[None]:
-    """Freezes the parameters of `module`. Gradients still pass through it to its inputs."""
-    module.requires_grad_(False)
-    try:
-        yield
-    finally:
-        module.requires_grad_(True)
 
 
 class SAC(OffPolicyAgent):
@@ -170,6 +145,7 @@ class SAC(OffPolicyAgent):
     """
 
     target_names = ("critics",)
+    takes_action_masks = True
 
     def __init__(self, config: SACConfig | None = None, networks_fn: NetworksFn | None = None):
         self.config: SACConfig = config or SACConfig()
@@ -217,7 +193,12 @@ class SAC(OffPolicyAgent):
         total = critic + actor
         if config.temperature is None:
             log_temperature = networks.temperature.log
-            total = total + losses.sac_temperature_loss(log_temperature, log_probs, networks.target_entropy)
+            target: Any = networks.target_entropy
+            if (legal := legal_actions(data.observation)) is not None:
+                # The same share of the largest entropy.
+                count = (legal > 0).sum(-1).clamp(min=1)
+                target = target * count.log() / math.log(max(legal.shape[-1], 2))
+            total = total + losses.sac_temperature_loss(log_temperature, log_probs, target)
         return LossOutput(total, metrics)
 
     def _continuous(
@@ -243,7 +224,7 @@ class SAC(OffPolicyAgent):
         if not actor_is_due:
             return values, next_soft, None, None
         action, log_prob = drawn(data.observation)
-        with _frozen(networks.critics):
+        with frozen(networks.critics):
             own_values = networks.critics(data.observation, action).amin(0)
         return values, next_soft, losses.sac_actor_loss(log_prob, own_values, temperature), log_prob
 

@@ -28,7 +28,7 @@ MODES = ("local", "server", "server, messages", "alternating", "alternating+serv
 
 
 class ActsOnly(IMPALA):
-    """IMPALA without tables: its actors store nothing, and nobody learns."""
+    """IMPALA without tables: its actors store nothing, and no learner runs."""
 
     def make_tables(self, spec: Any) -> list[Any]:
         return []

@@ -5,7 +5,7 @@
 
 Each run is ``repertory train`` on the serial engine in a process of its own (so that its CPU time is its
 own) with one torch thread, then ``repertory eval`` over 100 episodes, greedily, of the parameters at the
-last step. One preset a row, nothing is tuned per seed. Every row writes ``ROW.json``, anew after each seed,
+last step. One preset a row, nothing is tuned per seed. Every row writes ``ROW.json``, again after each seed,
 and ``ROW.png`` (learning curves with a band over seeds) to the output folder; a seed that is in the file
 already is not run again, so a row can be made in several sittings. ``--peers`` also trains the peers named
 with the Python given, one that has them, on the rows of ``learning_peers.py``.
@@ -62,6 +62,8 @@ ROWS = {
     "cartpole-impala": Row("impala", "gymnasium:CartPole-v1", 150_000, 475),
     "cartpole-a2c": Row("a2c", "gymnasium:CartPole-v1", 150_000, 475),
     "cartpole-a3c": Row("a3c", "gymnasium:CartPole-v1", 150_000, 475),
+    "cartpole-appo": Row("appo", "gymnasium:CartPole-v1", 150_000, 475),
+    "cartpole-impact": Row("impact", "gymnasium:CartPole-v1", 150_000, 475),
     "cartpole-apex": Row("apex", "gymnasium:CartPole-v1", 50_000, 475),
     "cartpole-flow-dqn": Row("flow_dqn", "gymnasium:CartPole-v1", 50_000, 475),
     "cartpole-flow-impala": Row("flow_impala", "gymnasium:CartPole-v1", 150_000, 475),
@@ -75,8 +77,14 @@ ROWS = {
     "cartpole-qr-dqn": Row("qr_dqn", "gymnasium:CartPole-v1", 50_000, 475),
     "cartpole-rainbow": Row("rainbow", "gymnasium:CartPole-v1", 50_000, 475),
     "four-cartpoles-ppo-dqn": Row("ppo_dqn", "multi_agent:CartPole", 100_000, 450),
+    "acrobot-appo": Row("appo", "gymnasium:Acrobot-v1", 200_000, -90),
+    "acrobot-impact": Row("impact", "gymnasium:Acrobot-v1", 200_000, -90),
     "acrobot-ppo": Row("ppo", "gymnasium:Acrobot-v1", 200_000, -90, published="Zoo −73.5 at 1M"),
+    "pendulum-d4pg": Row("d4pg", "gymnasium:Pendulum-v1", 20_000, -200, published="Zoo −152.1 at 20k (DDPG)"),
+    "pendulum-ddpg": Row("ddpg", "gymnasium:Pendulum-v1", 20_000, -200, published="Zoo −152.1 at 20k"),
+    "pendulum-td3": Row("td3", "gymnasium:Pendulum-v1", 20_000, -200, published="Zoo −151.9 at 20k"),
     "pendulum-sac": Row("sac", "gymnasium:Pendulum-v1", 20_000, -200, published="Zoo −157.0 at 20k"),
+    "pendulum-mpo": Row("mpo", "gymnasium:Pendulum-v1", 20_000, -200, published="Zoo −157.0 at 20k (SAC)"),
     "pendulum-ppo": Row("ppo", "gymnasium:Pendulum-v1", 200_000, -250, published="Zoo −172.2 at 100k"),
     "lunarlander-dqn": Row(
         "dqn",
@@ -89,6 +97,12 @@ ROWS = {
         "ppo", "gymnasium:LunarLander-v3", 1_000_000, 200, published="Zoo 242.1 at 1M (v2)"
     ),
     "lunarlander-rainbow": Row("rainbow", "gymnasium:LunarLander-v3", 200_000, 150),
+    # BatchPPO's experiment: curves, no floor.
+    "halfcheetah-batch-ppo": Row("batch_ppo", "gymnasium:HalfCheetah-v5", 1_000_000),
+    "hopper-batch-ppo": Row("batch_ppo", "gymnasium:Hopper-v5", 1_000_000),
+    "walker2d-batch-ppo": Row("batch_ppo", "gymnasium:Walker2d-v5", 1_000_000),
+    "reacher-batch-ppo": Row("batch_ppo", "gymnasium:Reacher-v5", 1_000_000),
+    "pendulum-batch-ppo": Row("batch_ppo", "gymnasium:Pendulum-v1", 1_000_000),
     "memory-ppo-lstm": Row("ppo", "testing:Memory", 200_000, 0.95),
     "memory-ppo-feedforward": Row(
         "ppo", "testing:Memory", 200_000, ceiling=0.6, flags=("--recurrent", "None")
@@ -133,6 +147,15 @@ ROWS = {
     "halfcheetah-sac": Row(
         "sac", "gymnasium:HalfCheetah-v5", 200_000, 4000, published="Zoo 9,535 at 1M (v3)"
     ),
+    "halfcheetah-td3": Row(
+        "td3", "gymnasium:HalfCheetah-v5", 200_000, 4000, published="Zoo 9,655 at 1M (v3)"
+    ),
+    "hopper-td3": Row("td3", "gymnasium:Hopper-v5", 300_000, 2000, published="Zoo 3,606 at 1M (v3)"),
+    "walker2d-td3": Row("td3", "gymnasium:Walker2d-v5", 300_000, 2000, published="Zoo 4,718 at 1M (v3)"),
+    "dm-cartpole-d4pg": Row("d4pg", "dm_control:cartpole/swingup", 200_000, 750),
+    "dm-walker-d4pg": Row("d4pg", "dm_control:walker/walk", 200_000, 600),
+    "dm-cartpole-mpo": Row("mpo", "dm_control:cartpole/swingup", 200_000, 750),
+    "dm-walker-mpo": Row("mpo", "dm_control:walker/walk", 200_000, 600),
     "navigation-maml": Row("maml", "tasks:Navigation2D", 400_000, -25, gain=10),
     # One policy for all tasks. It then makes the inner step that suits it best of 0.1, 0.3 and 0.5.
     "navigation-no-meta-learning": Row(

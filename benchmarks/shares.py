@@ -39,7 +39,7 @@ class Sections:
         self.calls: dict[str, int] = defaultdict(int)
 
     def start(self) -> None:
-        """Begins anew; the time outside of all sections goes to ``""``."""
+        """Begins again; the time outside of all sections goes to ``""``."""
         self.seconds.clear()
         self.calls.clear()
         self._since = self._clock()
@@ -144,7 +144,7 @@ def instrument(sections: Sections) -> None:
     sections.method(agents.ppo.PPONetworks, "act", INFERENCE, policy)
     sections.method(agents.impala.ActorCritic, "step", INFERENCE, policy)
     sections.method(networks.QNetwork, "forward", INFERENCE, policy)
-    sections.method(agents.sac.Policy, "forward", INFERENCE, policy)
+    sections.method(networks.PolicyNetwork, "forward", INFERENCE, policy)
     for module in (agents.dqn, agents.ppo, agents.impala, agents.sac):
         for value in list(vars(module).values()):
             if isinstance(value, type) and issubclass(value, core.Policy) and value is not core.Policy:

@@ -124,7 +124,7 @@ class Actors:
         return updates, ages
 
 
-_TURN = 16.0  # Seconds after which the clock of the parameters begins anew.
+_TURN = 16.0  # Seconds after which the clock of the parameters begins again.
 
 
 def _now() -> float:

@@ -66,6 +66,15 @@ def ordered(config: Any, less: str, more: str) -> None:
     _check(config, (less,), lambda value: value <= most, f"at most {more}, which is {most!r}")
 
 
+def return_limits(config: Any) -> None:
+    """Checks that the field `v_min` is less than the field `v_max`."""
+    if not config.v_min < config.v_max:
+        raise ValueError(
+            f"v_min: got {config.v_min!r}, expected less than v_max, which is {config.v_max!r}. Set both to "
+            "the smallest and the largest discounted return of the environment."
+        )
+
+
 def one_of(config: Any, choices: Iterable[Any], *fields: str) -> None:
     """Checks that each field is one of `choices`."""
     known = sorted(choices)

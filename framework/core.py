@@ -245,7 +245,7 @@ class Graph(Protocol):
     def add_inference(
         self, variables: launch.Handle | None, *, agent: Agent | None = None, name: str = "inference"
     ) -> launch.Handle | None:
-        """Adds the node that acts for all actors; `add_actors` calls this."""
+        """Adds the nodes that act for all actors; `add_actors` calls this."""
 
     def add_actors(
         self,
@@ -413,3 +413,12 @@ class Agent(abc.ABC):
     def unroll_length(self) -> int:
         """Steps of an env in an unroll, for agents with a `max_policy_lag`."""
         raise NotImplementedError(f"{type(self).__name__} has no unroll_length.")
+
+    @property
+    def episodes_per_batch(self) -> int | None:
+        """Whole episodes in a learner step, for agents with a `max_policy_lag` that learn from these.
+
+        Unroll k of an actor then ends when it has finished its part of the episodes of k + 1 batches, and
+        `unroll_length` is the longest of an episode. None is unrolls of `unroll_length` steps.
+        """
+        return None

@@ -22,6 +22,9 @@ from framework.types import Nest
 
 Path = tuple[Any, ...]
 
+# The entry of an observation that says which actions the environment takes; see `action_mask`.
+ACTION_MASK = "action_mask"
+
 
 class EnvironmentSpec(NamedTuple):
     """The specs of one env of an environment. Each field is a nest of `dm_env.specs.Array`."""
@@ -177,6 +180,46 @@ def discrete_offsets(space: Any) -> list[int]:
     if isinstance(space, spaces.Tuple):
         return [offset for child in space.spaces for offset in discrete_offsets(child)]
     return [int(space.start) if isinstance(space, spaces.Discrete) else 0]
+
+
+def action_mask(observation: Nest) -> Any:
+    """The entry `action_mask` of an observation or of its spec, however deep; None without one."""
+    if isinstance(observation, dict):
+        if ACTION_MASK in observation:
+            return observation[ACTION_MASK]
+        observation = tuple(observation.values())
+    if isinstance(observation, tuple):
+        for child in observation:
+            if isinstance(child, dict | tuple) and (found := action_mask(child)) is not None:
+                return found
+    return None
+
+
+def num_discrete_actions(action_spec: Any) -> int:
+    """The number of values of one discrete action.
+
+    Raises:
+      ValueError: The spec is another one.
+    """
+    if not isinstance(action_spec, DiscreteArray):
+        raise ValueError(
+            f"action spec: got {action_spec!r}, expected one discrete action. Combine several by the wrapper "
+            "CombineActions, or use an agent for such actions: see docs/agents.md."
+        )
+    return int(action_spec.num_values)
+
+
+def choices(action_spec: Nest) -> list[int]:
+    """The number of values of each choice of an action, in the order of `tree.flatten`; none of real numbers.
+
+    A mask has an entry for each of these values.
+    """
+    found: list[int] = []
+    for leaf in tree.flatten(action_spec):
+        if isinstance(leaf, BoundedArray) and leaf.dtype.kind in "iu":
+            counts = leaf.maximum.astype(np.int64) - leaf.minimum.astype(np.int64) + 1
+            found += np.broadcast_to(counts, leaf.shape).reshape(-1).tolist()
+    return found
 
 
 def leaves(spec: Nest) -> list[tuple[Path, Array]]:

@@ -34,7 +34,7 @@ from framework import config_checks as check
 from framework.adders.block import PriorityFn
 from framework.datasets import Dataset
 from framework.learners import LossContext, LossOutput, schedules
-from framework.networks import Actions, JointActions, as_numpy, as_tensors
+from framework.networks import Actions, JointActions, as_numpy, as_tensors, check_action_mask
 from framework.replay.contracts import Client
 from framework.types import Nest
 
@@ -147,9 +147,14 @@ class TorchPolicy(core.Policy):
 
 
 class TorchAgent(core.Agent):
-    """Common base of `OffPolicyAgent` and `OnPolicyAgent`. Subclasses set `config` in the constructor."""
+    """Common base of `OffPolicyAgent` and `OnPolicyAgent`. Subclasses set `config` in the constructor.
+
+    Attributes:
+      takes_action_masks: whether observations may have an `action_mask`.
+    """
 
     config: AgentConfig
+    takes_action_masks: ClassVar[bool] = False
 
     @abc.abstractmethod
     def loss(self, networks: Any, batch: Any, context: LossContext) -> LossOutput:
@@ -168,8 +173,10 @@ class TorchAgent(core.Agent):
           members: attributes that the agent needs; `part.name` for those of a part.
 
         Raises:
-          ValueError: The networks are not a torch module with these members.
+          ValueError: The networks are not a torch module with these members, or the observation has an
+            `action_mask` that the agent cannot use.
         """
+        check_action_mask(spec, type(self).__name__, self.takes_action_masks)
         networks = (self.networks_fn or default)(self.config, spec)
         missing = [member for member in members if not _has(networks, member)]
         if missing or not isinstance(networks, nn.Module):

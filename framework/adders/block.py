@@ -116,7 +116,8 @@ class BlockAdder(Adder):
         self._rows: np.ndarray = np.zeros((0, 1), np.int64)
         # The observation, from the first time step on; the other fields, from the first action on.
         self._fields: list[Field] = []
-        self._needs_data = any(fn is not None for fn in self._priority_fns.values())
+        # Whether priority functions get observations, also of earlier blocks.
+        self._shows_observations = any(fn is not None for fn in self._priority_fns.values())
         # Seconds for which creating items may wait; 0 leaves items without room in the writer's queue.
         self._timeout: float | None = None
         self._writing = False
@@ -266,7 +267,7 @@ class BlockAdder(Adder):
             steps = min(steps, self._max_staged // self._width)
         self._steps = max(self._min_steps, steps)
         # Observations are the large leaves: rows of earlier blocks are kept for priority functions only.
-        self._fields = [self._field("observation", observation, keeps_history=self._needs_data)]
+        self._fields = [self._field("observation", observation, keeps_history=self._shows_observations)]
         self._observation = self._fields[0]
         shape = (self._history + self._steps + 1, self._width)
         self._kinds = np.full(shape, NO_ROW, np.int8)

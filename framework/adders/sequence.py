@@ -243,17 +243,17 @@ class RowAdder(BlockAdder):
         def data() -> Nest:
             padding = self._padding_values()
             values = {START: self._kinds.reshape(-1)[index] == FIRST, MASK: is_real.astype(np.float32)}
-            for field in self._fields:
+            for field in self._fields if self._shows_observations else self._fields[1:]:
                 values.update(field.take(index))
                 if field is not self._observation:
                     # The array of a LAST row holds the action that the environment ignored; the row does not.
                     for name in field.names:
                         values[name][~is_real] = 0
-            for name, value in padding.items():
-                values[name][padded] = value
-            return self._pack(
-                [values[name][:, 0] if name in self._of_first_row else values[name] for name in self._names]
-            )
+            for name in padding.keys() & values.keys():
+                values[name][padded] = padding[name]
+            for name in self._of_first_row:
+                values[name] = values[name][:, 0]
+            return self._pack([values.get(name) for name in self._names])
 
         self._write_items(trajectory, len(rows), data)
         if first_rows is not None:
@@ -289,6 +289,7 @@ class SequenceAdder(RowAdder):
         max_in_flight_items: int | None = None,
         max_delay: float = 0.05,
         observation_spec: Nest | None = None,
+        priorities_see_observations: bool = True,
     ):
         """Creates an adder for one batched environment.
 
@@ -310,6 +311,8 @@ class SequenceAdder(RowAdder):
             `specs.frame_stack` is stored once, instead of k times. In an item, such a leaf is `[L * k, ...]`,
             the k frames of each of the L rows; `restacked` makes `[L, k, ...]` of it. Only with CONTINUE.
             None stores observations as they are.
+          priorities_see_observations: whether the items that `priority_fns` get have observations. Without
+            them these are None, and copies of images are saved.
         """
         self._length = whole_number("sequence_length", sequence_length, 1)
         self._period = whole_number("period", period, 1)
@@ -337,6 +340,7 @@ class SequenceAdder(RowAdder):
             max_in_flight_items=max_in_flight_items,
             max_delay=max_delay,
         )
+        self._shows_observations &= priorities_see_observations
 
     def _declare(self, action: Nest, timestep: Any, extras: Nest) -> None:
         keys = self._extras_of_first_row

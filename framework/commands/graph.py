@@ -33,6 +33,7 @@ class GraphOptions:
     replay_shards: int = RunConfig.replay_shards  # Number of replay nodes.
     variable_sources: int = RunConfig.variable_sources  # Number of variable-source nodes.
     inference: Inference = RunConfig.inference  # Where actions come from.
+    inference_nodes: int = RunConfig.inference_nodes  # Number of inference nodes.
     # What to print: text; svg, a picture; mermaid, a diagram for Markdown pages.
     format: Literal["text", "svg", "mermaid"] = "text"
     svg: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None  # Also write the picture to this file.
@@ -69,8 +70,8 @@ def main(arguments: Sequence[str]) -> int:
     config = entry.make_config()
     preset = presets_of(entry.load()).get(environment, Preset()).agent
     agent = entry.make(None if config is None else dataclasses.replace(config, **preset))
-    fields = ("num_actors", "num_learners", "replay_shards", "variable_sources", "inference")
-    settings = {field: getattr(options, field) for field in fields}
+    counts = ("num_actors", "num_learners", "replay_shards", "variable_sources", "inference_nodes")
+    settings = {field: getattr(options, field) for field in (*counts, "inference")}
     envs = 2 if options.inference.startswith("alternating") else 1
     try:
         run = RunConfig(envs_per_actor=envs, directory=str(Path("runs") / name), **settings)

@@ -1,6 +1,7 @@
 """Environments: makes one batched dm_env environment from a name or a callable."""
 
 from framework.environments import wrappers as wrappers
+from framework.environments.action_masks import CombineActions as CombineActions
 from framework.environments.base import FIRST as FIRST
 from framework.environments.base import LAST as LAST
 from framework.environments.base import MID as MID

@@ -13,6 +13,7 @@ import tree
 
 from framework import nest as nests
 from framework import specs
+from framework.environments.action_masks import MaskChecker
 from framework.environments.base import FIRST, LAST, MID, BatchedEnvironment, EnvironmentFault
 from framework.environments.single import SingleEnv
 from framework.types import MultiAgentTimeStep, Nest
@@ -209,6 +210,7 @@ class InlineEnvironment(BatchedEnvironment):
             "reward": FieldChecker(name, "reward", spec.rewards, num_envs, (), first_env),
             "discount": FieldChecker(name, "discount", spec.discounts, num_envs, (), first_env),
         }
+        self._check_mask = MaskChecker(name, spec, first_env)
         agents = specs.agents(spec)
         self._time_step = MultiAgentTimeStep if agents else dm_env.TimeStep
         if agents:
@@ -279,10 +281,12 @@ class InlineEnvironment(BatchedEnvironment):
                     arrays[index] = self.columns[field][index].copy()
                     arrays[index][envs] = array
         self.columns = columns or self.columns
-        return self._time_step(
+        timestep = self._time_step(
             step_type=np.array(step_types, np.int64),
             **{field: check.build(self.columns[field]) for field, check in self._checks.items()},
         )
+        self._check_mask(timestep.step_type, timestep.observation)
+        return timestep
 
     def render(self, env: int = 0) -> np.ndarray:
         picture = self._envs[env].render()
@@ -334,6 +338,7 @@ class VectorEnvironment(BatchedEnvironment):
             name, "observation", self.spec.observations, self.num_envs, starts(space)
         )
         self._check_reward = FieldChecker(name, "reward", self.spec.rewards, self.num_envs)
+        self._check_mask = MaskChecker(name, self.spec)
         self._over: np.ndarray | None = None  # bool[B]: envs whose last step was LAST; None before a reset
 
     def reset(self) -> dm_env.TimeStep:
@@ -370,6 +375,7 @@ class VectorEnvironment(BatchedEnvironment):
             discount[self._over] = 1.0
             over = over & ~self._over
         self._over = over
+        self._check_mask(step_type, observation)
         return dm_env.TimeStep(step_type, reward, discount, observation)
 
     def render(self, env: int = 0) -> np.ndarray:

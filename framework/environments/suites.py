@@ -233,8 +233,8 @@ def _testing(full: str, name: str, options: dict[str, Any], render_mode: str | N
             options = {**options, "render_mode": render_mode}
         vector = functools.partial(_hidden_cartpole_vector, options)
         return Source(full, _hidden_cartpole, options, vector, has_fast_vector=True)
-    kinds: tuple[type, ...] = (testing.EchoEnvironment, testing.FakeEnvironment)
-    kinds += (testing.MemoryEnvironment, testing.SleepEnvironment)
+    kinds: tuple[type, ...] = (testing.EchoEnvironment, testing.FakeEnvironment, testing.MaskedEnvironment)
+    kinds += (testing.MemoryEnvironment, testing.SleepEnvironment, testing.TupleEnvironment)
     known = {kind.__name__.removesuffix("Environment"): kind for kind in kinds}
     if name not in known:
         names = ", ".join(f"testing:{known_name}" for known_name in (*known, _HIDDEN))

@@ -223,6 +223,95 @@ class MemoryEnvironment(_Episodes):
         return float(self._time == self._length - 1 and int(action) == self._cue)
 
 
+class MaskedEnvironment(_Episodes):
+    """A board of `size` x `size` cells, on which a token moves from a random corner to the opposite one.
+
+    Observation: `board`, the token's row and column and those of the goal as one-hot codes, and
+    `action_mask`, bool[4], the moves that stay on the board: up, down, left, right. Any other move raises
+    ValueError. An episode has as many steps as the shortest way, and each step towards the goal earns its
+    share of 1, the best return; a step back costs as much. At its end the mask allows nothing.
+    """
+
+    _MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))
+
+    def __init__(self, size: int = 4, truncate: bool = False, seed: int | None = None):
+        if size < 2:
+            raise ValueError(f"size: got {size}, expected at least 2 cells.")
+        self._size, self._length, self._truncate = size, 2 * (size - 1), truncate
+        self._rng = np.random.default_rng(seed)
+
+    def observation_spec(self) -> dict[str, specs.Array]:
+        board = specs.BoundedArray((4 * self._size,), np.float32, 0.0, 1.0, name="board")
+        return {
+            "board": board,
+            "action_mask": specs.Array((4,), bool, name="action_mask"),
+        }
+
+    def action_spec(self) -> specs.DiscreteArray:
+        return specs.DiscreteArray(4, dtype=np.int64, name="action")
+
+    def _legal(self) -> np.ndarray:
+        cells = self._cell + np.array(self._MOVES)
+        return ((cells >= 0) & (cells < self._size)).all(1) & (self._time != self._length)
+
+    def _observe(self) -> Nest:
+        if self._time == 0:
+            self._cell = (self._size - 1) * self._rng.integers(2, size=2)
+            self._goal = self._size - 1 - self._cell
+        board = np.eye(self._size, dtype=np.float32)[[*self._cell, *self._goal]]
+        return {"board": board.reshape(-1), "action_mask": self._legal()}
+
+    def _reward_for(self, action: int) -> float:
+        if not self._legal()[action]:
+            raise ValueError(f"action: got {action}, expected one of {np.flatnonzero(self._legal())}.")
+        before = np.abs(self._goal - self._cell).sum()
+        self._cell = self._cell + self._MOVES[action]
+        return float(before - np.abs(self._goal - self._cell).sum()) / self._length
+
+
+class TupleEnvironment(_Episodes):
+    """Actions are a tuple of a choice for each of `choices`, then numbers in [-1, 1] for each of `numbers`.
+
+    Observation: for each choice the right one as a one-hot code, and for each number the right one. Episodes
+    have one step. Each part of the action earns its share of 1, the best return: a choice if it is right,
+    numbers in so far as 1 exceeds their mean distance.
+
+    Args:
+      choices: for each discrete part, the number of its values.
+      numbers: for each continuous part, the number of its entries.
+      seed: of the random numbers.
+    """
+
+    _length = 1
+
+    def __init__(
+        self, choices: tuple[int, ...] = (3,), numbers: tuple[int, ...] = (1,), seed: int | None = None
+    ):
+        self._choices, self._numbers = tuple(choices), tuple(numbers)
+        self._rng = np.random.default_rng(seed)
+
+    def observation_spec(self) -> specs.BoundedArray:
+        size = sum(self._choices) + sum(self._numbers)
+        return specs.BoundedArray((size,), np.float32, -1.0, 1.0, name="observation")
+
+    def action_spec(self) -> tuple[specs.Array, ...]:
+        choices = [specs.DiscreteArray(n, dtype=np.int64, name="choice") for n in self._choices]
+        numbers = [specs.BoundedArray((n,), np.float32, -1.0, 1.0, name="numbers") for n in self._numbers]
+        return (*choices, *numbers)
+
+    def _observe(self) -> np.ndarray:
+        right = [self._rng.integers(n) for n in self._choices]
+        self._right = (*right, *[self._rng.uniform(-1.0, 1.0, n).astype(np.float32) for n in self._numbers])
+        shown = [np.eye(n, dtype=np.float32)[index] for n, index in zip(self._choices, right, strict=True)]
+        return np.concatenate([*shown, *self._right[len(right) :]])
+
+    def _reward_for(self, action: Nest) -> float:
+        parts = list(zip(action, self._right, strict=True))
+        choices = [float(given == right) for given, right in parts[: len(self._choices)]]
+        numbers = [1.0 - float(np.abs(given - right).mean()) for given, right in parts[len(self._choices) :]]
+        return sum(choices + numbers) / len(parts)
+
+
 class FaultyEnvironment(EchoEnvironment):
     """Breaks at transition `at` (counted from 1, over episodes) in the manner of `fault`."""
 

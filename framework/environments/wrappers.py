@@ -329,6 +329,11 @@ class Flatten(_ObservationWrapper):
 
     def __init__(self, environment: BatchedEnvironment):
         super().__init__(environment)
+        if specs.action_mask(self.spec.observations) is not None:
+            raise ValueError(
+                f"{self.name}: got an observation with {specs.ACTION_MASK}, expected one without: the mask "
+                "would be lost. Leave Flatten out; agents take dicts."
+            )
         self._leaves = tree.flatten(self.spec.observations)
         sizes = [
             leaf.num_values if isinstance(leaf, specs.DiscreteArray) else math.prod(leaf.shape)

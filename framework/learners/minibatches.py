@@ -55,9 +55,10 @@ class MinibatchLearner(SGDLearner):
       loss_fn: as in `SGDLearner`, of one minibatch of `Prepared.data`.
       optimizer_fn: as in `SGDLearner`.
       epochs: passes over a batch.
-      minibatch_size: rows of a minibatch. The number of minibatches is the one closest to this size. Several
-        learners use the same order and the same minibatches as one learner would; each computes the rows
-        that are in its shard. If it has none of them, the loss must be finite and its weight 0.
+      minibatch_size: rows of a minibatch. The number of minibatches is the one closest to this size. None
+        makes one of the whole batch, in its order. Several learners use the same order and the same
+        minibatches as one learner would; each computes the rows that are in its shard. If it has none of
+        them, the loss must be finite and its weight 0.
       finish_fn: called after the last epoch. Its result is added to the metrics. None is not called.
 
     Other arguments as in `SGDLearner`.
@@ -71,7 +72,7 @@ class MinibatchLearner(SGDLearner):
         optimizer_fn: Callable[[Any], torch.optim.Optimizer],
         *,
         epochs: int,
-        minibatch_size: int,
+        minibatch_size: int | None,
         finish_fn: FinishFn | None = None,
         learning_rate_schedule: Callable[[int], float] | None = None,
         max_gradient_norm: float | None = None,
@@ -82,7 +83,9 @@ class MinibatchLearner(SGDLearner):
     ):
         self._prepare_fn, self._finish_fn = prepare_fn, finish_fn
         self._epochs = whole_number("epochs", epochs, 1)
-        self._minibatch_size = whole_number("minibatch_size", minibatch_size, 1)
+        self._minibatch_size = minibatch_size
+        if minibatch_size is not None:
+            whole_number("minibatch_size", minibatch_size, 1)
         super().__init__(
             networks,
             loss_fn,
@@ -104,7 +107,8 @@ class MinibatchLearner(SGDLearner):
             counts = self._group.counts(rows, count)
             rows, count = (sum(column) for column in zip(*counts, strict=True))
             before = sum(others for _, others in counts[: self._group.rank])
-        parts = min(max(1, round(rows / self._minibatch_size)), count)
+        parts = 1 if self._minibatch_size is None else round(rows / self._minibatch_size)
+        parts = min(max(1, parts), count)
         for epoch in range(self._epochs):
             in_epoch = context._replace(wants_metrics=epoch == self._epochs - 1)
             each: list[LossOutput] = []
@@ -130,6 +134,8 @@ class MinibatchLearner(SGDLearner):
         `data` holds the elements from index `before` on; with one learner, all of them.
         """
         leaves = tree.flatten(data)
+        if self._minibatch_size is None:
+            return [(len(leaves[0]), data)]
         order = torch.randperm(count, generator=self._generator, device=self.device)
         size, larger = divmod(count, parts)
         cuts = [size + 1] * larger + [size] * (parts - larger)

@@ -5,7 +5,12 @@ episode is treated, wherever in a sequence it lies.
 """
 
 from framework.losses.demonstrations import large_margin_loss as large_margin_loss
+from framework.losses.deterministic import clipped_double_q_errors as clipped_double_q_errors
+from framework.losses.deterministic import deterministic_policy_loss as deterministic_policy_loss
+from framework.losses.deterministic import smoothed_actions as smoothed_actions
+from framework.losses.distributional import categorical_cross_entropy as categorical_cross_entropy
 from framework.losses.distributional import categorical_projection as categorical_projection
+from framework.losses.distributional import expected_returns as expected_returns
 from framework.losses.distributional import of_actions as of_actions
 from framework.losses.distributional import quantile_huber as quantile_huber
 from framework.losses.entropy import categorical_entropy as categorical_entropy
@@ -20,6 +25,12 @@ from framework.losses.meta import episode_times as episode_times
 from framework.losses.meta import inner_step as inner_step
 from framework.losses.meta import likelihood_ratio_loss as likelihood_ratio_loss
 from framework.losses.meta import linear_baseline as linear_baseline
+from framework.losses.mpo import KLConstraint as KLConstraint
+from framework.losses.mpo import decoupled_gaussian_kl as decoupled_gaussian_kl
+from framework.losses.mpo import kl_constraint as kl_constraint
+from framework.losses.mpo import mpo_likelihood_loss as mpo_likelihood_loss
+from framework.losses.mpo import mpo_temperature_loss as mpo_temperature_loss
+from framework.losses.mpo import mpo_weights as mpo_weights
 from framework.losses.munchausen import munchausen_errors as munchausen_errors
 from framework.losses.munchausen import munchausen_next_values as munchausen_next_values
 from framework.losses.munchausen import munchausen_rewards as munchausen_rewards
@@ -27,6 +38,8 @@ from framework.losses.policy import Surrogate as Surrogate
 from framework.losses.policy import adapt_kl_coefficient as adapt_kl_coefficient
 from framework.losses.policy import clipped_surrogate as clipped_surrogate
 from framework.losses.policy import clipped_value_loss as clipped_value_loss
+from framework.losses.policy import explained_variance as explained_variance
+from framework.losses.policy import impact_surrogate as impact_surrogate
 from framework.losses.policy import kl_penalty_surrogate as kl_penalty_surrogate
 from framework.losses.policy import masked_mean as masked_mean
 from framework.losses.policy import normalize_advantages as normalize_advantages

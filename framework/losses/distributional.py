@@ -65,6 +65,31 @@ def categorical_projection(
         return projected.scatter_add_(1, index + 1, upper)
 
 
+def categorical_cross_entropy(
+    logits: torch.Tensor, targets: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cross entropies of target distributions and softmax(logits), and their divergences, both `[...]`.
+
+    The divergence is the cross entropy without the entropy of the target, which no learning removes; it has
+    no gradient. It is the priority of an item in Rainbow (Hessel et al., 2018).
+
+    Args:
+      logits: `[..., K]`.
+      targets: `[..., K]` probabilities, held constant.
+    """
+    check_alike(logits=logits, targets=targets)
+    targets = targets.detach()
+    cross_entropies = -(targets * logits.log_softmax(-1)).sum(-1)
+    divergences = cross_entropies.detach() + targets.xlogy(targets).sum(-1)
+    return cross_entropies, divergences.clamp(min=0.0)
+
+
+def expected_returns(logits: torch.Tensor, atoms: torch.Tensor) -> torch.Tensor:
+    """The means `[...]`, float32, of the distributions softmax(`logits [..., K]`) of `atoms [K]`."""
+    # In float32, and not a product of matrices, which would be in bfloat16 with autocast.
+    return (logits.float().softmax(-1) * atoms).sum(-1)
+
+
 def of_actions(outputs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
     """The outputs `[N, K]` of the actions `[N]`, of outputs `[N, A, K]`."""
     index = actions.long().reshape(-1, 1, 1).expand(-1, 1, outputs.shape[-1])

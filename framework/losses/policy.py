@@ -7,6 +7,7 @@ value per element must have equal shapes; otherwise `ValueError`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -111,6 +112,34 @@ def clipped_surrogate(
     return Surrogate(loss, kl, clip_fraction)
 
 
+def impact_surrogate(
+    log_probs: torch.Tensor,
+    target_log_probs: torch.Tensor,
+    acting_log_probs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    epsilon: float = 0.3,
+    largest: float = 2.0,
+) -> Surrogate:
+    """IMPACT's clipped objective with a target network (Luo et al., 2020), negated.
+
+    The ratio is min(mu/pi_target, largest) pi/mu, where mu acted: pi/pi_target, but for actions that mu chose
+    with more than `largest` times the probability of pi_target.
+
+    Args:
+      log_probs: log pi(a|o) under the parameters that are trained.
+      target_log_probs: log pi(a|o) under the target network.
+      acting_log_probs: log mu(a|o) under the parameters that acted.
+      largest: bound of mu/pi_target.
+
+    Other arguments as in `clipped_surrogate`.
+    """
+    check_alike(mask, target_log_probs=target_log_probs, acting_log_probs=acting_log_probs)
+    # The ratio is pi/max(pi_target, mu/largest).
+    denominators = torch.maximum(target_log_probs, acting_log_probs - math.log(largest))
+    return clipped_surrogate(log_probs, denominators, advantages, mask, epsilon)
+
+
 def kl_penalty_surrogate(
     log_probs: torch.Tensor,
     old_log_probs: torch.Tensor,
@@ -169,6 +198,18 @@ def value_loss(values: torch.Tensor, targets: torch.Tensor, mask: torch.Tensor |
     if mask is None and values.numel():
         return 0.5 * torch.nn.functional.mse_loss(values, targets.detach())
     return 0.5 * masked_mean(where_counted(values - targets.detach(), mask) ** 2, mask)
+
+
+def explained_variance(
+    values: torch.Tensor, targets: torch.Tensor, mask: torch.Tensor | None = None
+) -> torch.Tensor:
+    """1 - Var(targets - values) / Var(targets): 1 for perfect values; 0 if all targets are equal."""
+    check_alike(mask, values=values, targets=targets)
+    if mask is not None:
+        values, targets = values[mask > 0], targets[mask > 0]
+    spread = targets.var(correction=0)  # 0 for a single target; the unbiased estimate is NaN.
+    explained = 1.0 - (targets - values).var(correction=0) / spread.clamp(min=1e-8)
+    return torch.where(spread > 0, explained, 0.0)
 
 
 def clipped_value_loss(

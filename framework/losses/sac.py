@@ -104,7 +104,7 @@ def sac_discrete_actor_loss(
 def sac_temperature_loss(
     log_temperature: torch.Tensor,
     log_probs: torch.Tensor,
-    target_entropy: float,
+    target_entropy: torch.Tensor | float,
     mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """temperature (entropy - target_entropy): raises the temperature while the entropy is too small.
@@ -112,7 +112,8 @@ def sac_temperature_loss(
     Args:
       log_temperature: 0-d parameter; its exponent is the temperature.
       log_probs: log pi of drawn actions (or minus the exact entropy), held constant.
-      target_entropy: in nats; the continuous agent's usual choice is minus the number of action dimensions.
+      target_entropy: in nats, one number, or one for each element. The continuous agent's usual choice is
+        minus the number of action dimensions.
       mask: 1 where the element counts.
     """
     check_alike(mask, log_probs=log_probs)

@@ -18,7 +18,7 @@ from torch import nn
 
 from framework.networks import distributions
 from framework.networks.noisy import NoisyLinear
-from framework.networks.torsos import MLP, ObservationEncoder, orthogonal_
+from framework.networks.torsos import MLP, ObservationEncoder, in_float32, orthogonal_
 from framework.types import Nest
 
 # A small last layer makes the first policy nearly uniform, whatever the features are.
@@ -59,16 +59,19 @@ class GaussianHead(nn.Module):
       input_size: width of the features.
       size: D, the number of action dimensions.
       initial_std: initial standard deviation.
+      tanh_mean: whether a tanh keeps the mean between -1 and 1.
     """
 
-    def __init__(self, input_size: int, size: int, initial_std: float = 1.0):
+    def __init__(self, input_size: int, size: int, initial_std: float = 1.0, tanh_mean: bool = False):
         super().__init__()
+        self.tanh_mean = tanh_mean
         self.mean = nn.Linear(input_size, size)
         orthogonal_(self.mean, _GAIN)
         self.log_std = nn.Parameter(torch.full((size,), float(np.log(initial_std))))
 
     def forward(self, features: torch.Tensor) -> distributions.DiagonalGaussian:
-        return distributions.DiagonalGaussian(self.mean(features), self.log_std)
+        mean = self.mean(features)
+        return distributions.DiagonalGaussian(mean.tanh() if self.tanh_mean else mean, self.log_std)
 
 
 class SquashedGaussianHead(nn.Module):
@@ -144,7 +147,7 @@ class QNetwork(nn.Module):
 
     With `dueling`, Q = V + A - mean(A) with two streams of equal hidden sizes (Wang et al., 2016, equation
     9), for each of the K outputs (Hessel et al., 2018). An encoder precedes the hidden layers; it passes a
-    single vector on unchanged.
+    single vector on unchanged. The last layer computes in float32, also with autocast.
 
     Args:
       observation_spec: nest of dm_env specs of one env.
@@ -184,7 +187,7 @@ class QNetwork(nn.Module):
 
     def forward(self, observation: Nest) -> torch.Tensor:
         features = self.body(self.encoder(observation))
-        advantages = self.head(features)
+        advantages = in_float32(self.head, features) if self.value is None else self.head(features)
         if len(self._shape) == 1:
             if self.value is None:
                 return advantages

@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 import tree
+from dm_env import specs as dm_specs
 from torch import nn
 
 from framework import nest as nests
+from framework import specs
 from framework.networks.heads import Actions, make_policy_head
 
 
@@ -66,15 +68,25 @@ def split_joint(actions: Any, sizes: Sequence[int | None]) -> list[Any]:
 
 
 class JointHead(nn.Module):
-    """`[..., input_size]` to a `Joint`, with a head for each part."""
+    """`[..., input_size]` to a `Joint`, with a head for each part.
 
-    def __init__(self, heads: Sequence[nn.Module], sizes: Sequence[int | None]):
+    Args:
+      heads: the heads.
+      sizes: as of `Joint`.
+      num_logits: for each part, the number of entries of its action mask.
+    """
+
+    def __init__(self, heads: Sequence[nn.Module], sizes: Sequence[int | None], num_logits: Sequence[int]):
         super().__init__()
         self.heads = nn.ModuleList(heads)
-        self._sizes = list(sizes)
+        self._sizes, self._num_logits = list(sizes), list(num_logits)
 
-    def forward(self, features: torch.Tensor) -> Joint:
-        return Joint([head(features) for head in self.heads], self._sizes)
+    def forward(self, features: torch.Tensor, legal: torch.Tensor | None = None) -> Joint:
+        if legal is None:
+            return Joint([head(features) for head in self.heads], self._sizes)
+        masks = zip(self.heads, legal.split(self._num_logits, -1), strict=True)
+        parts = [head(features, mask) if mask.shape[-1] else head(features) for head, mask in masks]
+        return Joint(parts, self._sizes)
 
 
 class JointActions:
@@ -82,21 +94,29 @@ class JointActions:
 
     Args:
       spec: the action spec of one env.
+      squash: as of `Actions`. Then all parts are continuous.
 
     Attributes:
-      continuous: whether some part is continuous. The learner then gets the joint actions as sampled.
+      continuous: whether some part is continuous. The learner then gets the joint actions as sampled, unless
+        they are squashed.
+      head_spec: the spec of the joint actions, if they are squashed.
     """
 
-    def __init__(self, spec: Any):
-        self._parts = [Actions(leaf) for leaf in tree.flatten(spec)]
+    def __init__(self, spec: Any, squash: bool = False):
+        self._parts = [Actions(leaf, squash) for leaf in tree.flatten(spec)]
         self._build = nests.unflattener(spec)
+        self._squash = squash
         self._sizes = [part.head_spec.shape[0] if part.head_spec.shape else None for part in self._parts]
         self.continuous = any(part.continuous for part in self._parts)
+        size = sum(size or 1 for size in self._sizes)
+        self.head_spec: Any = dm_specs.BoundedArray((size,), np.float32, -1.0, 1.0) if squash else None
 
-    def make_head(self, input_size: int) -> JointHead:
-        """The head of a policy."""
+    def make_head(self, input_size: int) -> nn.Module:
+        """The head of a policy; of squashed actions, that of one vector."""
+        if self._squash:
+            return make_policy_head(input_size, self.head_spec, squash=True)
         heads = [make_policy_head(input_size, part.head_spec) for part in self._parts]
-        return JointHead(heads, self._sizes)
+        return JointHead(heads, self._sizes, [sum(specs.choices(part.head_spec)) for part in self._parts])
 
     def to_environment(self, drawn: np.ndarray) -> Any:
         """Joint actions `[B, D]` to a nest of actions of the environment."""
@@ -105,7 +125,7 @@ class JointActions:
 
     def drawn(self, data: Any) -> torch.Tensor:
         """The joint actions of a batch of transitions `[N, D]` or rows `[N, T, D]`."""
-        if self.continuous:
+        if self.continuous and not self._squash:
             return data.extras["action"]
         leaves = zip(self._parts, tree.flatten(data.action), strict=True)
         return join([part.drawn(data._replace(action=leaf)) for part, leaf in leaves], self._sizes)
@@ -124,3 +144,18 @@ class JointActions:
 def make_actions(spec: Any) -> Actions | JointActions:
     """The conversions for one action spec or a nest of them."""
     return JointActions(spec) if tree.is_nested(spec) else Actions(spec)
+
+
+def make_squashed_actions(spec: Any, agent: str) -> Actions | JointActions:
+    """The conversions for bounded real numbers or a nest of them, sampled as one vector between -1 and 1.
+
+    Raises:
+      ValueError: The spec has other parts; `agent` is the name in the error.
+    """
+    parts = tree.flatten(spec)
+    if not all(isinstance(part, dm_specs.BoundedArray) and part.dtype.kind == "f" for part in parts):
+        raise ValueError(
+            f"action spec: got {spec!r}, expected bounded real numbers or a nest of them for {agent}. "
+            "Use an agent for such actions, such as PPO: see docs/agents.md."
+        )
+    return JointActions(spec, squash=True) if tree.is_nested(spec) else Actions(spec, squash=True)

@@ -14,6 +14,8 @@ import torch
 import tree
 from torch import nn
 
+from framework import specs
+
 # Sums a tensor over several learners.
 Total = Callable[[torch.Tensor], torch.Tensor]
 
@@ -62,8 +64,12 @@ class ObservationNormalizer(nn.Module):
 
     def __init__(self, spec: Any, enabled: bool):
         super().__init__()
-        leaves = tree.flatten(spec)
-        chosen = [i for i, leaf in enumerate(leaves) if np.issubdtype(leaf.dtype, np.floating)]
+        paths, leaves = zip(*specs.leaves(spec), strict=True)
+        chosen = [
+            i
+            for i, leaf in enumerate(leaves)
+            if np.issubdtype(leaf.dtype, np.floating) and specs.ACTION_MASK not in paths[i]
+        ]
         self._indices = chosen if enabled else []
         self._moments = [Moments(leaves[i].shape) for i in self._indices]
         self.moments = nn.ModuleList(self._moments)

@@ -14,5 +14,6 @@ from framework.programs.registry import make_agent as make_agent
 from framework.programs.rollout_worker import GradientWorker as GradientWorker
 from framework.programs.rollout_worker import RolloutWorker as RolloutWorker
 from framework.programs.rollout_worker import concatenate as concatenate
+from framework.programs.rollout_worker import stack as stack
 from framework.programs.run_config import RunConfig as RunConfig
 from framework.programs.session import Session as Session

@@ -97,10 +97,13 @@ class ActorWorker(ProgramWorker):
         self._halves = self._make_halves(setup, learner, inference, seed, index * self._config.envs_per_actor)
         self._half = self._halves[0]  # Whose turn it is.
         self._lockstep: Lockstep | None = None
+        self._counts_episodes = agent.episodes_per_batch is not None
         self._largest_grant = _LARGEST_GRANT
         if agent.max_policy_lag is not None and learner is not None:
-            length = len(self._halves) * agent.unroll_length
-            self._lockstep = Lockstep(self._name, learner, counter, length, agent.max_policy_lag)
+            units, parts = len(self._halves) * agent.unroll_length, 1
+            if agent.episodes_per_batch is not None:
+                units, parts = agent.episodes_per_batch, self._config.num_actors
+            self._lockstep = Lockstep(self._name, learner, counter, units, agent.max_policy_lag, parts)
             # Never enough for a whole unroll, half of whose steps may be resets, which cost nothing.
             self._largest_grant = max(1, min(_LARGEST_GRANT, (agent.unroll_length - 2) // 2))
         self._started = False
@@ -183,7 +186,7 @@ class ActorWorker(ProgramWorker):
         adder = self._half.actor.adder
         if self._finished or not (adder is None or adder.ready()):
             return False
-        return self._lockstep is None or self._lockstep.may_step(self._batched_steps, self._version())
+        return self._lockstep is None or self._lockstep.may_step(self._done(), self._version())
 
     def why_not_ready(self) -> str:
         """The text that the serial engine prints in a deadlock."""
@@ -195,7 +198,7 @@ class ActorWorker(ProgramWorker):
                 "rate limiter with a larger buffer."
             )
         assert self._lockstep is not None
-        return f"waits for version {self._lockstep.needed_version(self._batched_steps)} of the parameters"
+        return f"waits for version {self._lockstep.needed_version(self._done())} of the parameters"
 
     def step(self) -> None:
         if not self._started:  # Not in the constructor: the learner may not have started yet.
@@ -216,7 +219,8 @@ class ActorWorker(ProgramWorker):
         if half is not following and isinstance(half.actor, InferenceActor):
             half.actor.request()  # Does nothing if the request was made ahead.
             # Not ahead of a step that begins an unroll, which may need newer parameters.
-            if self._lockstep is None or self._lockstep.needed_version(steps) is None:
+            lockstep = self._lockstep
+            if lockstep is None or (not self._counts_episodes and lockstep.needed_version(steps) is None):
                 assert isinstance(following.actor, InferenceActor)
                 following.actor.request()  # Computed while this half steps.
         self._step_envs()
@@ -267,6 +271,10 @@ class ActorWorker(ProgramWorker):
         if self._steps - self._logged_at >= self._config.log_period:
             self._log()
 
+    def _done(self) -> int:
+        """What the lockstep counts: steps of the loop, or episodes."""
+        return self._episodes if self._counts_episodes else self._batched_steps
+
     def _version(self) -> int:
         return -1 if self._versioned is None else self._versioned.version
 
@@ -281,23 +289,25 @@ class ActorWorker(ProgramWorker):
 
     def _begin_unroll(self, lockstep: Lockstep) -> bool:
         """Pulls the newest parameters where an unroll begins; False if the required version is not there."""
-        needed = lockstep.needed_version(self._batched_steps)
+        done = self._done()
+        needed = lockstep.needed_version(done)
         if needed is None:
             return True
         if not lockstep.wait(needed, self._version(), [half.actor.adder for half in self._halves]):
             return False
         self._update()
+        lockstep.begin(done)
         return True
 
     def _wanted(self) -> int:
         """The number of env steps to request."""
         envs = self._config.envs_per_actor
         wanted = min(max(_FIRST_GRANT, self._batched_steps // _GRANT_SHARE), self._largest_grant) * envs
-        if self._lockstep is None:
+        if self._lockstep is None or self._counts_episodes:
             return wanted
         # At most the rest of the unroll: a larger grant could take steps that other actors need to complete
         # their unrolls at the end of the budget.
-        left = self._lockstep.steps_left(self._batched_steps) * envs // len(self._halves)
+        left = self._lockstep.units_left(self._batched_steps) * envs // len(self._halves)
         return min(wanted, max(1, left))
 
     def _finish(self) -> None:
@@ -305,7 +315,7 @@ class ActorWorker(ProgramWorker):
         # Items that a rate limiter refuses now stay out: no learner samples any more.
         self._dropped = self._close_adders(timeout=0.2)
         if self._lockstep is not None:
-            self._lockstep.wait_for_last(self._batched_steps)
+            self._lockstep.wait_for_last(self._done())
         self._counter.grant(self._name, 0, self._spent)
         self._spent = 0
         self._log()

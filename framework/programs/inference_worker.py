@@ -48,7 +48,7 @@ class InferenceWorker(InferenceServer):
         super().__init__(
             policy,
             spec,
-            config.num_envs,
+            config.num_envs // config.inference_nodes,
             variables=variables,
             updates=agent.max_policy_lag is None,
             min_batch=config.inference_min_batch,

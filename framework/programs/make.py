@@ -192,18 +192,23 @@ class Graph(core.Graph):
         self._claim(name)
         if not self.config.inference.endswith("server"):
             return None
-        return self._add_worker(
-            name,
-            InferenceWorker,
-            agent or self._agent_of(variables),
-            learner=variables,
-            monitor=self.monitor,
-            checkpointer=self.checkpointer,
-            name=name,
-            # The same random choices as one actor with the policy.
-            seed=self._seed_of("actor-0" if name == "inference" else name),
-            repeat=False,
-        )
+        count, handles = self.config.inference_nodes, []
+        for index in range(count):
+            own = name if count == 1 else f"{name}-{index}"
+            node = self._add_worker(
+                name,
+                InferenceWorker,
+                agent or self._agent_of(variables),
+                learner=_member(variables, index),
+                monitor=self.monitor,
+                checkpointer=self.checkpointer,
+                name=own,
+                # The same random choices as one actor with the policy.
+                seed=self._seed_of(f"actor-{index}" if name == "inference" else own),
+                repeat=False,
+            )
+            handles.append(node)
+        return handles[0] if count == 1 else launch.HandleGroup(handles, _connect_one)
 
     def add_actors(
         self,
@@ -228,7 +233,7 @@ class Graph(core.Graph):
                 seed=self._seed_of(f"{name}-{index}"),
                 replay=_member(replay, index),
                 learner=_member(variables, index),
-                inference=inference,
+                inference=_member(inference, index),
                 steps_name=self._steps_name(variables),
                 **self._handles,
             )

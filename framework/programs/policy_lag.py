@@ -23,21 +23,25 @@ _LOG = logging.getLogger(__name__)
 class Lockstep:
     """Decides when the next unroll may begin, and waits for its version of the parameters.
 
-    An actor collects unroll k (k = 0, 1, …) of `unroll_length` steps with version `first + max(0, k - lag)`
-    or a newer one, where `first` is the version at the start.
+    An actor collects unroll k (k = 0, 1, …) with version `first + max(0, k - lag)` or a newer one, where
+    `first` is the version at the start. Unroll k ends with the actor's unit number `(k + 1) * units / parts`,
+    rounded up. A unit is a step of the actor's loop. For agents with `episodes_per_batch`, it is an episode,
+    and each actor collects its part of a batch.
 
     Args:
       name: name of the actor.
       learner: the client of the learner's node.
       counter: grants env steps.
-      unroll_length: steps of the actor's loop in an unroll.
+      units: steps in an unroll, or episodes in a batch.
       lag: learner steps by which the parameters may be old.
+      parts: number of actors that share the units.
     """
 
-    def __init__(self, name: str, learner: Any, counter: Any, unroll_length: int, lag: int):
+    def __init__(self, name: str, learner: Any, counter: Any, units: int, lag: int, parts: int = 1):
         self._name, self._learner, self._counter = name, learner, counter
-        self._unroll_length, self._lag = unroll_length, lag
+        self._units, self._lag, self._parts = units, lag, parts
         self._first: int | None = None
+        self._unroll = -1  # The one that has begun.
         self._waiting_since: float | None = None
         self._said_at = 0.0
 
@@ -45,18 +49,24 @@ class Lockstep:
         """Counts unrolls from `version`, the actor's current version."""
         self._first = version
 
-    def needed_version(self, steps: int) -> int | None:
-        """The oldest version allowed for the step after `steps` steps; None inside an unroll."""
-        unroll, begun = divmod(steps, self._unroll_length)
-        return None if begun or self._first is None else self._first + max(0, unroll - self._lag)
+    def begin(self, done: int) -> None:
+        """The unroll after `done` units begins."""
+        self._unroll = done * self._parts // self._units
 
-    def steps_left(self, steps: int) -> int:
-        """Steps until the unroll ends."""
-        return self._unroll_length - steps % self._unroll_length
+    def needed_version(self, done: int) -> int | None:
+        """The oldest version allowed after `done` units; None inside an unroll."""
+        unroll = done * self._parts // self._units
+        begun = unroll == self._unroll or self._first is None
+        return None if begun else (self._first or 0) + max(0, unroll - self._lag)
 
-    def may_step(self, steps: int, version: int) -> bool:
-        """Whether `version`, or the learner's newest, is new enough after `steps` steps. Does not wait."""
-        needed = self.needed_version(steps)
+    def units_left(self, done: int) -> int:
+        """Units until the unroll ends."""
+        unroll = done * self._parts // self._units
+        return -(-(unroll + 1) * self._units // self._parts) - done
+
+    def may_step(self, done: int, version: int) -> bool:
+        """Whether `version`, or the learner's newest, is new enough after `done` units. Does not wait."""
+        needed = self.needed_version(done)
         return needed is None or version >= needed or self._is_available(needed, 0.0, None)
 
     def wait(self, needed: int, version: int, adders: Sequence[Adder | None]) -> bool:
@@ -90,7 +100,7 @@ class Lockstep:
             )
         return False
 
-    def wait_for_last(self, steps: int) -> None:
+    def wait_for_last(self, done: int) -> None:
         """Waits until the learner has learned from the last complete unrolls.
 
         The program then ends, or evaluates, with those parameters. Returns early if another actor's unroll
@@ -98,7 +108,7 @@ class Lockstep:
         """
         if self._first is None or launch.get_node_context().engine == "serial":
             return
-        last = self._first + steps // self._unroll_length
+        last = self._first + done * self._parts // self._units
         stopped = launch.stop_event()
         deadline = time.monotonic() + _LAST_STEP_S
         while not stopped.is_set() and time.monotonic() < deadline:

@@ -163,6 +163,11 @@ class GradientWorker(RolloutWorker):
         return self._policy
 
 
+def stack(samples: Sequence[ReplaySample]) -> ReplaySample:
+    """Stacks batches along a new first axis, in their order."""
+    return tree.map_structure(lambda *leaves: np.stack(leaves), *samples)
+
+
 def concatenate(samples: Sequence[ReplaySample]) -> ReplaySample:
     """Joins batches of several workers along their first axis, in their order."""
     return tree.map_structure(lambda *leaves: np.concatenate(leaves), *samples)

@@ -24,6 +24,7 @@ _AT_LEAST_1 = (
         "envs_per_actor",
         "num_learners",
         "replay_shards",
+        "inference_nodes",
         "inference_min_batch",
         "inference_max_batch",
     ),
@@ -69,7 +70,8 @@ class RunConfig:
     # Where actions come from. local: each actor has the policy. server: one node acts for all actors.
     # alternating: an actor steps one half of its envs while the actions of the other half are computed.
     inference: Inference = "local"
-    inference_device: str = "cpu"  # Device of the inference node.
+    inference_nodes: int = 1  # Inference nodes, each of which acts for an equal part of the actors.
+    inference_device: str = "cpu"  # Device of the inference nodes.
     inference_min_batch: int = 1  # Smallest batch of envs, once `inference_timeout` has passed.
     inference_max_batch: int | None = None  # Largest batch of envs in one step of the policy. None is all.
     inference_timeout: float = 0.001  # Seconds the first env of a batch waits for others.
@@ -126,10 +128,21 @@ class RunConfig:
                 f"envs_per_actor: got {self.envs_per_actor}, expected at least 2, since inference "
                 f"{self.inference!r} divides an actor's envs in two."
             )
-        if self.inference_min_batch > self.num_envs:
+        if self.inference_nodes > 1 and not self.inference.endswith("server"):
             raise ValueError(
-                f"inference_min_batch: got {self.inference_min_batch}, expected at most the envs of the "
-                f"program, {self.num_envs}."
+                f"inference_nodes: got {self.inference_nodes} with inference {self.inference!r}, expected 1. "
+                "Use inference 'server'."
+            )
+        if self.num_actors % self.inference_nodes:
+            raise ValueError(
+                f"inference_nodes: got {self.inference_nodes}, expected a divisor of num_actors "
+                f"({self.num_actors}), since each actor uses one of them."
+            )
+        served = self.num_envs // self.inference_nodes
+        if self.inference_min_batch > served:
+            raise ValueError(
+                f"inference_min_batch: got {self.inference_min_batch}, expected at most the envs of "
+                f"{'the program' if self.inference_nodes == 1 else 'an inference node'}, {served}."
             )
         if self.inference_max_batch is not None:
             config_checks.ordered(self, "inference_min_batch", "inference_max_batch")

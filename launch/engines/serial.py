@@ -3,7 +3,7 @@
 Within a group, the worker with the fewest turns goes first.
 
 Each pass calls `step()` of every worker whose `ready()` is true. Replay and services are called directly. No
-decision depends on a clock. A worker may have `finished()`; once it is true, the worker gets no more turns.
+decision depends on a clock. A worker may have `finished()`; then the worker gets no further turns.
 If no worker was ready in a pass, none can become ready, because nothing else runs. The engine then raises a
 `DeadlockError` that names every worker, with the result of its `why_not_ready()` if it has one.
 """

@@ -169,7 +169,7 @@ BATCHES = {
     "max_batch at once": ({"timeout": 60.0, "max_batch": 4}, [0, 1], [[4]]),
     "min_batch after the timeout": ({"timeout": 0.05, "min_batch": 4}, [0, 2], [[4]]),
     "one after the timeout": ({"timeout": 0.05}, [1], [[2]]),
-    "never for ever": ({"timeout": 0.0, "min_batch": 6}, [1], [[2]]),
+    "a second at most": ({"timeout": 0.0, "min_batch": 6}, [1], [[2]]),
     "no more than max_batch": ({"timeout": 0.0, "max_batch": 4}, [0, 1, 2], [[2, 4], [4, 2]]),
 }
 

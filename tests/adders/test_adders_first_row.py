@@ -74,6 +74,24 @@ def test_priority_functions_see_them_as_they_are_stored():
     np.testing.assert_array_equal(np.concatenate(seen), data.extras["state"][1]["age"])
 
 
+def test_priority_functions_may_go_without_observations():
+    seen = {}
+    for sees in (True, False):
+        steps = seen[sees] = []
+
+        def priority(step, steps=steps):
+            steps.append(step)
+            return step.mask.sum(-1)
+
+        options = {"extras_of_first_row": ["state"], "priority_fns": {TABLE: priority}}
+        items(sequence_length=4, period=3, priorities_see_observations=sees, **options)
+    assert {leaf is None for step in seen[False] for leaf in tree.flatten(step.observation)} == {True}
+    for step, without in zip(seen[True], seen[False], strict=True):
+        assert tree.flatten(step.observation)[0] is not None
+        rest = [each._replace(observation=()) for each in (step, without)]
+        tree.map_structure(np.testing.assert_array_equal, *rest)
+
+
 def test_a_table_with_the_signature_takes_the_items():
     state = (dm_specs.Array((2,), np.float32), {"age": dm_specs.Array((), np.int64)})
     extras = {"log_prob": dm_specs.Array((), np.float32), "state": state}

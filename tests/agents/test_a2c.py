@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from unittest import mock
 
 import config_fields
 import pytest
@@ -93,33 +92,25 @@ def network(config, spec=DISCRETE):
     return str(nets) + str([p.sum().item() for p in nets.parameters()])
 
 
-def compiled(config):
-    with mock.patch("torch.compile", return_value="compiled") as compiled:
-        make_learner(config)
-    return compiled.called
-
-
 DECAY = {"learning_rate_decay": 40}
 # See helpers/config_fields.py.
 FIELDS = {
+    **config_fields.of_gradients(learned, make_learner),
     "unroll_length": (7, lambda config: A2C(config).unroll_length, {}),
-    "discount": (0.5, learned, {}),
     "gae_lambda": (0.5, learned, {}),
     "normalize_advantages": (True, learned, {}),
     "value_coefficient": (5.0, learned, {}),
     "entropy_coefficient": (1.0, learned, {}),
-    "learning_rate": (1e-2, learned, {}),
     "learning_rate_decay": (40, learned, {}),
     "learning_rate_end": (0.5, learned, DECAY),
-    "adam_epsilon": (1e-2, learned, {}),
     "max_gradient_norm": (1e-6, learned, {}),
     "hidden_sizes": ((8,), network, {}),
     "activation": ("relu", network, {}),
     "shared": (True, network, {}),
     "recurrent": ("gru", network, {}),
     "recurrent_size": (16, network, {"recurrent": "lstm"}),
-    "compile_loss": (True, compiled, {}),
     "autocast": (True, learned, {}),
+    "tanh_mean": (True, functools.partial(learned, spec=CONTINUOUS), {}),
     "initial_std": (0.5, functools.partial(network, spec=CONTINUOUS), {}),
 }
 

@@ -12,18 +12,23 @@ PAGES = pathlib.Path(__file__).parents[2] / "docs" / "agents"
 NAMES = (
     "a2c",
     "apex",
+    "appo",
     "c51",
+    "d4pg",
+    "ddpg",
     "dqfd",
     "dqn",
     "impala",
     "iqn",
     "maml",
+    "mpo",
     "ppo",
     "ppo_dqn",
     "qr_dqn",
     "r2d2",
     "rainbow",
     "sac",
+    "td3",
 )
 
 

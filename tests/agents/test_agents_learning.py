@@ -9,16 +9,21 @@ import numpy as np
 import pytest
 from dm_env import specs as dm_specs
 
+from agents.appo import APPO, APPOConfig
 from agents.c51 import C51, C51Config
+from agents.d4pg import D4PG, D4PGConfig
 from agents.dqfd import DQfD, DQfDConfig
 from agents.dqn import DQN, DQNConfig
+from agents.impact import IMPACT, IMPACTConfig
 from agents.impala import IMPALA, IMPALAConfig
 from agents.iqn import IQN, IQNConfig
+from agents.mpo import MPO, MPOConfig
 from agents.ppo import PPO, PPOConfig
 from agents.qr_dqn import QRDQN, QRDQNConfig
 from agents.r2d2 import R2D2, R2D2Config
 from agents.rainbow import Rainbow, RainbowConfig
 from agents.sac import SAC, SACConfig
+from agents.td3 import DDPG, TD3, DDPGConfig, TD3Config
 from framework import demonstrations, environments
 from framework.environments.testing import MemoryEnvironment
 from framework.programs.run_config import Inference
@@ -71,12 +76,23 @@ iqn = IQN(IQNConfig(**vars(dqn.config), num_quantiles=4, num_policy_quantiles=4)
 shown = {"demonstrations": f"{__name__}:cues_named", "pretraining_steps": 20}
 dqfd = DQfD(DQfDConfig(**vars(dqn.config), **shown))
 RATES = {"learning_rate": 5e-3, "critic_learning_rate": 5e-3, "temperature_learning_rate": 1e-2}
+MPO_RATES = {"learning_rate": 5e-3, "critic_learning_rate": 5e-3, "target_update_period": 10}
+BOUNDS = {"epsilon_mean": 0.05, "epsilon_std": 1e-3, "initial_std_multiplier": 10.0}
+mpo = MPOConfig(**REPLAY, **MPO_RATES, **BOUNDS, samples_per_insert=8.0, initial_temperature=0.5)
+dmpo = dataclasses.replace(mpo, num_atoms=21, v_min=-1.0, v_max=1.0)
 sac = SAC(SACConfig(**REPLAY, **RATES, samples_per_insert=8.0, initial_temperature=0.1))
+DETERMINISTIC = {**REPLAY, "learning_rate": 5e-3, "critic_learning_rate": 5e-3, "samples_per_insert": 8.0}
+td3, ddpg = TD3(TD3Config(**DETERMINISTIC)), DDPG(DDPGConfig(**DETERMINISTIC))
+d4pg = D4PG(
+    D4PGConfig(**DETERMINISTIC, target_update_period=1, target_update_rate=0.05, v_min=-1.0, v_max=1.0)
+)
 UNROLLS = {"hidden_sizes": (16,), "unroll_length": 8, "learning_rate": 1e-2, "discount": 0.95}
 ppo = PPO(PPOConfig(**UNROLLS, epochs=4, minibatch_size=32))
 ppo_with_penalty = PPO(PPOConfig(**UNROLLS, epochs=4, minibatch_size=32, target_kl=0.03))
 ppo_with_memory = PPO(PPOConfig(**UNROLLS, epochs=4, minibatch_size=32, recurrent="gru", recurrent_size=16))
 impala = IMPALA(IMPALAConfig(**{**UNROLLS, "learning_rate": 5e-3}, batch_size=8))
+appo = APPO(APPOConfig(**{**UNROLLS, "learning_rate": 5e-3}, batch_size=8, target_update_period=4))
+impact = IMPACT(IMPACTConfig(**vars(appo.config) | {"samples_per_insert": 2, "queue_batches": 3}))
 impala_with_memory = IMPALA(IMPALAConfig(**UNROLLS, batch_size=8, optimizer="adam", lstm_size=16))
 impala_without_memory = IMPALA(IMPALAConfig(**UNROLLS, batch_size=8, optimizer="adam"))
 SEQUENCES = {"unroll_length": 10, "burn_in": 4, "period": 10, "lstm_size": 16, "head_sizes": (16,)}
@@ -95,11 +111,18 @@ CASES = {
     "iqn": (iqn, cue, 2_400, 1.0, 1.0),
     "qr_dqn": (qr_dqn, cue, 2_400, 1.0, 1.0),
     "rainbow": (rainbow, cue, 2_400, 1.0, 1.0),
+    "mpo": (MPO(mpo), Aim, 2_000, 0.8, 1.0),
+    "mpo, distributional": (MPO(dmpo), Aim, 2_000, 0.8, 1.0),
     "sac, discrete": (sac, cue, 2_400, 1.0, 1.0),
     "sac": (sac, Aim, 2_000, 0.9, 1.0),
+    "td3": (td3, Aim, 2_000, 0.9, 1.0),
+    "ddpg": (ddpg, Aim, 2_000, 0.9, 1.0),
+    "d4pg": (d4pg, Aim, 2_000, 0.85, 1.0),
     "ppo": (ppo, cue, 2_400, 1.0, 1.0),
     "ppo, numbers": (ppo_with_penalty, Aim, 4_000, 0.9, 1.0),
     "impala": (impala, cue, 3_000, 0.95, 1.0),
+    "appo": (appo, cue, 3_000, 0.95, 1.0),
+    "impact": (impact, cue, 2_400, 0.95, 1.0),
     "ppo with a memory": (ppo_with_memory, recall, 6_000, 0.95, 1.0),
     "impala with a memory": (impala_with_memory, recall, 12_000, 0.95, 1.0),
     "r2d2 with a memory": (R2D2(r2d2), recall, 6_000, 0.95, 1.0),
@@ -107,7 +130,7 @@ CASES = {
     "impala without a memory": (impala_without_memory, recall, 4_000, 0.2, 0.8),
     "r2d2 without a memory": (R2D2(dataclasses.replace(r2d2, lstm_size=None)), recall, 3_000, 0.2, 0.8),
 }
-ELSEWHERE = ("dqn", "iqn", "rainbow", "sac", "ppo", "impala")
+ELSEWHERE = ("dqn", "iqn", "mpo", "rainbow", "sac", "td3", "ppo", "impala", "impact")
 KINDS = [(name, "local") for name in CASES]
 KINDS += [(name, mode) for name in ELSEWHERE for mode in get_args(Inference) if mode != "local"]
 

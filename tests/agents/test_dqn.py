@@ -1,11 +1,10 @@
 """DQN: every field of its config changes something, and the parts fit each other."""
 
 import collections
-import contextlib
 import dataclasses
 import math
-from unittest import mock
 
+import agent_probes
 import config_fields
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from dm_env import specs as dm_specs
 from agents.dqn import DQN, DQNConfig
 from framework import replay, specs
 from framework.actors import PolicyActor
-from framework.core import Progress
 from framework.types import Transition
 from framework.variables import VariableBlock, VariableClient
 
@@ -60,48 +58,23 @@ def make_learner(config):
 
 
 def learned(config):
-    """Parameters, rates and priorities after three steps, as one vector."""
-    learner = make_learner(config)
-    seen = []
-    for seed in range(3):
-        learner.env_steps = seed
-        result = learn(learner, make_batch(seed))
-        seen += [
-            float(result.metrics["learning_rate"]),
-            *([] if result.priorities is None else result.priorities),
-        ]
-    parameters = [p.detach().flatten() for p in learner.networks.parameters()]
-    return torch.cat([torch.tensor(seen, dtype=torch.float32), *parameters]).double().numpy()
+    return agent_probes.after_three_steps(make_learner(config), make_batch)
 
 
 def explored(config):
-    """How often each of two envs does what it would not have done greedily, after one env step."""
-    agent, learner = agent_of(config), make_learner(config)
-    policy = agent.make_policy(learner.networks)
-    policy.progress = Progress(version=0, env_steps=1)
-    policy.seed(1)
-    observation = np.zeros((2, 4), np.float32)
-    state = policy.initial_state(2)
-    actions = np.array([policy.step(observation, state)[0] for _ in range(200)])
-    greedy = agent.make_policy(learner.networks, evaluation=True).step(observation, ())[0]
-    return (actions != greedy).mean(0)
+    return agent_probes.explored(agent_of(config), make_learner(config).networks, SPEC)
 
 
 def evaluated(config):
-    agent = agent_of(config)
-    policy = agent.make_policy(agent.make_networks(SPEC), evaluation=True)
-    observation = np.zeros((2, 4), np.float32)
-    return np.array([policy.step(observation, ())[0] for _ in range(100)]).std(0)
+    return agent_probes.evaluated(agent_of(config), agent_of(config).make_networks(SPEC), SPEC)
 
 
 def table(config):
-    info = agent_of(config).make_tables(SPEC)[0].info
-    return str((info.max_size, info.sampler_options, info.rate_limiter_info))
+    return agent_probes.table(agent_of(config), SPEC)
 
 
 def network(config):
-    torch.manual_seed(0)
-    return str(agent_of(config).make_networks(SPEC))
+    return agent_probes.network(agent_of(config), SPEC)
 
 
 def written(config):
@@ -124,43 +97,24 @@ def _timestep(kind):
     return dm_env.TimeStep(np.array([kind]), one * (kind > 0), one, np.zeros((1, 4), np.float32))
 
 
-def chosen(config):
-    """Which learner is made: its device, its loss and its precision."""
-    # Compiling takes half a minute of this machine; that it is asked for is what matters here.
-    with mock.patch("torch.compile", return_value="compiled") as compiled:
-        learner = make_learner(config)
-    return (str(learner.device), compiled.called, learner._precision is contextlib.nullcontext)
-
-
 PRIORITIZED = {"prioritized": True}
 MUNCHAUSEN = {"munchausen": 0.9}
 DECAYING = {"learning_rate_decay": 3}
 # See helpers/config_fields.py.
 FIELDS = {
-    "discount": (0.5, learned, {}),
+    **config_fields.of_gradients(learned, make_learner),
+    **config_fields.of_replay(learned, table),
     "n_step": (2, written, {}),
     "reward_clip": (0.1, written, {}),
-    "max_replay_size": (5000, table, {}),
-    "min_replay_size": (17, table, {}),
-    "batch_size": (32, table, {}),
-    "samples_per_insert": (3.0, table, {}),
-    "insert_burst": (7, table, {}),
     "prioritized": (True, table, {}),
     "priority_exponent": (0.9, table, PRIORITIZED),
     "importance_sampling_exponent": (0.9, learned, PRIORITIZED),
     "importance_sampling_annealing": (2, learned, PRIORITIZED),
-    "learning_rate": (1e-2, learned, {}),
-    "learning_rate_decay": (3, learned, {}),
-    "learning_rate_end": (0.9, learned, DECAYING),
-    "adam_epsilon": (1e-2, learned, {}),
-    "max_gradient_norm": (1e-9, learned, {}),
     "huber_delta": (0.01, learned, {}),
     "double": (False, learned, {"learning_rate": 0.1}),
     "munchausen": (0.9, learned, {}),
     "munchausen_temperature": (1.0, learned, MUNCHAUSEN),
     "munchausen_clip": (0.01, learned, MUNCHAUSEN),
-    "target_update_period": (2, learned, {}),
-    "target_update_rate": (1.0, learned, {}),
     "epsilon_start": (0.2, explored, {}),
     "epsilon_end": (0.9, explored, {"epsilon_decay": 1}),
     "epsilon_decay": (2, explored, {}),
@@ -171,8 +125,6 @@ FIELDS = {
     "dueling": (True, network, {}),
     "noisy": (True, network, {}),
     "initial_noise": (0.1, learned, {"noisy": True}),
-    "compile_loss": (True, chosen, {}),
-    "autocast": (True, chosen, {}),
 }
 
 

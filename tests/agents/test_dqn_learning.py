@@ -112,7 +112,7 @@ def test_dqn_learns(variant):
             if config.prioritized:
                 client.update_priorities("replay", sample.info.key, result.priorities.numpy())
         else:
-            pytest.fail(f"nobody can go on: {tables[0].info}")
+            pytest.fail(f"neither side can continue: {tables[0].info}")
         if learner.steps == 300:
             break
     # The limiter's ratio: each learner step beyond the burst costs batch_size / samples_per_insert items.
@@ -124,7 +124,7 @@ def test_dqn_learns(variant):
     greedy = agent.make_policy(networks, evaluation=True)
     actions, _, _ = greedy.step(np.eye(3, dtype=np.float32), ())
     assert actions.tolist() == [0, 1, 2]
-    # The truth: each step earns 1, for four steps (terminated) or for ever (truncated).
+    # The truth: each step earns 1, for four steps (terminated) or forever (truncated).
     value = networks.q_network(torch.eye(3)).max(-1).values.mean().item()
     least, most = (6.0, 11.0) if truncate else (1.5, 3.6)
     assert least < value < most

@@ -1,11 +1,11 @@
 """IMPALA: every field of its config changes something; action, reward and state stay together."""
 
 import collections
-import contextlib
 import dataclasses
 import math
 from unittest import mock
 
+import agent_probes
 import config_fields
 import numpy as np
 import pytest
@@ -76,19 +76,11 @@ def make_learner(config=SMALL, spec=SPEC):
 
 
 def learned(config):
-    """Parameters and rates after three steps, as one vector."""
-    learner = make_learner(config)
-    seen = []
-    for seed in range(3):
-        learner.env_steps = seed
-        seen.append(float(learn(learner, make_batch(config, seed)).metrics["learning_rate"]))
-    parameters = [p.detach().flatten() for p in learner.networks.parameters()]
-    return torch.cat([torch.tensor(seen), *parameters]).double().numpy()
+    return agent_probes.after_three_steps(make_learner(config), lambda seed: make_batch(config, seed))
 
 
 def network(config):
-    torch.manual_seed(0)
-    return str(IMPALA(config).make_networks(SPEC))
+    return agent_probes.network(IMPALA(config), SPEC)
 
 
 def image_network(config):
@@ -119,14 +111,6 @@ def seen(config):
     return str(environment.step(np.array([2])).observation), str(environment.step(np.array([2])).observation)
 
 
-def chosen(config):
-    """Which learner is made: its loss and its precision."""
-    # Compiling takes half a minute of a slow machine; that it is asked for is what matters here.
-    with mock.patch("torch.compile", return_value="compiled") as compiled:
-        learner = make_learner(config)
-    return (compiled.called, learner._precision is contextlib.nullcontext)
-
-
 def acted(config):
     """Log-probabilities of what is done."""
     torch.manual_seed(0)
@@ -141,7 +125,7 @@ DECAYING = {"learning_rate_decay": 3}
 ADAM = {"optimizer": "adam"}
 # See helpers/config_fields.py.
 FIELDS = {
-    "discount": (0.5, learned, {}),
+    **config_fields.of_gradients(learned, make_learner),
     "unroll_length": (3, written, {}),
     "reward_clip": (0.5, learned, {}),
     "previous_action_and_reward": (True, seen, {}),
@@ -154,9 +138,6 @@ FIELDS = {
     "value_coefficient": (1.0, learned, {"max_gradient_norm": None}),
     "entropy_coefficient": (0.5, learned, {}),
     "optimizer": ("adam", learned, {}),
-    "learning_rate": (1e-2, learned, {}),
-    "learning_rate_decay": (3, learned, {}),
-    "learning_rate_end": (0.9, learned, DECAYING),
     "rmsprop_decay": (0.5, learned, {}),
     "rmsprop_momentum": (0.5, learned, {}),
     "adam_epsilon": (1e-1, learned, {}),
@@ -165,8 +146,6 @@ FIELDS = {
     "hidden_sizes": ((9,), network, {}),
     "activation": ("relu", network, {}),
     "lstm_size": (7, network, {}),
-    "compile_loss": (True, chosen, {}),
-    "autocast": (True, chosen, {}),
     "actor_autocast": (True, acted, {}),
 }
 
@@ -361,7 +340,7 @@ def test_the_learner_gives_every_action_the_probability_that_the_actor_gave_it(c
     if config.lstm_size:
         assert np.count_nonzero(data.extras["state"][0].any(-1) & real[:, 0]) > 10
         assert data.extras["state"][0].shape == (len(real), config.lstm_size)
-        # The test can fail: without the state, or without starting anew, the probabilities are others.
+        # The test can fail: without the state, or without a new start, the probabilities are others.
         for wrong in (
             (tuple(torch.zeros_like(part) for part in state), torch.as_tensor(data.start_of_episode)),
             (state, torch.zeros(real.shape, dtype=torch.bool)),

@@ -1,6 +1,5 @@
 """MAML: its meta-gradient, evaluation by adaptation, every field of its config, and that it learns."""
 
-import contextlib
 import dataclasses
 import functools
 from unittest import mock
@@ -217,9 +216,10 @@ def advantages(config):
 
 
 def chosen(config):
-    with mock.patch("torch.compile", return_value="compiled") as compiled:
-        learner = MAML(config).make_learner(make_networks(config), SPEC)
-    return (compiled.called, learner._precision is contextlib.nullcontext)
+    def make_learner(config):
+        return MAML(config).make_learner(make_networks(config), SPEC)
+
+    return config_fields.learner_made(make_learner, config)
 
 
 FIELDS = {

@@ -4,8 +4,9 @@ import collections
 import dataclasses
 import functools
 import math
-from unittest import mock
+import unittest.mock
 
+import agent_probes
 import config_fields
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from batches import learn
 from dm_env import specs as dm_specs
 
 import launch
+from agents.flow_ppo import FlowPPO
 from agents.ppo import PPO, PPOConfig
 from framework import replay, specs
 from framework.environments.testing import FakeEnvironment, MemoryEnvironment, make_spec
@@ -28,6 +30,7 @@ DISCRETE = make_spec()
 CONTINUOUS = make_spec(actions=dm_specs.BoundedArray((2,), np.float32, -3.0, 1.0))
 SMALL = PPOConfig(hidden_sizes=(8, 8), unroll_length=6, epochs=2, minibatch_size=8)
 ENVS = 5
+EPISODES = functools.partial(FakeEnvironment, episode_length=5)
 
 
 def make_batch(config=SMALL, spec=DISCRETE, seed=0, envs=ENVS):
@@ -246,6 +249,7 @@ def recompute(nets, batch):
     starts = torch.as_tensor(data.start_of_episode).clone()
     starts[:, 0] = False
     state = data.extras["state"] if nets.core is not None else ()
+    state = tuple(part if part.dim() == 2 else part[:, 0] for part in state)  # Episodes have all rows'.
     parameters = nets.actions.parameters(nets(nets.normalizer(data.observation), state, starts)[0])
     return {name: value.detach().clone() for name, value in parameters.items()}
 
@@ -370,13 +374,9 @@ def test_says_which_actions_it_cannot_take(action):
 
 
 def learned(config, spec=DISCRETE):
-    """Parameters and learning rates after three steps, as one vector."""
-    learner, rates = make_learner(config, spec), []
-    for seed in range(3):
-        learner.env_steps = 30 * seed
-        rates.append(float(learn(learner, make_batch(config, spec, seed)).metrics["learning_rate"]))
-    parameters = [p.detach().flatten() for p in learner.networks.parameters()]
-    return torch.cat([torch.tensor(rates), *parameters]).double().numpy()
+    return agent_probes.after_three_steps(
+        make_learner(config, spec), lambda seed: make_batch(config, spec, seed), env_steps=30
+    )
 
 
 def in_step(config):
@@ -390,11 +390,9 @@ def network(config, spec=DISCRETE):
     return str(nets) + str([p.sum().item() for p in nets.parameters()])
 
 
-def chosen(config):
-    # Compiling takes half a minute of this machine; that it is asked for is what matters here.
-    with mock.patch("torch.compile", return_value="compiled") as compiled:
-        make_learner(config)
-    return compiled.called
+def data(config):
+    agent = PPO(config).for_program(ENVS)
+    return agent.episodes_per_batch, agent.items_per_step, agent.make_tables(DISCRETE)[0].max_size
 
 
 PENALTY = {"target_kl": 0.001}
@@ -402,13 +400,16 @@ MEMORY = {"recurrent": "lstm"}
 DECAY = {"learning_rate_decay": 40}
 # See helpers/config_fields.py.
 FIELDS = {
+    **config_fields.of_gradients(learned, make_learner),
     "unroll_length": (7, in_step, {}),
     "max_policy_lag": (1, in_step, {}),
-    "discount": (0.5, learned, {}),
     "gae_lambda": (0.5, learned, {}),
     "normalize_observations": (True, learned, {}),
     "normalize_rewards": (True, learned, {}),
     "normalize_advantages": (False, learned, {}),
+    "episodes_per_batch": (4, lambda config: str(data(config)), {}),
+    "tanh_mean": (True, functools.partial(learned, spec=CONTINUOUS), {}),
+    "value_learning_rate": (0.1, learned, {}),
     "clip": (0.01, learned, {}),
     "target_kl": (0.001, learned, {}),
     "initial_kl_coefficient": (5.0, learned, PENALTY),
@@ -417,18 +418,15 @@ FIELDS = {
     "entropy_coefficient": (1.0, learned, {}),
     "epochs": (3, learned, {}),
     "minibatch_size": (16, learned, {}),
-    "learning_rate": (1e-2, learned, {}),
     "learning_rate_decay": (40, learned, {}),
     "learning_rate_end": (0.5, learned, DECAY),
     "clip_end": (0.01, learned, {**DECAY, "learning_rate_end": 1.0, "learning_rate": 0.01}),
-    "adam_epsilon": (1e-2, learned, {}),
     "max_gradient_norm": (1e-6, learned, {}),
     "hidden_sizes": ((8,), network, {}),
     "activation": ("relu", network, {}),
     "shared": (True, network, {}),
     "recurrent": ("gru", network, {}),
     "recurrent_size": (16, network, MEMORY),
-    "compile_loss": (True, chosen, {}),
     "autocast": (True, learned, {}),
     "initial_std": (0.5, functools.partial(network, spec=CONTINUOUS), {}),
 }
@@ -454,6 +452,8 @@ WRONG = [
     ("unroll_length", 1),
     ("epochs", 0),
     ("minibatch_size", 0),
+    ("episodes_per_batch", 0),
+    ("value_learning_rate", -0.1),
     ("learning_rate_decay", 0),
     ("max_policy_lag", -1),
     ("hidden_sizes", (64, 0)),
@@ -492,3 +492,107 @@ def test_a_batch_is_one_unroll_of_every_env():
     client = replay.EmbeddedClient(agent.make_tables(DISCRETE))
     assert client.can_insert("queue", 14)
     assert not agent.make_dataset(client).ready()
+
+
+# --- BatchPPO's options ---
+
+
+@pytest.mark.parametrize("engine", ["serial", "threads"])
+@pytest.mark.parametrize("recurrent", [None, "gru"])
+def test_a_batch_is_whole_episodes(engine, recurrent):
+    """Those of one version of the parameters where all of them end at the same time."""
+    config = dataclasses.replace(SMALL, episodes_per_batch=6, recurrent=recurrent, minibatch_size=None)
+    batches = play(config, EPISODES, engine)
+    assert len(batches) > 7
+    for steps, batch, parameters in batches:
+        data = batch.data
+        assert data.mask.tolist() == 6 * [5 * [1.0] + [0.0]]
+        assert data.start_of_episode.tolist() == 6 * [[True] + 5 * [False]]
+        assert (data.discount[:, 4] == 0).all() and (data.discount[:, :4] == 1).all()
+        real = np.asarray(data.mask) > 0
+        assert (np.asarray(data.extras["version"])[real] == steps).all()
+        for name, value in parameters.items():
+            acted = np.asarray(data.extras["policy"][name])
+            np.testing.assert_allclose(value.numpy()[real], acted[real], atol=1e-4)
+
+
+@pytest.mark.parametrize("inference", ["local", "server", "alternating", "alternating+server"])
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_batch_of_other_episodes_than_those_of_one_step(inference, lag):
+    """Actors go on when their part of the episodes is done, on which the versions still depend."""
+    config = dataclasses.replace(SMALL, episodes_per_batch=4, max_policy_lag=lag, unroll_length=9)
+    environment = functools.partial(MemoryEnvironment, length=3)
+    batches = play(config, environment, inference=inference, max_env_steps=240)
+    assert len(batches) >= 12
+    for steps, batch, _ in batches:
+        data = batch.data
+        assert len(data.mask) == 4
+        versions = np.asarray(data.extras["version"])[np.asarray(data.mask) > 0]
+        assert (versions >= steps - 2 - lag).all() and (versions <= steps).all()
+
+
+def test_whole_episodes_in_processes():
+    config = dataclasses.replace(SMALL, episodes_per_batch=5)
+    run = RunConfig(num_actors=2, envs_per_actor=3, max_env_steps=300, evaluate_period=None)
+    result = launch.launch(make_program(PPO(config), EPISODES, run), engine="processes")
+    assert result["env_steps"] == 300 and result["learner_steps"] >= 5
+
+
+def test_an_episode_that_is_longer_than_an_unroll_is_an_error():
+    config = dataclasses.replace(SMALL, unroll_length=4, episodes_per_batch=4)
+    with pytest.raises(Exception, match="max_sequence_length: the episodes of envs"):
+        play(config, EPISODES)
+
+
+def test_a_value_learning_rate_is_an_optimizer_of_its_own():
+    """Without a norm that both share, each part goes the way that it goes with one rate for all."""
+
+    def trained(**changes):
+        config = dataclasses.replace(SMALL, max_gradient_norm=None, learning_rate_decay=80, **changes)
+        learner = make_learner(config)
+        learner.env_steps = 20
+        learn(learner, make_batch(config))
+        return dict(learner.networks.named_parameters())
+
+    both = trained(learning_rate=1e-3, value_learning_rate=5e-3)
+    slow, fast = trained(learning_rate=1e-3), trained(learning_rate=5e-3)
+    for name, parameter in both.items():
+        alike, unlike = (fast, slow) if name.startswith("value_") else (slow, fast)
+        assert torch.equal(parameter, alike[name]) and not torch.equal(parameter, unlike[name])
+
+
+def test_a_value_learning_rate_needs_layers_of_the_value():
+    agent = PPO(dataclasses.replace(SMALL, value_learning_rate=1e-3))
+    networks = agent.make_networks(DISCRETE)
+    del networks.value_body, networks.value_head
+    with pytest.raises(ValueError, match=r"value_learning_rate: got 0\.001, expected None for networks"):
+        agent.make_optimizer(networks)
+
+
+def test_no_minibatch_size_is_one_step_an_epoch_on_all_rows():
+    config = dataclasses.replace(SMALL, minibatch_size=None)
+    whole, large = make_learner(config), make_learner(dataclasses.replace(SMALL, minibatch_size=10_000))
+    for learner in (whole, large):
+        steps = learner.optimizer.step
+        learner.optimizer.step = unittest.mock.Mock(side_effect=steps)
+        learn(learner, make_batch())
+        assert learner.optimizer.step.call_count == SMALL.epochs
+    for one, other in zip(whole.networks.parameters(), large.networks.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_tanh_keeps_the_mean_in_the_range_of_the_actions():
+    config = dataclasses.replace(SMALL, tanh_mean=True)
+    torch.manual_seed(0)
+    networks = PPO(config).make_networks(CONTINUOUS)
+    torch.nn.init.normal_(networks.head.mean.weight, std=10.0)
+    observation = 10 * torch.randn(50, 3)
+    policy, _ = networks(observation)
+    inside = policy.mean.abs() <= 1
+    assert inside.all() and (policy.mean.abs() > 0.99).any()
+    torch.testing.assert_close(policy.mean, torch.tanh(networks.head.mean(networks.body(observation))))
+
+
+def test_a_plan_collects_unrolls():
+    with pytest.raises(ValueError, match="episodes_per_batch: got 3, expected None for a plan"):
+        FlowPPO(PPOConfig(episodes_per_batch=3))

@@ -1,11 +1,10 @@
 """R2D2: every field of its config changes something; stored states, burn-in and the ends of episodes."""
 
 import collections
-import contextlib
 import dataclasses
 import math
-from unittest import mock
 
+import agent_probes
 import config_fields
 import numpy as np
 import pytest
@@ -13,12 +12,13 @@ import torch
 from batches import learn
 from dm_env import specs as dm_specs
 
+import launch
 from agents.r2d2 import R2D2, R2D2Config, R2D2Networks
-from framework import environments, networks, replay, specs
+from framework import environments, losses, networks, replay, specs
 from framework.actors import EnvironmentLoop, PolicyActor
-from framework.core import Progress
-from framework.environments.testing import EchoEnvironment
+from framework.environments.testing import EchoEnvironment, FakeEnvironment
 from framework.networks import as_tensors
+from framework.programs import RunConfig, make_program
 from framework.types import Step
 
 Info = collections.namedtuple("Info", "key probability table_size")
@@ -84,44 +84,23 @@ def make_learner(config=SMALL, spec=SPEC):
 
 
 def learned(config):
-    """Parameters, rates and priorities after three steps, as one vector."""
-    learner = make_learner(config)
-    seen = []
-    for seed in range(3):
-        learner.env_steps = seed
-        result = learn(learner, make_batch(config, seed))
-        seen += [float(result.metrics["learning_rate"]), *result.priorities]
-    parameters = [p.detach().flatten() for p in learner.networks.parameters()]
-    return torch.cat([torch.tensor(seen), *parameters]).double().numpy()
+    return agent_probes.after_three_steps(make_learner(config), lambda seed: make_batch(config, seed))
 
 
 def explored(config):
-    """How often each of two envs does what it would not have done greedily, after one env step."""
-    agent, learner = R2D2(config), make_learner(config)
-    policy = agent.make_policy(learner.networks)
-    policy.progress = Progress(version=0, env_steps=1)
-    policy.seed(1)
-    observation, state = np.zeros((2, 4), np.float32), policy.initial_state(2)
-    actions = np.array([policy.step(observation, state)[0] for _ in range(200)])
-    greedy = agent.make_policy(learner.networks, evaluation=True).step(observation, state)[0]
-    return (actions != greedy).mean(0)
+    return agent_probes.explored(R2D2(config), make_learner(config).networks, SPEC)
 
 
 def evaluated(config):
-    agent = R2D2(config)
-    policy = agent.make_policy(agent.make_networks(SPEC), evaluation=True)
-    observation, state = np.zeros((2, 4), np.float32), policy.initial_state(2)
-    return np.array([policy.step(observation, state)[0] for _ in range(100)]).std(0)
+    return agent_probes.evaluated(R2D2(config), R2D2(config).make_networks(SPEC), SPEC)
 
 
 def table(config):
-    info = R2D2(config).make_tables(SPEC)[0].info
-    return str((info.max_size, info.sampler_options, info.rate_limiter_info))
+    return agent_probes.table(R2D2(config), SPEC)
 
 
 def network(config):
-    torch.manual_seed(0)
-    return str(R2D2(config).make_networks(SPEC))
+    return agent_probes.network(R2D2(config), SPEC)
 
 
 def written(config):
@@ -136,25 +115,18 @@ def seen(config):
     return str(environment.step(np.array([2])).observation)
 
 
-def chosen(config):
-    """Which learner is made: its loss and its precision."""
-    # Compiling takes half a minute of a slow machine; that it is asked for is what matters here.
-    with mock.patch("torch.compile", return_value="compiled") as compiled:
-        learner = make_learner(config)
-    return (compiled.called, learner._precision is contextlib.nullcontext)
+def initial(config):
+    """Priorities of new sequences."""
+    return played(config, steps=90)[0].info.priority
 
 
 # See helpers/config_fields.py.
 FIELDS = {
-    "discount": (0.5, learned, {}),
+    **config_fields.of_gradients(learned, make_learner),
+    **config_fields.of_replay(learned, table),
     "unroll_length": (5, written, {}),
     "burn_in": (2, written, {}),
     "period": (2, written, {}),
-    "max_replay_size": (5000, table, {}),
-    "min_replay_size": (17, table, {}),
-    "batch_size": (32, table, {}),
-    "samples_per_insert": (3.0, table, {}),
-    "insert_burst": (7, table, {}),
     "previous_action_and_reward": (True, seen, {}),
     "n_step": (2, learned, {}),
     "targets": ("watkins", learned, {}),
@@ -163,15 +135,9 @@ FIELDS = {
     "rescale_values": (False, learned, {}),
     "reward_clip": (0.1, learned, {}),
     "priority_exponent": (0.5, table, {}),
+    "actor_priorities": (True, initial, {}),
     "priority_eta": (0.5, learned, {}),
     "importance_sampling_exponent": (0.9, learned, {}),
-    "learning_rate": (1e-2, learned, {}),
-    "learning_rate_decay": (3, learned, {}),
-    "learning_rate_end": (0.9, learned, {"learning_rate_decay": 3}),
-    "adam_epsilon": (1e-2, learned, {}),
-    "max_gradient_norm": (1e-9, learned, {}),
-    "target_update_period": (2, learned, {}),
-    "target_update_rate": (1.0, learned, {}),
     "epsilon_start": (0.2, explored, {}),
     "epsilon_end": (0.9, explored, {"epsilon_decay": 1}),
     "epsilon_decay": (2, explored, {}),
@@ -181,8 +147,6 @@ FIELDS = {
     "lstm_size": (7, network, {}),
     "head_sizes": ((9,), network, {}),
     "dueling": (False, network, {}),
-    "compile_loss": (True, chosen, {}),
-    "autocast": (True, chosen, {}),
 }
 
 
@@ -231,6 +195,67 @@ def test_the_learner_goes_to_the_configured_device():
 def test_actions_of_real_numbers_are_refused():
     with pytest.raises(ValueError, match="expected one discrete action"):
         R2D2().make_networks(SPEC._replace(actions=dm_specs.BoundedArray((2,), np.float32, -1, 1)))
+
+
+# --- the priorities of new sequences ---
+
+VALUES = ((1, 3), (2, 2), (5, 7), (4, 4), (6, 8), (0, 1))  # of the action and of the greedy one, by row
+
+
+def sequence(discounts, mask):
+    values = np.array(VALUES, np.float32) * np.array(mask, np.float32)[:, None]  # None in closing rows
+    return Step(
+        observation=(),
+        action=(),
+        reward=np.float32([[9, 1, 2, 3, 4, 5]]),
+        discount=np.float32([discounts]),
+        start_of_episode=(),
+        extras={"values": values[None]},
+        mask=np.float32([mask]),
+    )
+
+
+PRIORITIES = {
+    # name: (discounts, mask, changes; absolute errors of rows 1 to 4, without those that do not count)
+    # Row 1: 1 + 2/2 + 4/4 - 2. Row 2: 2 + 3/2 + 8/4 - 5. Row 3: 3 + 4/2 + 1/4 - 4. Row 4: 4 + 1/2 - 6.
+    "an episode that goes on": ((1,) * 6, (1,) * 6, {}, (1, 0.5, 1.25, 1.5)),
+    # Rows 3 and 4 are the last of an episode and its closing row. Row 2: 2 + 3/2 - 5. Row 3: 3 - 4.
+    "terminated": ((1, 1, 1, 0, 0, 1), (1, 1, 1, 1, 0, 1), {}, (1, 1.5, 1)),
+    # The closing row has the value of row 3. Row 2: 2 + 3/2 + 4/4 - 5. Row 3: 3 + 4/2 - 4.
+    "truncated": ((1, 1, 1, 1, 0, 1), (1, 1, 1, 1, 0, 1), {}, (1, 0.5, 1)),
+    # Row 1: 1 + 2/2 + 4/4 - 2. Row 2: 2 + 2/2 + 8/4 - 5. Row 3: 2 + 2/2 + 1/4 - 4. Row 4: 2 + 1/2 - 6.
+    "clipped rewards": ((1,) * 6, (1,) * 6, {"reward_clip": 2.0}, (1, 0, 0.75, 3.5)),
+}
+
+
+@pytest.mark.parametrize("name", PRIORITIES)
+def test_actors_compute_priorities_by_hand(name):
+    discounts, mask, changes, errors = PRIORITIES[name]
+    settings = {"burn_in": 1, "unroll_length": 4, "n_step": 2, "discount": 0.5, "rescale_values": False}
+    agent = R2D2(dataclasses.replace(SMALL, actor_priorities=True, **settings, **changes))
+    expected = 0.9 * max(errors) + 0.1 * np.mean(errors)
+    np.testing.assert_allclose(agent.initial_priorities(sequence(discounts, mask)), [expected], rtol=1e-5)
+
+
+@pytest.mark.parametrize("targets", ["n_step", "watkins", "peng"])
+def test_actors_compute_the_priorities_of_a_learner_with_their_parameters(targets):
+    config = dataclasses.replace(SMALL, actor_priorities=True, targets=targets, epsilon_start=0.3)
+    sample, nets = played(config)
+    data = as_tensors(sample.data)
+    errors, counted, _ = R2D2(config).errors(nets.q_network, nets.q_network, data)
+    expected = networks.as_numpy(losses.sequence_priorities(errors, counted, config.priority_eta)) + 1e-6
+    assert len(set(expected.tolist())) > 5
+    np.testing.assert_allclose(sample.info.priority, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("inference", ["alternating", "server"])
+def test_actors_compute_priorities_in_a_program(inference):
+    config = dataclasses.replace(SMALL, actor_priorities=True, min_replay_size=8, insert_burst=8)
+    run = RunConfig(
+        num_actors=2, envs_per_actor=2, max_env_steps=600, evaluate_period=None, inference=inference
+    )
+    result = launch.launch(make_program(R2D2(config), FakeEnvironment, run), engine="processes")
+    assert result["env_steps"] == 600 and result["learner_steps"] > 10
 
 
 # --- what is stored, and where it is learned from ---

@@ -1,11 +1,10 @@
 """SAC: every field of its config changes something, and the losses are those of the papers."""
 
 import collections
-import contextlib
 import dataclasses
 import math
-from unittest import mock
 
+import agent_probes
 import config_fields
 import numpy as np
 import pytest
@@ -38,6 +37,12 @@ def make_spec(actions):
 SPEC = make_spec(CONTINUOUS)
 SMALL = SACConfig(hidden_sizes=(8, 8), batch_size=16)
 
+AGENT_OF = {SACConfig: SAC}  # Other agents for continuous control add theirs, and so use the probes below.
+
+
+def agent_of(config):
+    return AGENT_OF[type(config)](config)
+
 
 def make_batch(seed=0, size=16, actions=CONTINUOUS):
     random = np.random.default_rng(seed)
@@ -58,41 +63,38 @@ def make_batch(seed=0, size=16, actions=CONTINUOUS):
 
 def make_learner(config, actions=CONTINUOUS):
     torch.manual_seed(0)
-    agent, spec = SAC(config), make_spec(actions)
+    agent, spec = agent_of(config), make_spec(actions)
     return agent.make_learner(agent.make_networks(spec), spec)
 
 
 def learned(config):
-    """Parameters after three steps, as one vector."""
-    learner = make_learner(config)
-    for seed in range(3):
-        learner.env_steps = seed
-        learn(learner, make_batch(seed))
-    return torch.cat([p.detach().flatten() for p in learner.networks.parameters()]).double().numpy()
+    return agent_probes.after_three_steps(make_learner(config), make_batch)
 
 
 def table(config):
-    agent = SAC(config)
-    info = agent.make_tables(SPEC)[0].info
-    return str((info.max_size, info.sampler_options, info.rate_limiter_info))
+    return agent_probes.table(agent_of(config), SPEC)
 
 
 def network(config):
-    return str(SAC(config).make_networks(SPEC))
+    return str(agent_of(config).make_networks(SPEC))
 
 
 def acted(config):
-    agent = SAC(config)
+    """The second actions of 50 envs, before learning begins."""
+    agent = agent_of(config)
     torch.manual_seed(0)
     policy = agent.make_policy(agent.make_networks(SPEC))
-    return policy.step(np.zeros((50, 4), np.float32), ())[0]
+    observation, state = np.zeros((50, 4), np.float32), policy.initial_state(50)
+    for _ in range(2):
+        action, _, state = policy.step(observation, state)
+    return action
 
 
 def written(config):
     """How many items an episode of five steps gives, and the reward of one of them."""
     import dm_env
 
-    agent = SAC(dataclasses.replace(config, min_replay_size=1))
+    agent = agent_of(dataclasses.replace(config, min_replay_size=1))
     tables = agent.make_tables(SPEC)
     client = replay.EmbeddedClient(tables)
     adder = agent.make_adder(client, SPEC)
@@ -104,32 +106,15 @@ def written(config):
     return tables[0].info.current_size, float(client.sample_batch("replay", 1).data.reward[0])
 
 
-def chosen(config):
-    with mock.patch("torch.compile", return_value="compiled") as compiled:
-        learner = make_learner(config)
-    return (str(learner.device), compiled.called, learner._precision is contextlib.nullcontext)
-
-
 # See helpers/config_fields.py.
 FIELDS = {
-    "discount": (0.5, learned, {}),
+    **config_fields.of_gradients(learned, make_learner),
+    **config_fields.of_replay(learned, table),
     "n_step": (3, written, {}),
     "reward_clip": (0.1, written, {}),
     "reward_scale": (0.1, learned, {}),
-    "max_replay_size": (5000, table, {}),
-    "min_replay_size": (17, table, {}),
-    "batch_size": (32, table, {}),
-    "samples_per_insert": (3.0, table, {}),
-    "insert_burst": (7, table, {}),
-    "learning_rate": (1e-2, learned, {}),
     "critic_learning_rate": (1e-2, learned, {}),
-    "learning_rate_decay": (3, learned, {}),
-    "learning_rate_end": (0.9, learned, {"learning_rate_decay": 3}),
-    "adam_epsilon": (1e-2, learned, {}),
-    "target_update_period": (2, learned, {}),
-    "max_gradient_norm": (1e-9, learned, {}),
     "num_critics": (3, network, {}),
-    "target_update_rate": (1.0, learned, {}),
     "actor_delay": (2, learned, {}),
     "temperature": (0.3, learned, {}),
     "initial_temperature": (0.3, learned, {}),
@@ -138,8 +123,6 @@ FIELDS = {
     "random_start": (False, acted, {}),
     "hidden_sizes": ((8,), network, {}),
     "layer_norm": (True, network, {}),
-    "compile_loss": (True, chosen, {}),
-    "autocast": (True, chosen, {}),
 }
 
 

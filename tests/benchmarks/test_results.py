@@ -55,7 +55,7 @@ def test_the_table_of_the_distributed_forms_is_that_of_its_files():
 def test_every_row_with_results_is_on_the_page_of_its_agent():
     for file in RESULTS.glob("*.json"):
         agent = json.loads(file.read_text(encoding="utf-8"))["agent"]
-        page = {"a3c": "a2c"}.get(agent, agent.removeprefix("flow_"))
+        page = {"a3c": "a2c", "impact": "appo"}.get(agent, agent.removeprefix("flow_"))
         page = (ROOT / "docs" / "agents" / f"{page}.md").read_text(encoding="utf-8")
         assert f"| {file.stem} |" in page
 

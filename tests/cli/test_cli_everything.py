@@ -49,6 +49,7 @@ RUNS = {
         --evaluate-period None --target-return None --checkpoint-minutes 1e-9""",
     "built": f"""
         {DQN} --num-actors 2 --num-learners 2 --replay-shards 2 --variable-sources 1
+        --inference server --inference-nodes 2
         --resources learner.num_gpus=1 actor.env.A-B=3""",
     "reverb": f"{DQN} --replay-backend reverb",
 }
@@ -152,6 +153,7 @@ OPTIONS = {
     ),
     "learner_threads": ("steps", lambda run: run.threads == 2),
     "inference": ("served", lambda run: bool(run.rows("inference"))),
+    "inference_nodes": ("built", lambda run: groups(run)["inference"] == 2),
     "inference_device": ("served", lambda run: run.folder.config.inference_device == "cpu"),
     "inference_min_batch": ("served", lambda run: run.rows("inference")[-1]["rows_per_batch"] == 4),
     "inference_max_batch": ("served", lambda run: run.rows("inference")[-1]["rows_per_batch"] == 4),
@@ -201,6 +203,11 @@ PENDULUM, CARTPOLE = "gymnasium:Pendulum-v1", "gymnasium:CartPole-v1"
 WRAPPERS = {
     "ActionRepeat": ("(num_repeats=2)", CARTPOLE, lambda of, steps: steps[1].reward[0] == 2.0),
     "ClipAction": ("", PENDULUM, lambda of, steps: in_range(of, -2, 2)),
+    "CombineActions": (
+        "",
+        "gymnasium:CartPole-v1",
+        lambda of, steps: of.action_spec().num_values == 2 and steps[1].reward[0] == 1.0,
+    ),
     "Flatten": ("", "gymnasium:Blackjack-v1", lambda of, steps: steps[0].observation.shape == (2, 45)),
     "FrameStack": ("(num_frames=3)", CARTPOLE, lambda of, steps: steps[0].observation.shape == (2, 3, 4)),
     "ObservationActionReward": ("()", CARTPOLE, lambda of, steps: "reward" in steps[1].observation),

@@ -4,81 +4,27 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 
-import numpy as np
-import torch
-from dm_env import specs as dm_specs
+from far_learner import SPEC, FarLearner, networks_of
 from hosts import received_bytes
 
 import launch
 from agents.dqn import DQN, DQNConfig
-from framework import specs
 from framework.programs import RunConfig, make_program
 from framework.programs.variable_source import VariableSource
 from framework.programs.worker import Setup
-from framework.variables import VariableBlock, VariableClient
+from framework.variables import VariableClient
 
-SPEC = specs.EnvironmentSpec(
-    dm_specs.Array((4,), np.float32),
-    dm_specs.DiscreteArray(2),
-    dm_specs.Array((), np.float32),
-    dm_specs.BoundedArray((), np.float32, 0.0, 1.0),
-)
 AGENT = DQN(DQNConfig(hidden_sizes=(1000, 1000), layer_norm=False))  # 4 MB of parameters
 SETUP = Setup(AGENT, None, SPEC, RunConfig())  # type: ignore[arg-type]
 VERSIONS, CLIENTS = 3, 4
-
-
-def networks_of(version):
-    networks = AGENT.make_networks(SPEC)
-    with torch.no_grad():
-        for parameter in networks.parameters():
-            parameter.fill_(version)
-    return networks
-
-
-class Learner:
-    """Publishes version v with parameters that are all v. Counts the copies that it sends."""
-
-    def __init__(self):
-        parameters = self._parameters(0)
-        self._block = VariableBlock(parameters)
-        self._block.publish(0, parameters)
-        self._changed = threading.Condition()
-        self.copies = 0
-
-    def _parameters(self, version):
-        return {"q_network": networks_of(version).q_network.state_dict()}
-
-    def variable_block(self):
-        return self._block
-
-    def get_variables(self, names=(), newer_than=-1, timeout=0.0):
-        with self._changed:
-            self._changed.wait_for(lambda: self._block.version > newer_than, timeout)
-            found = self._block.get_variables(names, newer_than)
-            self.copies += found is not None
-            return found
-
-    def wait_for_version(self, version, timeout, actor=None):
-        with self._changed:
-            return self._changed.wait_for(lambda: self._block.version >= version, timeout)
-
-    def publish(self, version):
-        with self._changed:
-            self._block.publish(version, self._parameters(version), 10 * version)
-            self._changed.notify_all()
-
-    def seen(self):
-        return self.copies, launch.get_node_context().host
 
 
 def read(learner, source):
     """Reads each version with several clients, and counts what has come into this host meanwhile."""
     clients = []
     for _ in range(CLIENTS):
-        networks = networks_of(-1)
+        networks = networks_of(AGENT, -1)
         clients.append((VariableClient(source, networks, AGENT.make_policy(networks)), networks))
     assert source.wait_for_version(0, 60.0)
     before, found = _received(), []
@@ -89,7 +35,7 @@ def read(learner, source):
             client.update(wait=True)
             found.append([client.version, float(next(networks.q_network.parameters()).flatten()[0].detach())])
     copies, learners_host = learner.seen()
-    size = sum(parameter.nbytes for parameter in networks_of(0).q_network.parameters())
+    size = sum(parameter.nbytes for parameter in networks_of(AGENT, 0).q_network.parameters())
     launch.stop({
         "found": found,
         "copies": copies,
@@ -124,7 +70,7 @@ def train(directory):
 
 def main(direct):
     program = launch.Program("sources")
-    learner = program.add_node(launch.CourierNode(Learner), label="learner")
+    learner = program.add_node(launch.CourierNode(FarLearner, AGENT), label="learner")
     serves = learner
     if not direct:
         serves = program.add_node(

@@ -225,7 +225,7 @@ def test_dm_control():
 def test_environments_for_tests_have_names():
     environment = environments.make("testing:Memory", num_envs=2, seed=0, options={"length": 3})
     assert environment.reset().observation.shape == (2, 3)
-    with pytest.raises(ValueError, match="there are testing:Echo, testing:Fake, testing:Memory"):
+    with pytest.raises(ValueError, match="testing:Fake, testing:Masked, testing:Memory"):
         environments.make("testing:Memoir")
 
 

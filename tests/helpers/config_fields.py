@@ -5,17 +5,56 @@ text) that shows it, and what else has to be set for it to matter.
 """
 
 import ast
+import contextlib
 import dataclasses
+import functools
 import inspect
 import io
 import re
 import textwrap
 import tokenize
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from batches import learn
+
+
+def learner_made(make_learner, config):
+    """A probe, with its first argument given: the learner's device, its loss and its precision."""
+    # Compiling takes half a minute of a slow machine; that it is asked for is what matters here.
+    with mock.patch("torch.compile", return_value="compiled") as compiled:
+        learner = make_learner(config)
+    return str(learner.device), compiled.called, learner._precision is contextlib.nullcontext
+
+
+def of_gradients(learned, make_learner):
+    """The part of a table for the fields of `AgentConfig`; ``learned`` is the probe of three steps."""
+    made = functools.partial(learner_made, make_learner)
+    return {
+        "discount": (0.5, learned, {}),
+        "learning_rate": (1e-2, learned, {}),
+        "learning_rate_decay": (3, learned, {}),
+        "learning_rate_end": (0.9, learned, {"learning_rate_decay": 3}),
+        "adam_epsilon": (1e-2, learned, {}),
+        "max_gradient_norm": (1e-9, learned, {}),
+        "compile_loss": (True, made, {}),
+        "autocast": (True, made, {}),
+    }
+
+
+def of_replay(learned, table):
+    """The part of a table for the fields of `OffPolicyConfig`, but for those of rewards."""
+    return {
+        "max_replay_size": (5000, table, {}),
+        "min_replay_size": (17, table, {}),
+        "batch_size": (32, table, {}),
+        "samples_per_insert": (3.0, table, {}),
+        "insert_burst": (7, table, {}),
+        "target_update_period": (2, learned, {}),
+        "target_update_rate": (1.0, learned, {}),
+    }
 
 
 def assert_complete(table, config_class):

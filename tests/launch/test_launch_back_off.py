@@ -14,7 +14,7 @@ F, L = FIRST_BACK_OFF, LONGEST_BACK_OFF
     [
         pytest.param([0, 0, 0, 0], [F, 2 * F, 4 * F, 8 * F], id="short lives double it"),
         pytest.param([0] * 8, [F, 2 * F, 4 * F, 8 * F, 16 * F, 32 * F, L, L], id="up to the longest"),
-        pytest.param([0, 0, LONG_LIFE, 0], [F, 2 * F, F, 2 * F], id="a long life begins anew"),
+        pytest.param([0, 0, LONG_LIFE, 0], [F, 2 * F, F, 2 * F], id="a long life begins again"),
         pytest.param([LONG_LIFE] * 9, [F] * 9, id="nothing but long lives"),
     ],
 )

@@ -529,7 +529,7 @@ def test_unread_reports_do_not_hold_up_the_end(monkeypatch):
     close = processes.ForkServer.close
 
     def close_with_reports(server):
-        for _ in range(2000):  # as the ends of so many nodes would make
+        for _ in range(2000):  # as the ends of 2,000 nodes would make
             server._report({})
         close(server)
 

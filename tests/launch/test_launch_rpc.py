@@ -398,7 +398,7 @@ def test_broken_message_is_counted_and_its_sender_ignored(served, keys, frames):
     _, server, connection = served
     socket = sockets.make_client_socket(server.address, keys)
     socket.send_multipart(frames)
-    socket.send_multipart(call_frames())  # proper, but nobody listens any more
+    socket.send_multipart(call_frames())  # proper, but the server no longer listens
     assert not socket.poll(200)
     assert ask(connection, 5) == 5
     assert server.malformed == 1

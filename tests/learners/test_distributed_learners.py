@@ -16,12 +16,16 @@ import torch
 import tree
 from dm_env import specs as dm_specs
 
+from agents.appo import APPO, APPOConfig
+from agents.d4pg import D4PG, D4PGConfig
 from agents.dqn import DQN, DQNConfig
 from agents.impala import IMPALA, IMPALAConfig
+from agents.mpo import MPO, MPOConfig
 from agents.ppo import PPO, PPOConfig
 from agents.r2d2 import R2D2, R2D2Config
 from agents.rainbow import Rainbow, RainbowConfig
 from agents.sac import SAC, SACConfig
+from agents.td3 import TD3, TD3Config
 from framework import specs
 from framework.learners import LearnerGroup, LossContext, distributed
 from framework.networks import as_tensors
@@ -61,6 +65,19 @@ AGENTS = {
     "rainbow": (Rainbow(RainbowConfig(hidden_sizes=(8, 8), batch_size=BATCH)), DISCRETE),
     # With a policy that is left out of every second step.
     "discrete sac": (SAC(SACConfig(hidden_sizes=(8, 8), batch_size=BATCH, actor_delay=2)), DISCRETE),
+    "d4pg": (
+        D4PG(
+            D4PGConfig(
+                hidden_sizes=(8, 8),
+                batch_size=BATCH,
+                prioritized=True,
+                learning_rate=1e-3,
+                target_update_period=2,
+            )
+        ),
+        CONTINUOUS,
+    ),
+    "td3": (TD3(TD3Config(hidden_sizes=(8, 8), batch_size=BATCH)), CONTINUOUS),
     "ppo": (PPO(PPO_CONFIG), DISCRETE),
     "ppo with a penalty": (
         PPO(dataclasses.replace(PPO_CONFIG, target_kl=1e-3, discount=0.9)),
@@ -81,11 +98,13 @@ AGENTS = {
         PPO(dataclasses.replace(PPO_CONFIG, minibatch_size=3, recurrent="gru")),
         DISCRETE,
     ),
+    "appo": (APPO(APPOConfig(hidden_sizes=(8, 8), batch_size=BATCH, target_update_period=3)), DISCRETE),
     "impala": (IMPALA(IMPALAConfig(hidden_sizes=(8, 8), batch_size=BATCH, lstm_size=8)), DISCRETE),
     "r2d2": (
         R2D2(R2D2Config(hidden_sizes=(8,), batch_size=BATCH, burn_in=2, unroll_length=UNROLL - 2, period=1)),
         DISCRETE,
     ),
+    "mpo": (MPO(MPOConfig(hidden_sizes=(8, 8), batch_size=BATCH, num_atoms=11)), CONTINUOUS),
     "sac": (SAC(SACConfig(hidden_sizes=(8, 8), batch_size=BATCH)), CONTINUOUS),
 }
 ON_POLICY = [name for name in AGENTS if "ppo" in name or name in ("impala", "r2d2")]

@@ -18,7 +18,7 @@ from framework.loggers import files
 
 
 class Clock:
-    """A clock that stands still until told otherwise."""
+    """A clock whose time the test sets."""
 
     def __init__(self):
         self.now = 100.0

@@ -88,3 +88,29 @@ def test_the_projection_ignores_what_follows_a_termination_and_refuses_what_woul
     ):
         with pytest.raises(ValueError, match="shapes: got"):
             losses.categorical_projection(*bad)
+
+
+def test_the_cross_entropy_against_torchs_and_its_divergence(random):
+    logits = torch.tensor(random.normal(size=(6, 5)), requires_grad=True)
+    targets = torch.tensor(random.dirichlet(np.ones(5), size=6))
+    targets[0] = torch.tensor([0.0, 1.0, 0.0, 0.0, 0.0])
+    each, divergences = losses.categorical_cross_entropy(logits, targets.requires_grad_())
+    torch.testing.assert_close(each, torch.nn.functional.cross_entropy(logits, targets, reduction="none"))
+    expected = torch.nn.functional.kl_div(logits.log_softmax(-1), targets, reduction="none").sum(-1)
+    torch.testing.assert_close(divergences, expected.detach())
+    each.sum().backward()
+    torch.testing.assert_close(logits.grad, (logits.softmax(-1) - targets).detach())
+    assert targets.grad is None and not divergences.requires_grad
+    same = losses.categorical_cross_entropy(logits, logits.softmax(-1))
+    assert same[1].max() < 1e-12
+    with pytest.raises(ValueError, match="shapes: got"):
+        losses.categorical_cross_entropy(logits, targets[:1])
+
+
+def test_expected_returns_by_hand_also_of_bfloat16():
+    atoms = torch.tensor([-1.0, 0.0, 4.0])
+    logits = torch.tensor([[[0.5, 0.25, 0.25]], [[0.0, 0.0, 1.0]]]).log()
+    assert losses.expected_returns(logits, atoms).tolist() == [[0.5], [4.0]]
+    rounded = losses.expected_returns(logits.bfloat16(), atoms)
+    assert rounded.dtype == torch.float32
+    torch.testing.assert_close(rounded, torch.tensor([[0.5], [4.0]]), atol=0.02, rtol=0)

@@ -31,6 +31,11 @@ LOSSES = {
         {"old_log_probs": (), "advantages": ()},
         lambda **named: all_finite(losses.clipped_surrogate(**named)).loss,
     ),
+    "impact_surrogate": (
+        {"log_probs": ()},
+        {"target_log_probs": (), "acting_log_probs": (), "advantages": ()},
+        lambda **named: all_finite(losses.impact_surrogate(**named)).loss,
+    ),
     "kl_penalty_surrogate": (
         {"log_probs": (), "kl": ()},
         {"old_log_probs": (), "advantages": ()},
@@ -53,7 +58,22 @@ LOSSES = {
         losses.likelihood_ratio_loss,
     ),
     "value_loss": ({"values": ()}, {"targets": ()}, losses.value_loss),
+    "explained_variance": ({"values": ()}, {"targets": ()}, losses.explained_variance),
     "clipped_value_loss": ({"values": ()}, {"old_values": (), "targets": ()}, losses.clipped_value_loss),
+    "deterministic_policy_loss": ({"action_values": ()}, {}, losses.deterministic_policy_loss),
+    "mpo_temperature_loss": (
+        {"temperature": None},
+        {"action_values": (4,)},
+        lambda temperature, **named: losses.mpo_temperature_loss(
+            **named, temperature=temperature.exp(), epsilon=0.1
+        ),
+    ),
+    "mpo_likelihood_loss": ({"log_probs": (4,)}, {"weights": (4,)}, losses.mpo_likelihood_loss),
+    "kl_constraint": (
+        {"kl": (2,), "multiplier": None},
+        {},
+        lambda kl, multiplier, mask: sum(losses.kl_constraint(kl, multiplier.expand(2), 0.3, mask)),
+    ),
     "sac_critic_loss": (
         {"action_values": (2,)},
         {"rewards": (), "discounts": (), "next_soft_values": ()},
@@ -250,6 +270,7 @@ def test_a_real_step_with_a_nan_is_not_hidden():
         lambda good, bad: losses.policy_gradient_loss(good, bad),
         lambda good, bad: losses.clipped_surrogate(good, good, bad),
         lambda good, bad: losses.clipped_surrogate(good, bad, good),
+        lambda good, bad: losses.impact_surrogate(good, good, bad, good),
         lambda good, bad: losses.kl_penalty_surrogate(good, good, good, bad, 1.0, 0.01),
         lambda good, bad: losses.value_loss(good, bad),
         lambda good, bad: losses.value_loss(good, good, bad),

@@ -1,5 +1,6 @@
 """Policy, value, Q-learning and SAC losses against slow loops, closed forms and autograd."""
 
+import functools
 import math
 
 import numpy as np
@@ -92,6 +93,24 @@ def test_the_clipped_surrogate_has_the_gradient_that_autograd_gives_its_formula(
     (curvature,) = torch.autograd.grad((slope**2).sum(), new)
     assert curvature.abs().sum() > 0
     torch.testing.assert_close(torch.autograd.grad((ours**2).sum(), new)[0], curvature)
+
+
+def test_the_impact_surrogate_against_a_loop(random):
+    new, target, acting, advantages = tensors(random, 3, 5, count=4)
+    mask = torch.tensor(random.random((3, 5)) < 0.7).double()
+    total = count = bounded = 0.0
+    for index in mask.nonzero().tolist():
+        pi, pi_target, mu, advantage = (
+            each[tuple(index)].item() for each in (new, target, acting, advantages)
+        )
+        correction = math.exp(mu) / math.exp(pi_target)
+        bounded += correction > 2
+        ratio = min(correction, 2.0) * math.exp(pi) / math.exp(mu)
+        total -= min(ratio * advantage, min(max(ratio, 0.7), 1.3) * advantage)
+        count += 1
+    assert 0 < bounded < count
+    result = losses.impact_surrogate(new, target, acting, advantages, mask, 0.3, 2.0)
+    assert result.loss.item() == pytest.approx(total / count)
 
 
 @pytest.mark.parametrize("kl, penalty", [(0.005, 0.0), (0.02, 0.0), (0.05, 1000 * 0.03**2)])
@@ -248,3 +267,13 @@ def test_the_temperature_grows_while_the_policy_is_too_certain(entropy, grows):
     log_temperature = torch.zeros((), requires_grad=True)
     losses.sac_temperature_loss(log_temperature, torch.full((8,), -entropy), target_entropy=-1.0).backward()
     assert (log_temperature.grad < 0) == grows
+
+
+def test_the_explained_variance_by_hand():
+    targets, mask = torch.tensor([[1.0, 3.0, math.nan]]), torch.tensor([[1.0, 1.0, 0.0]])
+    explained = functools.partial(losses.explained_variance, targets=targets, mask=mask)
+    assert explained(torch.tensor([[1.0, 3.0, 7.0]])) == 1.0
+    assert explained(torch.tensor([[6.0, 8.0, 7.0]])) == 1.0  # A constant error is not a variance.
+    assert explained(torch.tensor([[2.0, 2.0, 7.0]])) == 0.0
+    assert explained(torch.tensor([[3.0, 1.0, 7.0]])) == -3.0
+    assert losses.explained_variance(torch.ones(1), torch.ones(1)) == 0.0

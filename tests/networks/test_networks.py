@@ -118,6 +118,34 @@ def test_critics_rate_several_actions_of_an_observation_as_one_by_one(outputs):
         torch.testing.assert_close(together[:, :, i], critics(observation, actions[:, i]))
 
 
+def test_a_deterministic_policy_begins_near_0_and_stays_in_its_range():
+    policy = networks.PolicyNetwork(VECTOR, (8,), lambda size: networks.DeterministicHead(size, 3), True)
+    assert any(isinstance(module, torch.nn.LayerNorm) for module in policy.body.modules())
+    assert policy(torch.randn(4, 5)).abs().max() < 0.1
+    torch.nn.init.uniform_(policy.head.actions.weight, -9.0, 9.0)
+    actions = policy(torch.randn(2, 4, 5))
+    assert actions.shape == (2, 4, 3) and 0.5 < actions.abs().max() <= 1.0
+
+
+def test_gradients_pass_through_a_frozen_module_to_its_inputs():
+    module, inputs = torch.nn.Linear(2, 1), torch.ones(1, 2, requires_grad=True)
+    module.bias.requires_grad_(False)
+    with pytest.raises(ZeroDivisionError), networks.frozen(module):
+        module(inputs).sum().backward()
+        _ = 1 / 0
+    torch.testing.assert_close(inputs.grad, module.weight.detach())
+    assert module.weight.grad is None and module.weight.requires_grad
+    assert not module.bias.requires_grad  # as before
+
+
+def test_a_softplus_gaussian_head_begins_at_its_standard_deviation():
+    torch.manual_seed(0)
+    distribution = networks.SoftplusGaussianHead(5, 3, 0.4)(torch.randn(2, 4, 5))
+    assert distribution.mean.shape == distribution.log_std.shape == (2, 4, 3)
+    torch.testing.assert_close(distribution.log_std.exp(), torch.full((2, 4, 3), 0.4), rtol=0.1, atol=0)
+    assert distribution.mean.abs().max() < 0.1
+
+
 # --- Recurrent cores ------------------------------------------------------------------------------------
 
 
@@ -220,6 +248,29 @@ def test_pictures_in_mixed_precision_are_those_in_full_precision_rounded_once(le
     images = torch.randint(0, 256, (2, 4, 84, 84), dtype=torch.uint8)
     with torch.set_grad_enabled(learning), torch.autocast("cpu", torch.bfloat16):
         torch.testing.assert_close(network(images), network(images.float() / 255), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+@pytest.mark.parametrize("dueling", [False, True])
+@pytest.mark.parametrize("kind", ["values", "quantiles", "implicit quantiles"])
+def test_close_values_stay_apart_in_mixed_precision(kind, dueling, noise):
+    torch.manual_seed(0)
+    if kind == "implicit quantiles":
+        network = networks.ImplicitQuantileNetwork(VECTOR, 2, [0.3, 0.7], (8,), dueling, noise=noise)
+    else:
+        count = 1 if kind == "values" else 2
+        network = networks.QNetwork(VECTOR, 2, (8,), dueling, outputs_per_action=count, noise=noise)
+    with torch.no_grad():
+        for stream in filter(None, (network.head, network.value)):
+            *_, last = (layer for layer in stream.modules() if isinstance(layer, torch.nn.Linear))
+            last.weight.zero_()
+            last.bias.fill_(100.0)
+        *_, last = (layer for layer in network.head.modules() if isinstance(layer, torch.nn.Linear))
+        last.bias[len(last.bias) // 2 :] += 0.1  # The second action. After 100, bfloat16 has 100.5.
+        with torch.autocast("cpu", torch.bfloat16):
+            values = network(torch.randn(3, 5)).reshape(3, 2, -1).mean(-1)
+    assert values.dtype == torch.float32
+    torch.testing.assert_close(values[:, 1] - values[:, 0], torch.full((3,), 0.1), rtol=0, atol=1e-4)
 
 
 def test_a_noisy_layer_against_its_equation():

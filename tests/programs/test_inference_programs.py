@@ -102,19 +102,35 @@ def test_processes_by_messages():
     assert result["env_steps"] == 600
 
 
-def test_one_actor_served_is_one_actor_with_the_policy_bit_by_bit(tmp_path):
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_actor_with_a_server_of_its_own_is_one_with_the_policy_bit_by_bit(count, tmp_path):
     """On the serial engine the server makes the same choices, with parameters of the same age."""
     rows = {}
-    for mode in ("local", "server"):
-        settings = {"num_actors": 1, "seed": 5, "evaluate_period": 200, "num_evaluation_episodes": 2}
-        launch.launch(program(mode, tmp_path / mode, **settings), engine="serial")
+    for mode, nodes in (("local", 1), ("server", count)):
+        settings = {"num_actors": count, "seed": 5, "evaluate_period": 200, "num_evaluation_episodes": 2}
+        launch.launch(program(mode, tmp_path / mode, **settings, inference_nodes=nodes), engine="serial")
         rows[mode] = [without_times(row) for row in read_jsonl(tmp_path / mode / "metrics.jsonl")]
         for row in rows[mode]:  # one names the parameters that acted last, the other those that act next
             if row["label"] != "evaluator":
                 row.pop("variables_version", None)
                 row.pop("acting_staleness", None)
-    served = [row for row in rows["server"] if row["label"] != "inference"]
+    served = [row for row in rows["server"] if not row["label"].startswith("inference")]
     assert served == rows["local"] and len(served) > 10
+
+
+@pytest.mark.parametrize(
+    ("engine", "mode"), [("serial", "server"), ("threads", "alternating+server"), ("processes", "server")]
+)
+def test_several_nodes_act_each_for_its_own_actors(engine, mode, tmp_path):
+    graph = program(mode, tmp_path, num_actors=4, envs_per_actor=2, inference_nodes=2)
+    assert len(graph.groups["inference"]) == 2
+    assert launch.launch(graph, engine=engine)["env_steps"] == 600
+    steps = {row["label"]: row.get("steps", 0) for row in read_jsonl(tmp_path / "metrics.jsonl")}
+    nodes = [steps.get(f"inference-{index}", 0) for index in range(2)]
+    # Nodes act once more at the end of each episode, and ahead. Elsewhere one may have done all the work.
+    for node, actors in zip(nodes, ((0, 2), (1, 3)), strict=True):
+        assert node >= sum(steps.get(f"actor-{index}", 0) for index in actors)
+    assert engine != "serial" or min(nodes) > 200
 
 
 @pytest.mark.parametrize("mode", OTHERS)
@@ -212,6 +228,12 @@ def test_a_broken_policy_is_one_clear_error(engine, mode):
             {"mode": "server", "inference_min_batch": 4, "inference_max_batch": 3},
             "inference_min_batch: got 4, expected at most inference_max_batch, which is 3",
         ),
+        ({"mode": "local", "inference_nodes": 2}, "inference_nodes: got 2 with inference 'local'"),
+        ({"mode": "server", "inference_nodes": 3}, "inference_nodes: got 3, expected a divisor"),
+        (
+            {"mode": "server", "inference_nodes": 2, "inference_min_batch": 4},
+            "expected at most the envs of an inference node, 3",
+        ),
         ({"mode": "server", "inference_device": "gpu"}, "inference_device: got 'gpu'"),
         ({"mode": "server", "inference_timeout": -1.0}, r"inference_timeout: got -1.0.*at least 0"),
     ],
@@ -256,6 +278,12 @@ def small_impala(**changes):
     return IMPALA(IMPALAConfig(unroll_length=5, hidden_sizes=(8,), batch_size=4, **changes))
 
 
+def small_impact():
+    from agents.impact import IMPACT, IMPACTConfig
+
+    return IMPACT(IMPACTConfig(unroll_length=5, hidden_sizes=(8,), batch_size=4))
+
+
 def small_r2d2():
     from agents.r2d2 import R2D2, R2D2Config
 
@@ -266,6 +294,7 @@ def small_r2d2():
 AGENTS = {
     "ppo, exact": small_ppo,
     "ppo, exact, recurrent": functools.partial(small_ppo, recurrent="lstm", recurrent_size=4),
+    "impact": small_impact,
     "impala": small_impala,
     "impala, recurrent": functools.partial(small_impala, lstm_size=4),
     "r2d2": small_r2d2,
@@ -282,7 +311,8 @@ def test_other_agents(name, mode):
     assert result["learner_steps"] > 10
 
 
-def test_an_agent_that_follows_the_learner_in_step_is_served_in_processes():
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_an_agent_that_follows_the_learner_in_step_is_served_in_processes(nodes):
     environment = functools.partial(FakeEnvironment, episode_length=LENGTH)
-    graph = program("alternating+server", agent=small_ppo(), environment=environment)
+    graph = program("alternating+server", agent=small_ppo(), environment=environment, inference_nodes=nodes)
     assert launch.launch(graph, engine="processes")["env_steps"] == 600

@@ -33,7 +33,7 @@ class LoggedPort(ServerPort):
 
     def answer(self):
         action, self._asked = self._asked, None
-        assert action is not None, "nobody asked"
+        assert action is not None, "no request"
         return action, ()
 
     def update(self, wait=False):

@@ -2,7 +2,7 @@
 
 The counter reports an exact number of steps at the end, also when it was itself the one that died. It
 does not know, then, of steps made after its last checkpoint, nor of those of its last grant that an
-actor had made when it died: so many more were really made.
+actor had made when it died: these were made, too.
 """
 
 from __future__ import annotations

@@ -3,74 +3,21 @@
 from __future__ import annotations
 
 import json
-import threading
 
-import numpy as np
 import pytest
-import torch
-from dm_env import specs as dm_specs
+from far_learner import SPEC, FarLearner, networks_of
 
 import launch
 from agents.dqn import DQN, DQNConfig
 from agents.ppo import PPO, PPOConfig
-from framework import specs
 from framework.programs import RunConfig, make_program
 from framework.programs.variable_source import VariableSource
 from framework.programs.worker import Setup
-from framework.variables import VariableBlock, VariableClient
+from framework.variables import VariableClient
 
 CARTPOLE = "gymnasium:CartPole-v1"
-SPEC = specs.EnvironmentSpec(
-    dm_specs.Array((4,), np.float32),
-    dm_specs.DiscreteArray(2),
-    dm_specs.Array((), np.float32),
-    dm_specs.BoundedArray((), np.float32, 0.0, 1.0),
-)
 AGENT = DQN(DQNConfig(hidden_sizes=(8,)))
 SETUP = Setup(AGENT, None, SPEC, RunConfig())  # type: ignore[arg-type]
-
-
-def networks_of(version):
-    networks = AGENT.make_networks(SPEC)
-    with torch.no_grad():
-        for parameter in networks.parameters():
-            parameter.fill_(version)
-    return networks
-
-
-class FarLearner:
-    """A learner whose memory no other process can map, as on another machine. Counts its copies."""
-
-    def __init__(self):
-        self._block = VariableBlock(self._parameters(0))
-        self._block.publish(0, self._parameters(0))
-        self.copies = 0
-        self._changed = threading.Condition()
-
-    def _parameters(self, version):
-        return {"q_network": networks_of(version).q_network.state_dict()}
-
-    def variable_block(self):
-        return self._block
-
-    def get_variables(self, names=(), newer_than=-1, timeout=0.0):
-        with self._changed:
-            self._changed.wait_for(lambda: self._block.version > newer_than, timeout)
-            found = self._block.get_variables(names, newer_than)
-            self.copies += found is not None
-            return found
-
-    def wait_for_version(self, version, timeout, actor=None):
-        with self._changed:
-            return self._changed.wait_for(lambda: self._block.version >= version, timeout)
-
-    def publish(self, version):
-        with self._changed:
-            self._block.publish(version, self._parameters(version), 10 * version)
-            self._changed.notify_all()
-
-    def num_copies(self):
-        return self.copies
 
 
 def _read(learner, sources):
@@ -78,7 +25,7 @@ def _read(learner, sources):
     clients = []
     for source in sources:
         for _ in range(3):
-            networks = networks_of(-1)
+            networks = networks_of(AGENT, -1)
             policy = AGENT.make_policy(networks)
             clients.append((VariableClient(source, networks, policy), networks, policy))
     found = []
@@ -91,12 +38,12 @@ def _read(learner, sources):
             client.update(wait=True)
             value = float(next(networks.q_network.parameters()).flatten()[0].detach())
             found.append((client.version, policy.progress.env_steps, value))
-    launch.stop({"found": found, "copies": learner.num_copies()})
+    launch.stop({"found": found, "copies": learner.seen()[0]})
 
 
 def test_a_source_pulls_each_version_once_and_serves_all():
     program = launch.Program("sources")
-    learner = program.add_node(launch.CourierNode(FarLearner), label="learner")
+    learner = program.add_node(launch.CourierNode(FarLearner, AGENT), label="learner")
     with program.group("source"):
         sources = [
             program.add_node(launch.CourierNode(VariableSource, SETUP, learner=learner)) for _ in range(2)

@@ -8,6 +8,7 @@ import torch
 from dm_env import specs as dm_specs
 
 from agents.dqn import DQN, DQNConfig
+from agents.impact import IMPACT, IMPACTConfig
 from agents.impala import IMPALA, IMPALAConfig
 from agents.iqn import IQN, IQNConfig
 from agents.maml import MAML
@@ -31,6 +32,7 @@ LEARNS = {"min_replay_size": 16, "batch_size": 8, "insert_burst": 16}
 AGENTS = {
     "dqn": lambda: DQN(DQNConfig(prioritized=True, epsilon_ladder=3.0, n_step=2, **LEARNS)),
     "ppo": lambda: PPO(PPOConfig(unroll_length=4, recurrent="lstm", normalize_observations=True, epochs=2)),
+    "impact": lambda: IMPACT(IMPACTConfig(unroll_length=4, lstm_size=8, batch_size=4)),
     "impala": lambda: IMPALA(IMPALAConfig(unroll_length=4, lstm_size=8, batch_size=4)),
     "iqn": lambda: IQN(IQNConfig(hidden_sizes=(16,), **LEARNS)),
     "r2d2": lambda: R2D2(R2D2Config(min_replay_size=2, batch_size=2, unroll_length=4, burn_in=2, period=2)),
@@ -290,4 +292,21 @@ def test_learning_too_seldom_is_refused_and_not_queued_without_a_bound():
 @pytest.mark.parametrize("steps", [1, 2])
 def test_a_refused_call_takes_nothing_also_with_the_smallest_blocks(steps, monkeypatch):
     monkeypatch.setattr(block, "_MAX_BLOCK_STEPS", steps)
-    test_a_call_that_replay_refuses_takes_nothing_and_may_be_repeated("ppo")
+    session, refused = AGENTS["ppo"]().session(SPEC), []
+    # Each episode ends with an unroll of 4 steps; resets are steps, too, except for the first.
+    for length in (4, 3, 3, 3, 3, 3, 3, 3):
+        game = Game(0, length)
+        for _ in range(length):
+            calls = [(session.act, [game.observation()])]
+            observation, reward, _, over = game.step()
+            calls.append((session.observe, [observation], [reward], False, over))
+            for call, *arguments in calls:
+                before = session.env_steps
+                try:
+                    call(*arguments)
+                except WouldBlockError:
+                    refused.append(call.__name__)
+                    assert session.env_steps == before
+                    assert session.learn()
+                    call(*arguments)
+    assert session.env_steps == 25 and refused

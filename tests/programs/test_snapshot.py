@@ -16,12 +16,15 @@ import launch
 from agents.a2c import A2C, A2CConfig
 from agents.a3c import A3C
 from agents.dqn import DQN, DQNConfig
+from agents.impact import IMPACT, IMPACTConfig
 from agents.impala import IMPALA, IMPALAConfig
 from agents.iqn import IQN, IQNConfig
+from agents.mpo import MPO, MPOConfig
 from agents.ppo import PPO, PPOConfig
 from agents.r2d2 import R2D2, R2D2Config
 from agents.random_actions import RandomActions
 from agents.sac import SAC, SACConfig
+from agents.td3 import TD3, TD3Config
 from framework.checkpoints import Checkpointer
 from framework.loggers import InMemoryLogger
 from framework.programs import RunConfig, make_program
@@ -31,13 +34,20 @@ AGENTS = {
     "dqn": lambda: DQN(DQNConfig(min_replay_size=100, batch_size=16)),
     "prioritized": lambda: DQN(DQNConfig(min_replay_size=100, batch_size=16, prioritized=True)),
     "ppo": lambda: PPO(PPOConfig(unroll_length=16)),
+    "impact": lambda: IMPACT(IMPACTConfig(unroll_length=8, batch_size=4, target_update_period=3)),
     "impala": lambda: IMPALA(IMPALAConfig(unroll_length=8)),
     "impala-lstm": lambda: IMPALA(IMPALAConfig(unroll_length=8, lstm_size=8)),
     "iqn": lambda: IQN(IQNConfig(min_replay_size=100, batch_size=16, hidden_sizes=(16,))),
+    "mpo": lambda: MPO(
+        MPOConfig(min_replay_size=100, batch_size=16, samples_per_insert=8.0, hidden_sizes=(16, 16))
+    ),
     "r2d2": lambda: R2D2(
         R2D2Config(unroll_length=6, burn_in=3, period=6, batch_size=4, samples_per_insert=2.0)
     ),
     "sac": lambda: SAC(SACConfig(min_replay_size=100, batch_size=16, hidden_sizes=(16, 16))),
+    "td3": lambda: TD3(
+        TD3Config(min_replay_size=100, batch_size=16, hidden_sizes=(16, 16), exploration_correlation=0.5)
+    ),
     "random": lambda: RandomActions(),
     "a2c": lambda: A2C(A2CConfig(unroll_length=2)),
     "a3c": lambda: A3C(A2CConfig(unroll_length=2)),
@@ -58,7 +68,7 @@ def program(agent: str, environment: str, config: RunConfig, on_write=None):
 
 
 def run(agent: str, environment: str, config: RunConfig, passes: int | None = None):
-    """Runs a program to its end, or for so many passes of its nodes; returns its result."""
+    """Runs a program to its end, or for a number of passes of its nodes; returns its result."""
     job = launch.start(program(agent, environment, config), engine="serial")
     for _ in range(passes or 0):
         with pytest.raises(TimeoutError):
@@ -95,9 +105,10 @@ def assert_same_run(one: str, other: str) -> None:
         assert same(parts[0].state(name), parts[1].state(name)), name
 
 
+CONTINUOUS = ("mpo", "sac", "td3")
 CASES = [
-    *((agent, CARTPOLE, "local") for agent in AGENTS if agent != "sac"),
-    ("sac", "gymnasium:Pendulum-v1", "local"),
+    *((agent, CARTPOLE, "local") for agent in AGENTS if agent not in CONTINUOUS),
+    *((agent, "gymnasium:Pendulum-v1", "local") for agent in CONTINUOUS),
     *((agent, CARTPOLE, mode) for agent in ("dqn", "ppo") for mode in ("server", "alternating")),
     ("impala-lstm", CARTPOLE, "alternating+server"),
     ("sac", "gymnasium:Pendulum-v1", "server"),
@@ -109,7 +120,7 @@ CASES = [
 )
 def test_an_interrupted_run_continues_bit_for_bit(tmp_path, agent, environment, inference):
     whole, parts = str(tmp_path / "whole"), str(tmp_path / "parts")
-    steps = 250 if agent == "sac" else BASE.max_env_steps  # SAC learns in every step.
+    steps = 250 if agent in ("sac", "td3") else BASE.max_env_steps  # They learn in every step.
     config = dataclasses.replace(BASE, inference=inference, directory=whole, max_env_steps=steps)
     run(agent, environment, config)
     config = dataclasses.replace(config, directory=parts)

@@ -1,4 +1,4 @@
-"""Checkpoints: exact, atomic, verified, and nobody else's files."""
+"""Checkpoints: exact, atomic, verified, and no other program's files."""
 
 import errno
 import logging

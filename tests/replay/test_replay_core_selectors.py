@@ -215,7 +215,7 @@ def test_memory_stays_bounded(kind):
     selector = getattr(selectors, kind)()
     selector.reserve(9)
     zero = np.zeros(1)
-    selector.insert(np.array([0]), zero, np.array([0]))  # the oldest stays for ever
+    selector.insert(np.array([0]), zero, np.array([0]))  # the oldest stays
     for turn in range(1, 5000):
         selector.insert(np.array([1 + turn % 8]), zero, np.array([turn]))
         selector.update(np.array([0]), zero)

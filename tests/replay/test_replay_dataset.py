@@ -114,7 +114,7 @@ def test_without_a_timeout_the_thread_asks_when_the_consumer_does(make, monkeypa
         next(dataset)
         for _ in range(2):
             assert draws.acquire(timeout=60)
-        assert not draws.acquire(timeout=0.2), "it drew again although nobody has asked"
+        assert not draws.acquire(timeout=0.2), "it drew again without a request"
         fill(client, 10)
         while not dataset.ready():
             assert draws.acquire(timeout=60)

@@ -65,7 +65,7 @@ def test_clients_follow_their_server(tmp_path, local):
 
 def test_a_call_waits_for_a_server_that_is_away(tmp_path):
     first = serve(tmp_path)
-    client = ServedClient("tcp://127.0.0.1:9", reconnect_timeout=0.1)  # nobody is there
+    client = ServedClient("tcp://127.0.0.1:9", reconnect_timeout=0.1)  # no server is there
     client.move(None)
     thread, outcome = in_background(client.server_info)
     thread.join(0.5)  # five times the time to give up

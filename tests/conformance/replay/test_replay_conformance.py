@@ -326,7 +326,7 @@ SCRIPTS = {
             ("sample", [2]),
         ],
     ),
-    "a queue holds so many, each once": (
+    "a queue holds its size, each once": (
         table(size=3, times=1, limiter=("Queue", (3,))),
         [
             ("can", (True, False)),
@@ -350,7 +350,7 @@ SCRIPTS = {
             ("sample", [2]),
         ],
     ),
-    "a stack gives the newest and holds so many": (
+    "a stack gives the newest and holds its size": (
         table("Lifo", "Lifo", size=3, times=1, limiter=("Stack", (3,))),
         [("inserts_until_blocked", 3), ("sample", 3, [2, 1, 0]), ("can", (True, False))],
     ),

@@ -1,0 +1,166 @@
+"""APPO: IMPALA with PPO's clipped surrogate and a target network (Luo et al., 2020; Liang et al., 2021).
+
+Actors and learner work as in `agents.impala`: the actors run ahead, and the learner takes batches of unrolls
+from replay. The surrogate compares the learner's policy with that of a target network, a copy of the networks
+that changes rarely, and not with the policies of the actors, which are of different ages. V-trace weights the
+actions of the actors' policy by their probability under the target network's policy.
+
+With `samples_per_insert` above 1, replay is IMPACT's circular buffer: each unroll is drawn that often, at
+random among those that wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from agents.impala import IMPALA, IMPALAConfig, IMPALANetworks
+from framework import adders, losses, replay
+from framework import config_checks as check
+from framework.core import NetworksFn
+from framework.learners import LossContext, LossOutput
+from framework.programs.presets import Preset
+from framework.replay import ReplaySample
+from framework.specs import EnvironmentSpec
+
+
+@dataclass(frozen=True)
+class APPOConfig(IMPALAConfig):
+    """Settings of APPO and IMPACT, in addition to those of `IMPALAConfig`."""
+
+    # Replay.
+    samples_per_insert: int = 1  # K, times each unroll is learned from. 1 takes the oldest first.
+
+    # Objective.
+    clip: float = 0.3  # Ratios of the policy to the target network's are clipped to 1 +- this.
+    clip_target: float = 2.0  # Bound of the ratio of the actors' policy to the target network's.
+    target_update_period: int = 8  # Learner steps between copies to the target network.
+
+    optimizer: str = "adam"  # "rmsprop" or "adam".
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.at_least(self, 1, "samples_per_insert", "target_update_period")
+        check.above(self, 0, "clip", "clip_target")
+
+
+class APPO(IMPALA):
+    """Asynchronous PPO with a target network, for discrete and continuous actions, and nests of them.
+
+    ```python
+    agent = APPO(APPOConfig(clip=0.2))
+    config = programs.RunConfig(num_actors=2, envs_per_actor=8)
+    program = programs.make_program(agent, environment_factory, config)
+    ```
+    """
+
+    def __init__(self, config: APPOConfig | None = None, networks_fn: NetworksFn | None = None):
+        super().__init__(config or APPOConfig(), networks_fn)
+        self.config: APPOConfig
+
+    def make_tables(self, spec: EnvironmentSpec) -> list[replay.Table]:
+        """IMPALA's queue, or a buffer of unrolls that are drawn `samples_per_insert` times each.
+
+        Actors wait while the buffer is full, so no unroll is lost before it was drawn that often.
+        """
+        uses = self.config.samples_per_insert
+        if uses == 1:
+            return super().make_tables(spec)
+        size = uses * self.queue_batches * self.items_per_step  # Of items with one turn left.
+        limiter = replay.rate_limiters.RateLimiter(uses, min_size_to_sample=1, min_diff=0.0, max_diff=size)
+        sampler, remover = replay.selectors.Uniform(), replay.selectors.Fifo()
+        return [replay.Table(adders.QUEUE_TABLE, sampler, remover, size, limiter, max_times_sampled=uses)]
+
+    def learner_settings(self, networks: nn.Module) -> dict[str, Any]:
+        period = self.config.target_update_period
+        return super().learner_settings(networks) | {
+            "target_names": ("actor_critic",),
+            "target_update_period": period,
+        }
+
+    def loss(self, networks: IMPALANetworks, batch: ReplaySample, context: LossContext) -> LossOutput:
+        """The loss of a batch of `Step`s `[N, T + 1, ...]`."""
+        config, data = self.config, batch.data
+        rewards = data.reward.float()
+        if config.reward_clip is not None:
+            rewards = rewards.clamp(-config.reward_clip, config.reward_clip)
+        unrolled = data.observation, data.extras.get("state", ()), data.start_of_episode
+        policy, values = networks.actor_critic.unroll(*unrolled)
+        actions, values = networks.actions.drawn(data), values.float()
+        with torch.no_grad():
+            target: Any = context.targets["actor_critic"]
+            target_policy, _ = target.unroll(*unrolled)
+            target_log_probs = target_policy.log_prob(actions).float()
+        log_probs, acting_log_probs = policy.log_prob(actions).float(), data.extras["log_prob"]
+        counted = losses.transition_mask(data.mask)
+        log_rhos = target_log_probs - acting_log_probs
+        vtrace = losses.vtrace(
+            log_rhos,
+            rewards,
+            config.discount * data.discount.float(),
+            values,
+            data.mask,
+            config.vtrace_lambda,
+            config.clip_rho,
+            config.clip_c,
+        )
+        surrogate = losses.impact_surrogate(
+            log_probs,
+            target_log_probs,
+            acting_log_probs,
+            vtrace.advantages,
+            counted,
+            config.clip,
+            config.clip_target,
+        )
+        value_loss = losses.value_loss(values, vtrace.targets, counted)
+        entropy = losses.masked_mean(policy.entropy().float(), counted)
+        loss = surrogate.loss + config.value_coefficient * value_loss - config.entropy_coefficient * entropy
+        with torch.no_grad():
+            age = (context.learner_steps - data.extras["version"]).float()
+            metrics = {
+                "policy_loss": surrogate.loss,
+                "value_loss": value_loss,
+                "entropy": entropy,
+                "value_mean": losses.masked_mean(values, counted),
+                "clip_fraction": surrogate.clip_fraction,
+                "kl": losses.masked_mean(target_policy.kl(policy).float(), counted),
+                "rho_clipped": losses.masked_mean(vtrace.clipped, counted),
+                "c_clipped": losses.masked_mean((log_rhos.exp() > config.clip_c).float(), counted),
+                "staleness": losses.masked_mean(age, counted),
+                "staleness_max": (age * counted).max(),
+                "transitions": counted.sum(),
+            }
+        return LossOutput(loss, metrics, weight=counted.sum())
+
+
+_RUN = {"envs_per_actor": 8, "publish_period": 1, "learner_log_period": 50}
+
+PRESETS: Mapping[str, Preset] = {
+    "gymnasium:CartPole-v1": Preset(
+        agent={
+            "learning_rate": 4e-3,
+            "learning_rate_decay": 150_000,
+            "unroll_length": 16,
+            "batch_size": 8,
+            "vtrace_lambda": 0.95,
+            "value_coefficient": 0.1,  # Returns go up to 100: their gradient would drown the policy's.
+        },
+        run={**_RUN, "max_env_steps": 150_000, "evaluate_period": 25_000},
+    ),
+    "gymnasium:Acrobot-v1": Preset(
+        agent={
+            "learning_rate": 2e-3,
+            "learning_rate_decay": 200_000,
+            "unroll_length": 16,
+            "batch_size": 8,
+            "vtrace_lambda": 0.95,
+            "reward_clip": 0.1,  # Scales the rewards, all -1: values up to -100 would take too long to learn.
+        },
+        run={**_RUN, "max_env_steps": 200_000, "evaluate_period": 50_000},
+    ),
+}

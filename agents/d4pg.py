@@ -1,0 +1,136 @@
+"""D4PG: distributed distributional deterministic policy gradients (Barth-Maron et al., 2018).
+
+The critic gives the probability of each of K returns between `v_min` and `v_max`, as in C51 (Bellemare et
+al., 2017), for the action it sees. Its target is the n-step distribution of the target policy's action,
+projected on these returns, and the loss is the cross entropy. The policy follows the slope of the expected
+return. All else is that of TD3's file, in its plain setting: DDPG, with prioritized replay as an option.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from agents.td3 import TD3, TD3Config, TD3Networks
+from framework import config_checks as check
+from framework import losses
+from framework.core import NetworksFn
+from framework.programs.presets import Preset
+from framework.specs import EnvironmentSpec
+from framework.types import Nest, Transition
+
+
+@dataclass(frozen=True)
+class D4PGConfig(TD3Config):
+    """Settings of D4PG. Defaults that differ from `TD3Config` are Acme's, or turn off what TD3 adds."""
+
+    # What is learned from.
+    n_step: int = 5  # Rewards summed before bootstrapping. More passes rewards on faster, off-policy.
+    samples_per_insert: float = 32.0  # Times an item is drawn; / batch_size: learner steps per env step.
+
+    # Learning.
+    learning_rate: float = 1e-4  # Initial learning rate of the policy (Adam).
+    critic_learning_rate: float = 1e-4  # Initial learning rate of the critics (Adam).
+    num_critics: int = 1  # The one with the smallest expected return counts. More are more conservative.
+    actor_delay: int = 1  # Learner steps per update of the policy. More: it follows better values, later.
+    target_update_period: int = 100  # Learner steps between updates of the target policy and critics.
+    target_update_rate: float = 1.0  # How far target networks move towards the networks at each update.
+    smoothing_std: float = 0.0  # Of the noise on the target policy's actions. 0: sharp peaks of values count.
+    num_atoms: int = 51  # K, the possible returns.
+    v_min: float = -150.0  # Smallest return that can be represented. Smaller ones count as this.
+    v_max: float = 150.0  # Largest return that can be represented. Larger ones count as this.
+
+    # Exploration.
+    exploration_std: float = 0.3  # Of the noise on the policy's actions.
+
+    # Networks.
+    layer_norm: bool = True  # Normalizes the critics' hidden layers: more stable with many updates per step.
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.at_least(self, 2, "num_atoms")
+        check.return_limits(self)
+
+
+class D4PGNetworks(TD3Networks):
+    """Those of TD3, whose critics give the logits `[C, N, K]` of the return of an action.
+
+    Attributes:
+      atoms: `[K]` possible returns.
+    """
+
+    atoms: torch.Tensor
+
+    def __init__(self, config: D4PGConfig, spec: EnvironmentSpec):
+        super().__init__(config, spec, config.num_atoms)
+        # Not saved: a resumed run may have other limits.
+        atoms = torch.linspace(config.v_min, config.v_max, config.num_atoms)
+        self.register_buffer("atoms", atoms, persistent=False)
+
+    def values(self, observation: Nest, action: torch.Tensor) -> torch.Tensor:
+        """Expected returns `[N]` of actions `[N, D]` by the first critic, from which the policy learns."""
+        return losses.expected_returns(self.critics(observation, action)[0], self.atoms)
+
+
+class D4PG(TD3):
+    """Deterministic policy gradients with a distributional critic and n-step targets."""
+
+    config: D4PGConfig
+
+    def __init__(self, config: D4PGConfig | None = None, networks_fn: NetworksFn | None = None):
+        super().__init__(config or D4PGConfig(), networks_fn)
+
+    def make_networks(self, spec: EnvironmentSpec) -> D4PGNetworks:
+        members = ("actions", "policy", "critics", "values", "atoms")
+        return self.custom_networks(spec, D4PGNetworks, members)
+
+    def critic_losses(
+        self, networks: TD3Networks, target: nn.Module, data: Transition, next_actions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        """As `TD3.critic_losses`. Priorities are the divergences of the targets."""
+        atoms = networks.atoms
+        assert isinstance(atoms, torch.Tensor)
+        logits = networks.critics(data.observation, networks.actions.drawn(data)).float()
+        with torch.no_grad():
+            next_logits = target(data.next_observation, next_actions).float()
+            least = losses.expected_returns(next_logits, atoms).argmin(0)
+            following = next_logits[least, torch.arange(len(least))].softmax(-1)
+            targets = losses.categorical_projection(atoms, following, *self.rewards(data))
+        each, divergences = losses.categorical_cross_entropy(logits, targets.expand_as(logits))
+        metrics = {
+            "q_mean": losses.expected_returns(logits.detach(), atoms).mean(),
+            "kl": divergences.mean(),
+            "target_at_limits": (targets[:, 0] + targets[:, -1]).mean(),
+        }
+        return each.sum(0), divergences.mean(0), metrics
+
+
+# Rewards are between 0 and 1. A learner step for every 2 env steps, where Acme makes one for every 8.
+CONTROL_SUITE = Preset(
+    agent={"samples_per_insert": 128.0, "min_replay_size": 2_000, "v_min": 0.0, "v_max": 100.0},
+    run={"num_actors": 1, "envs_per_actor": 4, "max_env_steps": 200_000, "evaluate_period": 20_000},
+)
+PRESETS: Mapping[str, Preset] = {
+    # A step costs up to 16.3, and one of a policy that does not swing up about 6.
+    "gymnasium:Pendulum-v1": Preset(
+        agent={
+            "n_step": 1,
+            "min_replay_size": 500,
+            "batch_size": 128,
+            "samples_per_insert": 128.0,
+            "target_update_period": 1,
+            "target_update_rate": 0.01,
+            "hidden_sizes": (64, 64),
+            "learning_rate": 1e-3,
+            "critic_learning_rate": 2e-3,
+            "v_min": -800.0,
+            "v_max": 0.0,
+        },
+        run={"num_actors": 1, "envs_per_actor": 1, "max_env_steps": 20_000, "evaluate_period": 5_000},
+    ),
+    "dm_control:cartpole/swingup": CONTROL_SUITE,
+    "dm_control:walker/walk": CONTROL_SUITE,
+}

@@ -1,0 +1,303 @@
+"""MPO: maximum a posteriori policy optimization (Abdolmaleki et al., 2018a and 2018b), for bounded actions.
+
+The critic rates actions that the target policy draws. The E-step weighs them by exp(Q / temperature), and the
+M-step moves the policy towards the weighted actions, while learned multipliers bound by how much its mean and
+its standard deviation differ from the target policy's. No gradient passes through the critic. The critic
+learns n-step returns that bootstrap from the same actions; with `num_atoms`, it learns the distribution of
+the return on fixed atoms (Bellemare et al., 2017), which is Acme's DMPO.
+
+One learner step follows the gradient of the sum of all losses. Each loss has its own parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from framework import config_checks as check
+from framework import learners, losses, networks
+from framework.core import NetworksFn
+from framework.learners import LossContext, LossOutput
+from framework.networks import DiagonalGaussian
+from framework.programs.presets import Preset
+from framework.replay import ReplaySample
+from framework.specs import EnvironmentSpec
+from framework.torch_agents import OffPolicyAgent, OffPolicyConfig, TorchPolicy
+from framework.types import Nest, Transition
+
+
+@dataclass(frozen=True)
+class MPOConfig(OffPolicyConfig):
+    """Settings of MPO, in addition to those of `OffPolicyConfig`. Bounds are divergences in nats."""
+
+    # What is learned from.
+    n_step: int = 5  # Rewards summed before bootstrapping. More passes rewards on faster, off-policy.
+    max_replay_size: int = 1_000_000  # Maximum number of items; the oldest are removed first.
+    batch_size: int = 256  # Items per learner step.
+    samples_per_insert: float = 64.0  # Times an item is drawn; / batch_size: learner steps per env step.
+    insert_burst: int = 32  # Items by which actors may be ahead or behind; also each adder's limit in flight.
+
+    # Learning.
+    learning_rate: float = 3e-4  # Initial learning rate of the policy (Adam).
+    critic_learning_rate: float = 3e-4  # Initial learning rate of the critic (Adam).
+    target_update_period: int = 100  # Learner steps between updates of the target policy and critic.
+    target_update_rate: float = 1.0  # 1 copies the online networks, less moves towards them.
+    num_atoms: int = 1  # K, the possible returns of a distributional critic. 1 learns expected returns.
+    v_min: float = -150.0  # Smallest return that the atoms can represent. Smaller ones count as this.
+    v_max: float = 150.0  # Largest return that the atoms can represent. Larger ones count as this.
+
+    # E-step.
+    num_samples: int = 20  # S, the actions drawn for each observation. More estimate better, and slower.
+    epsilon: float = 0.1  # Bound of the weighted actions. Larger follows the best of them more closely.
+    epsilon_penalty: float | None = 1e-3  # The same for keeping actions in their range; None: no penalty.
+    initial_temperature: float = 10.0  # Initial temperature, in units of the return.
+
+    # M-step.
+    epsilon_mean: float = 2.5e-3  # Bound of the mean, each dimension. Larger learns faster, less stably.
+    epsilon_std: float = 1e-6  # Bound of the standard deviation, each dimension. Larger explores shorter.
+    initial_mean_multiplier: float = 10.0  # Initial weight of the mean's divergence.
+    initial_std_multiplier: float = 1000.0  # Initial weight of the standard deviation's divergence.
+    dual_learning_rate: float = 1e-2  # Of the logarithms of temperatures and multipliers (Adam).
+
+    # Networks.
+    hidden_sizes: tuple[int, ...] = (256, 256)  # Hidden layers of the policy and of the critic.
+    layer_norm: bool = True  # Normalizes the hidden layers of policy and critic.
+    initial_std: float = 0.7  # Standard deviation of the first policy; 1 is half the range of an action.
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.at_least(self, 1, "num_atoms", "hidden_sizes")
+        check.at_least(self, 2, "num_samples")
+        check.at_least(self, 0, "critic_learning_rate", "dual_learning_rate")
+        check.above(
+            self, 0, "epsilon", "epsilon_penalty", "epsilon_mean", "epsilon_std", "initial_temperature"
+        )
+        check.above(self, 0, "initial_mean_multiplier", "initial_std_multiplier", "initial_std")
+        if not self.epsilon < math.log(self.num_samples):
+            raise ValueError(
+                f"epsilon: got {self.epsilon!r}, expected less than the logarithm of num_samples, which is "
+                f"{math.log(self.num_samples):.3f}: no weights of that many actions diverge more. Draw more."
+            )
+        check.return_limits(self)
+
+
+class Duals(nn.Module):
+    """Logarithms of the temperatures, and of the multipliers of `size` dimensions."""
+
+    def __init__(self, config: MPOConfig, size: int):
+        super().__init__()
+
+        def log(value: float, *shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.full(shape, math.log(value)))
+
+        self.log_temperature = log(config.initial_temperature)
+        self.log_penalty_temperature = log(1.0)
+        self.log_penalty_temperature.requires_grad_(config.epsilon_penalty is not None)
+        self.log_mean_multiplier = log(config.initial_mean_multiplier, size)
+        self.log_std_multiplier = log(config.initial_std_multiplier, size)
+
+
+class MPONetworks(nn.Module):
+    """The variables of MPO: `policy`, `critics` (one critic) and `duals`.
+
+    Attributes:
+      atoms: `[K]` possible returns; `[1]` if the critic learns expected returns.
+    """
+
+    atoms: torch.Tensor
+
+    def __init__(self, config: MPOConfig, spec: EnvironmentSpec):
+        super().__init__()
+        self.actions = networks.make_squashed_actions(spec.actions, "MPO")
+        (size,) = self.actions.head_spec.shape
+
+        def make_head(width: int) -> nn.Module:
+            return networks.SoftplusGaussianHead(width, size, config.initial_std)
+
+        sizes, layer_norm = config.hidden_sizes, config.layer_norm
+        self.policy = networks.PolicyNetwork(spec.observations, sizes, make_head, layer_norm)
+        self.critics = networks.Critics(
+            spec.observations, size, sizes, 1, layer_norm, outputs_per_action=config.num_atoms
+        )
+        self.duals = Duals(config, size)
+        # Not saved: a resumed run may have other limits.
+        atoms = torch.linspace(config.v_min, config.v_max, config.num_atoms)
+        self.register_buffer("atoms", atoms, persistent=False)
+
+    def expected(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Expected returns `[...]` of the critic's outputs for actions: `[...]`, or logits `[..., K]`."""
+        if len(self.atoms) == 1:
+            return outputs
+        return losses.expected_returns(outputs, self.atoms)
+
+
+class MPOPolicy(TorchPolicy):
+    """Samples actions from the policy network, or takes its mean.
+
+    Args:
+      networks: the networks, which the policy reads at each step.
+      evaluation: whether to take the mean.
+    """
+
+    def __init__(self, networks: MPONetworks, evaluation: bool = False):
+        super().__init__(networks, networks.actions, variables=("policy",))
+        self._policy, self._greedy = networks.policy, evaluation
+
+    def act(self, observation: Nest, state: Nest) -> tuple[torch.Tensor, Nest, Nest]:
+        distribution = self._policy(observation)
+        drawn = distribution.mode() if self._greedy else distribution.sample(self.random)
+        return drawn, (), state
+
+
+class MPO(OffPolicyAgent):
+    """Maximum a posteriori policy optimization.
+
+    ```python
+    agent = MPO(MPOConfig(num_atoms=51, v_min=0.0, v_max=100.0))      # with a distributional critic
+    config = programs.RunConfig(max_env_steps=200_000)
+    program = programs.make_program(agent, "dm_control:cartpole/swingup", config)
+    ```
+    """
+
+    target_names = ("policy", "critics")
+
+    def __init__(self, config: MPOConfig | None = None, networks_fn: NetworksFn | None = None):
+        self.config: MPOConfig = config or MPOConfig()
+        self.networks_fn = networks_fn
+
+    def make_networks(self, spec: EnvironmentSpec) -> MPONetworks:
+        members = ("actions", "policy", "critics", "duals", "atoms", "expected")
+        return self.custom_networks(spec, MPONetworks, members)
+
+    def make_policy(self, networks: MPONetworks, evaluation: bool = False) -> MPOPolicy:
+        return MPOPolicy(networks, evaluation)
+
+    def make_optimizer(self, networks: MPONetworks) -> torch.optim.Optimizer:
+        config = self.config
+        duals = [p for p in networks.duals.parameters() if p.requires_grad]
+        groups = [
+            {"params": list(networks.policy.parameters()), "lr": config.learning_rate},
+            {"params": list(networks.critics.parameters()), "lr": config.critic_learning_rate},
+            {"params": duals, "lr": config.dual_learning_rate},
+        ]
+        return learners.Adam(groups, eps=config.adam_epsilon)
+
+    def loss(self, networks: MPONetworks, batch: ReplaySample, context: LossContext) -> LossOutput:
+        """The sum of the losses of critic, policy and duals on a batch of `Transition`s."""
+        data = batch.data
+        target_policy, target_critics = context.targets["policy"], context.targets["critics"]
+
+        def drawn(observation: Nest) -> tuple[DiagonalGaussian, torch.Tensor, torch.Tensor]:
+            """The target policy, S actions of it `[N, S, D]`, and the target critic's outputs for them."""
+            policy = target_policy(observation)
+            noise = context.normal_like(policy.mean.unsqueeze(1).expand(-1, self.config.num_samples, -1))
+            actions = policy.mean.unsqueeze(1) + policy.log_std.exp().unsqueeze(1) * noise
+            return policy, actions, target_critics(observation, actions.clamp(-1.0, 1.0))[0]
+
+        with torch.no_grad():
+            _, _, next_outputs = drawn(data.next_observation)
+            old, actions, outputs = drawn(data.observation)
+        critic, metrics = self._critic_loss(networks, data, next_outputs)
+        policy, more = self._policy_loss(networks, data.observation, old, actions, outputs)
+        return LossOutput(critic + policy, metrics | more)
+
+    def _critic_loss(
+        self, networks: MPONetworks, data: Transition, next_outputs: torch.Tensor
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """The loss towards the mean over S next actions, of which `next_outputs [N, S, ...]` are given."""
+        rewards = data.reward.float()
+        # The adder omits one factor of the n-step discount; apply it here.
+        discounts = self.config.discount * data.discount.float()
+        outputs = networks.critics(data.observation, networks.actions.drawn(data))[0]
+        metrics = {"q_mean": networks.expected(outputs.detach()).mean()}
+        if len(networks.atoms) == 1:
+            targets = rewards + losses.discounted(discounts, next_outputs.mean(1))
+            loss = losses.value_loss(outputs, targets)
+        else:
+            mixture = next_outputs.softmax(-1).mean(1)
+            targets = losses.categorical_projection(networks.atoms, mixture, rewards, discounts)
+            loss = losses.categorical_cross_entropy(outputs, targets)[0].mean()
+            metrics["target_at_limits"] = (targets[:, 0] + targets[:, -1]).mean()
+        return loss, metrics | {"critic_loss": loss}
+
+    def _policy_loss(
+        self,
+        networks: MPONetworks,
+        observation: Nest,
+        old: DiagonalGaussian,
+        actions: torch.Tensor,
+        outputs: torch.Tensor,
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """The losses of policy and duals, of actions `[N, S, D]` of the policy `old` and outputs for them."""
+        config, duals = self.config, networks.duals
+        values, temperature = networks.expected(outputs), duals.log_temperature.exp()
+        weights = losses.mpo_weights(values, temperature)
+        dual = losses.mpo_temperature_loss(values, temperature, config.epsilon)
+        divergence = weights.xlogy(weights * config.num_samples).sum(-1).mean()
+        metrics = {"temperature": temperature, "weights_kl": divergence}
+        if config.epsilon_penalty is not None:
+            # A second objective with a temperature of its own: MO-MPO (Abdolmaleki et al., 2020).
+            inside = -(actions - actions.clamp(-1.0, 1.0)).norm(dim=-1)
+            temperature = duals.log_penalty_temperature.exp()
+            weights = weights + losses.mpo_weights(inside, temperature)
+            dual = dual + losses.mpo_temperature_loss(inside, temperature, config.epsilon_penalty)
+            metrics["outside"] = -inside.mean()
+        new = networks.policy(observation)
+        only_mean = DiagonalGaussian(new.mean.unsqueeze(1), old.log_std.unsqueeze(1))
+        only_std = DiagonalGaussian(old.mean.unsqueeze(1), new.log_std.unsqueeze(1))
+        log_probs = only_mean.log_prob(actions) + only_std.log_prob(actions)
+        total = dual + losses.mpo_likelihood_loss(weights, log_probs)
+        kls = losses.decoupled_gaussian_kl(old.mean, old.log_std, new.mean, new.log_std)
+        for name, kl, log_multiplier, epsilon in (
+            ("mean", kls[0], duals.log_mean_multiplier, config.epsilon_mean),
+            ("std", kls[1], duals.log_std_multiplier, config.epsilon_std),
+        ):
+            multiplier = log_multiplier.exp()
+            bound = losses.kl_constraint(kl, multiplier, epsilon)
+            total = total + bound.penalty + bound.multiplier_loss
+            metrics[f"kl_{name}"] = kl.mean()
+            metrics[f"{name}_multiplier"] = multiplier.mean()
+        metrics["policy_std"] = new.log_std.exp().mean()
+        return total, metrics
+
+
+CONTROL_SUITE = Preset(
+    agent={
+        "num_atoms": 51,
+        "v_min": 0.0,
+        "v_max": 100.0,
+        "num_samples": 10,
+        "samples_per_insert": 128.0,
+        "min_replay_size": 2_000,
+    },
+    run={
+        "num_actors": 1,
+        "envs_per_actor": 4,
+        "max_env_steps": 200_000,
+        "evaluate_period": 20_000,
+        "num_evaluation_episodes": 4,
+    },
+)
+PRESETS: Mapping[str, Preset] = {
+    "gymnasium:Pendulum-v1": Preset(
+        agent={
+            "n_step": 1,
+            "num_samples": 10,
+            "epsilon_mean": 0.01,
+            "target_update_period": 50,
+            "min_replay_size": 500,
+            "batch_size": 128,
+            "samples_per_insert": 128.0,
+            "hidden_sizes": (64, 64),
+            "learning_rate": 1e-3,
+            "critic_learning_rate": 2e-3,
+        },
+        run={"num_actors": 1, "envs_per_actor": 1, "max_env_steps": 20_000, "evaluate_period": 5_000},
+    ),
+    "dm_control:cartpole/swingup": CONTROL_SUITE,
+    "dm_control:walker/walk": CONTROL_SUITE,
+}

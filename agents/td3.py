@@ -1,0 +1,285 @@
+"""TD3 (Fujimoto et al., 2018) and DDPG (Lillicrap et al., 2016): deterministic policies from replay.
+
+The policy follows the slope of the critic's value along the action. TD3 adds to DDPG twin critics of which
+the smaller value counts, a policy that learns less often than the critics, and noise on the target policy's
+actions; each is a field of the config. `DDPGConfig` has none of them.
+
+One learner step follows the gradient of the sum of both losses. Each loss has its own parameters, so the
+result equals that of two optimizers. Until learning begins, actions are uniformly random.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from framework import config_checks as check
+from framework import learners, losses, networks, replay
+from framework.core import NetworksFn
+from framework.learners import LossContext, LossOutput
+from framework.networks import DeterministicHead, PolicyNetwork, frozen
+from framework.programs.presets import Preset
+from framework.specs import EnvironmentSpec
+from framework.torch_agents import OffPolicyAgent, OffPolicyConfig, TorchPolicy
+from framework.types import Nest, Transition
+
+
+@dataclass(frozen=True)
+class TD3Config(OffPolicyConfig):
+    """Settings of TD3, in addition to those of `OffPolicyConfig`. Noise is that of actions in [-1, 1]."""
+
+    # What is learned from.
+    max_replay_size: int = 1_000_000  # Maximum number of items; the oldest are removed first.
+    batch_size: int = 256  # Items per learner step.
+    samples_per_insert: float = 256.0  # Times an item is drawn; / batch_size: learner steps per env step.
+    insert_burst: int = 32  # Items by which actors may be ahead or behind; also each adder's limit in flight.
+    prioritized: bool = False  # Draws items with large errors more often.
+    priority_exponent: float = 0.6  # 0 draws uniformly, 1 proportionally to the error.
+    importance_sampling_exponent: float = 0.4  # Of the importance weights; 1 is a full correction.
+
+    # Learning.
+    learning_rate: float = 1e-3  # Initial learning rate of the policy (Adam).
+    critic_learning_rate: float = 1e-3  # Initial learning rate of the critics (Adam).
+    num_critics: int = 2  # The smallest value counts. More are more conservative, and slower.
+    actor_delay: int = 2  # Learner steps per update of the policy. More: it follows better values, later.
+    target_update_period: int = 2  # Learner steps between updates of the target policy and critics.
+    target_update_rate: float = 0.005  # How far target networks move towards the networks at each update.
+    smoothing_std: float = 0.2  # Of the noise on the target policy's actions. 0: sharp peaks of values count.
+    smoothing_clip: float = 0.5  # That noise is clipped to +- this.
+
+    # Exploration.
+    random_start: bool = True  # Acts uniformly at random until learning begins, not with the first policy.
+    exploration_std: float = 0.1  # Of the noise on the policy's actions.
+    exploration_correlation: float = 0.0  # Of that noise in successive steps; 0.85 is DDPG's process.
+    exploration_ladder: float = 0.0  # Env i of B has noise of the std times 1 + this * i / (B - 1).
+
+    # Networks.
+    hidden_sizes: tuple[int, ...] = (256, 256)  # Hidden layers of the policy and of each critic.
+    layer_norm: bool = False  # Normalizes the critics' hidden layers: more stable with many updates per step.
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.at_least(self, 1, "num_critics", "actor_delay", "hidden_sizes")
+        check.at_least(self, 0, "critic_learning_rate", "smoothing_std", "exploration_std")
+        check.at_least(self, 0, "exploration_ladder", "priority_exponent")
+        check.above(self, 0, "smoothing_clip")
+        check.fraction(self, "exploration_correlation", "importance_sampling_exponent")
+
+
+class TD3Networks(nn.Module):
+    """The variables of TD3: `policy` and `critics`.
+
+    Args:
+      config: settings of the networks.
+      spec: the spec of one env.
+      outputs_per_action: K, the number of each critic's outputs for an action.
+    """
+
+    def __init__(self, config: TD3Config, spec: EnvironmentSpec, outputs_per_action: int = 1):
+        super().__init__()
+        self.actions = networks.make_squashed_actions(
+            spec.actions, type(config).__name__.removesuffix("Config")
+        )
+        size = self.actions.head_spec.shape[0]
+        self.policy = PolicyNetwork(
+            spec.observations, config.hidden_sizes, lambda width: DeterministicHead(width, size)
+        )
+        self.critics = networks.Critics(
+            spec.observations,
+            size,
+            config.hidden_sizes,
+            config.num_critics,
+            config.layer_norm,
+            outputs_per_action=outputs_per_action,
+        )
+
+    def values(self, observation: Nest, action: torch.Tensor) -> torch.Tensor:
+        """Values `[N]` of actions `[N, D]` by the first critic, from which the policy learns."""
+        return self.critics(observation, action)[0]
+
+
+class TD3Policy(TorchPolicy):
+    """Acts by the policy network, with Gaussian noise unless it is evaluated.
+
+    Args:
+      networks: the networks, which the policy reads at each step.
+      config: settings of the noise.
+      evaluation: whether to act without noise, also before learning begins.
+    """
+
+    def __init__(self, networks: TD3Networks, config: TD3Config, evaluation: bool = False):
+        super().__init__(networks, networks.actions, variables=("policy",))
+        self._policy, self._config, self._greedy = networks.policy, config, evaluation
+        self._size = networks.actions.head_spec.shape[0]
+
+    def initial_state(self, batch_size: int) -> Nest:
+        """Each env's std `[B, 1]` and last noise `[B, D]`; `()` if all envs explore alike, without memory.
+
+        As part of the state, they stay with their env, also in a batch with other actors' envs.
+        """
+        config = self._config
+        if self._greedy or not (config.exploration_ladder or config.exploration_correlation):
+            return ()
+        place = torch.arange(batch_size, device=self.device).unsqueeze(1) / max(batch_size - 1, 1)
+        std = config.exploration_std * (1.0 + config.exploration_ladder * place)
+        return {"std": std, "noise": torch.zeros((batch_size, self._size), device=self.device)}
+
+    def act(self, observation: Nest, state: Nest) -> tuple[torch.Tensor, Nest, Nest]:
+        config, action = self._config, self._policy(observation)
+        if self._greedy:
+            return action, (), state
+        if config.random_start and self.progress.version == 0:
+            return torch.empty_like(action).uniform_(-1.0, 1.0, generator=self.random), (), state
+        noise, std = torch.empty_like(action).normal_(generator=self.random), config.exploration_std
+        if len(state):
+            # A stationary standard normal: the discrete Ornstein-Uhlenbeck process.
+            kept = config.exploration_correlation
+            noise, std = kept * state["noise"] + math.sqrt(1.0 - kept**2) * noise, state["std"]
+            state = {"std": std, "noise": noise}
+        return (action + std * noise).clamp(-1.0, 1.0), (), state
+
+
+class TD3(OffPolicyAgent):
+    """Deterministic policy gradients with twin critics, a delayed policy and target policy smoothing.
+
+    ```python
+    agent = TD3(TD3Config(batch_size=256, exploration_std=0.1))
+    config = programs.RunConfig(max_env_steps=20_000)
+    program = programs.make_program(agent, "gymnasium:Pendulum-v1", config)
+    ```
+    """
+
+    target_names = ("policy", "critics")
+
+    def __init__(self, config: TD3Config | None = None, networks_fn: NetworksFn | None = None):
+        self.config: TD3Config = config or TD3Config()
+        self.networks_fn = networks_fn
+
+    def make_networks(self, spec: EnvironmentSpec) -> TD3Networks:
+        return self.custom_networks(spec, TD3Networks, ("actions", "policy", "critics", "values"))
+
+    def make_policy(self, networks: TD3Networks, evaluation: bool = False) -> TD3Policy:
+        return TD3Policy(networks, self.config, evaluation)
+
+    def make_optimizer(self, networks: TD3Networks) -> torch.optim.Optimizer:
+        config = self.config
+        groups = [
+            {"params": list(networks.policy.parameters()), "lr": config.learning_rate},
+            {"params": list(networks.critics.parameters()), "lr": config.critic_learning_rate},
+        ]
+        return learners.Adam(groups, eps=config.adam_epsilon)
+
+    def learner_settings(self, networks: nn.Module) -> dict[str, Any]:
+        return super().learner_settings(networks) | {"partial_gradients": self.config.actor_delay > 1}
+
+    def make_sampler(self) -> Any:
+        if self.config.prioritized:
+            return replay.selectors.Prioritized(self.config.priority_exponent)
+        return super().make_sampler()
+
+    def rewards(self, data: Transition) -> tuple[torch.Tensor, torch.Tensor]:
+        """The rewards of `Transition`s, and the discounts of what follows, both float32[N]."""
+        # The adder omits one factor of the n-step discount; apply it here.
+        return data.reward.float(), self.config.discount * data.discount.float()
+
+    def critic_losses(
+        self, networks: TD3Networks, target: nn.Module, data: Transition, next_actions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        """The critics' losses `[N]`, priorities `[N]` and metrics of N `Transition`s.
+
+        Args:
+          networks: the networks that learn.
+          target: the target network of `critics`.
+          data: the transitions, on the device of the networks.
+          next_actions: `[N, D]` actions in the next observations.
+        """
+        values = networks.critics(data.observation, networks.actions.drawn(data)).float()
+        with torch.no_grad():
+            next_values = target(data.next_observation, next_actions).float()
+        errors = losses.clipped_double_q_errors(values, *self.rewards(data), next_values)
+        metrics = {"q_mean": values.mean(), "q_spread": values.std(0, correction=0).mean()}
+        return 0.5 * errors.square().sum(0), errors.detach().abs().mean(0), metrics
+
+    def loss(self, networks: TD3Networks, batch: replay.ReplaySample, context: LossContext) -> LossOutput:
+        """The sum of the losses of critics and policy on a batch of `Transition`s."""
+        config, data = self.config, batch.data
+        with torch.no_grad():
+            next_actions = context.targets["policy"](data.next_observation)
+            if config.smoothing_std:
+                noise = context.normal_like(next_actions)
+                next_actions = losses.smoothed_actions(
+                    next_actions, noise, config.smoothing_std, config.smoothing_clip
+                )
+        each, errors, metrics = self.critic_losses(networks, context.targets["critics"], data, next_actions)
+        priorities = None
+        if config.prioritized:
+            weights = losses.importance_weights(
+                torch.as_tensor(batch.info.probability, device=each.device),
+                torch.as_tensor(batch.info.table_size, device=each.device),
+                config.importance_sampling_exponent,
+                context.largest,
+            )
+            # With the small constant, items without error still have a chance to be sampled.
+            each, priorities = weights * each, errors.double() + 1e-6
+            metrics["importance_weight"] = weights.mean()
+        critic = metrics["critic_loss"] = each.mean()
+        # With a delay, the policy moves at the steps after which the targets do.
+        if config.actor_delay > 1 and (int(context.learner_steps) + 1) % config.actor_delay:
+            return LossOutput(critic, metrics, priorities)
+        actions = networks.policy(data.observation)
+        with frozen(networks.critics):
+            actor = losses.deterministic_policy_loss(networks.values(data.observation, actions))
+        metrics["actor_loss"], metrics["saturation"] = actor, (actions.abs() > 0.99).float().mean()
+        return LossOutput(critic + actor, metrics, priorities)
+
+
+@dataclass(frozen=True)
+class DDPGConfig(TD3Config):
+    """Settings of DDPG: TD3's without what TD3 adds."""
+
+    num_critics: int = 1  # The smallest value counts. More are more conservative, and slower.
+    actor_delay: int = 1  # Learner steps per update of the policy. More: it follows better values, later.
+    target_update_period: int = 1  # Learner steps between updates of the target policy and critics.
+    smoothing_std: float = 0.0  # Of the noise on the target policy's actions. 0: sharp peaks of values count.
+
+
+class DDPG(TD3):
+    """Deterministic policy gradients with one critic: the plain setting of TD3."""
+
+    config: DDPGConfig
+
+    def __init__(self, config: DDPGConfig | None = None, networks_fn: NetworksFn | None = None):
+        super().__init__(config or DDPGConfig(), networks_fn)
+
+
+_MUJOCO = {"num_actors": 1, "envs_per_actor": 1, "evaluate_period": 20_000}
+# Of both agents.
+PRESETS: Mapping[str, Preset] = {
+    "gymnasium:Pendulum-v1": Preset(
+        agent={
+            "min_replay_size": 500,
+            "batch_size": 128,
+            "samples_per_insert": 128.0,
+            "hidden_sizes": (64, 64),
+            "critic_learning_rate": 2e-3,
+        },
+        run={"num_actors": 1, "envs_per_actor": 1, "max_env_steps": 20_000, "evaluate_period": 5_000},
+    ),
+    "gymnasium:HalfCheetah-v5": Preset(
+        agent={"min_replay_size": 5_000, "batch_size": 128, "samples_per_insert": 128.0},
+        run={**_MUJOCO, "max_env_steps": 200_000},
+    ),
+    "gymnasium:Hopper-v5": Preset(
+        agent={"min_replay_size": 5_000, "learning_rate": 3e-4, "critic_learning_rate": 3e-4},
+        run={**_MUJOCO, "max_env_steps": 300_000},
+    ),
+    "gymnasium:Walker2d-v5": Preset(
+        agent={"min_replay_size": 5_000, "learning_rate": 3e-4, "critic_learning_rate": 3e-4},
+        run={**_MUJOCO, "max_env_steps": 300_000},
+    ),
+}

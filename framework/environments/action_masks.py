@@ -1,0 +1,115 @@
+"""Discrete actions of environments: masks that are checked, and several choices as one action."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import dm_env
+import numpy as np
+import tree
+
+from framework import nest as nests
+from framework import specs
+from framework.environments.base import LAST, BatchedEnvironment, EnvironmentFault
+from framework.environments.wrappers import EnvironmentWrapper
+from framework.types import Nest
+
+
+class MaskChecker:
+    """Checks that the mask of each step that is not LAST allows an action.
+
+    Args:
+      name: the environment's name, for errors.
+      spec: the spec of one env. Without an `action_mask` that fits the actions, nothing is checked.
+      first_env: the number of env 0 in errors.
+    """
+
+    def __init__(self, name: str, spec: specs.EnvironmentSpec, first_env: int = 0):
+        self._name, self._first_env = name, first_env
+        sizes = specs.choices(spec.actions)
+        self._starts = np.cumsum([0, *sizes])[:-1]
+        mask = specs.action_mask(spec.observations)
+        # Agents that are not in the episode have masks of zeros.
+        self._has_mask = (
+            mask is not None
+            and not specs.agents(spec)
+            and sum(math.prod(leaf.shape) for leaf in tree.flatten(mask)) == sum(sizes) > 0
+        )
+
+    def __call__(self, step_type: np.ndarray, observation: Nest) -> None:
+        """Checks a time step `[B, ...]`; raises EnvironmentFault."""
+        if not self._has_mask:
+            return
+        legal = _allowed(specs.action_mask(observation))
+        stuck = ~np.logical_or.reduceat(legal, self._starts, axis=1).all(1) & (step_type != LAST)
+        if np.count_nonzero(stuck):
+            env = int(np.flatnonzero(stuck)[0])
+            mask = legal[env].astype(int)
+            raise EnvironmentFault(
+                f"{self._name}, env {self._first_env + env}: {specs.ACTION_MASK} is {mask}, "
+                "expected a legal action for each choice. End the episode where nothing can be done."
+            )
+
+
+def _allowed(mask: Nest) -> np.ndarray:
+    """bool`[B, A]` of a mask, which may be a nest."""
+    return np.concatenate(tree.flatten(mask), axis=-1) > 0
+
+
+class CombineActions(EnvironmentWrapper):
+    """All discrete parts of an action as one: a `DiscreteArray` of all combinations, for DQN and its family.
+
+    The first part changes slowest. A mask of the parts becomes that of the combinations.
+    """
+
+    def __init__(self, environment: BatchedEnvironment):
+        super().__init__(environment)
+        actions = self.spec.actions
+        self._leaves = tree.flatten(actions)
+        self._sizes = specs.choices(actions)
+        if len(self._sizes) != sum(math.prod(leaf.shape) for leaf in self._leaves):
+            raise ValueError(
+                f"action spec: got {actions!r}, expected discrete actions only. Use an agent for nests of "
+                "actions, such as PPO."
+            )
+        self._build = nests.unflattener(actions)
+        count = math.prod(self._sizes)
+        self.spec = self.spec._replace(
+            actions=specs.DiscreteArray(count, dtype=np.int64, name="action"),
+            observations=_with_mask(
+                self.spec.observations, specs.Array((count,), bool, name=specs.ACTION_MASK)
+            ),
+        )
+
+    def reset(self) -> dm_env.TimeStep:
+        return self._combined(self._environment.reset())
+
+    def step(self, action: Nest) -> dm_env.TimeStep:
+        parts = np.stack(np.unravel_index(action, self._sizes), -1)
+        leaves, at = [], 0
+        for leaf in self._leaves:
+            size = math.prod(leaf.shape)
+            values = leaf.minimum + parts[:, at : at + size].reshape(-1, *leaf.shape)
+            leaves.append(values.astype(leaf.dtype))
+            at += size
+        return self._combined(self._environment.step(self._build(leaves)))
+
+    def _combined(self, timestep: dm_env.TimeStep) -> dm_env.TimeStep:
+        mask = specs.action_mask(timestep.observation)
+        if mask is None:
+            return timestep
+        combined = np.ones((self.num_envs, 1), bool)
+        for part in np.split(_allowed(mask), np.cumsum(self._sizes)[:-1], axis=1):
+            combined = (combined[:, :, None] & part[:, None, :]).reshape(self.num_envs, -1)
+        return timestep._replace(observation=_with_mask(timestep.observation, combined))
+
+
+def _with_mask(observation: Nest, mask: Any) -> Nest:
+    """The observation with another mask, if it has one."""
+    if not isinstance(observation, dict):
+        return observation
+    return {
+        name: mask if name == specs.ACTION_MASK else _with_mask(entry, mask)
+        for name, entry in observation.items()
+    }

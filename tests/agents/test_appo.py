@@ -1,0 +1,166 @@
+"""APPO and IMPACT: the loss against a loop, how often an unroll is drawn, every field of the config."""
+
+import dataclasses
+import math
+
+import agent_probes
+import config_fields
+import numpy as np
+import pytest
+import test_impala
+import torch
+from batches import learn
+from test_impala import SPEC, make_batch
+
+from agents.appo import APPO, APPOConfig
+from agents.impact import IMPACT, IMPACTConfig
+from framework import adders, replay
+
+SMALL = APPOConfig(hidden_sizes=(8,), batch_size=4, unroll_length=5)
+
+
+def make_learner(config=SMALL, spec=SPEC):
+    torch.manual_seed(0)
+    agent = APPO(config)
+    return agent.make_learner(agent.make_networks(spec), spec)
+
+
+def log_probs_and_values(model, data, n):
+    """Of each row of unroll `n`, one step at a time."""
+    state = tuple(torch.as_tensor(part[n : n + 1]) for part in data.extras.get("state", ()))
+    log_probs, entropies, values = [], [], []
+    for t in range(data.reward.shape[1]):
+        if t > 0 and data.start_of_episode[n, t]:
+            state = model.initial_state(1)
+        observation = torch.as_tensor(data.observation[n : n + 1, t])
+        features = model.torso(observation)
+        values.append(float(model.value(model.core.step(features, state)[0] if model.core else features)))
+        policy, state = model.step(observation, state)
+        probabilities = policy.logits.softmax(-1)[0].double().numpy()
+        log_probs.append(math.log(probabilities[data.action[n, t]]))
+        entropies.append(-(probabilities * np.log(probabilities)).sum())
+    return np.array(log_probs), entropies, values
+
+
+@pytest.mark.parametrize("changes", [{}, {"lstm_size": 6}], ids=["feed-forward", "lstm"])
+@torch.no_grad()
+def test_the_loss_against_a_loop(changes):
+    weights = {
+        "discount": 0.9,
+        "vtrace_lambda": 0.8,
+        "clip": 0.1,
+        "clip_target": 1.2,
+        "entropy_coefficient": 0.1,
+    }
+    bounds = {"reward_clip": 2.0, "clip_rho": 0.8, "clip_c": 0.7, "target_update_period": 3}
+    config = dataclasses.replace(SMALL, learning_rate=0.05, **changes, **weights, **bounds)
+    learner, batch = make_learner(config), make_batch(config)
+    with torch.enable_grad():
+        learn(learner, make_batch(config, seed=1))  # The networks leave the target network behind.
+    data, terms = batch.data, []
+    for n in range(config.batch_size):
+        log_probs, entropies, values = log_probs_and_values(learner.networks.actor_critic, data, n)
+        targets, _, _ = log_probs_and_values(learner.targets["actor_critic"], data, n)
+        acting = data.extras["log_prob"][n]
+        rhos, carried = np.exp(targets - acting), 0.0
+        for t in reversed(range(config.unroll_length)):
+            if not data.mask[n, t]:
+                carried = 0.0
+                continue
+            discount = 0.9 * data.discount[n, t]
+            error = np.clip(data.reward[n, t], -2, 2) + discount * values[t + 1] - values[t]
+            advantage = min(0.8, rhos[t]) * (error + discount * 0.8 * carried)
+            carried = min(0.8, rhos[t]) * error + discount * 0.8 * min(0.7, rhos[t]) * carried
+            ratio = min(math.exp(acting[t] - targets[t]), 1.2) * math.exp(log_probs[t] - acting[t])
+            gain = min(ratio * advantage, np.clip(ratio, 0.9, 1.1) * advantage)
+            terms.append(-gain + 0.5 * 0.5 * carried**2 - 0.1 * entropies[t])
+    with torch.enable_grad():
+        metrics = learn(learner, batch).metrics
+    assert metrics["loss"].item() == pytest.approx(np.mean(terms), rel=1e-4)
+    assert metrics["kl"] > 0 and 0 < metrics["clip_fraction"] < 1
+
+
+def test_the_target_network_is_copied_after_a_period():
+    learner, equal = make_learner(dataclasses.replace(SMALL, target_update_period=3)), []
+    for seed in range(6):
+        learn(learner, make_batch(seed=seed))
+        pairs = zip(learner.networks.actor_critic.parameters(), learner.targets.parameters(), strict=True)
+        equal.append(all(torch.equal(online, target) for online, target in pairs))
+    assert equal == [False, False, True, False, False, True]
+
+
+@pytest.mark.parametrize("uses", [1, 3])
+def test_each_unroll_is_drawn_as_often_as_the_config_says(uses):
+    agent = APPO(dataclasses.replace(SMALL, samples_per_insert=uses, queue_batches=2))
+    client = replay.EmbeddedClient(agent.make_tables(SPEC), concurrent=False)
+    drawn, inserted, waits = [], 0, 0
+    while inserted < 40:
+        if client.can_insert(adders.QUEUE_TABLE):
+            client.insert(inserted, {adders.QUEUE_TABLE: 1.0})
+            inserted += 1
+        else:
+            waits += 1
+            drawn += np.ravel(client.sample_batch(adders.QUEUE_TABLE, agent.config.batch_size).data).tolist()
+    drawn += np.ravel(client.sample_batch(adders.QUEUE_TABLE, uses * 40 - len(drawn)).data).tolist()
+    assert np.bincount(drawn).tolist() == [uses] * 40 and waits > 0
+    if uses == 1:
+        assert drawn == sorted(drawn)
+    else:
+        assert drawn != sorted(drawn)
+
+
+def learned(config):
+    return agent_probes.after_three_steps(make_learner(config), lambda seed: make_batch(config, seed))
+
+
+def table(config):
+    return str(APPO(config).make_tables(SPEC)[0].info)
+
+
+INHERITED = {
+    name: (value, learned if probe is test_impala.learned else probe, others)
+    for name, (value, probe, others) in test_impala.FIELDS.items()
+}
+RMSPROP = {"optimizer": "rmsprop"}
+# See helpers/config_fields.py.
+FIELDS = {
+    **INHERITED,
+    **config_fields.of_gradients(learned, make_learner),
+    "optimizer": ("rmsprop", learned, {}),
+    "rmsprop_decay": (0.5, learned, RMSPROP),
+    "rmsprop_momentum": (0.5, learned, RMSPROP),
+    "max_gradient_norm": (1e-3, learned, RMSPROP),
+    "samples_per_insert": (3, table, {}),
+    "clip": (0.01, learned, {}),
+    "clip_target": (0.5, learned, {}),
+    "target_update_period": (1, learned, {}),
+}
+
+
+@pytest.mark.parametrize("config", [APPOConfig, IMPACTConfig])
+def test_every_field_is_in_the_table(config):
+    config_fields.assert_complete(FIELDS, config)
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_every_field_changes_something(field):
+    config_fields.assert_changes_something(FIELDS, field, SMALL)
+
+
+WRONG = [("samples_per_insert", 0), ("target_update_period", 0), ("clip", 0.0), ("clip_target", -1.0)]
+
+
+@pytest.mark.parametrize(("field", "value"), WRONG)
+def test_a_value_that_makes_no_sense_is_refused(field, value):
+    config_fields.assert_refuses(APPOConfig, field, value)
+
+
+def test_the_learner_goes_to_the_configured_device():
+    config_fields.assert_learns_on_the_device(make_learner, SMALL, make_batch(SMALL))
+
+
+def test_impact_is_appo_with_a_circular_buffer():
+    own = {field.name: field.default for field in dataclasses.fields(IMPACTConfig)}
+    changed = {f.name for f in dataclasses.fields(APPOConfig) if f.default != own[f.name]}
+    assert changed == {"samples_per_insert", "queue_batches"}
+    assert IMPACT().make_tables(SPEC)[0].max_times_sampled == 2

@@ -1,0 +1,116 @@
+"""Environments with action masks: steps that allow nothing, several choices as one action, the board."""
+
+import functools
+
+import dm_env
+import numpy as np
+import pytest
+
+from framework import environments, specs
+from framework.environments.testing import MaskedEnvironment, TupleEnvironment
+
+ACTIONS = {"a": specs.DiscreteArray(2), "b": specs.BoundedArray((2,), np.int64, [1, 0], [3, 1])}
+
+
+class Several(dm_env.Environment):
+    """Takes a dict of choices, and shows a nest of masks, those of `MASKS` in turn."""
+
+    MASKS = (([1, 0], [0, 1, 1, 1, 0]), ([0, 1], [1, 0, 0, 1, 1]), ([0, 1], [1, 1, 1, 0, 0]))
+
+    def __init__(self):
+        self.time, self.taken = -1, []
+
+    def observation_spec(self):
+        mask = {"a": specs.Array((2,), bool), "b": specs.Array((5,), bool)}
+        return {"inner": {"board": specs.Array((1,), np.float32), "action_mask": mask}}
+
+    def action_spec(self):
+        return ACTIONS
+
+    def _observe(self):
+        a, b = np.array(self.MASKS[self.time][0], bool), np.array(self.MASKS[self.time][1], bool)
+        return {"inner": {"board": np.zeros(1, np.float32), "action_mask": {"a": a, "b": b}}}
+
+    def reset(self):
+        self.time = 0
+        return dm_env.restart(self._observe())
+
+    def step(self, action):
+        self.time += 1
+        return dm_env.transition(
+            float(100 * action["a"] + 10 * action["b"][0] + action["b"][1]), self._observe()
+        )
+
+
+def test_several_choices_as_one():
+    environment = environments.make(Several, num_envs=2, wrappers=[environments.CombineActions])
+    assert environment.action_spec() == specs.DiscreteArray(12, dtype=np.int64, name="action")
+    timestep = environment.reset()
+    # Legal: a 0, the first of b 2 or 3, the second 0; the last choice changes fastest.
+    mask = timestep.observation["inner"]["action_mask"]
+    assert mask.shape == (2, *environment.observation_spec()["inner"]["action_mask"].shape) == (2, 12)
+    assert np.flatnonzero(mask[0]).tolist() == [2, 4]
+    timestep = environment.step(np.array([2, 4]))
+    assert timestep.reward.tolist() == [20.0, 30.0]
+    assert np.flatnonzero(timestep.observation["inner"]["action_mask"][1]).tolist() == [6, 7]
+
+
+@pytest.mark.parametrize("stepping", ["inline", "processes"])
+def test_a_step_that_allows_nothing_for_a_choice_is_named(stepping):
+    environment = environments.make(Several, num_envs=2, stepping=stepping)
+    with environment, pytest.raises(environments.EnvironmentFault) as error:
+        environment.reset()
+        action = {"a": np.zeros(2, np.int64), "b": np.ones((2, 2), np.int64)}
+        for _ in range(2):
+            environment.step(action)
+    expected = r"Several, env 0: action_mask is \[0 1 1 1 1 0 0\], expected a legal action for each choice"
+    assert error.match(expected)
+
+
+def test_real_numbers_cannot_be_combined():
+    with pytest.raises(ValueError, match=r"expected discrete actions only\. Use an agent for nests"):
+        environments.make(TupleEnvironment, num_envs=1, wrappers=[environments.CombineActions])
+
+
+def test_a_mask_cannot_be_flattened():
+    with pytest.raises(ValueError, match="testing:Masked: got an observation with action_mask, expected one"):
+        environments.make("testing:Masked", wrappers=[environments.Flatten])
+
+
+@pytest.mark.parametrize("truncate", [False, True])
+def test_the_shortest_way_over_the_board_earns_1(truncate):
+    options = {"size": 3, "truncate": truncate}
+    with environments.make("testing:Masked", num_envs=3, seed=1, options=options) as environment:
+        observation, earned = environment.reset().observation, np.zeros(3)
+        for _ in range(4):
+            row, column, goal_row, goal_column = observation["board"].reshape(3, 4, 3).argmax(-1).T
+            vertical = np.where(row > goal_row, 0, 1)
+            action = np.where(row != goal_row, vertical, np.where(column > goal_column, 2, 3))
+            assert observation["action_mask"][np.arange(3), action].all()
+            assert observation["action_mask"].sum(1).min() >= 2
+            timestep = environment.step(action)
+            observation, earned = timestep.observation, earned + timestep.reward
+        assert timestep.last().all() and (timestep.discount == float(truncate)).all()
+        np.testing.assert_allclose(earned, 1.0, rtol=1e-6)
+        assert not observation["action_mask"].any()
+        assert environment.step(action).first().all()  # Its action is ignored.
+
+
+def test_a_move_off_the_board_is_an_error():
+    make = functools.partial(MaskedEnvironment, size=2)
+    with environments.make(make, num_envs=1, seed=0) as environment:
+        mask = environment.reset().observation["action_mask"]
+        with pytest.raises(environments.EnvironmentFault, match=r"action: got .*, expected one of"):
+            environment.step(np.flatnonzero(~mask[0])[:1])
+
+
+def test_each_part_of_a_tuple_earns_its_share():
+    options = {"choices": (3, 2), "numbers": (2,)}
+    with environments.make("testing:Tuple", num_envs=4, seed=0, options=options) as environment:
+        shown = environment.reset().observation
+        right = (shown[:, :3].argmax(-1), shown[:, 3:5].argmax(-1), shown[:, 5:])
+        assert environment.step(right).reward.tolist() == [1.0] * 4
+        shown = environment.reset().observation
+        wrong = ((shown[:, :3].argmax(-1) + 1) % 3, shown[:, 3:5].argmax(-1), shown[:, 5:] * 0)
+        expected = (1.0 + 1.0 - np.abs(shown[:, 5:]).mean(1)) / 3
+        np.testing.assert_allclose(environment.step(wrong).reward, expected, rtol=1e-5)
