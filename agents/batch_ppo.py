@@ -32,9 +32,7 @@ class BatchPPOConfig(PPOConfig):
 
     # Optimization.
     epochs: int = 25  # Optimizer steps on a batch. More learn more from it, until the policy moves too far.
-    minibatch_size: int | None = (
-        None  # Approximate number of real steps in a minibatch. None: the whole batch.
-    )
+    minibatch_size: int | None = None  # Approximate number of real steps in a minibatch. None: the batch.
     learning_rate: float = 1e-4  # Initial learning rate of Adam.
     value_learning_rate: float | None = 1e-3  # That of the value's own layers. None: the same.
     value_coefficient: float = 1.0  # Weight of half the squared error of the values.
@@ -45,7 +43,7 @@ class BatchPPOConfig(PPOConfig):
     hidden_sizes: tuple[int, ...] = (200, 100)  # Hidden layers of the policy and of the value.
     activation: str = "relu"  # Activation of the hidden layers: relu, tanh, elu or silu.
     initial_std: float = 0.37  # Initial standard deviation of actions, in half-widths of their range.
-    tanh_mean: bool = True  # A tanh keeps the mean of actions in their range; it learns slower at the bounds.
+    tanh_mean: bool = True  # A tanh keeps the mean of actions in their range; it learns slower at bounds.
 
 
 class BatchPPO(PPO):

@@ -18,11 +18,10 @@ from typing import Any
 import numpy as np
 import torch
 import tree
-from dm_env import specs as dm_specs
 from torch import Generator, nn
 
 from framework import config_checks as check
-from framework import losses, networks, replay
+from framework import losses, networks, replay, specs
 from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput, schedules
 from framework.networks import epsilon_greedy, mask_values, redraw_noise
@@ -101,13 +100,8 @@ class DQNNetworks(nn.Module):
 
     def __init__(self, config: DQNConfig, spec: EnvironmentSpec, outputs_per_action: int = 1):
         super().__init__()
-        if not isinstance(spec.actions, dm_specs.DiscreteArray):
-            raise ValueError(
-                f"action spec: got {spec.actions!r}, expected one discrete action. Combine several by the "
-                "wrapper CombineActions, or use an agent for such actions: see docs/agents.md."
-            )
+        self.num_actions = specs.num_discrete_actions(spec.actions)
         self.actions = networks.Actions(spec.actions)
-        self.num_actions = int(spec.actions.num_values)
         self.q_network = networks.QNetwork(
             spec.observations,
             self.num_actions,

@@ -61,9 +61,7 @@ class MPOConfig(OffPolicyConfig):
     epsilon_std: float = 1e-6  # Bound of the standard deviation, each dimension. Larger explores shorter.
     initial_mean_multiplier: float = 10.0  # Initial weight of the mean's divergence.
     initial_std_multiplier: float = 1000.0  # Initial weight of the standard deviation's divergence.
-    dual_learning_rate: float = (
-        1e-2  # Learning rate of the logarithms of temperatures and multipliers (Adam).
-    )
+    dual_learning_rate: float = 1e-2  # Of the logarithms of temperatures and multipliers (Adam).
 
     # Networks.
     hidden_sizes: tuple[int, ...] = (256, 256)  # Hidden layers of the policy and of the critic.

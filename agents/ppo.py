@@ -37,9 +37,7 @@ class ActorCriticConfig(OnPolicyConfig):
     recurrent: str | None = None  # "lstm" or "gru" after the hidden layers, then shared. None is no memory.
     recurrent_size: int = 64  # Width of that memory.
     initial_std: float = 1.0  # Initial standard deviation of actions, in half-widths of their range.
-    tanh_mean: bool = (
-        False  # A tanh keeps the mean of actions in their range; it learns slower at the bounds.
-    )
+    tanh_mean: bool = False  # A tanh keeps the mean of actions in their range; it learns slower at bounds.
 
     def __post_init__(self) -> None:
         super().__post_init__()

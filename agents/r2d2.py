@@ -25,10 +25,9 @@ from typing import Any
 import numpy as np
 import torch
 import tree
-from dm_env import specs as dm_specs
 from torch import nn
 
-from framework import adders, environments, losses, networks, replay
+from framework import adders, environments, losses, networks, replay, specs
 from framework import config_checks as check
 from framework.adders.block import PriorityFn
 from framework.core import NetworksFn
@@ -102,16 +101,10 @@ class R2D2Networks(nn.Module):
 
     def __init__(self, config: R2D2Config, spec: EnvironmentSpec):
         super().__init__()
-        if not isinstance(spec.actions, dm_specs.DiscreteArray):
-            raise ValueError(
-                f"action spec: got {spec.actions!r}, expected one discrete action. Combine several by the "
-                "wrapper CombineActions, or use an agent for such actions: see docs/agents.md."
-            )
+        num_actions = specs.num_discrete_actions(spec.actions)
         self.actions = networks.Actions(spec.actions)
         sizes = config.hidden_sizes, config.lstm_size, config.head_sizes
-        self.q_network = networks.RecurrentQNetwork(
-            spec.observations, int(spec.actions.num_values), *sizes, config.dueling
-        )
+        self.q_network = networks.RecurrentQNetwork(spec.observations, num_actions, *sizes, config.dueling)
 
 
 class R2D2Policy(TorchPolicy):

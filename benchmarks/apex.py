@@ -1,9 +1,10 @@
-"""How Ape-X scales with its actors, and how fast one of its workers is.
+"""How Ape-X scales with its actors, how fast one of its workers is, and what R2D2 makes of a core.
 
     python benchmarks/apex.py scaling [--actors 1 2 4 8 16] [--step-time 0.005] [--seconds 10]
     python benchmarks/apex.py pong [--actors 1 2]
     python benchmarks/apex.py grid [--fragments 50 100 200] [--envs 1 4 16] [--environment atari:Pong]
     PYTHON benchmarks/apex.py rllib-grid     # the same grid, by an interpreter that has ray[rllib] and ale-py
+    python benchmarks/apex.py r2d2 [--actors 1 2]
 
 ``scaling`` and ``pong`` run whole programs on ``processes``. The rate limiter is out of the way: actors and
 learner run as fast as they can, as in the paper. A row counts the env steps, learner steps and CPU seconds of
@@ -16,6 +17,11 @@ and by that of an actor in the first row; it means something while *cores used* 
 and prepares its samples, by length of fragment and number of envs. Ours also computes priorities and writes
 to an embedded replay. A figure is env steps per second, and in parentheses per CPU-second, which a busy
 machine changes less. ``rllib-grid`` calls ``SingleAgentEnvRunner.sample``, in this process too.
+
+``r2d2`` is rlpyt's setting of R2D1 on Pong (Stooke and Abbeel, 2019): an LSTM of 512 units, sequences of 80
+steps behind a burn-in of 40, and a replay ratio of 1, which the rate limiter holds: each env step is learned
+from once on average. First the actors alone, then with the learner, both per core in use; then the CPU time
+of an env step, by group of nodes.
 """
 
 from __future__ import annotations
@@ -24,9 +30,12 @@ import argparse
 import os
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from throughput_window import tree_cpu_seconds
+
+if TYPE_CHECKING:
+    from framework.core import Agent
 
 PONG = "atari:Pong"
 _START_S = 300.0  # Limit of the wait for all actors.
@@ -34,20 +43,34 @@ _START_S = 300.0  # Limit of the wait for all actors.
 FREE: dict[str, Any] = {"insert_burst": 1_000_000, "samples_per_insert": 8.0}
 
 
+class Rates(NamedTuple):
+    """What a program does per second: steps, and CPU seconds of all its processes and of each group."""
+
+    env_steps: float
+    learner_steps: float
+    cores: float
+    groups: dict[str, float]
+
+
 def program_rates(
-    environment: str, actors: int, options: argparse.Namespace, agent: dict[str, Any], run: dict[str, Any]
-) -> tuple[float, float, float]:
-    """Env steps and learner steps per second, and cores used, of one program."""
+    environment: str,
+    actors: int,
+    options: argparse.Namespace,
+    agent: Agent,
+    run: dict[str, Any],
+    learning: bool = True,
+) -> Rates:
+    """The rates of one program. Without ``learning``, the learner never has what it needs to begin."""
     import launch
-    from framework.programs import RunConfig, make_agent, make_program
+    from framework.programs import RunConfig, make_program
 
     settings = RunConfig(num_actors=actors, evaluate_period=None, learner_log_period=10**9, **run)
-    program = make_program(make_agent("apex", **FREE, **agent), environment, settings)
+    program = make_program(agent, environment, settings)
     expected = {f"actor-{index}" for index in range(actors)}
     with launch.start(program, "processes") as job:
         counter, monitor = job.client("counter"), job.client("monitor")
         deadline = time.monotonic() + _START_S
-        learns = counter.wait_for("learner_steps", 1, timeout=_START_S)
+        learns = not learning or counter.wait_for("learner_steps", 1, timeout=_START_S)
         while not (learns and expected <= {*monitor.snapshot()["labels"]}):
             if time.monotonic() > deadline:
                 raise TimeoutError(
@@ -55,30 +78,67 @@ def program_rates(
                 )
             counter.wait_for("env_steps", 10**15, timeout=0.2)  # A count that is not reached.
         counter.wait_for("env_steps", 10**15, timeout=options.warm_up)
-        marks = []
+        marks, usages = [], []
         for _ in range(2):
-            counts = counter.get_counts()
+            counts, nodes = counter.get_counts(), job.nodes()
             steps = [counts.get(name, 0) for name in ("env_steps", "learner_steps")]
             marks.append((*steps, tree_cpu_seconds(), time.perf_counter()))
+            groups = dict.fromkeys((node["group"] for node in nodes), 0.0)
+            for node in nodes:
+                groups[node["group"]] += node["cpu_seconds"]
+            usages.append(groups)
             if len(marks) == 1:
                 counter.wait_for("env_steps", 10**15, timeout=options.seconds)
         job.stop()
     *made, seconds = [end - begin for begin, end in zip(*marks, strict=True)]
     env_steps, learner_steps, cpu = [each / seconds for each in made]
-    return env_steps, learner_steps, cpu
+    used = {group: (usages[1][group] - before) / seconds for group, before in usages[0].items()}
+    return Rates(env_steps, learner_steps, cpu, used)
 
 
 def scaling(
-    environment: str, options: argparse.Namespace, agent: dict[str, Any], run: dict[str, Any]
+    environment: str, options: argparse.Namespace, settings: dict[str, Any], run: dict[str, Any]
 ) -> None:
+    from framework.programs import make_agent
+
+    agent = make_agent("apex", **FREE, **settings)
     print(f"{os.cpu_count()} cores, load before: {os.getloadavg()[0]:.1f}\n")
     print("| actors | env steps/s | of linear | learner steps/s | cores used |\n|---|---|---|---|---|")
     one: float | None = None
     for actors in options.actors:
-        env_steps, learner_steps, cpu = program_rates(environment, actors, options, agent, run)
+        env_steps, learner_steps, cpu, _ = program_rates(environment, actors, options, agent, run)
         one = env_steps / actors if one is None else one
         share = env_steps / actors / one
         print(f"| {actors} | {env_steps:,.0f} | {share:.2f} | {learner_steps:,.0f} | {cpu:.2f} |", flush=True)
+
+
+def r2d2(options: argparse.Namespace, settings: dict[str, Any], run: dict[str, Any]) -> None:
+    from framework.programs import make_agent
+
+    print(f"{os.cpu_count()} cores, load before: {os.getloadavg()[0]:.1f}\n")
+    print(
+        "| actors | learns | env steps/s | cores used | env steps/s per core | learned steps per env step |"
+    )
+    print("|---" * 6 + "|")
+    spent: dict[tuple[int, bool], Rates] = {}
+    for actors in options.actors:
+        for learning in (False, True):
+            needs = {} if learning else {"min_replay_size": settings["max_replay_size"]}
+            agent = make_agent("r2d2", **settings, **needs)
+            rates = program_rates(PONG, actors, options, agent, run, learning)
+            spent[actors, learning] = rates
+            per_core = rates.env_steps / rates.cores
+            learned = rates.learner_steps * settings["batch_size"] * settings["unroll_length"]
+            print(
+                f"| {actors} | {'yes' if learning else 'no'} | {rates.env_steps:,.0f} | {rates.cores:.2f} | "
+                f"{per_core:,.0f} | {learned / rates.env_steps:.2f} |",
+                flush=True,
+            )
+    print("\n| actors | learns | CPU µs per env step, by group |\n|---|---|---|")
+    for (actors, learning), rates in spent.items():
+        parts = sorted(rates.groups.items(), key=lambda part: -part[1])
+        text = ", ".join(f"{group} {1e6 * cpu / rates.env_steps:,.0f}" for group, cpu in parts if cpu)
+        print(f"| {actors} | {'yes' if learning else 'no'} | {text} |")
 
 
 def grid(options: argparse.Namespace, make: Callable[[int], Callable[[int], int]]) -> None:
@@ -175,8 +235,10 @@ def rllib_runner(environment: str) -> Callable[[int], Callable[[int], int]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("what", choices=["scaling", "pong", "grid", "rllib-grid"])
-    parser.add_argument("--actors", type=int, nargs="+", help="1 2 4 8 16; pong: 1 and the number of cores")
+    parser.add_argument("what", choices=["scaling", "pong", "grid", "rllib-grid", "r2d2"])
+    parser.add_argument(
+        "--actors", type=int, nargs="+", help="1 2 4 8 16; pong, r2d2: 1 and the number of cores"
+    )
     parser.add_argument("--step-time", type=float, default=0.005, help="seconds of a step in scaling")
     parser.add_argument("--fragments", type=int, nargs="+", default=[50, 100, 200], help="steps of an env")
     parser.add_argument("--envs", type=int, nargs="+", default=[1, 4, 16])
@@ -194,6 +256,17 @@ def main() -> None:
         options.actors = options.actors or sorted({1, os.cpu_count() or 1})
         agent = {"rollout_length": 50, "hidden_sizes": (), "batch_size": 64, "max_replay_size": 50_000}
         scaling(PONG, options, agent, {"log_period": 50, "envs_per_actor": 4, "stepping": "inline"})
+    elif options.what == "r2d2":
+        options.actors = options.actors or sorted({1, os.cpu_count() or 1})
+        sequences = {"burn_in": 40, "unroll_length": 80, "period": 40, "samples_per_insert": 0.5}
+        agent = {
+            **sequences,
+            "lstm_size": 512,
+            "head_sizes": (512,),
+            "batch_size": 32,
+            "max_replay_size": 2_000,
+        }
+        r2d2(options, agent, {"log_period": 50, "envs_per_actor": 8, "stepping": "inline"})
     else:
         make = our_worker if options.what == "grid" else rllib_runner
         grid(options, make(options.environment))

@@ -97,6 +97,12 @@ ROWS = {
         "ppo", "gymnasium:LunarLander-v3", 1_000_000, 200, published="Zoo 242.1 at 1M (v2)"
     ),
     "lunarlander-rainbow": Row("rainbow", "gymnasium:LunarLander-v3", 200_000, 150),
+    # BatchPPO's experiment: curves, no floor.
+    "halfcheetah-batch-ppo": Row("batch_ppo", "gymnasium:HalfCheetah-v5", 1_000_000),
+    "hopper-batch-ppo": Row("batch_ppo", "gymnasium:Hopper-v5", 1_000_000),
+    "walker2d-batch-ppo": Row("batch_ppo", "gymnasium:Walker2d-v5", 1_000_000),
+    "reacher-batch-ppo": Row("batch_ppo", "gymnasium:Reacher-v5", 1_000_000),
+    "pendulum-batch-ppo": Row("batch_ppo", "gymnasium:Pendulum-v1", 1_000_000),
     "memory-ppo-lstm": Row("ppo", "testing:Memory", 200_000, 0.95),
     "memory-ppo-feedforward": Row(
         "ppo", "testing:Memory", 200_000, ceiling=0.6, flags=("--recurrent", "None")

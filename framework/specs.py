@@ -195,6 +195,20 @@ def action_mask(observation: Nest) -> Any:
     return None
 
 
+def num_discrete_actions(action_spec: Any) -> int:
+    """The number of values of one discrete action.
+
+    Raises:
+      ValueError: The spec is another one.
+    """
+    if not isinstance(action_spec, DiscreteArray):
+        raise ValueError(
+            f"action spec: got {action_spec!r}, expected one discrete action. Combine several by the wrapper "
+            "CombineActions, or use an agent for such actions: see docs/agents.md."
+        )
+    return int(action_spec.num_values)
+
+
 def choices(action_spec: Nest) -> list[int]:
     """The number of values of each choice of an action, in the order of `tree.flatten`; none of real numbers.
 

@@ -147,7 +147,7 @@ class QNetwork(nn.Module):
 
     With `dueling`, Q = V + A - mean(A) with two streams of equal hidden sizes (Wang et al., 2016, equation
     9), for each of the K outputs (Hessel et al., 2018). An encoder precedes the hidden layers; it passes a
-    single vector on unchanged.
+    single vector on unchanged. The last layer computes in float32, also with autocast.
 
     Args:
       observation_spec: nest of dm_env specs of one env.

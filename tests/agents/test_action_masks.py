@@ -11,6 +11,7 @@ import torch
 
 import launch
 from agents.a2c import A2C, A2CConfig
+from agents.appo import APPO, APPOConfig
 from agents.c51 import C51, C51Config
 from agents.dqn import DQN, DQNConfig
 from agents.flow_dqn import ApeX, ApeXConfig
@@ -43,6 +44,7 @@ RATES = {"learning_rate": 5e-3, "critic_learning_rate": 5e-3, "temperature_learn
 MASKED = {
     "a2c": A2C(A2CConfig(**UNROLLS)),
     "apex": ApeX(ApeXConfig(**VALUES)),
+    "appo": APPO(APPOConfig(**UNROLLS, batch_size=8, samples_per_insert=2)),
     "c51": C51(C51Config(**ATOMS)),
     "dqn": DQN(DQNConfig(**VALUES)),
     "dqn, munchausen": DQN(DQNConfig(**VALUES, munchausen=0.9)),
@@ -129,6 +131,7 @@ ADVANTAGES = {**UNROLLS, "discount": 0.0, "entropy_coefficient": 0.0}
 # Agent, options of the environment, and its wrappers.
 TUPLES = {
     "a2c": (A2C(A2CConfig(**ADVANTAGES, initial_std=0.5, normalize_advantages=True)), {}, ()),
+    "appo": (APPO(APPOConfig(**ADVANTAGES, batch_size=4, target_update_period=4)), {}, ()),
     "dqn": (DQN(DQNConfig(**VALUES)), CHOICES, ("CombineActions",)),
     "impala": (IMPALA(IMPALAConfig(**ADVANTAGES, batch_size=4, optimizer="adam")), {}, ()),
     "mpo": (MPO(MPOConfig(**{**CONTINUOUS, "learning_rate": 5e-3}, **STRONG)), NUMBERS, ()),

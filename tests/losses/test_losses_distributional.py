@@ -105,3 +105,12 @@ def test_the_cross_entropy_against_torchs_and_its_divergence(random):
     assert same[1].max() < 1e-12
     with pytest.raises(ValueError, match="shapes: got"):
         losses.categorical_cross_entropy(logits, targets[:1])
+
+
+def test_expected_returns_by_hand_also_of_bfloat16():
+    atoms = torch.tensor([-1.0, 0.0, 4.0])
+    logits = torch.tensor([[[0.5, 0.25, 0.25]], [[0.0, 0.0, 1.0]]]).log()
+    assert losses.expected_returns(logits, atoms).tolist() == [[0.5], [4.0]]
+    rounded = losses.expected_returns(logits.bfloat16(), atoms)
+    assert rounded.dtype == torch.float32
+    torch.testing.assert_close(rounded, torch.tensor([[0.5], [4.0]]), atol=0.02, rtol=0)

@@ -58,6 +58,7 @@ LOSSES = {
         losses.likelihood_ratio_loss,
     ),
     "value_loss": ({"values": ()}, {"targets": ()}, losses.value_loss),
+    "explained_variance": ({"values": ()}, {"targets": ()}, losses.explained_variance),
     "clipped_value_loss": ({"values": ()}, {"old_values": (), "targets": ()}, losses.clipped_value_loss),
     "deterministic_policy_loss": ({"action_values": ()}, {}, losses.deterministic_policy_loss),
     "mpo_temperature_loss": (
