@@ -57,6 +57,37 @@ class Row:
 
 
 HIDDEN_CARTPOLE = "testing:CartPoleWithoutVelocities"
+# Masks and tuples of actions: small networks and few steps.
+_SMALL = ("--num-actors", "2", "--envs-per-actor", "4", "--hidden-sizes", "32", "--learning-rate", "5e-3")
+_SMALL = (*_SMALL, "--learning-rate-decay", "10000", "--discount", "0.9")
+_REPLAYED = ("--min-replay-size", "64", "--insert-burst", "32", "--n-step", "1", "--samples-per-insert", "8")
+_REPLAYED = (*_SMALL, *_REPLAYED, "--batch-size", "32", "--target-update-rate", "0.05")
+_VALUES = (*_REPLAYED, "--epsilon-decay", "1000")
+_ATOMS = (*_VALUES, "--v-min", "-0.5", "--v-max", "1", "--num-atoms", "31")
+_UNROLLS = (*_SMALL, "--unroll-length", "8", "--entropy-coefficient", "0")
+_CHOICES = ("--wrappers", "CombineActions", "--environment-options", "choices=[3,2]", "numbers=[]")
+_NUMBERS = ("--environment-options", "choices=[]", "numbers=[1,2]", "--critic-learning-rate", "5e-3")
+_MASKED: dict[str, tuple[str, ...]] = {
+    "a2c": _UNROLLS,
+    "apex": _VALUES,
+    "c51": _ATOMS,
+    "dqn": _VALUES,
+    "impala": (*_UNROLLS, "--batch-size", "8"),
+    "iqn": _VALUES,
+    "ppo": _UNROLLS,
+    "qr_dqn": _VALUES,
+    "r2d2": (*_VALUES, "--unroll-length", "6", "--burn-in", "2", "--period", "6", "--lstm-size", "16"),
+    "rainbow": (*_ATOMS, "--initial-noise", "0.02", "--epsilon-start", "1"),
+    "sac": (*_REPLAYED, "--critic-learning-rate", "5e-3", "--initial-temperature", "0.1"),
+}
+_TUPLES: dict[str, tuple[str, ...]] = {
+    "a2c": (*_UNROLLS, "--initial-std", "0.5", "--normalize-advantages"),
+    "dqn": (*_VALUES, *_CHOICES),
+    "impala": (*_UNROLLS, "--batch-size", "1", "--optimizer", "adam"),
+    "ppo": (*_UNROLLS, "--initial-std", "0.5"),
+    "sac": (*_REPLAYED, *_NUMBERS, "--initial-temperature", "0.05", "--reward-scale", "5"),
+    "td3": (*_REPLAYED, *_NUMBERS),
+}
 ROWS = {
     "cartpole-ppo": Row("ppo", "gymnasium:CartPole-v1", 60_000, 475, published="Zoo 500 at 100k"),
     "cartpole-impala": Row("impala", "gymnasium:CartPole-v1", 150_000, 475),
@@ -165,6 +196,8 @@ ROWS = {
         ceiling=-17,
         flags=("--inner-steps", "0", "--inner-learning-rate", "0.5"),
     ),
+    **{f"masked-{name}": Row(name, "testing:Masked", 10_000, 0.95, flags=of) for name, of in _MASKED.items()},
+    **{f"tuple-{name}": Row(name, "testing:Tuple", 10_000, 0.95, flags=of) for name, of in _TUPLES.items()},
 }
 
 
