@@ -265,12 +265,17 @@ class MPO(OffPolicyAgent):
         return total, metrics
 
 
+# Rewards are between 0 and 1. The bounds are wider than Acme's, which are for millions of learner steps.
 CONTROL_SUITE = Preset(
     agent={
         "num_atoms": 51,
         "v_min": 0.0,
         "v_max": 100.0,
         "num_samples": 10,
+        "epsilon_mean": 0.01,
+        "epsilon_std": 1e-4,
+        "initial_std_multiplier": 100.0,
+        "batch_size": 128,
         "samples_per_insert": 128.0,
         "min_replay_size": 2_000,
     },
