@@ -97,7 +97,7 @@ class D4PG(TD3):
         with torch.no_grad():
             next_logits = target(data.next_observation, next_actions).float()
             least = losses.expected_returns(next_logits, atoms).argmin(0)
-            following = next_logits[least, torch.arange(len(least))].softmax(-1)
+            following = next_logits[least, torch.arange(len(least), device=least.device)].softmax(-1)
             targets = losses.categorical_projection(atoms, following, *self.rewards(data))
         each, divergences = losses.categorical_cross_entropy(logits, targets.expand_as(logits))
         metrics = {

@@ -77,11 +77,14 @@ class MPOConfig(OffPolicyConfig):
             self, 0, "epsilon", "epsilon_penalty", "epsilon_mean", "epsilon_std", "initial_temperature"
         )
         check.above(self, 0, "initial_mean_multiplier", "initial_std_multiplier", "initial_std")
-        if not self.epsilon < math.log(self.num_samples):
-            raise ValueError(
-                f"epsilon: got {self.epsilon!r}, expected less than the logarithm of num_samples, which is "
-                f"{math.log(self.num_samples):.3f}: no weights of that many actions diverge more. Draw more."
-            )
+        most = math.log(self.num_samples)
+        for field in ("epsilon", "epsilon_penalty"):
+            value = getattr(self, field)
+            if value is not None and not value < most:
+                raise ValueError(
+                    f"{field}: got {value!r}, expected less than the logarithm of num_samples, which is "
+                    f"{most:.3f}: no weights of that many actions diverge more. Draw more."
+                )
         check.return_limits(self)
 
 

@@ -177,7 +177,7 @@ class SAC(OffPolicyAgent):
         rewards = config.reward_scale * data.reward.float()
         # The adder omits one factor of the n-step discount; apply it here.
         discounts = config.discount * data.discount.float()
-        actor_is_due = config.actor_delay == 1 or int(context.learner_steps) % config.actor_delay == 0
+        actor_is_due = config.actor_delay == 1 or (int(context.learner_steps) + 1) % config.actor_delay == 0
         parts = self._continuous if networks.actions.continuous else self._discrete
         values, next_soft, actor, log_probs = parts(networks, data, context, actor_is_due)
         critic = losses.sac_critic_loss(values, rewards, discounts, next_soft)

@@ -69,6 +69,10 @@ class TD3Config(OffPolicyConfig):
         check.at_least(self, 0, "exploration_ladder", "priority_exponent")
         check.above(self, 0, "smoothing_clip")
         check.fraction(self, "exploration_correlation", "importance_sampling_exponent")
+        if self.exploration_correlation == 1:
+            raise ValueError(
+                "exploration_correlation: got 1, expected less: the noise would stay 0. Use a value below 1."
+            )
 
 
 class TD3Networks(nn.Module):

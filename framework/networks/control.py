@@ -57,7 +57,8 @@ class DeterministicHead(nn.Module):
             nn.init.uniform_(parameter, -3e-3, 3e-3)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        return torch.tanh(self.actions(features))
+        # In bfloat16, tanh(3.5) is 1 and passes no gradient.
+        return torch.tanh(in_float32(self.actions, features))
 
 
 class SoftplusGaussianHead(nn.Module):

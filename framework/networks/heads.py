@@ -107,7 +107,7 @@ class SquashedGaussianHead(nn.Module):
         self.register_buffer("high", torch.tensor(high, dtype=torch.float32))
 
     def forward(self, features: torch.Tensor) -> distributions.SquashedGaussian:
-        mean, log_std = self.both(features).chunk(2, -1)
+        mean, log_std = in_float32(self.both, features).chunk(2, -1)
         least, most = self._log_std_range
         log_std = least + 0.5 * (most - least) * (torch.tanh(log_std) + 1.0)
         return distributions.SquashedGaussian(mean, log_std, self.low, self.high)

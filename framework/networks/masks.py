@@ -32,7 +32,7 @@ def legal_actions(observation: Nest) -> torch.Tensor | None:
 def masked_policy(head: nn.Module, features: torch.Tensor, observation: Nest) -> Any:
     """The distribution over the legal actions that a head makes of the features of `observation`."""
     legal = legal_actions(observation)
-    return head(features) if legal is None else head(features, legal)
+    return head(features) if legal is None else head(features, _allowed(legal))
 
 
 def mask_values(values: torch.Tensor, observation: Nest) -> torch.Tensor:
@@ -43,9 +43,16 @@ def mask_values(values: torch.Tensor, observation: Nest) -> torch.Tensor:
     legal = legal_actions(observation)
     if legal is None:
         return values
+    return mask_logits(values, _allowed(legal))
+
+
+def _allowed(legal: torch.Tensor) -> torch.Tensor:
+    """bool`[..., A]`: the actions that a mask allows, or all if it allows none.
+
+    A bootstrap from the last observation of a truncated episode, whose mask may be 0, has to be a return.
+    """
     allowed = legal > 0
-    # A bootstrap from the last observation of a truncated episode, whose mask may be 0, has to be a return.
-    return mask_logits(values, allowed | ~allowed.any(-1, keepdim=True))
+    return allowed | ~allowed.any(-1, keepdim=True)
 
 
 def random_actions(

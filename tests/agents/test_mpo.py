@@ -78,6 +78,7 @@ WRONG = [
     ("epsilon", 0.0),
     ("epsilon", 3.0),  # log 20 is 2.996
     ("epsilon_penalty", 0.0),
+    ("epsilon_penalty", 3.0),
     ("epsilon_mean", -1.0),
     ("epsilon_std", 0.0),
     ("initial_temperature", 0.0),
