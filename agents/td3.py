@@ -71,7 +71,8 @@ class TD3Config(OffPolicyConfig):
         check.fraction(self, "exploration_correlation", "importance_sampling_exponent")
         if self.exploration_correlation == 1:
             raise ValueError(
-                "exploration_correlation: got 1, expected less: the noise would stay 0. Use a value below 1."
+                f"exploration_correlation: got {self.exploration_correlation!r}, expected less than 1: the "
+                "noise would stay 0. Use a value below 1."
             )
 
 

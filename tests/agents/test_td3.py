@@ -92,6 +92,7 @@ def test_every_field_changes_something(config, field):
         ("smoothing_std", -0.1),
         ("smoothing_clip", 0.0),
         ("exploration_std", -0.1),
+        ("exploration_correlation", 1.0),
         ("exploration_correlation", 1.5),
         ("exploration_ladder", -1.0),
         ("priority_exponent", -1.0),

@@ -273,6 +273,21 @@ def test_close_values_stay_apart_in_mixed_precision(kind, dueling, noise):
     torch.testing.assert_close(values[:, 1] - values[:, 0], torch.full((3,), 0.1), rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["deterministic", "squashed"])
+def test_actions_near_their_bounds_have_gradients_in_mixed_precision(kind):
+    if kind == "deterministic":
+        head = networks.DeterministicHead(4, 1)
+    else:
+        head = networks.SquashedGaussianHead(4, np.array([-1.0]), np.array([1.0]))
+    for name, parameter in head.named_parameters():
+        torch.nn.init.constant_(parameter, 4.0 if name.endswith("bias") else 0.0)
+    with torch.autocast("cpu", torch.bfloat16):
+        action = head(torch.ones(1, 4)) if kind == "deterministic" else head(torch.ones(1, 4)).mode()
+    assert action.dtype == torch.float32 and action.item() < 1
+    action.sum().backward()  # In bfloat16, tanh(4) is 1.
+    assert all(parameter.grad.abs().max() > 0 for parameter in head.parameters())
+
+
 def test_a_noisy_layer_against_its_equation():
     torch.manual_seed(0)
     layer, inputs = networks.NoisyLinear(6, 5), torch.randn(4, 6)

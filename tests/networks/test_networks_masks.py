@@ -82,6 +82,16 @@ def _repeat(mask, count):
     return mask.expand(count, -1)
 
 
+def test_a_mask_that_allows_nothing_is_none():
+    features = torch.randn(1, 2)
+    head = networks.make_actions(dm_specs.DiscreteArray(3)).make_head(2)
+    logits = [
+        networks.masked_policy(head, features, {"action_mask": mask}).logits
+        for mask in (torch.zeros(1, 3), torch.ones(1, 3))
+    ]
+    torch.testing.assert_close(*logits)
+
+
 def test_a_policy_that_may_do_nothing_is_uniform_and_has_no_gradient():
     logits = torch.tensor([[3.0, 1.0, 2.0]], requires_grad=True)
     policy = networks.Categorical(logits, torch.zeros(1, 3))
