@@ -200,7 +200,9 @@ class PPO(OnPolicyAgent):
         if self.config.episodes_per_batch is None:
             return super().make_adder(client, spec)
         tables, rows = {adders.QUEUE_TABLE: None}, self.config.unroll_length + 1
-        return adders.EpisodeAdder(client, rows, priority_fns=tables, max_in_flight_items=1)
+        return adders.EpisodeAdder(
+            client, rows, priority_fns=tables, max_in_flight_items=1, limit_name="unroll_length"
+        )
 
     def make_dataset(self, client: Client) -> Dataset:
         if self.config.episodes_per_batch is None:

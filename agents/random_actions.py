@@ -14,6 +14,7 @@ from torch import nn
 from framework import adders, core, replay, specs
 from framework import config_checks as check
 from framework.datasets import Dataset
+from framework.networks import check_action_mask
 from framework.programs.presets import Preset
 from framework.replay.contracts import Client
 from framework.types import StepResult
@@ -108,6 +109,7 @@ class RandomActions(core.Agent):
         self.config = config or RandomActionsConfig()
 
     def make_networks(self, spec: specs.EnvironmentSpec) -> RandomNetworks:
+        check_action_mask(spec, "RandomActions", takes_masks=False)
         return RandomNetworks(spec.actions)
 
     def make_policy(self, networks: RandomNetworks, evaluation: bool = False) -> RandomPolicy:

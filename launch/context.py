@@ -93,12 +93,14 @@ class Runtime(abc.ABC):
             self.stopped.set()
             handlers, self.stop_handlers = list(self.stop_handlers), []  # others may still remove from it
         errors = []
-        for handler in handlers:
-            try:
-                handler()
-            except Exception as error:
-                errors.append(error)
-        self._handled.set()
+        try:
+            for handler in handlers:
+                try:
+                    handler()
+                except Exception as error:
+                    errors.append(error)
+        finally:
+            self._handled.set()
         if errors:
             raise errors[0]
 

@@ -33,6 +33,7 @@ class EpisodeAdder(RowAdder):
         priority_fns: PriorityFns | None = None,
         max_in_flight_items: int | None = None,
         max_delay: float = 0.05,
+        limit_name: str = "max_sequence_length",
     ):
         """Creates an adder for one batched environment.
 
@@ -50,9 +51,10 @@ class EpisodeAdder(RowAdder):
           max_in_flight_items: number of items that may wait for room in a table before `add` waits too; None
             means 512.
           max_delay: seconds; see `BlockAdder`.
+          limit_name: the name of the setting that limits the episodes, for the error.
         """
         self._length = whole_number("max_sequence_length", max_sequence_length, 2)
-        self._padding_fn = padding_fn
+        self._padding_fn, self._limit_name = padding_fn, limit_name
         self._ragged = padding_fn is None
         super().__init__(
             client, 0, priority_fns, max_in_flight_items=max_in_flight_items, max_delay=max_delay
@@ -64,9 +66,10 @@ class EpisodeAdder(RowAdder):
         over = (self._count(self._t)[self._t] >= self._length) & (kinds != FIRST)
         if over.any():
             raise ValueError(
-                f"max_sequence_length: the episodes of envs {np.flatnonzero(over).tolist()} have "
-                f"{self._length} observations already, which is the limit. Give a larger max_sequence_length "
-                "or limit the environment's steps; reset() or add_first() drops these episodes and goes on."
+                f"{self._limit_name}: the episodes of envs {np.flatnonzero(over).tolist()} have "
+                f"{self._length} observations already, which is the limit: {self._length - 1} steps. Give a "
+                f"larger {self._limit_name}, or limit the environment's steps, as StepLimit does; "
+                "reset() or add_first() drops these episodes and goes on."
             )
 
     def _emit(self, t: int) -> None:

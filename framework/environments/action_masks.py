@@ -65,6 +65,11 @@ class CombineActions(EnvironmentWrapper):
 
     def __init__(self, environment: BatchedEnvironment):
         super().__init__(environment)
+        if agents := specs.agents(self.spec):
+            raise ValueError(
+                f"{environment.name}: got an environment of the agents {', '.join(agents)}, expected one "
+                "agent. Combine the actions inside of the environment."
+            )
         actions = self.spec.actions
         self._leaves = tree.flatten(actions)
         self._sizes = specs.choices(actions)
@@ -107,6 +112,9 @@ class CombineActions(EnvironmentWrapper):
 
 def _with_mask(observation: Nest, mask: Any) -> Nest:
     """The observation with another mask, if it has one."""
+    if isinstance(observation, tuple):
+        entries = [_with_mask(entry, mask) for entry in observation]
+        return type(observation)(*entries) if hasattr(observation, "_fields") else tuple(entries)
     if not isinstance(observation, dict):
         return observation
     return {

@@ -349,12 +349,14 @@ class VectorEnvironment(BatchedEnvironment):
             raise EnvironmentFault(f"{self.name}: reset() raised {type(error).__name__}: {error}.") from error
         envs = self.num_envs
         self._over = np.zeros(envs, bool)
-        return dm_env.TimeStep(
+        timestep = dm_env.TimeStep(
             step_type=np.full(envs, FIRST, np.int64),
             reward=np.zeros(envs, np.float32),
             discount=np.ones(envs, np.float32),
             observation=self._check_observation.build(self._check_observation(observation)),
         )
+        self._check_mask(timestep.step_type, timestep.observation)
+        return timestep
 
     def step(self, action: Nest) -> dm_env.TimeStep:
         action = self._check_action.build(self._check_action(action))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
+import tree
 from torch import nn
 
 from framework.networks.heads import GaussianHead
@@ -59,6 +61,13 @@ class ActorCritic(nn.Module):
         if recurrent is not None:
             self.core = RecurrentCore(width, recurrent_size, recurrent)
             width = self.core.output_size
+        for leaf in tree.flatten(spec.actions) if tanh_mean else ():
+            bounds = getattr(leaf, "minimum", -np.inf), getattr(leaf, "maximum", np.inf)
+            if leaf.dtype.kind == "f" and not all(np.isfinite(bound).all() for bound in bounds):
+                raise ValueError(
+                    f"tanh_mean: got True for {leaf!r}, expected False without finite bounds, between which "
+                    "the mean would lie. Give the action bounds, or leave tanh_mean out."
+                )
         self.head = self.actions.make_head(width)
         for part in self.head.modules():
             if isinstance(part, GaussianHead):

@@ -10,6 +10,7 @@ padding consists of them.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -96,13 +97,18 @@ def check_action_mask(spec: EnvironmentSpec, agent: str, takes_masks: bool) -> N
     masks = [leaf for path, leaf in specs.leaves(spec.observations) if specs.ACTION_MASK in path]
     if not masks:
         return
+    of_one = tree.flatten(specs.action_mask(spec.observations))
     shapes = [mask.shape for mask in masks]
     got = f"{specs.ACTION_MASK}: got shapes {shapes} in the observation, expected"
     if not takes_masks:
         raise ValueError(f"{got} none: {agent} takes no masks. Use an agent that does: see docs/agents.md.")
-    expected = sum(specs.choices(spec.actions))
-    if any(len(shape) != 1 for shape in shapes) or sum(shape[0] for shape in shapes) != expected:
+    choices = specs.choices(spec.actions)
+    fits = len(of_one) == len(masks) and all(len(shape) == 1 for shape in shapes)
+    if fits:  # Each part of a nest holds whole choices, in their order.
+        ends, wanted = (set(itertools.accumulate(sizes)) for sizes in ([s[0] for s in shapes], choices))
+        fits = ends <= wanted and max(ends) == max(wanted, default=0)
+    if not fits:
         raise ValueError(
-            f"{got} {expected} entries along one axis, one for each value of each discrete action in "
-            f"{spec.actions!r}. Fix the environment's mask."
+            f"{got} {sum(choices)} entries along one axis in one mask, one for each value of each discrete "
+            f"action in {spec.actions!r}, or a nest in the order of the actions. Fix the environment's mask."
         )

@@ -210,7 +210,7 @@ class ActorWorker(ProgramWorker):
             return  # The caller checks for a stop of the program, and calls again.
         # Ask before the grant is too small for a step of all envs, which would cut episodes short.
         if self._granted - self._spent < self._config.envs_per_actor:
-            self._granted, self._spent = self._counter.grant(self._name, self._wanted(), self._spent), 0
+            self._granted = self._report(self._wanted())
             if self._granted == 0:
                 self._finish()
                 return
@@ -310,14 +310,20 @@ class ActorWorker(ProgramWorker):
         left = self._lockstep.units_left(self._batched_steps) * envs // len(self._halves)
         return min(wanted, max(1, left))
 
+    def _report(self, wanted: int) -> int:
+        """Reports steps and episodes together, because the last report may end the program; see `grant`."""
+        episodes = self._episodes - self._counted_episodes
+        granted = self._counter.grant(self._name, wanted, self._spent, actor_episodes=episodes)
+        self._spent, self._counted_episodes = 0, self._episodes
+        return granted
+
     def _finish(self) -> None:
         self._finished = True
         # Items that a rate limiter refuses now stay out: no learner samples any more.
         self._dropped = self._close_adders(timeout=0.2)
         if self._lockstep is not None:
             self._lockstep.wait_for_last(self._done())
-        self._counter.grant(self._name, 0, self._spent)
-        self._spent = 0
+        self._report(0)
         self._log()
         if self._ends_program and self._counter.remaining() == 0:
             self._monitor.finish("max_env_steps", self._counter.get_counts())

@@ -135,6 +135,11 @@ class MultiAgentPlanAgent(PlanAgent):
         sized: dict[str, tuple[AgentGroup, TorchAgent]] = {}
         for name, group in self.groups(spec).items():
             part = self.parts[name].for_program(num_envs * len(group.agents))
+            if part.episodes_per_batch is not None:
+                raise ValueError(
+                    f"episodes_per_batch: got {part.episodes_per_batch} in policy {name!r}, expected None "
+                    "for a plan, whose workers collect unrolls. Use the agent by itself."
+                )
             if isinstance(part, OffPolicyAgent):
                 # Two rounds of the workers: the items of one, while the learner makes the steps of the other.
                 items = 2 * self.unroll_length * self.num_envs * len(group.agents)

@@ -65,7 +65,7 @@ class Counter(Saveable[dict[str, Any]]):
         with self._changed:
             return dict(self._counts)
 
-    def grant(self, who: str, n: int, spent: int = 0) -> int:
+    def grant(self, who: str, n: int, spent: int = 0, **counts: int) -> int:
         """Grants `who` up to `n` more steps of the budget; 0 when all steps are spent or granted.
 
         The sum of all `spent` never exceeds `max_steps`. `grant(who, 0, spent)` only reports.
@@ -77,6 +77,7 @@ class Counter(Saveable[dict[str, Any]]):
             budget, so an actor that died during a grant requests a new one. The first report of each `who`
             after `restore` is accepted without a grant, up to the budget, because the restarted counter does
             not know the grant.
+          counts: further counts of these steps, as for `increment`.
         """
         if n < 0 or spent < 0:
             raise ValueError(f"grant({who!r}): got n={n} and spent={spent}, expected at least 0 for both.")
@@ -92,8 +93,8 @@ class Counter(Saveable[dict[str, Any]]):
                     f"grant({who!r}): spent {spent} steps but holds a grant of {held}; ask for steps before "
                     "taking them."
                 )
-            if spent:
-                self._counts[_STEPS] += spent
+            if spent or counts:
+                self._counts.update({**counts, _STEPS: spent})
                 self._changed.notify_all()
             self._grants[who] = int(max(0, min(n, left - spent)))
             return self._grants[who]

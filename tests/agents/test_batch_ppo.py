@@ -1,7 +1,10 @@
 """BatchPPO: the settings of its experiment, and a program of it on batches of whole episodes."""
 
+import ast
 import dataclasses
 import functools
+import pathlib
+import re
 
 import numpy as np
 import pytest
@@ -35,6 +38,19 @@ def test_the_networks_and_the_optimizers_of_the_experiment():
     assert sum(p.numel() for group in (policy, value) for p in group["params"]) == count
     first, _ = networks(torch.randn(8, 3))
     assert (first.mean.abs() < 1).all()
+
+
+def test_the_page_has_the_settings():
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "agents" / "batch_ppo.md").read_text(
+        encoding="utf-8"
+    )
+    rows = [line for line in page.splitlines() if line.startswith("|")]
+    settings = dict(re.findall(r"`(\w+)=([^`]+)`", "\n".join(rows)))
+    assert len(settings) == 17
+    config = BatchPPOConfig()
+    assert {name: getattr(config, name) for name in settings} == {
+        name: ast.literal_eval(text) for name, text in settings.items()
+    }
 
 
 def test_a_program_learns_from_full_batches_of_whole_episodes():

@@ -17,7 +17,8 @@ from dm_env import specs as dm_specs
 import launch
 from agents.flow_ppo import FlowPPO
 from agents.ppo import PPO, PPOConfig
-from framework import replay, specs
+from agents.ppo_dqn import PPODQN
+from framework import environments, replay, specs
 from framework.environments.testing import FakeEnvironment, MemoryEnvironment, make_spec
 from framework.learners import LossContext
 from framework.programs import RunConfig, make_program
@@ -540,7 +541,7 @@ def test_whole_episodes_in_processes():
 
 def test_an_episode_that_is_longer_than_an_unroll_is_an_error():
     config = dataclasses.replace(SMALL, unroll_length=4, episodes_per_batch=4)
-    with pytest.raises(Exception, match="max_sequence_length: the episodes of envs"):
+    with pytest.raises(Exception, match="unroll_length: the episodes of envs"):
         play(config, EPISODES)
 
 
@@ -593,6 +594,21 @@ def test_a_tanh_keeps_the_mean_in_the_range_of_the_actions():
     torch.testing.assert_close(policy.mean, torch.tanh(networks.head.mean(networks.body(observation))))
 
 
+def test_without_bounds_the_mean_has_no_range():
+    spec = CONTINUOUS._replace(actions=dm_specs.Array((2,), np.float32))
+    with pytest.raises(
+        ValueError, match=r"tanh_mean: got True for Array.*, expected False without finite bounds"
+    ):
+        PPO(PPOConfig(tanh_mean=True)).make_networks(spec)
+    PPO(PPOConfig()).make_networks(spec)
+
+
 def test_a_plan_collects_unrolls():
     with pytest.raises(ValueError, match="episodes_per_batch: got 3, expected None for a plan"):
         FlowPPO(PPOConfig(episodes_per_batch=3))
+    agent = PPODQN()
+    agent.parts["ppo"] = PPO(PPOConfig(episodes_per_batch=3))
+    with pytest.raises(
+        ValueError, match="episodes_per_batch: got 3 in policy 'ppo', expected None for a plan"
+    ):
+        agent.sized_parts(environments.make("multi_agent:CartPole").spec, 1)

@@ -3,6 +3,7 @@
 import functools
 
 import dm_env
+import gymnasium
 import numpy as np
 import pytest
 
@@ -65,6 +66,48 @@ def test_a_step_that_allows_nothing_for_a_choice_is_named(stepping):
             environment.step(action)
     expected = r"Several, env 0: action_mask is \[0 1 1 1 1 0 0\], expected a legal action for each choice"
     assert error.match(expected)
+
+
+class InTuple(Several):
+    """A mask in a tuple, of two parts with two choices: the sum of the sizes is their product."""
+
+    def observation_spec(self):
+        return specs.Array((1,), np.float32), {"action_mask": specs.Array((4,), bool)}
+
+    def action_spec(self):
+        return {"a": specs.DiscreteArray(2), "b": specs.DiscreteArray(2)}
+
+    def _observe(self):
+        return np.zeros(1, np.float32), {"action_mask": np.array([1, 0, 0, 1], bool)}
+
+
+def test_a_mask_in_a_tuple_becomes_that_of_combinations():
+    environment = environments.make(InTuple, num_envs=1, wrappers=[environments.CombineActions])
+    _, entry = environment.reset().observation
+    assert entry["action_mask"].tolist() == [[False, True, False, False]]
+
+
+def test_actions_of_several_agents_cannot_be_combined():
+    with pytest.raises(ValueError, match="got an environment of the agents agent_0"):
+        environments.make("multi_agent:CartPole", wrappers=[environments.CombineActions])
+
+
+class Stuck(gymnasium.Env):
+    observation_space = gymnasium.spaces.Dict({"action_mask": gymnasium.spaces.MultiBinary(2)})
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return {"action_mask": np.zeros(2, np.int8)}, {}
+
+
+def test_a_vector_environment_that_begins_with_nothing_to_do_is_named():
+    def make(num_envs):
+        vector = gymnasium.vector.SyncVectorEnv([Stuck] * num_envs)
+        return vector
+
+    environment = environments.make(make, num_envs=2)
+    with pytest.raises(environments.EnvironmentFault, match=r"env 0: action_mask is \[0 0\]"):
+        environment.reset()
 
 
 def test_real_numbers_cannot_be_combined():

@@ -116,7 +116,7 @@ def _spec(mask, actions=None):
             r"action_mask: got shapes \[\(3,\)\] in the observation, expected 2 entries",
         ),
         ((1, 2), None, True, r"action_mask: got shapes \[\(1, 2\)\] in the observation, expected 2 entries"),
-        ((2,), CHOICES["push"], True, r"expected 0 entries along one axis, one for each value of each disc"),
+        ((2,), CHOICES["push"], True, r"expected 0 entries along one axis in one mask, one for each value"),
         ((4,), CHOICES["set"], True, r"expected 5 entries along one axis"),
         (
             (2,),
@@ -129,6 +129,23 @@ def _spec(mask, actions=None):
 def test_a_mask_that_does_not_fit_is_named(mask, actions, takes, message):
     with pytest.raises(ValueError, match=message):
         networks.check_action_mask(_spec(dm_specs.Array(mask, bool), actions), "MAML", takes)
+
+
+@pytest.mark.parametrize(
+    "masks",
+    [
+        {"action_mask": {"x": dm_specs.Array((3,), bool), "y": dm_specs.Array((2,), bool)}},
+        {"p": {"action_mask": dm_specs.Array((2,), bool)}, "q": {"action_mask": dm_specs.Array((3,), bool)}},
+    ],
+    ids=["order", "two masks"],
+)
+def test_parts_of_a_mask_that_are_not_those_of_the_actions(masks):
+    actions = {"a": dm_specs.DiscreteArray(2), "b": dm_specs.DiscreteArray(3)}
+    spec = make_spec()._replace(observations=masks, actions=actions)
+    with pytest.raises(ValueError, match="expected 5 entries along one axis in one mask"):
+        networks.check_action_mask(spec, "PPO", True)
+    nest = {"a": dm_specs.Array((2,), bool), "b": dm_specs.Array((3,), bool)}
+    networks.check_action_mask(spec._replace(observations={"action_mask": nest}), "PPO", True)
 
 
 def test_a_mask_that_fits():

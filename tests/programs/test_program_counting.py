@@ -30,12 +30,12 @@ def test_save_and_restore_in_another_counter():
     counter = Counter(max_steps=10)
     counter.increment(foo=3)
     counter.grant("a", 6)
-    counter.grant("a", 2, spent=4)
+    counter.grant("a", 2, spent=4, episodes=1)
     state = counter.save()
     counter.increment(foo=1)  # the snapshot does not see this
     other = Counter(max_steps=10)
     other.restore(state)
-    assert other.get_counts() == {"foo": 3, "env_steps": 4}
+    assert other.get_counts() == {"foo": 3, "env_steps": 4, "episodes": 1}
     assert other.grant("a", 100) == 6  # the open grant of 2 is not part of the state
 
 
