@@ -6,6 +6,7 @@ import tree
 from dm_env import specs as dm_specs
 
 from agents.random_actions import RandomActions, RandomPolicy
+from framework.environments.testing import make_spec
 
 SPECS = {
     "discrete": dm_specs.DiscreteArray(5),
@@ -43,7 +44,7 @@ def test_seed_and_saved_state_repeat_the_actions():
 
 def test_the_learner_counts_and_has_no_variables():
     agent = RandomActions()
-    learner = agent.make_learner(agent.make_networks(type("Spec", (), {"actions": SPECS["discrete"]})), None)
+    learner = agent.make_learner(agent.make_networks(make_spec(actions=SPECS["discrete"])), None)
 
     class Batch:
         class data:
@@ -54,3 +55,9 @@ def test_the_learner_counts_and_has_no_variables():
     other = agent.make_learner(None, None)
     other.restore(learner.save())
     assert other.steps == 1
+
+
+def test_action_masks_are_refused():
+    spec = make_spec({"action_mask": dm_specs.Array((2,), bool)})
+    with pytest.raises(ValueError, match="RandomActions takes no masks"):
+        RandomActions().make_networks(spec)
