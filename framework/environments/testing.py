@@ -274,7 +274,7 @@ class TupleEnvironment(_Episodes):
 
     Observation: for each choice the right one as a one-hot code, and for each number the right one. Episodes
     have one step. Each part of the action earns its share of 1, the best return: a choice if it is right,
-    numbers in so far as 1 exceeds their mean distance.
+    and numbers 1 minus their mean distance of it.
 
     Args:
       choices: for each discrete part, the number of its values.
