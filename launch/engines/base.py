@@ -142,8 +142,8 @@ def check_options(program: Program, options: Options) -> None:
     for group, count in options.min_nodes.items():
         if not 1 <= count <= len(program.groups[group]):
             raise ValueError(
-                f"min_nodes[{group!r}]: got {count}, expected 1 to {len(program.groups[group])}, the nodes of "
-                "the group."
+                f"min_nodes[{group!r}]: got {count}, expected 1 to {len(program.groups[group])}, the number "
+                "of its nodes."
             )
     if options.min_nodes_timeout <= 0:
         raise ValueError(f"min_nodes_timeout: got {options.min_nodes_timeout}, expected seconds > 0.")
