@@ -115,9 +115,10 @@ def test_what_the_cluster_has_not_is_an_error_at_once(cluster, resources, messag
         lp.launch(service_program(2), "ray", resources={"service": resources})
 
 
+@pytest.mark.filterwarnings("ignore::launch.StopTimeoutWarning")
 def test_what_the_cluster_has_not_waits_for_an_autoscaler(cluster, monkeypatch):
     monkeypatch.setenv("LAUNCH_AUTOSCALING", "1")
-    with lp.start(service_program(), "ray", resources={"service": {"num_gpus": 1}}) as job:
+    with lp.start(service_program(), "ray", resources={"service": {"num_gpus": 1}}, stop_timeout=0.5) as job:
         assert {node["state"] for node in job.nodes() if node["group"] == "service"} == {"starting"}
 
 
