@@ -50,10 +50,13 @@ def start(
         result = job.wait()
     ```
     """
+    defaults = {group: {"strategy": strategy} for group, strategy in program.strategies.items()}
     options = Options(
         resources={
-            group: given if isinstance(given, Resources) else Resources(**given)
-            for group, given in {**program.resources, **(resources or {})}.items()
+            group: given
+            if isinstance(given, Resources)
+            else Resources(**{**defaults.get(group, {}), **given})
+            for group, given in {**defaults, **program.resources, **(resources or {})}.items()
         },
         restarts=dict(restarts or {}),
         min_nodes={**program.min_nodes, **(min_nodes or {})},

@@ -14,6 +14,7 @@ These rules hold for every engine:
 from __future__ import annotations
 
 import abc
+import math
 import secrets
 import threading
 import traceback
@@ -38,6 +39,7 @@ ENGINES = {
     "threads": ("threads", "ThreadsJob"),
 }
 ENDED = ("returned", "closed", "failed", "killed")  # states of a node whose work is over
+STRATEGIES = (None, "PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 LONG_LIFE = 60.0  # seconds; after a life this long, the pause before a restart starts over
 
 
@@ -56,7 +58,11 @@ class Resources:
       num_gpus: number of GPUs that a machine must have free, as Ray counts them.
       custom: Ray's custom resources, by name.
       strategy: how Ray places the group's nodes on machines: `"PACK"` (near each other), `"SPREAD"` (apart
-        where possible), `"STRICT_PACK"` (one machine) or `"STRICT_SPREAD"`; None leaves it to Ray.
+        where possible), `"STRICT_PACK"` (one machine) or `"STRICT_SPREAD"`; None leaves it to Ray. Nodes of
+        all but `"SPREAD"` start when there is room for all of the group.
+
+    Raises:
+      ValueError: A field has another value. The text names it.
     """
 
     threads: int = 1
@@ -65,6 +71,18 @@ class Resources:
     num_gpus: float = 0
     custom: Mapping[str, float] = field(default_factory=dict)
     strategy: str | None = None
+
+    def __post_init__(self) -> None:
+        amounts = {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus, **dict(self.custom)}
+        for name, amount in amounts.items():
+            if isinstance(amount, str) or (amount is not None and not 0 <= amount < math.inf):
+                raise ValueError(f"resources: {name}: got {amount!r}, expected a number of at least 0.")
+        if not isinstance(self.threads, int) or self.threads < 1:
+            raise ValueError(f"resources: threads: got {self.threads!r}, expected a number of at least 1.")
+        if self.strategy not in STRATEGIES:
+            raise ValueError(
+                f"resources: strategy: got {self.strategy!r}, expected one of {list(STRATEGIES)}."
+            )
 
     def environment(self) -> dict[str, str]:
         """Returns the environment variables of a node's process."""
