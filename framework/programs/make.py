@@ -115,6 +115,7 @@ class Graph(core.Graph):
         self.config, self.spec = setup.config, setup.spec
         self._setup, self._snapshot = setup, None if run is None else Snapshot(run, callbacks, logger_factory)
         self._names = {*_RESERVED}
+        self._actors: list[str] = []  # The groups of actors.
         self._replays: list[tuple[str, str, launch.Node]] = []  # With the part of a checkpoint.
         self._services: list[tuple[str, launch.Node]] = []
         self._workers: list[tuple[str, launch.Node]] = []
@@ -224,6 +225,14 @@ class Graph(core.Graph):
     ) -> None:
         self._claim(name)
         agent = agent or self._agent_of(variables)
+        lockstep = self._setup_of(agent).agent.max_policy_lag is not None
+        if self.config.min_actors is not None and lockstep and self.config.num_learners > 1:
+            raise ValueError(
+                f"min_actors: got {self.config.min_actors} with {self.config.num_learners} num_learners, "
+                f"expected None: the learners of {type(agent or self._setup.agent).__name__} divide the "
+                "unrolls of all actors."
+            )
+        self._actors.append(name)
         inference = self.add_inference(
             variables, agent=agent, name="inference" if name == "actor" else f"{name}.inference"
         )
@@ -249,7 +258,12 @@ class Graph(core.Graph):
         setup = self._setup_of(agent)
         if not isinstance(setup.agent, PlanAgent):
             raise TypeError(f"add_plan: got {type(setup.agent).__name__}, expected a PlanAgent.")
-        expected = {"inference": "local", "variable_sources": 0, **({} if replay else {"replay_shards": 1})}
+        expected = {
+            "inference": "local",
+            "variable_sources": 0,
+            "min_actors": None,
+            **({} if replay else {"replay_shards": 1}),
+        }
         for field, value in expected.items():
             if (given := getattr(self.config, field)) != value:
                 raise ValueError(
@@ -313,6 +327,8 @@ class Graph(core.Graph):
         program = launch.Program(name)
         program.snapshot = self._snapshot
         program.resources, program.strategies = self.config.resources, self._strategies
+        if self.config.min_actors is not None:
+            program.min_nodes = dict.fromkeys(self._actors, self.config.min_actors)
         replays = [(label, node) for label, _, node in self._replays]
         for label, node in (*replays, *self._services, *self._workers):
             if label == "checkpointer":

@@ -8,7 +8,7 @@ These rules hold for every engine:
   workers return, within `stop_timeout`; (3) the nodes are closed in reverse order of addition, with `close()`
   of objects that have it, so that a node may still call those that were added before it.
 - A node that fails is restarted while its group has restarts left; otherwise the program ends with its
-  `NodeError`.
+  `NodeError`. A group with `min_nodes` may lose nodes: `launch.engines.supervised.elastic`.
 """
 
 from __future__ import annotations
@@ -96,6 +96,8 @@ class Options:
 
     resources: Mapping[str, Resources] = field(default_factory=dict)
     restarts: Mapping[str, int] = field(default_factory=dict)
+    min_nodes: Mapping[str, int] = field(default_factory=dict)
+    min_nodes_timeout: float = 300.0
     stop_timeout: float = 10.0
     heartbeat_timeout: float | None = 60.0
     directory: str | None = None
@@ -146,7 +148,7 @@ def plan(program: Program, engine: str, options: Options) -> tuple[str, list[Uni
 
 def check_options(program: Program, options: Options) -> None:
     """Raises `ValueError` for unknown groups and for numbers out of range."""
-    for name in ("resources", "restarts"):
+    for name in ("resources", "restarts", "min_nodes"):
         unknown = sorted(set(getattr(options, name)) - set(program.groups))
         if unknown:
             raise ValueError(
@@ -155,6 +157,14 @@ def check_options(program: Program, options: Options) -> None:
     for group, count in options.restarts.items():
         if count < 0:
             raise ValueError(f"restarts[{group!r}]: got {count}, expected a number >= 0.")
+    for group, count in options.min_nodes.items():
+        if not 1 <= count <= len(program.groups[group]):
+            raise ValueError(
+                f"min_nodes[{group!r}]: got {count}, expected 1 to {len(program.groups[group])}, the number "
+                "of its nodes."
+            )
+    if options.min_nodes_timeout <= 0:
+        raise ValueError(f"min_nodes_timeout: got {options.min_nodes_timeout}, expected seconds > 0.")
     if options.stop_timeout < 0:
         raise ValueError(f"stop_timeout: got {options.stop_timeout}, expected seconds >= 0.")
     if options.heartbeat_timeout is not None and options.heartbeat_timeout <= 0:

@@ -66,7 +66,7 @@ class RayJob(SupervisedJob):
             raise
 
     def _check_placement(self) -> None:
-        counts = collections.Counter(unit.group for unit in self._units)
+        counts = {**collections.Counter(unit.group for unit in self._units), **self._options.min_nodes}
         groups = {
             group: (self._options.resources.get(group, Resources()), count) for group, count in counts.items()
         }

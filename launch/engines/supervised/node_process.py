@@ -191,6 +191,8 @@ class NodeProcess:
                     self.close.set()
                 elif command[0] == "where":
                     self._runtime.move(command[1])
+                elif command[0] == "lost":
+                    self._note_loss(command[1])
         self._begin_stop()
         if not any(living.is_worker for living in self._living):
             # Workers may still need this service to save their state.
@@ -198,6 +200,13 @@ class NodeProcess:
         self.close.set()
         if not self._ended.wait(self._setup.stop_timeout):
             os._exit(1)
+
+    def _note_loss(self, label: str) -> None:
+        try:
+            for handler in self._runtime.loss_handlers:
+                handler(label)
+        except Exception as error:
+            self._tell("failed", wire.describe_error(error))
 
     def _begin_stop(self) -> None:
         try:
