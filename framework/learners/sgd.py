@@ -16,7 +16,8 @@ from torch import nn
 from framework import core
 from framework.config_checks import whole_number
 from framework.learners.distributed import LearnerGroup
-from framework.replay.types import ReplaySample
+from framework.losses import importance_weights
+from framework.replay.types import ReplaySample, SampleInfo
 from framework.types import Gradients, StepResult
 
 # Up to this number of elements, one copy of all gradients is faster than one operation per gradient.
@@ -85,6 +86,14 @@ class LossContext(NamedTuple):
         rank, count = self.group.rank, len(tensor)
         whole = tensor.new_empty((self.group.size * count, *tensor.shape[1:]))
         return whole.normal_(generator=self.generator)[rank * count : (rank + 1) * count]
+
+    def importance_weights(self, info: SampleInfo, exponent: torch.Tensor | float) -> torch.Tensor:
+        """`losses.importance_weights` of the items of a batch, float32`[N]` on the learner's device."""
+        probability, size = (
+            torch.as_tensor(each, device=self.generator.device)
+            for each in (info.probability, info.table_size)
+        )
+        return importance_weights(probability, size, exponent, self.largest)
 
 
 # Networks, batch, context. The batch is a `ReplaySample`, or a minibatch of one.

@@ -24,6 +24,7 @@ from agents.mpo import MPO, MPOConfig
 from agents.ppo import PPO, PPOConfig
 from agents.r2d2 import R2D2, R2D2Config
 from agents.rainbow import Rainbow, RainbowConfig
+from agents.recurrent_td3 import RecurrentTD3, RecurrentTD3Config
 from agents.sac import SAC, SACConfig
 from agents.td3 import TD3, TD3Config
 from framework import specs
@@ -104,10 +105,23 @@ AGENTS = {
         R2D2(R2D2Config(hidden_sizes=(8,), batch_size=BATCH, burn_in=2, unroll_length=UNROLL - 2, period=1)),
         DISCRETE,
     ),
+    "recurrent td3": (
+        RecurrentTD3(
+            RecurrentTD3Config(
+                hidden_sizes=(8,),
+                batch_size=BATCH,
+                burn_in=2,
+                unroll_length=UNROLL - 2,
+                period=1,
+                prioritized=True,
+            )
+        ),
+        CONTINUOUS,
+    ),
     "mpo": (MPO(MPOConfig(hidden_sizes=(8, 8), batch_size=BATCH, num_atoms=11)), CONTINUOUS),
     "sac": (SAC(SACConfig(hidden_sizes=(8, 8), batch_size=BATCH)), CONTINUOUS),
 }
-ON_POLICY = [name for name in AGENTS if "ppo" in name or name in ("impala", "r2d2")]
+ON_POLICY = [name for name in AGENTS if "ppo" in name or name in ("impala", "r2d2", "recurrent td3")]
 
 
 def make_spec(actions):
