@@ -1,4 +1,4 @@
-"""The recipes of `examples/cluster`: files fit the schemas of their readers, and the script for Slurm runs."""
+"""The recipes of `examples/cluster`: files fit the schemas of their readers, and the script of Slurm runs."""
 
 import json
 import os
@@ -39,6 +39,11 @@ def test_ray_up():
     assert config["head_node_type"] in config["available_node_types"]
     with pytest.raises(jsonschema.ValidationError, match="workers_at_all"):
         jsonschema.validate({**config, "workers_at_all": 1}, schema)
+    words = (RECIPES / "ray_up.yaml").read_text().replace("\\\n#", "")
+    command = words.split("RAY_AUTH_MODE=disabled repertory train impala ")[1].split('"')[0]
+    _, options, run, _ = parse_new("impala", shlex.split(command))
+    assert (options.engine, options.restarts, run.directory) == ("ray", 2, "/runs/impala-pong")
+    assert set(run.resources["actor"]["custom"]) <= set(config["available_node_types"]["actors"]["resources"])
 
 
 def test_kuberay_job():
