@@ -109,6 +109,7 @@ setup(
             "qr_dqn=agents.qr_dqn:QRDQN",
             "rainbow=agents.rainbow:Rainbow",
             "random_actions=agents.random_actions:RandomActions",
+            "recurrent_td3=agents.recurrent_td3:RecurrentTD3",
             "sac=agents.sac:SAC",
             "td3=agents.td3:TD3",
         ],

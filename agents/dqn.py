@@ -249,12 +249,7 @@ class DQN(OffPolicyAgent):
             return LossOutput(each.mean(), metrics)
         start = config.importance_sampling_exponent
         progress = (context.env_steps / config.importance_sampling_annealing).clamp(max=1.0)
-        weights = losses.importance_weights(
-            torch.as_tensor(batch.info.probability, device=each.device),
-            torch.as_tensor(batch.info.table_size, device=each.device),
-            start + (1.0 - start) * progress,
-            context.largest,
-        )
+        weights = context.importance_weights(batch.info, start + (1.0 - start) * progress)
         metrics["importance_weight"] = weights.mean()
         # With the small constant, items without error still have a chance to be sampled.
         return LossOutput((weights * each).mean(), metrics, priorities.double() + 1e-6)

@@ -61,7 +61,7 @@ class MPOConfig(OffPolicyConfig):
     epsilon_std: float = 1e-6  # Bound of the standard deviation, each dimension. Larger explores shorter.
     initial_mean_multiplier: float = 10.0  # Initial weight of the mean's divergence.
     initial_std_multiplier: float = 1000.0  # Initial weight of the standard deviation's divergence.
-    dual_learning_rate: float = 1e-2  # Of the logarithms of temperatures and multipliers (Adam).
+    dual_learning_rate: float = 1e-2  # Of temperatures and multipliers before their softplus (Adam).
 
     # Networks.
     hidden_sizes: tuple[int, ...] = (256, 256)  # Hidden layers of the policy and of the critic.
@@ -89,19 +89,24 @@ class MPOConfig(OffPolicyConfig):
 
 
 class Duals(nn.Module):
-    """Logarithms of the temperatures, and of the multipliers of `size` dimensions."""
+    """The temperatures, and the multipliers of `size` dimensions, before `positive`."""
 
     def __init__(self, config: MPOConfig, size: int):
         super().__init__()
 
-        def log(value: float, *shape: int) -> nn.Parameter:
-            return nn.Parameter(torch.full(shape, math.log(value)))
+        def dual(value: float, *shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.full(shape, value + math.log(-math.expm1(-value))))
 
-        self.log_temperature = log(config.initial_temperature)
-        self.log_penalty_temperature = log(1.0)
-        self.log_penalty_temperature.requires_grad_(config.epsilon_penalty is not None)
-        self.log_mean_multiplier = log(config.initial_mean_multiplier, size)
-        self.log_std_multiplier = log(config.initial_std_multiplier, size)
+        self.temperature = dual(config.initial_temperature)
+        self.penalty_temperature = dual(1.0)
+        self.penalty_temperature.requires_grad_(config.epsilon_penalty is not None)
+        self.mean_multiplier = dual(config.initial_mean_multiplier, size)
+        self.std_multiplier = dual(config.initial_std_multiplier, size)
+
+    @staticmethod
+    def positive(dual: torch.Tensor) -> torch.Tensor:
+        """Its softplus, as in Acme. An exponential would grow without limit while a bound is exceeded."""
+        return nn.functional.softplus(dual) + 1e-8
 
 
 class MPONetworks(nn.Module):
@@ -237,7 +242,7 @@ class MPO(OffPolicyAgent):
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """The losses of policy and duals, of actions `[N, S, D]` of the policy `old` and outputs for them."""
         config, duals = self.config, networks.duals
-        values, temperature = networks.expected(outputs), duals.log_temperature.exp()
+        values, temperature = networks.expected(outputs), duals.positive(duals.temperature)
         weights = losses.mpo_weights(values, temperature)
         dual = losses.mpo_temperature_loss(values, temperature, config.epsilon)
         divergence = weights.xlogy(weights * config.num_samples).sum(-1).mean()
@@ -245,7 +250,7 @@ class MPO(OffPolicyAgent):
         if config.epsilon_penalty is not None:
             # A second objective with a temperature of its own: MO-MPO (Abdolmaleki et al., 2020).
             inside = -(actions - actions.clamp(-1.0, 1.0)).norm(dim=-1)
-            temperature = duals.log_penalty_temperature.exp()
+            temperature = duals.positive(duals.penalty_temperature)
             weights = weights + losses.mpo_weights(inside, temperature)
             dual = dual + losses.mpo_temperature_loss(inside, temperature, config.epsilon_penalty)
             metrics["outside"] = -inside.mean()
@@ -255,11 +260,11 @@ class MPO(OffPolicyAgent):
         log_probs = only_mean.log_prob(actions) + only_std.log_prob(actions)
         total = dual + losses.mpo_likelihood_loss(weights, log_probs)
         kls = losses.decoupled_gaussian_kl(old.mean, old.log_std, new.mean, new.log_std)
-        for name, kl, log_multiplier, epsilon in (
-            ("mean", kls[0], duals.log_mean_multiplier, config.epsilon_mean),
-            ("std", kls[1], duals.log_std_multiplier, config.epsilon_std),
+        for name, kl, dual_multiplier, epsilon in (
+            ("mean", kls[0], duals.mean_multiplier, config.epsilon_mean),
+            ("std", kls[1], duals.std_multiplier, config.epsilon_std),
         ):
-            multiplier = log_multiplier.exp()
+            multiplier = duals.positive(dual_multiplier)
             bound = losses.kl_constraint(kl, multiplier, epsilon)
             total = total + bound.penalty + bound.multiplier_loss
             metrics[f"kl_{name}"] = kl.mean()

@@ -263,12 +263,7 @@ class R2D2(OffPolicyAgent):
         """The loss of a batch of `Step`s `[N, burn_in + unroll_length + 1, ...]`."""
         config = self.config
         errors, counted, values = self.errors(networks.q_network, context.targets["q_network"], batch.data)
-        weights = losses.importance_weights(
-            torch.as_tensor(batch.info.probability, device=values.device),
-            torch.as_tensor(batch.info.table_size, device=values.device),
-            config.importance_sampling_exponent,
-            context.largest,
-        )
+        weights = context.importance_weights(batch.info, config.importance_sampling_exponent)
         total = counted.sum()
         loss = 0.5 * (weights.unsqueeze(1) * errors.square()).sum() / total.clamp(min=1)
         metrics = {

@@ -135,7 +135,11 @@ class TD3Policy(TorchPolicy):
         return {"std": std, "noise": torch.zeros((batch_size, self._size), device=self.device)}
 
     def act(self, observation: Nest, state: Nest) -> tuple[torch.Tensor, Nest, Nest]:
-        config, action = self._config, self._policy(observation)
+        return self.explore(self._policy(observation), state)
+
+    def explore(self, action: torch.Tensor, state: Nest) -> tuple[torch.Tensor, Nest, Nest]:
+        """What `act` returns if the policy network's actions are `action`, `[B, D]`."""
+        config = self._config
         if self._greedy:
             return action, (), state
         if config.random_start and self.progress.version == 0:
@@ -159,7 +163,7 @@ class TD3(OffPolicyAgent):
     ```
     """
 
-    target_names = ("policy", "critics")
+    target_names: tuple[str, ...] = ("policy", "critics")
 
     def __init__(self, config: TD3Config | None = None, networks_fn: NetworksFn | None = None):
         self.config: TD3Config = config or TD3Config()
@@ -210,31 +214,34 @@ class TD3(OffPolicyAgent):
         metrics = {"q_mean": values.mean(), "q_spread": values.std(0, correction=0).mean()}
         return 0.5 * errors.square().sum(0), errors.detach().abs().mean(0), metrics
 
+    def next_actions(self, observation: Nest, context: LossContext) -> torch.Tensor:
+        """Actions `[N, ..., D]` of the target policy, with the noise of target policy smoothing."""
+        config = self.config
+        with torch.no_grad():
+            actions = context.targets["policy"](observation)
+            if not config.smoothing_std:
+                return actions
+            noise = context.normal_like(actions)
+            return losses.smoothed_actions(actions, noise, config.smoothing_std, config.smoothing_clip)
+
+    def actor_is_due(self, context: LossContext) -> bool:
+        """Whether the policy learns at this step. With a delay, it moves when the targets do."""
+        delay = self.config.actor_delay
+        return delay == 1 or (int(context.learner_steps) + 1) % delay == 0
+
     def loss(self, networks: TD3Networks, batch: replay.ReplaySample, context: LossContext) -> LossOutput:
         """The sum of the losses of critics and policy on a batch of `Transition`s."""
         config, data = self.config, batch.data
-        with torch.no_grad():
-            next_actions = context.targets["policy"](data.next_observation)
-            if config.smoothing_std:
-                noise = context.normal_like(next_actions)
-                next_actions = losses.smoothed_actions(
-                    next_actions, noise, config.smoothing_std, config.smoothing_clip
-                )
+        next_actions = self.next_actions(data.next_observation, context)
         each, errors, metrics = self.critic_losses(networks, context.targets["critics"], data, next_actions)
         priorities = None
         if config.prioritized:
-            weights = losses.importance_weights(
-                torch.as_tensor(batch.info.probability, device=each.device),
-                torch.as_tensor(batch.info.table_size, device=each.device),
-                config.importance_sampling_exponent,
-                context.largest,
-            )
+            weights = context.importance_weights(batch.info, config.importance_sampling_exponent)
             # With the small constant, items without error still have a chance to be sampled.
             each, priorities = weights * each, errors.double() + 1e-6
             metrics["importance_weight"] = weights.mean()
         critic = metrics["critic_loss"] = each.mean()
-        # With a delay, the policy moves at the steps after which the targets do.
-        if config.actor_delay > 1 and (int(context.learner_steps) + 1) % config.actor_delay:
+        if not self.actor_is_due(context):
             return LossOutput(critic, metrics, priorities)
         actions = networks.policy(data.observation)
         with frozen(networks.critics):

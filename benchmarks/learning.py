@@ -148,6 +148,14 @@ ROWS = {
     "hidden-cartpole-impala-lstm": Row("impala", HIDDEN_CARTPOLE, 300_000, 400),
     "hidden-cartpole-dqn": Row("dqn", HIDDEN_CARTPOLE, 300_000, ceiling=150),
     "hidden-cartpole-ppo": Row("ppo", HIDDEN_CARTPOLE, 300_000, ceiling=150, flags=("--recurrent", "None")),
+    "hidden-pendulum-recurrent-td3": Row("recurrent_td3", "testing:PendulumWithoutVelocity", 30_000, -250),
+    "hidden-pendulum-td3": Row(
+        "recurrent_td3",
+        "testing:PendulumWithoutVelocity",
+        30_000,
+        ceiling=-400,
+        flags=("--lstm-size", "None"),
+    ),
     "memory-impala-feedforward": Row(
         "impala", "testing:Memory", 200_000, ceiling=0.6, flags=("--lstm-size", "None")
     ),

@@ -40,6 +40,7 @@ class NodeContext:
       engine: name of the engine, such as `"serial"`, `"threads"` or `"processes"`.
       directory: the folder of the run, or None.
       job: random name of this run; its folders in shared memory have the prefix `lp-<job>`.
+      address: IP address at which nodes on other machines reach this one; loopback if there are no others.
     """
 
     program: str
@@ -49,6 +50,7 @@ class NodeContext:
     engine: str
     directory: str | None = None
     job: str = ""
+    address: str = "127.0.0.1"
 
     @property
     def host(self) -> str:
@@ -70,6 +72,7 @@ class Runtime(abc.ABC):
       stopped: event that is set when a stop begins.
       only_context: the context of this process's node, if it has only one.
       stop_handlers: the handlers that have not been called.
+      loss_handlers: called with the label of each node that is lost; see `register_loss_handler`.
     """
 
     def __init__(self, job: str, request_stop: Callable[..., None]) -> None:
@@ -78,6 +81,7 @@ class Runtime(abc.ABC):
         self.only_context: NodeContext | None = None
         self.stopped = threading.Event()
         self.stop_handlers: list[Callable[[], Any]] = []
+        self.loss_handlers: list[Callable[[str], Any]] = []
         self._handlers_lock = threading.Lock()
         self._handled = threading.Event()
 
@@ -244,6 +248,17 @@ def unregister_stop_handler(handler: Callable[[], Any]) -> None:
     if runtime is not None:
         with contextlib.suppress(ValueError):
             runtime.stop_handlers.remove(handler)
+
+
+def register_loss_handler(handler: Callable[[str], Any]) -> None:
+    """Registers `handler`, which this process calls with the label of each node that the program has lost.
+
+    Only nodes of groups with `min_nodes` can be lost. The handler must return soon; it is called before a
+    next life of that node begins, but may be late on another machine. Does nothing outside of a program.
+    """
+    runtime = find_runtime()
+    if runtime is not None:
+        runtime.loss_handlers.append(handler)
 
 
 def make_program_stopper(launch_type: Any = None) -> Callable[..., None]:

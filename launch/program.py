@@ -61,6 +61,10 @@ class Program:
     snapshot: Snapshot | None = None
     #: By group, fields of `Resources`; those given to `launch` replace them.
     resources: Mapping[str, Mapping[str, Any]] = {}
+    #: By group, the `strategy` of `Resources` that holds unless its resources have another.
+    strategies: Mapping[str, str] = {}
+    #: By group, the number of nodes with which the program goes on; those given to `launch` replace them.
+    min_nodes: Mapping[str, int] = {}
 
     def __init__(self, name: str) -> None:
         if not name:

@@ -36,6 +36,8 @@ def start(
     *,
     resources: Mapping[str, Resources | Mapping[str, Any]] | None = None,
     restarts: Mapping[str, int] | None = None,
+    min_nodes: Mapping[str, int] | None = None,
+    min_nodes_timeout: float = 300.0,
     stop_timeout: float = 10.0,
     heartbeat_timeout: float | None = 60.0,
     directory: str | os.PathLike[str] | None = None,
@@ -48,12 +50,17 @@ def start(
         result = job.wait()
     ```
     """
+    defaults = {group: {"strategy": strategy} for group, strategy in program.strategies.items()}
     options = Options(
         resources={
-            group: given if isinstance(given, Resources) else Resources(**given)
-            for group, given in {**program.resources, **(resources or {})}.items()
+            group: given
+            if isinstance(given, Resources)
+            else Resources(**{**defaults.get(group, {}), **given})
+            for group, given in {**defaults, **program.resources, **(resources or {})}.items()
         },
         restarts=dict(restarts or {}),
+        min_nodes={**program.min_nodes, **(min_nodes or {})},
+        min_nodes_timeout=min_nodes_timeout,
         stop_timeout=stop_timeout,
         heartbeat_timeout=heartbeat_timeout,
         directory=None if directory is None else os.path.abspath(os.fspath(directory)),
@@ -72,6 +79,8 @@ def launch(
     *,
     resources: Mapping[str, Resources | Mapping[str, Any]] | None = None,
     restarts: Mapping[str, int] | None = None,
+    min_nodes: Mapping[str, int] | None = None,
+    min_nodes_timeout: float = 300.0,
     stop_timeout: float = 10.0,
     heartbeat_timeout: float | None = 60.0,
     directory: str | os.PathLike[str] | None = None,
@@ -85,6 +94,10 @@ def launch(
       resources: by group, `Resources` or a dict of its fields, instead of those of the program.
       restarts: by group, how often each of its nodes may fail and be restarted, with a growing pause; 0 for
         other groups.
+      min_nodes: by group, with how many of its nodes the program goes on, instead of those of the program.
+        The others may be lost, and may be missing at the start: they are restarted, however often, with the
+        same pauses. Needs an engine with processes; within one process nothing can be lost.
+      min_nodes_timeout: seconds for which such a group may have fewer nodes before the program fails.
       stop_timeout: seconds that the workers have to return after a stop began, and each node to close. After
         that, processes are killed (with a `StopTimeoutWarning`) and threads are reported as an error.
       heartbeat_timeout: seconds after which a process without a sign of life is killed and counts as failed
@@ -106,6 +119,8 @@ def launch(
         engine,
         resources=resources,
         restarts=restarts,
+        min_nodes=min_nodes,
+        min_nodes_timeout=min_nodes_timeout,
         stop_timeout=stop_timeout,
         heartbeat_timeout=heartbeat_timeout,
         directory=directory,

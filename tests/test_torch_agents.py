@@ -16,6 +16,7 @@ from agents.impala import IMPALA, IMPALAConfig
 from agents.mpo import MPO, MPOConfig
 from agents.ppo import PPO, PPOConfig
 from agents.r2d2 import R2D2, R2D2Config
+from agents.recurrent_td3 import RecurrentTD3, RecurrentTD3Config
 from agents.sac import SAC, SACConfig
 from agents.td3 import TD3, TD3Config
 from framework import networks, replay
@@ -31,6 +32,11 @@ CONTINUOUS = make_spec(actions=dm_specs.BoundedArray((2,), np.float32, -3.0, 1.0
 AGENTS = {
     "dqn": (DQN(DQNConfig(hidden_sizes=(8,))), DISCRETE, {"q_network"}),
     "r2d2": (R2D2(R2D2Config(hidden_sizes=(8,), lstm_size=8)), DISCRETE, {"q_network"}),
+    "recurrent td3": (
+        RecurrentTD3(RecurrentTD3Config(hidden_sizes=(8,), lstm_size=8)),
+        CONTINUOUS,
+        {"memory", "policy"},
+    ),
     "mpo": (MPO(MPOConfig(hidden_sizes=(8,))), CONTINUOUS, {"policy"}),
     "sac": (SAC(SACConfig(hidden_sizes=(8,))), CONTINUOUS, {"policy"}),
     "td3": (TD3(TD3Config(hidden_sizes=(8,))), CONTINUOUS, {"policy"}),

@@ -55,6 +55,9 @@ class Dataset:
         `PaddedSample`s, which hold the lengths.
       only_first: number of batches of the first table alone, before those of all tables; see `Mixture`.
 
+    Attributes:
+      batch_size: the argument.
+
     Raises:
       ValueError: An argument is out of range.
     """
@@ -72,7 +75,7 @@ class Dataset:
         ragged: str = "error",
         only_first: int = 0,
     ) -> None:
-        self._batch_size = whole_number("batch_size", batch_size, 1)
+        self.batch_size = whole_number("batch_size", batch_size, 1)
         if max_in_flight is not None:
             whole_number("max_in_flight", max_in_flight, batch_size)
         if ragged not in ("error", "pad"):
@@ -84,7 +87,7 @@ class Dataset:
         whole_number("prefetch", prefetch, 0)
         mixture = None if isinstance(table, str) else Mixture(client, table, only_first)
         self._source: Source = mixture or client.source()
-        self._items = mixture or client  # what sets priorities
+        self._client, self._items = client, mixture or client  # The latter sets priorities.
         self._table = table if isinstance(table, str) else ""
         self._timeout = rate_limiter_timeout
         self._pad = ragged == "pad"
@@ -111,7 +114,7 @@ class Dataset:
             raise StopIteration
         try:
             if not self._prefetch:
-                sample, drawn = self._fetch()
+                sample, drawn = self._fetch(self.batch_size, self._timeout)
             else:
                 with self._changed:
                     if self._thread is None:
@@ -135,12 +138,35 @@ class Dataset:
         self._source.release(drawn)
         return sample if self._pinned is None else self._pinned.receive(sample)
 
+    def take(self, n: int, timeout: float | None = None) -> Any:
+        """Draws a batch of `n` items instead of `batch_size`, without any that were fetched ahead.
+
+        Args:
+          n: number of items.
+          timeout: seconds to wait for them; None waits without a limit.
+
+        Returns:
+          The batch; None if the iteration would end.
+        """
+        try:
+            sample, drawn = self._fetch(n, timeout)
+        except ServerLost:
+            raise
+        except (DeadlineExceededError, ServerClosed):
+            return None
+        self._source.release(drawn)
+        return sample if self._pinned is None else self._pinned.receive(sample)
+
+    def num_items(self) -> int:
+        """Asks the server for the number of items in the table."""
+        return self._client.server_info()[self._table].current_size
+
     def ready(self) -> bool:
         """Returns whether `next()` would return or end without waiting."""
         if self._closed or self._ended:
             return True
         if not self._prefetch:
-            return self._source.can_sample(self._table, self._batch_size)
+            return self._source.can_sample(self._table, self.batch_size)
         with self._changed:
             if self._thread is None:
                 self._start()
@@ -172,11 +198,11 @@ class Dataset:
     def __exit__(self, *error: Any) -> None:
         self.close()
 
-    def _fetch(self) -> _Batch:
-        """Draws one batch and starts to copy it to the device."""
+    def _fetch(self, n: int, timeout: float | None) -> _Batch:
+        """Draws a batch of `n` items and starts to copy it to the device."""
         pinned = self._pinned
-        out = None if pinned is None or self._pad else pinned.buffers()
-        sample, drawn = self._source.draw(self._table, self._batch_size, self._timeout, out, self._pad)
+        out = None if pinned is None or self._pad or n != self.batch_size else pinned.buffers()
+        sample, drawn = self._source.draw(self._table, n, timeout, out, self._pad)
         try:
             if self._device is not None and out is None:
                 device = self._device if pinned is None else "cpu"
@@ -207,7 +233,7 @@ class Dataset:
                 self._asked = False
             batch = error = None
             try:
-                batch = self._fetch()
+                batch = self._fetch(self.batch_size, self._timeout)
             except BaseException as raised:  # raised by `next()`
                 error = raised
             with self._changed:

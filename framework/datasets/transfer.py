@@ -55,7 +55,7 @@ class PinnedTransfer:
             pinned = self._current
         else:
             if isinstance(sample, ReplaySample) and all(isinstance(leaf, torch.Tensor) for leaf in leaves):
-                self._template = self._template or leaves
+                self._template = leaves
             pinned = [leaf.pin_memory() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         with torch.cuda.stream(self._stream):
             moved = [

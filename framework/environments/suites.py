@@ -200,45 +200,52 @@ def _envpool(full: str, name: str, options: dict[str, Any], render_mode: str | N
     return Source(full, functools.partial(EnvPoolEnvironment, name), options)
 
 
-_HIDDEN = "CartPoleWithoutVelocities"
+# Environments that hide the velocities: the whole one, and what is left of its observation.
+_HIDDEN = {
+    "CartPoleWithoutVelocities": ("CartPole-v1", slice(None, None, 2)),  # position and angle
+    "PendulumWithoutVelocity": ("Pendulum-v1", slice(None, 2)),  # cosine and sine of the angle
+}
 
 
-def _positions(observation: np.ndarray) -> np.ndarray:
-    """CartPole's position and angle, `[..., 2]`, of its observation `[..., 4]`."""
-    return observation[..., ::2]
+def _show(shown: slice, observation: np.ndarray) -> np.ndarray:
+    return observation[..., shown]
 
 
-def _hidden_cartpole(**options: Any) -> Any:
+def _hidden(whole: str, shown: slice, **options: Any) -> Any:
     import gymnasium
 
-    environment: Any = gymnasium.make("CartPole-v1", disable_env_checker=True, **options)
+    environment: Any = gymnasium.make(whole, disable_env_checker=True, **options)
     box = environment.observation_space
-    space = gymnasium.spaces.Box(_positions(box.low), _positions(box.high))
-    return gymnasium.wrappers.TransformObservation(environment, _positions, space)
+    space = gymnasium.spaces.Box(box.low[shown], box.high[shown])
+    return gymnasium.wrappers.TransformObservation(environment, functools.partial(_show, shown), space)
 
 
-def _hidden_cartpole_vector(options: dict[str, Any], num_envs: int) -> Any:
+def _hidden_vector(whole: str, shown: slice, options: dict[str, Any], num_envs: int) -> Any:
     import gymnasium
 
-    environment: Any = gymnasium.make_vec("CartPole-v1", num_envs, "vector_entry_point", **options)
+    environment: Any = gymnasium.make_vec(whole, num_envs, "vector_entry_point", **options)
     spaces = [
-        gymnasium.spaces.Box(_positions(box.low), _positions(box.high))
+        gymnasium.spaces.Box(box.low[..., shown], box.high[..., shown])
         for box in (environment.observation_space, environment.single_observation_space)
     ]
-    return gymnasium.wrappers.vector.TransformObservation(environment, _positions, *spaces)
+    show = functools.partial(_show, shown)
+    return gymnasium.wrappers.vector.TransformObservation(environment, show, *spaces)
 
 
 def _testing(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:
-    if name == _HIDDEN:
+    if name in _HIDDEN:
         if render_mode is not None:
             options = {**options, "render_mode": render_mode}
-        vector = functools.partial(_hidden_cartpole_vector, options)
-        return Source(full, _hidden_cartpole, options, vector, has_fast_vector=True)
+        make = functools.partial(_hidden, *_HIDDEN[name])
+        if name != "CartPoleWithoutVelocities":  # The only one that gymnasium computes in batches.
+            return Source(full, make, options)
+        vector = functools.partial(_hidden_vector, *_HIDDEN[name], options)
+        return Source(full, make, options, vector, has_fast_vector=True)
     kinds: tuple[type, ...] = (testing.EchoEnvironment, testing.FakeEnvironment, testing.MaskedEnvironment)
     kinds += (testing.MemoryEnvironment, testing.SleepEnvironment, testing.TupleEnvironment)
     known = {kind.__name__.removesuffix("Environment"): kind for kind in kinds}
     if name not in known:
-        names = ", ".join(f"testing:{known_name}" for known_name in (*known, _HIDDEN))
+        names = ", ".join(f"testing:{known_name}" for known_name in (*known, *_HIDDEN))
         raise ValueError(f"unknown environment {full!r}; there are {names}")
     return Source(full, known[name], options)
 

@@ -16,7 +16,8 @@ from torch import nn
 from framework import core
 from framework.config_checks import whole_number
 from framework.learners.distributed import LearnerGroup
-from framework.replay.types import ReplaySample
+from framework.losses import importance_weights
+from framework.replay.types import ReplaySample, SampleInfo
 from framework.types import Gradients, StepResult
 
 # Up to this number of elements, one copy of all gradients is faster than one operation per gradient.
@@ -85,6 +86,14 @@ class LossContext(NamedTuple):
         rank, count = self.group.rank, len(tensor)
         whole = tensor.new_empty((self.group.size * count, *tensor.shape[1:]))
         return whole.normal_(generator=self.generator)[rank * count : (rank + 1) * count]
+
+    def importance_weights(self, info: SampleInfo, exponent: torch.Tensor | float) -> torch.Tensor:
+        """`losses.importance_weights` of the items of a batch, float32`[N]` on the learner's device."""
+        probability, size = (
+            torch.as_tensor(each, device=self.generator.device)
+            for each in (info.probability, info.table_size)
+        )
+        return importance_weights(probability, size, exponent, self.largest)
 
 
 # Networks, batch, context. The batch is a `ReplaySample`, or a minibatch of one.
@@ -169,7 +178,7 @@ class SGDLearner(core.Learner):
         self._precision: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         if autocast_dtype is not None:
             self._precision = functools.partial(torch.autocast, self.device.type, dtype=autocast_dtype)
-        self._loss_fn = torch.compile(loss_fn) if compile_loss else loss_fn
+        self._loss_fn = self._own_loss_fn = torch.compile(loss_fn) if compile_loss else loss_fn
         self._partial_gradients = partial_gradients
         self._check_period = check_period
         self._unchecked: list[tuple[int, torch.Tensor]] = []
@@ -314,10 +323,10 @@ class SGDLearner(core.Learner):
         All learners must have the same state and make the same steps, each on its shard of the batch and with
         the same `env_steps`. The loss must be a mean over items, so that the mean over the shards is that
         over the batch. Where shards differ in the number of elements, `LossOutput.weight` gives that number.
-        Buffers of the networks (statistics of data) are those of rank 0.
+        Buffers of the networks (statistics of data) are those of rank 0. A later call replaces the group.
         """
         self._group = group
-        self._loss_fn = group.averaged(self.networks, self._loss_fn, self._partial_gradients)
+        self._loss_fn = group.averaged(self.networks, self._own_loss_fn, self._partial_gradients)
 
     def _check(self) -> None:
         """Raises FloatingPointError if a step since the last check was not finite."""

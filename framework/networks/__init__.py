@@ -39,6 +39,7 @@ from framework.networks.normalization import Moments as Moments
 from framework.networks.normalization import ObservationNormalizer as ObservationNormalizer
 from framework.networks.normalization import RewardScale as RewardScale
 from framework.networks.quantiles import ImplicitQuantileNetwork as ImplicitQuantileNetwork
+from framework.networks.recurrent import RecurrentEncoder as RecurrentEncoder
 from framework.networks.recurrent import RecurrentQNetwork as RecurrentQNetwork
 from framework.networks.torsos import ACTIVATIONS as ACTIVATIONS
 from framework.networks.torsos import MLP as MLP

@@ -1,4 +1,4 @@
-"""Networks of action values with a memory."""
+"""Networks with a memory, for sequences from replay."""
 
 from __future__ import annotations
 
@@ -16,8 +16,62 @@ from framework.types import Nest
 State = tuple[torch.Tensor, ...]
 
 
-class RecurrentQNetwork(nn.Module):
-    """Values of all discrete actions with a memory: encoder, optional LSTM, and a `QNetwork`.
+class RecurrentEncoder(nn.Module):
+    """Features of observations with a memory: encoder and optional LSTM.
+
+    Args:
+      observation_spec: nest of dm_env specs of one env.
+      hidden_sizes: widths of the layers before the LSTM, for observations without images.
+      lstm_size: width of the LSTM; None leaves it out.
+
+    Attributes:
+      output_size: F, the width of the features.
+    """
+
+    def __init__(
+        self, observation_spec: Nest, hidden_sizes: Sequence[int] = (64,), lstm_size: int | None = 64
+    ):
+        super().__init__()
+        has_images = any(len(leaf.shape) == 3 for leaf in tree.flatten(observation_spec))
+        self.torso = ObservationEncoder(observation_spec, () if has_images else hidden_sizes)
+        width = self.torso.output_size
+        self.core = None if lstm_size is None else RecurrentCore(width, lstm_size)
+        self.output_size = lstm_size or width
+
+    def initial_state(self, batch_size: int) -> State:
+        """The LSTM's state `[B, lstm_size]` at the start of an episode; `()` without an LSTM."""
+        return () if self.core is None else self.core.initial_state(batch_size)
+
+    def step(self, observation: Nest, state: State) -> tuple[torch.Tensor, State]:
+        """One step of acting: `[B, ...]` to features `[B, F]` and the next state."""
+        features = self.torso(observation)
+        return (features, state) if self.core is None else self.core.step(features, state)
+
+    def unroll(
+        self, observation: Nest, state: State, start_of_episode: torch.Tensor, burn_in: int
+    ) -> torch.Tensor:
+        """Features `[N, T - burn_in, F]` of the rows `[N, T, ...]` behind the burn-in.
+
+        Args:
+          observation: of the rows.
+          state: before the first row, as the actor had it.
+          start_of_episode: bool`[N, T]`; where True, the state restarts before that row.
+          burn_in: rows that bring the state up to date, and pass on no gradients.
+        """
+        if self.core is not None and burn_in:
+            with torch.no_grad():
+                features = self.torso(tree.map_structure(lambda leaf: leaf[:, :burn_in], observation))
+                _, state = self.core.unroll(features, state, start_of_episode[:, :burn_in])
+        features = self.torso(tree.map_structure(lambda leaf: leaf[:, burn_in:], observation))
+        if self.core is not None:
+            features, _ = self.core.unroll(features, state, start_of_episode[:, burn_in:])
+        return features
+
+
+class RecurrentQNetwork(RecurrentEncoder):
+    """Values of all discrete actions with a memory: a `RecurrentEncoder` and a `QNetwork`.
+
+    `step` and `unroll` give values `[..., A]` in place of features.
 
     Args:
       observation_spec: nest of dm_env specs of one env.
@@ -37,42 +91,15 @@ class RecurrentQNetwork(nn.Module):
         head_sizes: Sequence[int] = (64,),
         dueling: bool = True,
     ):
-        super().__init__()
-        has_images = any(len(leaf.shape) == 3 for leaf in tree.flatten(observation_spec))
-        self.torso = ObservationEncoder(observation_spec, () if has_images else hidden_sizes)
-        width = self.torso.output_size
-        self.core = None if lstm_size is None else RecurrentCore(width, lstm_size)
-        self.head = QNetwork(
-            dm_specs.Array((lstm_size or width,), "float32"), num_actions, head_sizes, dueling
-        )
-
-    def initial_state(self, batch_size: int) -> State:
-        """The LSTM's state `[B, lstm_size]` at the start of an episode; `()` without an LSTM."""
-        return () if self.core is None else self.core.initial_state(batch_size)
+        super().__init__(observation_spec, hidden_sizes, lstm_size)
+        features = dm_specs.Array((self.output_size,), "float32")
+        self.head = QNetwork(features, num_actions, head_sizes, dueling)
 
     def step(self, observation: Nest, state: State) -> tuple[torch.Tensor, State]:
-        """One step of acting: `[B, ...]` to values `[B, A]` and the next state."""
-        features = self.torso(observation)
-        if self.core is not None:
-            features, state = self.core.step(features, state)
+        features, state = super().step(observation, state)
         return self.head(features), state
 
     def unroll(
         self, observation: Nest, state: State, start_of_episode: torch.Tensor, burn_in: int
     ) -> torch.Tensor:
-        """Values `[N, T - burn_in, A]` of the rows `[N, T, ...]` behind the burn-in.
-
-        Args:
-          observation: of the rows.
-          state: before the first row, as the actor had it.
-          start_of_episode: bool`[N, T]`; where True, the state restarts before that row.
-          burn_in: rows that bring the state up to date, and pass on no gradients.
-        """
-        if self.core is not None and burn_in:
-            with torch.no_grad():
-                features = self.torso(tree.map_structure(lambda leaf: leaf[:, :burn_in], observation))
-                _, state = self.core.unroll(features, state, start_of_episode[:, :burn_in])
-        features = self.torso(tree.map_structure(lambda leaf: leaf[:, burn_in:], observation))
-        if self.core is not None:
-            features, _ = self.core.unroll(features, state, start_of_episode[:, burn_in:])
-        return self.head(features)
+        return self.head(super().unroll(observation, state, start_of_episode, burn_in))

@@ -24,13 +24,22 @@ from framework.environments.base import BatchedEnvironment
 from framework.programs.limiter_state import describe_tables
 from framework.programs.parts import make_observers
 from framework.programs.policy_lag import Lockstep
-from framework.programs.worker import ProgramWorker, Setup, derive_seed, prepare_process, seeded, summarize
+from framework.programs.worker import (
+    ProgramWorker,
+    Setup,
+    derive_seed,
+    is_elastic,
+    prepare_process,
+    seeded,
+    summarize,
+)
 from framework.replay.errors import ServerClosed, ServerLost
 from framework.variables import VariableClient
 
 # Batched steps that a worker requests from the counter at a time. The first grants are small, so that all
 # actors take part in a short program. Later grants are a share of the steps made, because each request costs
 # a message and a wait.
+_WAIT_S = 0.5  # For steps that other actors do not take, between two checks for a stop of the program.
 _FIRST_GRANT, _GRANT_SHARE, _LARGEST_GRANT = 16, 16, 64
 
 
@@ -98,12 +107,14 @@ class ActorWorker(ProgramWorker):
         self._half = self._halves[0]  # Whose turn it is.
         self._lockstep: Lockstep | None = None
         self._counts_episodes = agent.episodes_per_batch is not None
+        self._elastic = is_elastic(self._config)
         self._largest_grant = _LARGEST_GRANT
         if agent.max_policy_lag is not None and learner is not None:
             units, parts = len(self._halves) * agent.unroll_length, 1
             if agent.episodes_per_batch is not None:
                 units, parts = agent.episodes_per_batch, self._config.num_actors
-            self._lockstep = Lockstep(self._name, learner, counter, units, agent.max_policy_lag, parts)
+            lag, elastic = agent.max_policy_lag, self._elastic
+            self._lockstep = Lockstep(self._name, learner, counter, units, lag, parts, elastic)
             # Never enough for a whole unroll, half of whose steps may be resets, which cost nothing.
             self._largest_grant = max(1, min(_LARGEST_GRANT, (agent.unroll_length - 2) // 2))
         self._started = False
@@ -212,7 +223,9 @@ class ActorWorker(ProgramWorker):
         if self._granted - self._spent < self._config.envs_per_actor:
             self._granted = self._report(self._wanted())
             if self._granted == 0:
-                self._finish()
+                # The steps of an actor that is lost go to the others.
+                if not (self._elastic and self._counter.wait_for_steps(_WAIT_S)):
+                    self._finish()
                 return
         half, steps = self._half, self._batched_steps + 1
         following = self._halves[steps % len(self._halves)]
@@ -293,10 +306,10 @@ class ActorWorker(ProgramWorker):
         needed = lockstep.needed_version(done)
         if needed is None:
             return True
-        if not lockstep.wait(needed, self._version(), [half.actor.adder for half in self._halves]):
+        if not lockstep.wait(done, needed, self._version(), [half.actor.adder for half in self._halves]):
             return False
         self._update()
-        lockstep.begin(done)
+        lockstep.begin(done, self._version())
         return True
 
     def _wanted(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
 import sys
 import threading
 import time
@@ -13,16 +14,26 @@ from typing import Any, SupportsFloat
 import numpy as np
 import torch
 
-from framework.programs.learner_group import FirstLearner
+import launch
+from framework.programs.learner_group import FirstLearner, GroupMember, Place
 from framework.programs.limiter_state import describe_tables
-from framework.programs.policy_lag import StallDetector
+from framework.programs.policy_lag import Roster, StallDetector
 from framework.programs.run_folder import changed_settings
-from framework.programs.worker import ProgramWorker, Setup, learner_threads, prepare_process, seeded
+from framework.programs.worker import (
+    ProgramWorker,
+    Setup,
+    is_elastic,
+    learner_threads,
+    prepare_process,
+    seeded,
+)
 from framework.replay import ReplaySample, TableInfo
 from framework.types import StepResult
 from framework.variables import VariableBlock, Variables, shared_path
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # Of malloc.h.
+_WAIT_S = 0.5  # For the data of all actors that are there, between two checks for a stop of the program.
+_TAKE_S = 5.0  # For items that replay has said to have: a server that was restarted may have fewer.
 _LOG = logging.getLogger(__name__)
 
 
@@ -50,6 +61,7 @@ class ProgramLearner:
       published: notified at each new version.
       waited_s: seconds waited for data since the last row. The caller adds to it.
       finished: whether all of `max_learner_steps` are made.
+      num_actors: actors of the last batch, if it has those that are there; None for batches of all.
     """
 
     def __init__(
@@ -80,6 +92,7 @@ class ProgramLearner:
         self._uncounted = 0
         self.waited_s = 0.0
         self.finished = False
+        self.num_actors: int | None = None
         self._times_sampled = 0.0
         self._metrics: Mapping[str, SupportsFloat] | None = None  # Of the last step.
         self.published = threading.Condition()
@@ -127,6 +140,22 @@ class ProgramLearner:
 
     def save(self) -> dict[str, Any]:
         return {"learner": self.learner.save(), "steps": self._steps}
+
+    def keep_first_state(self) -> None:
+        """Saves the state if none is saved, so that `go_back` has one."""
+        if self._checkpointer is not None and self._checkpointer.get(self._name) is None:
+            self._checkpointer.put(self._name, self.save())
+
+    def go_back(self, error: RuntimeError) -> None:
+        """Continues from the last saved state after `error` in the middle of a step, with newer versions."""
+        if self._checkpointer is None:
+            raise RuntimeError(
+                "num_learners: lost another learner in the middle of a step, and the run has no directory "
+                "with a checkpoint to go on from. Give it a directory."
+            ) from error
+        _LOG.warning("Lost another learner in step %d, going on from the last saved state.", self._steps)
+        self._restore()
+        self.publish()
 
     def _count(self, metrics: Mapping[str, SupportsFloat]) -> None:
         """Counts a step, and publishes, logs and saves if that is due."""
@@ -186,6 +215,8 @@ class ProgramLearner:
         made, seconds = steps - self._logged[0], max(now - self._logged[2], 1e-9)
         row: dict[str, Any] = {"steps": steps, "version": self.block.version, "env_steps": env_steps}
         row.update({name: float(value) for name, value in metrics.items()})
+        if self.num_actors is not None:
+            row["actors"] = self.num_actors
         row["time/learner_steps_per_s"] = made / seconds
         row["time/env_steps_per_s"] = (env_steps - self._logged[1]) / seconds
         row["time/waited_for_data_fraction"] = self.waited_s / seconds
@@ -242,20 +273,51 @@ class LearnerWorker(LearnerNode):
         super().__init__(setup, replay=replay, **options)
         config, on_policy = setup.config, setup.agent.max_policy_lag is not None
         self._replay, self._waits_for_data = replay, False
-        self._stall_detector = StallDetector(config.num_actors) if on_policy else None
+        self._roster: Roster | None = None
+        if on_policy and is_elastic(config) and config.min_actors is not None:
+            self._roster = Roster(config.min_actors)
+            launch.register_loss_handler(self._lose)
+        self._lag, self._num_actors = setup.agent.max_policy_lag, config.num_actors
+        self._collecting = True  # Whether an actor that joins contributes to the next batch.
+        detects = on_policy and self._roster is None
+        self._stall_detector = StallDetector(config.num_actors) if detects else None
         self._stalled_version = -1  # The newest that the stall detector knows.
-        learner = self._learner.learner
-        self._others = FirstLearner(learner, config.num_learners) if config.num_learners > 1 else None
+        self._first: FirstLearner | None = None
+        if config.num_learners > 1:
+            self._first = FirstLearner(self._learner.learner, config.num_learners)
+            self._member = GroupMember(self._learner.learner, 0, config.num_learners, self._first)
+            self._learner.keep_first_state()
 
-    def wait_for_version(self, version: int, timeout: float, actor: str | None = None) -> bool:
+    def join(self, actor: str) -> int:
+        """Makes batches from the data of `actor` too, with `min_actors`; returns its first version."""
+        assert self._roster is not None
+        with self._learner.published:
+            version = self._learner.block.version + (not self._collecting)
+            self._roster.join(actor, version)
+            return version
+
+    def _lose(self, actor: str) -> None:
+        """Does not wait for `actor` any more, if it has joined."""
+        assert self._roster is not None
+        with self._learner.published:
+            self._roster.lose(actor)
+            self._learner.published.notify_all()
+
+    def wait_for_version(
+        self, version: int, timeout: float, actor: str | None = None, reported: int | None = None
+    ) -> bool:
         """Blocks until `version` or a newer one is published; False after `timeout` seconds.
 
         An actor that passes its name as `actor` has sent all its data. If all actors wait like this while the
         learner waits for data, some data was lost: the learner then publishes the same parameters again, so
-        that the actors collect new data.
+        that the actors collect new data. With `min_actors`, it says instead that its unrolls for the versions
+        before `reported` are in replay.
         """
         published, block = self._learner.published, self._learner.block
         with published:
+            if self._roster is not None and actor is not None and reported is not None:
+                self._roster.report(actor, reported)
+                published.notify_all()
             if published.wait_for(lambda: block.version >= version, timeout):
                 return True
             if actor is None or self._stall_detector is None or not self._waits_for_data:
@@ -280,19 +342,20 @@ class LearnerWorker(LearnerNode):
         with self._learner.published:
             return not self._waits_for_data
 
-    def meet_learners(self, label: str, host: str) -> tuple[int, dict[str, Any]]:
-        """For the other learners: see `FirstLearner.meeting`."""
-        assert self._others is not None
-        return self._others.meeting(label, host)
+    def join_learners(self, rank: int, place: Place) -> tuple[int, bool, dict[str, Any]] | None:
+        """For the other learners: see `FirstLearner.join_learners`."""
+        assert self._first is not None
+        return self._first.join_learners(rank, place)
 
-    def arrive(self, rank: int) -> int | None:
-        """For the learner of `rank`: waits until all have data for the next step.
+    def arrive(self, rank: int, number: int) -> int | None:
+        """For the other learners: see `FirstLearner.arrive`."""
+        assert self._first is not None
+        return self._first.arrive(rank, number)
 
-        Returns:
-          The `env_steps` of the step; None at the end.
-        """
-        assert self._others is not None
-        return self._learner.learner.env_steps if self._others.barrier.arrive(rank) else None
+    def exchange(self, number: int, operation: str, *arguments: Any) -> Any:
+        """For the other learners: see `FirstLearner.exchange`."""
+        assert self._first is not None
+        return self._first.exchange(number, operation, *arguments)
 
     def ready(self) -> bool:
         assert self._learner.dataset is not None
@@ -307,22 +370,53 @@ class LearnerWorker(LearnerNode):
         assert learner.dataset is not None
         started = time.perf_counter()
         self._waits_for_data = True
-        sample = next(learner.dataset, None)
+        sample = next(learner.dataset, None) if self._roster is None else self._take(self._roster)
         learner.waited_s += time.perf_counter() - started
-        if sample is None or not (self._others is None or self._others.go_on()):
+        if sample is None or not (self._first is None or self._member.go_on() is not None):
             self._finished = True  # The program is being stopped.
             return
         with learner.published:
             self._waits_for_data = False
-        learner.step(sample)
+        try:
+            learner.step(sample)
+        except RuntimeError as error:
+            if self._first is None or not self._member.has_lost(error):
+                raise
+            learner.go_back(error)
+            return
+        finally:
+            with learner.published:
+                self._collecting = True
+        if self._first is not None:
+            self._member.stepped()
         if learner.finished:
             self._finished = True
-            if self._others is not None:
-                self._others.barrier.close()
+            if self._first is not None:
+                self._first.close()
+
+    def _take(self, roster: Roster) -> Any:
+        """The next batch, with the unrolls of all actors that are there; None when the program stops."""
+        learner, stopped = self._learner, launch.stop_event()
+        assert learner.dataset is not None
+        while not stopped.is_set():
+            with learner.published:
+                if not learner.published.wait_for(lambda: roster.is_complete(learner.block.version), _WAIT_S):
+                    continue
+                self._collecting, learner.num_actors = False, len(roster)
+            n = learner.dataset.num_items()
+            if self._lag:  # Some may be of the next unroll.
+                n = min(n, math.ceil(learner.dataset.batch_size * len(roster) / self._num_actors))
+            if n and (sample := learner.dataset.take(n, _TAKE_S)) is not None:
+                return sample
+            if not n:  # They were lost, with a replay server or a learner.
+                learner.publish_again()
+            self._collecting = True
+        return None
 
     def close(self) -> None:
-        if self._others is not None:
-            self._others.close()
+        if self._first is not None:
+            self._first.close()
+            self._member.leave()
         super().close()
 
 

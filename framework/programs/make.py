@@ -115,9 +115,11 @@ class Graph(core.Graph):
         self.config, self.spec = setup.config, setup.spec
         self._setup, self._snapshot = setup, None if run is None else Snapshot(run, callbacks, logger_factory)
         self._names = {*_RESERVED}
+        self._actors: list[str] = []  # The groups of actors.
         self._replays: list[tuple[str, str, launch.Node]] = []  # With the part of a checkpoint.
         self._services: list[tuple[str, launch.Node]] = []
         self._workers: list[tuple[str, launch.Node]] = []
+        self._strategies: dict[str, str] = {}
         # The learner's name and agent, by its variable source.
         self._learners: dict[launch.Handle | None, tuple[str, core.Agent | None]] = {}
         self.counter = self._add(self._services, "counter", make_counter, self.config)
@@ -170,6 +172,8 @@ class Graph(core.Graph):
         data = {"replay": replay, "clients": dict(clients or {})}
         learner = self._add_worker(name, LearnerWorker, agent, name=name, **data, **self._handles)
         self._learners[learner] = name, agent
+        if self.config.num_learners > 1:
+            self._strategies[name] = "PACK"  # Gradients travel between them at each step.
         for rank in range(1, self.config.num_learners):
             seed = self._seed_of(f"{name}-{rank}")
             self._add_worker(name, LearnerReplica, agent, rank=rank, seed=seed, first=learner, **data)
@@ -182,6 +186,7 @@ class Graph(core.Graph):
             self._add_worker("variable_source", VariableSource, self._agent_of(learner), learner=learner)
             for _ in range(self.config.variable_sources)
         ]
+        self._strategies["variable_source"] = "SPREAD"
         sources = handles[0] if len(handles) == 1 else launch.HandleGroup(handles, _connect_one)
         self._learners[sources] = self._learners.get(learner, ("learner", None))
         return sources
@@ -220,9 +225,18 @@ class Graph(core.Graph):
     ) -> None:
         self._claim(name)
         agent = agent or self._agent_of(variables)
+        lockstep = self._setup_of(agent).agent.max_policy_lag is not None
+        if self.config.min_actors is not None and lockstep and self.config.num_learners > 1:
+            raise ValueError(
+                f"min_actors: got {self.config.min_actors} with {self.config.num_learners} num_learners, "
+                f"expected None: the learners of {type(agent or self._setup.agent).__name__} divide the "
+                "unrolls of all actors."
+            )
+        self._actors.append(name)
         inference = self.add_inference(
             variables, agent=agent, name="inference" if name == "actor" else f"{name}.inference"
         )
+        self._strategies[name] = "SPREAD"
         for index in range(self.config.num_actors):
             self._add_worker(
                 name,
@@ -244,7 +258,12 @@ class Graph(core.Graph):
         setup = self._setup_of(agent)
         if not isinstance(setup.agent, PlanAgent):
             raise TypeError(f"add_plan: got {type(setup.agent).__name__}, expected a PlanAgent.")
-        expected = {"inference": "local", "variable_sources": 0, **({} if replay else {"replay_shards": 1})}
+        expected = {
+            "inference": "local",
+            "variable_sources": 0,
+            "min_actors": None,
+            **({} if replay else {"replay_shards": 1}),
+        }
         for field, value in expected.items():
             if (given := getattr(self.config, field)) != value:
                 raise ValueError(
@@ -256,6 +275,7 @@ class Graph(core.Graph):
         self._workers.append(("learner", node))
         learner = node.create_handle()
         self._learners[learner] = "learner", agent
+        self._strategies["actor"] = "SPREAD"
         own = setup.agent.for_worker(self.config.envs_per_actor) if replay is None else setup.agent
         of_workers = dataclasses.replace(setup, agent=own)
         workers = []
@@ -306,7 +326,9 @@ class Graph(core.Graph):
         """The program. Its nodes close in the opposite order: workers, the checkpointer, replay."""
         program = launch.Program(name)
         program.snapshot = self._snapshot
-        program.resources = self.config.resources
+        program.resources, program.strategies = self.config.resources, self._strategies
+        if self.config.min_actors is not None:
+            program.min_nodes = dict.fromkeys(self._actors, self.config.min_actors)
         replays = [(label, node) for label, _, node in self._replays]
         for label, node in (*replays, *self._services, *self._workers):
             if label == "checkpointer":

@@ -35,23 +35,38 @@ class Lockstep:
       units: steps in an unroll, or episodes in a batch.
       lag: learner steps by which the parameters may be old.
       parts: number of actors that share the units.
+      elastic: whether the learner learns from the actors that are there; see `Roster`.
     """
 
-    def __init__(self, name: str, learner: Any, counter: Any, units: int, lag: int, parts: int = 1):
+    def __init__(
+        self,
+        name: str,
+        learner: Any,
+        counter: Any,
+        units: int,
+        lag: int,
+        parts: int = 1,
+        elastic: bool = False,
+    ):
+        self._elastic = elastic
         self._name, self._learner, self._counter = name, learner, counter
         self._units, self._lag, self._parts = units, lag, parts
         self._first: int | None = None
-        self._unroll = -1  # The one that has begun.
+        self._unroll = (
+            self._flushed
+        ) = -1  # The one that has begun, and the one before which all is in replay.
         self._waiting_since: float | None = None
         self._said_at = 0.0
 
     def start(self, version: int) -> None:
-        """Counts unrolls from `version`, the actor's current version."""
-        self._first = version
+        """Counts unrolls from `version`, the actor's current version, or from that of its first batch."""
+        self._first = self._learner.join(self._name) if self._elastic else version
 
-    def begin(self, done: int) -> None:
-        """The unroll after `done` units begins."""
+    def begin(self, done: int, version: int) -> None:
+        """The unroll after `done` units begins with `version` of the parameters."""
         self._unroll = done * self._parts // self._units
+        if self._elastic and self._first is not None:  # A restarted learner skips versions.
+            self._first = max(self._first, version - self._unroll)
 
     def needed_version(self, done: int) -> int | None:
         """The oldest version allowed after `done` units; None inside an unroll."""
@@ -69,13 +84,15 @@ class Lockstep:
         needed = self.needed_version(done)
         return needed is None or version >= needed or self._is_available(needed, 0.0, None)
 
-    def wait(self, needed: int, version: int, adders: Sequence[Adder | None]) -> bool:
+    def wait(self, done: int, needed: int, version: int, adders: Sequence[Adder | None]) -> bool:
         """Waits half a second for version `needed`; returns whether the actor may step.
 
         The learner makes the version from this actor's data. A longer wait therefore flushes `adders`, which
         raise their errors, and logs a message once a minute.
         """
-        if version >= needed or self._is_available(needed, _WAIT_S, self._name):
+        if self._elastic:
+            self._flush(done, adders)
+        if (version >= needed and not self._elastic) or self._is_available(needed, _WAIT_S, self._name):
             self._waiting_since = None
             return True
         now = time.monotonic()
@@ -112,13 +129,73 @@ class Lockstep:
         stopped = launch.stop_event()
         deadline = time.monotonic() + _LAST_STEP_S
         while not stopped.is_set() and time.monotonic() < deadline:
-            if self._learner.wait_for_version(last, 2 * _WAIT_S) or not self._learner.is_learning():
+            reported = (self._name, last) if self._elastic else ()
+            if (
+                self._learner.wait_for_version(last, 2 * _WAIT_S, *reported)
+                or not self._learner.is_learning()
+            ):
                 return
+
+    def _flush(self, done: int, adders: Sequence[Adder | None]) -> None:
+        """Waits, once for each unroll, until all unrolls before it are in replay."""
+        unroll = done * self._parts // self._units
+        if unroll > self._flushed:
+            for adder in adders:
+                if adder is not None:
+                    adder.flush()
+            self._flushed = unroll
 
     def _is_available(self, needed: int, timeout: float, name: str | None) -> bool:
         # At the end of the budget, other actors may have stopped inside their unroll, so that no newer
         # version follows. This actor still makes its granted steps, which are fewer than an unroll.
-        return self._learner.wait_for_version(needed, timeout, name) or self._counter.ungranted() == 0
+        reported = () if not self._elastic else ((self._first or 0) + self._flushed,)
+        if self._learner.wait_for_version(needed, timeout, name, *reported):
+            return True
+        return self._counter.ungranted() == 0
+
+
+class Roster:
+    """The actors from whose data an elastic learner makes its batches.
+
+    An actor takes part from its `join` until it is lost. Version v + 1 is made from the unrolls that all of
+    them collected for version v: a lost actor is not waited for, and one that joins during a learner step
+    begins with the version that this step makes:
+
+    ```text
+    actor-0   |unroll 3|....|unroll 4|....|unroll 5|
+    actor-1   |unroll 3|....|unr lost              join |unroll 6|
+    learner            |step 4|      |step 5|      |step 6|
+    envs of the batch     2             1             1
+    ```
+
+    Not thread-safe.
+
+    Args:
+      least: number of actors without which no batch is made.
+    """
+
+    def __init__(self, least: int):
+        self._least = least
+        self._reported: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._reported)
+
+    def join(self, actor: str, version: int) -> None:
+        """`actor` takes part, with `version` as its first."""
+        self._reported[actor] = version
+
+    def report(self, actor: str, version: int) -> None:
+        """All unrolls of `actor` for versions before `version` are in replay."""
+        self._reported[actor] = version
+
+    def lose(self, actor: str) -> None:
+        """`actor` is not waited for any more."""
+        self._reported.pop(actor, None)
+
+    def is_complete(self, version: int) -> bool:
+        """Whether all unrolls for `version` are in replay."""
+        return len(self._reported) >= self._least and min(self._reported.values()) > version
 
 
 class StallDetector:

@@ -21,6 +21,7 @@ Stepping = Literal["auto", "inline", "vector", "processes"]
 _AT_LEAST_1 = (
     *(
         "num_actors",
+        "min_actors",
         "envs_per_actor",
         "num_learners",
         "replay_shards",
@@ -46,6 +47,8 @@ class RunConfig:
     seed: int = 0  # Of all random numbers. On the serial engine the same seed gives the same run, bit by bit.
 
     num_actors: int = 1  # Actor nodes. More collect faster while cores are free.
+    # Actors with which training goes on while others are lost or not placed yet; None needs all.
+    min_actors: int | None = None
     envs_per_actor: int = 1  # Environments that each actor steps as one batch.
     num_learners: int = 1  # Learner nodes, each with its shard of every batch. More need engine processes.
     replay_shards: int = 1  # Replay servers, each with an equal part of the items and of the actors.
@@ -108,11 +111,17 @@ class RunConfig:
         known = [field.name for field in dataclasses.fields(Resources)]
         for group, fields in self.resources.items():
             config_checks.names(f"resources: {group}", fields, known)
+            try:
+                Resources(**fields)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"resources of group {group!r}: {error}") from error
         if self.target_return is not None and self.evaluate_period is None:
             raise ValueError(
                 f"target_return: got {self.target_return} without an evaluator, expected None. Give "
                 "evaluate_period (env steps)."
             )
+        if self.min_actors is not None:
+            config_checks.ordered(self, "min_actors", "num_actors")
         if self.num_actors % self.replay_shards:
             raise ValueError(
                 f"replay_shards: got {self.replay_shards}, expected a divisor of num_actors "
@@ -138,11 +147,13 @@ class RunConfig:
                 f"inference_nodes: got {self.inference_nodes}, expected a divisor of num_actors "
                 f"({self.num_actors}), since each actor uses one of them."
             )
-        served = self.num_envs // self.inference_nodes
+        missing = self.num_actors - (self.min_actors or self.num_actors)
+        served = max(1, self.num_actors // self.inference_nodes - missing) * self.envs_per_actor
         if self.inference_min_batch > served:
             raise ValueError(
                 f"inference_min_batch: got {self.inference_min_batch}, expected at most the envs of "
-                f"{'the program' if self.inference_nodes == 1 else 'an inference node'}, {served}."
+                f"{'the program' if self.inference_nodes == 1 else 'an inference node'}, {served}"
+                f"{f' with min_actors {self.min_actors}' if missing else ''}."
             )
         if self.inference_max_batch is not None:
             config_checks.ordered(self, "inference_min_batch", "inference_max_batch")

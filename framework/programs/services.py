@@ -51,6 +51,7 @@ class Counter(Saveable[dict[str, Any]]):
         self._counts: Counts[str] = Counts()
         self._grants: dict[str, int] = {}
         self._settled: set[str] | None = None  # Actors that have reported since `restore`; None without one.
+        self._released: set[str] = set()  # Actors that lost their grant and have not reported since.
         self._interrupted = False
 
     def increment(self, **counts: int) -> dict[str, int]:
@@ -85,8 +86,11 @@ class Counter(Saveable[dict[str, Any]]):
             held = self._grants.get(who, 0)
             limit = math.inf if self.max_steps is None else self.max_steps
             left = limit - self._counts[_STEPS] - sum(self._grants.values()) + held
-            if self._settled is not None and who not in self._settled:
-                self._settled.add(who)
+            is_new = self._settled is not None and who not in self._settled
+            if is_new or who in self._released:
+                self._released.discard(who)
+                if self._settled is not None:
+                    self._settled.add(who)
                 spent = int(max(0, min(spent, left)))
             elif spent > held:
                 raise ValueError(
@@ -98,6 +102,28 @@ class Counter(Saveable[dict[str, Any]]):
                 self._changed.notify_all()
             self._grants[who] = int(max(0, min(n, left - spent)))
             return self._grants[who]
+
+    def release(self, who: str) -> None:
+        """Returns the grant of `who`, which is lost, to the budget.
+
+        If it is still there, its next report is accepted without a grant, up to the budget.
+        """
+        with self._changed:
+            if self._grants.pop(who, None) is not None:
+                self._released.add(who)
+                self._changed.notify_all()
+
+    def wait_for_steps(self, timeout: float) -> bool:
+        """Waits until there are steps to grant or all are spent, at most `timeout` seconds.
+
+        Returns:
+          False if all steps are spent.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._interrupted or self.ungranted() or not self.remaining(), timeout
+            )
+            return self.remaining() != 0
 
     def ungranted(self) -> int | None:
         """Steps of the budget that are neither spent nor granted; None without a budget."""
@@ -352,6 +378,7 @@ def run_checkpoints(config: RunConfig) -> Checkpointer:
 def make_counter(config: RunConfig) -> Counter:
     """The run's counter, which continues from the newest intact checkpoint."""
     counter = Counter(max_steps=config.max_env_steps)
+    launch.register_loss_handler(counter.release)
     reader = newest_checkpoint(config)
     if reader is not None and "counter" in reader.names:
         counter.restore(reader.state("counter"))

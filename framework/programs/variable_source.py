@@ -59,9 +59,16 @@ class VariableSource(ProgramWorker):
                 self._published.wait_for(lambda: self._block.version > newer_than, timeout)
         return self._block.get_variables(names, newer_than)
 
-    def wait_for_version(self, version: int, timeout: float, actor: str | None = None) -> bool:
+    def join(self, actor: str) -> int:
+        """See `LearnerWorker.join`."""
+        version: int = self._learner.join(actor)
+        return version
+
+    def wait_for_version(
+        self, version: int, timeout: float, actor: str | None = None, *reported: int
+    ) -> bool:
         """See `LearnerWorker.wait_for_version`, which needs to know which actors wait."""
-        if not self._learner.wait_for_version(version, timeout, actor):
+        if not self._learner.wait_for_version(version, timeout, actor, *reported):
             return False
         with self._published:
             return self._published.wait_for(lambda: self._block.version >= version, timeout)

@@ -115,6 +115,12 @@ def learner_threads(config: RunConfig, num_parameters: int) -> int:
     return max(1, min(_CORES, num_parameters // _PER_THREAD)) if is_alone else 1
 
 
+def is_elastic(config: RunConfig) -> bool:
+    """Whether actors may be lost or missing: within one process they cannot."""
+    node = find_context()
+    return config.min_actors is not None and node is not None and node.engine not in ("serial", "threads")
+
+
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seeds torch for the code that makes initial parameters, while no other node of this process does.

@@ -8,12 +8,13 @@ These rules hold for every engine:
   workers return, within `stop_timeout`; (3) the nodes are closed in reverse order of addition, with `close()`
   of objects that have it, so that a node may still call those that were added before it.
 - A node that fails is restarted while its group has restarts left; otherwise the program ends with its
-  `NodeError`.
+  `NodeError`. A group with `min_nodes` may lose nodes: `launch.engines.supervised.elastic`.
 """
 
 from __future__ import annotations
 
 import abc
+import math
 import secrets
 import threading
 import traceback
@@ -38,6 +39,7 @@ ENGINES = {
     "threads": ("threads", "ThreadsJob"),
 }
 ENDED = ("returned", "closed", "failed", "killed")  # states of a node whose work is over
+STRATEGIES = (None, "PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 LONG_LIFE = 60.0  # seconds; after a life this long, the pause before a restart starts over
 
 
@@ -56,7 +58,11 @@ class Resources:
       num_gpus: number of GPUs that a machine must have free, as Ray counts them.
       custom: Ray's custom resources, by name.
       strategy: how Ray places the group's nodes on machines: `"PACK"` (near each other), `"SPREAD"` (apart
-        where possible), `"STRICT_PACK"` (one machine) or `"STRICT_SPREAD"`; None leaves it to Ray.
+        where possible), `"STRICT_PACK"` (one machine) or `"STRICT_SPREAD"`; None leaves it to Ray. Nodes of
+        all but `"SPREAD"` start when there is room for all of the group.
+
+    Raises:
+      ValueError: A field has another value. The text names it.
     """
 
     threads: int = 1
@@ -65,6 +71,18 @@ class Resources:
     num_gpus: float = 0
     custom: Mapping[str, float] = field(default_factory=dict)
     strategy: str | None = None
+
+    def __post_init__(self) -> None:
+        amounts = {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus, **dict(self.custom)}
+        for name, amount in amounts.items():
+            if isinstance(amount, str) or (amount is not None and not 0 <= amount < math.inf):
+                raise ValueError(f"resources: {name}: got {amount!r}, expected a number of at least 0.")
+        if not isinstance(self.threads, int) or self.threads < 1:
+            raise ValueError(f"resources: threads: got {self.threads!r}, expected a number of at least 1.")
+        if self.strategy not in STRATEGIES:
+            raise ValueError(
+                f"resources: strategy: got {self.strategy!r}, expected one of {list(STRATEGIES)}."
+            )
 
     def environment(self) -> dict[str, str]:
         """Returns the environment variables of a node's process."""
@@ -78,6 +96,8 @@ class Options:
 
     resources: Mapping[str, Resources] = field(default_factory=dict)
     restarts: Mapping[str, int] = field(default_factory=dict)
+    min_nodes: Mapping[str, int] = field(default_factory=dict)
+    min_nodes_timeout: float = 300.0
     stop_timeout: float = 10.0
     heartbeat_timeout: float | None = 60.0
     directory: str | None = None
@@ -128,7 +148,7 @@ def plan(program: Program, engine: str, options: Options) -> tuple[str, list[Uni
 
 def check_options(program: Program, options: Options) -> None:
     """Raises `ValueError` for unknown groups and for numbers out of range."""
-    for name in ("resources", "restarts"):
+    for name in ("resources", "restarts", "min_nodes"):
         unknown = sorted(set(getattr(options, name)) - set(program.groups))
         if unknown:
             raise ValueError(
@@ -137,6 +157,14 @@ def check_options(program: Program, options: Options) -> None:
     for group, count in options.restarts.items():
         if count < 0:
             raise ValueError(f"restarts[{group!r}]: got {count}, expected a number >= 0.")
+    for group, count in options.min_nodes.items():
+        if not 1 <= count <= len(program.groups[group]):
+            raise ValueError(
+                f"min_nodes[{group!r}]: got {count}, expected 1 to {len(program.groups[group])}, the number "
+                "of its nodes."
+            )
+    if options.min_nodes_timeout <= 0:
+        raise ValueError(f"min_nodes_timeout: got {options.min_nodes_timeout}, expected seconds > 0.")
     if options.stop_timeout < 0:
         raise ValueError(f"stop_timeout: got {options.stop_timeout}, expected seconds >= 0.")
     if options.heartbeat_timeout is not None and options.heartbeat_timeout <= 0:

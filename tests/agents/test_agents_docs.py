@@ -27,6 +27,7 @@ NAMES = (
     "qr_dqn",
     "r2d2",
     "rainbow",
+    "recurrent_td3",
     "sac",
     "td3",
 )

@@ -22,6 +22,7 @@ from agents.ppo import PPO, PPOConfig
 from agents.qr_dqn import QRDQN, QRDQNConfig
 from agents.r2d2 import R2D2, R2D2Config
 from agents.rainbow import Rainbow, RainbowConfig
+from agents.recurrent_td3 import RecurrentTD3, RecurrentTD3Config
 from agents.sac import SAC, SACConfig
 from agents.td3 import DDPG, TD3, DDPGConfig, TD3Config
 from framework import demonstrations, environments
@@ -54,6 +55,22 @@ class Aim(dm_env.Environment):
             return self.reset()
         self._over = True
         return dm_env.termination(1.0 - float(abs(action - self._target).item()), self._target)
+
+
+class AimLater(Aim):
+    """The target is shown at the first of three steps, and only the last action counts."""
+
+    def reset(self):
+        self._time = 0
+        return super().reset()
+
+    def step(self, action):
+        if self._over:
+            return self.reset()
+        self._time += 1
+        if self._time == 3:
+            return super().step(action)
+        return dm_env.transition(0.0, np.zeros(1, np.float32), 1.0)
 
 
 # Which of three cues is shown: a policy that does not look gets 1/3.
@@ -103,6 +120,16 @@ r2d2 = R2D2Config(
     epsilon_decay=2_000,
 )
 
+recurrent_td3 = RecurrentTD3Config(
+    **{**DETERMINISTIC, "batch_size": 16, "min_replay_size": 32},
+    unroll_length=8,
+    burn_in=4,
+    period=4,
+    encoder_sizes=(16,),
+    lstm_size=16,
+    discount=0.9,
+)
+
 # Agent, environment, steps, and the greedy mean return: least and most.
 CASES = {
     "dqn": (dqn, cue, 2_400, 1.0, 1.0),
@@ -126,6 +153,15 @@ CASES = {
     "ppo with a memory": (ppo_with_memory, recall, 6_000, 0.95, 1.0),
     "impala with a memory": (impala_with_memory, recall, 12_000, 0.95, 1.0),
     "r2d2 with a memory": (R2D2(r2d2), recall, 6_000, 0.95, 1.0),
+    "recurrent td3": (RecurrentTD3(recurrent_td3), AimLater, 3_000, 0.8, 1.0),
+    # The best action without a memory is 0, which earns 0.5 on average.
+    "recurrent td3 without a memory": (
+        RecurrentTD3(dataclasses.replace(recurrent_td3, lstm_size=None)),
+        AimLater,
+        2_000,
+        0.1,
+        0.7,
+    ),
     # Of two cues and no memory, a policy that always names the same is right every second time.
     "impala without a memory": (impala_without_memory, recall, 4_000, 0.2, 0.8),
     "r2d2 without a memory": (R2D2(dataclasses.replace(r2d2, lstm_size=None)), recall, 3_000, 0.2, 0.8),

@@ -200,8 +200,8 @@ def test_the_multipliers_grow_while_the_policy_is_too_far_from_its_target():
     before = {n: p.detach().clone() for n, p in learner.networks.duals.named_parameters()}
     learn(learner, make_batch())
     after = dict(learner.networks.duals.named_parameters())
-    assert (after["log_mean_multiplier"] > before["log_mean_multiplier"]).all()
-    assert (after["log_std_multiplier"] < before["log_std_multiplier"]).all()
+    assert (after["mean_multiplier"] > before["mean_multiplier"]).all()
+    assert (after["std_multiplier"] < before["std_multiplier"]).all()
 
 
 @pytest.mark.parametrize("actions", SHAPES.values(), ids=SHAPES)

@@ -12,7 +12,7 @@ def begun(units, parts, lag, count):
     for done in range(count):
         needed = lockstep.needed_version(done)
         if needed is not None:
-            lockstep.begin(done)
+            lockstep.begin(done, needed)
             unrolls.append((done, needed, lockstep.units_left(done)))
         assert lockstep.needed_version(done) is None
         assert lockstep.may_step(done, version=0)
@@ -39,7 +39,7 @@ def test_where_all_actors_wait_their_episodes_make_a_batch(units, parts):
     lockstep.start(0)
     done = 0
     for unroll in range(1, 40):
-        lockstep.begin(done)
+        lockstep.begin(done, unroll - 1)
         done += lockstep.units_left(done)
         needed = lockstep.needed_version(done)
         assert needed is not None and needed >= unroll

@@ -49,6 +49,10 @@ class LaunchpadJob(SupervisedJob):
             raise ValueError(
                 f"restarts: got {dict(options.restarts)}, expected none: Launchpad does not restart nodes."
             )
+        if options.min_nodes:
+            raise ValueError(
+                f"min_nodes: got {dict(options.min_nodes)}, expected none: Launchpad does not restart nodes."
+            )
         super().__init__(program, engine, options)
 
     def _open(self) -> tuple[dict[int, Entry], Host]:

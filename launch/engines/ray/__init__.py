@@ -16,6 +16,7 @@ launch.launch(program, engine="ray", resources={"learner": {"num_gpus": 1}, "act
 from __future__ import annotations
 
 import atexit
+import collections
 import contextlib
 import itertools
 import logging
@@ -26,7 +27,7 @@ import threading
 from typing import Any
 
 from launch.engines.base import Options, Resources, Unit
-from launch.engines.ray import actor
+from launch.engines.ray import actor, placement
 from launch.engines.supervised.channel import Channel
 from launch.engines.supervised.job import SupervisedJob
 from launch.engines.supervised.process import Host, Report
@@ -54,12 +55,22 @@ class RayJob(SupervisedJob):
         if self._owns_ray:
             _connect(self._ray)
         try:
+            if os.environ.get("LAUNCH_AUTOSCALING", "0") == "0":
+                self._check_placement()
             return self._find_entries(None), RayHost(
                 self._ray, self._job, self._units, self._options, self._report
             )
         except BaseException:
-            self._clean_up()
+            if self._owns_ray:
+                self._ray.shutdown()
             raise
+
+    def _check_placement(self) -> None:
+        counts = {**collections.Counter(unit.group for unit in self._units), **self._options.min_nodes}
+        groups = {
+            group: (self._options.resources.get(group, Resources()), count) for group, count in counts.items()
+        }
+        placement.check(groups, placement.hosts_of(self._ray))
 
     def _clean_up(self) -> None:
         # Ray's shutdown would wait a minute for a dead head.
@@ -87,9 +98,9 @@ class RayHost(Host):
         for unit in units:
             self._members.setdefault(unit.group, []).append(unit.label)
         for group, resources in options.resources.items():
-            if resources.strategy is not None:
+            if placement.has_bundles(resources):
                 self._groups[group] = ray.util.placement_group(
-                    [_needs(resources, bundle=True)] * len(self._members[group]), strategy=resources.strategy
+                    [placement.needs(resources)] * len(self._members[group]), strategy=resources.strategy
                 )
         threading.Thread(target=self._watch_head, name="ray-head", daemon=True).start()
 
@@ -139,7 +150,7 @@ class RayHost(Host):
         """Asks Ray for the actor of a node and returns it without waiting for its process."""
         options: dict[str, Any] = {"name": f"launch-{self._job}-{unit.label}-{next(self._names)}"}
         group = self._groups.get(unit.group)
-        needs = _needs(resources, bundle=group is not None)
+        needs = placement.needs(resources)
         if needs:  # otherwise Ray's default holds: one core to place it, none while it runs
             options["num_cpus"] = needs.pop("CPU", 0)
         if "GPU" in needs:
@@ -151,6 +162,8 @@ class RayHost(Host):
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
                 group, placement_group_bundle_index=self._members[unit.group].index(unit.label)
             )
+        elif resources.strategy is not None:
+            options["scheduling_strategy"] = resources.strategy
         env, threads = resources.environment(), resources.threads
         return self._actor_class.options(**options).remote(unit.label, sys.path, env, threads)
 
@@ -241,7 +254,7 @@ class _Life:
                 _log.warning(
                     "node %r waits for a machine with %s; free in the cluster: %s",
                     self._unit.label,
-                    _needs(self._resources, bundle=False) or "a place",
+                    placement.needs(self._resources) or "a place",
                     ray.available_resources(),
                 )
             try:
@@ -258,20 +271,6 @@ class _Life:
         with contextlib.suppress(OSError, self._ray.exceptions.RayError):
             while data := self._line.recv(1 << 16):
                 self._ray.get(actor.give.options(concurrency_group="in").remote(data))
-
-
-def _needs(resources: Resources, *, bundle: bool) -> dict[str, float]:
-    """Returns the resources that Ray must find; a bundle of a placement group must not be empty."""
-    needs: dict[str, float] = dict(resources.custom)
-    if resources.num_gpus:
-        needs["GPU"] = resources.num_gpus
-    if resources.num_cpus is not None:
-        needs["CPU"] = resources.num_cpus
-    elif bundle:
-        needs["CPU"] = 1
-    if bundle and not any(needs.values()):
-        needs["CPU"] = 0.001
-    return needs
 
 
 def _import_ray() -> Any:

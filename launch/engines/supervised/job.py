@@ -12,6 +12,7 @@ import abc
 import contextlib
 import dataclasses
 import json
+import logging
 import os
 import secrets
 import selectors
@@ -26,6 +27,7 @@ from launch.context import activate, deactivate
 from launch.engines.base import Job, Options, Resources, remote_error
 from launch.engines.supervised import code
 from launch.engines.supervised.channel import Channel
+from launch.engines.supervised.elastic import ElasticGroups
 from launch.engines.supervised.process import Host, Process
 from launch.engines.supervised.runtime import Entry, RemoteRuntime, Setup
 from launch.errors import LaunchError, NodeError, StopTimeoutWarning
@@ -33,6 +35,7 @@ from launch.program import Program
 from launch.rpc import sockets
 
 _STATUS_INTERVAL = 1.0
+_log = logging.getLogger("launch")
 _GONE = ("closed", "failed", "killed")
 _EXIT_GRACE = 2.0  # seconds for a failed or closed node to exit
 
@@ -53,6 +56,7 @@ class SupervisedJob(Job):
             Process(unit, code.dumps(unit), options.directory) for unit in self._units
         ]
         self._by_number: dict[int, Process] = {}
+        self._elastic = ElasticGroups(options.min_nodes, options.min_nodes_timeout)
         self._stop_asked = False
         self._kill_asked = False
         self._deadline: float | None = None
@@ -229,6 +233,8 @@ class SupervisedJob(Job):
             now = time.monotonic()
             process.restart_at = now + process.back_off.after(now - process.born)
             process.restarts += 1
+            if process.unit.group in self._elastic:
+                self._say_lost(process)
             return
         process.state = "failed"
         if error is not None:
@@ -245,7 +251,14 @@ class SupervisedJob(Job):
 
     def _may_restart(self, process: Process) -> bool:
         allowed = self._options.restarts.get(process.unit.group, 0)
-        return self._state == "running" and not self._stop_asked and process.restarts < allowed
+        forgiven = self._elastic.forgives(process)
+        return self._state == "running" and not self._stop_asked and (forgiven or process.restarts < allowed)
+
+    def _say_lost(self, process: Process) -> None:
+        _log.warning("node %r is lost and will be restarted: %s", process.unit.label, process.error)
+        for other in self._processes:
+            if other is not process:
+                other.order(("lost", process.unit.label))
 
     def _fail(self, error: NodeError) -> None:
         self.outcome.fail(error)
@@ -287,6 +300,8 @@ class SupervisedJob(Job):
         for process in self._processes:
             process.restart_at = None
             process.order("stop")
+            if process.alive and process.pid is None and process.unit.group in self._elastic:
+                self._kill(process, "the program stopped before it had a place")
         super()._begin_stop()
 
     def _close_next(self) -> None:
@@ -314,6 +329,11 @@ class SupervisedJob(Job):
             born = process.alive and process.pid is not None
             if born and limit is not None and silent > limit and process.kill_reason is None:
                 self._kill(process, f"no sign of life for {silent:.1f} s (heartbeat_timeout={limit})")
+        if self._state == "running" and not self._stop_asked:
+            shortage = self._elastic.shortage(self._processes, now)
+            if shortage is not None:
+                self.outcome.fail(LaunchError(shortage))
+                self._stop_asked = True
         if self._deadline is not None and now >= self._deadline:
             self._deadline = None
             self._end_late_nodes()

@@ -65,8 +65,14 @@ class NodeProcess:
         self._setup = setup
         with _importing:
             unit: Unit = wire.load(setup.unit, ())
-        self._living = [_Living(leaf) for leaf in unit.leaves]
-        job = unit.leaves[0].context.job
+        leaves = unit.leaves
+        if setup.interface:
+            here = setup.interface.strip("[]")
+            leaves = tuple(
+                Leaf(leaf.node, dataclasses.replace(leaf.context, address=here)) for leaf in leaves
+            )
+        self._living = [_Living(leaf) for leaf in leaves]
+        job = leaves[0].context.job
         self._runtime = RemoteRuntime(
             job, setup.entries, setup.keys, lambda result=None: self._tell("stop", result)
         )
@@ -190,6 +196,8 @@ class NodeProcess:
                     self.close.set()
                 elif command[0] == "where":
                     self._runtime.move(command[1])
+                elif command[0] == "lost":
+                    self._note_loss(command[1])
         self._begin_stop()
         if not any(living.is_worker for living in self._living):
             # Workers may still need this service to save their state.
@@ -197,6 +205,13 @@ class NodeProcess:
         self.close.set()
         if not self._ended.wait(self._setup.stop_timeout):
             os._exit(1)
+
+    def _note_loss(self, label: str) -> None:
+        try:
+            for handler in self._runtime.loss_handlers:
+                handler(label)
+        except Exception as error:
+            self._tell("failed", wire.describe_error(error))
 
     def _begin_stop(self) -> None:
         try:

@@ -66,7 +66,7 @@ class Process(Record):
         return self.alive and (self.worker is None or (self.worker and self.state == "running"))
 
     def order(self, what: Any) -> None:
-        """Sends its `Setup`, and later "stop", "close", or `("where", {node_id: address})`."""
+        """Sends its `Setup`; later "stop", "close", `("where", {node_id: address})` or `("lost", label)`."""
         if self.channel is not None:
             with contextlib.suppress(OSError):  # it is ending; the host will report how
                 self.channel.send(what)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import signal
 import threading
@@ -94,6 +95,41 @@ def test_strategies_of_placement(cluster, strategy, machines):
     with lp.start(service_program(2), "ray", resources=resources) as job:
         places = {job.client("service", index).machine() for index in range(2)}
         assert len(places) == machines
+
+
+def test_nodes_with_spread_start_apart_and_reserve_nothing(cluster):
+    with lp.start(service_program(6), "ray", resources={"service": {"strategy": "SPREAD"}}) as job:
+        places = {job.client("service", index).machine() for index in range(6)}
+        assert len(places) == 2
+
+
+@pytest.mark.parametrize(
+    ("resources", "message"),
+    [
+        ({"num_gpus": 1}, r"'service': got GPU 1 for each of 2 nodes, .*CPU 4, head 10.*CPU 4, left 10"),
+        ({"num_cpus": 3, "strategy": "STRICT_PACK"}, "one host that has this 2 times, for STRICT_PACK"),
+    ],
+)
+def test_what_the_cluster_has_not_is_an_error_at_once(cluster, resources, message):
+    with pytest.raises(lp.LaunchError, match=message):
+        lp.launch(service_program(2), "ray", resources={"service": resources})
+
+
+@pytest.mark.filterwarnings("ignore::launch.StopTimeoutWarning")
+def test_what_the_cluster_has_not_waits_for_an_autoscaler(cluster, monkeypatch):
+    monkeypatch.setenv("LAUNCH_AUTOSCALING", "1")
+    with lp.start(service_program(), "ray", resources={"service": {"num_gpus": 1}}, stop_timeout=0.5) as job:
+        assert {node["state"] for node in job.nodes() if node["group"] == "service"} == {"starting"}
+
+
+def test_resources_of_the_command_line(cluster, tmp_path):
+    from framework.commands import cli
+
+    settings = "--engine ray --num-learners 2 --max-learner-steps 20 --batch-size 4 --evaluate-period None"
+    resources = "learner.custom.left=1 learner.num_cpus=1 learner.strategy=STRICT_PACK actor.num_cpus=1"
+    arguments = [*settings.split(), "--directory", str(tmp_path / "run"), "--resources", *resources.split()]
+    assert cli.main(["train", "impala", *arguments]) == 0
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["learner_steps"] == 20
 
 
 def test_a_killed_node_comes_back_where_its_clients_find_it(cluster):

@@ -1,0 +1,202 @@
+"""Recurrent TD3: TD3 with a memory, from replayed sequences (after the R2D1 of Stooke and Abbeel, 2019).
+
+An encoder with an LSTM makes features of the observations so far. Policy and critics are TD3's, and see the
+features in place of the observation. The memory learns from the critics' loss only, as the encoder of Yarats
+et al. (2021) does. Actors therefore know its state and store it with each sequence, whose rows are those of
+R2D2: `burn_in` rows that bring the stored state up to date, `unroll_length` rows that are learned from, and
+one to bootstrap from. Sequences go on over the ends of episodes, where the state restarts.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from dm_env import specs as dm_specs
+
+from agents.td3 import TD3, TD3Config, TD3Networks, TD3Policy
+from framework import adders, environments, losses, networks, replay
+from framework import config_checks as check
+from framework.adders.block import PriorityFn
+from framework.core import NetworksFn
+from framework.learners import LossContext, LossOutput
+from framework.losses.masking import where_counted
+from framework.networks import frozen
+from framework.programs.presets import Preset
+from framework.replay.contracts import Client
+from framework.specs import EnvironmentSpec
+from framework.torch_agents import check_memory
+from framework.types import Nest
+
+
+@dataclass(frozen=True)
+class RecurrentTD3Config(TD3Config):
+    """Settings of recurrent TD3, in addition to those of `TD3Config`. An *item* is one sequence."""
+
+    # Sequences. A learned step is drawn samples_per_insert * unroll_length / period times on average.
+    unroll_length: int = 20  # Rows of a sequence that are learned from.
+    burn_in: int = 10  # Rows before them, which only bring the stored state up to date.
+    period: int = 10  # Env steps from the start of one sequence to the start of the next.
+    max_replay_size: int = 100_000  # Maximum number of sequences; the oldest are removed first.
+    min_replay_size: int = 100  # Sequences in replay before learning begins.
+    batch_size: int = 32  # Sequences per learner step.
+    samples_per_insert: float = 64.0  # Times a sequence is drawn on average.
+    insert_burst: int = 16  # Sequences by which actors may be ahead or behind, and that may be in flight.
+    previous_action_and_reward: bool = False  # The policy also sees the last action and (clipped) reward.
+    priority_eta: float = 0.9  # Priority of a sequence: this * largest + (1 - this) * mean error.
+
+    # Networks.
+    encoder_sizes: tuple[int, ...] = (64,)  # For observations without images: layers before the LSTM.
+    lstm_size: int | None = 64  # Width of the LSTM. None is a feed-forward network.
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.at_least(self, 1, "unroll_length", "period", "encoder_sizes", "lstm_size")
+        check.at_least(self, 0, "burn_in")
+        check.fraction(self, "priority_eta")
+        check.ordered(self, "period", "unroll_length")
+
+
+class RecurrentTD3Networks(TD3Networks):
+    """The variables of recurrent TD3: `memory`, and `policy` and `critics`, which take its features."""
+
+    def __init__(self, config: RecurrentTD3Config, spec: EnvironmentSpec):
+        memory = networks.RecurrentEncoder(spec.observations, config.encoder_sizes, config.lstm_size)
+        features = dm_specs.Array((memory.output_size,), "float32")
+        super().__init__(config, spec._replace(observations=features))
+        self.memory = memory
+
+
+class RecurrentTD3Policy(TD3Policy):
+    """`TD3Policy` with a memory, whose state before each step is in the extras, as `state`."""
+
+    def __init__(self, networks: RecurrentTD3Networks, config: RecurrentTD3Config, evaluation: bool = False):
+        super().__init__(networks, config, evaluation)
+        self.variables = ("memory", "policy")
+        self._memory = networks.memory
+
+    def initial_state(self, batch_size: int) -> Nest:
+        """The state of the noise, and the state of the memory."""
+        return super().initial_state(batch_size), self._memory.initial_state(batch_size)
+
+    def act(self, observation: Nest, state: Nest) -> tuple[torch.Tensor, Nest, Nest]:
+        noise, before = state
+        features, after = self._memory.step(observation, before)
+        action, _, noise = self.explore(self._policy(features), noise)
+        return action, {"state": before} if before else (), (noise, after)
+
+
+class RecurrentTD3(TD3):
+    """TD3 with a memory.
+
+    ```python
+    agent = RecurrentTD3(RecurrentTD3Config(lstm_size=64, burn_in=10))
+    program = programs.make_program(agent, "testing:PendulumWithoutVelocity", programs.RunConfig())
+    ```
+    """
+
+    config: RecurrentTD3Config
+    target_names = ("memory", "policy", "critics")
+
+    def __init__(self, config: RecurrentTD3Config | None = None, networks_fn: NetworksFn | None = None):
+        super().__init__(config or RecurrentTD3Config(), networks_fn)
+
+    def environment_wrappers(self) -> Sequence[Any]:
+        """Adds the last action and reward to the observation with `previous_action_and_reward`."""
+        if not self.config.previous_action_and_reward:
+            return ()
+        return (functools.partial(environments.ObservationActionReward, reward_clip=self.config.reward_clip),)
+
+    def make_networks(self, spec: EnvironmentSpec) -> RecurrentTD3Networks:
+        parts = ("initial_state", "step", "unroll")
+        members = ("actions", "policy", "critics", "values", *(f"memory.{part}" for part in parts))
+        networks: RecurrentTD3Networks = self.custom_networks(spec, RecurrentTD3Networks, members)
+        check_memory("lstm_size", self.config.lstm_size, networks.memory.initial_state(1))
+        return networks
+
+    def make_policy(self, networks: Any, evaluation: bool = False) -> RecurrentTD3Policy:
+        return RecurrentTD3Policy(networks, self.config, evaluation)
+
+    def make_optimizer(self, networks: Any) -> torch.optim.Optimizer:
+        optimizer = super().make_optimizer(networks)
+        rate = self.config.critic_learning_rate
+        optimizer.add_param_group({"params": list(networks.memory.parameters()), "lr": rate})
+        return optimizer
+
+    def make_adder(
+        self, client: Client, spec: EnvironmentSpec, priority_fn: PriorityFn | None = None
+    ) -> adders.Adder:
+        config = self.config
+        return adders.SequenceAdder(
+            client,
+            config.burn_in + config.unroll_length + 1,
+            config.period,
+            adders.EndOfEpisodeBehavior.CONTINUE,
+            extras_of_first_row=() if config.lstm_size is None else ("state",),
+            priority_fns={adders.REPLAY_TABLE: priority_fn},
+            max_in_flight_items=config.insert_burst,
+            observation_spec=spec.observations,
+        )
+
+    def loss(self, networks: Any, batch: replay.ReplaySample, context: LossContext) -> LossOutput:
+        """The sum of both losses on a batch of `Step`s `[N, burn_in + unroll_length + 1, ...]`."""
+        config, data, start = self.config, batch.data, self.config.burn_in
+        state = data.extras["state"] if config.lstm_size is not None else ()
+        observation = adders.restacked(data.observation, data.mask.shape[1])
+        rows = (observation, state, data.start_of_episode, start)
+        mask = data.mask[:, start:]
+        counted = losses.transition_mask(mask)
+        features = networks.memory.unroll(*rows)
+        values = networks.critics(features, networks.actions.drawn(data)[:, start:]).float()
+        target: Any = context.targets["memory"]
+        with torch.no_grad():
+            rated = target.unroll(*rows)
+            next_values = context.targets["critics"](rated, self.next_actions(rated, context)).float()
+            rewards, discounts = (each[:, start:] for each in self.rewards(data))
+            if config.reward_clip is not None:
+                rewards = rewards.clamp(-config.reward_clip, config.reward_clip)
+            targets = losses.n_step_returns(rewards, discounts, next_values.amin(0), mask, config.n_step)
+        errors = where_counted(targets - values, counted)
+        each, total, priorities = 0.5 * errors.square().sum(0), counted.sum(), None
+        metrics = {
+            "q_mean": losses.masked_mean(values.mean(0), counted),
+            "q_spread": losses.masked_mean(values.std(0, correction=0), counted),
+            "transitions": total,
+        }
+        if config.prioritized:
+            weights = context.importance_weights(batch.info, config.importance_sampling_exponent)
+            each = weights.unsqueeze(1) * each
+            # With the small constant, sequences without error still have a chance to be sampled.
+            sizes = losses.sequence_priorities(errors.abs().mean(0), counted, config.priority_eta)
+            priorities = sizes.double() + 1e-6
+            metrics["importance_weight"] = weights.mean()
+        critic = metrics["critic_loss"] = each.sum() / total.clamp(min=1)
+        if not self.actor_is_due(context):
+            return LossOutput(critic, metrics, priorities, total)
+        features = features.detach()
+        actions = networks.policy(features)
+        with frozen(networks.critics):
+            actor = losses.deterministic_policy_loss(networks.values(features, actions), counted)
+        saturated = (actions.abs() > 0.99).float().mean(-1)
+        metrics["actor_loss"], metrics["saturation"] = actor, losses.masked_mean(saturated, counted)
+        return LossOutput(critic + actor, metrics, priorities, total)
+
+
+PRESETS: Mapping[str, Preset] = {
+    "testing:PendulumWithoutVelocity": Preset(
+        agent={
+            "unroll_length": 10,
+            "burn_in": 5,
+            "period": 5,
+            "min_replay_size": 100,
+            "samples_per_insert": 64.0,
+            "hidden_sizes": (64,),
+            "critic_learning_rate": 2e-3,
+            "lstm_size": 64,  # None, a network without memory, does not swing up.
+        },
+        run={"num_actors": 1, "envs_per_actor": 1, "max_env_steps": 30_000, "evaluate_period": 5_000},
+    ),
+}

@@ -1,0 +1,54 @@
+"""Groups that may lose nodes while the program goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from launch.engines.supervised.process import Process
+
+_THERE = ("running", "returned", "closing", "closed")
+
+
+class ElasticGroups:
+    """The groups of `min_nodes`: how many of their nodes are there, and since when too few.
+
+    A node is there from the end of its constructor until its process ends.
+
+    Args:
+      min_nodes: the smallest number of nodes by group.
+      timeout: seconds for which a group may have fewer, also at the start of the program.
+    """
+
+    def __init__(self, min_nodes: Mapping[str, int], timeout: float) -> None:
+        self._min_nodes = min_nodes
+        self._timeout = timeout
+        self._short_since: dict[str, float] = {}
+        self._complete: set[str] = set()  # groups that have had enough nodes at some time
+
+    def __contains__(self, group: str) -> bool:
+        return group in self._min_nodes
+
+    def forgives(self, process: Process) -> bool:
+        """Whether the loss of this process is no failure of the program.
+
+        An exception is one while its group has never had enough nodes: then it is most likely an error in
+        the program, which the user should see at once.
+        """
+        group = process.unit.group
+        return group in self and (process.failure is None or group in self._complete)
+
+    def shortage(self, processes: Sequence[Process], now: float) -> str | None:
+        """Returns what is missing once a group has had too few nodes for too long; else None."""
+        for group, least in self._min_nodes.items():
+            members = [process for process in processes if process.unit.group == group]
+            there = sum(process.state in _THERE for process in members)
+            if there >= least:
+                self._short_since.pop(group, None)
+                self._complete.add(group)
+            elif now - self._short_since.setdefault(group, now) >= self._timeout:
+                errors = [f"{each.unit.label}: {each.error}" for each in members if each.error]
+                return (
+                    f"min_nodes[{group!r}]: {there} of {len(members)} nodes are there, expected at least "
+                    f"{least}, for {self._timeout:g} s. {'; '.join(errors) or 'None of them has failed.'}"
+                )
+        return None

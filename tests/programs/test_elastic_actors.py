@@ -1,0 +1,103 @@
+"""Elastic actors: a program goes on with those that are there, and lost ones come back."""
+
+import json
+import os
+import signal
+
+import pytest
+
+import launch
+from agents.dqn import DQN, DQNConfig
+from agents.impala import IMPALA, IMPALAConfig
+from agents.ppo import PPO, PPOConfig
+from framework.programs import RunConfig, make_program
+from framework.programs.policy_lag import Roster
+from framework.programs.services import Counter
+
+PATIENCE = 100.0
+ACTORS, ENVS = 3, 2
+
+AGENTS = {
+    "dqn": lambda: DQN(DQNConfig(min_replay_size=50, batch_size=16, samples_per_insert=1.0)),
+    "ppo": lambda: PPO(PPOConfig(unroll_length=8, epochs=1)),
+    "impala": lambda: IMPALA(IMPALAConfig(unroll_length=8, batch_size=4)),
+}
+
+
+def kill_actor(job, index):
+    (pid,) = [node["pid"] for node in job.nodes() if node["label"] == f"actor-{index}"]
+    os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("agent", ["dqn", "ppo"])
+def test_a_program_goes_on_without_lost_actors_and_makes_all_its_steps(agent, tmp_path):
+    steps = 6_000  # Not over before the actor is killed.
+    config = RunConfig(
+        directory=str(tmp_path),
+        num_actors=ACTORS,
+        min_actors=1,
+        envs_per_actor=ENVS,
+        max_env_steps=steps,
+        evaluate_period=None,
+        learner_log_period=1,
+        variable_sources=1 if agent == "ppo" else 0,
+    )
+    program = make_program(AGENTS[agent](), "gymnasium:CartPole-v1", config)
+    with launch.start(program, "processes") as job:
+        counter = job.client("counter").with_timeout(PATIENCE)
+        assert counter.wait_for("env_steps", 300, PATIENCE)
+        kill_actor(job, 1)
+        result = job.wait(timeout=PATIENCE)
+    assert (result["reason"], result["env_steps"]) == ("max_env_steps", steps)
+    assert {node["label"] for node in job.nodes() if node["restarts"]} == {"actor-1"}
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    actors = [row["actors"] for row in rows if row["label"] == "learner" and "actors" in row]
+    if agent == "ppo":
+        assert {*actors} <= {1, 2, 3} and min(actors) < 3
+    else:
+        assert not actors  # a batch waits for no actor
+
+
+def test_a_roster_waits_for_the_actors_that_are_there():
+    roster = Roster(least=2)
+    roster.join("a", 5)
+    roster.report("a", 6)
+    assert not roster.is_complete(5)  # too few
+    roster.join("b", 5)
+    assert not roster.is_complete(5)
+    roster.join("c", 6)  # during the step that makes version 6
+    assert not roster.is_complete(5)
+    roster.report("b", 6)
+    assert roster.is_complete(5) and not roster.is_complete(6)
+    roster.report("a", 7)
+    roster.report("c", 7)
+    assert not roster.is_complete(6)
+    roster.lose("b")
+    roster.lose("unknown")
+    assert roster.is_complete(6) and len(roster) == 2
+
+
+def test_the_grant_of_a_lost_actor_returns_to_the_budget():
+    counter = Counter(max_steps=100)
+    assert counter.grant("a", 60) == 60
+    assert counter.grant("b", 60) == 40
+    assert counter.grant("b", 60, spent=40) == 0 and counter.wait_for_steps(0.0)
+    counter.release("a")
+    counter.release("a")
+    assert counter.grant("b", 60) == 60
+    # A report of the one that was lost, after all: there are no steps left that others do not hold.
+    assert counter.grant("a", 60, spent=60) == 0 and counter.get_counts()["env_steps"] == 40
+    with pytest.raises(ValueError, match="holds a grant of 0"):
+        counter.grant("a", 60, spent=1)
+    assert counter.grant("b", 0, spent=60) == 0 and not counter.wait_for_steps(0.0)
+
+
+def test_min_actors_is_for_programs_that_can_go_on_without_actors():
+    with pytest.raises(ValueError, match="min_actors: got 3, expected at most num_actors"):
+        RunConfig(num_actors=2, min_actors=3)
+    with pytest.raises(ValueError, match="expected at most the envs of the program, 4 with min_actors 1"):
+        RunConfig(num_actors=2, min_actors=1, envs_per_actor=4, inference="server", inference_min_batch=5)
+    config = RunConfig(num_actors=2, min_actors=1, num_learners=2)
+    with pytest.raises(ValueError, match="min_actors: got 1 with 2 num_learners, expected None"):
+        make_program(AGENTS["ppo"](), "gymnasium:CartPole-v1", config)
+    assert make_program(AGENTS["impala"](), "gymnasium:CartPole-v1", config).min_nodes == {"actor": 1}
