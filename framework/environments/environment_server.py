@@ -16,8 +16,8 @@ Messages are msgpack lists `[kind, ...]` over a ZeroMQ DEALER socket with CURVE;
     run to server    take envs seed    reset    step leaves    release    refuse text    ping
 
 `leaves` are the bytes of arrays `[envs, ...]`, of dicts in the order of their sorted keys: of the actions; or
-of step type (int64), rewards, discounts and observations, and with several agents the step type of each. An env
-whose last step was LAST begins an episode at the next `step`, which ignores its action.
+of step type (int64), rewards, discounts and observations, and with several agents the step type of each. An
+env whose last step was LAST begins an episode at the next `step`, which ignores its action.
 """
 
 from __future__ import annotations
@@ -459,8 +459,8 @@ def serve(
     """Serves until a signal, or until no run has had envs for `idle_timeout` seconds.
 
     Args:
-      make_batch: `EnvironmentsOf(make_one)`; or another object with the attribute `spec`, called with the number
-        of envs and a seed or None, that returns a batch with `reset()`, `step(leaves)` and `close()`.
+      make_batch: `EnvironmentsOf(make_one)`; or another object with the attribute `spec`, called with the
+        number of envs and a seed or None, that returns a batch with `reset()`, `step(leaves)` and `close()`.
       connect: `HOST:PORT` of the hosts where the run's actors are, tried in turn.
       key: the file with the run's key.
       num_envs: how many envs are offered.

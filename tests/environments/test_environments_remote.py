@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import pathlib
 import socket
 import subprocess
@@ -14,7 +13,6 @@ import pytest
 
 from framework import environments
 from framework.environments import environment_server
-from framework.environments.remote import RemoteEnvironment
 from launch.rpc.sockets import CurveKeys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
