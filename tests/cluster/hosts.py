@@ -107,12 +107,15 @@ class Host:
 class Hosts:
     """`count` hosts that are joined by a bridge, as a context.
 
+    With `delay` or `loss`, the first host is joined to the others by a slow line, see `slow_line.py`: a
+    packet arrives `delay` seconds later, or with probability `loss` not at all, each way.
+
     Raises:
       CannotMakeHosts: Namespaces or their devices cannot be made here.
     """
 
-    def __init__(self, count: int) -> None:
-        self._count = count
+    def __init__(self, count: int, delay: float = 0.0, loss: float = 0.0) -> None:
+        self._count, self._delay, self._loss = count, delay, loss
         self._ends = contextlib.ExitStack()
         self._hosts: list[Host] = []
 
@@ -121,26 +124,15 @@ class Hosts:
             if shutil.which(tool) is None:
                 raise CannotMakeHosts(f"the command {tool} is not installed")
         try:
-            switch = self._make(Host("switch"))
-            switch.run(["ip", "link", "add", "bridge", "type", "bridge"])
-            switch.run(["ip", "link", "set", "bridge", "up"])
-            for number in range(1, self._count + 1):
-                host = self._make(Host(f"host{number}", f"10.77.0.{number}"))
-                port = f"port{number}"
-                ends = ["type", "veth", "peer", "name", "eth0", "netns", str(host.pid)]
-                # From outside of both namespaces, where both processes have these numbers.
-                made = subprocess.run(
-                    ["ip", "link", "add", port, "netns", str(switch.pid), *ends],
-                    capture_output=True,
-                    text=True,
-                    timeout=PATIENCE,
-                )
-                if made.returncode:
-                    raise CannotMakeHosts(f"ip link add: {made.stderr.strip()}")
-                switch.run(["ip", "link", "set", port, "master", "bridge", "up"])
-                host.run(["ip", "address", "add", f"{host.address}/24", "dev", "eth0"])
-                host.run(["ip", "link", "set", "eth0", "up"])
-                self._hosts.append(host)
+            self._switch = self._make(Host("switch"))
+            slow = bool(self._delay or self._loss)
+            for bridge in ("bridge", "near")[: 1 + slow]:
+                self._switch.run(["ip", "link", "add", bridge, "type", "bridge"])
+                self._switch.run(["ip", "link", "set", bridge, "up"])
+            if slow:
+                self._join_bridges()
+            for number in range(self._count):
+                self.add("near" if slow and not number else "bridge")
         except RuntimeError as error:
             self._ends.close()
             raise CannotMakeHosts(str(error)) from error
@@ -148,6 +140,42 @@ class Hosts:
             self._ends.close()
             raise
         return self
+
+    def add(self, bridge: str = "bridge") -> Host:
+        """Makes another host."""
+        number = len(self._hosts) + 1
+        host = self._make(Host(f"host{number}", f"10.77.0.{number}"))
+        port = f"port{number}"
+        ends = ["type", "veth", "peer", "name", "eth0", "netns", str(host.pid)]
+        # From outside of both namespaces, where both processes have these numbers.
+        made = subprocess.run(
+            ["ip", "link", "add", port, "netns", str(self._switch.pid), *ends],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
+        if made.returncode:
+            raise CannotMakeHosts(f"ip link add: {made.stderr.strip()}")
+        self._switch.run(["ip", "link", "set", port, "master", bridge, "up"])
+        host.run(["ip", "address", "add", f"{host.address}/24", "dev", "eth0"])
+        host.run(["ip", "link", "set", "eth0", "up"])
+        self._hosts.append(host)
+        return host
+
+    def connect(self, index: int, on: bool) -> None:
+        """Cuts a host off from all others, or ends that."""
+        self._switch.run(["ip", "link", "set", f"port{index + 1}", "up" if on else "down"])
+
+    def _join_bridges(self) -> None:
+        line = Path(__file__).with_name("slow_line.py")
+        command = [sys.executable, str(line), str(self._delay), str(self._loss)]
+        running = self._switch.start(command, stdout=subprocess.PIPE)
+        assert running.stdout is not None
+        if running.stdout.readline().strip() != "ready":
+            raise CannotMakeHosts("no TAP devices for a slow line")
+        running.stdout.close()
+        for bridge in ("near", "bridge"):
+            self._switch.run(["ip", "link", "set", f"to_{bridge}", "master", bridge, "up"])
 
     def _make(self, host: Host) -> Host:
         self._ends.callback(host.close)
@@ -171,26 +199,33 @@ def received_bytes(table: str) -> int:
 def start_ray(hosts: Hosts) -> dict[str, str]:
     """Starts Ray, the head in the first host; returns the environment of a driver, which runs in that host.
 
-    Host i has the resource `host<i>` of Ray, for 10 nodes.
+    Host i has the resource `host<i>` of Ray, for 10 nodes, and all but the first have `far`.
     """
-    ray = [sys.executable, "-m", "ray.scripts.scripts"]
-    options = ["--disable-usage-stats", "--num-cpus=8", "--object-store-memory=100000000"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     environment |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
     environment["RAY_gcs_server_port_wait_time_s"] = "300"  # Of a busy machine.
     tests = Path(__file__).resolve().parents[1]
     environment["PYTHONPATH"] = os.pathsep.join([str(tests.parent), str(tests / "helpers")])
-    head = f"{hosts[0].address}:6379"
+    environment["RAY_ADDRESS"] = f"{hosts[0].address}:6379"
     for host in hosts:
-        own = [f"--node-ip-address={host.address}", f'--resources={{"{host.name}": 10}}']
-        joins = (
-            ["--head", "--port=6379", "--include-dashboard=false"]
-            if host is hosts[0]
-            else [f"--address={head}"]
-        )
-        run = functools.partial(host.run, env=environment, timeout=6 * PATIENCE)
-        started(
-            functools.partial(run, [*ray, "start", *options, *own, *joins]),
-            clean=functools.partial(run, [*ray, "stop", "--force"]),
-        )
-    return {**environment, "RAY_ADDRESS": head}
+        join_ray(host, environment, head=host is hosts[0])
+    return environment
+
+
+def join_ray(host: Host, environment: dict[str, str], head: bool = False) -> None:
+    """Starts Ray in a host: the head, or one that joins the cluster of `environment`."""
+    ray = [sys.executable, "-m", "ray.scripts.scripts"]
+    options = ["--disable-usage-stats", "--num-cpus=8", "--object-store-memory=100000000"]
+    own = [
+        f"--node-ip-address={host.address}",
+        f'--resources={{"{host.name}": 10, "far": {0 if head else 10}}}',
+    ]
+    joins = [f"--address={environment['RAY_ADDRESS']}"]
+    if head:
+        joins = ["--head", "--port=6379", "--include-dashboard=false"]
+    environment = {name: value for name, value in environment.items() if name != "RAY_ADDRESS"}
+    run = functools.partial(host.run, env=environment, timeout=6 * PATIENCE)
+    started(
+        functools.partial(run, [*ray, "start", *options, *own, *joins]),
+        clean=functools.partial(run, [*ray, "stop", "--force"]),
+    )

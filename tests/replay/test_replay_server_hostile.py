@@ -183,10 +183,10 @@ def test_a_client_that_never_reads_is_cut_off():
         for number in range(1, 400):
             raw.send({"op": "sample", "id": number, **SAMPLE, "n": 64, "timeout": None})
         peak, deadline = 0, time.monotonic() + 60
-        while server._service.messages < 400 and time.monotonic() < deadline:
+        while server.messages < 400 and time.monotonic() < deadline:
             peak = max(peak, psutil.Process().memory_info().rss - before)
             time.sleep(0.01)
-        assert server._service.messages >= 400
+        assert server.messages >= 400
         assert client.server_info(timeout=10)["t"].rate_limiter_info.sample_stats.completed < 64 * 200
         assert peak < 400 << 20, peak  # 399 answers of 4 MiB are 1.6 GB
         raw.close()

@@ -107,6 +107,11 @@ class Server:
         self._client.elsewhere = functools.partial(Client, curve=curve), (self.address,)
         serve_here(self.address, self._client)
 
+    @property
+    def messages(self) -> int:
+        """Number of messages received from other processes; the table of nodes shows their rate."""
+        return 0 if self._service is None else self._service.messages
+
     def localhost_client(self) -> EmbeddedClient:
         """A client in this process: direct calls."""
         self._check()

@@ -65,8 +65,14 @@ class NodeProcess:
         self._setup = setup
         with _importing:
             unit: Unit = wire.load(setup.unit, ())
-        self._living = [_Living(leaf) for leaf in unit.leaves]
-        job = unit.leaves[0].context.job
+        leaves = unit.leaves
+        if setup.interface:
+            here = setup.interface.strip("[]")
+            leaves = tuple(
+                Leaf(leaf.node, dataclasses.replace(leaf.context, address=here)) for leaf in leaves
+            )
+        self._living = [_Living(leaf) for leaf in leaves]
+        job = leaves[0].context.job
         self._runtime = RemoteRuntime(
             job, setup.entries, setup.keys, lambda result=None: self._tell("stop", result)
         )
@@ -133,7 +139,12 @@ class NodeProcess:
     def _live(self, living: _Living) -> None:
         """Creates the object of a node, and runs it if it is a worker."""
         with entered(self._runtime, living.leaf.context):
-            self._build(living)
+            try:
+                self._build(living)
+            except BaseException as error:
+                if ended_normally(error, self._runtime.stopped.is_set()):
+                    return  # The constructor waited for something.
+                raise
             with self._lock:
                 self._unbuilt -= 1
                 last = self._unbuilt == 0
