@@ -68,10 +68,12 @@ class Peer:
     interpreter: str
 
 
-def ppo(engine: str, actors: int = 1, envs: int = 8, stepping: str = "inline", lag: int = 0) -> Ours:
+def ppo(
+    engine: str, actors: int = 1, envs: int = 8, stepping: str = "inline", lag: int = 0, **fields: Any
+) -> Ours:
     config = {
         "unroll_length": 4000 // (actors * envs), "epochs": 6, "minibatch_size": 128, "hidden_sizes": (32,),
-        "shared": True, "learning_rate": 1e-3, "max_policy_lag": lag,
+        "shared": True, "learning_rate": 1e-3, "max_policy_lag": lag, **fields,
     }  # fmt: skip
     return Ours("ppo", engine, config, _actors(actors, envs, stepping))
 
@@ -120,6 +122,7 @@ BF16 = {"autocast": True, "actor_autocast": True}
 GROUPS: dict[str, dict[str, Ours | Peer]] = {
     "ppo": {
         "repertory PPO, serial": ppo("serial"),
+        "repertory PPO, compile_loss": ppo("serial", compile_loss=True),
         "a loop written by hand": Peer("hand-written-ppo", "hand"),
         "repertory PPO, processes, 2 actors x 4 envs": ppo("processes", 2, 4),
         "the same, acting while learning": ppo("processes", 2, 4, lag=1),
