@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import zlib
@@ -37,6 +39,7 @@ from framework.programs.worker import Setup, derive_seed, make_tables
 from framework.replay import ShardedClient
 
 _REPLAY_MODULES = {"repertory": "framework.replay", "reverb": "framework.replay.dm_reverb"}
+_NEAREST_S = 60.0  # For the answers of all variable sources, some of which may be lost.
 # Names of services and of parts of a checkpoint.
 _RESERVED = ("counter", "monitor", "checkpointer", "best", "program")
 
@@ -204,7 +207,7 @@ class Graph(core.Graph):
                 name,
                 InferenceWorker,
                 agent or self._agent_of(variables),
-                learner=_member(variables, index),
+                learner=_nearest(variables, index),
                 monitor=self.monitor,
                 checkpointer=self.checkpointer,
                 name=own,
@@ -246,7 +249,7 @@ class Graph(core.Graph):
                 index=index,
                 seed=self._seed_of(f"{name}-{index}"),
                 replay=_member(replay, index),
-                learner=_member(variables, index),
+                learner=_nearest(variables, index),
                 inference=_member(inference, index),
                 steps_name=self._steps_name(variables),
                 **self._handles,
@@ -429,6 +432,26 @@ def make_environment(
 def _member(handle: launch.Handle | None, index: int) -> launch.Handle | None:
     """The node that the worker `index` uses, of those that `handle` represents."""
     return None if handle is None else handle.members()[index % len(handle.members())]
+
+
+def _nearest(variables: launch.Handle | None, index: int) -> launch.Handle | None:
+    """The variable source that the worker `index` uses: one on its machine, if there is one."""
+    if variables is None or len(handles := variables.members()) == 1:
+        return variables
+    first = index % len(handles)
+    return launch.HandleGroup([*handles[first:], *handles[:first]], _connect_nearest)
+
+
+def _connect_nearest(handles: Sequence[launch.Handle]) -> Any:
+    """A client of the first source on this machine; of the first of all if there is none."""
+    clients, node = [handle.dereference() for handle in handles], launch.get_node_context()
+    if node.engine == "ray":  # On other engines, there is one machine.
+        hosts = {client.futures.host(): client for client in clients}
+        with contextlib.suppress(TimeoutError, concurrent.futures.TimeoutError):
+            for future in concurrent.futures.as_completed(hosts, _NEAREST_S):
+                if future.exception() is None and future.result() == node.host:
+                    return hosts[future]
+    return clients[0]
 
 
 def _connect_shards(seed: int, handles: Sequence[launch.Handle]) -> ShardedClient:
