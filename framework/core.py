@@ -132,9 +132,11 @@ class Learner(Saveable):
 
     Attributes:
       env_steps: env steps of the program, for schedules. The caller sets it before each step.
+      device: device of its parameters. Several learners of a program need it.
     """
 
     env_steps: int = 0
+    device: torch.device
 
     @abc.abstractmethod
     def step(self, batch: ReplaySample) -> StepResult:

@@ -33,6 +33,7 @@ from framework import adders, core, learners, replay, specs
 from framework import config_checks as check
 from framework.adders.block import PriorityFn
 from framework.datasets import Dataset
+from framework.devices import check_visible, device_of_learner
 from framework.learners import LossContext, LossOutput, schedules
 from framework.networks import Actions, JointActions, as_numpy, as_tensors, check_action_mask
 from framework.replay.contracts import Client
@@ -200,7 +201,7 @@ class TorchAgent(core.Agent):
             "optimizer_fn": lambda parameters: self.make_optimizer(networks),
             "learning_rate_schedule": None if decay is None else schedules.linear(1.0, end, decay),
             "max_gradient_norm": config.max_gradient_norm,
-            "device": self.device,
+            "device": check_visible("device", self.device),
             "compile_loss": config.compile_loss,
             "autocast_dtype": torch.bfloat16 if config.autocast else None,
         }
@@ -211,8 +212,7 @@ class TorchAgent(core.Agent):
     @property
     def device(self) -> str:
         """Device of the learner in this node. With "cuda", each of several learners has its own GPU."""
-        config = self.config
-        return f"cuda:{self.rank}" if config.device == "cuda" and self.num_learners > 1 else config.device
+        return device_of_learner(self.config.device, self.rank, self.num_learners)
 
     def check_shards(self) -> None:
         if self.items_per_step % self.num_learners:

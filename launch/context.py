@@ -40,6 +40,7 @@ class NodeContext:
       engine: name of the engine, such as `"serial"`, `"threads"` or `"processes"`.
       directory: the folder of the run, or None.
       job: random name of this run; its folders in shared memory have the prefix `lp-<job>`.
+      address: IP address at which nodes on other machines reach this one; loopback if there are no others.
     """
 
     program: str
@@ -49,6 +50,7 @@ class NodeContext:
     engine: str
     directory: str | None = None
     job: str = ""
+    address: str = "127.0.0.1"
 
     @property
     def host(self) -> str:

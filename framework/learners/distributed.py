@@ -18,24 +18,25 @@ from __future__ import annotations
 import datetime
 import os
 import socket
-import sys
 from collections.abc import Callable
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import nn
 
-_LOOPBACK = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
+EXCHANGE_TIMEOUT_S = 60.0
 
 
 def host_store(num_learners: int, timeout_s: float = 60.0) -> dist.TCPStore:
     """Makes the store through which the learners connect, on a free loopback port. Rank 0 keeps it."""
     # Without a listening socket, the store listens on all interfaces, whatever host it is given.
-    listener = socket.create_server((_LOOPBACK, 0))
+    listener = socket.create_server((LOOPBACK, 0))
     port = listener.getsockname()[1]
     return dist.TCPStore(
-        _LOOPBACK,
+        LOOPBACK,
         port,
         num_learners,
         is_master=True,
@@ -45,37 +46,85 @@ def host_store(num_learners: int, timeout_s: float = 60.0) -> dist.TCPStore:
     )
 
 
-class LearnerGroup:
-    """The membership of one process in the learners of a program, all on one machine.
+class CallStore(dist.Store):
+    """A store whose operations are calls of `call(operation, *arguments)`, in any process.
 
-    The constructor waits until all learners have joined, and raises after `timeout_s`. Data goes over
-    loopback, with gloo on the CPU and NCCL on GPUs, one GPU for each learner.
+    The operations are `set(key, value)`, `get(key, timeout_s)`, `wait(keys, timeout_s)`, `check(keys)` and
+    `add(key, amount)`, with values as bytes. An error that `call` raises ends what uses the store.
+    """
+
+    def __init__(self, call: Callable[..., Any], timeout_s: float = EXCHANGE_TIMEOUT_S):
+        super().__init__()
+        self._call, self._timeout_s = call, timeout_s
+
+    def set(self, key: str, value: Any) -> None:
+        self._call("set", key, value.encode() if isinstance(value, str) else bytes(value))
+
+    def get(self, key: str) -> bytes:
+        value: bytes = self._call("get", key, self._timeout_s)
+        return value
+
+    def wait(self, keys: list[str], timeout: datetime.timedelta | None = None) -> None:
+        self._call("wait", keys, self._timeout_s if timeout is None else timeout.total_seconds())
+
+    def check(self, keys: list[str]) -> bool:
+        return bool(self._call("check", keys))
+
+    def add(self, key: str, amount: int) -> int:
+        return int(self._call("add", key, amount))
+
+    def clone(self) -> CallStore:
+        return self
+
+
+class LearnerGroup:
+    """The membership of one process in the learners of a program.
+
+    The constructor waits until all learners have joined, and raises after `timeout_s`. Tensors travel with
+    gloo on the CPU and NCCL on GPUs, one GPU for each learner. They are not encrypted, and who can reach the
+    address can disturb them: use a private network.
 
     Args:
       rank: rank of this learner, 0 to `size - 1`.
       size: number of learners.
-      port: port of the store from `host_store`.
+      store: where the learners tell each other their addresses; an int is the port of `host_store`.
       device: device of the learner, which determines the backend.
       timeout_s: seconds that one exchange may take, including the wait for the slowest learner's step.
+      address: IP address of this process's machine that all others can reach. The group listens on its
+        network interface only, unless `GLOO_SOCKET_IFNAME` or `NCCL_SOCKET_IFNAME` names another.
     """
 
     def __init__(
-        self, rank: int, size: int, port: int, device: str | torch.device = "cpu", timeout_s: float = 300.0
+        self,
+        rank: int,
+        size: int,
+        store: int | dist.Store,
+        device: str | torch.device = "cpu",
+        timeout_s: float = EXCHANGE_TIMEOUT_S,
+        address: str = LOOPBACK,
     ):
         if not 0 <= rank < size:
             raise ValueError(f"rank: got {rank}, expected 0 to {size - 1}.")
         self.rank, self.size = rank, size
         self._modules: list[nn.Module] = []
         self.device = torch.device(device)
-        # Without it, gloo uses the address of the machine's host name, which other machines may reach.
-        interface = "lo0" if sys.platform == "darwin" else "lo"
         timeout = datetime.timedelta(seconds=timeout_s)
-        store = dist.TCPStore(_LOOPBACK, port, size, is_master=False, timeout=timeout)
+        if isinstance(store, int):
+            store = dist.TCPStore(LOOPBACK, store, size, is_master=False, timeout=timeout)
         backend = "nccl" if self.device.type == "cuda" else "gloo"
-        os.environ.setdefault(f"{backend.upper()}_SOCKET_IFNAME", interface)
-        if self.device.type == "cuda" and self.device.index is not None:
-            torch.cuda.set_device(self.device)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+        if backend == "nccl":  # Its watchdog must not call a store of Python.
+            os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
+            if self.device.index is not None:
+                torch.cuda.set_device(self.device)
+        # Without it, gloo uses the address of the machine's host name. Another group may need another one.
+        variable = f"{backend.upper()}_SOCKET_IFNAME"
+        self._variable = None if variable in os.environ else variable
+        os.environ.setdefault(variable, interface_of(address))
+        try:
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+        except BaseException:
+            self.close()
+            raise
 
     def averaged(
         self, networks: nn.Module, loss_fn: Callable[..., Any], partial_gradients: bool = False
@@ -119,6 +168,26 @@ class LearnerGroup:
         self._modules.clear()
         if dist.is_initialized():
             dist.destroy_process_group()
+        if self._variable is not None:
+            os.environ.pop(self._variable, None)
+
+
+def interface_of(address: str) -> str:
+    """The name of this machine's network interface that has the IP address `address`."""
+    found = psutil.net_if_addrs()
+    for name, entries in found.items():
+        if any(entry.address.partition("%")[0] == address.strip("[]") for entry in entries):
+            return name
+    raise ValueError(
+        f"address: got {address!r}, expected an IP address of this machine, which has {sorted(found)}. Name "
+        "the interface of the learners' network in GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME."
+    )
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether an exchange ended with `error` because another learner has gone or does not answer."""
+    # gloo has no class for its errors, but each names the file of gloo that raised it.
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
 
 
 class _Loss(nn.Module):

@@ -178,7 +178,7 @@ class SGDLearner(core.Learner):
         self._precision: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         if autocast_dtype is not None:
             self._precision = functools.partial(torch.autocast, self.device.type, dtype=autocast_dtype)
-        self._loss_fn = torch.compile(loss_fn) if compile_loss else loss_fn
+        self._loss_fn = self._own_loss_fn = torch.compile(loss_fn) if compile_loss else loss_fn
         self._partial_gradients = partial_gradients
         self._check_period = check_period
         self._unchecked: list[tuple[int, torch.Tensor]] = []
@@ -323,10 +323,10 @@ class SGDLearner(core.Learner):
         All learners must have the same state and make the same steps, each on its shard of the batch and with
         the same `env_steps`. The loss must be a mean over items, so that the mean over the shards is that
         over the batch. Where shards differ in the number of elements, `LossOutput.weight` gives that number.
-        Buffers of the networks (statistics of data) are those of rank 0.
+        Buffers of the networks (statistics of data) are those of rank 0. A later call replaces the group.
         """
         self._group = group
-        self._loss_fn = group.averaged(self.networks, self._loss_fn, self._partial_gradients)
+        self._loss_fn = group.averaged(self.networks, self._own_loss_fn, self._partial_gradients)
 
     def _check(self) -> None:
         """Raises FloatingPointError if a step since the last check was not finite."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import launch
 from framework.actors.inference_server import InferenceServer
+from framework.devices import check_visible
 from framework.programs.worker import Setup, prepare_process, seeded
 from framework.variables import VariableClient
 
@@ -38,8 +39,9 @@ class InferenceWorker(InferenceServer):
     ):
         prepare_process(seed)
         agent, spec, config = setup.agent, setup.spec, setup.config
+        device = check_visible("inference_device", config.inference_device)
         with seeded(seed):
-            networks = agent.make_networks(spec).to(config.inference_device)
+            networks = agent.make_networks(spec).to(device)
         policy = agent.make_policy(networks)
         engine = launch.get_node_context().engine
         variables = None

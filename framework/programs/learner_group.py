@@ -1,16 +1,51 @@
-"""Several learner nodes that make every step together: their barrier, and the learners beside the first."""
+"""Several learners in a program: how they meet, step together, and go on when one of them was lost.
+
+Rank 0 keeps the `Generations` of the group. Every learner is a `GroupMember`, which joins the newest one:
+
+```text
+  all have joined ──▶ rank 0's state ──▶ addresses, through the store ──▶ step, step, step, …
+        ▲                                                                        │
+        └──────────────── a learner is lost: all leave and join again ◀──────────┘
+```
+
+All of this travels in the program's own calls, which are authenticated. Only gradients have other sockets.
+"""
 
 from __future__ import annotations
 
+import functools
+import random
 import threading
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 
 import launch
+from framework import core
+from framework.devices import gpu_id
 from framework.learners import LearnerGroup, distributed
 from framework.programs.worker import ProgramWorker, Setup, prepare_process
+
+_MAX_LOSSES = 3  # Errors of exchanges without a complete step in between, after which a learner gives up.
+
+
+class GroupLost(Exception):
+    """The learners of a group cannot reach each other."""
+
+
+class GroupChanged(GroupLost):
+    """A learner of the group joined again, so the others should, too."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a learner runs: the label of its node, its host, and its GPU (empty on the CPU)."""
+
+    label: str
+    host: str
+    gpu: str = ""
 
 
 class Barrier:
@@ -57,59 +92,270 @@ class Barrier:
             self._changed.notify_all()
 
 
+class SharedKeys:
+    """The values of a `CallStore`, by key. Safe from any thread."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._values: dict[str, bytes] = {}
+        self._closed = False
+
+    def set(self, key: str, value: bytes) -> None:
+        with self._changed:
+            self._values[key] = value
+            self._changed.notify_all()
+
+    def get(self, key: str, timeout: float) -> bytes:
+        self.wait([key], timeout)
+        return self._values[key]
+
+    def wait(self, keys: Sequence[str], timeout: float) -> None:
+        """Blocks until all `keys` have values.
+
+        Raises:
+          GroupChanged: The keys were closed.
+          GroupLost: One has none after `timeout` seconds.
+        """
+        with self._changed:
+            there = self._changed.wait_for(lambda: self._closed or self.check(keys), timeout)
+            if self._closed:
+                raise GroupChanged("The group that exchanged addresses is over.")
+            if not there:
+                raise GroupLost(f"Another learner told no address within {timeout:g} s.")
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return all(key in self._values for key in keys)
+
+    def add(self, key: str, amount: int) -> int:
+        with self._changed:
+            total = int(self._values.get(key, b"0")) + amount
+            self.set(key, str(total).encode())
+            return total
+
+    def close(self) -> None:
+        """Ends all current and future waits with `GroupChanged`."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+
+@dataclass
+class _Generation:
+    """One group, from the first learner that joins it to the first that is lost."""
+
+    number: int
+    barrier: Barrier
+    keys: SharedKeys = field(default_factory=SharedKeys)
+    members: dict[int, Place] = field(default_factory=dict)  # By rank.
+
+    def close(self) -> None:
+        self.barrier.close()
+        self.keys.close()
+
+
+class Generations:
+    """Forms a group of `size` learners, and a new one whenever one of them joins again.
+
+    A learner joins when it starts, and when it has lost the others. A learner that was killed cannot tell: it
+    joins again after its restart. Either ends the present generation, and every wait in it.
+    """
+
+    def __init__(self, size: int):
+        self._size = size
+        self._changed = threading.Condition()
+        self._closed = False
+        # The other learners may hold a number of this one from before a restart of rank 0.
+        self._current = _Generation(random.SystemRandom().getrandbits(48), Barrier(size))
+
+    def join(self, rank: int, place: Place) -> tuple[int, bool] | None:
+        """Waits until all have joined.
+
+        Returns:
+          The number of the generation, and whether its learners are on several hosts; None once closed.
+
+        Raises:
+          GroupChanged: One of them joined again meanwhile. The caller should, too.
+          ValueError: Two learners have the same GPU.
+        """
+        with self._changed:
+            if rank in self._current.members:
+                self._current.close()
+                self._current = _Generation(self._current.number + 1, Barrier(self._size))
+            mine = self._current
+            mine.members[rank] = place
+            self._changed.notify_all()
+            self._changed.wait_for(
+                lambda: self._closed or mine is not self._current or len(mine.members) == self._size
+            )
+            if self._closed:
+                return None
+            if mine is not self._current:
+                raise GroupChanged(f"The group of {place.label} was formed anew.")
+            _check_gpus(mine.members.values())
+            return mine.number, len({member.host for member in mine.members.values()}) > 1
+
+    def arrive(self, rank: int, number: int) -> bool:
+        """See `Barrier.arrive`. Raises `GroupChanged` if generation `number` is over."""
+        mine = self._find(number)
+        if mine.barrier.arrive(rank):
+            return True
+        self._find(number)
+        return False
+
+    def exchange(self, number: int, operation: str, *arguments: Any) -> Any:
+        """An operation of a `CallStore`, on the keys of generation `number`."""
+        keys = self._find(number).keys
+        operations: dict[str, Callable[..., Any]] = {
+            "set": keys.set,
+            "get": keys.get,
+            "wait": keys.wait,
+            "check": keys.check,
+            "add": keys.add,
+        }
+        return operations[operation](*arguments)
+
+    def close(self) -> None:
+        """Ends all current and future waits."""
+        with self._changed:
+            self._closed = True
+            self._current.close()
+            self._changed.notify_all()
+
+    def _find(self, number: int) -> _Generation:
+        with self._changed:
+            if number != self._current.number:
+                raise GroupChanged("The group was formed anew.")
+            return self._current
+
+
+class First(Protocol):
+    """What the learners ask of rank 0: a `FirstLearner`, or a client of the node that has one."""
+
+    def join_learners(self, rank: int, place: Place) -> tuple[int, bool, dict[str, Any]] | None: ...
+
+    def arrive(self, rank: int, number: int) -> int | None: ...
+
+    def exchange(self, number: int, operation: str, *arguments: Any) -> Any: ...
+
+
 class FirstLearner:
-    """The group's store and barrier, which the learner of rank 0 keeps for the others.
+    """What the learner of rank 0 keeps for all: the generations of the group, and the state they start from.
 
     Args:
-      learner: the learner whose state the others start from.
+      learner: the learner of rank 0.
       size: number of learners.
     """
 
-    def __init__(self, learner: Any, size: int):
+    def __init__(self, learner: core.Learner, size: int):
         engine = launch.get_node_context().engine
         if engine in ("serial", "threads"):
             raise ValueError(
                 f"num_learners: got {size} on engine {engine!r}, which has one process for all nodes, "
                 "expected 1. Use engine 'processes'."
             )
-        self._learner, self._size = learner, size
-        self._store = distributed.host_store(size)
-        self._group: LearnerGroup | None = None
-        self.barrier = Barrier(size)
-        launch.register_stop_handler(self.barrier.close)
+        self._learner = learner
+        self._generations = Generations(size)
+        self._state: dict[str, Any] = {}
+        launch.register_stop_handler(self.close)
 
-    def meeting(self, label: str, host: str) -> tuple[int, dict[str, Any]]:
-        """`(port of the store, initial state)` for the learner of the node `label`, which joins.
+    def join_learners(self, rank: int, place: Place) -> tuple[int, bool, dict[str, Any]] | None:
+        """See `Generations.join`; with the state of rank 0, from which all start."""
+        if rank == 0:
+            self._state = self._learner.save()  # Before the others can have it.
+        joined = self._generations.join(rank, place)
+        return None if joined is None else (*joined, self._state)
 
-        Raises:
-          ValueError: The learner is on another host. It could not reach the store.
-        """
-        here = launch.get_node_context()
-        if host != here.host:
-            raise ValueError(
-                f"num_learners: got learners on the hosts {here.host!r} ({here.label}) and {host!r} "
-                f"({label}), expected one host. Give the group 'learner' the strategy STRICT_PACK, or use "
-                "one learner."
-            )
-        if self.barrier.started:
-            raise RuntimeError(
-                "One of several learners was restarted after the first step. It cannot rejoin the others. "
-                "Resume the run instead."
-            )
-        return self._store.port, self._learner.save()
+    def arrive(self, rank: int, number: int) -> int | None:
+        """Waits until all learners have data for a step; returns its `env_steps`, or None at the end."""
+        if not self._generations.arrive(rank, number):
+            return None
+        if rank == 0:
+            self._state = {}  # All have it.
+        return self._learner.env_steps
 
-    def go_on(self) -> bool:
-        """Waits until all learners have data for the next step; False once the barrier is closed."""
-        if self._group is None:
-            if not self.barrier.arrive(0):
-                return False
-            self._group = join(self._learner, 0, self._size, self._store.port)
-        return self.barrier.arrive(0)
+    def exchange(self, number: int, operation: str, *arguments: Any) -> Any:
+        """See `Generations.exchange`."""
+        return self._generations.exchange(number, operation, *arguments)
 
     def close(self) -> None:
-        self.barrier.close()
+        """Ends the group: every wait of a learner returns that it is the end."""
+        self._generations.close()
+
+
+class GroupMember:
+    """The place of one learner in the group.
+
+    Args:
+      learner: the learner.
+      rank: its rank.
+      size: number of learners.
+      first: the `FirstLearner`, or a client of its node.
+    """
+
+    def __init__(self, learner: core.Learner, rank: int, size: int, first: First):
+        self._learner, self._rank, self._size, self._first = learner, rank, size, first
+        self._device = learner.device
+        self._group: LearnerGroup | None = None
+        self._number = -1
+        self._losses = 0
+
+    def go_on(self) -> int | None:
+        """Waits until all learners have data for the next step; joins them first where that is due.
+
+        Returns:
+          The `env_steps` of the step; None at the end.
+        """
+        while True:
+            try:
+                if self._group is None and not self._join():
+                    return None
+                return self._first.arrive(self._rank, self._number)
+            except Exception as error:
+                if not self.has_lost(error):
+                    raise
+
+    def has_lost(self, error: Exception) -> bool:
+        """Leaves the group if `error` says that another learner is lost; returns whether to join again."""
+        if not isinstance(error, GroupChanged):
+            if not (isinstance(error, GroupLost) or distributed.is_lost_peer(error)):
+                return False
+            self._losses += 1
+        self.leave()
+        return self._losses <= _MAX_LOSSES
+
+    def stepped(self) -> None:
+        """Tells that a step is complete."""
+        self._losses = 0
+
+    def leave(self) -> None:
         if self._group is not None:
             self._group.close()
+            self._group = None
+
+    def _join(self) -> bool:
+        here = launch.get_node_context()
+        joined = self._first.join_learners(self._rank, Place(here.label, here.host, gpu_id(self._device)))
+        if joined is None:
+            return False
+        self._number, has_hosts, state = joined
+        if self._rank:
+            self._learner.restore(state)
+        store = distributed.CallStore(functools.partial(self._first.exchange, self._number))
+        address = here.address if has_hosts else distributed.LOOPBACK
+        self._group = LearnerGroup(self._rank, self._size, store, self._device, address=address)
+        self._learner.distribute(self._group)
+        return True
+
+
+def _check_gpus(places: Iterable[Place]) -> None:
+    users: dict[tuple[str, str], str] = {}
+    for place in places:
+        if place.gpu and (other := users.setdefault((place.host, place.gpu), place.label)) != place.label:
+            raise ValueError(
+                f"num_learners: got one GPU for both {other} and {place.label} on {place.host!r}, expected "
+                "one each. Use fewer learners, or give each a GPU: on engine 'ray' with resources "
+                "learner.num_gpus=1, else with CUDA_VISIBLE_DEVICES."
+            )
 
 
 class LearnerReplica(ProgramWorker):
@@ -129,48 +375,38 @@ class LearnerReplica(ProgramWorker):
         setup: Setup,
         *,
         replay: Any,
-        first: Any,
+        first: First,
         rank: int,
         clients: Mapping[str, Any] | None = None,
         seed: int = 0,
     ):
         prepare_process(seed)
-        self._first, self._rank, self._size = first, rank, setup.config.num_learners
-        agent = setup.agent.for_program(setup.config.num_envs, self._size, rank).for_learner(clients)
+        size = setup.config.num_learners
+        agent = setup.agent.for_program(setup.config.num_envs, size, rank).for_learner(clients)
         self._learner = agent.make_learner(agent.make_networks(setup.spec), setup.spec)
         if setup.config.learner_threads is not None:
             torch.set_num_threads(setup.config.learner_threads)
         self._dataset = agent.make_dataset(replay)
-        self._group: LearnerGroup | None = None
+        self._member = GroupMember(self._learner, rank, size, first)
 
     def step(self) -> None:
-        if self._group is None:
-            here = launch.get_node_context()
-            port, state = self._first.meet_learners(here.label, here.host)
-            self._learner.restore(state)
-            if self._first.arrive(self._rank) is None:
-                self._finished = True
-                return
-            self._group = join(self._learner, self._rank, self._size, port)
         sample = next(self._dataset, None)
-        env_steps = None if sample is None else self._first.arrive(self._rank)
+        env_steps = None if sample is None else self._member.go_on()
         if sample is None or env_steps is None:
             self._finished = True
             return
         self._learner.env_steps = env_steps
-        result = self._learner.step(sample)
+        try:
+            result = self._learner.step(sample)
+        except RuntimeError as error:
+            if not self._member.has_lost(error):
+                raise
+            return
+        self._member.stepped()
         if result.priorities is not None:
             self._dataset.update_priorities(sample.info.key, result.priorities)
 
     def close(self) -> None:
         """Leaves the group and returns prefetched samples to replay."""
-        if self._group is not None:
-            self._group.close()
+        self._member.leave()
         self._dataset.close()
-
-
-def join(learner: Any, rank: int, size: int, port: int) -> LearnerGroup:
-    """Joins `learner` to a group of `size` learners, and returns the group."""
-    group = LearnerGroup(rank, size, port, learner.device)
-    learner.distribute(group)
-    return group

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 import launch
-from framework.programs.learner_group import FirstLearner
+from framework.programs.learner_group import FirstLearner, GroupMember, Place
 from framework.programs.limiter_state import describe_tables
 from framework.programs.policy_lag import Roster, StallDetector
 from framework.programs.run_folder import changed_settings
@@ -140,6 +140,22 @@ class ProgramLearner:
 
     def save(self) -> dict[str, Any]:
         return {"learner": self.learner.save(), "steps": self._steps}
+
+    def keep_first_state(self) -> None:
+        """Saves the state if none is saved, so that `go_back` has one."""
+        if self._checkpointer is not None and self._checkpointer.get(self._name) is None:
+            self._checkpointer.put(self._name, self.save())
+
+    def go_back(self, error: RuntimeError) -> None:
+        """Continues from the last saved state after `error` in the middle of a step, with newer versions."""
+        if self._checkpointer is None:
+            raise RuntimeError(
+                "num_learners: lost another learner in the middle of a step, and the run has no directory "
+                "with a checkpoint to go on from. Give it a directory."
+            ) from error
+        _LOG.warning("Lost another learner in step %d, going on from the last saved state.", self._steps)
+        self._restore()
+        self.publish()
 
     def _count(self, metrics: Mapping[str, SupportsFloat]) -> None:
         """Counts a step, and publishes, logs and saves if that is due."""
@@ -266,8 +282,11 @@ class LearnerWorker(LearnerNode):
         detects = on_policy and self._roster is None
         self._stall_detector = StallDetector(config.num_actors) if detects else None
         self._stalled_version = -1  # The newest that the stall detector knows.
-        learner = self._learner.learner
-        self._others = FirstLearner(learner, config.num_learners) if config.num_learners > 1 else None
+        self._first: FirstLearner | None = None
+        if config.num_learners > 1:
+            self._first = FirstLearner(self._learner.learner, config.num_learners)
+            self._member = GroupMember(self._learner.learner, 0, config.num_learners, self._first)
+            self._learner.keep_first_state()
 
     def join(self, actor: str) -> int:
         """Makes batches from the data of `actor` too, with `min_actors`; returns its first version."""
@@ -323,19 +342,20 @@ class LearnerWorker(LearnerNode):
         with self._learner.published:
             return not self._waits_for_data
 
-    def meet_learners(self, label: str, host: str) -> tuple[int, dict[str, Any]]:
-        """For the other learners: see `FirstLearner.meeting`."""
-        assert self._others is not None
-        return self._others.meeting(label, host)
+    def join_learners(self, rank: int, place: Place) -> tuple[int, bool, dict[str, Any]] | None:
+        """For the other learners: see `FirstLearner.join_learners`."""
+        assert self._first is not None
+        return self._first.join_learners(rank, place)
 
-    def arrive(self, rank: int) -> int | None:
-        """For the learner of `rank`: waits until all have data for the next step.
+    def arrive(self, rank: int, number: int) -> int | None:
+        """For the other learners: see `FirstLearner.arrive`."""
+        assert self._first is not None
+        return self._first.arrive(rank, number)
 
-        Returns:
-          The `env_steps` of the step; None at the end.
-        """
-        assert self._others is not None
-        return self._learner.learner.env_steps if self._others.barrier.arrive(rank) else None
+    def exchange(self, number: int, operation: str, *arguments: Any) -> Any:
+        """For the other learners: see `FirstLearner.exchange`."""
+        assert self._first is not None
+        return self._first.exchange(number, operation, *arguments)
 
     def ready(self) -> bool:
         assert self._learner.dataset is not None
@@ -352,18 +372,27 @@ class LearnerWorker(LearnerNode):
         self._waits_for_data = True
         sample = next(learner.dataset, None) if self._roster is None else self._take(self._roster)
         learner.waited_s += time.perf_counter() - started
-        if sample is None or not (self._others is None or self._others.go_on()):
+        if sample is None or not (self._first is None or self._member.go_on() is not None):
             self._finished = True  # The program is being stopped.
             return
         with learner.published:
             self._waits_for_data = False
-        learner.step(sample)
-        with learner.published:
-            self._collecting = True
+        try:
+            learner.step(sample)
+        except RuntimeError as error:
+            if self._first is None or not self._member.has_lost(error):
+                raise
+            learner.go_back(error)
+            return
+        finally:
+            with learner.published:
+                self._collecting = True
+        if self._first is not None:
+            self._member.stepped()
         if learner.finished:
             self._finished = True
-            if self._others is not None:
-                self._others.barrier.close()
+            if self._first is not None:
+                self._first.close()
 
     def _take(self, roster: Roster) -> Any:
         """The next batch, with the unrolls of all actors that are there; None when the program stops."""
@@ -385,8 +414,9 @@ class LearnerWorker(LearnerNode):
         return None
 
     def close(self) -> None:
-        if self._others is not None:
-            self._others.close()
+        if self._first is not None:
+            self._first.close()
+            self._member.leave()
         super().close()
 
 

@@ -1,9 +1,10 @@
 """Programs with several learners: they learn together, end together, and go on together."""
 
 import functools
+import os
 import pathlib
+import signal
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from framework.environments.testing import FakeEnvironment
 from framework.loggers import read_jsonl
 from framework.programs import RunConfig, make_program
 
+PATIENCE = 120.0
 CONFIG = DQNConfig(
     min_replay_size=50,
     batch_size=16,
@@ -68,25 +70,62 @@ def test_two_on_policy_learners_share_the_envs(lag, tmp_path):
         small_program(PPO(config), envs_per_actor=4, num_learners=3)
 
 
-class OnAnotherHost(DQN):
-    """Pretends that the learner of rank 1 is on another machine."""
+class Dies(DQN):
+    """Learners are killed, one after the other: each in its tenth step, or before it."""
+
+    DEATHS = [(1, True), (0, True), (1, False)]  # rank, and whether in a step
+    folder: pathlib.Path
 
     def make_learner(self, networks, spec):
-        if self.rank == 1:
-            pathlib.Path(self.file).write_text(str(time.time()))
-            launch.NodeContext.host = property(lambda context: "elsewhere")
-        return super().make_learner(networks, spec)
+        self.learner = super().make_learner(networks, spec)
+        step = self.learner.step
+        self.learner.step = lambda batch: (self.die(True), step(batch))[1]
+        return self.learner
+
+    def make_dataset(self, client):
+        return Interrupted(super().make_dataset(client), functools.partial(self.die, False))
+
+    def die(self, in_step):
+        deaths = len(list(self.folder.glob("death-*")))
+        due = deaths < len(self.DEATHS) and self.DEATHS[deaths] == (self.rank, in_step)
+        if due and self.learner.steps >= 10:
+            (self.folder / f"death-{deaths}").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_learners_on_different_hosts_are_an_error_that_names_them(tmp_path):
-    here = launch.NodeContext("p", "g", 0, "g-0", "processes").host
-    agent = OnAnotherHost(CONFIG)
-    agent.file = str(tmp_path / "began")
-    with pytest.raises(launch.NodeError) as caught:
-        launch.launch(small_program(agent, directory=tmp_path / "run", max_learner_steps=40))
-    assert time.time() - float((tmp_path / "began").read_text()) < 30.0
-    assert f"learners on the hosts {here!r} (learner-0) and 'elsewhere' (learner-1)" in str(caught.value)
-    assert "STRICT_PACK" in str(caught.value)
+class Interrupted:
+    def __init__(self, dataset, before):
+        self._dataset, self._before = dataset, before
+
+    def __next__(self):
+        self._before()
+        return next(self._dataset)
+
+    def __getattr__(self, name):
+        return getattr(self._dataset, name)
+
+
+@pytest.mark.timeout(300)
+def test_killed_learners_come_back_and_the_group_goes_on(tmp_path):
+    agent = Dies(CONFIG)
+    agent.folder = tmp_path
+    program = small_program(
+        agent,
+        directory=tmp_path,
+        max_learner_steps=100,
+        learner_log_period=1,
+        publish_period=1,
+        log_period=10,
+    )
+    with launch.start(program, restarts={"learner": 2}) as job:
+        result = job.wait(timeout=PATIENCE)
+        assert (result["reason"], result["learner_steps"]) == ("max_learner_steps", 100)
+        restarts = {node["label"]: node["restarts"] for node in job.nodes() if node["restarts"]}
+        assert restarts == {"learner-0": 1, "learner-1": 2}
+    rows = list(read_jsonl(tmp_path / "metrics.jsonl"))
+    for label, name in (("learner", "version"), ("actor-0", "variables_version")):
+        versions = [row[name] for row in rows if row["label"] == label]
+        assert versions == sorted(versions) and versions
 
 
 @pytest.mark.filterwarnings("error::launch.StopTimeoutWarning")

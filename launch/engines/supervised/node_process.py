@@ -65,8 +65,14 @@ class NodeProcess:
         self._setup = setup
         with _importing:
             unit: Unit = wire.load(setup.unit, ())
-        self._living = [_Living(leaf) for leaf in unit.leaves]
-        job = unit.leaves[0].context.job
+        leaves = unit.leaves
+        if setup.interface:
+            here = setup.interface.strip("[]")
+            leaves = tuple(
+                Leaf(leaf.node, dataclasses.replace(leaf.context, address=here)) for leaf in leaves
+            )
+        self._living = [_Living(leaf) for leaf in leaves]
+        job = leaves[0].context.job
         self._runtime = RemoteRuntime(
             job, setup.entries, setup.keys, lambda result=None: self._tell("stop", result)
         )

@@ -1,0 +1,214 @@
+"""Learners of all agents that divide their batches, and the batches that they learn from."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import os
+import pathlib
+import socket
+
+import numpy as np
+import torch
+import tree
+from dm_env import specs as dm_specs
+
+from agents.appo import APPO, APPOConfig
+from agents.d4pg import D4PG, D4PGConfig
+from agents.dqn import DQN, DQNConfig
+from agents.impala import IMPALA, IMPALAConfig
+from agents.mpo import MPO, MPOConfig
+from agents.ppo import PPO, PPOConfig
+from agents.r2d2 import R2D2, R2D2Config
+from agents.rainbow import Rainbow, RainbowConfig
+from agents.recurrent_td3 import RecurrentTD3, RecurrentTD3Config
+from agents.sac import SAC, SACConfig
+from agents.td3 import TD3, TD3Config
+from framework import specs
+from framework.networks import as_tensors
+from framework.types import Step, Transition
+
+Info = collections.namedtuple("Info", "key probability table_size")
+Sample = collections.namedtuple("Sample", "info data")
+
+STEPS, BATCH, UNROLL = 20, 16, 5
+DISCRETE = dm_specs.DiscreteArray(3, np.int64)
+CONTINUOUS = dm_specs.BoundedArray((2,), np.float32, -2, 1)
+# One minibatch an epoch.
+PPO_CONFIG = PPOConfig(
+    hidden_sizes=(8, 8),
+    unroll_length=UNROLL,
+    epochs=2,
+    minibatch_size=1000,
+    learning_rate=1e-3,
+    learning_rate_decay=3000,
+    normalize_observations=True,
+    normalize_rewards=True,
+    entropy_coefficient=0.01,
+)
+ANNEALED = {"importance_sampling_annealing": 15}
+AGENTS = {
+    "dqn": (DQN(DQNConfig(hidden_sizes=(8, 8), batch_size=BATCH)), DISCRETE),
+    "prioritized dqn": (
+        DQN(
+            DQNConfig(
+                hidden_sizes=(8, 8), batch_size=BATCH, prioritized=True, importance_sampling_annealing=15
+            )
+        ),
+        DISCRETE,
+    ),
+    # All learners draw the same noise.
+    "rainbow": (Rainbow(RainbowConfig(hidden_sizes=(8, 8), batch_size=BATCH)), DISCRETE),
+    # With a policy that is left out of every second step.
+    "discrete sac": (SAC(SACConfig(hidden_sizes=(8, 8), batch_size=BATCH, actor_delay=2)), DISCRETE),
+    "d4pg": (
+        D4PG(
+            D4PGConfig(
+                hidden_sizes=(8, 8),
+                batch_size=BATCH,
+                prioritized=True,
+                learning_rate=1e-3,
+                target_update_period=2,
+            )
+        ),
+        CONTINUOUS,
+    ),
+    "td3": (TD3(TD3Config(hidden_sizes=(8, 8), batch_size=BATCH)), CONTINUOUS),
+    "ppo": (PPO(PPO_CONFIG), DISCRETE),
+    "ppo with a penalty": (
+        PPO(dataclasses.replace(PPO_CONFIG, target_kl=1e-3, discount=0.9)),
+        CONTINUOUS,
+    ),
+    "ppo with a memory": (PPO(dataclasses.replace(PPO_CONFIG, recurrent="lstm")), DISCRETE),
+    # So small (or of one env, with a memory) that a learner often has nothing of a minibatch.
+    "ppo in small minibatches": (PPO(dataclasses.replace(PPO_CONFIG, minibatch_size=2)), DISCRETE),
+    "ppo in minibatches": (
+        PPO(dataclasses.replace(PPO_CONFIG, minibatch_size=9, value_clip=0.5)),
+        DISCRETE,
+    ),
+    "ppo in minibatches with a penalty": (
+        PPO(dataclasses.replace(PPO_CONFIG, minibatch_size=3, target_kl=1e-3, discount=0.9)),
+        CONTINUOUS,
+    ),
+    "ppo in minibatches with a memory": (
+        PPO(dataclasses.replace(PPO_CONFIG, minibatch_size=3, recurrent="gru")),
+        DISCRETE,
+    ),
+    "appo": (APPO(APPOConfig(hidden_sizes=(8, 8), batch_size=BATCH, target_update_period=3)), DISCRETE),
+    "impala": (IMPALA(IMPALAConfig(hidden_sizes=(8, 8), batch_size=BATCH, lstm_size=8)), DISCRETE),
+    "r2d2": (
+        R2D2(R2D2Config(hidden_sizes=(8,), batch_size=BATCH, burn_in=2, unroll_length=UNROLL - 2, period=1)),
+        DISCRETE,
+    ),
+    "recurrent td3": (
+        RecurrentTD3(
+            RecurrentTD3Config(
+                hidden_sizes=(8,),
+                batch_size=BATCH,
+                burn_in=2,
+                unroll_length=UNROLL - 2,
+                period=1,
+                prioritized=True,
+            )
+        ),
+        CONTINUOUS,
+    ),
+    "mpo": (MPO(MPOConfig(hidden_sizes=(8, 8), batch_size=BATCH, num_atoms=11)), CONTINUOUS),
+    "sac": (SAC(SACConfig(hidden_sizes=(8, 8), batch_size=BATCH)), CONTINUOUS),
+}
+ON_POLICY = [name for name in AGENTS if "ppo" in name or name in ("impala", "r2d2", "recurrent td3")]
+
+
+def make_spec(actions):
+    return specs.EnvironmentSpec(
+        dm_specs.Array((4,), np.float32),
+        actions,
+        dm_specs.Array((), np.float32),
+        dm_specs.BoundedArray((), np.float32, 0, 1),
+    )
+
+
+def make_batch(step, name):
+    agent, actions = AGENTS[name]
+    if name in ON_POLICY:
+        return make_unrolls(step, agent, make_spec(actions))
+    random = np.random.default_rng(step)
+    observation, next_observation = random.normal(size=(2, BATCH, 4)).astype(np.float32)
+    if isinstance(actions, dm_specs.DiscreteArray):
+        action = random.integers(0, 3, BATCH)
+    else:
+        action = random.uniform(-2, 1, (BATCH, 2)).astype(np.float32)
+    discount = (random.random(BATCH) < 0.8).astype(np.float32)
+    data = Transition(
+        observation, action, random.normal(size=BATCH).astype(np.float32), discount, next_observation
+    )
+    return Sample(make_info(random), data)
+
+
+def make_unrolls(step, agent, spec):
+    """Unrolls of random experience; the later the env, the more of its rows are masked."""
+    random = np.random.default_rng(step)
+    torch.manual_seed(step + 100)
+    policy = agent.make_policy(agent.make_networks(spec))
+    policy.seed(step)
+    state = policy.initial_state(BATCH)
+    rows = []
+    for t in range(UNROLL + 1):
+        observation = random.normal(1.0, 2.0, size=(BATCH, 4)).astype(np.float32)
+        action, extras, state = policy.step(observation, state)
+        real = ((t < UNROLL) * (random.random(BATCH) > np.linspace(0.0, 0.8, BATCH))).astype(np.float32)
+        reward = random.normal(2.0, 3.0, BATCH).astype(np.float32) * real
+        discount = (random.random(BATCH) < 0.8) * real
+        start = random.random(BATCH) < 0.2
+        rows.append(Step(observation, action, reward, discount, start, extras, real))
+    data = tree.map_structure(lambda *leaves: np.stack(leaves, 1), *rows)
+    if "state" in data.extras:  # replay keeps that of the first row only
+        data.extras["state"] = tuple(part[:, 0] for part in data.extras["state"])
+    return Sample(make_info(random), data)
+
+
+def make_info(random):
+    """Items that were drawn from a table of 1000, the later ones of the batch with less of a chance."""
+    probability = random.uniform(0.5, 1.5, BATCH) * np.linspace(2e-3, 1e-4, BATCH)
+    return Info(np.arange(BATCH, dtype=np.uint64), probability, np.full(BATCH, 1000))
+
+
+def make_learner(name, rank=0, size=1):
+    agent, actions = AGENTS[name]
+    torch.manual_seed(rank)  # Each begins elsewhere: the first one's state is what counts.
+    agent = agent.for_program(BATCH, size, rank)
+    return agent.make_learner(agent.make_networks(make_spec(actions)), make_spec(actions))
+
+
+def learn(name, learner, rank, size):
+    mine = slice(rank * BATCH // size, (rank + 1) * BATCH // size)
+    for step in range(STEPS):
+        batch = tree.map_structure(lambda leaf: leaf[mine], make_batch(step, name))
+        learner.env_steps = step
+        result = learner.step(batch._replace(data=as_tensors(batch.data)))
+    return {
+        "parameters": {k: v.numpy() for k, v in learner.networks.state_dict().items()},
+        "targets": {k: v.numpy() for k, v in learner.targets.state_dict().items()},
+        "priorities": [] if result.priorities is None else result.priorities.tolist(),
+        "norm": float(result.metrics["gradient_norm"]),
+        "noise": torch.rand(3, generator=learner._generator).tolist(),
+    }
+
+
+def listening():
+    """Addresses and ports on which this process accepts connections."""
+    inodes = set()
+    for entry in pathlib.Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            inodes.add(os.readlink(entry).removeprefix("socket:[").removesuffix("]"))
+    addresses = set()
+    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        for line in pathlib.Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                packed = bytes.fromhex(fields[1].split(":")[0])
+                words = [packed[i : i + 4][::-1] for i in range(0, len(packed), 4)]
+                port = int(fields[1].split(":")[1], 16)
+                addresses.add((socket.inet_ntop(family, b"".join(words)), port))
+    return addresses

@@ -1,0 +1,169 @@
+"""Learners form a group, step together or not at all, and form a new group when one of them is lost."""
+
+import contextlib
+import datetime
+import functools
+import threading
+
+import pytest
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from framework.learners import LearnerGroup, distributed
+from framework.programs.learner_group import Generations, GroupChanged, GroupLost, Place, SharedKeys
+
+PATIENCE = 60.0
+ROUNDS = 4  # Steps that all learners make in the last group.
+
+
+class Simulation:
+    """Learners as threads, which die without a word and are started again.
+
+    Args:
+      deaths: of each rank, the ends of its lives: the steps that it makes, and whether it dies while it waits
+        for the next one.
+    """
+
+    def __init__(self, deaths):
+        self._deaths, self._size = deaths, len(deaths)
+        self._generations = Generations(self._size)
+        self._threads = []
+        self.made = {}  # (generation, step) to the ranks that made it
+        self.numbers = [[] for _ in deaths]  # of the generations of each rank
+
+    def run(self):
+        self._start(*(functools.partial(self._live, rank) for rank in range(self._size)))
+        for thread in self._threads:  # grows meanwhile
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+
+    def _start(self, *calls):
+        threads = [threading.Thread(target=call, daemon=True) for call in calls]
+        self._threads += threads
+        for thread in threads:
+            thread.start()
+
+    def _live(self, rank):
+        lives = [*self._deaths[rank], None]
+        step = number = None
+        while True:
+            try:
+                if number is None:
+                    number, _ = self._generations.join(rank, Place(f"learner-{rank}", "host"))
+                    self.numbers[rank].append(number)
+                    step = 0
+                if lives[0] is not None and step == lives[0][0]:
+                    if lives.pop(0)[1]:  # The call of a dead process goes on.
+                        self._start(functools.partial(self._wait, rank, number, step))
+                    number = None
+                elif step == ROUNDS:
+                    return
+                else:
+                    self._arrive(rank, number, step)
+                    step += 1
+            except GroupChanged:
+                number = None
+
+    def _wait(self, rank, number, step):
+        with contextlib.suppress(GroupChanged):
+            self._arrive(rank, number, step)
+
+    def _arrive(self, rank, number, step):
+        assert self._generations.arrive(rank, number)
+        self.made.setdefault((number, step), set()).add(rank)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    # A call of a dead process may complete a step, so no one dies in the last one.
+    st.lists(
+        st.lists(st.tuples(st.integers(0, ROUNDS - 2), st.booleans()), max_size=2), min_size=2, max_size=4
+    )
+)
+def test_all_learners_make_a_step_or_none_does_however_they_die(deaths):
+    simulation = Simulation(deaths)
+    simulation.run()
+    everyone = set(range(len(deaths)))
+    assert all(ranks == everyone for ranks in simulation.made.values())
+    last = max(number for number, _ in simulation.made)
+    assert {(last, step) for step in range(ROUNDS)} <= set(simulation.made)
+    for numbers in simulation.numbers:
+        assert numbers == sorted(set(numbers)) and numbers[-1] == last
+
+
+def in_threads(*calls):
+    answers = [None] * len(calls)
+
+    def run(index):
+        try:
+            answers[index] = calls[index]()
+        except Exception as error:
+            answers[index] = error
+
+    threads = [threading.Thread(target=run, args=(index,), daemon=True) for index in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    return threads, answers
+
+
+def joined(generations, *places):
+    threads, answers = in_threads(
+        *(functools.partial(generations.join, rank, place) for rank, place in enumerate(places))
+    )
+    for thread in threads:
+        thread.join(PATIENCE)
+    return answers
+
+
+def test_learners_learn_whether_they_are_on_one_host():
+    generations = Generations(2)
+    (number, apart), _ = joined(generations, Place("learner-0", "a"), Place("learner-1", "a"))
+    assert not apart
+    again = joined(generations, Place("learner-0", "a"), Place("learner-1", "b"))
+    assert again == [(number + 1, True)] * 2
+
+
+def test_two_learners_with_one_gpu_are_refused():
+    same = [Place(f"learner-{rank}", "a", "GPU-1") for rank in range(2)]
+    for error in joined(Generations(2), *same):
+        assert isinstance(error, ValueError)
+        assert "one GPU for both learner-" in str(error) and "on 'a'" in str(error)
+    apart = [Place("learner-0", "a", "GPU-1"), Place("learner-1", "b", "GPU-1")]
+    assert all(answer[1] for answer in joined(Generations(2), *apart))
+
+
+def test_a_closed_group_ends_every_wait():
+    generations = Generations(2)
+    (number, _), _ = joined(generations, Place("learner-0", "a"), Place("learner-1", "a"))
+    waiting, answers = in_threads(
+        functools.partial(generations.arrive, 0, number),
+        functools.partial(generations.exchange, number, "wait", ["key"], PATIENCE),
+    )
+    generations.close()
+    for thread in waiting:
+        thread.join(PATIENCE)
+    assert answers[0] is False and isinstance(answers[1], GroupChanged)
+    assert generations.join(1, Place("learner-1", "a")) is None
+
+
+def test_a_group_is_formed_through_a_store_of_calls():
+    keys = SharedKeys()
+    store = distributed.CallStore(lambda operation, *arguments: getattr(keys, operation)(*arguments))
+    store.set("a", "1")
+    assert store.get("a") == b"1" and store.add("a", 2) == 3 and store.check(["a"])
+    assert not store.check(["a", "b"])
+    with pytest.raises(GroupLost, match="no address within 0"):
+        store.wait(["b"], datetime.timedelta(0))
+    group = LearnerGroup(0, 1, store)
+    assert group.counts(7) == [[7]]
+    group.close()
+    with pytest.raises(GroupLost):  # The other one does not come.
+        LearnerGroup(0, 2, distributed.CallStore(store._call), timeout_s=0.1)
+    assert not dist.is_initialized()
+
+
+def test_a_group_listens_on_the_interface_of_its_address():
+    assert distributed.interface_of("127.0.0.1").startswith("lo")
+    with pytest.raises(ValueError, match=r"address: got '192\.0\.2\.1', expected an IP address of this"):
+        distributed.interface_of("192.0.2.1")

@@ -1,0 +1,52 @@
+"""Processes use the GPUs that they see, and say so if they see none."""
+
+import functools
+
+import pytest
+import torch
+
+import launch
+from agents.dqn import DQN, DQNConfig
+from framework import devices
+from framework.environments.testing import FakeEnvironment, make_spec
+from framework.programs import RunConfig, make_program
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        (1, ["cuda:0", "cuda:0", "cuda:0"]),  # On Ray: one reserved for each.
+        (2, ["cuda:0", "cuda:1", "cuda:0"]),  # On Ray, two for each. On processes the group is refused.
+        (4, ["cuda:0", "cuda:1", "cuda:2"]),  # On processes: all see all.
+    ],
+)
+def test_learners_divide_the_gpus_that_they_see(seen, expected, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: seen)
+    agent = DQN(DQNConfig(batch_size=6, device="cuda"))
+    assert [agent.for_program(1, 3, rank).device for rank in range(3)] == expected
+    assert agent.for_program(1).device == "cuda"
+    assert devices.device_of_learner("cuda:5", 1, 3) == "cuda:5"
+    assert devices.device_of_learner("cpu", 1, 3) == "cpu"
+
+
+def test_a_gpu_that_the_process_does_not_see_is_an_error(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    for device in ("cpu", "cuda", "cuda:0"):
+        assert devices.check_visible("device", device) == device
+    with pytest.raises(ValueError, match=r"device: got 'cuda:1', .* sees the 1 GPUs .*DEVICES '3'"):
+        devices.check_visible("device", "cuda:1")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ValueError, match=r"inference_device: got 'cuda', .* sees no GPU"):
+        devices.check_visible("inference_device", "cuda")
+    agent = DQN(DQNConfig(device="cuda"))
+    with pytest.raises(ValueError, match=r"learner\.num_gpus=1"):
+        agent.make_learner(agent.make_networks(make_spec()), make_spec())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_an_inference_node_that_sees_no_gpu_ends_the_program():
+    run = RunConfig(inference="server", inference_device="cuda", max_env_steps=10, evaluate_period=None)
+    program = make_program(DQN(DQNConfig()), functools.partial(FakeEnvironment, episode_length=7), run)
+    with pytest.raises(launch.NodeError, match=r"inference_device: got 'cuda', .* sees no GPU"):
+        launch.launch(program, "threads")
