@@ -94,7 +94,7 @@ def flags(steps: int, engine: str = "ray", min_actors: int | None = 2) -> list[s
     if engine == "ray":
         near = ("replay", "counter", "monitor", "checkpointer", "learner", "evaluator")
         found += (
-            " --variable-sources 2 --resources actor.custom.far=1 variable_source.custom.far=0.2 "
+            " --variable-sources 2 --resources actor.custom.far=1 variable_source.custom.source=1 "
             + " ".join(f"{at}.custom.host1=0.1" for at in near)
         )
     return found.split()
