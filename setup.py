@@ -14,12 +14,14 @@ PETTINGZOO = ["pettingzoo>=1.25", "mpe2>=1"]
 ENVPOOL = ['envpool>=1; python_version >= "3.11"']
 EXAMPLES = ["optuna>=4"]
 WANDB = ["wandb>=0.18"]
+SLURM = ["submitit>=1.5"]
 TEST = [
     *ATARI,
     *DM_CONTROL,
     *MINATAR,
     *EXAMPLES,
     *PETTINGZOO,
+    *SLURM,
     "pytest>=8",
     "pytest-cov",
     "pytest-rerunfailures",
@@ -69,6 +71,7 @@ setup(
         "dm-control": DM_CONTROL,
         "minatar": MINATAR,
         "wandb": WANDB,
+        "slurm": SLURM,
         "pettingzoo": PETTINGZOO,
         "envpool": ENVPOOL,
         "box2d": ["gymnasium[box2d]>=1.1"],

@@ -146,6 +146,7 @@ class EnvironmentLoop:
     Attributes:
       environment: the environment.
       num_steps: transitions of all envs since the construction of the loop.
+      num_dropped: episodes that the environment cut short with FIRST, since then. They have no return.
       seconds: seconds spent in `reset`, `select_action`, `step` and `observe` since the last row. Without
         rows, the caller may set them to 0.
     """
@@ -185,7 +186,7 @@ class EnvironmentLoop:
         self._lengths = np.zeros(environment.num_envs, np.int64)
         self.seconds = dict.fromkeys(("reset", "select_action", "step", "observe"), 0.0)
         self._logged = (0, time.perf_counter())  # steps and time at the last row
-        self.num_steps = 0
+        self.num_steps = self.num_dropped = 0
 
     def step(self, max_steps: int | None = None) -> dict[str, Any] | None:
         """One step of every env, after a reset if one is due.
@@ -226,6 +227,9 @@ class EnvironmentLoop:
         seconds["observe"] += clock() - stepped
 
         self.num_steps += num_steps
+        if num_steps < len(moved) and not cut and (dropped := ~moved & (self._lengths > 0)).any():
+            self.num_dropped += int(np.count_nonzero(dropped))
+            self._clear(np.flatnonzero(dropped))
         self._lengths += moved
         for total, reward in zip(self._returns, tree.flatten(timestep.reward), strict=True):
             total += reward  # FIRST steps have reward 0
@@ -320,10 +324,13 @@ class EnvironmentLoop:
         }
         for observer in self._observers:
             result.update(observer.get_metrics(envs))
+        self._clear(envs)
+        return result
+
+    def _clear(self, envs: np.ndarray) -> None:
         for total in self._returns:
             total[envs] = 0.0
         self._lengths[envs] = 0
-        return result
 
     def _log(self, finished: dict[str, Any]) -> None:
         """Writes one row per episode of what `step` returned."""

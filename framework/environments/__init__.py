@@ -10,6 +10,7 @@ from framework.environments.base import EnvironmentFault as EnvironmentFault
 from framework.environments.checks import Violation as Violation
 from framework.environments.checks import check_environment as check_environment
 from framework.environments.factory import make as make
+from framework.environments.suites import options_in as options_in
 from framework.environments.tasks import TaskEnvironment as TaskEnvironment
 from framework.environments.wrappers import ActionRepeat as ActionRepeat
 from framework.environments.wrappers import ClipAction as ClipAction

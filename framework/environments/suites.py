@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import importlib
 import importlib.util
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -249,6 +250,19 @@ def _testing(full: str, name: str, options: dict[str, Any], render_mode: str | N
     return Source(full, known[name], options)
 
 
+def options_in(directory: str | None, environment: str | Callable[..., Any]) -> dict[str, Any]:
+    """Options of an environment in a run with a directory: the key that its servers need is a file there."""
+    if directory is None or not isinstance(environment, str) or not environment.startswith("remote:"):
+        return {}
+    return {"key": os.path.join(directory, "environments.key")}
+
+
+def _remote(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:
+    from framework.environments.remote import RemoteEnvironment  # Imports pyzmq.
+
+    return Source(full, functools.partial(RemoteEnvironment, name), options)
+
+
 def _tasks(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:
     if name not in tasks.FAMILIES:
         names = ", ".join(f"tasks:{known}" for known in tasks.FAMILIES)
@@ -266,5 +280,6 @@ SUITES: dict[str, tuple[Callable[[str, str, dict[str, Any], str | None], Source]
     "pettingzoo": (_pettingzoo, "mpe.simple_spread_v3"),
     "multi_agent": (_multi_agent, "CartPole"),
     "tasks": (_tasks, "Navigation2D"),
+    "remote": (_remote, "tcp://127.0.0.1:5555"),
     "testing": (_testing, "Memory"),
 }

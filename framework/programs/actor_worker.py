@@ -359,6 +359,8 @@ class ActorWorker(ProgramWorker):
             row["dropped_items"] = self._dropped
         if self._lost:
             row["lost_items"] = self._lost
+        if dropped_episodes := sum(half.loop.num_dropped for half in self._halves):
+            row["dropped_episodes"] = dropped_episodes
         if self._versioned is not None:
             row["variables_version"] = self._versioned.version
             row["acting_staleness"] = counts.get(self._steps_name, 0) - self._versioned.version

@@ -425,13 +425,14 @@ def make_environment(
     evaluation: bool = False,
 ) -> BatchedEnvironment:
     """Makes an environment of `num_envs` envs with the wrappers of `config`, and the agent's around them."""
+    options = {**config.environment_options, **(config.evaluation_options if evaluation else {})}
     return environments.make(
         factory,
         num_envs=num_envs,
         seed=seed,
         stepping="inline" if render_mode else config.stepping,
         render_mode=render_mode,
-        options={**config.environment_options, **(config.evaluation_options if evaluation else {})},
+        options={**environments.options_in(config.directory, factory), **options},
         wrappers=(*wrappers_of(config), *agent.environment_wrappers()),
     )
 

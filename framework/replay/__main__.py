@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
-import pathlib
 import runpy
 import signal
 import sys
@@ -18,6 +16,8 @@ from typing import Any
 
 from framework.replay.server.server import Server
 from launch.rpc.sockets import CurveKeys
+
+read_keys = CurveKeys.from_file
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             chosen.port,
             checkpointer,
             address=chosen.address,
-            curve=None if chosen.keys is None else read_keys(chosen.keys),
+            curve=None if chosen.keys is None else CurveKeys.from_file(chosen.keys),
             max_bytes=chosen.max_bytes,
             compress=tuple(chosen.compress),
         )
@@ -55,29 +55,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"serving {', '.join(sorted(server.tables))} at {server.address}", flush=True)
         server.wait()
     return 0
-
-
-def read_keys(path: str) -> CurveKeys:
-    """Returns the keys in a file of mode 0600, two lines of Z85; creates the file if it does not exist.
-
-    Raises:
-      ValueError: Other users may read the file, or it does not hold keys.
-    """
-    if not os.path.exists(path):
-        keys = CurveKeys.generate()
-        with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            file.write(keys.public + b"\n" + keys.secret + b"\n")
-        return keys
-    if os.stat(path).st_mode & 0o077:
-        raise ValueError(
-            f"{path}: got a file that other users may read, expected mode 0600. Run chmod 600 {path}."
-        )
-    lines = pathlib.Path(path).read_bytes().split()
-    if len(lines) != 2 or any(len(line) != 40 for line in lines):
-        raise ValueError(
-            f"{path}: got no keys, expected two lines of 40 characters, a public and a secret key."
-        )
-    return CurveKeys(public=lines[0], secret=lines[1])
 
 
 if __name__ == "__main__":

@@ -58,6 +58,30 @@ class CurveKeys:
         public, secret = zmq.curve_keypair()
         return cls(public=public, secret=secret)
 
+    @classmethod
+    def from_file(cls, path: str) -> CurveKeys:
+        """Returns the keys in a file of mode 0600, two lines of Z85; creates the file if it does not exist.
+
+        Raises:
+          ValueError: Other users may read the file, or it does not hold keys.
+        """
+        if not os.path.exists(path):
+            keys = cls.generate()
+            with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+                file.write(keys.public + b"\n" + keys.secret + b"\n")
+            return keys
+        if os.stat(path).st_mode & 0o077:
+            raise ValueError(
+                f"{path}: got a file that other users may read, expected mode 0600. Run chmod 600 {path}."
+            )
+        with open(path, "rb") as file:
+            lines = file.read().split()
+        if len(lines) != 2 or any(len(line) != 40 for line in lines):
+            raise ValueError(
+                f"{path}: got no keys, expected two lines of 40 characters, a public and a secret key."
+            )
+        return cls(public=lines[0], secret=lines[1])
+
     @property
     def token(self) -> bytes:
         """Returns the token that a peer sends on `ipc://`; it does not reveal the keys."""
@@ -82,14 +106,14 @@ class Authenticator(threading.Thread):
     def __init__(self, context: zmq.Context) -> None:
         super().__init__(name="launch-authenticator", daemon=True)
         self.refused = 0
-        self._programs: dict[bytes, CurveKeys] = {}
+        self._programs: dict[bytes, CurveKeys | None] = {}  # by domain; None while no peer may enter
         self._socket = context.socket(zmq.REP)
         self._socket.linger = 0
         self._socket.bind(_ZAP_ENDPOINT)
 
-    def admit(self, keys: CurveKeys) -> None:
-        """Admits the peers of a program from now on."""
-        self._programs[keys.domain] = keys
+    def admit(self, domain: bytes, keys: CurveKeys | None) -> None:
+        """Admits peers with `keys` from now on. None turns all away, who may try again."""
+        self._programs[domain] = keys
 
     def run(self) -> None:
         while True:
@@ -99,6 +123,9 @@ class Authenticator(threading.Thread):
                 self._socket.close()
                 return
             version, request_id = request[:2]
+            if request[2] in self._programs and self._programs[request[2]] is None:
+                self._socket.send_multipart([version, request_id, b"500", b"try again", b"", b""])
+                continue
             allowed = self._may_enter(request[2], request[5], request[6:])
             self.refused += not allowed
             code, text = (b"200", b"OK") if allowed else (b"400", b"not a peer of this program")
@@ -222,6 +249,8 @@ def make_server_socket(
     *,
     max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
     max_queued_messages: int = 0,
+    descriptor: int | None = None,
+    domain: bytes | None = None,
 ) -> zmq.Socket:
     """Returns a bound socket that admits only peers with the keys `curve`.
 
@@ -232,6 +261,8 @@ def make_server_socket(
       max_frame_bytes: largest frame; a peer that sends a larger one is disconnected.
       max_queued_messages: number of messages that may wait here for one peer, each way; 0 means no limit.
         Sending more raises `zmq.Again`.
+      descriptor: of a listening TCP socket at `address`, which this one then owns. None opens one.
+      domain: name of this socket for `admit_peers`. None shares that of the keys.
 
     Returns:
       The socket; `bound_address` returns the address for clients.
@@ -245,8 +276,8 @@ def make_server_socket(
         socket.sndhwm = socket.rcvhwm = max_queued_messages
         socket.router_mandatory = True  # sending to a disconnected peer is an error, not a silent loss
         if curve is not None:
-            _process.authenticator().admit(curve)
-            socket.zap_domain = curve.domain
+            socket.zap_domain = domain or curve.domain
+            _process.authenticator().admit(socket.zap_domain, curve)
             if transport == "ipc":
                 socket.plain_server = True
             else:
@@ -256,6 +287,8 @@ def make_server_socket(
             old = address[len("ipc://") :]
             if os.path.exists(old):  # left by an earlier life of this node
                 os.unlink(old)
+        if descriptor is not None:
+            socket.use_fd = descriptor
         socket.bind(address)
     return socket
 
@@ -284,6 +317,11 @@ def make_client_socket(
                 socket.curve_secretkey = curve.secret
         socket.connect(address)
     return socket
+
+
+def admit_peers(domain: bytes, curve: CurveKeys | None) -> None:
+    """Makes the server socket of `domain` admit peers with the keys `curve`; None turns all away."""
+    _process.authenticator().admit(domain, curve)
 
 
 def bound_address(socket: zmq.Socket) -> str:

@@ -139,7 +139,12 @@ class NodeProcess:
     def _live(self, living: _Living) -> None:
         """Creates the object of a node, and runs it if it is a worker."""
         with entered(self._runtime, living.leaf.context):
-            self._build(living)
+            try:
+                self._build(living)
+            except BaseException as error:
+                if ended_normally(error, self._runtime.stopped.is_set()):
+                    return  # The constructor waited for something.
+                raise
             with self._lock:
                 self._unbuilt -= 1
                 last = self._unbuilt == 0

@@ -1,0 +1,74 @@
+"""`repertory serve-environment`: environments for a run whose actors take them over the network."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tree
+import yaml
+
+from framework import environments
+from framework import nest as nests
+from framework.environments import environment_server
+
+
+class _Exported(argparse.Action):
+    """Copies the file of the server and exits."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: Any = None
+    ) -> None:
+        shutil.copyfile(environment_server.__file__, values)
+        print(f"Wrote {values}. It needs Python 3.8 or newer, numpy, pyzmq and msgpack.")
+        parser.exit()
+
+
+class _Environments:
+    """Makes batches of the envs of any suite."""
+
+    def __init__(self, name: str, options: Mapping[str, Any], stepping: str):
+        self._arguments: dict[str, Any] = {"environment": name, "options": options, "stepping": stepping}
+        with environments.make(name, options=options) as environment:
+            spec = environment.spec
+        self.spec = {field: environment_server.describe_spec(of) for field, of in spec._asdict().items()}
+
+    def __call__(self, num_envs: int, seed: int | None) -> _Batch:
+        return _Batch(environments.make(**self._arguments, num_envs=num_envs, seed=seed))
+
+
+class _Batch:
+    """A batched environment whose actions and time steps are lists of arrays."""
+
+    def __init__(self, environment: environments.BatchedEnvironment):
+        self._environment, self.close = environment, environment.close
+        self._build = nests.unflattener(environment.action_spec())
+
+    def reset(self) -> list[np.ndarray]:
+        return tree.flatten(self._environment.reset())
+
+    def step(self, leaves: list[np.ndarray]) -> list[np.ndarray]:
+        return tree.flatten(self._environment.step(self._build(leaves)))
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = environment_server.make_parser(
+        "repertory serve-environment", names="such as gymnasium:CartPole-v1; see repertory list"
+    )
+    add = parser.add_argument
+    add("--options", nargs="+", default=(), metavar="NAME=VALUE", help="keyword arguments of the environment")
+    add("--stepping", choices=("auto", "inline", "vector", "processes"), default="auto", help="default: auto")
+    add(
+        "--export",
+        action=_Exported,
+        metavar="FILE",
+        help="write the server as one file for other Pythons, and exit",
+    )
+    chosen = parser.parse_args(arguments)
+    options = {
+        name: yaml.safe_load(value) for name, _, value in (text.partition("=") for text in chosen.options)
+    }
+    return environment_server.run(lambda: _Environments(chosen.environment, options, chosen.stepping), chosen)

@@ -1,0 +1,184 @@
+"""Environments in other processes that connect to this one: what `remote:` and `external:` share."""
+
+from __future__ import annotations
+
+import abc
+import logging
+import socket
+import time
+from collections.abc import Sequence
+
+import dm_env
+import numpy as np
+import tree
+
+import launch
+from framework import nest as nests
+from framework import specs
+from framework.environments.action_masks import MaskChecker
+from framework.environments.base import FIRST, LAST, BatchedEnvironment, EnvironmentFault
+from framework.environments.stepping import FieldChecker
+from framework.types import MultiAgentTimeStep, Nest
+
+_LOG = logging.getLogger(__name__)
+_POLL_SECONDS = 0.5  # between two looks at whether the program stops and peers are still there
+_PATIENCE_SECONDS = 3.0  # before a message says what is missing
+
+
+class ConnectedEnvironment(BatchedEnvironment):
+    """B envs that peers bring, which connect by themselves; made when all of them are there.
+
+    The environments of several actors on one machine listen at one address (`SO_REUSEPORT`). A peer reaches
+    one of them, which admits it only while envs are missing; otherwise the peer tries again. A peer that is
+    lost takes its envs with it. The step that notices it waits for others, whose envs begin with FIRST in
+    mid-episode.
+
+    Args:
+      name: for errors.
+      address: `tcp://INTERFACE:PORT`.
+      num_envs: B.
+      timeout: seconds that a step may wait for envs to connect and for their answers.
+
+    Attributes:
+      malformed: messages that did not fit the protocol or the specs; each ends the connection of its peer.
+
+    Raises:
+      EnvironmentFault: There are too few envs after `timeout` seconds.
+    """
+
+    #: How to start a peer, for messages.
+    how_to_connect: str
+
+    def __init__(self, name: str, address: str, num_envs: int, timeout: float):
+        self.name, self.num_envs, self._timeout = name, num_envs, timeout
+        self._host, self._port = parse_address(name, address)
+        self.malformed = 0
+        self._is_listening = False
+        self._vacant = np.ones(num_envs, np.bool_)
+        self._missing = np.ones(num_envs, np.bool_)  # Envs whose next time step has not arrived.
+        self._spec_data: object = None
+        self._columns: list[np.ndarray] | None = None  # Of the last time step, one per leaf.
+        self._stopped = launch.stop_event()
+        try:
+            self._gather(self._vacant)
+        except BaseException:
+            self.close()
+            raise
+
+    def reset(self) -> dm_env.TimeStep:
+        return self._exchange(None)
+
+    def step(self, action: Nest) -> dm_env.TimeStep:
+        return self._exchange(self._check_action(action))
+
+    def _exchange(self, actions: Sequence[np.ndarray] | None) -> dm_env.TimeStep:
+        """One step of all envs; a reset with None."""
+        self._columns = columns = [np.empty((self.num_envs, *shape), dtype) for dtype, shape in self._layout]
+        self._missing[:] = True
+        self._request(actions)
+        self._gather(self._missing)
+        observation, reward, discount = self._fields
+        step_type, *leaves = columns
+        rewards, discounts, observations, agents = self._build(leaves)
+        timestep = dm_env.TimeStep(step_type, rewards, discounts, observations)
+        if self._is_multi_agent:
+            timestep = MultiAgentTimeStep(step_type, rewards, discounts, observations, agents)
+        # Not within bounds: environments of gymnasium often leave theirs.
+        observation(timestep.observation), reward(timestep.reward), discount(timestep.discount)
+        self._check_mask(step_type, timestep.observation)
+        return timestep
+
+    def _set_spec(self, data: object, spec: specs.EnvironmentSpec) -> None:
+        """Takes the specs of the first peer, with which all others must agree."""
+        self._spec_data, self.spec = data, spec
+        agents = specs.agents(spec)
+        step_type = specs.BoundedArray((), np.int64, FIRST, LAST)
+        rest = (spec.rewards, spec.discounts, spec.observations, dict.fromkeys(agents, step_type))
+        leaves = tree.flatten((step_type, *rest))
+        self._layout = [(leaf.dtype, leaf.shape) for leaf in leaves]
+        self._build = nests.unflattener(rest)
+        kinds = ("observation", spec.observations), ("reward", spec.rewards), ("discount", spec.discounts)
+        self._fields = [FieldChecker(self.name, kind, of, self.num_envs) for kind, of in kinds]
+        self._check_action = FieldChecker(self.name, "action", spec.actions, self.num_envs)
+        self._check_mask = MaskChecker(self.name, spec)
+        self._is_multi_agent = bool(agents)
+
+    def _gather(self, missing: np.ndarray) -> None:
+        """Receives until no entry of `missing` is set."""
+        begun = told = time.monotonic()
+        while np.count_nonzero(missing):
+            wanted = bool(np.count_nonzero(self._vacant))
+            if wanted != self._is_listening:
+                self._listen() if wanted else self._stop_listening()
+            self._receive(_POLL_SECONDS)
+            now = time.monotonic()
+            if self._stopped.is_set():
+                raise launch.ProgramStopped(f"{self.name}: the program stops.")
+            if now > begun + self._timeout:
+                arrived = np.count_nonzero(~missing)
+                raise EnvironmentFault(
+                    f"{self.name}: got {arrived} of {self.num_envs} envs in {self._timeout:g} s. "
+                    f"{self.how_to_connect}"
+                )
+            if now > told + _PATIENCE_SECONDS and np.count_nonzero(self._vacant):
+                told = now + 60.0
+                _LOG.warning(
+                    "%s: %d of %d envs are connected, waiting %g s for the others. %s",
+                    *(self.name, np.count_nonzero(~self._vacant), self.num_envs, self._timeout),
+                    self.how_to_connect,
+                )
+        if self._is_listening and not np.count_nonzero(self._vacant):
+            self._stop_listening()
+
+    def _put(self, envs: np.ndarray, leaves: Sequence[np.ndarray]) -> None:
+        """Takes the time step of some envs."""
+        for column, leaf in zip(self._columns or (), leaves, strict=True):
+            column[envs] = leaf
+        self._missing[envs] = False
+
+    def _open_port(self) -> socket.socket:
+        """A listening socket, which shares the port with those of other environments."""
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            listener.setblocking(False)
+            listener.bind((self._host, self._port))
+            listener.listen(128)
+        except OSError as error:
+            listener.close()
+            raise OSError(
+                error.errno, f"{self.name}: cannot listen at {self._host}:{self._port}: {error.strerror}."
+            ) from error
+        return listener
+
+    @abc.abstractmethod
+    def _listen(self) -> None:
+        """Begins to admit peers, and sets `_is_listening`."""
+
+    @abc.abstractmethod
+    def _stop_listening(self) -> None:
+        """Admits no more peers, and clears `_is_listening`."""
+
+    @abc.abstractmethod
+    def _request(self, actions: Sequence[np.ndarray] | None) -> None:
+        """Gives the peers their actions; None resets their envs."""
+
+    @abc.abstractmethod
+    def _receive(self, timeout: float) -> None:
+        """Takes what peers send within `timeout` seconds: new envs and time steps; notices lost peers."""
+
+
+def parse_address(name: str, address: str) -> tuple[str, int]:
+    """The interface, as a number, and the port of `tcp://INTERFACE:PORT`."""
+    transport, _, place = address.partition("://")
+    host, _, port = place.rpartition(":")
+    try:
+        if transport != "tcp" or not port.isdigit():
+            raise ValueError(address)
+        return socket.gethostbyname(host), int(port)
+    except (OSError, ValueError):
+        raise ValueError(
+            f"{name}: got the address {address!r}, expected tcp://INTERFACE:PORT, such as "
+            "tcp://127.0.0.1:5555, or tcp://0.0.0.0:5555 for all interfaces."
+        ) from None
