@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from agents.impala import IMPALA, IMPALAConfig, IMPALANetworks
+from agents.impala import IMPALA, RUN, IMPALAConfig, IMPALANetworks
+from agents.impala import PRESETS as IMPALA_PRESETS
 from framework import adders, losses, replay
 from framework import config_checks as check
 from framework.core import NetworksFn
@@ -85,9 +86,6 @@ class APPO(IMPALA):
     def loss(self, networks: IMPALANetworks, batch: ReplaySample, context: LossContext) -> LossOutput:
         """The loss of a batch of `Step`s `[N, T + 1, ...]`."""
         config, data = self.config, batch.data
-        rewards = data.reward.float()
-        if config.reward_clip is not None:
-            rewards = rewards.clamp(-config.reward_clip, config.reward_clip)
         unrolled = data.observation, data.extras.get("state", ()), data.start_of_episode
         policy, values = networks.actor_critic.unroll(*unrolled)
         actions, values = networks.actions.drawn(data), values.float()
@@ -98,16 +96,7 @@ class APPO(IMPALA):
         log_probs, acting_log_probs = policy.log_prob(actions).float(), data.extras["log_prob"]
         counted = losses.transition_mask(data.mask)
         log_rhos = target_log_probs - acting_log_probs
-        vtrace = losses.vtrace(
-            log_rhos,
-            rewards,
-            config.discount * data.discount.float(),
-            values,
-            data.mask,
-            config.vtrace_lambda,
-            config.clip_rho,
-            config.clip_c,
-        )
+        vtrace = self.vtrace(data, log_rhos, values)
         surrogate = losses.impact_surrogate(
             log_probs,
             target_log_probs,
@@ -117,28 +106,12 @@ class APPO(IMPALA):
             config.clip,
             config.clip_target,
         )
-        value_loss = losses.value_loss(values, vtrace.targets, counted)
-        entropy = losses.masked_mean(policy.entropy().float(), counted)
-        loss = surrogate.loss + config.value_coefficient * value_loss - config.entropy_coefficient * entropy
+        output = self.whole_loss(surrogate.loss, policy, values, vtrace, log_rhos, data, context)
         with torch.no_grad():
-            age = (context.learner_steps - data.extras["version"]).float()
-            metrics = {
-                "policy_loss": surrogate.loss,
-                "value_loss": value_loss,
-                "entropy": entropy,
-                "value_mean": losses.masked_mean(values, counted),
-                "clip_fraction": surrogate.clip_fraction,
-                "kl": losses.masked_mean(target_policy.kl(policy).float(), counted),
-                "rho_clipped": losses.masked_mean(vtrace.clipped, counted),
-                "c_clipped": losses.masked_mean((log_rhos.exp() > config.clip_c).float(), counted),
-                "staleness": losses.masked_mean(age, counted),
-                "staleness_max": (age * counted).max(),
-                "transitions": counted.sum(),
-            }
-        return LossOutput(loss, metrics, weight=counted.sum())
+            output.metrics["clip_fraction"] = surrogate.clip_fraction
+            output.metrics["kl"] = losses.masked_mean(target_policy.kl(policy).float(), counted)
+        return output
 
-
-_RUN = {"envs_per_actor": 8, "publish_period": 1, "learner_log_period": 50}
 
 PRESETS: Mapping[str, Preset] = {
     "gymnasium:CartPole-v1": Preset(
@@ -150,7 +123,7 @@ PRESETS: Mapping[str, Preset] = {
             "vtrace_lambda": 0.95,
             "value_coefficient": 0.1,  # Returns go up to 100: their gradient would drown the policy's.
         },
-        run={**_RUN, "max_env_steps": 150_000, "evaluate_period": 25_000},
+        run={**RUN, "max_env_steps": 150_000, "evaluate_period": 25_000},
     ),
     "gymnasium:Acrobot-v1": Preset(
         agent={
@@ -161,6 +134,11 @@ PRESETS: Mapping[str, Preset] = {
             "vtrace_lambda": 0.95,
             "reward_clip": 0.1,  # Scales the rewards, all -1: values up to -100 would take too long to learn.
         },
-        run={**_RUN, "max_env_steps": 200_000, "evaluate_period": 50_000},
+        run={**RUN, "max_env_steps": 200_000, "evaluate_period": 50_000},
+    ),
+    # IMPALA's settings, with its optimizer; not tuned.
+    "atari:Pong": Preset(
+        agent={**IMPALA_PRESETS["atari:Pong"].agent, "optimizer": "rmsprop"},
+        run=IMPALA_PRESETS["atari:Pong"].run,
     ),
 }

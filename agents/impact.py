@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from agents.appo import APPO, APPOConfig
+from agents.appo import PRESETS as APPO_PRESETS
 from framework.core import NetworksFn
 from framework.programs.presets import Preset
 
@@ -28,29 +29,8 @@ class IMPACT(APPO):
         super().__init__(config or IMPACTConfig(), networks_fn)
 
 
-_RUN = {"envs_per_actor": 8, "publish_period": 1, "learner_log_period": 50}
-
+# Each unroll counts `samples_per_insert` times: half of APPO's learning rates.
 PRESETS: Mapping[str, Preset] = {
-    "gymnasium:CartPole-v1": Preset(
-        agent={
-            "learning_rate": 2e-3,
-            "learning_rate_decay": 150_000,
-            "unroll_length": 16,
-            "batch_size": 8,
-            "vtrace_lambda": 0.95,
-            "value_coefficient": 0.1,  # Returns go up to 100: their gradient would drown the policy's.
-        },
-        run={**_RUN, "max_env_steps": 150_000, "evaluate_period": 25_000},
-    ),
-    "gymnasium:Acrobot-v1": Preset(
-        agent={
-            "learning_rate": 1e-3,
-            "learning_rate_decay": 200_000,
-            "unroll_length": 16,
-            "batch_size": 8,
-            "vtrace_lambda": 0.95,
-            "reward_clip": 0.1,  # Scales the rewards, all -1: values up to -100 would take too long to learn.
-        },
-        run={**_RUN, "max_env_steps": 200_000, "evaluate_period": 50_000},
-    ),
+    name: Preset({**preset.agent, "learning_rate": preset.agent["learning_rate"] / 2}, preset.run)
+    for name, preset in APPO_PRESETS.items()
 }

@@ -29,7 +29,7 @@ from framework.programs.presets import Preset
 from framework.replay import ReplaySample
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import OnPolicyAgent, OnPolicyConfig, TorchPolicy, check_memory
-from framework.types import Nest
+from framework.types import Nest, Step
 
 _TORSOS: dict[str, Any] = {
     "shallow": networks.ShallowConv,
@@ -238,17 +238,23 @@ class IMPALA(OnPolicyAgent):
 
     def loss(self, networks: IMPALANetworks, batch: ReplaySample, context: LossContext) -> LossOutput:
         """The loss of a batch of `Step`s `[N, T + 1, ...]`."""
-        config, data = self.config, batch.data
-        rewards = data.reward.float()
-        if config.reward_clip is not None:
-            rewards = rewards.clamp(-config.reward_clip, config.reward_clip)
+        data = batch.data
         # The actor's state before the first row, because the learner's state would need the whole episode.
         state = data.extras.get("state", ())
         policy, values = networks.actor_critic.unroll(data.observation, state, data.start_of_episode)
         log_probs, values = policy.log_prob(networks.actions.drawn(data)).float(), values.float()
-        counted = losses.transition_mask(data.mask)
         log_rhos = log_probs - data.extras["log_prob"]
-        vtrace = losses.vtrace(
+        vtrace = self.vtrace(data, log_rhos, values)
+        counted = losses.transition_mask(data.mask)
+        policy_loss = losses.policy_gradient_loss(log_probs, vtrace.advantages, counted)
+        return self.whole_loss(policy_loss, policy, values, vtrace, log_rhos, data, context)
+
+    def vtrace(self, data: Step, log_rhos: torch.Tensor, values: torch.Tensor) -> losses.VTrace:
+        """V-trace of rows `[N, T + 1]`; `log_rhos` compare the rated policy with the one that acted."""
+        config, rewards = self.config, data.reward.float()
+        if config.reward_clip is not None:
+            rewards = rewards.clamp(-config.reward_clip, config.reward_clip)
+        return losses.vtrace(
             log_rhos,
             rewards,
             config.discount * data.discount.float(),
@@ -258,7 +264,19 @@ class IMPALA(OnPolicyAgent):
             config.clip_rho,
             config.clip_c,
         )
-        policy_loss = losses.policy_gradient_loss(log_probs, vtrace.advantages, counted)
+
+    def whole_loss(
+        self,
+        policy_loss: torch.Tensor,
+        policy: Any,
+        values: torch.Tensor,
+        vtrace: losses.VTrace,
+        log_rhos: torch.Tensor,
+        data: Step,
+        context: LossContext,
+    ) -> LossOutput:
+        """Adds the losses of values and entropy, and the metrics."""
+        config, counted = self.config, losses.transition_mask(data.mask)
         value_loss = losses.value_loss(values, vtrace.targets, counted)
         entropy = losses.masked_mean(policy.entropy().float(), counted)
         loss = policy_loss + config.value_coefficient * value_loss - config.entropy_coefficient * entropy
@@ -278,7 +296,7 @@ class IMPALA(OnPolicyAgent):
         return LossOutput(loss, metrics, weight=counted.sum())
 
 
-_RUN = {"envs_per_actor": 8, "publish_period": 1, "learner_log_period": 50}
+RUN = {"envs_per_actor": 8, "publish_period": 1, "learner_log_period": 50}
 
 PRESETS: Mapping[str, Preset] = {
     # 500 of 500, greedy over 100 episodes, at 150,000 steps on each of seeds 1 to 5.
@@ -293,7 +311,7 @@ PRESETS: Mapping[str, Preset] = {
             "value_coefficient": 0.1,  # Returns go up to 100: their gradient would drown the policy's.
         },
         run={
-            **_RUN,
+            **RUN,
             "max_env_steps": 150_000,
             "evaluate_period": 25_000,
         },
@@ -311,7 +329,7 @@ PRESETS: Mapping[str, Preset] = {
             "lstm_size": 64,
         },
         run={
-            **_RUN,
+            **RUN,
             "max_env_steps": 300_000,
             "target_return": 475.0,
             "wrappers": ("ScaleObservation(scale=10)",),  # Unscaled, it is at chance after 120,000 steps.
@@ -330,7 +348,7 @@ PRESETS: Mapping[str, Preset] = {
             "lstm_size": 32,  # None, a network without memory, stays at chance, 0.5.
         },
         run={
-            **_RUN,
+            **RUN,
             "max_env_steps": 200_000,
             "target_return": 0.99,
             "evaluate_period": 25_000,
@@ -353,7 +371,7 @@ PRESETS: Mapping[str, Preset] = {
             "entropy_coefficient": 0.02,
         },
         run={
-            **_RUN,
+            **RUN,
             "max_env_steps": 2_000_000,
             "evaluate_period": 100_000,
         },
@@ -372,7 +390,7 @@ PRESETS: Mapping[str, Preset] = {
             "previous_action_and_reward": True,
         },
         run={
-            **_RUN,
+            **RUN,
             "max_env_steps": 10_000_000,
             "evaluate_period": 500_000,
             "num_evaluation_episodes": 8,

@@ -48,6 +48,7 @@ class Workload:
     log_period: int = 1000  # As in `RunConfig`.
     grant: int = GRANT  # Batched steps of a grant.
     is_served: bool = False  # Whether inference nodes act.
+    actors_per_host: int = 1  # More than 1: a variable source on each host asks in place of its actors.
 
     @property
     def rows_per_insert(self) -> float:
@@ -60,6 +61,8 @@ def calls_per_second(load: Workload) -> dict[str, float]:
     steps = load.actors * load.rate  # Batched.
     looks = steps / load.update_period
     copies = min(looks, load.actors * load.versions)
+    if load.actors_per_host > 1:
+        looks = copies = math.ceil(load.actors / load.actors_per_host) * load.versions
     reports = steps * load.envs / load.log_period  # Each is a row, and a call of the counter.
     return {
         "grant": steps / load.grant + reports,
@@ -114,6 +117,12 @@ def processes_needed(load: Workload, costs: Mapping[str, float]) -> dict[str, in
 # An actor that fills a core: 400 env steps per second of Pong, 2,000 of HalfCheetah.
 TYPICAL = {"atari": {"envs": 8, "rate": 50.0}, "mujoco": {"envs": 8, "rate": 250.0}}
 
+ACTING = {
+    "local": {},
+    "local, a source on each host of 64": {"actors_per_host": 64},
+    "nodes": {"is_served": True},
+}
+
 
 def services(shape: str, far: bool) -> dict[str, float]:
     """Prints what each service carries; returns the CPU seconds of each kind of call at full load."""
@@ -150,19 +159,23 @@ def needed(shape: str, costs: Mapping[str, float]) -> None:
     print(f"| actors | acting | env steps/s | replay MB/s | {' | '.join(kinds)} |")
     print("|---" * (4 + len(kinds)) + "|")
     for actors in (100, 1_000, 10_000):
-        for is_served in (False, True):
-            load = Workload(actors, SHAPES[shape], **TYPICAL[shape], is_served=is_served)
+        for acting, given in ACTING.items():
+            load = Workload(actors, SHAPES[shape], **TYPICAL[shape], **given)
             number = processes_needed(load, costs)
             moved = calls_per_second(load)["insert"] * bytes_per_call(load)["insert"] / 1e6
             cells = " | ".join(f"{number[kind]:,}" for kind in kinds)
             print(
-                f"| {actors:,} | {'nodes' if is_served else 'local'} | {actors * load.rate * load.envs:,.0f} "
-                f"| {moved:,.0f} | {cells} |"
+                f"| {actors:,} | {acting} | {actors * load.rate * load.envs:,.0f} | {moved:,.0f} | {cells} |"
             )
 
 
+# In the check, versions per second; and threads of each load, of which each calls less often than an actor.
+_VERSIONS = {"atari": 0.125, "mujoco": 1.0}
+_CALLERS = dict.fromkeys(("grant", "row", "look", "copy", "insert"), 16)
+
+
 def check(
-    shape: str, actors: int, rate: float, seconds: float, alone: float = 1.0
+    shape: str, actors: int, rate: float, seconds: float, alone: float = 2.0
 ) -> dict[str, tuple[float, float]]:
     """Predicts and sees the CPU time of the services of dummy actors.
 
@@ -177,7 +190,15 @@ def check(
       Of each service, cores that were predicted and cores that were used.
     """
     load = Workload(
-        actors, SHAPES[shape], 1, rate, batches=20.0, versions=1.0, update_period=2, log_period=16, grant=16
+        actors,
+        SHAPES[shape],
+        1,
+        rate,
+        batches=20.0,
+        versions=_VERSIONS[shape],
+        update_period=2,
+        log_period=16,
+        grant=16,
     )
     rates = calls_per_second(load)
     with Services(SHAPES[shape]) as running:
@@ -188,12 +209,12 @@ def check(
         predicted = {service: idle[service] / 2.0 for service, _ in CALLS.values()}
         for name, (service, _) in CALLS.items():
             if rates[name]:
-                cost = running.measure(name, 1, alone, rates[name])
+                cost = running.measure(name, 1, alone, rates[name], callers=_CALLERS.get(name, 1))
                 predicted[service] += rates[name] * (cost.service - idle[service] / 2.0 / cost.rate)
     options = {"update_period": load.update_period, "log_period": load.log_period}
     with Services(SHAPES[shape], False, 1, actors, rate=rate, versions=load.versions, **options) as running:
         counter = running.job.client("counter")
-        counter.wait_for("env_steps", 8 * actors, timeout=120)
+        counter.wait_for("env_steps", 16 * actors, timeout=120)
         future = running.clients[0].futures.drive("sample", 1, seconds + 1.0, load.batches)
         threading.Event().wait(0.5)
         counts, before = counter.get_counts(), running.cpu()
@@ -223,7 +244,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=list(SHAPES), nargs="+", default=list(SHAPES))
     parser.add_argument("--far", action="store_true", help="reach the services as from another machine")
     parser.add_argument("--actors", type=int, default=256, help="of the check")
-    parser.add_argument("--rate", type=float, default=4.0, help="batched steps per second of each of them")
+    parser.add_argument("--rate", type=float, default=2.0, help="batched steps per second of each of them")
     parser.add_argument("--seconds", type=float, default=8.0, help="of the check's window")
     options = parser.parse_args()
     parts = options.only or ["services", "needed", "check"]

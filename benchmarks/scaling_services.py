@@ -8,8 +8,10 @@ environment and its policy compute nothing, and a step of the environment waits 
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import dataclasses
 import functools
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -112,15 +114,16 @@ class Dummy(RandomActions):
 
 
 class Paced(BatchedEnvironment):
-    """Steps `rate` times a second, or at once if `rate` is None. All observations are zeros."""
+    """Steps 0.5 to 1.5 times `rate` times a second, by `seed`, or at once if `rate` is None. All is zeros."""
 
     name = "paced"
 
     def __init__(self, spec: specs.EnvironmentSpec, num_envs: int, seed: int, rate: float | None = None):
         self.spec, self.num_envs = spec, num_envs
         self._never, self._time = threading.Event(), 0
-        self._period = 0.0 if rate is None else 1 / rate
-        self._due = time.monotonic() + self._period * np.random.default_rng(seed).random()
+        draw = np.random.default_rng(seed).random  # Actors must not stay in step with each other.
+        self._period = 0.0 if rate is None else 1 / (rate * (0.5 + draw()))
+        self._due = time.monotonic() + self._period * draw()
         observation = np.zeros((num_envs, *spec.observations.shape), spec.observations.dtype)
         zeros, ones = np.zeros(num_envs, np.float32), np.ones(num_envs, np.float32)
         self._steps = {
@@ -247,27 +250,43 @@ def actions(server: Any, shape: Shape, envs: int, who: str) -> Callable[[], Any]
 
 
 class Load:
-    """Repeats calls of services, in a process of its own, one call after the other."""
+    """Repeats calls of services, in a process of its own."""
 
     def __init__(self, shape: Shape, services: dict[str, Any]):
         self._shape, self._services = shape, services
-        self._calls: dict[tuple[str, int], Callable[[], Any]] = {}
+        self._calls: dict[tuple[str, int, int], Callable[[], Any]] = {}
+        self._name = launch.get_node_context().label + f"-{launch.get_node_context().index}"
+        self._threads = concurrent.futures.ThreadPoolExecutor(64)
 
-    def drive(self, name: str, envs: int, seconds: float, rate: float | None = None) -> int:
-        """Makes the call `name` of `CALLS` for some seconds, `rate` times a second at most; counts them."""
+    def drive(self, name: str, envs: int, seconds: float, rate: float | None = None, callers: int = 1) -> int:
+        """Calls `name` of `CALLS` for some seconds; returns the number of calls.
+
+        Args:
+          name: of the call.
+          envs: number of envs in a call.
+          seconds: the time.
+          rate: calls per second of all callers together; None calls as fast as they can.
+          callers: number of threads that call, each one call after the other.
+        """
+        share = None if rate is None else rate / callers
+        parts = [self._threads.submit(self._drive, name, envs, seconds, share, k) for k in range(callers)]
+        return sum(part.result() for part in parts)
+
+    def _drive(self, name: str, envs: int, seconds: float, rate: float | None, caller: int) -> int:
         kind, make = CALLS[name]
-        call = self._calls.get((name, envs))
+        call = self._calls.get((name, envs, caller))
         if call is None:
-            who = f"{launch.get_node_context().label}-{launch.get_node_context().index}-{envs}"
-            call = self._calls[name, envs] = make(self._services[kind], self._shape, envs, who)
+            who = f"{self._name}-{envs}-{caller}"
+            call = self._calls[name, envs, caller] = make(self._services[kind], self._shape, envs, who)
             call()
-        calls, never = 0, threading.Event()
-        due = time.monotonic()
+        calls, never, due = 0, threading.Event(), time.monotonic()
         end = due + seconds
-        while time.monotonic() < end:
+        if rate is not None:
+            due += random.random() / rate  # Callers are not in step.
+        while due < end and time.monotonic() < end:
             if rate is not None:
-                due += 1 / rate
                 never.wait(max(0.0, due - time.monotonic()))
+                due += 1 / rate
             call()
             calls += 1
         return calls
@@ -380,19 +399,22 @@ class Services:
             spent[group] += cpu_seconds(pid)
         return spent
 
-    def drive(self, name: str, envs: int, seconds: float, rate: float | None = None) -> int:
-        """All loads make one call; returns the number of calls. See `Load.drive`."""
+    def drive(self, name: str, envs: int, seconds: float, rate: float | None = None, callers: int = 1) -> int:
+        """All loads call `name`, each with its share of `rate`; returns the number of calls: `Load.drive`."""
         share = None if rate is None else rate / self._loads
-        futures = [client.futures.drive(name, envs, seconds, share) for client in self.clients]
+        futures = [client.futures.drive(name, envs, seconds, share, callers) for client in self.clients]
         return sum(future.result(_START_S + seconds) for future in futures)
 
-    def measure(self, name: str, envs: int = 1, seconds: float = 1.0, rate: float | None = None) -> Cost:
+    def measure(
+        self, name: str, envs: int = 1, seconds: float = 1.0, rate: float | None = None, callers: int = 1
+    ) -> Cost:
         """The cost of one call, while the loads make no other."""
-        self.drive(name, envs, 0.2, rate)
+        self.drive(name, envs, 0.2, rate, callers)
         before, began = self.cpu(), time.perf_counter()
-        calls = self.drive(name, envs, seconds, rate)
+        calls = self.drive(name, envs, seconds, rate, callers)
         elapsed, spent = time.perf_counter() - began, self.cpu()
         spent.subtract(before)
+        calls = max(1, calls)
         return Cost(spent[CALLS[name][0]] / calls, spent["load"] / calls, calls / elapsed)
 
 

@@ -17,6 +17,8 @@ Groups are
     pong-lstm    the same with an LSTM of 256
     ppo-pong     ALE Pong, the same pictures and network (shared by policy and value): 16 envs x 128 steps,
                  4 epochs of minibatches of 256, as the Zoo of Stable-Baselines3 has it but for the 16 envs
+    control      SAC and TD3 on HalfCheetah-v5: one env, a learner step of 128 items per env step, two hidden
+                 layers of 256; so steps are env steps and learner steps
 
 ``ppo`` has a loop written by hand with the same settings beside it: what a framework costs. Peers are run by
 the interpreters given, since their dependencies do not go together with each other's; rows whose peer is not
@@ -24,7 +26,8 @@ given are left out, and said to be. Figures of one run can be compared with each
 machine's load changes them.
 
 PPO acts and learns in turns, so its windows go from the end of one learner step to that of another. A turn of
-``ppo-pong`` takes seconds: give it ``--seconds 40`` or more.
+``ppo-pong`` takes seconds: give it ``--seconds 40`` or more. Rows with `compile_loss` compile at the first
+learner step: give them ``--warm-up 90``.
 """
 
 from __future__ import annotations
@@ -65,10 +68,12 @@ class Peer:
     interpreter: str
 
 
-def ppo(engine: str, actors: int = 1, envs: int = 8, stepping: str = "inline", lag: int = 0) -> Ours:
+def ppo(
+    engine: str, actors: int = 1, envs: int = 8, stepping: str = "inline", lag: int = 0, **fields: Any
+) -> Ours:
     config = {
         "unroll_length": 4000 // (actors * envs), "epochs": 6, "minibatch_size": 128, "hidden_sizes": (32,),
-        "shared": True, "learning_rate": 1e-3, "max_policy_lag": lag,
+        "shared": True, "learning_rate": 1e-3, "max_policy_lag": lag, **fields,
     }  # fmt: skip
     return Ours("ppo", engine, config, _actors(actors, envs, stepping))
 
@@ -104,6 +109,11 @@ def ppo_pong(engine: str, actors: int = 1, envs: int = 16, lag: int = 0, threads
     return Ours("ppo", engine, config, run, PONG)
 
 
+def control(agent: str, engine: str, **config: Any) -> Ours:
+    settings = {"min_replay_size": 500, "batch_size": 128, "samples_per_insert": 128.0}
+    return Ours(agent, engine, {**settings, **config}, _actors(1, 1, "inline"), "gymnasium:HalfCheetah-v5")
+
+
 def _actors(actors: int, envs: int, stepping: str) -> dict[str, Any]:
     return {"num_actors": actors, "envs_per_actor": envs, "stepping": stepping}
 
@@ -112,6 +122,7 @@ BF16 = {"autocast": True, "actor_autocast": True}
 GROUPS: dict[str, dict[str, Ours | Peer]] = {
     "ppo": {
         "repertory PPO, serial": ppo("serial"),
+        "repertory PPO, compile_loss": ppo("serial", compile_loss=True),
         "a loop written by hand": Peer("hand-written-ppo", "hand"),
         "repertory PPO, processes, 2 actors x 4 envs": ppo("processes", 2, 4),
         "the same, acting while learning": ppo("processes", 2, 4, lag=1),
@@ -157,6 +168,18 @@ GROUPS: dict[str, dict[str, Ours | Peer]] = {
         "repertory IMPALA, float32, 16 envs": pong(envs=16, lstm_size=256),
         "repertory IMPALA, bfloat16, 16 envs": pong(envs=16, lstm_size=256, **BF16),
         "Sample Factory APPO": Peer("sample-factory-pong-lstm", "sample-factory"),
+    },
+    "control": {
+        "repertory SAC, serial": control("sac", "serial"),
+        "repertory SAC, compile_loss": control("sac", "serial", compile_loss=True),
+        "repertory SAC, processes": control("sac", "processes"),
+        "Stable-Baselines3 SAC": Peer("stable-baselines3-sac", "sb3"),
+        "CleanRL's SAC": Peer("cleanrl-sac", "sb3"),
+        "repertory TD3, serial": control("td3", "serial"),
+        "repertory TD3, compile_loss": control("td3", "serial", compile_loss=True),
+        "repertory TD3, processes": control("td3", "processes"),
+        "Stable-Baselines3 TD3": Peer("stable-baselines3-td3", "sb3"),
+        "CleanRL's TD3": Peer("cleanrl-td3", "sb3"),
     },
     "ppo-pong": {
         "repertory PPO, serial": ppo_pong("serial"),

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import throughput_control
 from throughput_window import Window
 
 ENVIRONMENT = "CartPole-v1"
@@ -392,6 +393,10 @@ ROWS: dict[str, Callable[[Window], None]] = {
     "rllib-impala-16": lambda window: rllib_impala(window, 16),
     "rllib-pong": rllib_pong,
     "rllib-ppo-pong": rllib_ppo_pong,
+    "stable-baselines3-sac": lambda window: throughput_control.stable_baselines3(window, "SAC"),
+    "stable-baselines3-td3": lambda window: throughput_control.stable_baselines3(window, "TD3"),
+    "cleanrl-sac": lambda window: throughput_control.cleanrl(window, sac=True),
+    "cleanrl-td3": lambda window: throughput_control.cleanrl(window, sac=False),
     "sample-factory-cartpole": sample_factory_cartpole,
     "sample-factory-pong": sample_factory_pong,
     "sample-factory-pong-lstm": lambda window: sample_factory_pong(window, lstm=True),

@@ -168,7 +168,7 @@ class RemoteEnvironment(ConnectedEnvironment):
     def _forget(self, identity: bytes) -> None:
         server = self._servers.pop(identity, None)
         if server is not None:
-            self._vacant[server.envs] = self._missing[server.envs] = True
+            self._vacant[server.envs] = True
 
     def close(self) -> None:
         if self._socket is not None:

@@ -250,17 +250,27 @@ def _testing(full: str, name: str, options: dict[str, Any], render_mode: str | N
     return Source(full, known[name], options)
 
 
-def options_in(directory: str | None, environment: str | Callable[..., Any]) -> dict[str, Any]:
-    """Options of an environment in a run with a directory: the key that its servers need is a file there."""
-    if directory is None or not isinstance(environment, str) or not environment.startswith("remote:"):
-        return {}
-    return {"key": os.path.join(directory, "environments.key")}
+def options_in(
+    directory: str | None, environment: str | Callable[..., Any], evaluation: bool = False
+) -> dict[str, Any]:
+    """Options of an environment in a run: what its servers or clients need is a file in its directory."""
+    suite = environment.partition(":")[0] if isinstance(environment, str) else ""
+    files = {"remote": ("key", "environments.key"), "external": ("token", "clients.token")}
+    option, name = files.get(suite, ("", ""))
+    found: dict[str, Any] = {option: os.path.join(directory, name)} if option and directory else {}
+    return {**found, "evaluation": True} if suite == "external" and evaluation else found
 
 
 def _remote(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:
     from framework.environments.remote import RemoteEnvironment  # Imports pyzmq.
 
     return Source(full, functools.partial(RemoteEnvironment, name), options)
+
+
+def _external(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:
+    from framework.environments.external import ExternalEnvironment
+
+    return Source(full, functools.partial(ExternalEnvironment, name), options)
 
 
 def _tasks(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:
@@ -281,5 +291,6 @@ SUITES: dict[str, tuple[Callable[[str, str, dict[str, Any], str | None], Source]
     "multi_agent": (_multi_agent, "CartPole"),
     "tasks": (_tasks, "Navigation2D"),
     "remote": (_remote, "tcp://127.0.0.1:5555"),
+    "external": (_external, "tcp://127.0.0.1:5556"),
     "testing": (_testing, "Memory"),
 }

@@ -432,7 +432,7 @@ def make_environment(
         seed=seed,
         stepping="inline" if render_mode else config.stepping,
         render_mode=render_mode,
-        options={**environments.options_in(config.directory, factory), **options},
+        options={**environments.options_in(config.directory, factory, evaluation), **options},
         wrappers=(*wrappers_of(config), *agent.environment_wrappers()),
     )
 

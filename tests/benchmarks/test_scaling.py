@@ -32,6 +32,11 @@ def test_calls_of_actors_that_ask_for_their_actions():
     assert (calls["look"], calls["copy"], calls["act"]) == (0.0, 0.0, 5_000.0)
 
 
+def test_a_source_on_each_host_asks_for_the_copies_of_its_actors():
+    calls = scaling.calls_per_second(Workload(100, SHAPES["atari"], 8, 50.0, actors_per_host=64))
+    assert (calls["look"], calls["copy"]) == (0.0, 4.0)  # two hosts, two versions a second
+
+
 @pytest.mark.parametrize(
     ("rate", "inserts", "rows"),
     [(4.0, 400.0, 8.0), (20.0, 2_000.0, 8.0), (50.0, 2_000.0, 20.0)],

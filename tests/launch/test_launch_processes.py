@@ -6,6 +6,7 @@ import contextlib
 import gc
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -30,6 +31,9 @@ class Service:
     def echo(self, x):
         return x
 
+    def files(self):
+        return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
     def hang(self):
         os.kill(os.getpid(), signal.SIGSTOP)
         threading.Event().wait()  # the other threads stop first, this one perhaps only after the answer
@@ -48,6 +52,17 @@ def service_program(main=wait_for_stop, *args):
 
 def node_status(job, label):
     return next(node for node in job.status()["nodes"] if node["label"] == label)
+
+
+def test_a_node_may_have_more_clients_than_the_launcher_may_open_files():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
+    try:
+        with lp.start(service_program()) as job:
+            allowed = job.client("service").files()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert allowed == (1 << 16 if hard == resource.RLIM_INFINITY else min(hard, 1 << 16))
 
 
 def test_killed_node_ends_the_program():

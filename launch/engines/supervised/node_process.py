@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import os
 import queue
+import resource
 import signal
 import socket
 import sys
@@ -24,6 +25,7 @@ from launch.nodes import CourierNode, ReplayNode
 from launch.rpc import wire
 from launch.rpc.server import Server
 
+_MAX_FILES = 1 << 16  # Open files of a node's process: each of its clients is one.
 # Under Launchpad, nodes may be threads of one process. When threads import modules of one package at the same
 # time, Python can take a module away from one of them: they load one after the other.
 _importing = threading.Lock()
@@ -237,6 +239,15 @@ class NodeProcess:
             self._channel.send((what, value))
 
 
+def allow_files() -> None:
+    """Raises this process's limit of open files. At the usual one, 1,024, further clients wait in vain."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with contextlib.suppress(OSError, ValueError):  # The system has another limit: macOS.
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 def redirect_output(log: str | None) -> None:
     """Appends what this process prints from now on to the file `log`; None leaves it as it is."""
     if log is not None:
@@ -275,6 +286,7 @@ def run(channel: Channel, interface: str = "", *, close_on_sigterm: bool = False
       interface: the interface on which nodes without a fixed address serve.
       close_on_sigterm: whether SIGTERM closes a service; a worker closes when its work has returned.
     """
+    allow_files()
     try:
         process = NodeProcess(channel, dataclasses.replace(channel.receive(), interface=interface))
         if close_on_sigterm:

@@ -1,0 +1,338 @@
+"""Applications that ask for actions and report rewards, as envs of an actor: docs/external_clients.md.
+
+The roles are reversed: the application steps by itself, and `step` of this environment answers its last
+request with the action and waits for its next. Messages are lines of JSON over TCP.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import json
+import math
+import os
+import secrets
+import selectors
+import socket
+import ssl
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tree
+
+from framework import nest as nests
+from framework import specs
+from framework.environments.base import FIRST, LAST, MID
+from framework.environments.connected import ConnectedEnvironment
+from framework.environments.environment_server import MalformedMessage
+from framework.environments.spec_data import parse_environment_spec
+from framework.types import Nest
+from launch.rpc.sockets import is_loopback
+
+PROTOCOL = 1
+MAX_LINE_BYTES = 1 << 25
+_HELLO_SECONDS = 10.0  # that a connection may take to say hello
+_MAX_STRANGERS = 64  # connections that have not said hello
+
+
+class _Client:
+    """One connection.
+
+    Attributes:
+      env: the env that it is; -1 before hello.
+      is_open: whether an episode is open.
+      asks: whether it waits for an action.
+      is_new: whether the open episode has no observation yet.
+      reward: logged since the last action.
+    """
+
+    def __init__(self, connection: socket.socket):
+        self.connection, self.begun, self.env = connection, time.monotonic(), -1
+        self.buffer, self.reward = bytearray(), 0.0
+        self.is_open = self.asks = self.is_new = False
+
+    def read(self) -> bool:
+        """Takes what has arrived; False if the connection has ended."""
+        try:
+            while data := self.connection.recv(1 << 16):
+                self.buffer += data
+                if len(self.buffer) > MAX_LINE_BYTES:
+                    raise MalformedMessage(f"message: got more than {MAX_LINE_BYTES} bytes before its end.")
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return True
+        except OSError:
+            return False
+        return False
+
+    def next_message(self) -> dict[str, Any] | None:
+        line, separator, rest = self.buffer.partition(b"\n")
+        if not separator:
+            return None
+        self.buffer = rest
+        try:
+            message = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise MalformedMessage(f"message: got no JSON: {error}") from None
+        if not isinstance(message, dict):
+            raise MalformedMessage(f"message: got {type(message).__name__}, expected an object with a type.")
+        return message
+
+    def send(self, **message: Any) -> bool:
+        """Whether the message was sent; a client that does not read is lost."""
+        try:
+            self.connection.sendall(json.dumps(message).encode() + b"\n")
+        except (OSError, ValueError):
+            return False
+        return True
+
+
+class ExternalEnvironment(ConnectedEnvironment):
+    """B clients as B envs. A client is lost with its connection, and a new one takes its place.
+
+    Clients cannot be reset: a reset in mid-episode continues with their present observation as a first one.
+
+    Args:
+      address: `tcp://INTERFACE:PORT`.
+      num_envs: B.
+      token: file of the token that clients need; made if there is none.
+      certificate: file of the TLS certificate and its key (PEM). Without one, the interface must be loopback.
+      evaluation: whether to take clients that say `"evaluation": true`, and no others.
+      timeout: seconds that a step may wait for clients and their next requests.
+
+    Raises:
+      EnvironmentFault: There are too few clients after `timeout` seconds.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        num_envs: int = 1,
+        *,
+        token: str = "",
+        certificate: str | None = None,
+        evaluation: bool = False,
+        timeout: float = 300.0,
+    ):
+        name = f"external:{address}"
+        if not token:
+            raise ValueError(
+                f"{name}: got no token, expected token=FILE among the options of the environment. The file "
+                "is made, and clients need it; a run with a directory has its own."
+            )
+        if certificate is None and not is_loopback(address.partition("://")[2].rpartition(":")[0]):
+            raise ValueError(
+                f"{name}: got an interface that others can reach without encryption. Give certificate=FILE "
+                "(PEM with its key) among the options of the environment, or listen at tcp://127.0.0.1:PORT."
+            )
+        self._token, self._evaluation, self._tls = read_token(token), evaluation, None
+        if certificate is not None:
+            self._tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            self._tls.load_cert_chain(certificate)
+        kind = 'clients with "evaluation": true' if evaluation else "clients"
+        self.how_to_connect = f"Start {kind}, which connect to the port and send the token in {token}."
+        self._selector = selectors.DefaultSelector()
+        self._listener: socket.socket | None = None
+        self._clients: set[_Client] = set()
+        super().__init__(name, address, num_envs, timeout)
+
+    def _listen(self) -> None:
+        self._listener = self._open_port()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._is_listening = True
+
+    def _stop_listening(self) -> None:
+        assert self._listener is not None
+        self._selector.unregister(self._listener)
+        self._listener.close()
+        self._listener, self._is_listening = None, False
+
+    def _request(self, actions: Sequence[np.ndarray] | None) -> None:
+        for client in [client for client in self._clients if client.env >= 0]:
+            if client.asks and actions is None:
+                self._put_step(client, FIRST, 1.0, self._last[client.env])
+            elif client.asks and actions is not None:
+                client.asks, client.reward = False, 0.0
+                rows = [leaf[client.env] for leaf in actions]
+                plain = tree.map_structure(lambda row: row.tolist(), self._build_action(rows))
+                if not client.send(type="action", action=plain):
+                    self._end(client)
+                    continue
+            self._handle(client)
+
+    def _receive(self, timeout: float) -> None:
+        for key, _ in self._selector.select(timeout):
+            if key.fileobj is self._listener:
+                self._accept()
+            elif key.data in self._clients:
+                client = key.data
+                try:
+                    alive = client.read()
+                except MalformedMessage as error:
+                    self._refuse(client, error)
+                    continue
+                self._handle(client)
+                if not alive and client in self._clients:
+                    self._end(client)
+        late = time.monotonic() - _HELLO_SECONDS
+        for client in [client for client in self._clients if client.env < 0 and client.begun < late]:
+            self._end(client)
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return
+        if sum(client.env < 0 for client in self._clients) >= _MAX_STRANGERS:
+            connection.close()
+            return
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if self._tls is not None:
+            # The handshake is part of the first reads.
+            connection = self._tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+        client = _Client(connection)
+        self._clients.add(client)
+        self._selector.register(connection, selectors.EVENT_READ, client)
+
+    def _handle(self, client: _Client) -> None:
+        """Takes the client's messages up to its next time step; others wait."""
+        try:
+            while client in self._clients and (client.env < 0 or self._awaits(client)):
+                message = client.next_message()
+                if message is None:
+                    return
+                if client.env < 0:
+                    self._admit(client, message)
+                else:
+                    self._take(client, message)
+        except (MalformedMessage, ValueError, TypeError, KeyError, OverflowError) as error:
+            self._refuse(client, error)
+
+    def _awaits(self, client: _Client) -> bool:
+        return self._columns is not None and bool(self._missing[client.env])
+
+    def _admit(self, client: _Client, message: dict[str, Any]) -> None:
+        given = str(message.get("token", ""))
+        if message.get("type") != "hello" or message.get("protocol") != PROTOCOL:
+            raise MalformedMessage(
+                f"hello: got {_short(message)}, expected type hello of protocol {PROTOCOL}."
+            )
+        if not hmac.compare_digest(given.encode(), self._token.encode()):
+            raise MalformedMessage("token: got another than that of the run's file.")
+        data = {"observations": message.get("observation"), "actions": message.get("action")}
+        spec = parse_environment_spec(data)
+        free = np.flatnonzero(self._vacant)
+        if bool(message.get("evaluation")) is not self._evaluation or not len(free):
+            client.send(type="busy")
+            self._end(client)
+            return
+        if self._spec_data is None:
+            self._set_spec(data, spec)
+            self._build_action = nests.unflattener(spec.actions)
+            self._last: list[Nest] = [None] * self.num_envs  # Observation that waits for an action, by env.
+        elif data != self._spec_data:
+            raise ValueError(f"hello: got {spec.observations} and {spec.actions}, expected {self.spec}.")
+        client.env = int(free[0])
+        self._vacant[client.env] = False
+        client.send(type="welcome")
+
+    def _take(self, client: _Client, message: dict[str, Any]) -> None:
+        kind = message.get("type")
+        if kind == "start_episode" and not client.is_open:
+            client.is_open = client.is_new = True
+        elif kind == "log_reward" and client.is_open and not client.is_new:
+            client.reward += float(message["reward"])
+            if not math.isfinite(client.reward):
+                raise MalformedMessage(f"reward: got {message['reward']!r}, expected a finite number.")
+        elif kind == "get_action" and client.is_open:
+            leaves = self._observation(message["observation"])
+            self._last[client.env] = leaves
+            client.asks = True
+            self._put_step(client, FIRST if client.is_new else MID, 1.0, leaves)
+            client.is_new = False
+        elif kind == "end_episode" and client.is_open and not client.is_new:
+            leaves = self._observation(message["observation"])
+            client.is_open = False
+            self._put_step(client, LAST, 1.0 if message.get("truncated") else 0.0, leaves)
+        else:
+            raise MalformedMessage(
+                f"message: got {_short(message)}, expected start_episode, then get_action, then log_reward "
+                "and get_action or end_episode."
+            )
+
+    def _put_step(self, client: _Client, kind: int, discount: float, observation: list[np.ndarray]) -> None:
+        reward = 0.0 if kind == FIRST else client.reward
+        leaves = [np.int64(kind), np.float32(reward), np.float32(discount), *observation]
+        self._put(np.array([client.env]), [np.asarray(leaf)[None] for leaf in leaves])
+
+    def _observation(self, value: Any) -> list[np.ndarray]:
+        """The leaves of an observation in JSON: numbers in nested lists, or the bytes in base64."""
+        leaves = []
+        for path, leaf in specs.leaves(self.spec.observations):
+            try:
+                part = specs.pick(value, path) if path else value
+                if isinstance(part, str):
+                    array = np.frombuffer(base64.b64decode(part, validate=True), leaf.dtype.newbyteorder("<"))
+                    array = array.reshape(leaf.shape).astype(leaf.dtype)
+                else:
+                    array = np.asarray(part, leaf.dtype)
+            except (ValueError, TypeError, KeyError, IndexError, OverflowError, binascii.Error) as error:
+                raise MalformedMessage(f"{specs.path_name('observation', path)}: {error}") from None
+            if array.shape != leaf.shape or not np.isfinite(array).all():
+                place = specs.path_name("observation", path)
+                raise MalformedMessage(
+                    f"{place}: got shape {array.shape}, expected finite numbers of {leaf.shape}."
+                )
+            leaves.append(array)
+        return leaves
+
+    def _refuse(self, client: _Client, error: Exception) -> None:
+        self.malformed += 1
+        client.send(type="error", message=f"{error}")
+        self._end(client)
+
+    def _end(self, client: _Client) -> None:
+        """Ends a connection. The env of the client is vacant."""
+        self._clients.discard(client)
+        self._selector.unregister(client.connection)
+        client.connection.close()
+        if client.env >= 0:
+            self._vacant[client.env] = True
+
+    def close(self) -> None:
+        for client in list(self._clients):
+            self._end(client)
+        if self._listener is not None:
+            self._stop_listening()
+        self._selector.close()
+
+
+def read_token(path: str) -> str:
+    """The token in a file of mode 0600; creates the file if it does not exist.
+
+    Raises:
+      ValueError: Other users may read the file, or it is empty.
+    """
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    if not os.path.exists(path):
+        with open(path, "x", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write(secrets.token_hex(16) + "\n")
+    if os.stat(path).st_mode & 0o077:
+        raise ValueError(
+            f"{path}: got a file that other users may read, expected mode 0600. Run chmod 600 {path}."
+        )
+    with open(path) as file:
+        token = file.read().strip()
+    if not token:
+        raise ValueError(f"{path}: got an empty file, expected a token. Remove it, and a new one is made.")
+    return token
+
+
+def _short(message: dict[str, Any]) -> str:
+    """A message for errors, without what may be secret or long."""
+    return f"type {str(message.get('type'))[:40]!r}"

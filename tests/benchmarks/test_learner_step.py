@@ -1,0 +1,41 @@
+"""The loops that the learners are compared with learn the same."""
+
+import pathlib
+import sys
+
+import pytest
+import torch
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "benchmarks"))
+
+import learner_step
+
+
+@pytest.mark.parametrize("name", learner_step.LOOPS)
+def test_the_loop_in_plain_torch_learns_what_the_learner_learns(name):
+    loops, networks, group = learner_step.make_loops(name, "cpu", tiny=True)
+    before = [parameter.detach().clone() for parameter in networks["torch"].parameters()]
+    for step in loops.values():
+        torch.manual_seed(0)
+        for _ in range(3):
+            step()
+    group.close()
+    after = {way: list(module.parameters()) for way, module in networks.items()}
+    moved = [
+        float((now.detach() - then).abs().max()) for now, then in zip(after["torch"], before, strict=True)
+    ]
+    assert max(moved) > 1e-4
+    for way in ("learner", "group"):
+        for one, other in zip(after["torch"], after[way], strict=True):
+            if name in ("dqn", "impala"):
+                torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+            else:  # Other noise, and another order of the rows.
+                assert float((one - other).detach().abs().max()) < 5 * max(moved)
+
+
+def test_the_table_has_a_row_for_each_agent(capsys):
+    learner_step.main(["--tiny", "--seconds", "0.01", "--turns", "1"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("CPU, one thread, torch")
+    assert [line.split("|")[1].strip() for line in lines[3:]] == list(learner_step.LOOPS)
+    assert all(float(cell) > 0 for line in lines[3:] for cell in line.split("|")[2:-1])

@@ -1,0 +1,199 @@
+"""Clients as envs: an application asks for actions and reports rewards."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import shutil
+import socket
+import subprocess
+import threading
+
+import numpy as np
+import pytest
+
+from framework import environments
+from framework.environments.external import ExternalEnvironment
+from framework.environments.external_client import ExternalClient
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+OBSERVATION = {"shape": [2], "dtype": "float32"}
+ACTION = {"shape": [], "dtype": "int64", "num_values": 3}
+
+
+@pytest.fixture
+def port():
+    """A port that stays free for listeners with SO_REUSEPORT: a socket that does not listen holds it."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
+
+
+@pytest.fixture
+def token(tmp_path):
+    path = tmp_path / "clients.token"
+    path.touch(mode=0o600)
+    path.write_text("secret\n")
+    return str(path)
+
+
+def connect(port):
+    return ExternalClient(f"127.0.0.1:{port}", "secret", OBSERVATION, ACTION)
+
+
+def in_thread(work):
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def play(client, rewards, truncated=False):
+    """An episode with these rewards; returns the actions. Its observations count its steps."""
+    actions = []
+    client.start_episode()
+    for time, reward in enumerate(rewards):
+        actions.append(client.get_action([time, -time]))
+        client.log_reward(reward / 2)
+        client.log_reward(reward / 2)
+    client.end_episode([len(rewards), -len(rewards)], truncated)
+    return actions
+
+
+def test_episodes_of_a_client_become_time_steps(port, token):
+    actions = []
+
+    def application():
+        with connect(port) as client:
+            actions.append(play(client, [1.0, 2.0]))
+            actions.append(play(client, [3.0], truncated=True))
+
+    thread = in_thread(application)
+    with ExternalEnvironment(f"tcp://127.0.0.1:{port}", token=token, timeout=60.0) as environment:
+        assert environment.spec.actions.num_values == 3
+        timesteps = [environment.reset(), *(environment.step(np.array([action])) for action in (1, 2, 0, 2))]
+        thread.join(30)
+    rows = [
+        (int(t.step_type[0]), float(t.reward[0]), float(t.discount[0]), *t.observation[0].tolist())
+        for t in timesteps
+    ]
+    assert rows == [
+        (0, 0, 1, 0, 0),
+        (1, 1, 1, 1, -1),
+        (2, 2, 0, 2, -2),
+        (0, 0, 1, 0, 0),
+        (2, 3, 1, 1, -1),
+    ]
+    assert actions == [[1, 2], [2]]
+
+
+def test_a_lost_client_is_replaced_by_another(port, token):
+    def leaves_and_comes_back():
+        with connect(port) as client:
+            client.start_episode()
+            client.get_action([0.0, 0.0])
+            client.log_reward(1.0)
+        with connect(port) as client:
+            play(client, [5.0])
+
+    thread = in_thread(leaves_and_comes_back)
+    with ExternalEnvironment(f"tcp://127.0.0.1:{port}", token=token, timeout=60.0) as environment:
+        environment.reset()
+        timestep = environment.step(np.array([0]))
+        assert (timestep.step_type[0], timestep.reward[0], timestep.discount[0]) == (environments.FIRST, 0, 1)
+        timestep = environment.step(np.array([0]))
+        assert (timestep.step_type[0], timestep.reward[0]) == (environments.LAST, 5)
+        assert environment.malformed == 0
+        thread.join(30)
+
+
+BAD = {
+    "a wrong token": [{"type": "hello", "protocol": 1, "token": "wrong"}],
+    "no JSON": [b"{]\n"],
+    "no object": [b"[1]\n"],
+    "no hello": [{"type": "start_episode"}],
+    "no specs": [{"type": "hello", "protocol": 1, "token": "secret"}],
+    "another protocol": [{"type": "hello", "protocol": 2, "token": "secret"}],
+    "an action without an episode": ["hello", {"type": "get_action", "observation": [0, 0]}],
+    "an observation of another shape": ["hello", "start", {"type": "get_action", "observation": [0]}],
+    "an observation that is not finite": [
+        "hello",
+        "start",
+        {"type": "get_action", "observation": [0, 1e999]},
+    ],
+    "no observation": ["hello", "start", {"type": "get_action"}],
+    "an unknown type": ["hello", "start", {"type": "dance"}],
+}
+
+
+@pytest.mark.parametrize("messages", list(BAD.values()), ids=list(BAD))
+def test_what_does_not_fit_ends_that_connection_only(port, token, messages):
+    named = {
+        "hello": {
+            "type": "hello",
+            "protocol": 1,
+            "token": "secret",
+            "observation": OBSERVATION,
+            "action": ACTION,
+        },
+        "start": {"type": "start_episode"},
+    }
+    answers = []
+
+    def application():
+        while True:
+            try:
+                bad = socket.create_connection(("127.0.0.1", port), timeout=30)
+                break
+            except ConnectionRefusedError:
+                continue
+        with bad:
+            for message in messages:
+                message = named.get(message, message) if isinstance(message, str) else message
+                bad.sendall(message if isinstance(message, bytes) else json.dumps(message).encode() + b"\n")
+            answers.extend(json.loads(line) for line in bad.makefile())
+        with connect(port) as client:
+            play(client, [1.0])
+
+    thread = in_thread(application)
+    with ExternalEnvironment(f"tcp://127.0.0.1:{port}", token=token, timeout=60.0) as environment:
+        assert environment.reset().step_type.tolist() == [0]
+        assert environment.step(np.array([0])).reward.tolist() == [1]
+        assert environment.malformed == 1
+        thread.join(30)
+    assert answers[-1]["type"] == "error"
+
+
+def test_without_encryption_only_this_machine_may_connect(token):
+    with pytest.raises(ValueError, match="certificate"):
+        ExternalEnvironment("tcp://0.0.0.0:5556", token=token)
+
+
+def test_too_few_clients_are_an_error_that_says_how_to_start_them(port, token):
+    with pytest.raises(environments.EnvironmentFault, match=r"0 of 1 envs in 0\.1 s.*clients\.token"):
+        ExternalEnvironment(f"tcp://127.0.0.1:{port}", token=token, timeout=0.1)
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_a_client_in_javascript_is_an_env_and_comes_back_after_a_kill(port, token):
+    command = ["node", str(ROOT / "examples" / "external_cartpole.js"), str(port), token]
+    first = subprocess.Popen(command)
+    try:
+        with ExternalEnvironment(f"tcp://127.0.0.1:{port}", token=token, timeout=60.0) as environment:
+            environment.reset()
+            for _ in range(50):  # Always to the right: episodes of some 10 steps.
+                environment.step(np.array([1]))
+            while environment.step(np.array([0])).step_type[0] != environments.MID:
+                pass
+            first.kill()
+            first.wait(30)
+            second = subprocess.Popen(command)
+            try:
+                kinds = [int(environment.step(np.array([0])).step_type[0]) for _ in range(3)]
+            finally:
+                second.kill()
+                second.wait(30)
+        assert environments.FIRST in kinds
+    finally:
+        first.kill()
+        first.wait(30)
