@@ -3,8 +3,8 @@
 python benchmarks/remote_environments.py                # the last needs pip install grpcio
 
 The gRPC server is PolyBeast's (Küttler et al., 2019) in miniature: a bidirectional stream for each env, with
-an action and a step as in its rpcenv.proto. The fields are packed as structs, which is faster than protobuf. All
-step 16 envs with fixed actions. The server is one other process, clients are one for each env.
+an action and a step as in its rpcenv.proto. The fields are packed as structs, which is faster than protobuf.
+All step 16 envs with fixed actions. The server is one other process, clients are one for each env.
 """
 
 from __future__ import annotations
