@@ -23,6 +23,7 @@ env whose last step was LAST begins an episode at the next `step`, which ignores
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import itertools
 import os
@@ -344,7 +345,12 @@ class _Session:
             setattr(self.socket, name, value)
         self.monitor = self.socket.get_monitor_socket(_ENDED)
         self.socket.connect(f"tcp://{address}")
-        self.socket.send(hello)
+        self.send(hello)
+
+    def send(self, frame: bytes) -> None:
+        # Without a connection it would wait forever; the monitor tells of the loss.
+        with contextlib.suppress(zmq.Again):
+            self.socket.send(frame, zmq.NOBLOCK)
 
     def take(self, batch: Any) -> None:
         self.batch = batch
@@ -402,7 +408,10 @@ class _Server:
             self.last_used = time.monotonic()
 
     def _answer(self, session: _Session) -> None:
-        kind, content = unpack(session.socket.recv())
+        try:
+            kind, content = unpack(session.socket.recv(zmq.NOBLOCK))
+        except zmq.Again:
+            return
         if kind == "take" and session is self._offer:
             session.num_envs, seed = content
             self._free -= session.num_envs
@@ -425,10 +434,10 @@ class _Server:
         except Exception as error:
             text = f"{type(error).__name__}: {error}\n\n{traceback.format_exc()}"
             self._tell(text)
-            session.socket.send(pack("fault", text))
+            session.send(pack("fault", text))
             return
         if leaves is not None:
-            session.socket.send(pack("timestep", to_bytes(leaves)))
+            session.send(pack("timestep", to_bytes(leaves)))
 
     def _end(self, session: _Session, why: str) -> None:
         self._sessions.remove(session)
@@ -454,9 +463,14 @@ class _Server:
 
 
 def serve(
-    make_batch: Any, connect: Sequence[str], key: str, num_envs: int = 1, idle_timeout: float | None = None
+    make_batch: Any,
+    connect: Sequence[str],
+    key: str,
+    num_envs: int = 1,
+    idle_timeout: float | None = None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Serves until a signal, or until no run has had envs for `idle_timeout` seconds.
+    """Serves until SIGINT, or until no run has had envs for `idle_timeout` seconds.
 
     Args:
       make_batch: `EnvironmentsOf(make_one)`; or another object with the attribute `spec`, called with the
@@ -464,13 +478,14 @@ def serve(
       connect: `HOST:PORT` of the hosts where the run's actors are, tried in turn.
       key: the file with the run's key.
       num_envs: how many envs are offered.
+      stopped: asked every second or more often whether to end.
 
     Raises:
       Refused: The run's environment has other specs.
     """
     server = _Server(make_batch, connect, read_key(key), num_envs)
     try:
-        while idle_timeout is None or time.monotonic() < server.last_used + idle_timeout:
+        while not stopped() and (idle_timeout is None or time.monotonic() < server.last_used + idle_timeout):
             server.step()
     except KeyboardInterrupt:
         pass

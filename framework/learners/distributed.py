@@ -187,7 +187,9 @@ def interface_of(address: str) -> str:
 def is_lost_peer(error: BaseException) -> bool:
     """Whether an exchange ended with `error` because another learner has gone or does not answer."""
     # gloo has no class for its errors, but each names the file of gloo that raised it.
-    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
+    return isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError) and "gloo" in str(error).lower()
+    )
 
 
 class _Loss(nn.Module):

@@ -50,7 +50,7 @@ class RunConfig:
     # Actors with which training goes on while others are lost or not placed yet; None needs all.
     min_actors: int | None = None
     envs_per_actor: int = 1  # Environments that each actor steps as one batch.
-    num_learners: int = 1  # Learner nodes, each with its shard of every batch. More need engine processes.
+    num_learners: int = 1  # Learner nodes, each with its shard of every batch. More need processes or ray.
     replay_shards: int = 1  # Replay servers, each with an equal part of the items and of the actors.
     # Nodes that serve the parameters to actors and evaluators in place of the learner: one for each machine
     # of actors takes the load off the learner's. 0 makes none.

@@ -7,13 +7,19 @@ import pathlib
 import socket
 import subprocess
 import sys
+import threading
 
+import gymnasium
 import numpy as np
 import pytest
 
+import launch
+from agents.random_actions import RandomActions
 from framework import environments
+from framework.commands import cli
 from framework.environments import environment_server
-from launch.rpc.sockets import CurveKeys
+from framework.programs import RunConfig, make_program
+from launch.rpc.sockets import CurveKeys, make_client_socket
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -86,3 +92,134 @@ def test_a_killed_server_is_replaced_and_its_episodes_end(serve):
         assert sorted(timestep.step_type.tolist()) == [environments.FIRST, environments.MID]
         begun = timestep.step_type == environments.FIRST
         assert timestep.reward[begun] == 0 and timestep.discount[begun] == 1
+
+
+class _Faulty:
+    """A gymnasium environment whose second step raises an error."""
+
+    def __init__(self):
+        self._env = gymnasium.make("CartPole-v1")
+        self.observation_space, self.action_space = self._env.observation_space, self._env.action_space
+        self.reset, self.close, self._steps = self._env.reset, self._env.close, 0
+
+    def step(self, action):
+        self._steps += 1
+        if self._steps == 2:
+            raise RuntimeError("the wheel came off")
+        return self._env.step(action)
+
+
+@pytest.fixture
+def serve_here(serve, port):
+    """Starts servers in threads, which end with the test."""
+    stop, threads = threading.Event(), []
+
+    def start(make_one, num_envs=1, key=None, if_refused=lambda error: None):
+        def work():
+            try:
+                environment_server.serve(
+                    environment_server.EnvironmentsOf(make_one),
+                    *([f"127.0.0.1:{port}"], key or serve.key, num_envs),
+                    stopped=stop.is_set,
+                )
+            except environment_server.Refused as error:
+                if_refused(error)
+
+        threads.append(threading.Thread(target=work))
+        threads[-1].start()
+
+    yield start
+    stop.set()
+    for thread in threads:
+        thread.join(60)
+
+
+def cartpole():
+    return gymnasium.make("CartPole-v1")
+
+
+def test_an_error_of_a_remote_env_is_a_fault_here_with_its_traceback(serve, serve_here):
+    serve_here(_Faulty)
+    with make(serve, 1) as environment:
+        environment.reset()
+        environment.step(np.zeros(1, np.int64))
+        with pytest.raises(environments.EnvironmentFault, match="the wheel came off"):
+            environment.step(np.zeros(1, np.int64))
+
+
+def test_a_server_with_another_key_is_not_admitted(serve, serve_here, tmp_path):
+    other = str(tmp_path / "other.key")
+    CurveKeys.from_file(other)
+    serve_here(cartpole, key=other)
+    with pytest.raises(environments.EnvironmentFault, match="0 of 1 envs"):
+        make(serve, 1, timeout=1.5)
+
+
+def acrobot():
+    return gymnasium.make("Acrobot-v1")
+
+
+def test_a_server_with_other_specs_is_refused_and_told_why(serve, serve_here):
+    refusals = []
+
+    def then(make_one):
+        return lambda error: (refusals.append(str(error)), serve_here(make_one))
+
+    serve_here(cartpole, if_refused=then(acrobot))
+    serve_here(acrobot, if_refused=then(cartpole))
+    with make(serve, 2) as environment:  # Of the kind that came first.
+        assert environment.reset().step_type.tolist() == [0, 0]
+    assert len(refusals) == 1 and "expected EnvironmentSpec" in refusals[0]
+
+
+def test_a_program_trains_in_remote_envs(serve, serve_here, tmp_path):
+    serve_here(cartpole, num_envs=4)
+    config = RunConfig(
+        directory=str(tmp_path / "run"),
+        envs_per_actor=2,
+        max_env_steps=100,
+        evaluate_period=100,
+        num_evaluation_episodes=2,
+    )
+    program = make_program(RandomActions(), f"remote:{serve.address}", config)
+    result = launch.launch(program, engine="serial")
+    assert result["env_steps"] == 100 and result["episode_return"] >= 8
+
+
+def test_the_server_is_one_file_to_copy(tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["serve-environment", "--export", str(tmp_path / "server.py")])
+    assert ended.value.code == 0 and "Python 3.8" in capsys.readouterr().out
+    assert (tmp_path / "server.py").read_text() == pathlib.Path(environment_server.__file__).read_text()
+
+
+BAD = {
+    "no msgpack": b"\xc1",
+    "no list": environment_server.msgpack.packb({"kind": "hello"}),
+    "another protocol": environment_server.pack("hello", 99, 1, {}),
+    "no specs": environment_server.pack("hello", environment_server.PROTOCOL, 1, {"observations": 3}),
+    "no envs": environment_server.pack("hello", environment_server.PROTOCOL, 0, {}),
+    "too few parts": environment_server.pack("hello"),
+}
+
+
+def test_what_does_not_fit_ends_that_connection_only(serve, serve_here):
+    keys = CurveKeys.from_file(serve.key)
+
+    def send_all():
+        for frame in BAD.values():
+            peer = make_client_socket(serve.address, keys)
+            peer.send(frame)
+            assert peer.poll(60_000)
+            answers.append(environment_server.unpack(peer.recv())[0])
+            peer.close()
+        serve_here(cartpole)
+
+    answers = []
+    sender = threading.Thread(target=send_all)
+    sender.start()
+    with make(serve, 1) as environment:
+        assert environment.reset().step_type.tolist() == [0]
+        assert environment.malformed == len(BAD)
+    sender.join(60)
+    assert answers == ["refuse"] * len(BAD)

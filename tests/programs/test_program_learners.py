@@ -17,7 +17,7 @@ from framework.environments.testing import FakeEnvironment
 from framework.loggers import read_jsonl
 from framework.programs import RunConfig, make_program
 
-PATIENCE = 120.0
+PATIENCE = 240.0
 CONFIG = DQNConfig(
     min_replay_size=50,
     batch_size=16,
