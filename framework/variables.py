@@ -23,6 +23,7 @@ import contextlib
 import math
 import os
 import platform
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -33,12 +34,14 @@ import launch
 from framework import core
 from framework.config_checks import whole_number
 from framework.replay.shm import back_with_memory
+from launch.context import find_context
 
 # Child of the networks, entry of its state dict, value.
 Parameters = Mapping[str, Mapping[str, Any]]
 
 _BEGUN, _DONE, _SLOTS = 0, 1, 2  # Places in the header.
 _HEADER_BYTES = _ALIGNMENT = 64
+_LOOK_S = 10.0  # Between two questions whether the block is still the learner's.
 # Readers of other processes rely on stores that become visible in the order in which they were made.
 _ORDERED_STORES = ("x86_64", "AMD64")
 
@@ -246,6 +249,10 @@ class VariableClient:
         self._timeout = timeout
         self._calls = update_period - 1  # The first update() makes a request.
         self._request: concurrent.futures.Future | None = None
+        node = find_context()
+        self._may_move = self._block is None and node is not None and node.engine == "ray"
+        self._lookup: concurrent.futures.Future | None = None
+        self._look_at = time.monotonic() + _LOOK_S
 
     def update(self, wait: bool = False) -> bool:
         """Copies newer parameters that have arrived, and requests newer ones every `update_period` calls.
@@ -267,7 +274,19 @@ class VariableClient:
         elif due:
             self._calls = 0
             self._accept(self._block.read(self._targets, self.version))
+            if self._may_move:
+                self._look_for_block()
         return self.version != before
+
+    def _look_for_block(self) -> None:
+        """Asks for the block again from time to time: the node may have been restarted on another machine."""
+        if self._lookup is None and time.monotonic() >= self._look_at:
+            self._lookup = self._source.futures.variable_block()
+        elif self._lookup is not None and self._lookup.done():
+            lookup, self._lookup = self._lookup, None
+            self._look_at = time.monotonic() + _LOOK_S
+            if lookup.exception() is None:  # Otherwise the node is not there at the moment.
+                self._block = lookup.result()
 
     def _exchange(self, due: bool, wait: bool) -> None:
         """Takes the answer of the node if it has arrived, and sends the next request if it is due."""

@@ -203,12 +203,19 @@ def get_node_context() -> NodeContext:
 def shared_memory_directory() -> str | None:
     """Returns this run's folder in shared memory, of mode 0700; None outside of a node that is a process.
 
-    The folder is removed when the program has ended, however it ended, with the files of killed nodes.
+    The nodes of one machine have the same folder. It is removed when the program has ended, however it ended,
+    with the files of killed nodes.
     """
     node = find_context()
-    if node is None or node.engine != "processes" or not os.path.isdir(SHARED_MEMORY):
+    if node is None or node.engine not in ("processes", "ray"):
         return None
-    return os.path.join(SHARED_MEMORY, f"lp-{node.job}")
+    path = shared_memory_path(node.job)
+    return path if os.path.isdir(path) else None
+
+
+def shared_memory_path(job: str) -> str:
+    """The folder of a run in shared memory, on a machine that has any."""
+    return os.path.join(SHARED_MEMORY, f"lp-{job}")
 
 
 def stop(result: Any = None) -> None:

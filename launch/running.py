@@ -101,7 +101,8 @@ def launch(
       stop_timeout: seconds that the workers have to return after a stop began, and each node to close. After
         that, processes are killed (with a `StopTimeoutWarning`) and threads are reported as an error.
       heartbeat_timeout: seconds after which a process without a sign of life is killed and counts as failed
-        (a stopped process, or native code that does not release the interpreter); None never checks.
+        (a stopped process, or native code that does not release the interpreter); half as long for groups
+        with `min_nodes`; None never checks.
       directory: folder of the run, for `logs/<group>-<index>.log` and `status.json`.
       preload: modules that the fork server imports once for all processes; None means torch if the launching
         process has imported it. They must not start threads or use a GPU.

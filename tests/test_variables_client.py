@@ -9,6 +9,7 @@ from torch import nn
 
 from framework import core
 from framework.variables import VariableBlock, VariableClient, Variables
+from launch.context import NodeContext, entered
 
 
 class Networks(nn.Module):
@@ -84,6 +85,23 @@ def test_newer_parameters_are_copied_from_the_block(through):
     assert (value(networks), client.version, policy.progress) == (5.0, 3, core.Progress(3, 70))
     assert not client.update()
     assert source.requests == []  # a block that can be reached needs no messages
+
+
+def test_on_ray_it_finds_the_block_of_a_node_that_was_restarted_elsewhere(monkeypatch):
+    monkeypatch.setattr("framework.variables._LOOK_S", 0.0)
+    source, networks = Source(VariableBlock(parameters(0.0))), Networks()
+    source.block.publish(1, parameters(1.0))
+    with entered(None, NodeContext("test", "actor", 0, "actor-0", "ray")):
+        client = VariableClient(source, networks, ActsOnly())
+    assert client.update() and value(networks) == 1.0
+    source.block = VariableBlock(parameters(0.0))
+    source.block.publish(2, parameters(2.0))
+    seen = [client.update() for _ in range(4)]  # It asks, takes the answer, and reads.
+    assert any(seen) and (value(networks), client.version) == (2.0, 2)
+    source.block = None  # It cannot be mapped from here: from now on by messages.
+    for _ in range(4):
+        client.update()
+    assert source.asked
 
 
 def test_only_what_the_policy_names_is_copied():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import zlib
@@ -37,6 +39,7 @@ from framework.programs.worker import Setup, derive_seed, make_tables
 from framework.replay import ShardedClient
 
 _REPLAY_MODULES = {"repertory": "framework.replay", "reverb": "framework.replay.dm_reverb"}
+_NEAREST_S = 60.0  # For the answers of all variable sources, some of which may be lost.
 # Names of services and of parts of a checkpoint.
 _RESERVED = ("counter", "monitor", "checkpointer", "best", "program")
 
@@ -115,7 +118,9 @@ class Graph(core.Graph):
         self.config, self.spec = setup.config, setup.spec
         self._setup, self._snapshot = setup, None if run is None else Snapshot(run, callbacks, logger_factory)
         self._names = {*_RESERVED}
-        self._actors: list[str] = []  # The groups of actors.
+        self._min_nodes: dict[str, int] = {}
+        # By a variable source that may be lost, the learner, from which evaluators take the parameters.
+        self._of_evaluators: dict[launch.Handle, launch.Handle] = {}
         self._replays: list[tuple[str, str, launch.Node]] = []  # With the part of a checkpoint.
         self._services: list[tuple[str, launch.Node]] = []
         self._workers: list[tuple[str, launch.Node]] = []
@@ -189,6 +194,9 @@ class Graph(core.Graph):
         self._strategies["variable_source"] = "SPREAD"
         sources = handles[0] if len(handles) == 1 else launch.HandleGroup(handles, _connect_one)
         self._learners[sources] = self._learners.get(learner, ("learner", None))
+        if self.config.min_actors is not None:  # They are lost with the machines of actors.
+            self._min_nodes["variable_source"] = 1
+            self._of_evaluators[sources] = learner
         return sources
 
     def add_inference(
@@ -204,7 +212,7 @@ class Graph(core.Graph):
                 name,
                 InferenceWorker,
                 agent or self._agent_of(variables),
-                learner=_member(variables, index),
+                learner=_nearest(variables, index),
                 monitor=self.monitor,
                 checkpointer=self.checkpointer,
                 name=own,
@@ -232,7 +240,8 @@ class Graph(core.Graph):
                 f"expected None: the learners of {type(agent or self._setup.agent).__name__} divide the "
                 "unrolls of all actors."
             )
-        self._actors.append(name)
+        if self.config.min_actors is not None:
+            self._min_nodes[name] = self.config.min_actors
         inference = self.add_inference(
             variables, agent=agent, name="inference" if name == "actor" else f"{name}.inference"
         )
@@ -246,7 +255,7 @@ class Graph(core.Graph):
                 index=index,
                 seed=self._seed_of(f"{name}-{index}"),
                 replay=_member(replay, index),
-                learner=_member(variables, index),
+                learner=_nearest(variables, index),
                 inference=_member(inference, index),
                 steps_name=self._steps_name(variables),
                 **self._handles,
@@ -308,6 +317,8 @@ class Graph(core.Graph):
         self._setup.evaluators.append(name)
         agent = agent or self._agent_of(variables)
         steps_name = self._steps_name(variables)
+        if variables in self._of_evaluators:
+            variables = self._of_evaluators[variables]
         self._add_worker(
             name, Evaluator, agent, learner=variables, name=name, steps_name=steps_name, **self._handles
         )
@@ -327,8 +338,7 @@ class Graph(core.Graph):
         program = launch.Program(name)
         program.snapshot = self._snapshot
         program.resources, program.strategies = self.config.resources, self._strategies
-        if self.config.min_actors is not None:
-            program.min_nodes = dict.fromkeys(self._actors, self.config.min_actors)
+        program.min_nodes = self._min_nodes
         replays = [(label, node) for label, _, node in self._replays]
         for label, node in (*replays, *self._services, *self._workers):
             if label == "checkpointer":
@@ -430,6 +440,29 @@ def make_environment(
 def _member(handle: launch.Handle | None, index: int) -> launch.Handle | None:
     """The node that the worker `index` uses, of those that `handle` represents."""
     return None if handle is None else handle.members()[index % len(handle.members())]
+
+
+def _nearest(variables: launch.Handle | None, index: int) -> launch.Handle | None:
+    """The variable source that the worker `index` uses: one on its machine, if there is one."""
+    if variables is None or len(handles := variables.members()) == 1:
+        return variables
+    first = index % len(handles)
+    return launch.HandleGroup([*handles[first:], *handles[:first]], _connect_nearest)
+
+
+def _connect_nearest(handles: Sequence[launch.Handle]) -> Any:
+    """A client of the source on this machine; if there is none, of one that answers."""
+    clients, node = [handle.dereference() for handle in handles], launch.get_node_context()
+    if node.engine != "ray":  # There is one machine.
+        return clients[0]
+    hosts, there = {client.futures.host(): client for client in clients}, clients[:0]
+    with contextlib.suppress(TimeoutError, concurrent.futures.TimeoutError):
+        for future in concurrent.futures.as_completed(hosts, _NEAREST_S):
+            if future.exception() is None:
+                there.append(hosts[future])
+                if future.result() == node.host:
+                    return hosts[future]
+    return (there or clients)[0]
 
 
 def _connect_shards(seed: int, handles: Sequence[launch.Handle]) -> ShardedClient:

@@ -23,9 +23,10 @@ _WAIT_S = 0.5  # For a version of the parameters, between two checks for a stop 
 class VariableSource(ProgramWorker):
     """Serves the parameters of a learner to actors and evaluators.
 
-    If the learner's shared memory can be mapped here, the source and its clients on this machine read that.
-    Otherwise one `step()` pulls the next version of the parameters that policies name, and clients on this
-    machine map the source's copy. Clients that can map neither ask for a copy by message.
+    If the learner's shared memory can be mapped here, the source and its clients on this machine read that;
+    not on Ray, where the learner may come back on another machine. Otherwise one `step()` pulls the next
+    version of the parameters that policies name, and clients on this machine map the source's copy. Clients
+    that can map neither ask for a copy by message.
 
     Args:
       setup: makes the networks and the policies, which name the parameters that acting needs.
@@ -37,10 +38,15 @@ class VariableSource(ProgramWorker):
         prepare_process(seed)
         self._learner = learner
         self._published = threading.Condition()
-        block = learner.variable_block()
+        self._host = launch.get_node_context().host
+        block = None if launch.get_node_context().engine == "ray" else learner.variable_block()
         self._pulls = block is None
         self._finished = not self._pulls
         self._block: VariableBlock = block or VariableBlock(_acting_parameters(setup), shared_path())
+
+    def host(self) -> str:
+        """The machine of this source; see `launch.NodeContext.host`."""
+        return self._host
 
     def variable_block(self) -> VariableBlock:
         """The newest parameters. A client that cannot map this machine's shared memory gets None."""

@@ -163,6 +163,12 @@ def check_options(program: Program, options: Options) -> None:
                 f"min_nodes[{group!r}]: got {count}, expected 1 to {len(program.groups[group])}, the number "
                 "of its nodes."
             )
+        strategy = options.resources.get(group, Resources()).strategy
+        if strategy not in (None, "SPREAD"):
+            raise ValueError(
+                f"resources[{group!r}]: got strategy {strategy!r} for a group with min_nodes, expected "
+                "SPREAD or None. Nodes with another strategy start together or not at all."
+            )
     if options.min_nodes_timeout <= 0:
         raise ValueError(f"min_nodes_timeout: got {options.min_nodes_timeout}, expected seconds > 0.")
     if options.stop_timeout < 0:

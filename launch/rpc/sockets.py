@@ -207,6 +207,23 @@ def lock_directory(path: str) -> int:
     return owner
 
 
+def share_directory(path: str) -> int:
+    """Makes a directory of mode 0700 that processes of one machine share; returns a descriptor that locks it.
+
+    `remove_abandoned_directories` removes it once all their descriptors are closed.
+    """
+    while True:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+        with contextlib.suppress(FileNotFoundError):  # it was removed before it was locked
+            owner = os.open(os.path.join(path, _OWNER), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            fcntl.flock(owner, fcntl.LOCK_SH)
+            with contextlib.suppress(FileNotFoundError):
+                if os.stat(os.path.join(path, _OWNER)).st_ino == os.fstat(owner).st_ino:
+                    return owner
+            os.close(owner)
+
+
 def remove_abandoned_directories(parent: str, prefix: str) -> list[str]:
     """Removes this user's directories of a prefix whose lock is free; returns their paths."""
     removed = []

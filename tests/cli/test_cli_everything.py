@@ -133,7 +133,7 @@ OPTIONS = {
         "learns",
         lambda run: bool(run.rows("actor-0") and run.rows("actor-1")),
     ),
-    "min_actors": ("built", lambda run: run.program.min_nodes == {"actor": 1}),
+    "min_actors": ("built", lambda run: run.program.min_nodes["actor"] == 1),
     "envs_per_actor": ("learns", lambda run: run.folder.config.num_envs == 4),
     "num_learners": ("built", lambda run: groups(run)["learner"] == 2),
     "replay_shards": ("built", lambda run: groups(run)["replay"] == 2),

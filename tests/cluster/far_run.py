@@ -89,9 +89,12 @@ def flags(steps: int, engine: str = "ray", min_actors: int | None = 2) -> list[s
     """The flags of all cases: four actors of four envs, on the far hosts if the engine is Ray."""
     found = f"""--engine {engine} --environment gymnasium:CartPole-v1 --num-actors 4 --envs-per-actor 4
         --min-actors {min_actors} --max-env-steps {steps} --target-return None --log-period 250
-        --learner-log-period 5 --evaluate-period {max(5_000, steps // 8)} --num-evaluation-episodes 10
+        --learner-log-period 5 --evaluate-period 5000 --num-evaluation-episodes 10
         --seed 1"""
     if engine == "ray":
         near = ("replay", "counter", "monitor", "checkpointer", "learner", "evaluator")
-        found += " --resources actor.custom.far=1 " + " ".join(f"{at}.custom.host1=0.1" for at in near)
+        found += (
+            " --variable-sources 2 --resources actor.custom.far=1 variable_source.custom.source=1 "
+            + " ".join(f"{at}.custom.host1=0.1" for at in near)
+        )
     return found.split()

@@ -199,7 +199,7 @@ def received_bytes(table: str) -> int:
 def start_ray(hosts: Hosts) -> dict[str, str]:
     """Starts Ray, the head in the first host; returns the environment of a driver, which runs in that host.
 
-    Host i has the resource `host<i>` of Ray, for 10 nodes, and all but the first have `far`.
+    Host i has the resource `host<i>` of Ray, for 10 nodes. All but the first have 2 of `far`, 1 of `source`.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     environment |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
@@ -218,7 +218,7 @@ def join_ray(host: Host, environment: dict[str, str], head: bool = False) -> Non
     options = ["--disable-usage-stats", "--num-cpus=8", "--object-store-memory=100000000"]
     own = [
         f"--node-ip-address={host.address}",
-        f'--resources={{"{host.name}": 10, "far": {0 if head else 10}}}',
+        f'--resources={{"{host.name}": 10, "far": {0 if head else 2}, "source": {0 if head else 1}}}',
     ]
     joins = [f"--address={environment['RAY_ADDRESS']}"]
     if head:

@@ -109,3 +109,8 @@ def test_a_node_that_cannot_start_does_not_hold_up_the_others():
 def test_wrong_numbers_are_refused(given, message):
     with pytest.raises(ValueError, match=message):
         lp.launch(members(), "processes", min_nodes=given)
+
+
+def test_a_strategy_that_starts_all_nodes_together_is_refused():
+    with pytest.raises(ValueError, match=r"resources\['member'\]: got strategy 'PACK' .* expected SPREAD"):
+        lp.launch(members(), "ray", min_nodes={"member": 1}, resources={"member": {"strategy": "PACK"}})

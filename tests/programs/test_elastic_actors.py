@@ -101,3 +101,6 @@ def test_min_actors_is_for_programs_that_can_go_on_without_actors():
     with pytest.raises(ValueError, match="min_actors: got 1 with 2 num_learners, expected None"):
         make_program(AGENTS["ppo"](), "gymnasium:CartPole-v1", config)
     assert make_program(AGENTS["impala"](), "gymnasium:CartPole-v1", config).min_nodes == {"actor": 1}
+    config = RunConfig(num_actors=2, min_actors=2, variable_sources=2)
+    program = make_program(AGENTS["ppo"](), "gymnasium:CartPole-v1", config)
+    assert program.min_nodes == {"actor": 2, "variable_source": 1}

@@ -12,7 +12,7 @@ import os
 import shutil
 from collections.abc import Sequence
 
-from launch.context import SHARED_MEMORY
+from launch.context import SHARED_MEMORY, shared_memory_path
 from launch.rpc import sockets
 
 
@@ -32,7 +32,7 @@ class Folders:
         self.locks: list[int] = []
         try:
             if os.path.isdir(SHARED_MEMORY):
-                os.mkdir(shared := os.path.join(SHARED_MEMORY, f"lp-{job}"), 0o700)
+                os.mkdir(shared := shared_memory_path(job), 0o700)
                 self.paths.append(shared)
             for path in self.paths:
                 self.locks.append(sockets.lock_directory(path))

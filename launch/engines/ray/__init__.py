@@ -165,7 +165,7 @@ class RayHost(Host):
         elif resources.strategy is not None:
             options["scheduling_strategy"] = resources.strategy
         env, threads = resources.environment(), resources.threads
-        return self._actor_class.options(**options).remote(unit.label, sys.path, env, threads)
+        return self._actor_class.options(**options).remote(unit.label, self._job, sys.path, env, threads)
 
     def end_process(self, born: dict[str, Any]) -> None:
         """Kills a node's process through another actor on its machine."""

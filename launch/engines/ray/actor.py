@@ -15,8 +15,10 @@ import sys
 import threading
 from typing import Any
 
+from launch.context import SHARED_MEMORY, shared_memory_path
 from launch.engines.supervised import node_process
 from launch.engines.supervised.channel import Channel
+from launch.rpc import sockets
 
 _PIECE = 1 << 16
 #: The concurrency groups: each method names the one whose thread runs it.
@@ -28,13 +30,15 @@ class Host:
 
     Args:
       label: label of the node; Ray prints it before each line of output.
+      job: random name of the run.
       path: the launcher's `sys.path`.
       env: environment variables.
       threads: number of threads for OpenMP, BLAS and torch.
     """
 
-    def __init__(self, label: str, path: list[str], env: dict[str, str], threads: int) -> None:
+    def __init__(self, label: str, job: str, path: list[str], env: dict[str, str], threads: int) -> None:
         self._label = label
+        self._job = job
         self._threads = threads
         os.environ.update(env)
         sys.path += [entry for entry in path if entry not in sys.path and os.path.isdir(entry or ".")]
@@ -60,11 +64,15 @@ class Host:
         import ray
 
         output = _Output(self._channel)
+        memory = _share_memory(self._job)
         if "torch" in sys.modules:
             sys.modules["torch"].set_num_threads(self._threads)
         address = ray.util.get_node_ip_address()
         code = node_process.run(self._channel, f"[{address}]" if ":" in address else address)
         output.close()
+        if memory is not None:
+            os.close(memory)
+            sockets.remove_abandoned_directories(SHARED_MEMORY, f"lp-{self._job}")  # if it was the last
         return code
 
     def take(self, timeout: float) -> bytes:
@@ -75,6 +83,14 @@ class Host:
     def give(self, data: bytes) -> None:
         """Sends bytes of the launcher to the node."""
         self._ours.sendall(data)
+
+
+def _share_memory(job: str) -> int | None:
+    """Makes and locks the run's folder in shared memory, and removes those of runs that were killed."""
+    if not os.path.isdir(SHARED_MEMORY):
+        return None
+    sockets.remove_abandoned_directories(SHARED_MEMORY, "lp-")
+    return sockets.share_directory(shared_memory_path(job))
 
 
 class _Output:

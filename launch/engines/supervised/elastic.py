@@ -28,6 +28,15 @@ class ElasticGroups:
     def __contains__(self, group: str) -> bool:
         return group in self._min_nodes
 
+    def silence(self, process: Process, limit: float | None) -> float | None:
+        """Returns after how many seconds without a sign of life a node counts as lost.
+
+        That is half of the `heartbeat_timeout` `limit` once the node runs: others may wait for it, and its
+        loss costs little. While it starts it may be busy with imports.
+        """
+        halves = process.unit.group in self and process.state == "running"
+        return limit / 2 if limit is not None and halves else limit
+
     def forgives(self, process: Process) -> bool:
         """Whether the loss of this process is no failure of the program.
 

@@ -325,10 +325,12 @@ class SupervisedJob(Job):
                 process.kill_at = None
                 self._kill(process, None)
             silent = now - process.last_seen
-            limit = self._options.heartbeat_timeout
+            limit = self._elastic.silence(process, self._options.heartbeat_timeout)
             born = process.alive and process.pid is not None
             if born and limit is not None and silent > limit and process.kill_reason is None:
-                self._kill(process, f"no sign of life for {silent:.1f} s (heartbeat_timeout={limit})")
+                self._kill(
+                    process, f"no sign of life for {silent:.1f} s (limit {limit:g} s, see heartbeat_timeout)"
+                )
         if self._state == "running" and not self._stop_asked:
             shortage = self._elastic.shortage(self._processes, now)
             if shortage is not None:

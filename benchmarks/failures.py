@@ -1,7 +1,7 @@
 """What a program over several hosts does while the network or hosts fail, and its speed there.
 
 ```bash
-python benchmarks/hosts.py train-ppo cut worker head        # some cases; all of them without names
+python benchmarks/failures.py train-ppo cut worker head        # some cases; all of them without names
 ```
 
 The hosts are namespaces of Linux on this machine (`tests/cluster/hosts.py`; needs root): the learner, replay
@@ -119,7 +119,7 @@ def worker(run: Run, hosts: Hosts, environment: dict[str, str]) -> dict[str, Any
     gap = progress(run, PATIENCE, stop=lambda: lost(run))
     noticed = time.monotonic() - started
     gap = max(gap, progress(run, FRESH_S))
-    join_ray(hosts.add(), environment)
+    join_ray(hosts.add(), environment)  # There was no room for the lost actors elsewhere.
     joined = time.monotonic() - started
     gap = max(gap, progress(run, PATIENCE, stop=lambda: all_there(run)))
     back = time.monotonic() - started
