@@ -210,7 +210,7 @@ def check(
         for name, (service, _) in CALLS.items():
             if rates[name]:
                 cost = running.measure(name, 1, alone, rates[name], callers=_CALLERS.get(name, 1))
-                predicted[service] += rates[name] * (cost.service - idle[service] / 2.0 / cost.rate)
+                predicted[service] += rates[name] * max(0.0, cost.service - idle[service] / 2.0 / cost.rate)
     options = {"update_period": load.update_period, "log_period": load.log_period}
     with Services(SHAPES[shape], False, 1, actors, rate=rate, versions=load.versions, **options) as running:
         counter = running.job.client("counter")
@@ -234,7 +234,7 @@ def check(
         if rates["act"] or service != "inference":
             seen = spent[service] / seconds
             result[service] = cores, seen
-            print(f"| {service} | {100 * cores:.1f} | {100 * seen:.1f} | {seen / cores:.2f} |")
+            print(f"| {service} | {100 * cores:.1f} | {100 * seen:.1f} | {seen / max(cores, 1e-9):.2f} |")
     return result
 
 

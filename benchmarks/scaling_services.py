@@ -282,8 +282,8 @@ class Load:
         calls, never, due = 0, threading.Event(), time.monotonic()
         end = due + seconds
         if rate is not None:
-            due += random.random() / rate  # Callers are not in step.
-        while due < end and time.monotonic() < end:
+            due += random.random() * min(1 / rate, seconds)  # Callers are not in step.
+        while calls == 0 or (due < end and time.monotonic() < end):
             if rate is not None:
                 never.wait(max(0.0, due - time.monotonic()))
                 due += 1 / rate
@@ -414,7 +414,6 @@ class Services:
         calls = self.drive(name, envs, seconds, rate, callers)
         elapsed, spent = time.perf_counter() - began, self.cpu()
         spent.subtract(before)
-        calls = max(1, calls)
         return Cost(spent[CALLS[name][0]] / calls, spent["load"] / calls, calls / elapsed)
 
 
