@@ -203,7 +203,18 @@ def test_a_client_in_javascript_is_an_env_and_comes_back_after_a_kill(port, toke
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
 def test_a_client_with_tls_plays_and_one_without_is_not_admitted(port, token, tmp_path):
     certificate = str(tmp_path / "both.pem")
-    command = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=127.0.0.1".split()
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=127.0.0.1",
+    ]
     command += [
         "-addext",
         "subjectAltName=IP:127.0.0.1",
