@@ -130,6 +130,10 @@ class ConnectedEnvironment(BatchedEnvironment):
         if self._is_listening and not np.count_nonzero(self._vacant):
             self._stop_listening()
 
+    def _count_malformed(self, error: Exception) -> None:
+        self.malformed += 1
+        _LOG.warning("%s: ended the connection of a peer: %s", self.name, error)
+
     def _put(self, envs: np.ndarray, leaves: Sequence[np.ndarray]) -> None:
         """Takes the time step of some envs."""
         for column, leaf in zip(self._columns or (), leaves, strict=True):

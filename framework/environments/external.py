@@ -292,7 +292,7 @@ class ExternalEnvironment(ConnectedEnvironment):
         return leaves
 
     def _refuse(self, client: _Client, error: Exception) -> None:
-        self.malformed += 1
+        self._count_malformed(error)
         client.send(type="error", message=f"{error}")
         self._end(client)
 

@@ -118,7 +118,7 @@ class RemoteEnvironment(ConnectedEnvironment):
             else:  # Of a server that was too late.
                 self._send(identity, "release")
         except (MalformedMessage, ValueError, TypeError) as error:
-            self.malformed += 1
+            self._count_malformed(error)
             self._send(identity, "refuse", str(error))
             self._forget(identity)
 

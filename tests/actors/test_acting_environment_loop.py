@@ -141,6 +141,21 @@ def test_returns_and_lengths_are_per_env():
     assert finished["episode_return"].tolist() == [401 + 501 + 601] * 3
 
 
+def test_an_episode_that_the_environment_cuts_short_is_counted_and_has_no_return():
+    loop, _, _, _ = _make(num_envs=2, episode_length=5)
+    assert [loop.step() for _ in range(2)] == [None, None]
+    loop.environment.end_episodes(np.array([True, False]))
+    finished = [loop.step() for _ in range(6)]  # Env 0 begins anew in the first of these.
+    assert loop.num_dropped == 1 and loop.num_steps == 2 * 2 + 5 + 5
+    ended = {
+        int(env): length
+        for one in finished
+        if one
+        for env, length in zip(one["env"], one["episode_length"], strict=True)
+    }
+    assert ended == {0: 5, 1: 5}
+
+
 class Uneven(testing.EchoEnvironment):
     """Env 0 has episodes of 2 steps, env 1 of 20."""
 

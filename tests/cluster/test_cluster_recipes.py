@@ -40,7 +40,7 @@ def test_ray_up():
     with pytest.raises(jsonschema.ValidationError, match="workers_at_all"):
         jsonschema.validate({**config, "workers_at_all": 1}, schema)
     words = (RECIPES / "ray_up.yaml").read_text().replace("\\\n#", "")
-    command = words.split("RAY_AUTH_MODE=disabled repertory train impala ")[1].split('"')[0]
+    command = words.split("LAUNCH_AUTOSCALING=1 repertory train impala ")[1].split('"')[0]
     _, options, run, _ = parse_new("impala", shlex.split(command))
     assert (options.engine, options.restarts, run.directory) == ("ray", 2, "/runs/impala-pong")
     assert set(run.resources["actor"]["custom"]) <= set(config["available_node_types"]["actors"]["resources"])
@@ -135,7 +135,7 @@ def rows(run):
 
 def test_a_job_of_slurm_whose_time_is_over_continues(slurm):
     run, start = slurm
-    flags = ["--environment", "gymnasium:CartPole-v1", "--num-actors", "2", "--max-env-steps", "6000"]
+    flags = ["--environment", "gymnasium:CartPole-v1", "--num-actors", "1", "--max-env-steps", "6000"]
     flags += ["--evaluate-period", "None", "--target-return", "None", "--resources", "actor.num_cpus=1"]
     first, deadline = start("dqn", *flags), time.monotonic() + PATIENCE
     while not rows(run):

@@ -6,6 +6,7 @@ import json
 import pathlib
 import shutil
 import socket
+import ssl
 import subprocess
 import threading
 
@@ -197,3 +198,45 @@ def test_a_client_in_javascript_is_an_env_and_comes_back_after_a_kill(port, toke
     finally:
         first.kill()
         first.wait(30)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+def test_a_client_with_tls_plays_and_one_without_is_not_admitted(port, token, tmp_path):
+    certificate = str(tmp_path / "both.pem")
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=127.0.0.1",
+    ]
+    command += [
+        "-addext",
+        "subjectAltName=IP:127.0.0.1",
+        "-keyout",
+        certificate,
+        "-out",
+        str(tmp_path / "c.pem"),
+    ]
+    subprocess.run(command, check=True, capture_output=True)
+    with open(certificate, "a") as file:
+        file.write((tmp_path / "c.pem").read_text())
+    trusted = ssl.create_default_context(cafile=str(tmp_path / "c.pem"))
+
+    def application():
+        with pytest.raises(ConnectionError):
+            ExternalClient(f"127.0.0.1:{port}", "secret", OBSERVATION, ACTION, timeout=0.5)
+        with ExternalClient(f"127.0.0.1:{port}", "secret", OBSERVATION, ACTION, tls=trusted) as client:
+            play(client, [4.0])
+
+    thread = in_thread(application)
+    address = f"tcp://127.0.0.1:{port}"
+    with ExternalEnvironment(address, token=token, certificate=certificate, timeout=60.0) as environment:
+        assert environment.reset().step_type.tolist() == [0]
+        assert environment.step(np.array([0])).reward.tolist() == [4]
+        thread.join(30)

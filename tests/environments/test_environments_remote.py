@@ -19,7 +19,7 @@ from framework import environments
 from framework.commands import cli
 from framework.environments import environment_server
 from framework.programs import RunConfig, make_program
-from launch.rpc.sockets import CurveKeys
+from launch.rpc.sockets import CurveKeys, make_client_socket
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -191,3 +191,35 @@ def test_the_server_is_one_file_to_copy(tmp_path, capsys):
         cli.main(["serve-environment", "--export", str(tmp_path / "server.py")])
     assert ended.value.code == 0 and "Python 3.8" in capsys.readouterr().out
     assert (tmp_path / "server.py").read_text() == pathlib.Path(environment_server.__file__).read_text()
+
+
+BAD = {
+    "no msgpack": b"\xc1",
+    "no list": environment_server.msgpack.packb({"kind": "hello"}),
+    "another protocol": environment_server.pack("hello", 99, 1, {}),
+    "no specs": environment_server.pack("hello", environment_server.PROTOCOL, 1, {"observations": 3}),
+    "no envs": environment_server.pack("hello", environment_server.PROTOCOL, 0, {}),
+    "too few parts": environment_server.pack("hello"),
+}
+
+
+def test_what_does_not_fit_ends_that_connection_only(serve, serve_here):
+    keys = CurveKeys.from_file(serve.key)
+
+    def send_all():
+        for frame in BAD.values():
+            peer = make_client_socket(serve.address, keys)
+            peer.send(frame)
+            assert peer.poll(60_000)
+            answers.append(environment_server.unpack(peer.recv())[0])
+            peer.close()
+        serve_here(cartpole)
+
+    answers = []
+    sender = threading.Thread(target=send_all)
+    sender.start()
+    with make(serve, 1) as environment:
+        assert environment.reset().step_type.tolist() == [0]
+        assert environment.malformed == len(BAD)
+    sender.join(60)
+    assert answers == ["refuse"] * len(BAD)
