@@ -202,6 +202,8 @@ def check(
     )
     rates = calls_per_second(load)
     with Services(SHAPES[shape]) as running:
+        for name in ("grant", "row", "look", "insert"):  # Until all services have started.
+            running.drive(name, 1, 0.05)
         before = running.cpu()
         threading.Event().wait(2.0)
         idle = running.cpu()
