@@ -203,8 +203,8 @@ def get_node_context() -> NodeContext:
 def shared_memory_directory() -> str | None:
     """Returns this run's folder in shared memory, of mode 0700; None outside of a node that is a process.
 
-    The nodes of one machine have the same folder. It is removed when the program has ended, however it ended,
-    with the files of killed nodes.
+    The nodes of one machine have the same folder. It is removed when the program has ended, with the files of
+    killed nodes; on `ray`, if the machine's last node was killed, when the next program starts there.
     """
     node = find_context()
     if node is None or node.engine not in ("processes", "ray"):

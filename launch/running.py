@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import os
 import signal
@@ -53,7 +54,7 @@ def start(
     defaults = {group: {"strategy": strategy} for group, strategy in program.strategies.items()}
     options = Options(
         resources={
-            group: given
+            group: dataclasses.replace(given, strategy=given.strategy or program.strategies.get(group))
             if isinstance(given, Resources)
             else Resources(**{**defaults.get(group, {}), **given})
             for group, given in {**defaults, **program.resources, **(resources or {})}.items()

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch import nn
 
 LOOPBACK = "127.0.0.1"
-EXCHANGE_TIMEOUT_S = 60.0
+EXCHANGE_TIMEOUT_S = 180.0  # A first step may compile.
 
 
 def host_store(num_learners: int, timeout_s: float = 60.0) -> dist.TCPStore:

@@ -13,6 +13,7 @@ in processes, or networks so large that torch releases the interpreter's lock.
 
 from __future__ import annotations
 
+import secrets
 from typing import Any, NamedTuple
 
 import launch
@@ -108,6 +109,7 @@ class ActorWorker(ProgramWorker):
         self._lockstep: Lockstep | None = None
         self._counts_episodes = agent.episodes_per_batch is not None
         self._elastic = is_elastic(self._config)
+        self._life = secrets.token_hex(8)
         self._largest_grant = _LARGEST_GRANT
         if agent.max_policy_lag is not None and learner is not None:
             units, parts = len(self._halves) * agent.unroll_length, 1
@@ -326,7 +328,7 @@ class ActorWorker(ProgramWorker):
     def _report(self, wanted: int) -> int:
         """Reports steps and episodes together, because the last report may end the program; see `grant`."""
         episodes = self._episodes - self._counted_episodes
-        granted = self._counter.grant(self._name, wanted, self._spent, actor_episodes=episodes)
+        granted = self._counter.grant(self._name, wanted, self._spent, self._life, actor_episodes=episodes)
         self._spent, self._counted_episodes = 0, self._episodes
         return granted
 

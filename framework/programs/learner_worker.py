@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import math
 import sys
 import threading
 import time
@@ -277,7 +276,6 @@ class LearnerWorker(LearnerNode):
         if on_policy and is_elastic(config) and config.min_actors is not None:
             self._roster = Roster(config.min_actors)
             launch.register_loss_handler(self._lose)
-        self._lag, self._num_actors = setup.agent.max_policy_lag, config.num_actors
         self._collecting = True  # Whether an actor that joins contributes to the next batch.
         detects = on_policy and self._roster is None
         self._stall_detector = StallDetector(config.num_actors) if detects else None
@@ -404,8 +402,6 @@ class LearnerWorker(LearnerNode):
                     continue
                 self._collecting, learner.num_actors = False, len(roster)
             n = learner.dataset.num_items()
-            if self._lag:  # Some may be of the next unroll.
-                n = min(n, math.ceil(learner.dataset.batch_size * len(roster) / self._num_actors))
             if n and (sample := learner.dataset.take(n, _TAKE_S)) is not None:
                 return sample
             if not n:  # They were lost, with a replay server or a learner.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import dataclasses
 import functools
 import zlib
@@ -39,7 +38,7 @@ from framework.programs.worker import Setup, derive_seed, make_tables
 from framework.replay import ShardedClient
 
 _REPLAY_MODULES = {"repertory": "framework.replay", "reverb": "framework.replay.dm_reverb"}
-_NEAREST_S = 60.0  # For the answers of all variable sources, some of which may be lost.
+_NEAREST_S, _REST_S = 60.0, 5.0  # For the first answer of a variable source, and for those of the others.
 # Names of services and of parts of a checkpoint.
 _RESERVED = ("counter", "monitor", "checkpointer", "best", "program")
 
@@ -233,8 +232,13 @@ class Graph(core.Graph):
     ) -> None:
         self._claim(name)
         agent = agent or self._agent_of(variables)
-        lockstep = self._setup_of(agent).agent.max_policy_lag is not None
-        if self.config.min_actors is not None and lockstep and self.config.num_learners > 1:
+        lag = self._setup_of(agent).agent.max_policy_lag
+        if self.config.min_actors is not None and lag:
+            raise ValueError(
+                f"max_policy_lag: got {lag} with min_actors {self.config.min_actors}, expected 0: unrolls "
+                "that a lost actor collected ahead would stay in replay."
+            )
+        if self.config.min_actors is not None and lag is not None and self.config.num_learners > 1:
             raise ValueError(
                 f"min_actors: got {self.config.min_actors} with {self.config.num_learners} num_learners, "
                 f"expected None: the learners of {type(agent or self._setup.agent).__name__} divide the "
@@ -455,14 +459,13 @@ def _connect_nearest(handles: Sequence[launch.Handle]) -> Any:
     clients, node = [handle.dereference() for handle in handles], launch.get_node_context()
     if node.engine != "ray":  # There is one machine.
         return clients[0]
-    hosts, there = {client.futures.host(): client for client in clients}, clients[:0]
-    with contextlib.suppress(TimeoutError, concurrent.futures.TimeoutError):
-        for future in concurrent.futures.as_completed(hosts, _NEAREST_S):
-            if future.exception() is None:
-                there.append(hosts[future])
-                if future.result() == node.host:
-                    return hosts[future]
-    return (there or clients)[0]
+    hosts = {client.futures.host(): client for client in clients}
+    # All sources that are there answer at about the same time; one that is lost would never.
+    done, rest = concurrent.futures.wait(hosts, _NEAREST_S, concurrent.futures.FIRST_COMPLETED)
+    done |= concurrent.futures.wait(rest, _REST_S).done
+    there = {hosts[future]: future.result() for future in done if future.exception() is None}
+    near = [client for client, host in there.items() if host == node.host]
+    return next((client for client in clients if client in (near or there)), clients[0])
 
 
 def _connect_shards(seed: int, handles: Sequence[launch.Handle]) -> ShardedClient:

@@ -177,20 +177,28 @@ class Roster:
     def __init__(self, least: int):
         self._least = least
         self._reported: dict[str, int] = {}
+        self._lost: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._reported)
 
     def join(self, actor: str, version: int) -> None:
         """`actor` takes part, with `version` as its first."""
+        self._lost.discard(actor)
         self._reported[actor] = version
 
     def report(self, actor: str, version: int) -> None:
-        """All unrolls of `actor` for versions before `version` are in replay."""
-        self._reported[actor] = version
+        """All unrolls of `actor` for versions before `version` are in replay.
+
+        An actor that this roster does not know takes part from now on: its learner was restarted. A late
+        message of one that is lost counts for nothing.
+        """
+        if actor not in self._lost:
+            self._reported[actor] = version
 
     def lose(self, actor: str) -> None:
-        """`actor` is not waited for any more."""
+        """`actor` is not waited for any more, until it joins again."""
+        self._lost.add(actor)
         self._reported.pop(actor, None)
 
     def is_complete(self, version: int) -> bool:

@@ -51,7 +51,8 @@ class Counter(Saveable[dict[str, Any]]):
         self._counts: Counts[str] = Counts()
         self._grants: dict[str, int] = {}
         self._settled: set[str] | None = None  # Actors that have reported since `restore`; None without one.
-        self._released: set[str] = set()  # Actors that lost their grant and have not reported since.
+        self._lives: dict[str, str] = {}  # By actor, the `life` of its last report.
+        self._released: dict[str, str] = {}  # By actor whose grant was released, the life that held it.
         self._interrupted = False
 
     def increment(self, **counts: int) -> dict[str, int]:
@@ -66,7 +67,7 @@ class Counter(Saveable[dict[str, Any]]):
         with self._changed:
             return dict(self._counts)
 
-    def grant(self, who: str, n: int, spent: int = 0, **counts: int) -> int:
+    def grant(self, who: str, n: int, spent: int = 0, life: str = "", **counts: int) -> int:
         """Grants `who` up to `n` more steps of the budget; 0 when all steps are spent or granted.
 
         The sum of all `spent` never exceeds `max_steps`. `grant(who, 0, spent)` only reports.
@@ -78,6 +79,8 @@ class Counter(Saveable[dict[str, Any]]):
             budget, so an actor that died during a grant requests a new one. The first report of each `who`
             after `restore` is accepted without a grant, up to the budget, because the restarted counter does
             not know the grant.
+          life: tells an actor from the one that it replaces under the same name. After `release`, the life
+            that held the grant may report, but gets no more steps.
           counts: further counts of these steps, as for `increment`.
         """
         if n < 0 or spent < 0:
@@ -87,8 +90,10 @@ class Counter(Saveable[dict[str, Any]]):
             limit = math.inf if self.max_steps is None else self.max_steps
             left = limit - self._counts[_STEPS] - sum(self._grants.values()) + held
             is_new = self._settled is not None and who not in self._settled
+            is_lost = life != "" and self._released.get(who) == life
             if is_new or who in self._released:
-                self._released.discard(who)
+                if not is_lost:
+                    self._released.pop(who, None)
                 if self._settled is not None:
                     self._settled.add(who)
                 spent = int(max(0, min(spent, left)))
@@ -100,7 +105,8 @@ class Counter(Saveable[dict[str, Any]]):
             if spent or counts:
                 self._counts.update({**counts, _STEPS: spent})
                 self._changed.notify_all()
-            self._grants[who] = int(max(0, min(n, left - spent)))
+            self._grants[who] = 0 if is_lost else int(max(0, min(n, left - spent)))
+            self._lives[who] = life
             return self._grants[who]
 
     def release(self, who: str) -> None:
@@ -110,7 +116,7 @@ class Counter(Saveable[dict[str, Any]]):
         """
         with self._changed:
             if self._grants.pop(who, None) is not None:
-                self._released.add(who)
+                self._released[who] = self._lives.get(who, "")
                 self._changed.notify_all()
 
     def wait_for_steps(self, timeout: float) -> bool:

@@ -17,8 +17,6 @@ from typing import Any
 from framework.replay.server.server import Server
 from launch.rpc.sockets import CurveKeys
 
-read_keys = CurveKeys.from_file
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serves until SIGINT or SIGTERM; returns the exit code."""

@@ -32,6 +32,8 @@ from dataclasses import dataclass, field
 import zmq
 from zmq.utils import z85
 
+from launch.errors import LaunchError
+
 DEFAULT_MAX_FRAME_BYTES = 1 << 30
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 _USER = b"launch"
@@ -66,10 +68,12 @@ class CurveKeys:
           ValueError: Other users may read the file, or it does not hold keys.
         """
         if not os.path.exists(path):
-            keys = cls.generate()
-            with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            keys, folder = cls.generate(), os.path.dirname(path) or "."
+            with tempfile.NamedTemporaryFile(dir=folder, prefix=".keys-") as file:  # of mode 0600
                 file.write(keys.public + b"\n" + keys.secret + b"\n")
-            return keys
+                file.flush()
+                with contextlib.suppress(FileExistsError):  # another process was faster
+                    os.link(file.name, path)
         if os.stat(path).st_mode & 0o077:
             raise ValueError(
                 f"{path}: got a file that other users may read, expected mode 0600. Run chmod 600 {path}."
@@ -216,12 +220,22 @@ def share_directory(path: str) -> int:
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)
         with contextlib.suppress(FileNotFoundError):  # it was removed before it was locked
+            _check_private(path)
             owner = os.open(os.path.join(path, _OWNER), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             fcntl.flock(owner, fcntl.LOCK_SH)
             with contextlib.suppress(FileNotFoundError):
                 if os.stat(os.path.join(path, _OWNER)).st_ino == os.fstat(owner).st_ino:
                     return owner
             os.close(owner)
+
+
+def _check_private(path: str) -> None:
+    """Raises `LaunchError` unless `path` is a directory of this user alone, and no link."""
+    found = os.lstat(path)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise LaunchError(
+            f"{path}: got something else, expected a directory of mode 0700 of this user. Remove it."
+        )
 
 
 def remove_abandoned_directories(parent: str, prefix: str) -> list[str]:

@@ -32,8 +32,12 @@ def test_ppo_learns_while_a_host_dies_and_another_joins(cluster):
         run.until(lambda: all(node["state"] == "running" for node in run.nodes()), "their return")
         run.until(lambda: run.evaluated() >= 150, "learning")
         assert not run.over()
-        actors = [row["actors"] for row in run.rows() if "actors" in row]
-        assert min(actors) == 2 and max(actors) == 4 and actors[-1] == 4
+
+        def actors():
+            return [row["actors"] for row in run.rows() if "actors" in row]
+
+        run.until(lambda: actors()[-1] == 4, "batches of all actors")
+        assert min(actors()) == 2 and max(actors()) == 4
     finally:
         output = run.end()
     assert "is lost and will be restarted" in output

@@ -84,3 +84,12 @@ def test_a_strategy_of_the_program_holds_unless_its_resources_have_another():
 def test_resources_of_no_sense_are_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         Resources(**fields)
+
+
+def test_machines_can_be_named():
+    """By the resources that Ray makes itself, which no message lists."""
+    hosts = {"one": {"CPU": 4, "node:10.0.0.1": 1.0}, "two": {"CPU": 4, "accelerator_type:H100": 1.0}}
+    for name in ("node:10.0.0.1", "accelerator_type:H100"):
+        placement.check({"actor": (Resources(custom={name: 0.01}), 2)}, hosts)
+    with pytest.raises(launch.LaunchError, match="one has CPU 4; two has CPU 4"):
+        placement.check({"actor": (Resources(custom={"node:10.0.0.9": 0.01}), 1)}, hosts)

@@ -2,6 +2,9 @@
 
 import os
 
+import pytest
+
+import launch
 from launch.rpc import sockets
 
 
@@ -17,3 +20,17 @@ def test_a_shared_directory_lives_as_long_as_one_of_its_processes(tmp_path):
     assert sockets.remove_abandoned_directories(str(tmp_path), "lp-") == [path]
     os.close(sockets.share_directory(path))  # A later node makes it again.
     assert os.path.isdir(path)
+
+
+@pytest.mark.parametrize("kind", ["open to others", "a link to nothing", "a file"])
+def test_what_others_may_have_made_is_refused(kind, tmp_path):
+    path = tmp_path / "lp-job"
+    if kind == "open to others":
+        path.mkdir(mode=0o700)
+        path.chmod(0o777)
+    elif kind == "a file":
+        path.touch()
+    else:
+        path.symlink_to(tmp_path / "nothing")
+    with pytest.raises(launch.LaunchError, match="expected a directory of mode 0700"):
+        sockets.share_directory(str(path))

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 
 import pytest
 
@@ -29,20 +30,21 @@ def kill_actor(job, index):
     os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("agent", ["dqn", "ppo"])
-def test_a_program_goes_on_without_lost_actors_and_makes_all_its_steps(agent, tmp_path):
-    steps = 6_000  # Not over before the actor is killed.
+def make(agent, **options):
     config = RunConfig(
-        directory=str(tmp_path),
         num_actors=ACTORS,
         min_actors=1,
         envs_per_actor=ENVS,
-        max_env_steps=steps,
         evaluate_period=None,
         learner_log_period=1,
-        variable_sources=1 if agent == "ppo" else 0,
+        **options,
     )
-    program = make_program(AGENTS[agent](), "gymnasium:CartPole-v1", config)
+    return make_program(AGENTS[agent](), "gymnasium:CartPole-v1", config)
+
+
+def test_a_program_goes_on_without_lost_actors_and_makes_all_its_steps(tmp_path):
+    steps = 6_000  # Not over before the actor is killed.
+    program = make("dqn", directory=str(tmp_path), max_env_steps=steps)
     with launch.start(program, "processes") as job:
         counter = job.client("counter").with_timeout(PATIENCE)
         assert counter.wait_for("env_steps", 300, PATIENCE)
@@ -50,12 +52,37 @@ def test_a_program_goes_on_without_lost_actors_and_makes_all_its_steps(agent, tm
         result = job.wait(timeout=PATIENCE)
     assert (result["reason"], result["env_steps"]) == ("max_env_steps", steps)
     assert {node["label"] for node in job.nodes() if node["restarts"]} == {"actor-1"}
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    actors = [row["actors"] for row in rows if row["label"] == "learner" and "actors" in row]
-    if agent == "ppo":
-        assert {*actors} <= {1, 2, 3} and min(actors) < 3
-    else:
-        assert not actors  # a batch waits for no actor
+    assert not actors_of_batches(tmp_path)  # a batch waits for no actor
+
+
+def actors_of_batches(directory):
+    """By row of the learner, the number of actors in its batch."""
+    lines = (directory / "metrics.jsonl").read_text().splitlines(keepends=True)
+    rows = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [row["actors"] for row in rows if row["label"] == "learner" and "actors" in row]
+
+
+def test_batches_are_made_of_the_actors_that_are_there(tmp_path):
+    program = make("ppo", directory=str(tmp_path), max_env_steps=10_000_000, variable_sources=1)
+    with launch.start(program, "processes") as job:
+        counter, deadline = job.client("counter").with_timeout(PATIENCE), time.monotonic() + PATIENCE
+
+        def until(holds):
+            while not holds(actors := actors_of_batches(tmp_path)):
+                assert time.monotonic() < deadline, actors
+                steps = counter.get_counts().get("env_steps", 0)
+                assert counter.wait_for("env_steps", steps + 100, PATIENCE)
+            return len(actors)
+
+        assert counter.wait_for("env_steps", 100, PATIENCE)
+        before = until(lambda actors: 3 in actors)
+        kill_actor(job, 1)
+        after = until(lambda actors: 2 in actors[before:])
+        until(lambda actors: 3 in actors[after:])
+        job.stop()
+        job.wait(timeout=PATIENCE)
+    assert {*actors_of_batches(tmp_path)} <= {1, 2, 3}
+    assert {node["label"] for node in job.nodes() if node["restarts"]} == {"actor-1"}
 
 
 def test_a_roster_waits_for_the_actors_that_are_there():
@@ -75,6 +102,11 @@ def test_a_roster_waits_for_the_actors_that_are_there():
     roster.lose("b")
     roster.lose("unknown")
     assert roster.is_complete(6) and len(roster) == 2
+    roster.report("b", 6)  # A late message of its lost life.
+    assert roster.is_complete(6) and len(roster) == 2
+    roster.join("b", 6)
+    roster.report("b", 7)
+    assert len(roster) == 3
 
 
 def test_the_grant_of_a_lost_actor_returns_to_the_budget():
@@ -92,12 +124,24 @@ def test_the_grant_of_a_lost_actor_returns_to_the_budget():
     assert counter.grant("b", 0, spent=60) == 0 and not counter.wait_for_steps(0.0)
 
 
+def test_a_lost_life_may_report_but_gets_no_more_steps():
+    counter = Counter(max_steps=100)
+    assert counter.grant("a", 60, life="first") == 60
+    counter.release("a")
+    assert counter.grant("a", 60, spent=10, life="first") == 0 and counter.ungranted() == 90
+    assert counter.grant("a", 60, life="second") == 60
+    assert counter.grant("a", 60, spent=60, life="second") == 30
+
+
 def test_min_actors_is_for_programs_that_can_go_on_without_actors():
     with pytest.raises(ValueError, match="min_actors: got 3, expected at most num_actors"):
         RunConfig(num_actors=2, min_actors=3)
     with pytest.raises(ValueError, match="expected at most the envs of the program, 4 with min_actors 1"):
         RunConfig(num_actors=2, min_actors=1, envs_per_actor=4, inference="server", inference_min_batch=5)
     config = RunConfig(num_actors=2, min_actors=1, num_learners=2)
+    ahead = PPO(PPOConfig(max_policy_lag=1))
+    with pytest.raises(ValueError, match="max_policy_lag: got 1 with min_actors 1, expected 0"):
+        make_program(ahead, "gymnasium:CartPole-v1", RunConfig(num_actors=2, min_actors=1))
     with pytest.raises(ValueError, match="min_actors: got 1 with 2 num_learners, expected None"):
         make_program(AGENTS["ppo"](), "gymnasium:CartPole-v1", config)
     assert make_program(AGENTS["impala"](), "gymnasium:CartPole-v1", config).min_nodes == {"actor": 1}

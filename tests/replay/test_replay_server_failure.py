@@ -14,6 +14,7 @@ import pytest
 
 from framework import replay
 from framework.replay.remote.client import ServedClient
+from launch.rpc.sockets import CurveKeys
 
 PRELUDE = """
 import sys, time, zlib
@@ -335,9 +336,7 @@ def test_a_server_by_itself(tmp_path, number):
     child = subprocess.Popen([*command, "--keys", str(keys)], stdout=subprocess.PIPE, text=True)
     try:
         address = child.stdout.readline().split()[-1]
-        from framework.replay.__main__ import read_keys
-
-        client = replay.Client(address, curve=read_keys(str(keys)))
+        client = replay.Client(address, curve=CurveKeys.from_file(str(keys)))
         assert list(client.server_info(timeout=10)) == ["q"]
         client.close()
         child.send_signal(number)

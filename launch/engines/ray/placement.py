@@ -36,7 +36,7 @@ def hosts_of(ray: Any) -> dict[str, dict[str, float]]:
     hosts = {}
     for node in ray.nodes():
         if node["Alive"]:
-            known = {name: amount for name, amount in node["Resources"].items() if ":" not in name}
+            known = dict(node["Resources"])
             for internal in ("memory", "object_store_memory"):
                 known.pop(internal, None)
             place = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
@@ -51,7 +51,11 @@ def check(groups: Mapping[str, tuple[Resources, int]], hosts: Mapping[str, Amoun
       groups: by name, the resources of each node and the number of nodes.
       hosts: by name, what each host has in all.
     """
-    has = "; ".join(f"{name} has {describe(amounts)}" for name, amounts in hosts.items())
+    has = "; ".join(
+        # Names with a colon are the addresses and models of machines.
+        f"{host} has {describe({name: amount for name, amount in amounts.items() if ':' not in name})}"
+        for host, amounts in hosts.items()
+    )
     total: dict[str, dict[str, float]] = {}
     for group, (resources, count) in groups.items():
         need = needs(resources)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 
+from launch.engines.base import LONG_LIFE
 from launch.engines.supervised.process import Process
 
+_SHORT_LIVES = 5  # After so many in a row, an exception ends the program.
 _THERE = ("running", "returned", "closing", "closed")
 
 
@@ -40,11 +43,14 @@ class ElasticGroups:
     def forgives(self, process: Process) -> bool:
         """Whether the loss of this process is no failure of the program.
 
-        An exception is one while its group has never had enough nodes: then it is most likely an error in
-        the program, which the user should see at once.
+        An exception is one while its group has never had enough nodes, or after several short lives: then it
+        is most likely an error in the program, which the user should see.
         """
         group = process.unit.group
-        return group in self and (process.failure is None or group in self._complete)
+        if group not in self or process.failure is None:
+            return group in self
+        lived = time.monotonic() - process.born
+        return group in self._complete and (lived >= LONG_LIFE or process.back_off.short_lives < _SHORT_LIVES)
 
     def shortage(self, processes: Sequence[Process], now: float) -> str | None:
         """Returns what is missing once a group has had too few nodes for too long; else None."""
