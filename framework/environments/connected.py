@@ -134,8 +134,8 @@ class ConnectedEnvironment(BatchedEnvironment):
         vacant, silent = np.flatnonzero(missing & self._vacant), np.flatnonzero(missing & ~self._vacant)
         if len(silent):
             text += (
-                f" Envs {_name(silent)} are connected and silent. Find out what their peers wait for, or give "
-                "a larger timeout=SECONDS among the options of the environment."
+                f" Envs {_name(silent)} are connected and silent. Find out what their peers wait for, or "
+                "give a larger timeout=SECONDS among the options of the environment."
             )
         if len(vacant):
             text += f" Envs {_name(vacant)} are not connected. {self.how_to_connect}"

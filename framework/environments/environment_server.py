@@ -426,9 +426,9 @@ class _Server:
                 refused = event["event"] & _AUTH_FAILED and event["value"] != _TURNED_AWAY
                 self._end(session, "it refused the key" if refused else "it needs no envs, or is not there")
         # Not if its answer has arrived meanwhile: steps of other envs may have taken long.
-        is_late = offer is not None and now > offer.begun + _ANSWER_SECONDS
-        if is_late and offer is self._offer and offer.socket not in ready:
-            self._end(offer, f"{offer.address} did not answer")
+        waits = offer if offer is self._offer else None
+        if waits is not None and waits.socket not in ready and now > waits.begun + _ANSWER_SECONDS:
+            self._end(waits, f"{waits.address} did not answer")
         if len(self._sessions) > (self._offer is not None):
             self.last_used = time.monotonic()
 

@@ -254,7 +254,7 @@ def test_what_does_not_fit_ends_one_session_of_a_server_only(serve):
     )
     server.start()
     try:
-        with make(serve, 1) as environment, make(serve, 1) as other:
+        with make(serve, 1, timeout=60.0) as environment, make(serve, 1, timeout=60.0) as other:
             environment.reset(), other.reset()
             for frame in frames:
                 (identity,) = environment._servers
