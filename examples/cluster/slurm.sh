@@ -64,8 +64,11 @@ trap 'again=1; kill -TERM $run || true' TERM
 code=0
 wait $run || code=$?
 if [ -n "$again" ]; then
-    wait $run || true  # The signal has ended the first wait, not the run.
-    scontrol requeue "$SLURM_JOB_ID"
-    exit 0
+    code=0
+    wait $run || code=$?  # The signal has ended the first wait, not the run.
+    if [ $code -eq 130 ]; then  # It was interrupted; it had neither finished nor failed.
+        scontrol requeue "$SLURM_JOB_ID"
+        exit 0
+    fi
 fi
 exit $code

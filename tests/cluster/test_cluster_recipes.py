@@ -130,12 +130,13 @@ def slurm(tmp_path):
 
 def rows(run):
     path = run / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]  # The last one may not be whole yet.
 
 
 def test_a_job_of_slurm_whose_time_is_over_continues(slurm):
     run, start = slurm
-    flags = ["--environment", "gymnasium:CartPole-v1", "--num-actors", "1", "--max-env-steps", "6000"]
+    flags = ["--environment", "gymnasium:CartPole-v1", "--num-actors", "1", "--max-env-steps", "12000"]
     flags += ["--evaluate-period", "None", "--target-return", "None", "--resources", "actor.num_cpus=1"]
     first, deadline = start("dqn", *flags), time.monotonic() + PATIENCE
     while not rows(run):
@@ -149,5 +150,5 @@ def test_a_job_of_slurm_whose_time_is_over_continues(slurm):
     output, _ = second.communicate(timeout=PATIENCE)
     assert second.returncode == 0, output
     found = rows(run)
-    assert found[-1]["env_steps"] == 6_000
-    assert any(0 < row.get("resumed_at", 0) < 6_000 for row in found)
+    assert found[-1]["env_steps"] == 12_000
+    assert any(0 < row.get("resumed_at", 0) < 12_000 for row in found)

@@ -17,12 +17,13 @@ PATIENCE = 90.0  # Seconds.
 
 def rows(run):
     path = run / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]  # The last one may not be whole yet.
 
 
 def test_an_interrupted_run_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    run, steps = tmp_path / "run", 6_000
+    run, steps = tmp_path / "run", 12_000
     executor = submitit.AutoExecutor(folder=tmp_path / "submitit", cluster="local")
     executor.update_parameters(timeout_min=5)
     job = executor.submit(TRAIN(), str(run), 1, steps)
