@@ -233,7 +233,13 @@ class Graph(core.Graph):
     ) -> None:
         self._claim(name)
         agent = agent or self._agent_of(variables)
-        lockstep = self._setup_of(agent).agent.max_policy_lag is not None
+        lag = self._setup_of(agent).agent.max_policy_lag
+        lockstep = lag is not None
+        if self.config.min_actors is not None and lag:
+            raise ValueError(
+                f"min_actors: got {self.config.min_actors} with max_policy_lag {lag}, expected None: a lost "
+                "actor may leave items of several versions. Set the agent's max_policy_lag to 0."
+            )
         if self.config.min_actors is not None and lockstep and self.config.num_learners > 1:
             raise ValueError(
                 f"min_actors: got {self.config.min_actors} with {self.config.num_learners} num_learners, "

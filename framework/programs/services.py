@@ -52,6 +52,8 @@ class Counter(Saveable[dict[str, Any]]):
         self._grants: dict[str, int] = {}
         self._settled: set[str] | None = None  # Actors that have reported since `restore`; None without one.
         self._released: set[str] = set()  # Actors that lost their grant and have not reported since.
+        self._lives: dict[str, str] = {}  # Of the actors that name theirs.
+        self._lost_lives: set[str] = set()
         self._interrupted = False
 
     def increment(self, **counts: int) -> dict[str, int]:
@@ -66,7 +68,7 @@ class Counter(Saveable[dict[str, Any]]):
         with self._changed:
             return dict(self._counts)
 
-    def grant(self, who: str, n: int, spent: int = 0, **counts: int) -> int:
+    def grant(self, who: str, n: int, spent: int = 0, life: str = "", **counts: int) -> int:
         """Grants `who` up to `n` more steps of the budget; 0 when all steps are spent or granted.
 
         The sum of all `spent` never exceeds `max_steps`. `grant(who, 0, spent)` only reports.
@@ -78,6 +80,7 @@ class Counter(Saveable[dict[str, Any]]):
             budget, so an actor that died during a grant requests a new one. The first report of each `who`
             after `restore` is accepted without a grant, up to the budget, because the restarted counter does
             not know the grant.
+          life: differs after each restart of `who`. A life that `release` ended gets no new grant.
           counts: further counts of these steps, as for `increment`.
         """
         if n < 0 or spent < 0:
@@ -86,6 +89,13 @@ class Counter(Saveable[dict[str, Any]]):
             held = self._grants.get(who, 0)
             limit = math.inf if self.max_steps is None else self.max_steps
             left = limit - self._counts[_STEPS] - sum(self._grants.values()) + held
+            if life in self._lost_lives:  # A late report. A grant is that of the next life.
+                spent = int(max(0, min(spent, left - held)))
+                self._counts.update({**counts, _STEPS: spent})
+                self._changed.notify_all()
+                return 0
+            if life:
+                self._lives[who] = life
             is_new = self._settled is not None and who not in self._settled
             if is_new or who in self._released:
                 self._released.discard(who)
@@ -109,6 +119,8 @@ class Counter(Saveable[dict[str, Any]]):
         If it is still there, its next report is accepted without a grant, up to the budget.
         """
         with self._changed:
+            if who in self._lives:
+                self._lost_lives.add(self._lives.pop(who))
             if self._grants.pop(who, None) is not None:
                 self._released.add(who)
                 self._changed.notify_all()
