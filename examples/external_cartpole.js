@@ -10,7 +10,8 @@ const fs = require("fs");
 const net = require("net");
 
 const [port, tokenFile] = [Number(process.argv[2]), process.argv[3]];
-const PATIENCE = 60000; // milliseconds
+const PATIENCE = 60000; // milliseconds without an actor
+const SILENCE = 600000; // milliseconds that an actor may take for an action
 
 // Barto, Sutton and Anderson (1983), with the numbers of gymnasium's CartPole-v1.
 class CartPole {
@@ -74,6 +75,8 @@ function connect() {
   }
 
   socket.setNoDelay(true);
+  socket.setKeepAlive(true, 30000);
+  socket.setTimeout(SILENCE, () => socket.destroy());
   socket.on("connect", () => {
     send({
       type: "hello",

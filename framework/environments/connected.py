@@ -115,11 +115,7 @@ class ConnectedEnvironment(BatchedEnvironment):
             if self._stopped.is_set():
                 raise launch.ProgramStopped(f"{self.name}: the program stops.")
             if now > begun + self._timeout:
-                arrived = np.count_nonzero(~missing)
-                raise EnvironmentFault(
-                    f"{self.name}: got {arrived} of {self.num_envs} envs in {self._timeout:g} s. "
-                    f"{self.how_to_connect}"
-                )
+                raise EnvironmentFault(self._describe(missing))
             if now > told + _PATIENCE_SECONDS and np.count_nonzero(self._vacant):
                 told = now + 60.0
                 _LOG.warning(
@@ -129,6 +125,21 @@ class ConnectedEnvironment(BatchedEnvironment):
                 )
         if self._is_listening and not np.count_nonzero(self._vacant):
             self._stop_listening()
+
+    def _describe(self, missing: np.ndarray) -> str:
+        """Which envs are missing, why, and what to do."""
+        text = (
+            f"{self.name}: got {np.count_nonzero(~missing)} of {self.num_envs} envs in {self._timeout:g} s."
+        )
+        vacant, silent = np.flatnonzero(missing & self._vacant), np.flatnonzero(missing & ~self._vacant)
+        if len(silent):
+            text += (
+                f" Envs {_name(silent)} are connected and silent. Find out what their peers wait for, or "
+                "give a larger timeout=SECONDS among the options of the environment."
+            )
+        if len(vacant):
+            text += f" Envs {_name(vacant)} are not connected. {self.how_to_connect}"
+        return text
 
     def _count_malformed(self, error: Exception) -> None:
         self.malformed += 1
@@ -171,6 +182,10 @@ class ConnectedEnvironment(BatchedEnvironment):
     @abc.abstractmethod
     def _receive(self, timeout: float) -> None:
         """Takes what peers send within `timeout` seconds: new envs and time steps; notices lost peers."""
+
+
+def _name(envs: np.ndarray) -> str:
+    return ", ".join(map(str, envs[:16])) + (" and others" if len(envs) > 16 else "")
 
 
 def parse_address(name: str, address: str) -> tuple[str, int]:

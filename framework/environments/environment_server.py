@@ -255,10 +255,25 @@ class EnvironmentsOf:
         return _Gymnasium(env) if hasattr(env, "observation_space") else _DmEnv(env)
 
     def __call__(self, num_envs: int, seed: int | None) -> _Batch:
-        envs = [self._idle.pop() if self._idle else self._make() for _ in range(num_envs)]
+        while len(self._idle) < num_envs:
+            self._idle.append(self._make())
+        envs = [self._idle.pop() for _ in range(num_envs)]
         for env, child in zip(envs, np.random.SeedSequence(seed).spawn(num_envs)):
             env.seed = None if seed is None else int(child.generate_state(1)[0])
         return _Batch(envs, self.spec, self._idle)
+
+    def close(self) -> None:
+        """Closes the environments that no batch has."""
+        _close_all(self._idle)
+        self._idle.clear()
+
+
+def _close_all(envs: Sequence[Any]) -> None:
+    for env in envs:
+        try:
+            env.close()
+        except Exception:  # The others must be closed, too.
+            traceback.print_exc()
 
 
 class _Batch:
@@ -267,6 +282,7 @@ class _Batch:
     def __init__(self, envs: list[Any], spec: Any, idle: list[Any]):
         self._envs, self._spec, self._idle = envs, spec, idle
         self._step_types = [LAST] * len(envs)
+        self._is_sound = True  # No env has raised an error.
         first = [np.zeros(leaf["shape"], np.float32) for leaf in flatten(spec["rewards"])]
         self._first = first, [np.ones(leaf["shape"], np.float32) for leaf in flatten(spec["discounts"])]
 
@@ -287,6 +303,7 @@ class _Batch:
 
     def _advance(self, actions: list[Any]) -> list[np.ndarray]:
         rows = []
+        self._is_sound = False
         for index, env in enumerate(self._envs):
             if self._step_types[index] == LAST:
                 rewards, discounts = self._first
@@ -310,10 +327,14 @@ class _Batch:
             leaves.append(
                 (np.asarray(column) - start if start else np.asarray(column)).astype(dtype).reshape(shape)
             )
+        self._is_sound = True
         return leaves
 
     def close(self) -> None:
-        self._idle += self._envs
+        if self._is_sound:
+            self._idle += self._envs
+        else:
+            _close_all(self._envs)
 
 
 def _pick(data: Any, value: Any) -> list[Any]:
@@ -338,6 +359,7 @@ class _Session:
             "maxmsgsize": MAX_FRAME_BYTES,
             "reconnect_ivl": -1,
             "tcp_keepalive": 1,
+            "tcp_maxrt": 60000,  # milliseconds
         }
         options.update(tcp_keepalive_idle=30, tcp_keepalive_intvl=10, tcp_keepalive_cnt=3)
         options.update(curve_serverkey=keys[0], curve_publickey=keys[0], curve_secretkey=keys[1])
@@ -387,8 +409,7 @@ class _Server:
             hello = pack("hello", PROTOCOL, self._free, self._make_batch.spec)
             self._offer = _Session(self._context, next(self._addresses), self._keys, hello)
             self._sessions.append(self._offer)
-        if self._offer is not None and now > self._offer.begun + _ANSWER_SECONDS:
-            self._end(self._offer, f"{self._offer.address} did not answer")
+        offer = self._offer
         poller = zmq.Poller()
         for session in self._sessions:
             poller.register(session.socket, zmq.POLLIN)
@@ -404,29 +425,48 @@ class _Server:
                 event = recv_monitor_message(session.monitor)
                 refused = event["event"] & _AUTH_FAILED and event["value"] != _TURNED_AWAY
                 self._end(session, "it refused the key" if refused else "it needs no envs, or is not there")
+        # Not if its answer has arrived meanwhile: steps of other envs may have taken long.
+        waits = offer if offer is self._offer else None
+        if waits is not None and waits.socket not in ready and now > waits.begun + _ANSWER_SECONDS:
+            self._end(waits, f"{waits.address} did not answer")
         if len(self._sessions) > (self._offer is not None):
             self.last_used = time.monotonic()
 
     def _answer(self, session: _Session) -> None:
         try:
             kind, content = unpack(session.socket.recv(zmq.NOBLOCK))
+            self._take_message(session, kind, content)
         except zmq.Again:
             return
+        except (MalformedMessage, ValueError, TypeError) as error:
+            self._end(session, f"got what does not fit: {error}")
+
+    def _take_message(self, session: _Session, kind: str, content: list[Any]) -> None:
         if kind == "take" and session is self._offer:
-            session.num_envs, seed = content
-            self._free -= session.num_envs
+            num_envs, seed = content
+            if type(num_envs) is not int or not 1 <= num_envs <= self._free:
+                raise MalformedMessage(f"take: got {num_envs!r} envs, expected 1 to {self._free}.")
+            session.num_envs = num_envs
+            self._free -= num_envs
             self._offer, self._pause = None, _RETRY_SECONDS[0]
             self._tell(f"{session.address} took {session.num_envs} envs, {self._free} are free")
             session.actions = layout_of(self._make_batch.spec["actions"], session.num_envs)
             self._reply(session, lambda: session.take(self._make_batch(session.num_envs, seed)))
-        elif kind == "reset":
+        elif kind == "reset" and session.batch is not None:
             self._reply(session, lambda: session.batch.reset())
-        elif kind == "step":
-            self._reply(session, lambda: session.batch.step(from_bytes(content[0], session.actions)))
+        elif kind == "step" and session.batch is not None:
+            (leaves,) = content
+            actions = from_bytes(leaves, session.actions)
+            self._reply(session, lambda: session.batch.step(actions))
         elif kind == "refuse":
-            raise Refused(content[0])
+            (text,) = content
+            if session is self._offer:
+                raise Refused(text)
+            self._end(session, f"the run has ended the connection: {text}")
         elif kind == "release":
             self._end(session, "no run needs envs")
+        elif kind not in ("reset", "step", "ping"):  # An error of the first batch was told before.
+            raise MalformedMessage(f"message: got {kind!r}, expected take, reset, step, release or ping.")
 
     def _reply(self, session: _Session, call: Callable[[], Any]) -> None:
         try:
@@ -448,7 +488,7 @@ class _Server:
             self._pause = min(2 * self._pause, _RETRY_SECONDS[1])
             self._tell(f"waiting for a run at {session.address}: {why}")
         else:
-            self._tell(f"{session.address} gave back {session.num_envs} envs")
+            self._tell(f"{session.address} gave back {session.num_envs} envs: {why}")
         session.close()
 
     def _tell(self, text: str) -> None:
@@ -491,6 +531,8 @@ def serve(
         pass
     finally:
         server.close()
+        if isinstance(make_batch, EnvironmentsOf):
+            make_batch.close()
 
 
 def read_key(path: str) -> tuple[bytes, bytes]:
@@ -541,6 +583,8 @@ def run(make: Callable[[], Any], chosen: argparse.Namespace) -> int:
     except (OSError, ValueError, TypeError, ImportError, AttributeError, Refused) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:  # While the environment was made.
+        pass
     return 0
 
 

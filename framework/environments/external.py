@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import hmac
 import json
 import math
@@ -16,6 +17,7 @@ import secrets
 import selectors
 import socket
 import ssl
+import tempfile
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -28,12 +30,14 @@ from framework import specs
 from framework.environments.base import FIRST, LAST, MID
 from framework.environments.connected import ConnectedEnvironment
 from framework.environments.environment_server import MalformedMessage
+from framework.environments.external_client import keep_alive
 from framework.environments.spec_data import parse_environment_spec
 from framework.types import Nest
 from launch.rpc.sockets import is_loopback
 
 PROTOCOL = 1
 MAX_LINE_BYTES = 1 << 25
+MAX_HELLO_BYTES = 1 << 20
 _HELLO_SECONDS = 10.0  # that a connection may take to say hello
 _MAX_STRANGERS = 64  # connections that have not said hello
 
@@ -55,12 +59,15 @@ class _Client:
         self.is_open = self.asks = self.is_new = False
 
     def read(self) -> bool:
-        """Takes what has arrived; False if the connection has ended."""
+        """Takes what has arrived, up to the end of a message; False if the connection has ended."""
+        most = MAX_LINE_BYTES if self.env >= 0 else MAX_HELLO_BYTES
         try:
-            while data := self.connection.recv(1 << 16):
+            while data := self.connection.recv(1 << 16):  # A whole TLS record, so that none is left behind.
                 self.buffer += data
-                if len(self.buffer) > MAX_LINE_BYTES:
-                    raise MalformedMessage(f"message: got more than {MAX_LINE_BYTES} bytes before its end.")
+                if len(self.buffer) > most:
+                    raise MalformedMessage(f"message: got more than {most} bytes before its end.")
+                if b"\n" in data:
+                    return True
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return True
         except OSError:
@@ -189,12 +196,19 @@ class ExternalEnvironment(ConnectedEnvironment):
         if sum(client.env < 0 for client in self._clients) >= _MAX_STRANGERS:
             connection.close()
             return
-        connection.setblocking(False)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        if self._tls is not None:
-            # The handshake is part of the first reads.
-            connection = self._tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+        try:
+            connection.getpeername()  # Fails if the peer has left.
+            connection.setblocking(False)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            keep_alive(connection)
+            if self._tls is not None:
+                # The handshake is part of the first reads.
+                connection = self._tls.wrap_socket(
+                    connection, server_side=True, do_handshake_on_connect=False
+                )
+        except OSError:
+            connection.close()
+            return
         client = _Client(connection)
         self._clients.add(client)
         self._selector.register(connection, selectors.EVENT_READ, client)
@@ -318,10 +332,14 @@ def read_token(path: str) -> str:
     Raises:
       ValueError: Other users may read the file, or it is empty.
     """
-    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    directory = os.path.dirname(os.path.abspath(path))
+    os.makedirs(directory, exist_ok=True)
     if not os.path.exists(path):
-        with open(path, "x", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        with tempfile.NamedTemporaryFile("w", dir=directory) as file:  # Mode 0600.
             file.write(secrets.token_hex(16) + "\n")
+            file.flush()
+            with contextlib.suppress(FileExistsError):  # Another actor was first.
+                os.link(file.name, path)
     if os.stat(path).st_mode & 0o077:
         raise ValueError(
             f"{path}: got a file that other users may read, expected mode 0600. Run chmod 600 {path}."

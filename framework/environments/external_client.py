@@ -5,11 +5,23 @@ This file imports the standard library only: copy it to where the application is
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import ssl
 import time
 from typing import Any
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Makes a TCP connection fail within about a minute after the other host has vanished."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    # Seconds idle, seconds between probes, number of probes; milliseconds that sent data may wait.
+    options = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60000}
+    for name, value in options.items():
+        option = getattr(socket, name, None)  # Not every platform has all.
+        if option is not None:
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 class ExternalClient:
@@ -34,6 +46,8 @@ class ExternalClient:
 
     Raises:
       ConnectionError: No actor needs a client, or the connection has ended. Make a new client.
+      socket.gaierror: The host is unknown.
+      ssl.SSLCertVerificationError: The certificate does not fit `tls`.
       ValueError: The run refused a message, and says why.
     """
 
@@ -51,22 +65,33 @@ class ExternalClient:
         hello = {"protocol": 1, "token": token, "observation": observation, "action": action}
         deadline = time.monotonic() + timeout
         while True:
+            failure = None
             try:
-                self._socket = socket.create_connection((host, int(port)), timeout=10.0)
-                self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if tls is not None:
-                    self._socket = tls.wrap_socket(self._socket, server_hostname=host)
-                self._lines = self._socket.makefile("rb")
-                self._send("hello", evaluation=evaluation, **hello)
-                if self._answer()["type"] == "welcome":
+                if self._connect(host, int(port), tls, {**hello, "evaluation": evaluation}):
                     break
-                self.close()
-            except OSError:
-                pass  # No actor listens now, or it began to leave.
+            except (ssl.SSLCertVerificationError, socket.gaierror):
+                raise
+            except OSError as error:
+                failure = error  # No actor listens now, or it began to leave.
             if time.monotonic() > deadline:
-                raise ConnectionError(f"{address}: no actor needs a client after {timeout:g} s.")
+                raise ConnectionError(f"{address}: no actor needs a client after {timeout:g} s.") from failure
             time.sleep(0.1)
         self._socket.settimeout(None)
+
+    def _connect(self, host: str, port: int, tls: ssl.SSLContext | None, hello: dict[str, Any]) -> bool:
+        """Whether an actor takes the client; otherwise the connection is closed."""
+        with contextlib.ExitStack() as opened:
+            self._socket = opened.enter_context(socket.create_connection((host, port), timeout=10.0))
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            keep_alive(self._socket)
+            if tls is not None:
+                self._socket = opened.enter_context(tls.wrap_socket(self._socket, server_hostname=host))
+            self._lines = opened.enter_context(self._socket.makefile("rb"))
+            self._send("hello", **hello)
+            if self._answer()["type"] != "welcome":
+                return False
+            opened.pop_all()
+        return True
 
     def start_episode(self) -> None:
         self._send("start_episode")

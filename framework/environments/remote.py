@@ -169,6 +169,7 @@ class RemoteEnvironment(ConnectedEnvironment):
         server = self._servers.pop(identity, None)
         if server is not None:
             self._vacant[server.envs] = True
+            self._missing[server.envs] = True  # Even if it has answered: a newcomer answers its own reset.
 
     def close(self) -> None:
         if self._socket is not None:

@@ -13,7 +13,7 @@ in processes, or networks so large that torch releases the interpreter's lock.
 
 from __future__ import annotations
 
-import secrets
+import uuid
 from typing import Any, NamedTuple
 
 import launch
@@ -109,14 +109,14 @@ class ActorWorker(ProgramWorker):
         self._lockstep: Lockstep | None = None
         self._counts_episodes = agent.episodes_per_batch is not None
         self._elastic = is_elastic(self._config)
-        self._life = secrets.token_hex(8)
+        self._life = uuid.uuid4().hex if self._elastic else ""
         self._largest_grant = _LARGEST_GRANT
         if agent.max_policy_lag is not None and learner is not None:
             units, parts = len(self._halves) * agent.unroll_length, 1
             if agent.episodes_per_batch is not None:
                 units, parts = agent.episodes_per_batch, self._config.num_actors
             lag, elastic = agent.max_policy_lag, self._elastic
-            self._lockstep = Lockstep(self._name, learner, counter, units, lag, parts, elastic)
+            self._lockstep = Lockstep(self._name, learner, counter, units, lag, parts, elastic, self._life)
             # Never enough for a whole unroll, half of whose steps may be resets, which cost nothing.
             self._largest_grant = max(1, min(_LARGEST_GRANT, (agent.unroll_length - 2) // 2))
         self._started = False
@@ -328,7 +328,8 @@ class ActorWorker(ProgramWorker):
     def _report(self, wanted: int) -> int:
         """Reports steps and episodes together, because the last report may end the program; see `grant`."""
         episodes = self._episodes - self._counted_episodes
-        granted = self._counter.grant(self._name, wanted, self._spent, self._life, actor_episodes=episodes)
+        life = {"life": self._life} if self._elastic else {}
+        granted = self._counter.grant(self._name, wanted, self._spent, actor_episodes=episodes, **life)
         self._spent, self._counted_episodes = 0, self._episodes
         return granted
 

@@ -286,12 +286,12 @@ class LearnerWorker(LearnerNode):
             self._member = GroupMember(self._learner.learner, 0, config.num_learners, self._first)
             self._learner.keep_first_state()
 
-    def join(self, actor: str) -> int:
+    def join(self, actor: str, life: str) -> int:
         """Makes batches from the data of `actor` too, with `min_actors`; returns its first version."""
         assert self._roster is not None
         with self._learner.published:
             version = self._learner.block.version + (not self._collecting)
-            self._roster.join(actor, version)
+            self._roster.join(actor, version, life)
             return version
 
     def _lose(self, actor: str) -> None:
@@ -302,19 +302,24 @@ class LearnerWorker(LearnerNode):
             self._learner.published.notify_all()
 
     def wait_for_version(
-        self, version: int, timeout: float, actor: str | None = None, reported: int | None = None
+        self,
+        version: int,
+        timeout: float,
+        actor: str | None = None,
+        reported: int | None = None,
+        life: str = "",
     ) -> bool:
         """Blocks until `version` or a newer one is published; False after `timeout` seconds.
 
         An actor that passes its name as `actor` has sent all its data. If all actors wait like this while the
         learner waits for data, some data was lost: the learner then publishes the same parameters again, so
         that the actors collect new data. With `min_actors`, it says instead that its unrolls for the versions
-        before `reported` are in replay.
+        before `reported` are in replay, and `life` is its life; see `Roster`.
         """
         published, block = self._learner.published, self._learner.block
         with published:
             if self._roster is not None and actor is not None and reported is not None:
-                self._roster.report(actor, reported)
+                self._roster.report(actor, reported, life)
                 published.notify_all()
             if published.wait_for(lambda: block.version >= version, timeout):
                 return True

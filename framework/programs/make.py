@@ -233,12 +233,13 @@ class Graph(core.Graph):
         self._claim(name)
         agent = agent or self._agent_of(variables)
         lag = self._setup_of(agent).agent.max_policy_lag
+        lockstep = lag is not None
         if self.config.min_actors is not None and lag:
             raise ValueError(
-                f"max_policy_lag: got {lag} with min_actors {self.config.min_actors}, expected 0: unrolls "
-                "that a lost actor collected ahead would stay in replay."
+                f"min_actors: got {self.config.min_actors} with max_policy_lag {lag}, expected None: a lost "
+                "actor may leave items of several versions. Set the agent's max_policy_lag to 0."
             )
-        if self.config.min_actors is not None and lag is not None and self.config.num_learners > 1:
+        if self.config.min_actors is not None and lockstep and self.config.num_learners > 1:
             raise ValueError(
                 f"min_actors: got {self.config.min_actors} with {self.config.num_learners} num_learners, "
                 f"expected None: the learners of {type(agent or self._setup.agent).__name__} divide the "

@@ -36,6 +36,7 @@ class Lockstep:
       lag: learner steps by which the parameters may be old.
       parts: number of actors that share the units.
       elastic: whether the learner learns from the actors that are there; see `Roster`.
+      life: identifies this life of an elastic actor, which may be restarted.
     """
 
     def __init__(
@@ -47,8 +48,9 @@ class Lockstep:
         lag: int,
         parts: int = 1,
         elastic: bool = False,
+        life: str = "",
     ):
-        self._elastic = elastic
+        self._elastic, self._life = elastic, life
         self._name, self._learner, self._counter = name, learner, counter
         self._units, self._lag, self._parts = units, lag, parts
         self._first: int | None = None
@@ -60,7 +62,7 @@ class Lockstep:
 
     def start(self, version: int) -> None:
         """Counts unrolls from `version`, the actor's current version, or from that of its first batch."""
-        self._first = self._learner.join(self._name) if self._elastic else version
+        self._first = self._learner.join(self._name, self._life) if self._elastic else version
 
     def begin(self, done: int, version: int) -> None:
         """The unroll after `done` units begins with `version` of the parameters."""
@@ -90,8 +92,8 @@ class Lockstep:
         The learner makes the version from this actor's data. A longer wait therefore flushes `adders`, which
         raise their errors, and logs a message once a minute.
         """
-        if self._elastic:
-            self._flush(done, adders)
+        if self._elastic and not self._flush(done, adders):
+            return False
         if (version >= needed and not self._elastic) or self._is_available(needed, _WAIT_S, self._name):
             self._waiting_since = None
             return True
@@ -129,26 +131,30 @@ class Lockstep:
         stopped = launch.stop_event()
         deadline = time.monotonic() + _LAST_STEP_S
         while not stopped.is_set() and time.monotonic() < deadline:
-            reported = (self._name, last) if self._elastic else ()
+            reported = (self._name, last, self._life) if self._elastic else ()
             if (
                 self._learner.wait_for_version(last, 2 * _WAIT_S, *reported)
                 or not self._learner.is_learning()
             ):
                 return
 
-    def _flush(self, done: int, adders: Sequence[Adder | None]) -> None:
-        """Waits, once for each unroll, until all unrolls before it are in replay."""
+    def _flush(self, done: int, adders: Sequence[Adder | None]) -> bool:
+        """Waits half a second until all unrolls before this one are in replay; returns whether they are."""
         unroll = done * self._parts // self._units
         if unroll > self._flushed:
-            for adder in adders:
-                if adder is not None:
-                    adder.flush()
+            try:
+                for adder in adders:
+                    if adder is not None:
+                        adder.flush(timeout=_WAIT_S)
+            except DeadlineExceededError:
+                return False
             self._flushed = unroll
+        return True
 
     def _is_available(self, needed: int, timeout: float, name: str | None) -> bool:
         # At the end of the budget, other actors may have stopped inside their unroll, so that no newer
         # version follows. This actor still makes its granted steps, which are fewer than an unroll.
-        reported = () if not self._elastic else ((self._first or 0) + self._flushed,)
+        reported = () if not self._elastic else ((self._first or 0) + self._flushed, self._life)
         if self._learner.wait_for_version(needed, timeout, name, *reported):
             return True
         return self._counter.ungranted() == 0
@@ -168,6 +174,9 @@ class Roster:
     envs of the batch     2             1             1
     ```
 
+    A restarted actor has a new life. What a lost life said arrives late and is ignored. A report of a life
+    that is not known comes after a restart of the learner, and counts as a join.
+
     Not thread-safe.
 
     Args:
@@ -177,29 +186,29 @@ class Roster:
     def __init__(self, least: int):
         self._least = least
         self._reported: dict[str, int] = {}
-        self._lost: set[str] = set()
+        self._lives: dict[str, str] = {}
+        self._lost: set[str] = set()  # Lives.
 
     def __len__(self) -> int:
         return len(self._reported)
 
-    def join(self, actor: str, version: int) -> None:
-        """`actor` takes part, with `version` as its first."""
-        self._lost.discard(actor)
-        self._reported[actor] = version
+    def join(self, actor: str, version: int, life: str) -> None:
+        """The `life` of `actor` takes part, with `version` as its first."""
+        if life in self._lost:
+            return
+        if self._lives.get(actor, life) != life:
+            self.lose(actor)
+        self._lives[actor], self._reported[actor] = life, version
 
-    def report(self, actor: str, version: int) -> None:
-        """All unrolls of `actor` for versions before `version` are in replay.
-
-        An actor that this roster does not know takes part from now on: its learner was restarted. A late
-        message of one that is lost counts for nothing.
-        """
-        if actor not in self._lost:
-            self._reported[actor] = version
+    def report(self, actor: str, version: int, life: str) -> None:
+        """All unrolls of the `life` of `actor` for versions before `version` are in replay."""
+        self.join(actor, version, life)
 
     def lose(self, actor: str) -> None:
-        """`actor` is not waited for any more, until it joins again."""
-        self._lost.add(actor)
+        """`actor` is not waited for any more."""
         self._reported.pop(actor, None)
+        if actor in self._lives:
+            self._lost.add(self._lives.pop(actor))
 
     def is_complete(self, version: int) -> bool:
         """Whether all unrolls for `version` are in replay."""

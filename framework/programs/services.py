@@ -51,8 +51,9 @@ class Counter(Saveable[dict[str, Any]]):
         self._counts: Counts[str] = Counts()
         self._grants: dict[str, int] = {}
         self._settled: set[str] | None = None  # Actors that have reported since `restore`; None without one.
-        self._lives: dict[str, str] = {}  # By actor, the `life` of its last report.
-        self._released: dict[str, str] = {}  # By actor whose grant was released, the life that held it.
+        self._released: set[str] = set()  # Actors that lost their grant and have not reported since.
+        self._lives: dict[str, str] = {}  # Of the actors that name theirs.
+        self._lost_lives: set[str] = set()
         self._interrupted = False
 
     def increment(self, **counts: int) -> dict[str, int]:
@@ -79,8 +80,7 @@ class Counter(Saveable[dict[str, Any]]):
             budget, so an actor that died during a grant requests a new one. The first report of each `who`
             after `restore` is accepted without a grant, up to the budget, because the restarted counter does
             not know the grant.
-          life: tells an actor from the one that it replaces under the same name. After `release`, the life
-            that held the grant may report, but gets no more steps.
+          life: differs after each restart of `who`. A life that `release` ended gets no new grant.
           counts: further counts of these steps, as for `increment`.
         """
         if n < 0 or spent < 0:
@@ -89,11 +89,16 @@ class Counter(Saveable[dict[str, Any]]):
             held = self._grants.get(who, 0)
             limit = math.inf if self.max_steps is None else self.max_steps
             left = limit - self._counts[_STEPS] - sum(self._grants.values()) + held
+            if life in self._lost_lives:  # A late report. A grant is that of the next life.
+                spent = int(max(0, min(spent, left - held)))
+                self._counts.update({**counts, _STEPS: spent})
+                self._changed.notify_all()
+                return 0
+            if life:
+                self._lives[who] = life
             is_new = self._settled is not None and who not in self._settled
-            is_lost = life != "" and self._released.get(who) == life
             if is_new or who in self._released:
-                if not is_lost:
-                    self._released.pop(who, None)
+                self._released.discard(who)
                 if self._settled is not None:
                     self._settled.add(who)
                 spent = int(max(0, min(spent, left)))
@@ -105,8 +110,7 @@ class Counter(Saveable[dict[str, Any]]):
             if spent or counts:
                 self._counts.update({**counts, _STEPS: spent})
                 self._changed.notify_all()
-            self._grants[who] = 0 if is_lost else int(max(0, min(n, left - spent)))
-            self._lives[who] = life
+            self._grants[who] = int(max(0, min(n, left - spent)))
             return self._grants[who]
 
     def release(self, who: str) -> None:
@@ -115,8 +119,10 @@ class Counter(Saveable[dict[str, Any]]):
         If it is still there, its next report is accepted without a grant, up to the budget.
         """
         with self._changed:
+            if who in self._lives:
+                self._lost_lives.add(self._lives.pop(who))
             if self._grants.pop(who, None) is not None:
-                self._released[who] = self._lives.get(who, "")
+                self._released.add(who)
                 self._changed.notify_all()
 
     def wait_for_steps(self, timeout: float) -> bool:

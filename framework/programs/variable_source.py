@@ -65,13 +65,13 @@ class VariableSource(ProgramWorker):
                 self._published.wait_for(lambda: self._block.version > newer_than, timeout)
         return self._block.get_variables(names, newer_than)
 
-    def join(self, actor: str) -> int:
+    def join(self, actor: str, life: str) -> int:
         """See `LearnerWorker.join`."""
-        version: int = self._learner.join(actor)
+        version: int = self._learner.join(actor, life)
         return version
 
     def wait_for_version(
-        self, version: int, timeout: float, actor: str | None = None, *reported: int
+        self, version: int, timeout: float, actor: str | None = None, *reported: Any
     ) -> bool:
         """See `LearnerWorker.wait_for_version`, which needs to know which actors wait."""
         if not self._learner.wait_for_version(version, timeout, actor, *reported):

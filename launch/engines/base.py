@@ -182,21 +182,18 @@ class BackOff:
 
     A node that fails at its start must not keep the machine busy. A node that ran for hours should be back
     soon, even after its seventh failure.
-
-    Attributes:
-      short_lives: number of short lives in a row.
     """
 
     def __init__(self) -> None:
-        self.short_lives = 0
+        self._short_lives = 0
 
     def after(self, life: float) -> float:
         """Returns the seconds to wait after a life of `life` seconds."""
         if life >= LONG_LIFE:
-            self.short_lives = 0
+            self._short_lives = 0
         # A larger exponent is not needed, and 2 ** 1024 does not fit into a float.
-        seconds = FIRST_BACK_OFF * 2 ** min(self.short_lives, 30)
-        self.short_lives += 1
+        seconds = FIRST_BACK_OFF * 2 ** min(self._short_lives, 30)
+        self._short_lives += 1
         return min(LONGEST_BACK_OFF, seconds)
 
 

@@ -31,13 +31,10 @@ def test_ppo_learns_while_a_host_dies_and_another_joins(cluster):
         join_ray(hosts.add(), environment)
         run.until(lambda: all(node["state"] == "running" for node in run.nodes()), "their return")
         run.until(lambda: run.evaluated() >= 150, "learning")
+        run.until(lambda: [row["actors"] for row in run.rows() if "actors" in row][-1] == 4, "all four")
         assert not run.over()
-
-        def actors():
-            return [row["actors"] for row in run.rows() if "actors" in row]
-
-        run.until(lambda: actors()[-1] == 4, "batches of all actors")
-        assert min(actors()) == 2 and max(actors()) == 4
+        actors = [row["actors"] for row in run.rows() if "actors" in row]
+        assert min(actors) == 2 and max(actors) == 4
     finally:
         output = run.end()
     assert "is lost and will be restarted" in output

@@ -7,6 +7,7 @@ import pathlib
 import shutil
 import socket
 import ssl
+import struct
 import subprocess
 import threading
 
@@ -190,19 +191,22 @@ def test_a_client_in_javascript_is_an_env_and_comes_back_after_a_kill(port, toke
             first.wait(30)
             second = subprocess.Popen(command)
             try:
-                kinds = [int(environment.step(np.array([0])).step_type[0]) for _ in range(3)]
+                timestep = environment.step(np.array([0]))
             finally:
                 second.kill()
                 second.wait(30)
-        assert environments.FIRST in kinds
+        assert timestep.step_type[0] == environments.FIRST  # In the middle of an episode.
     finally:
         first.kill()
         first.wait(30)
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
-def test_a_client_with_tls_plays_and_one_without_is_not_admitted(port, token, tmp_path):
-    certificate = str(tmp_path / "both.pem")
+@pytest.fixture
+def certificate(tmp_path):
+    """A file with a certificate of this host and its key, and a context that trusts it."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl")
+    both, only = tmp_path / "both.pem", tmp_path / "certificate.pem"
     command = [
         "openssl",
         "req",
@@ -215,22 +219,22 @@ def test_a_client_with_tls_plays_and_one_without_is_not_admitted(port, token, tm
         "-subj",
         "/CN=127.0.0.1",
     ]
-    command += [
-        "-addext",
-        "subjectAltName=IP:127.0.0.1",
-        "-keyout",
-        certificate,
-        "-out",
-        str(tmp_path / "c.pem"),
-    ]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(both), "-out", str(only)]
     subprocess.run(command, check=True, capture_output=True)
-    with open(certificate, "a") as file:
-        file.write((tmp_path / "c.pem").read_text())
-    trusted = ssl.create_default_context(cafile=str(tmp_path / "c.pem"))
+    with open(both, "a") as file:
+        file.write(only.read_text())
+    return str(both), ssl.create_default_context(cafile=str(only))
+
+
+def test_a_client_with_tls_plays_and_one_without_is_not_admitted(port, token, certificate):
+    certificate, trusted = certificate
 
     def application():
         with pytest.raises(ConnectionError):
             ExternalClient(f"127.0.0.1:{port}", "secret", OBSERVATION, ACTION, timeout=0.5)
+        with pytest.raises(ssl.SSLCertVerificationError):  # At once: it does not trust the certificate.
+            strict = ssl.create_default_context()
+            ExternalClient(f"127.0.0.1:{port}", "secret", OBSERVATION, ACTION, timeout=600.0, tls=strict)
         with ExternalClient(f"127.0.0.1:{port}", "secret", OBSERVATION, ACTION, tls=trusted) as client:
             play(client, [4.0])
 
@@ -240,3 +244,50 @@ def test_a_client_with_tls_plays_and_one_without_is_not_admitted(port, token, tm
         assert environment.reset().step_type.tolist() == [0]
         assert environment.step(np.array([0])).reward.tolist() == [4]
         thread.join(30)
+
+
+def test_a_stranger_that_resets_its_connection_does_not_end_the_run(port, token, certificate, monkeypatch):
+    certificate, trusted = certificate
+    has_left, accept = threading.Event(), ExternalEnvironment._accept
+
+    def accept_late(environment):
+        assert has_left.wait(60)
+        accept(environment)
+
+    def application():
+        while True:
+            try:
+                stranger = socket.create_connection(("127.0.0.1", port), timeout=30)
+                break
+            except ConnectionRefusedError:
+                continue
+        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        stranger.close()
+        has_left.set()
+        with ExternalClient(f"127.0.0.1:{port}", "secret", OBSERVATION, ACTION, tls=trusted) as client:
+            play(client, [4.0])
+
+    monkeypatch.setattr(ExternalEnvironment, "_accept", accept_late)
+    thread = in_thread(application)
+    address = f"tcp://127.0.0.1:{port}"
+    with ExternalEnvironment(address, token=token, certificate=certificate, timeout=60.0) as environment:
+        assert environment.reset().step_type.tolist() == [0]
+        assert environment.step(np.array([0])).reward.tolist() == [4]
+        thread.join(30)
+
+
+def test_a_silent_client_is_named(port, token):
+    done = threading.Event()
+
+    def application():
+        with connect(port) as client:
+            client.start_episode()
+            done.wait(60)
+
+    thread = in_thread(application)
+    with ExternalEnvironment(f"tcp://127.0.0.1:{port}", token=token, timeout=60.0) as environment:
+        environment._timeout = 0.1
+        with pytest.raises(environments.EnvironmentFault, match="Envs 0 are connected and silent"):
+            environment.reset()
+    done.set()
+    thread.join(30)

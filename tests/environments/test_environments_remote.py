@@ -223,3 +223,93 @@ def test_what_does_not_fit_ends_that_connection_only(serve, serve_here):
         assert environment.malformed == len(BAD)
     sender.join(60)
     assert answers == ["refuse"] * len(BAD)
+
+
+class _Counting(gymnasium.Wrapper):
+    """CartPole that counts how many of it are open."""
+
+    num_open = 0
+
+    def __init__(self):
+        super().__init__(cartpole())
+        type(self).num_open += 1
+
+    def close(self):
+        type(self).num_open -= 1
+        super().close()
+
+
+def test_what_does_not_fit_ends_one_session_of_a_server_only(serve):
+    frames = [
+        b"\xc1",
+        environment_server.pack("refuse", "a reason"),
+        environment_server.pack("refuse"),
+        environment_server.pack("take", 1, None),
+        environment_server.pack("step", [b"?"]),
+    ]
+    stop = threading.Event()
+    arguments = environment_server.EnvironmentsOf(_Counting), [serve.address.partition("//")[2]], serve.key, 2
+    server = threading.Thread(
+        target=environment_server.serve, args=arguments, kwargs={"stopped": stop.is_set}
+    )
+    server.start()
+    try:
+        with make(serve, 1, timeout=60.0) as environment, make(serve, 1, timeout=60.0) as other:
+            environment.reset(), other.reset()
+            for frame in frames:
+                (identity,) = environment._servers
+                environment._socket.send_multipart([identity, frame])
+                timestep = environment.step(np.zeros(1, np.int64))
+                assert timestep.step_type.tolist() == [environments.FIRST]  # Of the same server.
+            assert other.step(np.zeros(1, np.int64)).step_type.tolist() == [environments.MID]
+    finally:
+        stop.set()
+        server.join(60)
+    assert _Counting.num_open == 0
+
+
+def test_a_server_that_is_lost_after_its_answer_is_replaced_within_the_step(serve, serve_here):
+    """The newcomer answers the reset, and stays in step with the others."""
+    envs = environment_server.EnvironmentsOf(cartpole)
+    keys = CurveKeys.from_file(serve.key)
+    hello = environment_server.pack("hello", environment_server.PROTOCOL, 1, envs.spec)
+
+    def receive(peer):
+        assert peer.poll(60_000)
+        return environment_server.unpack(peer.recv())[0]
+
+    def answer(peer, expected, kind):
+        assert receive(peer) == expected
+        rows = [np.full(1, kind, np.int64), np.zeros(1, np.float32), np.ones(1, np.float32), observation]
+        peer.send(environment_server.pack("timestep", environment_server.to_bytes(rows)))
+
+    observation = np.zeros((1, 4), np.float32)
+
+    def play():
+        peers = [make_client_socket(serve.address, keys) for _ in range(2)]
+        for peer in peers:
+            peer.send(hello)
+            assert receive(peer) == "take"
+        for peer in peers:
+            answer(peer, "reset", environments.FIRST)
+        lost, slow = peers
+        answer(lost, "step", environments.MID)
+        lost.send(b"?")
+        assert receive(lost) == "refuse"
+        serve_here(cartpole)
+        for _ in range(2):
+            answer(slow, "step", environments.MID)
+        for peer in peers:
+            peer.close()
+
+    thread = threading.Thread(target=play)
+    thread.start()
+    with make(serve, 2, timeout=60.0) as environment:
+        environment.reset()
+        timestep = environment.step(np.zeros(2, np.int64))
+        assert sorted(timestep.step_type.tolist()) == [environments.FIRST, environments.MID]
+        timestep = environment.step(np.zeros(2, np.int64))
+        assert timestep.step_type.tolist() == [environments.MID] * 2
+        assert environment.malformed == 1
+        thread.join(60)
+    envs.close()

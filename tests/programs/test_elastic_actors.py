@@ -87,26 +87,39 @@ def test_batches_are_made_of_the_actors_that_are_there(tmp_path):
 
 def test_a_roster_waits_for_the_actors_that_are_there():
     roster = Roster(least=2)
-    roster.join("a", 5)
-    roster.report("a", 6)
+    roster.join("a", 5, "a")
+    roster.report("a", 6, "a")
     assert not roster.is_complete(5)  # too few
-    roster.join("b", 5)
+    roster.join("b", 5, "b")
     assert not roster.is_complete(5)
-    roster.join("c", 6)  # during the step that makes version 6
+    roster.join("c", 6, "c")  # during the step that makes version 6
     assert not roster.is_complete(5)
-    roster.report("b", 6)
+    roster.report("b", 6, "b")
     assert roster.is_complete(5) and not roster.is_complete(6)
-    roster.report("a", 7)
-    roster.report("c", 7)
+    roster.report("a", 7, "a")
+    roster.report("c", 7, "c")
     assert not roster.is_complete(6)
     roster.lose("b")
     roster.lose("unknown")
     assert roster.is_complete(6) and len(roster) == 2
-    roster.report("b", 6)  # A late message of its lost life.
-    assert roster.is_complete(6) and len(roster) == 2
-    roster.join("b", 6)
-    roster.report("b", 7)
-    assert len(roster) == 3
+    roster.report("b", 6, "b")  # arrives after the loss
+    assert len(roster) == 2
+    roster.join("b", 7, "b again")
+    roster.report("b", 6, "b")
+    assert roster.is_complete(6) and len(roster) == 3
+    restarted = Roster(least=1)  # its actors report and do not join
+    restarted.report("a", 7, "a")
+    assert restarted.is_complete(6)
+
+
+def test_a_lost_life_gets_no_new_grant():
+    counter = Counter(max_steps=100)
+    assert counter.grant("a", 60, life="1") == 60
+    counter.release("a")
+    assert counter.grant("a", 60, spent=10, life="1") == 0 and counter.ungranted() == 90
+    assert counter.grant("a", 60, life="2") == 60
+    assert counter.grant("a", 60, spent=10, life="1") == 0  # arrives after the next life's
+    assert counter.grant("a", 0, spent=60, life="2") == 0 and counter.get_counts()["env_steps"] == 80
 
 
 def test_the_grant_of_a_lost_actor_returns_to_the_budget():
@@ -124,26 +137,17 @@ def test_the_grant_of_a_lost_actor_returns_to_the_budget():
     assert counter.grant("b", 0, spent=60) == 0 and not counter.wait_for_steps(0.0)
 
 
-def test_a_lost_life_may_report_but_gets_no_more_steps():
-    counter = Counter(max_steps=100)
-    assert counter.grant("a", 60, life="first") == 60
-    counter.release("a")
-    assert counter.grant("a", 60, spent=10, life="first") == 0 and counter.ungranted() == 90
-    assert counter.grant("a", 60, life="second") == 60
-    assert counter.grant("a", 60, spent=60, life="second") == 30
-
-
 def test_min_actors_is_for_programs_that_can_go_on_without_actors():
     with pytest.raises(ValueError, match="min_actors: got 3, expected at most num_actors"):
         RunConfig(num_actors=2, min_actors=3)
     with pytest.raises(ValueError, match="expected at most the envs of the program, 4 with min_actors 1"):
         RunConfig(num_actors=2, min_actors=1, envs_per_actor=4, inference="server", inference_min_batch=5)
     config = RunConfig(num_actors=2, min_actors=1, num_learners=2)
-    ahead = PPO(PPOConfig(max_policy_lag=1))
-    with pytest.raises(ValueError, match="max_policy_lag: got 1 with min_actors 1, expected 0"):
-        make_program(ahead, "gymnasium:CartPole-v1", RunConfig(num_actors=2, min_actors=1))
     with pytest.raises(ValueError, match="min_actors: got 1 with 2 num_learners, expected None"):
         make_program(AGENTS["ppo"](), "gymnasium:CartPole-v1", config)
+    with pytest.raises(ValueError, match="min_actors: got 1 with max_policy_lag 1, expected None"):
+        lagging = PPO(PPOConfig(unroll_length=8, max_policy_lag=1))
+        make_program(lagging, "gymnasium:CartPole-v1", RunConfig(num_actors=2, min_actors=1))
     assert make_program(AGENTS["impala"](), "gymnasium:CartPole-v1", config).min_nodes == {"actor": 1}
     config = RunConfig(num_actors=2, min_actors=2, variable_sources=2)
     program = make_program(AGENTS["ppo"](), "gymnasium:CartPole-v1", config)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 
 from launch.engines.base import LONG_LIFE
 from launch.engines.supervised.process import Process
 
-_SHORT_LIVES = 5  # After so many in a row, an exception ends the program.
+_ERRORS = 5  # Exceptions of one node that are forgiven in a row, unless it lived for LONG_LIFE seconds.
+_PLACE_S = 5.0  # After which a node that has not begun counts as one without a place.
 _THERE = ("running", "returned", "closing", "closed")
 
 
@@ -27,6 +27,7 @@ class ElasticGroups:
         self._timeout = timeout
         self._short_since: dict[str, float] = {}
         self._complete: set[str] = set()  # groups that have had enough nodes at some time
+        self._errors: dict[str, int] = {}  # exceptions in a row, by label
 
     def __contains__(self, group: str) -> bool:
         return group in self._min_nodes
@@ -43,14 +44,25 @@ class ElasticGroups:
     def forgives(self, process: Process) -> bool:
         """Whether the loss of this process is no failure of the program.
 
-        An exception is one while its group has never had enough nodes, or after several short lives: then it
-        is most likely an error in the program, which the user should see.
+        An exception is one while its group has never had enough nodes, and when a node had too many in a row:
+        then it is most likely an error in the program, which the user should see.
         """
         group = process.unit.group
-        if group not in self or process.failure is None:
-            return group in self
-        lived = time.monotonic() - process.born
-        return group in self._complete and (lived >= LONG_LIFE or process.back_off.short_lives < _SHORT_LIVES)
+        recurs = self._errors.get(process.unit.label, 0) >= _ERRORS
+        return group in self and (process.failure is None or (group in self._complete and not recurs))
+
+    def lost(self, process: Process, now: float) -> None:
+        """Counts the exception with which a life of the node ended, if any."""
+        label = process.unit.label
+        if now - process.born >= LONG_LIFE:
+            self._errors.pop(label, None)
+        if process.failure is not None:
+            self._errors[label] = self._errors.get(label, 0) + 1
+
+    def waits_for_place(self, process: Process, now: float) -> bool:
+        """Whether the node has no place, in a group that has had enough nodes."""
+        waits = process.alive and process.pid is None and now - process.born > _PLACE_S
+        return waits and process.unit.group in self._complete
 
     def shortage(self, processes: Sequence[Process], now: float) -> str | None:
         """Returns what is missing once a group has had too few nodes for too long; else None."""

@@ -234,6 +234,7 @@ class SupervisedJob(Job):
             process.restart_at = now + process.back_off.after(now - process.born)
             process.restarts += 1
             if process.unit.group in self._elastic:
+                self._elastic.lost(process, now)
                 self._say_lost(process)
             return
         process.state = "failed"
@@ -275,7 +276,11 @@ class SupervisedJob(Job):
     def _advance(self) -> bool:
         """Moves the program to its next phase when it is due; returns True when all processes have ended."""
         if self._state == "running":
-            known = all(process.worker is not None for process in self._processes)
+            now = time.monotonic()
+            known = all(
+                process.worker is not None or self._elastic.waits_for_place(process, now)
+                for process in self._processes
+            )
             workers = [process for process in self._processes if process.worker]
             if known and workers and all(process.state in ("returned", "closed") for process in workers):
                 self._stop_asked = True
