@@ -245,4 +245,4 @@ def test_recurrent_td3_in_a_program(engine, settings):
     run = RunConfig(num_actors=2, envs_per_actor=2, max_env_steps=400, evaluate_period=None, **settings)
     program = make_program(RecurrentTD3(config), "testing:PendulumWithoutVelocity", run)
     result = launch.launch(program, engine=engine)
-    assert result["env_steps"] == 400 and result["learner_steps"] > 10
+    assert result["env_steps"] == 400 and result["learner_steps"] > 0
