@@ -66,7 +66,7 @@ wait $run || code=$?
 if [ -n "$again" ]; then
     code=0
     wait $run || code=$?  # The signal has ended the first wait, not the run.
-    if [ $code -eq 130 ]; then  # It was interrupted; it had neither finished nor failed.
+    if [ $code -eq 143 ]; then  # SIGTERM has stopped it; it had neither finished nor failed.
         scontrol requeue "$SLURM_JOB_ID"
         exit 0
     fi
