@@ -18,6 +18,7 @@ from __future__ import annotations
 import datetime
 import os
 import socket
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -50,7 +51,8 @@ class CallStore(dist.Store):
     """A store whose operations are calls of `call(operation, *arguments)`, in any process.
 
     The operations are `set(key, value)`, `get(key, timeout_s)`, `wait(keys, timeout_s)`, `check(keys)` and
-    `add(key, amount)`, with values as bytes. An error that `call` raises ends what uses the store.
+    `add(key, amount, call_id)`, with values as bytes. `call` may carry out an operation twice if `add` returns
+    the same to the same `call_id`. An error that `call` raises ends what uses the store.
     """
 
     def __init__(self, call: Callable[..., Any], timeout_s: float = EXCHANGE_TIMEOUT_S):
@@ -71,7 +73,7 @@ class CallStore(dist.Store):
         return bool(self._call("check", keys))
 
     def add(self, key: str, amount: int) -> int:
-        return int(self._call("add", key, amount))
+        return int(self._call("add", key, amount, uuid.uuid4().hex))
 
     def clone(self) -> CallStore:
         return self

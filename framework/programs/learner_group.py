@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import random
 import threading
+import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -59,26 +60,26 @@ class Barrier:
         self._size = size
         self._changed = threading.Condition()
         self._arrived: set[int] = set()  # ranks
-        self._round = 0
+        self._round = 0  # The step that the learners wait for.
         self._closed = False
 
-    def arrive(self, rank: int) -> bool:
+    def arrive(self, rank: int, step: int) -> bool:
         """Waits for the others; True when all ranks have arrived, False once the barrier is closed.
 
-        A learner that was restarted while it waited arrives again, and counts once.
+        `step` counts the steps of the learner with this barrier, from 0. A learner that arrives again counts
+        once, and is let through at once if the others have begun that step.
         """
         with self._changed:
-            if self._closed:
-                return False
-            mine = self._round
+            if step < self._round or self._closed:
+                return step < self._round
             self._arrived.add(rank)
             if len(self._arrived) == self._size:
                 self._arrived.clear()
                 self._round += 1
                 self._changed.notify_all()
                 return True
-            self._changed.wait_for(lambda: self._round > mine or self._closed)
-            return self._round > mine
+            self._changed.wait_for(lambda: self._round > step or self._closed)
+            return self._round > step
 
     @property
     def started(self) -> bool:
@@ -98,6 +99,7 @@ class SharedKeys:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._values: dict[str, bytes] = {}
+        self._added: dict[str, int] = {}  # Results of `add`, by `call_id`.
         self._closed = False
 
     def set(self, key: str, value: bytes) -> None:
@@ -126,11 +128,13 @@ class SharedKeys:
     def check(self, keys: Sequence[str]) -> bool:
         return all(key in self._values for key in keys)
 
-    def add(self, key: str, amount: int) -> int:
+    def add(self, key: str, amount: int, call_id: str) -> int:
+        """Adds to the number of `key`; returns the sum. A repeated call, of the same `call_id`, adds nothing."""
         with self._changed:
-            total = int(self._values.get(key, b"0")) + amount
-            self.set(key, str(total).encode())
-            return total
+            if call_id not in self._added:
+                self._added[call_id] = int(self._values.get(key, b"0")) + amount
+                self.set(key, str(self._added[call_id]).encode())
+            return self._added[call_id]
 
     def close(self) -> None:
         """Ends all current and future waits with `GroupChanged`."""
@@ -147,6 +151,7 @@ class _Generation:
     barrier: Barrier
     keys: SharedKeys = field(default_factory=SharedKeys)
     members: dict[int, Place] = field(default_factory=dict)  # By rank.
+    call_ids: dict[int, str] = field(default_factory=dict)  # With which each rank joined.
 
     def close(self) -> None:
         self.barrier.close()
@@ -167,8 +172,10 @@ class Generations:
         # The other learners may hold a number of this one from before a restart of rank 0.
         self._current = _Generation(random.SystemRandom().getrandbits(48), Barrier(size))
 
-    def join(self, rank: int, place: Place) -> tuple[int, bool] | None:
+    def join(self, rank: int, place: Place, call_id: str) -> tuple[int, bool] | None:
         """Waits until all have joined.
+
+        A call with the `call_id` of one before is the same call, repeated: it does not join again.
 
         Returns:
           The number of the generation, and whether its learners are on several hosts; None once closed.
@@ -178,9 +185,10 @@ class Generations:
           ValueError: Two learners have the same GPU.
         """
         with self._changed:
-            if rank in self._current.members:
+            if self._current.call_ids.setdefault(rank, call_id) != call_id:
                 self._current.close()
                 self._current = _Generation(self._current.number + 1, Barrier(self._size))
+                self._current.call_ids[rank] = call_id
             mine = self._current
             mine.members[rank] = place
             self._changed.notify_all()
@@ -194,10 +202,10 @@ class Generations:
             _check_gpus(mine.members.values())
             return mine.number, len({member.host for member in mine.members.values()}) > 1
 
-    def arrive(self, rank: int, number: int) -> bool:
+    def arrive(self, rank: int, number: int, step: int) -> bool:
         """See `Barrier.arrive`. Raises `GroupChanged` if generation `number` is over."""
         mine = self._find(number)
-        if mine.barrier.arrive(rank):
+        if mine.barrier.arrive(rank, step):
             return True
         self._find(number)
         return False
@@ -229,11 +237,16 @@ class Generations:
 
 
 class First(Protocol):
-    """What the learners ask of rank 0: a `FirstLearner`, or a client of the node that has one."""
+    """What the learners ask of rank 0: a `FirstLearner`, or a client of the node that has one.
 
-    def join_learners(self, rank: int, place: Place) -> tuple[int, bool, dict[str, Any]] | None: ...
+    A client repeats a call whose connection was cut, so each call says which one it is.
+    """
 
-    def arrive(self, rank: int, number: int) -> int | None: ...
+    def join_learners(
+        self, rank: int, place: Place, call_id: str
+    ) -> tuple[int, bool, dict[str, Any]] | None: ...
+
+    def arrive(self, rank: int, number: int, step: int) -> int | None: ...
 
     def exchange(self, number: int, operation: str, *arguments: Any) -> Any: ...
 
@@ -258,16 +271,16 @@ class FirstLearner:
         self._state: dict[str, Any] = {}
         launch.register_stop_handler(self.close)
 
-    def join_learners(self, rank: int, place: Place) -> tuple[int, bool, dict[str, Any]] | None:
+    def join_learners(self, rank: int, place: Place, call_id: str) -> tuple[int, bool, dict[str, Any]] | None:
         """See `Generations.join`; with the state of rank 0, from which all start."""
         if rank == 0:
             self._state = self._learner.save()  # Before the others can have it.
-        joined = self._generations.join(rank, place)
+        joined = self._generations.join(rank, place, call_id)
         return None if joined is None else (*joined, self._state)
 
-    def arrive(self, rank: int, number: int) -> int | None:
+    def arrive(self, rank: int, number: int, step: int) -> int | None:
         """Waits until all learners have data for a step; returns its `env_steps`, or None at the end."""
-        if not self._generations.arrive(rank, number):
+        if not self._generations.arrive(rank, number, step):
             return None
         if rank == 0:
             self._state = {}  # All have it.
@@ -297,6 +310,7 @@ class GroupMember:
         self._device = learner.device
         self._group: LearnerGroup | None = None
         self._number = -1
+        self._arrivals = 0  # In the present group.
         self._losses = 0
 
     def go_on(self) -> int | None:
@@ -309,7 +323,9 @@ class GroupMember:
             try:
                 if self._group is None and not self._join():
                     return None
-                return self._first.arrive(self._rank, self._number)
+                env_steps = self._first.arrive(self._rank, self._number, self._arrivals)
+                self._arrivals += 1
+                return env_steps
             except Exception as error:
                 if not self.has_lost(error):
                     raise
@@ -334,10 +350,11 @@ class GroupMember:
 
     def _join(self) -> bool:
         here = launch.get_node_context()
-        joined = self._first.join_learners(self._rank, Place(here.label, here.host, gpu_id(self._device)))
+        place = Place(here.label, here.host, gpu_id(self._device))
+        joined = self._first.join_learners(self._rank, place, uuid.uuid4().hex)
         if joined is None:
             return False
-        self._number, has_hosts, state = joined
+        (self._number, has_hosts, state), self._arrivals = joined, 0
         if self._rank:
             self._learner.restore(state)
         store = distributed.CallStore(functools.partial(self._first.exchange, self._number))

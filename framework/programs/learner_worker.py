@@ -345,15 +345,15 @@ class LearnerWorker(LearnerNode):
         with self._learner.published:
             return not self._waits_for_data
 
-    def join_learners(self, rank: int, place: Place) -> tuple[int, bool, dict[str, Any]] | None:
+    def join_learners(self, rank: int, place: Place, call_id: str) -> tuple[int, bool, dict[str, Any]] | None:
         """For the other learners: see `FirstLearner.join_learners`."""
         assert self._first is not None
-        return self._first.join_learners(rank, place)
+        return self._first.join_learners(rank, place, call_id)
 
-    def arrive(self, rank: int, number: int) -> int | None:
+    def arrive(self, rank: int, number: int, step: int) -> int | None:
         """For the other learners: see `FirstLearner.arrive`."""
         assert self._first is not None
-        return self._first.arrive(rank, number)
+        return self._first.arrive(rank, number, step)
 
     def exchange(self, number: int, operation: str, *arguments: Any) -> Any:
         """For the other learners: see `FirstLearner.exchange`."""

@@ -167,36 +167,42 @@ def in_threads(calls):
 
 def test_the_turnstile_lets_all_through_or_none():
     barrier = Barrier(3)
-    for _ in range(20):
-        threads, answers = in_threads([functools.partial(barrier.arrive, rank) for rank in range(3)])
+    for step in range(20):
+        threads, answers = in_threads([functools.partial(barrier.arrive, rank, step) for rank in range(3)])
         for thread in threads:
             thread.join(10)
         assert answers == [True] * 3
-    waiting, answers = in_threads([functools.partial(barrier.arrive, rank) for rank in range(2)])
+    waiting, answers = in_threads([functools.partial(barrier.arrive, rank, 20) for rank in range(2)])
     assert barrier.started
     barrier.close()
     for thread in waiting:
         thread.join(10)
     assert answers == [False] * 2
-    assert barrier.arrive(0) is False
+    assert barrier.arrive(0, 20) is False
+    assert barrier.arrive(0, 19) is True  # Again: the answer was lost.
 
 
 def test_who_was_let_through_stays_so_when_it_closes_at_once():
     for _ in range(50):
         barrier = Barrier(2)
-        threads, answers = in_threads([functools.partial(barrier.arrive, 1)])
-        mine = barrier.arrive(0)
+        threads, answers = in_threads([functools.partial(barrier.arrive, 1, 0)])
+        mine = barrier.arrive(0, 0)
         barrier.close()
         threads[0].join(10)
         assert answers == [mine] == [True]
 
 
-def test_a_learner_that_was_restarted_while_it_waited_counts_once():
+def test_a_learner_that_arrives_again_counts_once():
     barrier = Barrier(2)
-    orphans, answers = in_threads([functools.partial(barrier.arrive, 1)] * 2)
+    orphans, answers = in_threads([functools.partial(barrier.arrive, 1, 0)] * 2)
     orphans[0].join(0.2)
     assert not barrier.started
-    assert barrier.arrive(0)
+    assert barrier.arrive(0, 0)
     for thread in orphans:
         thread.join(10)
     assert answers == [True, True]
+    assert barrier.arrive(1, 0)  # At once; and not for the next step.
+    threads, answers = in_threads([functools.partial(barrier.arrive, 0, 1)])
+    barrier.close()
+    threads[0].join(10)
+    assert answers == [False]

@@ -3,7 +3,9 @@
 import contextlib
 import datetime
 import functools
+import itertools
 import threading
+import uuid
 
 import pytest
 import torch.distributed as dist
@@ -23,10 +25,13 @@ class Simulation:
     Args:
       deaths: of each rank, the ends of its lives: the steps that it makes, and whether it dies while it waits
         for the next one.
+      repeats: of each rank, how its calls are made, over and over: once, "again" after the answer, or
+        "meanwhile" while the first one runs. The repeat has the same arguments.
     """
 
-    def __init__(self, deaths):
+    def __init__(self, deaths, repeats):
         self._deaths, self._size = deaths, len(deaths)
+        self._repeats = [itertools.cycle(each) for each in repeats]
         self._generations = Generations(self._size)
         self._threads = []
         self.made = {}  # (generation, step) to the ranks that made it
@@ -43,6 +48,7 @@ class Simulation:
         self._threads += threads
         for thread in threads:
             thread.start()
+        return threads
 
     def _live(self, rank):
         lives = [*self._deaths[rank], None]
@@ -50,27 +56,44 @@ class Simulation:
         while True:
             try:
                 if number is None:
-                    number, _ = self._generations.join(rank, Place(f"learner-{rank}", "host"))
+                    place = Place(f"learner-{rank}", "host")
+                    number, _ = self._call(rank, self._generations.join, place, uuid.uuid4().hex)
                     self.numbers[rank].append(number)
                     step = 0
                 if lives[0] is not None and step == lives[0][0]:
                     if lives.pop(0)[1]:  # The call of a dead process goes on.
-                        self._start(functools.partial(self._wait, rank, number, step))
+                        arrives = functools.partial(self._call, rank, self._arrive, number, step)
+                        self._start(functools.partial(self._ignore_changes, arrives))
                     number = None
                 elif step == ROUNDS:
                     return
                 else:
-                    self._arrive(rank, number, step)
+                    self._call(rank, self._arrive, number, step)
                     step += 1
             except GroupChanged:
                 number = None
 
-    def _wait(self, rank, number, step):
+    def _call(self, rank, method, *arguments):
+        """Calls `method`, once or twice; one of the calls may be the one that counts."""
+        how = next(self._repeats[rank])
+        call = functools.partial(method, rank, *arguments)
+        repeated = functools.partial(self._ignore_changes, call)
+        repeats = self._start(repeated) if how == "meanwhile" else []
+        try:
+            answer = call()
+        finally:
+            for thread in repeats:  # A client makes no new call before the repeat of the last one.
+                thread.join(PATIENCE)
+        if how == "again":
+            repeated()
+        return answer
+
+    def _ignore_changes(self, call):
         with contextlib.suppress(GroupChanged):
-            self._arrive(rank, number, step)
+            call()
 
     def _arrive(self, rank, number, step):
-        assert self._generations.arrive(rank, number)
+        assert self._generations.arrive(rank, number, step)
         self.made.setdefault((number, step), set()).add(rank)
 
 
@@ -79,10 +102,15 @@ class Simulation:
     # A call of a dead process may complete a step, so no one dies in the last one.
     st.lists(
         st.lists(st.tuples(st.integers(0, ROUNDS - 2), st.booleans()), max_size=2), min_size=2, max_size=4
-    )
+    ),
+    st.lists(
+        st.lists(st.sampled_from(["once", "again", "meanwhile"]), min_size=1, max_size=4),
+        min_size=4,
+        max_size=4,
+    ),
 )
-def test_all_learners_make_a_step_or_none_does_however_they_die(deaths):
-    simulation = Simulation(deaths)
+def test_all_learners_make_a_step_or_none_does_however_they_die(deaths, repeats):
+    simulation = Simulation(deaths, repeats)
     simulation.run()
     everyone = set(range(len(deaths)))
     assert all(ranks == everyone for ranks in simulation.made.values())
@@ -90,6 +118,8 @@ def test_all_learners_make_a_step_or_none_does_however_they_die(deaths):
     assert {(last, step) for step in range(ROUNDS)} <= set(simulation.made)
     for numbers in simulation.numbers:
         assert numbers == sorted(set(numbers)) and numbers[-1] == last
+    if not any(deaths):  # Repeated calls alone form no new group.
+        assert set(simulation.made) == {(last, step) for step in range(ROUNDS)}
 
 
 def in_threads(*calls):
@@ -109,7 +139,10 @@ def in_threads(*calls):
 
 def joined(generations, *places):
     threads, answers = in_threads(
-        *(functools.partial(generations.join, rank, place) for rank, place in enumerate(places))
+        *(
+            functools.partial(generations.join, rank, place, uuid.uuid4().hex)
+            for rank, place in enumerate(places)
+        )
     )
     for thread in threads:
         thread.join(PATIENCE)
@@ -122,6 +155,21 @@ def test_learners_learn_whether_they_are_on_one_host():
     assert not apart
     again = joined(generations, Place("learner-0", "a"), Place("learner-1", "b"))
     assert again == [(number + 1, True)] * 2
+
+
+def test_a_repeated_join_is_the_same_membership_and_a_restarted_learner_forms_a_new_group():
+    generations, places = Generations(2), [Place(f"learner-{rank}", "a") for rank in range(2)]
+    waiting, answers = in_threads(functools.partial(generations.join, 0, places[0], "a"))
+    number, _ = generations.join(1, places[1], "b")
+    waiting[0].join(PATIENCE)
+    assert answers == [(number, False)]
+    assert generations.join(1, places[1], "b") == generations.join(0, places[0], "a") == (number, False)
+    waiting, answers = in_threads(functools.partial(generations.join, 1, places[1], "restarted"))
+    with pytest.raises(GroupChanged):
+        generations.arrive(0, number, 0)
+    assert generations.join(0, places[0], "c") == (number + 1, False)
+    waiting[0].join(PATIENCE)
+    assert answers == [(number + 1, False)]
 
 
 def test_two_learners_with_one_gpu_are_refused():
@@ -137,14 +185,14 @@ def test_a_closed_group_ends_every_wait():
     generations = Generations(2)
     (number, _), _ = joined(generations, Place("learner-0", "a"), Place("learner-1", "a"))
     waiting, answers = in_threads(
-        functools.partial(generations.arrive, 0, number),
+        functools.partial(generations.arrive, 0, number, 0),
         functools.partial(generations.exchange, number, "wait", ["key"], PATIENCE),
     )
     generations.close()
     for thread in waiting:
         thread.join(PATIENCE)
     assert answers[0] is False and isinstance(answers[1], GroupChanged)
-    assert generations.join(1, Place("learner-1", "a")) is None
+    assert generations.join(1, Place("learner-1", "a"), "late") is None
 
 
 def test_a_group_is_formed_through_a_store_of_calls():
@@ -153,6 +201,8 @@ def test_a_group_is_formed_through_a_store_of_calls():
     store.set("a", "1")
     assert store.get("a") == b"1" and store.add("a", 2) == 3 and store.check(["a"])
     assert not store.check(["a", "b"])
+    assert [keys.add("a", 1, call_id) for call_id in ("x", "x", "y", "x")] == [4, 4, 5, 4]
+    assert store.get("a") == b"5"
     with pytest.raises(GroupLost, match="no address within 0"):
         store.wait(["b"], datetime.timedelta(0))
     group = LearnerGroup(0, 1, store)
