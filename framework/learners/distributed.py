@@ -51,8 +51,8 @@ class CallStore(dist.Store):
     """A store whose operations are calls of `call(operation, *arguments)`, in any process.
 
     The operations are `set(key, value)`, `get(key, timeout_s)`, `wait(keys, timeout_s)`, `check(keys)` and
-    `add(key, amount, call_id)`, with values as bytes. `call` may carry out an operation twice if `add` returns
-    the same to the same `call_id`. An error that `call` raises ends what uses the store.
+    `add(key, amount, call_id)`, with values as bytes. `call` may carry out an operation twice if an `add` of
+    the same `call_id` returns the same. An error that `call` raises ends what uses the store.
     """
 
     def __init__(self, call: Callable[..., Any], timeout_s: float = EXCHANGE_TIMEOUT_S):

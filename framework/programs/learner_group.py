@@ -129,7 +129,7 @@ class SharedKeys:
         return all(key in self._values for key in keys)
 
     def add(self, key: str, amount: int, call_id: str) -> int:
-        """Adds to the number of `key`; returns the sum. A repeated call, of the same `call_id`, adds nothing."""
+        """Adds to the number of `key`; returns the sum. A call of the same `call_id` only returns it."""
         with self._changed:
             if call_id not in self._added:
                 self._added[call_id] = int(self._values.get(key, b"0")) + amount
