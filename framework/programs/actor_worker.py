@@ -315,13 +315,17 @@ class ActorWorker(ProgramWorker):
 
     def _has_steps(self) -> bool:
         """Whether steps are granted. Requests more when half are spent, so that a far counter is in time."""
-        # With too few for a step of all envs, episodes would be cut short.
-        are_few = self._granted - self._spent < self._config.envs_per_actor
-        if self._request is None and (are_few or 2 * self._spent >= self._granted):
+        if self._request is not None and (self._has_few() or self._request.done()):
+            self._take_grant()
+        if self._request is None and (self._has_few() or 2 * self._spent >= self._granted):
             self._request = self._report(self._counter.futures.grant, self._wanted())
-        if self._request is not None and (are_few or self._request.done()):
+        if self._has_few():
             self._take_grant()
         return self._granted > self._spent
+
+    def _has_few(self) -> bool:
+        """Whether the grant is too small for a step of all envs, which would cut episodes short."""
+        return self._granted - self._spent < self._config.envs_per_actor
 
     def _take_grant(self) -> None:
         if self._request is not None:
