@@ -52,6 +52,7 @@ class IMPALAConfig(OnPolicyConfig):
     # The queue between actors and learner.
     batch_size: int = 16  # N, unrolls in a learner step: N * T env steps.
     queue_batches: int = 2  # Batches before actors wait. (This - 1) * N must hold an actor's envs.
+    unrolls_in_flight: int = 1  # Of each env, on their way to the queue: more for far hosts; data gets older.
     prefetch_batches: int = 1  # Batches that the learner fetches ahead, besides those in the queue.
 
     # V-trace. The loss is the mean over the steps of a batch; the paper's is the sum, N * T times as large.
@@ -76,7 +77,8 @@ class IMPALAConfig(OnPolicyConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check.at_least(self, 1, "batch_size", "queue_batches", "hidden_sizes", "lstm_size")
+        check.at_least(self, 1, "batch_size", "queue_batches", "unrolls_in_flight")
+        check.at_least(self, 1, "hidden_sizes", "lstm_size")
         check.at_least(self, 0, "prefetch_batches", "clip_rho", "clip_c", "rmsprop_momentum")
         check.above(self, 0, "reward_clip")
         check.fraction(self, "vtrace_lambda", "rmsprop_decay")
@@ -200,6 +202,10 @@ class IMPALA(OnPolicyAgent):
     @property
     def queue_batches(self) -> int:
         return self.config.queue_batches
+
+    @property
+    def unrolls_in_flight(self) -> int:
+        return self.config.unrolls_in_flight
 
     @property
     def prefetch_batches(self) -> int:

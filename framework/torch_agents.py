@@ -341,6 +341,11 @@ class OnPolicyAgent(TorchAgent):
         return 2 + (self.max_policy_lag or 0)
 
     @property
+    def unrolls_in_flight(self) -> int:
+        """Number of unrolls of an env that may be on their way to the queue while the next is made."""
+        return 1
+
+    @property
     def prefetch_batches(self) -> int:
         """Number of batches that a learner fetches ahead; 0 with several learners, which share one batch."""
         return 1 if self.num_learners == 1 else 0
@@ -351,7 +356,10 @@ class OnPolicyAgent(TorchAgent):
 
     def make_adder(self, client: Client, spec: specs.EnvironmentSpec) -> adders.Adder:
         return adders.UnrollAdder(
-            client, self.config.unroll_length, extras_of_first_row=self.extras_of_first_row
+            client,
+            self.config.unroll_length,
+            extras_of_first_row=self.extras_of_first_row,
+            unrolls_in_flight=self.unrolls_in_flight,
         )
 
     def make_dataset(self, client: Client) -> Dataset:

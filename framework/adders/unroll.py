@@ -9,7 +9,7 @@ from framework.adders.base import QUEUE_TABLE
 from framework.adders.block import PriorityFns
 from framework.adders.sequence import EndOfEpisodeBehavior, SequenceAdder
 from framework.config_checks import whole_number
-from framework.types import FIRST
+from framework.types import FIRST, Nest
 
 
 class UnrollAdder(SequenceAdder):
@@ -52,6 +52,7 @@ class UnrollAdder(SequenceAdder):
         *,
         extras_of_first_row: Collection[str] = (),
         priority_fns: PriorityFns | None = None,
+        unrolls_in_flight: int = 1,
     ):
         """Creates an adder for one batched environment.
 
@@ -60,7 +61,11 @@ class UnrollAdder(SequenceAdder):
           unroll_length: number of environment steps in an item, at least 2, because one step may be a reset.
           extras_of_first_row: as in `SequenceAdder`.
           priority_fns: as in `SequenceAdder`.
+          unrolls_in_flight: number of unrolls, at least 1, that may be on their way to the table, or wait for
+            room, while the next is made. The last `add` of an unroll waits for the oldest of more. Has no
+            effect with a client that is not concurrent.
         """
+        self._unrolls_in_flight = whole_number("unrolls_in_flight", unrolls_in_flight, 1)
         self._unroll_length = whole_number("unroll_length", unroll_length, 2)
         rows = self._unroll_length + 1
         self._made = 0  # steps of the current unroll
@@ -71,9 +76,13 @@ class UnrollAdder(SequenceAdder):
             EndOfEpisodeBehavior.CONTINUE,
             extras_of_first_row=extras_of_first_row,
             priority_fns={QUEUE_TABLE: None} if priority_fns is None else priority_fns,
-            # add() waits until the table has room for the unroll, so that the learner gets new experience.
-            max_in_flight_items=1,
+            max_in_flight_items=None if client.concurrent else 1,
         )
+
+    def _allocate(self, observation: Nest) -> None:
+        super()._allocate(observation)
+        if self._concurrent:
+            self._max_in_flight = self._unrolls_in_flight * self._width
 
     def ready(self) -> bool:
         # Only the last step of an unroll makes items.
@@ -98,6 +107,9 @@ class UnrollAdder(SequenceAdder):
             self._observation.repeat(self._t)
             super()._advance(FIRST)
             self._write_block()
+            if self._concurrent:
+                # Sends the unroll, and waits for those before it, so that the learner gets new experience.
+                self._writer.flush(keep=self._max_in_flight)
 
     def _forget(self) -> None:
         super()._forget()

@@ -14,6 +14,8 @@ in processes, or networks so large that torch releases the interpreter's lock.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import launch
@@ -37,11 +39,10 @@ from framework.programs.worker import (
 from framework.replay.errors import ServerClosed, ServerLost
 from framework.variables import VariableClient
 
-# Batched steps that a worker requests from the counter at a time. The first grants are small, so that all
-# actors take part in a short program. Later grants are a share of the steps made, because each request costs
-# a message and a wait.
+# Batched steps that a worker holds a grant for. The first grants are small, so that all actors take part in a
+# short program. Later grants are a share of the steps made, because each request costs a message.
 _WAIT_S = 0.5  # For steps that other actors do not take, between two checks for a stop of the program.
-_FIRST_GRANT, _GRANT_SHARE, _LARGEST_GRANT = 16, 16, 64
+_FIRST_GRANT, _GRANT_SHARE, _LARGEST_GRANT = 16, 16, 128
 
 
 class Half(NamedTuple):
@@ -68,7 +69,7 @@ class ActorWorker(ProgramWorker):
       setup: makes the environment, the networks, the policy and the adder.
       replay: the replay client of the adder. None for an agent that stores nothing.
       learner: the variable source. None for an agent without parameters.
-      counter: grants and counts steps.
+      counter: a client of the `Counter`, which grants and counts steps.
       monitor: takes the rows of metrics.
       checkpointer: keeps the state of the policy's random numbers. None keeps nothing.
       name: name of the group of actors. This actor is `NAME-INDEX`.
@@ -122,6 +123,7 @@ class ActorWorker(ProgramWorker):
         self._started = False
         self._batched_steps = 0  # With two halves, two of them are a step of all envs.
         self._granted = self._spent = 0  # Env steps of the current grant, and how many of them are made.
+        self._request: Future | None = None  # For a larger grant, which includes the rest of this one.
         self._episodes = self._counted_episodes = 0  # Finished episodes.
         self._ended: list[dict[str, Any]] = []  # Episodes that ended since the last row.
         self._dropped = 0  # Items in flight when the program stopped.
@@ -221,14 +223,11 @@ class ActorWorker(ProgramWorker):
                 self._lockstep.start(self._version())
         if self._lockstep is not None and not self._begin_unroll(self._lockstep):
             return  # The caller checks for a stop of the program, and calls again.
-        # Ask before the grant is too small for a step of all envs, which would cut episodes short.
-        if self._granted - self._spent < self._config.envs_per_actor:
-            self._granted = self._report(self._wanted())
-            if self._granted == 0:
-                # The steps of an actor that is lost go to the others.
-                if not (self._elastic and self._counter.wait_for_steps(_WAIT_S)):
-                    self._finish()
-                return
+        if not self._has_steps():
+            # The steps of an actor that is lost go to the others.
+            if not (self._elastic and self._counter.wait_for_steps(_WAIT_S)):
+                self._finish()
+            return
         half, steps = self._half, self._batched_steps + 1
         following = self._halves[steps % len(self._halves)]
         if half is not following and isinstance(half.actor, InferenceActor):
@@ -314,8 +313,26 @@ class ActorWorker(ProgramWorker):
         lockstep.begin(done, self._version())
         return True
 
+    def _has_steps(self) -> bool:
+        """Whether steps are granted. Requests more when half are spent, so that a far counter is in time."""
+        if self._request is not None and (self._has_few() or self._request.done()):
+            self._take_grant()
+        if self._request is None and (self._has_few() or 2 * self._spent >= self._granted):
+            self._request = self._report(self._counter.futures.grant, self._wanted())
+        if self._has_few():
+            self._take_grant()
+        return self._granted > self._spent
+
+    def _has_few(self) -> bool:
+        """Whether the grant is too small for a step of all envs, which would cut episodes short."""
+        return self._granted - self._spent < self._config.envs_per_actor
+
+    def _take_grant(self) -> None:
+        if self._request is not None:
+            self._granted, self._request = self._request.result(), None
+
     def _wanted(self) -> int:
-        """The number of env steps to request."""
+        """The number of env steps to request, with the rest of the current grant."""
         envs = self._config.envs_per_actor
         wanted = min(max(_FIRST_GRANT, self._batched_steps // _GRANT_SHARE), self._largest_grant) * envs
         if self._lockstep is None or self._counts_episodes:
@@ -325,13 +342,15 @@ class ActorWorker(ProgramWorker):
         left = self._lockstep.units_left(self._batched_steps) * envs // len(self._halves)
         return min(wanted, max(1, left))
 
-    def _report(self, wanted: int) -> int:
+    def _report(self, grant: Callable[..., Any], wanted: int) -> Any:
         """Reports steps and episodes together, because the last report may end the program; see `grant`."""
         episodes = self._episodes - self._counted_episodes
         life = {"life": self._life} if self._elastic else {}
-        granted = self._counter.grant(self._name, wanted, self._spent, actor_episodes=episodes, **life)
+        answer = grant(self._name, wanted, self._spent, actor_episodes=episodes, **life)
+        # Until the answer is there, the rest may be spent.
+        self._granted = min(max(0, self._granted - self._spent), wanted)
         self._spent, self._counted_episodes = 0, self._episodes
-        return granted
+        return answer
 
     def _finish(self) -> None:
         self._finished = True
@@ -339,7 +358,8 @@ class ActorWorker(ProgramWorker):
         self._dropped = self._close_adders(timeout=0.2)
         if self._lockstep is not None:
             self._lockstep.wait_for_last(self._done())
-        self._report(0)
+        self._take_grant()  # Requests in flight may overtake each other.
+        self._report(self._counter.grant, 0)
         self._log()
         if self._ends_program and self._counter.remaining() == 0:
             self._monitor.finish("max_env_steps", self._counter.get_counts())

@@ -127,25 +127,26 @@ def test_says_which_lengths_there_are(length):
         adders.UnrollAdder(make_client(), length)
 
 
-def test_an_unroll_waits_for_its_place_in_the_table():
-    client = make_client(size=2)
-    adder = adders.UnrollAdder(client, 2)
+@pytest.mark.parametrize(("envs", "in_flight"), [(1, 1), (3, 1), (2, 2)])
+def test_an_unroll_waits_for_its_place_in_the_table(envs, in_flight):
+    client = make_client(size=2 * envs)
+    adder = adders.UnrollAdder(client, 2, unrolls_in_flight=in_flight)
     made = []
 
     def act():
-        adder.add_first(timestep([FIRST], [0]))
+        adder.add_first(timestep([FIRST] * envs, [0] * envs))
         for t in range(1, 13):
-            adder.add(np.zeros(1, int), timestep([MID], [t]), {"x": np.zeros(1, int)})
+            step = timestep([MID] * envs, [t] * envs)
+            adder.add(np.zeros(envs, int), step, {"x": np.zeros(envs, int)})
             made.append(t)
 
     actor = threading.Thread(target=act, daemon=True)
     actor.start()
     while not client.server_info()[TABLE].rate_limiter_info.insert_stats.pending:
-        pass  # two unrolls are in the table, one waits, and the adder holds the actor up with the next
-    assert len(made) == 7
-    assert [int(client.sample_batch(TABLE, 1, timeout=10).data.observation[0, 0]) for _ in range(6)] == [
-        0, 2, 4, 6, 8, 10,
-    ]  # fmt: skip
+        pass  # two unrolls are in the table, others wait, and the adder holds the actor up with the next
+    assert len(made) == 2 * (2 + in_flight) + 1
+    drawn = [client.sample_batch(TABLE, envs, timeout=10).data.observation[:, 0].tolist() for _ in range(6)]
+    assert drawn == [[t] * envs for t in (0, 2, 4, 6, 8, 10)]
     actor.join(10)
     assert made[-1] == 12
 

@@ -99,6 +99,13 @@ def fetched(config):
     return str(dataset.call_args)
 
 
+def ahead(config):
+    """What the adder is asked to keep under way."""
+    with mock.patch("framework.adders.UnrollAdder") as adder:
+        IMPALA(config).make_adder(None, SPEC)
+    return str(adder.call_args)
+
+
 def written(config):
     """Shapes of the items."""
     return {k: v.shape for k, v in played(config, steps=40)[0].data.extras.items() if k != "state"}
@@ -131,6 +138,7 @@ FIELDS = {
     "previous_action_and_reward": (True, seen, {}),
     "batch_size": (3, table, {}),
     "queue_batches": (5, table, {}),
+    "unrolls_in_flight": (2, ahead, {}),
     "prefetch_batches": (3, fetched, {}),
     "vtrace_lambda": (0.5, learned, {}),
     "clip_rho": (2.0, learned, {}),
@@ -170,6 +178,7 @@ WRONG = [
     ("unroll_length", 1),
     ("batch_size", 0),
     ("queue_batches", 0),
+    ("unrolls_in_flight", 0),
     ("hidden_sizes", (0,)),
     ("lstm_size", 0),
     ("learning_rate_decay", 0),

@@ -1,10 +1,20 @@
 """Actors take their steps in grants, and episodes go on from one grant to the next."""
 
+import functools
+from concurrent.futures import Future
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 import launch
 from agents.random_actions import RandomActions
-from framework import programs
+from framework import environments, programs, specs
+from framework.environments.testing import FakeEnvironment
 from framework.loggers import InMemoryLogger
-from framework.programs.services import Counter
+from framework.programs.actor_worker import ActorWorker
+from framework.programs.services import Counter, Monitor
+from framework.programs.worker import Setup
+from launch.handles import Client
 
 LOG = InMemoryLogger()  # the serial engine keeps all nodes in this process
 
@@ -51,6 +61,73 @@ def test_grants_grow_with_what_was_made(monkeypatch):
     )
     assert launch.launch(program, engine="serial")["env_steps"] == 5000
     assert asked[0] == 2 * 16
-    assert max(asked) == 2 * 64
+    assert max(asked) == 2 * 128
     assert asked.count(0) == 1  # the settlement
     assert asked[:-1] == sorted(asked[:-1])
+
+
+class LateFuture(Future):
+    """Has its result after `polls` looks at it, or when it is waited for; the call is made then or before."""
+
+    def __init__(self, call, polls, is_late):
+        super().__init__()
+        self._call, self._polls = call, polls
+        if not is_late:
+            self.set_result(call())
+
+    def done(self):
+        self._polls -= 1
+        return self._polls < 0
+
+    def result(self, timeout=None):
+        if not super().done():
+            self.set_result(self._call())
+        return super().result(0)
+
+
+def fake(num_envs, seed=0):
+    make = functools.partial(FakeEnvironment, episode_length=5)
+    return environments.make(make, num_envs=num_envs, seed=seed, stepping="inline")
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    actors=st.integers(1, 3),
+    envs=st.integers(1, 4),
+    budget=st.integers(1, 700),
+    order=st.randoms(use_true_random=False),
+)
+def test_the_budget_is_made_exactly_however_late_the_counter_answers(actors, envs, budget, order):
+    counter, monitor = Counter(budget), Monitor()
+
+    def call(name, args, kwargs, timeout):
+        return getattr(counter, name)(*args, **kwargs)
+
+    def submit(*called):
+        return LateFuture(functools.partial(call, *called), order.randrange(40), order.random() < 0.5)
+
+    setup = Setup(
+        WithoutTables(),
+        fake,
+        specs.make_environment_spec(fake(1)),
+        programs.RunConfig(num_actors=actors, envs_per_actor=envs, log_period=1000),
+    )
+    setup.evaluators.append("evaluator")  # It would end the program.
+    services = {"counter": Client(0, call, submit), "monitor": monitor}
+
+    class Worker(ActorWorker):
+        def _wanted(self):
+            # Sometimes hardly any, as agents do whose unroll is nearly complete.
+            return min(super()._wanted(), order.choice((1, 20, 1000)))
+
+    workers = [Worker(setup, replay=None, learner=None, index=i, **services) for i in range(actors)]
+    running = list(workers)
+    while running:
+        worker = order.choice(running)
+        worker.step()
+        assert counter.get_counts().get("env_steps", 0) + counter.granted() <= budget
+        running = [each for each in running if not each.finished()]
+    assert counter.get_counts()["env_steps"] == budget == sum(each.save()["steps"] for each in workers)
+    assert not counter.granted()
+    for worker in workers:
+        worker.close()

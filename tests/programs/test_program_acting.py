@@ -1,6 +1,7 @@
 """Halves that alternate: who asks when, what is dropped, what is kept of both."""
 
 import types
+from concurrent.futures import Future
 
 import dm_env
 import numpy as np
@@ -16,6 +17,7 @@ from framework.programs.actor_worker import ActorWorker
 from framework.programs.services import Counter, Monitor
 from framework.programs.worker import Setup
 from framework.replay.errors import ServerLost
+from launch.handles import Client
 
 
 class LoggedPort(ServerPort):
@@ -111,6 +113,20 @@ class Server:
 periods: list = []  # Update periods of the variable clients.
 
 
+def make_client(counter):
+    """A client that calls `counter` at once, as on the serial engine."""
+
+    def call(name, args, kwargs, timeout):
+        return getattr(counter, name)(*args, **kwargs)
+
+    def submit(*called):
+        future = Future()
+        future.set_result(call(*called))
+        return future
+
+    return Client(0, call, submit)
+
+
 class Source:
     """A learner that has just published every version."""
 
@@ -145,7 +161,7 @@ def make(monkeypatch):
             ),
             replay="a client",
             learner=None if unroll is None else Source(),
-            counter=Counter(max_env_steps),
+            counter=make_client(Counter(max_env_steps)),
             monitor=Monitor(),
         )
         return worker, log, ports, adders
@@ -190,7 +206,7 @@ def test_a_half_that_begins_again_drops_what_it_had_asked_for(make):
     worker, log, _, _ = make(length=100, max_env_steps=7)
     assert steps_of(worker, 3) == [2, 2, 2]
     assert steps_of(worker, 1) == [1]  # of two envs: the second half resets at its next turn
-    worker._counter = Counter()
+    worker._counter = make_client(Counter())
     worker._granted = worker._spent = 0
     assert steps_of(worker, 3) == [2, 2, 2]
     assert log.count("reset b") == 2 and log.count("reset a") == 1

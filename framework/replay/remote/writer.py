@@ -243,8 +243,7 @@ class ServedWriter(Writer):
 
     def _wait(self, timeout: float | None, keep: int) -> None:
         with self._lock:
-            if not keep or self.num_pending > keep:
-                self._send()  # rows that were released, even if no item waits
+            self._send()  # also rows that were released
             # Read once: an interrupt from here on must end the wait, wherever in the loop it comes.
             interrupted = self._connection.wake.is_set
             if interrupted:
