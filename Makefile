@@ -1,5 +1,6 @@
 # make train   the main job: DQN on CartPole-v1 as a multi-process program
-# make test    the tests, with their coverage;  make lint  ruff and mypy;  make docs  the site, in site/
+# make test    the tests;  make coverage  the same, with the lines they run;  make lint  ruff and mypy
+# make docs    the site, in site/
 # make test-reverb    replay on a real dm-reverb (Python 3.11)
 # make test-deepmind  programs on a real Launchpad, with dm-reverb and Acme (Python 3.10)
 # make nightly        every agent in every distributed form, three seeds each (hours); hosts that fail (root)
@@ -20,7 +21,7 @@ export OMP_NUM_THREADS ?= 1
 AGAIN ?=
 tests = $(1)/bin/python -m pytest $(2)$(if $(AGAIN), || $(1)/bin/python tests/helpers/try_again.py)
 
-.PHONY: train test lint docs test-reverb test-ray test-deepmind nightly clean
+.PHONY: train test coverage lint docs test-reverb test-ray test-deepmind nightly clean
 
 .venv/installed: setup.py $(wildcard constraints/*.txt)
 	@test -n "$(PYTHON)" || { echo "Repertory needs Python 3.10 or newer; none was found."; exit 1; }
@@ -37,6 +38,10 @@ train: .venv/installed
 	$(BIN)/repertory train dqn --environment gymnasium:CartPole-v1 --engine processes --num-actors 2 --seed $(SEED) $(if $(RUN),--directory $(RUN))
 
 test: .venv/installed-test
+	$(call tests,.venv,-n 2 tests)
+
+# Takes a fifth longer.
+coverage: .venv/installed-test
 	$(call tests,.venv,-n 2 --cov --cov-report=term:skip-covered tests)
 
 # dm-reverb and Launchpad exist for certain versions of Python only. A shim of pyenv may be there and fail.
