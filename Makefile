@@ -3,7 +3,8 @@
 # make docs    the site, in site/
 # make test-reverb    replay on a real dm-reverb (Python 3.11)
 # make test-deepmind  programs on a real Launchpad, with dm-reverb and Acme (Python 3.10)
-# make nightly        every agent in every distributed form, three seeds each (hours); hosts that fail (root)
+# make nightly        every agent in every distributed form, three seeds each (hours); clients in JavaScript;
+#                     hosts that fail (root)
 # Each creates .venv and installs what it needs. PYTHON=... picks another interpreter.
 PYTHON ?= $(shell for p in python3.11 python3; do $$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$p && break; done)
 MINOR := $(shell $(PYTHON) -c 'import sys; print("%d%d" % sys.version_info[:2])')
@@ -81,6 +82,7 @@ test-deepmind: .venv-deepmind/installed
 # Runs what docs/results/nightly lacks. ROWS=cartpole-dqn runs one row.
 nightly: .venv/installed-test .venv-reverb/installed .venv-ray/installed .venv-deepmind/installed
 	$(BIN)/python benchmarks/nightly.py $(ROWS) --python reverb=.venv-reverb/bin/python ray=.venv-ray/bin/python launchpad=.venv-deepmind/bin/python
+	$(if $(ROWS),,$(BIN)/python benchmarks/external_clients.py)
 	$(if $(ROWS),,.venv-ray/bin/python benchmarks/failures.py)
 
 .venv/installed-docs: .venv/installed
