@@ -67,7 +67,8 @@ test-reverb: .venv-reverb/installed
 	$(call tests,.venv-reverb,-n 2 tests/conformance/replay tests/replay/test_reverb_backend.py)
 
 # The second in a process of its own: after other clusters in one process Ray asks its job server for a token.
-# The third makes hosts of namespaces, which needs root; without, its tests are skipped and say so.
+# The third makes hosts of namespaces, which needs root; without, nodes of Ray on one host stand in (a warning
+# says so), and the tests that need hosts are skipped. REPERTORY_TEST_HOSTS=cluster uses the nodes as root, too.
 test-ray: .venv-ray/installed
 	$(call tests,.venv-ray,tests/conformance/launch tests/conformance/flow tests/conformance/programs -k "ray" --ignore tests/conformance/launch/test_ray_jobs.py)
 	$(call tests,.venv-ray,tests/conformance/launch/test_ray_jobs.py)
