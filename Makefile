@@ -3,7 +3,8 @@
 # make docs    the site, in site/
 # make test-reverb    replay on a real dm-reverb (Python 3.11)
 # make test-deepmind  programs on a real Launchpad, with dm-reverb and Acme (Python 3.10)
-# make nightly        every agent in every distributed form, three seeds each (hours); hosts that fail (root)
+# make nightly        every agent in every distributed form, three seeds each (hours); clients in JavaScript;
+#                     hosts that fail (root)
 # Each creates .venv and installs what it needs. PYTHON=... picks another interpreter.
 PYTHON ?= $(shell for p in python3.11 python3; do $$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$p && break; done)
 MINOR := $(shell $(PYTHON) -c 'import sys; print("%d%d" % sys.version_info[:2])')
@@ -66,7 +67,8 @@ test-reverb: .venv-reverb/installed
 	$(call tests,.venv-reverb,-n 2 tests/conformance/replay tests/replay/test_reverb_backend.py)
 
 # The second in a process of its own: after other clusters in one process Ray asks its job server for a token.
-# The third makes hosts of namespaces, which needs root; without, its tests are skipped and say so.
+# The third makes hosts of namespaces, which needs root; without, nodes of Ray on one host stand in (a warning
+# says so), and the tests that need hosts are skipped. REPERTORY_TEST_HOSTS=cluster uses the nodes as root, too.
 test-ray: .venv-ray/installed
 	$(call tests,.venv-ray,tests/conformance/launch tests/conformance/flow tests/conformance/programs -k "ray" --ignore tests/conformance/launch/test_ray_jobs.py)
 	$(call tests,.venv-ray,tests/conformance/launch/test_ray_jobs.py)
@@ -81,6 +83,7 @@ test-deepmind: .venv-deepmind/installed
 # Runs what docs/results/nightly lacks. ROWS=cartpole-dqn runs one row.
 nightly: .venv/installed-test .venv-reverb/installed .venv-ray/installed .venv-deepmind/installed
 	$(BIN)/python benchmarks/nightly.py $(ROWS) --python reverb=.venv-reverb/bin/python ray=.venv-ray/bin/python launchpad=.venv-deepmind/bin/python
+	$(if $(ROWS),,$(BIN)/python benchmarks/external_clients.py)
 	$(if $(ROWS),,.venv-ray/bin/python benchmarks/failures.py)
 
 .venv/installed-docs: .venv/installed

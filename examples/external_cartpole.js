@@ -1,15 +1,17 @@
-// CartPole as an application that asks a run for actions: node external_cartpole.js PORT TOKEN_FILE
+// CartPole as an application that asks a run for actions: node external_cartpole.js PORT TOKEN_FILE [evaluation]
 //
 //   repertory train ppo --environment external:tcp://127.0.0.1:5556 --num-actors 1 --envs-per-actor 4
 //     --evaluate-period None --max-env-steps 200000 --directory runs/external
 //   for i in 1 2 3 4; do node examples/external_cartpole.js 5556 runs/external/clients.token & done
 //
-// It ends when there was no actor for 60 seconds. The protocol: docs/external_clients.md.
+// With "evaluation", its episodes are for the evaluator. It ends when there was no actor for 60 seconds.
+// The protocol: docs/external_clients.md.
 "use strict";
 const fs = require("fs");
 const net = require("net");
 
 const [port, tokenFile] = [Number(process.argv[2]), process.argv[3]];
+const evaluation = process.argv[4] === "evaluation";
 const PATIENCE = 60000; // milliseconds without an actor
 const SILENCE = 600000; // milliseconds that an actor may take for an action
 
@@ -84,6 +86,7 @@ function connect() {
       token: fs.readFileSync(tokenFile, "utf8").trim(),
       observation: { shape: [4], dtype: "float32" },
       action: { shape: [], dtype: "int64", num_values: 2 },
+      evaluation,
     });
   });
   socket.on("data", (data) => {

@@ -65,6 +65,8 @@ class Program:
     strategies: Mapping[str, str] = {}
     #: By group, the number of nodes with which the program goes on; those given to `launch` replace them.
     min_nodes: Mapping[str, int] = {}
+    #: Seconds for which such a group may have fewer nodes, if `launch` is not given others.
+    min_nodes_timeout: float = 300.0
 
     def __init__(self, name: str) -> None:
         if not name:

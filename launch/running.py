@@ -38,7 +38,7 @@ def start(
     resources: Mapping[str, Resources | Mapping[str, Any]] | None = None,
     restarts: Mapping[str, int] | None = None,
     min_nodes: Mapping[str, int] | None = None,
-    min_nodes_timeout: float = 300.0,
+    min_nodes_timeout: float | None = None,
     stop_timeout: float = 10.0,
     heartbeat_timeout: float | None = 60.0,
     directory: str | os.PathLike[str] | None = None,
@@ -61,7 +61,7 @@ def start(
         },
         restarts=dict(restarts or {}),
         min_nodes={**program.min_nodes, **(min_nodes or {})},
-        min_nodes_timeout=min_nodes_timeout,
+        min_nodes_timeout=program.min_nodes_timeout if min_nodes_timeout is None else min_nodes_timeout,
         stop_timeout=stop_timeout,
         heartbeat_timeout=heartbeat_timeout,
         directory=None if directory is None else os.path.abspath(os.fspath(directory)),
@@ -81,7 +81,7 @@ def launch(
     resources: Mapping[str, Resources | Mapping[str, Any]] | None = None,
     restarts: Mapping[str, int] | None = None,
     min_nodes: Mapping[str, int] | None = None,
-    min_nodes_timeout: float = 300.0,
+    min_nodes_timeout: float | None = None,
     stop_timeout: float = 10.0,
     heartbeat_timeout: float | None = 60.0,
     directory: str | os.PathLike[str] | None = None,
@@ -98,7 +98,8 @@ def launch(
       min_nodes: by group, with how many of its nodes the program goes on, instead of those of the program.
         The others may be lost, and may be missing at the start: they are restarted, however often, with the
         same pauses. Needs an engine with processes; within one process nothing can be lost.
-      min_nodes_timeout: seconds for which such a group may have fewer nodes before the program fails.
+      min_nodes_timeout: seconds for which such a group may have fewer nodes before the program fails. None is
+        that of the program, 300 if nothing else is said.
       stop_timeout: seconds that the workers have to return after a stop began, and each node to close. After
         that, processes are killed (with a `StopTimeoutWarning`) and threads are reported as an error.
       heartbeat_timeout: seconds after which a process without a sign of life is killed and counts as failed

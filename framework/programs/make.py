@@ -343,7 +343,7 @@ class Graph(core.Graph):
         program = launch.Program(name)
         program.snapshot = self._snapshot
         program.resources, program.strategies = self.config.resources, self._strategies
-        program.min_nodes = self._min_nodes
+        program.min_nodes, program.min_nodes_timeout = self._min_nodes, self.config.min_actors_timeout
         replays = [(label, node) for label, _, node in self._replays]
         for label, node in (*replays, *self._services, *self._workers):
             if label == "checkpointer":

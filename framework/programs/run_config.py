@@ -49,6 +49,9 @@ class RunConfig:
     num_actors: int = 1  # Actor nodes. More collect faster while cores are free.
     # Actors with which training goes on while others are lost or not placed yet; None needs all.
     min_actors: int | None = None
+    min_actors_timeout: float = (
+        300.0  # Seconds with fewer actors than `min_actors` after which the run fails.
+    )
     envs_per_actor: int = 1  # Environments that each actor steps as one batch.
     num_learners: int = 1  # Learner nodes, each with its shard of every batch. More need processes or ray.
     replay_shards: int = 1  # Replay servers, each with an equal part of the items and of the actors.
@@ -106,7 +109,7 @@ class RunConfig:
         config_checks.types(self)
         config_checks.at_least(self, 1, *_AT_LEAST_1)
         config_checks.at_least(self, 0, "seed", "inference_timeout", "variable_sources")
-        config_checks.above(self, 0, "checkpoint_minutes")
+        config_checks.above(self, 0, "checkpoint_minutes", "min_actors_timeout")
         config_checks.device(self, "inference_device")
         known = [field.name for field in dataclasses.fields(Resources)]
         for group, fields in self.resources.items():

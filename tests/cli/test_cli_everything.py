@@ -48,7 +48,8 @@ RUNS = {
         {DQN} --engine serial --num-actors 1 --max-learner-steps 5 --publish-period 1 --learner-threads 2
         --evaluate-period None --target-return None --checkpoint-minutes 1e-9""",
     "built": f"""
-        {DQN} --num-actors 2 --min-actors 1 --num-learners 2 --replay-shards 2 --variable-sources 1
+        {DQN} --num-actors 2 --min-actors 1 --min-actors-timeout 77 --num-learners 2 --replay-shards 2
+        --variable-sources 1
         --inference server --inference-nodes 2
         --resources learner.num_gpus=1 actor.env.A-B=3""",
     "reverb": f"{DQN} --replay-backend reverb",
@@ -134,6 +135,7 @@ OPTIONS = {
         lambda run: bool(run.rows("actor-0") and run.rows("actor-1")),
     ),
     "min_actors": ("built", lambda run: run.program.min_nodes["actor"] == 1),
+    "min_actors_timeout": ("built", lambda run: run.program.min_nodes_timeout == 77),
     "envs_per_actor": ("learns", lambda run: run.folder.config.num_envs == 4),
     "num_learners": ("built", lambda run: groups(run)["learner"] == 2),
     "replay_shards": ("built", lambda run: groups(run)["replay"] == 2),

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
-from hosts import Host
+from hosts import Host, RayNode
 
 PATIENCE = 600.0  # Seconds.
 
@@ -29,7 +28,10 @@ class Run:
       flags: other flags.
     """
 
-    def __init__(self, host: Host, environment: dict[str, str], agent: str, flags: list[str]) -> None:
+    def __init__(
+        self, host: Host | RayNode, environment: dict[str, str], agent: str, flags: list[str]
+    ) -> None:
+        self._host = host
         self.path = Path(tempfile.mkdtemp(prefix=f"hosts-{agent}-")) / "run"
         command = [sys.executable, "-m", "framework.commands", "train", agent, "--directory", str(self.path)]
         with open(self.path.with_name("out"), "w") as out:
@@ -59,6 +61,10 @@ class Run:
         """The best mean return of an evaluation so far; 0 before the first."""
         return max((row["episode_return"] for row in self.rows() if row["label"] == "evaluator"), default=0.0)
 
+    def actors(self) -> list[int]:
+        """Of each row of the learner, how many actors its batch is from."""
+        return [row["actors"] for row in self.rows() if "actors" in row]
+
     def nodes(self) -> list[dict[str, Any]]:
         with contextlib.suppress(FileNotFoundError):
             found: list[dict[str, Any]] = json.loads((self.path / "status.json").read_text())["nodes"]
@@ -77,8 +83,7 @@ class Run:
     def end(self) -> str:
         """Stops the program if it runs; returns what it printed."""
         if not self.over():
-            for child in psutil.Process(self._process.pid).children():
-                child.terminate()
+            self._host.terminate(self._process)
         self.wait()
         output = self.output()
         shutil.rmtree(self.path.parent)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import re
 import shutil
@@ -34,12 +35,22 @@ import psutil
 from patient_ray import started
 
 PATIENCE = 60.0  # Seconds for a command that makes a host.
+_RAY = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+_RAY["RAY_gcs_server_port_wait_time_s"] = "300"  # Of a busy machine.
 _FIRST = "mount -t tmpfs tmpfs /dev/shm && mkdir -p /tmp/ray && mount -t tmpfs tmpfs /tmp/ray && "
 _FIRST += "hostname {name} && ip link set lo up && echo made && exec cat"
 
 
 class CannotMakeHosts(Exception):
     """This machine or user cannot make namespaces; the text says what failed."""
+
+
+def run(name: str, command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    options = {"timeout": PATIENCE, **options}
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
+    if done.returncode:
+        raise RuntimeError(f"{name}: {list(command)} ended with {done.returncode}:\n{done.stdout}")
+    return done
 
 
 class Host:
@@ -75,17 +86,25 @@ class Host:
 
     def run(self, command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
         """`subprocess.run` in this host. Raises `RuntimeError` with the output if the command fails."""
-        options = {"timeout": PATIENCE, **options}
-        done = subprocess.run(
-            self.command(command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options
-        )
-        if done.returncode:
-            raise RuntimeError(f"{self.name}: {list(command)} ended with {done.returncode}:\n{done.stdout}")
-        return done
+        return run(self.name, self.command(command), **options)
 
     def start(self, command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
         """`subprocess.Popen` in this host."""
         return subprocess.Popen(self.command(command), text=True, **options)
+
+    def terminate(self, process: subprocess.Popen[str]) -> None:
+        """Sends SIGTERM to a process that `start` has started."""
+        for child in psutil.Process(process.pid).children():  # It is that of nsenter.
+            child.terminate()
+
+    def processes(self, name: str) -> list[psutil.Process]:
+        """The processes of this host with a name."""
+        mine, found = Path(f"/proc/{self.pid}/ns/pid").readlink(), []
+        for process in psutil.process_iter(["name"]):
+            with contextlib.suppress(OSError):  # It has ended.
+                if process.info["name"] == name and Path(f"/proc/{process.pid}/ns/pid").readlink() == mine:
+                    found.append(process)
+        return found
 
     def received(self) -> int:
         """Bytes that have come in over the network from other hosts."""
@@ -201,31 +220,114 @@ def start_ray(hosts: Hosts) -> dict[str, str]:
 
     Host i has the resource `host<i>` of Ray, for 10 nodes. All but the first have 2 of `far`, 1 of `source`.
     """
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    environment |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
-    environment["RAY_gcs_server_port_wait_time_s"] = "300"  # Of a busy machine.
-    tests = Path(__file__).resolve().parents[1]
-    environment["PYTHONPATH"] = os.pathsep.join([str(tests.parent), str(tests / "helpers")])
-    environment["RAY_ADDRESS"] = f"{hosts[0].address}:6379"
+    environment = driver_environment(f"{hosts[0].address}:6379")
     for host in hosts:
         join_ray(host, environment, head=host is hosts[0])
     return environment
 
 
-def join_ray(host: Host, environment: dict[str, str], head: bool = False) -> None:
-    """Starts Ray in a host: the head, or one that joins the cluster of `environment`."""
+def driver_environment(address: str) -> dict[str, str]:
+    """The environment of a driver for the cluster whose head is at `address`."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment |= _RAY
+    tests = Path(__file__).resolve().parents[1]
+    environment["PYTHONPATH"] = os.pathsep.join([str(tests.parent), str(tests / "helpers")])
+    environment["RAY_ADDRESS"] = address
+    return environment
+
+
+def own_resources(name: str, head: bool) -> dict[str, int]:
+    return {name: 10, "far": 0 if head else 2, "source": 0 if head else 1}
+
+
+def join_ray(host: Host | RayNode, environment: dict[str, str], head: bool = False) -> None:
+    """Starts Ray in a host: the head, or one that joins the cluster of `environment`. A `RayNode` has it."""
+    if isinstance(host, RayNode):
+        return
     ray = [sys.executable, "-m", "ray.scripts.scripts"]
     options = ["--disable-usage-stats", "--num-cpus=8", "--object-store-memory=100000000"]
     own = [
         f"--node-ip-address={host.address}",
-        f'--resources={{"{host.name}": 10, "far": {0 if head else 2}, "source": {0 if head else 1}}}',
+        f"--resources={json.dumps(own_resources(host.name, head))}",
     ]
     joins = [f"--address={environment['RAY_ADDRESS']}"]
     if head:
         joins = ["--head", "--port=6379", "--include-dashboard=false"]
     environment = {name: value for name, value in environment.items() if name != "RAY_ADDRESS"}
-    run = functools.partial(host.run, env=environment, timeout=6 * PATIENCE)
+    in_host = functools.partial(host.run, env=environment, timeout=6 * PATIENCE)
     started(
-        functools.partial(run, [*ray, "start", *options, *own, *joins]),
-        clean=functools.partial(run, [*ray, "stop", "--force"]),
+        functools.partial(in_host, [*ray, "start", *options, *own, *joins]),
+        clean=functools.partial(in_host, [*ray, "stop", "--force"]),
     )
+
+
+class RayNode:
+    """What a test asks of a `Host`, on a node of Ray that shares this host with the others.
+
+    Attributes:
+      name: its resource of Ray.
+    """
+
+    def __init__(self, cluster: Any, name: str, head: bool) -> None:
+        self.name, self._cluster = name, cluster
+        options = {"num_cpus": 8, "object_store_memory": 100_000_000, "resources": own_resources(name, head)}
+        if head:
+            options["include_dashboard"] = False
+        self._node = started(lambda: cluster.add_node(**options))
+
+    def run(self, command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        """`subprocess.run`. Raises `RuntimeError` with the output if the command fails."""
+        return run(self.name, command, **options)
+
+    def start(self, command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
+        """`subprocess.Popen`."""
+        return subprocess.Popen(command, text=True, **options)
+
+    def terminate(self, process: subprocess.Popen[str]) -> None:
+        """Sends SIGTERM to a process that `start` has started."""
+        process.terminate()
+
+    def close(self) -> None:
+        """Kills the processes of the node."""
+        self._cluster.remove_node(self._node, allow_graceful=False)
+
+
+class OneHost:
+    """`count` nodes of Ray on this host, as a context; the first is the head. Stands in for `Hosts`.
+
+    Attributes:
+      environment: of a driver.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._ends = contextlib.ExitStack()
+        self._nodes: list[RayNode] = []
+
+    def __enter__(self) -> OneHost:
+        from ray.cluster_utils import Cluster
+
+        before = dict(os.environ)
+        os.environ.update(_RAY)
+        self._ends.callback(lambda: (os.environ.clear(), os.environ.update(before)))
+        self._cluster = Cluster()
+        self._ends.callback(self._cluster.shutdown)
+        try:
+            for _ in range(self._count):
+                self.add()
+        except BaseException:
+            self._ends.close()
+            raise
+        self.environment = driver_environment(self._cluster.address)
+        return self
+
+    def add(self) -> RayNode:
+        """Starts another node."""
+        self._nodes.append(RayNode(self._cluster, f"host{len(self._nodes) + 1}", head=not self._nodes))
+        return self._nodes[-1]
+
+    def __getitem__(self, index: int) -> RayNode:
+        return self._nodes[index]
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._ends.close()

@@ -5,26 +5,13 @@ import pathlib
 import sys
 
 import pytest
-from hosts import CannotMakeHosts, Hosts, start_ray
 
 pytest.importorskip("ray")
+NUM_HOSTS = 2
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
 PROGRAM = pathlib.Path(__file__).with_name("variables_driver.py")
 PATIENCE = 240.0
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    """Two hosts with Ray, and the environment of a driver."""
-    try:
-        hosts = Hosts(2).__enter__()
-    except CannotMakeHosts as error:
-        pytest.skip(f"no hosts here: {error}")
-    try:
-        yield hosts, start_ray(hosts)
-    finally:
-        hosts.__exit__()
 
 
 def run(cluster, *arguments):
@@ -35,8 +22,8 @@ def run(cluster, *arguments):
 
 
 @pytest.mark.parametrize("way, copies_of_a_version", [("source", 1), ("direct", 4)])
-def test_each_version_crosses_the_network_once_for_each_source(cluster, way, copies_of_a_version):
-    seen = run(cluster, way)
+def test_each_version_crosses_the_network_once_for_each_source(real_hosts, way, copies_of_a_version):
+    seen = run(real_hosts, way)
     assert seen["hosts"] == ["host1", "host2"]
     assert seen["found"] == [[version, float(version)] for version in (1, 2, 3) for _ in range(4)]
     sent = 3 * copies_of_a_version * seen["size"]

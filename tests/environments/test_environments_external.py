@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import pathlib
 import shutil
@@ -14,9 +16,12 @@ import threading
 import numpy as np
 import pytest
 
+import launch
+from agents.random_actions import RandomActions
 from framework import environments
 from framework.environments.external import ExternalEnvironment
 from framework.environments.external_client import ExternalClient
+from framework.programs import RunConfig, make_program
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 OBSERVATION = {"shape": [2], "dtype": "float32"}
@@ -174,6 +179,56 @@ def test_without_encryption_only_this_machine_may_connect(token):
 def test_too_few_clients_are_an_error_that_says_how_to_start_them(port, token):
     with pytest.raises(environments.EnvironmentFault, match=r"0 of 1 envs in 0\.1 s.*clients\.token"):
         ExternalEnvironment(f"tcp://127.0.0.1:{port}", token=token, timeout=0.1)
+
+
+@contextlib.contextmanager
+def applications(port, *evaluations):
+    """A client for each of these values of `evaluation`, each of which plays episodes of return 3."""
+    over = threading.Event()
+
+    def application(evaluation):
+        address = f"127.0.0.1:{port}"
+        while not over.is_set():
+            with (
+                contextlib.suppress(ConnectionError),
+                ExternalClient(address, "secret", OBSERVATION, ACTION, evaluation, timeout=1.0) as client,
+            ):
+                while True:
+                    play(client, [1.0, 2.0])
+
+    threads = [in_thread(functools.partial(application, evaluation)) for evaluation in evaluations]
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join(30)
+
+
+def random_actions(port, tmp_path, **settings):
+    """A program of 40 env steps, with an evaluation of two episodes at the end."""
+    config = RunConfig(
+        directory=str(tmp_path),
+        envs_per_actor=2,
+        max_env_steps=40,
+        evaluate_period=40,
+        num_evaluation_episodes=2,
+        **settings,
+    )
+    program = make_program(RandomActions(), f"external:tcp://127.0.0.1:{port}", config)
+    return launch.launch(program, engine="serial")
+
+
+def test_a_program_acts_and_evaluates_with_clients(port, token, tmp_path):
+    with applications(port, False, False, True, True):
+        result = random_actions(port, tmp_path)
+    assert result["env_steps"] == 40 and result["episode_return"] == 3
+
+
+def test_an_evaluator_without_clients_of_its_own_says_which_it_needs(port, token, tmp_path):
+    needed = r'0 of 2 envs.*clients with "evaluation": true'
+    with applications(port, False, False), pytest.raises(launch.NodeError, match=needed):
+        random_actions(port, tmp_path, evaluation_options={"timeout": 0.2})
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")

@@ -81,8 +81,11 @@ def test_lost_nodes_come_back_without_restarts_and_others_hear_of_it():
         }  # fmt: skip
 
 
-def test_too_few_nodes_for_too_long_end_the_program():
-    job = lp.start(members(), "processes", min_nodes={"member": 3}, min_nodes_timeout=1e-6)
+@pytest.mark.parametrize("given", [{"min_nodes_timeout": 1e-6}, {}], ids=["launch", "program"])
+def test_too_few_nodes_for_too_long_end_the_program(given):
+    program = members()
+    program.min_nodes, program.min_nodes_timeout = {"member": 3}, 1000.0 if given else 1e-6
+    job = lp.start(program, "processes", **given)
     with pytest.raises(lp.LaunchError, match=r"min_nodes\['member'\]: .* of 3 nodes .* at least 3"):
         job.wait(timeout=PATIENCE)
     assert all(node["state"] in ("closed", "killed") for node in job.nodes())
