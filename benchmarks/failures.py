@@ -30,12 +30,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 _TESTS = Path(__file__).resolve().parents[1] / "tests"
 sys.path[:0] = [str(_TESTS / "cluster"), str(_TESTS / "helpers")]
 from far_run import PATIENCE, Run, flags  # noqa: E402
-from hosts import Host, Hosts, join_ray, start_ray  # noqa: E402
+from hosts import Hosts, join_ray, start_ray  # noqa: E402
 
 FLOORS = {"dqn": (20_000, 150), "ppo": (40_000, 300), "impala": (80_000, 150)}  # Env steps, return.
 CUT_S, FRESH_S = 15.0, 20.0
@@ -130,17 +128,9 @@ def worker(run: Run, hosts: Hosts, environment: dict[str, str]) -> dict[str, Any
 
 
 def head(run: Run, hosts: Hosts, environment: dict[str, str]) -> dict[str, Any]:
-    running = [each for each in psutil.process_iter(["name"]) if each.info["name"] == "gcs_server"]
-    (gcs,) = [each for each in running if in_host(each, hosts[0])]
+    (gcs,) = hosts[0].processes("gcs_server")
     gcs.kill()
     return {"end_s": run.until(run.over, "the end"), "says": run.output().strip().splitlines()[-1]}
-
-
-def in_host(process: psutil.Process, host: Host) -> bool:
-    """Whether a process is in the PID namespace of a host."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{process.pid}/ns/pid").readlink() == Path(f"/proc/{host.pid}/ns/pid").readlink()
-    return False
 
 
 def speed() -> dict[str, float]:

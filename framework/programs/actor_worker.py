@@ -41,6 +41,7 @@ from framework.variables import VariableClient
 
 # Batched steps that a worker holds a grant for. The first grants are small, so that all actors take part in a
 # short program. Later grants are a share of the steps made, because each request costs a message.
+_SILENT_S = 60.0  # For an answer of the source of parameters, which may be lost with its host for good.
 _WAIT_S = 0.5  # For steps that other actors do not take, between two checks for a stop of the program.
 _FIRST_GRANT, _GRANT_SHARE, _LARGEST_GRANT = 16, 16, 128
 
@@ -117,7 +118,9 @@ class ActorWorker(ProgramWorker):
             if agent.episodes_per_batch is not None:
                 units, parts = agent.episodes_per_batch, self._config.num_actors
             lag, elastic = agent.max_policy_lag, self._elastic
-            self._lockstep = Lockstep(self._name, learner, counter, units, lag, parts, elastic, self._life)
+            # An elastic actor that fails is restarted, beside another source.
+            source = learner.with_timeout(_SILENT_S) if elastic else learner
+            self._lockstep = Lockstep(self._name, source, counter, units, lag, parts, elastic, self._life)
             # Never enough for a whole unroll, half of whose steps may be resets, which cost nothing.
             self._largest_grant = max(1, min(_LARGEST_GRANT, (agent.unroll_length - 2) // 2))
         self._started = False

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import time
+from concurrent.futures import Future
 
 import pytest
 
@@ -12,9 +13,15 @@ from agents.dqn import DQN, DQNConfig
 from agents.flow_ppo import FlowPPO
 from agents.impala import IMPALA, IMPALAConfig
 from agents.ppo import PPO, PPOConfig
-from framework.programs import RunConfig, make_program
+from framework import environments, specs
+from framework.programs import RunConfig, actor_worker, make_program
+from framework.programs.actor_worker import ActorWorker
 from framework.programs.policy_lag import Roster
 from framework.programs.services import Counter
+from framework.programs.worker import Setup
+from framework.replay import EmbeddedClient
+from framework.variables import VariableBlock
+from launch.handles import Client
 
 PATIENCE = 100.0
 ACTORS, ENVS = 3, 2
@@ -41,6 +48,41 @@ def make(agent, **options):
         **options,
     )
     return make_program(AGENTS[agent](), "gymnasium:CartPole-v1", config)
+
+
+def new_learner(agent, spec):
+    return agent.make_learner(agent.make_networks(spec), spec)
+
+
+def test_an_actor_does_not_wait_forever_for_a_source_that_is_lost(monkeypatch):
+    monkeypatch.setattr(actor_worker, "is_elastic", lambda config: True)
+    environment, agent = environments.make("gymnasium:CartPole-v1"), AGENTS["ppo"]().for_program(2, 1, 0)
+    spec = specs.make_environment_spec(environment)
+    block = VariableBlock(new_learner(agent, spec).parameters())
+    block.publish(0, new_learner(agent, spec).parameters())
+
+    def call(name, args, kwargs, timeout):
+        if name == "wait_for_version":
+            assert timeout is not None, "It waits without a limit."
+            raise launch.CallTimeout("The host of the source is lost.")
+        return {"join": 0, "variable_block": block}[name]
+
+    def submit(*called):
+        future = Future()
+        future.set_result(call(*called))
+        return future
+
+    config = RunConfig(num_actors=2, min_actors=1)
+    setup = Setup(agent, lambda num_envs, seed: environment, spec, config)
+    worker = ActorWorker(
+        setup,
+        replay=EmbeddedClient(agent.make_tables(spec), concurrent=False),
+        learner=Client(0, call, submit),
+        counter=None,
+        monitor=None,
+    )
+    with pytest.raises(launch.CallTimeout):
+        worker.step()
 
 
 def test_a_program_goes_on_without_lost_actors_and_makes_all_its_steps(tmp_path):
