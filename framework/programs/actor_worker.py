@@ -38,11 +38,13 @@ from framework.programs.worker import (
 )
 from framework.replay.errors import ServerClosed, ServerLost
 from framework.variables import VariableClient
+from launch.context import find_context
 
-# Batched steps that a worker holds a grant for. The first grants are small, so that all actors take part in a
-# short program. Later grants are a share of the steps made, because each request costs a message.
 _SILENT_S = 60.0  # For an answer of the source of parameters, which may be lost with its host for good.
 _WAIT_S = 0.5  # For steps that other actors do not take, between two checks for a stop of the program.
+# Batched steps that a worker holds a grant for. The first grants are small, so that all actors take part in a
+# short program. Later grants are a share of the steps made, because each request costs a message. Where the
+# counter answers at once, grants are half as large, and are used up before the next request.
 _FIRST_GRANT, _GRANT_SHARE, _LARGEST_GRANT = 16, 16, 128
 
 
@@ -112,7 +114,9 @@ class ActorWorker(ProgramWorker):
         self._counts_episodes = agent.episodes_per_batch is not None
         self._elastic = is_elastic(self._config)
         self._life = uuid.uuid4().hex if self._elastic else ""
-        self._largest_grant = _LARGEST_GRANT
+        node = find_context()
+        self._asks_ahead = node is not None and node.engine != "serial"
+        self._largest_grant = _LARGEST_GRANT if self._asks_ahead else _LARGEST_GRANT // 2
         if agent.max_policy_lag is not None and learner is not None:
             units, parts = len(self._halves) * agent.unroll_length, 1
             if agent.episodes_per_batch is not None:
@@ -122,7 +126,7 @@ class ActorWorker(ProgramWorker):
             source = learner.with_timeout(_SILENT_S) if elastic else learner
             self._lockstep = Lockstep(self._name, source, counter, units, lag, parts, elastic, self._life)
             # Never enough for a whole unroll, half of whose steps may be resets, which cost nothing.
-            self._largest_grant = max(1, min(_LARGEST_GRANT, (agent.unroll_length - 2) // 2))
+            self._largest_grant = max(1, min(self._largest_grant, (agent.unroll_length - 2) // 2))
         self._started = False
         self._batched_steps = 0  # With two halves, two of them are a step of all envs.
         self._granted = self._spent = 0  # Env steps of the current grant, and how many of them are made.
@@ -317,10 +321,11 @@ class ActorWorker(ProgramWorker):
         return True
 
     def _has_steps(self) -> bool:
-        """Whether steps are granted. Requests more when half are spent, so that a far counter is in time."""
+        """Whether steps are granted. Requests more when half are spent, so that the counter is in time."""
         if self._request is not None and (self._has_few() or self._request.done()):
             self._take_grant()
-        if self._request is None and (self._has_few() or 2 * self._spent >= self._granted):
+        is_due = self._asks_ahead and 2 * self._spent >= self._granted
+        if self._request is None and (is_due or self._has_few()):
             self._request = self._report(self._counter.futures.grant, self._wanted())
         if self._has_few():
             self._take_grant()
