@@ -27,6 +27,7 @@ from framework.environments.base import BatchedEnvironment
 from framework.programs.limiter_state import describe_tables
 from framework.programs.parts import make_observers
 from framework.programs.policy_lag import Lockstep
+from framework.programs.row_sender import RowSender
 from framework.programs.worker import (
     ProgramWorker,
     Setup,
@@ -98,10 +99,11 @@ class ActorWorker(ProgramWorker):
         steps_name: str = "learner_steps",
     ):
         prepare_process(seed)
-        self._name, self._steps_name = f"{name}-{index}", steps_name
+        self._name = f"{name}-{index}"
         self._ends_program = not setup.evaluators  # Otherwise the evaluators do.
         agent, self._config, self._replay = setup.agent, setup.config, replay
-        self._counter, self._monitor, self._checkpointer = counter, monitor, checkpointer
+        self._counter, self._monitor = counter, monitor
+        self._rows = RowSender(self._name, steps_name, counter, monitor, checkpointer)
         self._make_adder = lambda: None if replay is None else agent.make_adder(replay, setup.spec)
         self._versioned: VariableClient | ServerPort | None = (
             None  # Has the version of the acting parameters.
@@ -291,6 +293,8 @@ class ActorWorker(ProgramWorker):
             self._episodes += len(finished["episode_length"])
         if self._steps - self._logged_at >= self._config.log_period:
             self._log()
+        else:
+            self._rows.poll()
 
     def _done(self) -> int:
         """What the lockstep counts: steps of the loop, or episodes."""
@@ -369,20 +373,18 @@ class ActorWorker(ProgramWorker):
         self._take_grant()  # Requests in flight may overtake each other.
         self._report(self._counter.grant, 0)
         self._log()
+        self._rows.wait()
         if self._ends_program and self._counter.remaining() == 0:
             self._monitor.finish("max_env_steps", self._counter.get_counts())
 
     def _log(self) -> None:
-        # Save the state before the row, in case writing the row fails.
-        if self._checkpointer is not None:
-            self._checkpointer.put(self._name, self.save())
+        # The state before the row, in case writing the row fails.
+        self._rows.keep(self.save())
         if self._steps == self._logged_at:
             return
-        counts = self._counter.increment(actor_episodes=self._episodes - self._counted_episodes)
-        self._logged_at, self._counted_episodes = self._steps, self._episodes
         row: dict[str, Any] = {
             "steps": self._steps,
-            "env_steps": counts.get("env_steps", 0) + self._spent,
+            "env_steps": self._spent,
             "episodes": self._episodes,
             **summarize(self._ended),
         }
@@ -394,11 +396,11 @@ class ActorWorker(ProgramWorker):
             row["dropped_episodes"] = dropped_episodes
         if self._versioned is not None:
             row["variables_version"] = self._versioned.version
-            row["acting_staleness"] = counts.get(self._steps_name, 0) - self._versioned.version
         # With two halves, select_action is time spent waiting.
         for half in self._halves:
             for name, seconds in half.loop.seconds.items():
                 row[f"time/{name}_s"] = row.get(f"time/{name}_s", 0.0) + seconds
                 half.loop.seconds[name] = 0.0
         self._ended.clear()
-        self._monitor.write(self._name, row)
+        self._rows.send(row, self._episodes - self._counted_episodes)
+        self._logged_at, self._counted_episodes = self._steps, self._episodes

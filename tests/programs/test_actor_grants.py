@@ -1,8 +1,8 @@
 """Actors take their steps in grants, and episodes go on from one grant to the next."""
 
 import functools
-from concurrent.futures import Future
 
+from helpers.late_futures import make_late_client
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +14,6 @@ from framework.loggers import InMemoryLogger
 from framework.programs.actor_worker import ActorWorker
 from framework.programs.services import Counter, Monitor
 from framework.programs.worker import Setup
-from launch.handles import Client
 
 LOG = InMemoryLogger()  # the serial engine keeps all nodes in this process
 
@@ -66,25 +65,6 @@ def test_grants_grow_with_what_was_made(monkeypatch):
     assert asked[:-1] == sorted(asked[:-1])
 
 
-class LateFuture(Future):
-    """Has its result after `polls` looks at it, or when it is waited for; the call is made then or before."""
-
-    def __init__(self, call, polls, is_late):
-        super().__init__()
-        self._call, self._polls = call, polls
-        if not is_late:
-            self.set_result(call())
-
-    def done(self):
-        self._polls -= 1
-        return self._polls < 0
-
-    def result(self, timeout=None):
-        if not super().done():
-            self.set_result(self._call())
-        return super().result(0)
-
-
 def fake(num_envs, seed=0):
     make = functools.partial(FakeEnvironment, episode_length=5)
     return environments.make(make, num_envs=num_envs, seed=seed, stepping="inline")
@@ -98,22 +78,16 @@ def fake(num_envs, seed=0):
     order=st.randoms(use_true_random=False),
 )
 def test_the_budget_is_made_exactly_however_late_the_counter_answers(actors, envs, budget, order):
-    counter, monitor = Counter(budget), Monitor()
-
-    def call(name, args, kwargs, timeout):
-        return getattr(counter, name)(*args, **kwargs)
-
-    def submit(*called):
-        return LateFuture(functools.partial(call, *called), order.randrange(40), order.random() < 0.5)
-
+    log = InMemoryLogger()
+    counter, monitor = Counter(budget), Monitor(log)
     setup = Setup(
         WithoutTables(),
         fake,
         specs.make_environment_spec(fake(1)),
-        programs.RunConfig(num_actors=actors, envs_per_actor=envs, log_period=1000),
+        programs.RunConfig(num_actors=actors, envs_per_actor=envs, log_period=100),
     )
     setup.evaluators.append("evaluator")  # It would end the program.
-    services = {"counter": Client(0, call, submit), "monitor": monitor}
+    services = {"counter": make_late_client(counter, order), "monitor": make_late_client(monitor, order)}
 
     class Worker(ActorWorker):
         def _wanted(self):
@@ -133,3 +107,9 @@ def test_the_budget_is_made_exactly_however_late_the_counter_answers(actors, env
     assert not counter.granted()
     for worker in workers:
         worker.close()
+    for index, worker in enumerate(workers):
+        rows = [row for row in log.rows if row["label"] == f"actor-{index}"]
+        steps = [row["steps"] for row in rows]
+        assert steps == sorted(set(steps)), "A row was late."
+        assert steps[-1:] == [made for made in [worker.save()["steps"]] if made]
+    assert counter.get_counts().get("actor_episodes", 0) == sum(worker._episodes for worker in workers)

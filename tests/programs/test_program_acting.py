@@ -113,11 +113,11 @@ class Server:
 periods: list = []  # Update periods of the variable clients.
 
 
-def make_client(counter):
-    """A client that calls `counter` at once, as on the serial engine."""
+def make_client(node):
+    """A client that calls `node` at once, as on the serial engine."""
 
     def call(name, args, kwargs, timeout):
-        return getattr(counter, name)(*args, **kwargs)
+        return getattr(node, name)(*args, **kwargs)
 
     def submit(*called):
         future = Future()
@@ -162,7 +162,7 @@ def make(monkeypatch):
             replay="a client",
             learner=None if unroll is None else Source(),
             counter=make_client(Counter(max_env_steps)),
-            monitor=Monitor(),
+            monitor=make_client(Monitor()),
         )
         return worker, log, ports, adders
 
