@@ -1,12 +1,12 @@
 """Halves that alternate: who asks when, what is dropped, what is kept of both."""
 
 import types
-from concurrent.futures import Future
 
 import dm_env
 import numpy as np
 import pytest
 import torch
+from helpers.node_clients import make_client
 
 import launch
 from framework import core, environments, specs
@@ -17,7 +17,6 @@ from framework.programs.actor_worker import ActorWorker
 from framework.programs.services import Counter, Monitor
 from framework.programs.worker import Setup
 from framework.replay.errors import ServerLost
-from launch.handles import Client
 
 
 class LoggedPort(ServerPort):
@@ -111,20 +110,6 @@ class Server:
 
 
 periods: list = []  # Update periods of the variable clients.
-
-
-def make_client(node):
-    """A client that calls `node` at once, as on the serial engine."""
-
-    def call(name, args, kwargs, timeout):
-        return getattr(node, name)(*args, **kwargs)
-
-    def submit(*called):
-        future = Future()
-        future.set_result(call(*called))
-        return future
-
-    return Client(0, call, submit)
 
 
 class Source:

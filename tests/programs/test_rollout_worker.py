@@ -6,6 +6,7 @@ import functools
 
 import numpy as np
 import pytest
+from helpers.node_clients import make_client
 
 import launch
 from agents.a2c import A2C, A2CConfig
@@ -46,7 +47,7 @@ def make():
         block.publish(7, learner.parameters(), env_steps=70)
         setup = Setup(AGENT.for_worker(ENVS), fake, SPEC, RunConfig(num_actors=number, envs_per_actor=ENVS))
         setup.evaluators.append("evaluator")  # It would end the program.
-        services = {"learner": block, "counter": counter, "monitor": Monitor()}
+        services = {"learner": block, "counter": make_client(counter), "monitor": make_client(Monitor())}
         made.extend(cls(setup, index=index, seed=index, **services) for index in range(number))
         return learner, counter, made
 

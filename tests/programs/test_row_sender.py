@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from helpers.late_futures import make_late_client
+from helpers.node_clients import make_late_client
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

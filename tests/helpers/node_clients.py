@@ -1,4 +1,4 @@
-"""Calls of a node whose answers come late."""
+"""Clients of a node in this process, without an engine."""
 
 import functools
 from concurrent.futures import Future
@@ -31,13 +31,18 @@ class LateFuture(Future):
             self.set_exception(error)
 
 
-def make_late_client(node, order):
-    """A client of `node` whose futures have their results as late as `order`, a `random.Random`, wants."""
-
+def _make_client(node, make_future):
     def call(name, args, kwargs, timeout):
         return getattr(node, name)(*args, **kwargs)
 
-    def submit(*called):
-        return LateFuture(functools.partial(call, *called), order.randrange(40), order.random() < 0.5)
+    return Client(0, call, lambda *called: make_future(functools.partial(call, *called)))
 
-    return Client(0, call, submit)
+
+def make_late_client(node, order):
+    """A client of `node` whose futures have their results as late as `order`, a `random.Random`, wants."""
+    return _make_client(node, lambda call: LateFuture(call, order.randrange(40), order.random() < 0.5))
+
+
+def make_client(node):
+    """A client that calls `node` at once, as on the serial engine."""
+    return _make_client(node, lambda call: LateFuture(call, 0, is_late=False))
