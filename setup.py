@@ -8,6 +8,7 @@ ATARI = ["ale-py>=0.10", "opencv-python-headless>=4.8"]
 # dm-control needs labmaze, which has wheels up to Python 3.12; its tests are skipped on later ones.
 DM_CONTROL = ['dm-control>=1.0.20; python_version < "3.13"', "mujoco<4"]
 MINATAR = ["minatar>=1.0.15"]
+MINIGRID = ['minigrid>=3; python_version >= "3.11"']
 # PettingZoo's particle environments are in mpe2.
 PETTINGZOO = ["pettingzoo>=1.25", "mpe2>=1"]
 # EnvPool's wheels for Python 3.10 are of 2022, for NumPy 1. It is not among TEST: it takes 0.7 GB.
@@ -19,6 +20,7 @@ TEST = [
     *ATARI,
     *DM_CONTROL,
     *MINATAR,
+    *MINIGRID,
     *EXAMPLES,
     *PETTINGZOO,
     *SLURM,
@@ -70,6 +72,7 @@ setup(
         "mujoco": ["gymnasium[mujoco]>=1.1"],
         "dm-control": DM_CONTROL,
         "minatar": MINATAR,
+        "minigrid": MINIGRID,
         "wandb": WANDB,
         "slurm": SLURM,
         "pettingzoo": PETTINGZOO,

@@ -477,4 +477,24 @@ PRESETS: Mapping[str, Preset] = {
             "num_evaluation_episodes": 100,
         },
     ),
+    "minigrid:DoorKey-5x5": Preset(
+        agent={
+            "unroll_length": 128,
+            "epochs": 4,
+            "minibatch_size": 256,
+            "learning_rate": 1e-3,
+            "learning_rate_decay": 500_000,
+            "entropy_coefficient": 0.01,
+            "hidden_sizes": (64,),
+            "recurrent": "lstm",
+        },
+        run={
+            **_RUN,
+            "envs_per_actor": 16,
+            "wrappers": ("OneHotPlanes",),
+            "max_env_steps": 500_000,
+            "evaluate_period": 50_000,
+            "num_evaluation_episodes": 100,
+        },
+    ),
 }

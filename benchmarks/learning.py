@@ -171,6 +171,7 @@ ROWS = {
     "freeway-rainbow": Row("rainbow", "minatar:Freeway", 1_000_000, 2.1),
     "seaquest-dqn": Row("dqn", "minatar:Seaquest", 1_000_000, 0.6),
     "seaquest-rainbow": Row("rainbow", "minatar:Seaquest", 1_000_000, 0.6),
+    "doorkey-ppo-lstm": Row("ppo", "minigrid:DoorKey-5x5", 500_000, 0.85),
     "mountaincar-dqfd": Row("dqfd", "gymnasium:MountainCar-v0", 60_000, -130),
     # The same settings without demonstrations, with DQN's exploration.
     "mountaincar-dqn": Row(

@@ -26,6 +26,7 @@ _PACKAGES = {
     "dm_control": ("dm_control", 'pip install "repertory[dm-control]"'),
     "wandb": ("wandb", 'pip install "repertory[wandb]"'),
     "minatar": ("minatar", 'pip install "repertory[minatar]"'),
+    "minigrid": ("minigrid", 'pip install "repertory[minigrid]", on Python 3.11 or newer'),
     "envpool": ("envpool", 'pip install "repertory[envpool]", on Python 3.11 or newer'),
     "pettingzoo": ("pettingzoo", 'pip install "repertory[pettingzoo]"'),
 }

@@ -18,6 +18,7 @@ from framework.environments.wrappers import EnvironmentWrapper as EnvironmentWra
 from framework.environments.wrappers import Flatten as Flatten
 from framework.environments.wrappers import FrameStack as FrameStack
 from framework.environments.wrappers import ObservationActionReward as ObservationActionReward
+from framework.environments.wrappers import OneHotPlanes as OneHotPlanes
 from framework.environments.wrappers import RescaleAction as RescaleAction
 from framework.environments.wrappers import ScaleObservation as ScaleObservation
 from framework.environments.wrappers import SinglePrecision as SinglePrecision

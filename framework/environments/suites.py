@@ -165,6 +165,45 @@ def _minatar(full: str, name: str, options: dict[str, Any], render_mode: str | N
     return Source(full, functools.partial(minatar.MinAtarEnvironment, name), options)
 
 
+def _minigrid(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:
+    _require(full, "minigrid", "'repertory[minigrid]' (on Python 3.11 and later)")
+    import gymnasium
+    import minigrid  # noqa: F401  registers its ids
+
+    task = f"MiniGrid-{name.removeprefix('MiniGrid-')}"
+    ids = [each for each in gymnasium.registry if each.startswith("MiniGrid-")]
+    found = [each for each in ids if task in (each, each.rpartition("-v")[0])]
+    if not found:
+        known = [each.removeprefix("MiniGrid-") for each in ids]
+        raise ValueError(
+            f"unknown environment {full!r}, expected minigrid:TASK such as minigrid:DoorKey-5x5."
+            f"{nearest(task.removeprefix('MiniGrid-'), known)}"
+        )
+    if render_mode is not None:
+        options = {**options, "render_mode": render_mode}
+    # Without a version, the last one.
+    return Source(full, functools.partial(_make_minigrid, gymnasium.spec(max(found))), options)
+
+
+def _without_mission(observation: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in observation.items() if key != "mission"}
+
+
+def _make_minigrid(spec: Any, **options: Any) -> Any:
+    import gymnasium
+    from minigrid.core import constants
+
+    environment = _make_gymnasium(spec, **options)
+    spaces = _without_mission(environment.observation_space)
+    # Its own bound is 255. A cell is a kind of object, its color and, of a door, its state.
+    codes = (constants.OBJECT_TO_IDX, constants.COLOR_TO_IDX, constants.STATE_TO_IDX)
+    high = np.broadcast_to(np.array([max(each.values()) for each in codes], np.uint8), spaces["image"].shape)
+    spaces["image"] = gymnasium.spaces.Box(np.zeros_like(high), high, dtype=np.uint8)
+    return gymnasium.wrappers.TransformObservation(
+        environment, _without_mission, gymnasium.spaces.Dict(spaces)
+    )
+
+
 def _pettingzoo(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:
     # MPE has a package of its own since PettingZoo 1.25.
     module = f"mpe2{name[3:]}" if name.startswith("mpe.") else name
@@ -286,6 +325,7 @@ SUITES: dict[str, tuple[Callable[[str, str, dict[str, Any], str | None], Source]
     "dm_control": (_dm_control, "cartpole/balance"),
     "atari": (_atari, "Pong"),
     "minatar": (_minatar, "Breakout"),
+    "minigrid": (_minigrid, "DoorKey-5x5"),
     "envpool": (_envpool, "Pong-v5"),
     "pettingzoo": (_pettingzoo, "mpe.simple_spread_v3"),
     "multi_agent": (_multi_agent, "CartPole"),

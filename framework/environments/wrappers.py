@@ -300,6 +300,54 @@ def _scaled_spec(spec: specs.Array, scale: float) -> specs.Array:
         return spec.replace(minimum=spec.minimum * scale, maximum=spec.maximum * scale)
 
 
+class OneHotPlanes(_ObservationWrapper):
+    """Images of codes `[H, W, C]` as float32`[P, H, W]` of zeros and ones: a plane for each code.
+
+    The codes of a channel go from 0 to its largest bound. Other leaves of the observation stay as they are.
+    For codes that are names and not quantities, as those of MiniGrid.
+    """
+
+    def __init__(self, environment: BatchedEnvironment):
+        super().__init__(environment)
+        inner = self.spec.observations
+        self._codes = [_codes(leaf, f"{self.name}: observation") for leaf in tree.flatten(inner)]
+        if all(codes is None for codes in self._codes):
+            raise ValueError(
+                f"{self.name}: got no image of codes in {inner}, expected bounded integers of three axes. "
+                "Leave OneHotPlanes out."
+            )
+        planes = [
+            leaf
+            if codes is None
+            else specs.BoundedArray((len(codes[1]), *leaf.shape[:2]), np.float32, 0.0, 1.0, name=leaf.name)
+            for leaf, codes in zip(tree.flatten(inner), self._codes, strict=True)
+        ]
+        self.spec = self.spec._replace(observations=tree.unflatten_as(inner, planes))
+
+    def _transform(self, timestep: dm_env.TimeStep) -> Nest:
+        leaves = tree.flatten(timestep.observation)
+        for index, codes in enumerate(self._codes):
+            if codes is not None:
+                planes = leaves[index].transpose(0, 3, 1, 2)[:, codes[0]] == codes[1]
+                leaves[index] = planes.astype(np.float32)
+        return tree.unflatten_as(timestep.observation, leaves)
+
+
+def _codes(spec: specs.Array, name: str) -> tuple[np.ndarray, np.ndarray] | None:
+    """Of each plane of an image, its channel `[P]` and its code `[P, 1, 1]`; None for what is no image."""
+    if len(spec.shape) != 3 or spec.dtype.kind not in "iu" or not isinstance(spec, specs.BoundedArray):
+        return None
+    low, high = (np.broadcast_to(bound, spec.shape) for bound in (spec.minimum, spec.maximum))
+    if low.min() < 0 or high.max() > 63:
+        raise ValueError(
+            f"{name}: got codes from {low.min()} to {high.max()}, expected 0 to at most 63. Leave "
+            "OneHotPlanes out for images of colors, which networks take as they are."
+        )
+    counts = high.max((0, 1)).astype(np.int64) + 1
+    codes = np.concatenate([np.arange(count, dtype=spec.dtype) for count in counts])
+    return np.repeat(np.arange(len(counts)), counts), codes[:, None, None]
+
+
 class SinglePrecision(_ObservationWrapper):
     """float64 observations and actions as float32."""
 

@@ -214,6 +214,7 @@ WRAPPERS = {
     "Flatten": ("", "gymnasium:Blackjack-v1", lambda of, steps: steps[0].observation.shape == (2, 45)),
     "FrameStack": ("(num_frames=3)", CARTPOLE, lambda of, steps: steps[0].observation.shape == (2, 3, 4)),
     "ObservationActionReward": ("()", CARTPOLE, lambda of, steps: "reward" in steps[1].observation),
+    "OneHotPlanes": ("", "minigrid:DoorKey-5x5", lambda of, steps: steps[1].observation["image"].max() == 1),
     "RescaleAction": ("(clip=True)", PENDULUM, lambda of, steps: in_range(of, -1, 1)),
     "ScaleObservation": ("(scale=10)", CARTPOLE, lambda of, steps: of.observation_spec().maximum[0] > 40),
     "SinglePrecision": ("", PENDULUM, lambda of, steps: of.observation_spec().dtype == "float32"),
@@ -224,6 +225,8 @@ WRAPPERS = {
 @pytest.mark.parametrize("name", parts.WRAPPERS)
 def test_every_wrapper(name):
     arguments, environment_name, holds = WRAPPERS[name]
+    if environment_name.startswith("minigrid"):
+        pytest.importorskip("minigrid")
     flags = ["--environment", environment_name, "--wrappers", name + arguments]
     entry, options, config, agent_config = train.parse_new("random_actions", flags)
     agent = entry.make(agent_config)

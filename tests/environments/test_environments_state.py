@@ -52,6 +52,7 @@ _SUITES = {
     "mujoco that falls": ("gymnasium:Hopper-v5", {}),
     "minatar": ("minatar:Breakout", {}),
     "minatar, truncated": ("minatar:Seaquest", {"max_steps": 25}),
+    "minigrid": ("minigrid:DoorKey-5x5", {"max_steps": 25}),
     "atari": ("atari:Pong", {"max_frames": 240}),
     "atari, lives": ("atari:Breakout", {"life_loss_terminates": True}),
     "atari, every frame": ("atari:Seaquest", {"frame_skip": 1, "sticky_actions": 0.9, "max_frames": 60}),
@@ -61,7 +62,7 @@ _SUITES = {
     "fake": ("testing:Fake", {}),
     "echo": ("testing:Echo", {}),
 }
-_PACKAGES = {"mujoco": "mujoco", "minatar": "minatar", "atari": "ale_py"}
+_PACKAGES = {"mujoco": "mujoco", "minatar": "minatar", "minigrid": "minigrid", "atari": "ale_py"}
 
 
 @pytest.mark.parametrize("num_envs", [1, 3])

@@ -1,5 +1,7 @@
 """Atari and dm_control, where they are installed."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -288,9 +290,65 @@ def test_an_episode_of_minatar_is_truncated_at_its_limit():
     assert (discount[step_type == LAST] == 1).all()
 
 
+def test_minigrid():
+    pytest.importorskip("minigrid")
+    make = functools.partial(environments.make, "minigrid:DoorKey-5x5", num_envs=2)
+    with make(seed=0) as environment, make(seed=0) as same, make(seed=1) as other:
+        spec = environment.observation_spec()
+        assert set(spec) == {"direction", "image"} and spec["direction"].num_values == 4
+        assert spec["image"].shape == (7, 7, 3) and spec["image"].dtype == np.uint8
+        assert spec["image"].maximum.max((0, 1)).tolist() == [10, 5, 2]
+        assert environment.action_spec().num_values == 7
+        rng, differs = np.random.default_rng(0), False
+        ours, theirs, another = environment.reset(), same.reset(), other.reset()
+        for _ in range(100):
+            for name, leaf in spec.items():
+                leaf.validate(ours.observation[name][0])
+                np.testing.assert_array_equal(ours.observation[name], theirs.observation[name])
+            differs |= not np.array_equal(ours.observation["image"], another.observation["image"])
+            action = rng.integers(0, 7, 2)
+            ours, theirs, another = environment.step(action), same.step(action), other.step(action)
+        assert differs
+
+
+def _last_of_empty(actions, max_steps):
+    """The first LAST in a room of 3 x 3, from the top left corner, looking right, to the goal opposite."""
+    with environments.make("minigrid:Empty-5x5", options={"max_steps": max_steps}) as environment:
+        environment.reset()
+        for action in actions:
+            timestep = environment.step(np.array([action]))
+            if timestep.last().all():
+                return timestep
+    raise AssertionError("the episode does not end")
+
+
+def test_an_episode_of_minigrid_terminates_at_the_goal_and_is_truncated_at_its_limit():
+    pytest.importorskip("minigrid")
+    right, forward = 1, 2
+    goal = _last_of_empty([forward, forward, right, forward, forward], max_steps=10)
+    assert goal.discount == 0 and goal.reward == pytest.approx(1 - 0.9 * 5 / 10)
+    limit = _last_of_empty([right] * 10, max_steps=10)
+    assert limit.discount == 1 and limit.reward == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("DoorKey", r"Did you mean 'DoorKey-\dx\d-v0'"), ("Pong", "expected minigrid:TASK")],
+)
+def test_an_unknown_task_of_minigrid(name, says):
+    pytest.importorskip("minigrid")
+    with pytest.raises(ValueError, match=says):
+        environments.make(f"minigrid:{name}")
+
+
 @pytest.mark.parametrize(
     ("module", "name"),
-    [("ale_py", "atari:Pong"), ("dm_control", "dm_control:a/b"), ("minatar", "minatar:Breakout")],
+    [
+        ("ale_py", "atari:Pong"),
+        ("dm_control", "dm_control:a/b"),
+        ("minatar", "minatar:Breakout"),
+        ("minigrid", "minigrid:DoorKey-5x5"),
+    ],
 )
 def test_a_missing_package_names_the_extra(monkeypatch, module, name):
     import importlib.util

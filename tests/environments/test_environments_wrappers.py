@@ -205,6 +205,44 @@ def test_frame_stack_of_nested_bounded_observations():
     assert not observation["camera"][:, 0].any()
 
 
+def test_one_hot_planes():
+    codes = specs.BoundedArray((1, 2, 2), np.uint8, 0, [[[2, 1], [2, 0]]])
+    spec = testing.make_spec({"image": codes, "direction": specs.DiscreteArray(4)})
+    make = functools.partial(
+        environments.make, functools.partial(testing.FakeEnvironment, spec), num_envs=3, seed=1
+    )
+    planes = make(wrappers=[environments.OneHotPlanes])
+    shape = planes.observation_spec()["image"]
+    assert shape.shape == (5, 1, 2) and shape.dtype == np.float32 and shape.maximum == 1
+    plain = make()
+    ours, theirs = planes.reset(), plain.reset()
+    for _ in range(20):
+        np.testing.assert_array_equal(ours.observation["direction"], theirs.observation["direction"])
+        assert ours.observation["image"].dtype == np.float32
+        for env, row, column in np.ndindex(3, 1, 2):
+            kind, color = theirs.observation["image"][env, row, column]
+            by_hand = [kind == 0, kind == 1, kind == 2, color == 0, color == 1]
+            assert ours.observation["image"][env, :, row, column].tolist() == by_hand
+        ours, theirs = (each.step(np.zeros(3, np.int64)) for each in (planes, plain))
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        (
+            specs.BoundedArray((4, 4, 3), np.uint8, 0, 255),
+            "observation: got codes from 0 to 255, expected 0 to",
+        ),
+        (specs.Array((4, 4, 3), np.float32), "expected bounded integers of three axes"),
+    ],
+    ids=["picture", "numbers"],
+)
+def test_one_hot_planes_without_codes(spec, says):
+    factory = functools.partial(testing.FakeEnvironment, testing.make_spec(spec))
+    with pytest.raises(ValueError, match=says):
+        environments.make(factory, wrappers=[environments.OneHotPlanes])
+
+
 def test_single_precision():
     environment = environments.make(Pushed, num_envs=2, wrappers=[environments.SinglePrecision])
     assert environment.observation_spec().dtype == environment.action_spec().dtype == np.float32
