@@ -477,9 +477,10 @@ PRESETS: Mapping[str, Preset] = {
             "num_evaluation_episodes": 100,
         },
     ),
+    # Chosen on seeds 101 and 102. With 16 envs and unrolls of 128 it takes twice the CPU time and learns no faster.
     "minigrid:DoorKey-5x5": Preset(
         agent={
-            "unroll_length": 128,
+            "unroll_length": 32,
             "epochs": 4,
             "minibatch_size": 256,
             "learning_rate": 1e-3,
@@ -490,11 +491,11 @@ PRESETS: Mapping[str, Preset] = {
         },
         run={
             **_RUN,
-            "envs_per_actor": 16,
+            "envs_per_actor": 32,
             "wrappers": ("OneHotPlanes",),
             "max_env_steps": 500_000,
             "evaluate_period": 50_000,
-            "num_evaluation_episodes": 100,
+            "num_evaluation_episodes": 20,
         },
     ),
 }
