@@ -46,6 +46,11 @@ WRONG = {
         2,
         ["Atari games are 'atari:GAME' here"],
     ),
+    "MiniGrid by its other name": (
+        (*TRAIN, "--environment", "gymnasium:MiniGrid-Nowhere-v0"),
+        2,
+        ["MiniGrid's tasks are 'minigrid:TASK' here"],
+    ),
     "no episodes": (("eval", "somewhere", "--episodes", "0"), 2, ["--episodes: got 0"]),
 }
 
