@@ -83,8 +83,8 @@ def _gymnasium(full: str, name: str, options: dict[str, Any], render_mode: str |
             importlib.import_module(module)
         spec = gymnasium.spec(gymnasium_id)
     except (Error, ImportError) as error:
-        hints = {"ALE/": " Atari games are 'atari:GAME'", "MiniGrid-": " MiniGrid's tasks are 'minigrid:TASK'"}
-        hint = next((f"{text} here." for start, text in hints.items() if gymnasium_id.startswith(start)), "")
+        hints = {"ALE/": "Atari games are 'atari:GAME'", "MiniGrid-": "MiniGrid's tasks are 'minigrid:TASK'"}
+        hint = next((f" {text} here." for start, text in hints.items() if gymnasium_id.startswith(start)), "")
         raise ValueError(
             f"unknown environment {full!r}: {error}{hint} (gymnasium.envs.registry lists the ids; write "
             "'gymnasium:module:Id' for one that is registered when a module is imported)"
