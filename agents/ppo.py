@@ -477,7 +477,8 @@ PRESETS: Mapping[str, Preset] = {
             "num_evaluation_episodes": 100,
         },
     ),
-    # Chosen on seeds 101 and 102. Unrolls of 128 of 16 envs reached the same return in twice the CPU time.
+    # Normalized advantages of a policy that solves it are noise, scaled up: entropy falls below 0.02 and one
+    # learner step ruins the policy, for good on 1 of 3 seeds.
     "minigrid:DoorKey-5x5": Preset(
         agent={
             "unroll_length": 32,
@@ -486,6 +487,7 @@ PRESETS: Mapping[str, Preset] = {
             "learning_rate": 1e-3,
             "learning_rate_decay": 500_000,
             "entropy_coefficient": 0.01,
+            "normalize_advantages": False,
             "hidden_sizes": (64,),
             "recurrent": "lstm",
         },
