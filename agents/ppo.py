@@ -435,19 +435,18 @@ PRESETS: Mapping[str, Preset] = {
     ),
     # Chosen on seed 101: 147 of 500 in acting after 37,000 steps, where four epochs a batch with a
     # lambda of 0.95, a discount of 0.99 and minibatches of 128 have 39.
+    # Chosen on seeds 102 and 103. With unrolls of 32 and rewards as they are, it keeps falling back from 500.
     "testing:CartPoleWithoutVelocities": Preset(
         agent={
-            "unroll_length": 32,
-            "epochs": 20,
+            "unroll_length": 128,
             "minibatch_size": 256,
             "learning_rate": 1e-3,
             "learning_rate_decay": 300_000,
             "clip_end": 0.1,
-            "discount": 0.98,
-            "gae_lambda": 0.8,
             "entropy_coefficient": 0.0,
             "hidden_sizes": (64,),
             "normalize_observations": True,
+            "normalize_rewards": True,  # Errors of large values would drown the policy.
             "recurrent": "lstm",  # None is a network without memory.
         },
         run={
