@@ -2,6 +2,7 @@
 # make test    the tests;  make coverage  the same, with the lines they run;  make lint  ruff and mypy
 # make docs    the site, in site/
 # make test-reverb    replay on a real dm-reverb (Python 3.11)
+# make test-server    environments of a server on Python 3.8
 # make test-deepmind  programs on a real Launchpad, with dm-reverb and Acme (Python 3.10)
 # make nightly        every agent in every distributed form, three seeds each (hours); clients in JavaScript;
 #                     hosts that fail (root)
@@ -22,7 +23,7 @@ export OMP_NUM_THREADS ?= 1
 AGAIN ?=
 tests = $(1)/bin/python -m pytest $(2)$(if $(AGAIN), || $(1)/bin/python tests/helpers/try_again.py)
 
-.PHONY: train test coverage lint docs test-reverb test-ray test-deepmind nightly clean
+.PHONY: train test coverage lint docs test-reverb test-ray test-server test-deepmind nightly clean
 
 .venv/installed: setup.py $(wildcard constraints/*.txt)
 	@test -n "$(PYTHON)" || { echo "Repertory needs Python 3.10 or newer; none was found."; exit 1; }
@@ -48,8 +49,8 @@ coverage: .venv/installed-test
 # dm-reverb and Launchpad exist for certain versions of Python only. A shim of pyenv may be there and fail.
 python = $(shell for p in python$(1) "$$(pyenv root 2>/dev/null)"/versions/$(1).*/bin/python; do "$$p" -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] != "$(1)")' 2>/dev/null && echo "$$p" && break; done)
 
-.PHONY: python3.10 python3.11
-python3.10 python3.11: python%:
+.PHONY: python3.8 python3.10 python3.11
+python3.8 python3.10 python3.11: python%:
 	@test -n "$(call python,$*)" || { printf '\n%s\n\n' "##### Python $* was not found: what needs it is NOT tested. #####" >&2; exit 1; }
 
 .venv-reverb/installed: PY = $(call python,3.11)
@@ -79,6 +80,16 @@ LAUNCHPAD ?= launchpad_mt
 test-deepmind: .venv-deepmind/installed
 	$(call tests,.venv-deepmind,-n 2 tests/conformance/deepmind tests/conformance/replay tests/replay/test_reverb_backend.py)
 	$(call tests,.venv-deepmind,-n 2 tests/conformance/launch -k $(LAUNCHPAD))
+
+# Environments of a server on Python 3.8, which has three packages and nothing of Repertory.
+.venv-server/installed: constraints/server.txt
+	@test -n "$(call python,3.8)" || { printf '\n%s\n\n' "##### Python 3.8 was not found: servers on it are NOT tested. #####" >&2; exit 1; }
+	"$(call python,3.8)" -m venv .venv-server
+	.venv-server/bin/python -m pip install -q --disable-pip-version-check -r constraints/server.txt
+	touch $@
+
+test-server: .venv/installed-test .venv-server/installed
+	$(call tests,.venv,tests/conformance/environments)
 
 # Runs what docs/results/nightly lacks. ROWS=cartpole-dqn runs one row.
 nightly: .venv/installed-test .venv-reverb/installed .venv-ray/installed .venv-deepmind/installed

@@ -80,6 +80,9 @@ def program_rates(
         counter.wait_for("env_steps", 10**15, timeout=options.warm_up)
         marks, usages = [], []
         for _ in range(2):
+            if learning:  # At the end of a learner step, which may be seconds of env steps.
+                made_steps = counter.get_counts()["learner_steps"]
+                counter.wait_for("learner_steps", made_steps + 1, timeout=_START_S)
             counts, nodes = counter.get_counts(), job.nodes()
             steps = [counts.get(name, 0) for name in ("env_steps", "learner_steps")]
             marks.append((*steps, tree_cpu_seconds(), time.perf_counter()))
@@ -173,7 +176,8 @@ def our_worker(environment: str) -> Callable[[int], Callable[[int], int]]:
     torch.set_num_threads(1)
 
     def make(envs: int) -> Callable[[int], int]:
-        config = RunConfig(envs_per_actor=envs, stepping="inline")
+        # Services are plain objects here: no rows, which are sent by calls.
+        config = RunConfig(envs_per_actor=envs, stepping="inline", log_period=10**9)
         agent = ApeX(ApeXConfig(**FREE, max_replay_size=20_000)).for_program(envs)
         spec = environment_spec(agent, environment, config)
         setup = Setup(agent, functools.partial(make_environment, agent, environment, config), spec, config)
@@ -266,7 +270,8 @@ def main() -> None:
             "batch_size": 32,
             "max_replay_size": 2_000,
         }
-        r2d2(options, agent, {"log_period": 50, "envs_per_actor": 8, "stepping": "inline"})
+        run = {"log_period": 50, "publish_period": 1, "envs_per_actor": 8, "stepping": "inline"}
+        r2d2(options, agent, run)
     else:
         make = our_worker if options.what == "grid" else rllib_runner
         grid(options, make(options.environment))

@@ -49,9 +49,8 @@ class RunConfig:
     num_actors: int = 1  # Actor nodes. More collect faster while cores are free.
     # Actors with which training goes on while others are lost or not placed yet; None needs all.
     min_actors: int | None = None
-    min_actors_timeout: float = (
-        300.0  # Seconds with fewer actors than `min_actors` after which the run fails.
-    )
+    # Seconds with fewer actors than `min_actors` after which the run fails.
+    min_actors_timeout: float = 300.0
     envs_per_actor: int = 1  # Environments that each actor steps as one batch.
     num_learners: int = 1  # Learner nodes, each with its shard of every batch. More need processes or ray.
     replay_shards: int = 1  # Replay servers, each with an equal part of the items and of the actors.
