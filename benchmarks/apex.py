@@ -268,7 +268,7 @@ def main() -> None:
             "lstm_size": 512,
             "head_sizes": (512,),
             "batch_size": 32,
-            "max_replay_size": 2_000,
+            "max_replay_size": 5_000,
         }
         run = {"log_period": 50, "publish_period": 1, "envs_per_actor": 8, "stepping": "inline"}
         r2d2(options, agent, run)
