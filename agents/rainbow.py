@@ -51,7 +51,7 @@ PRESETS: Mapping[str, Preset] = {
     "gymnasium:CartPole-v1": Preset(
         agent={
             **_EXPLORATION,
-            "n_step": 10,
+            "n_step": 5,
             "epsilon_decay": 12_000,
             "v_min": 0.0,
             "v_max": 100.0,
