@@ -62,6 +62,9 @@ class DQNConfig(OffPolicyConfig):
     evaluation_epsilon: float = 0.0  # Chance of a random action in evaluations.
 
     # Networks.
+    torso: str = (
+        "nature"  # For images: "nature", the paper's; "data_efficient" or "shallow", both smaller; "deep".
+    )
     hidden_sizes: tuple[int, ...] = (128, 128)  # Hidden layers after the encoder.
     layer_norm: bool = True  # Normalizes hidden layers: more stable, about 20 % slower.
     dueling: bool = False  # A stream for the state's value, another for the actions' advantages.
@@ -81,6 +84,7 @@ class DQNConfig(OffPolicyConfig):
         check.at_least(self, 0, "priority_exponent", "epsilon_ladder")
         check.at_least(self, 1, "importance_sampling_annealing", "epsilon_decay", "hidden_sizes")
         check.fraction(self, "importance_sampling_exponent", "munchausen")
+        check.one_of(self, networks.CONVOLUTIONS, "torso")
         check.fraction(self, "epsilon_start", "epsilon_end", "evaluation_epsilon")
 
     @property
@@ -110,6 +114,7 @@ class DQNNetworks(nn.Module):
             config.layer_norm,
             outputs_per_action,
             config.initial_noise if config.noisy else 0.0,
+            config.torso,
         )
         self._shape = (self.num_actions, outputs_per_action)[: 1 if outputs_per_action == 1 else 2]
 
@@ -304,5 +309,36 @@ PRESETS: Mapping[str, Preset] = {
     # An episode has 2,500 steps, whatever the agent does.
     "minatar:Freeway": Preset(
         MINATAR, {**MINATAR_RUN, "evaluate_period": 200_000, "num_evaluation_episodes": 8}
+    ),
+    # As in the paper: a learner step of 32 items for every 4 env steps.
+    "atari:Pong": Preset(
+        agent={
+            "n_step": 3,
+            "batch_size": 32,
+            "samples_per_insert": 8.0,
+            "insert_burst": 64,
+            "min_replay_size": 10_000,
+            "max_replay_size": 200_000,
+            "learning_rate": 1e-4,
+            "learning_rate_decay": 1_000_000,
+            "learning_rate_end": 0.1,
+            "autocast": True,
+            "dueling": True,
+            "hidden_sizes": (512,),
+            "target_update_rate": 1.0,
+            "target_update_period": 1_000,
+            "epsilon_decay": 100_000,
+            "epsilon_end": 0.01,
+        },
+        run={
+            "num_actors": 1,
+            "envs_per_actor": 8,
+            "max_env_steps": 1_000_000,
+            "evaluate_period": 50_000,
+            "num_evaluation_episodes": 4,
+            "learner_log_period": 1_000,
+            "update_period": 4,
+            "publish_period": 4,
+        },
     ),
 }

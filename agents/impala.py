@@ -31,12 +31,6 @@ from framework.specs import EnvironmentSpec
 from framework.torch_agents import OnPolicyAgent, OnPolicyConfig, TorchPolicy, check_memory
 from framework.types import Nest, Step
 
-_TORSOS: dict[str, Any] = {
-    "shallow": networks.ShallowConv,
-    "deep": networks.ResidualConv,
-    "nature": networks.NatureConv,
-}
-
 
 @dataclass(frozen=True)
 class IMPALAConfig(OnPolicyConfig):
@@ -69,7 +63,9 @@ class IMPALAConfig(OnPolicyConfig):
     max_gradient_norm: float | None = 0.5  # Larger gradients are scaled down to this.
 
     # Networks.
-    torso: str = "shallow"  # For images: "shallow" or "deep", the paper's two; "nature", that of DQN.
+    torso: str = (
+        "shallow"  # For images: "shallow" or "deep", the paper's two; "nature", DQN's; "data_efficient".
+    )
     hidden_sizes: tuple[int, ...] = (64, 64)  # For observations without images: hidden layers.
     activation: str = "tanh"  # Activation of the hidden layers: relu, tanh, elu or silu.
     lstm_size: int | None = None  # Width of an LSTM after the torso. None is a feed-forward network.
@@ -83,7 +79,7 @@ class IMPALAConfig(OnPolicyConfig):
         check.above(self, 0, "reward_clip")
         check.fraction(self, "vtrace_lambda", "rmsprop_decay")
         check.one_of(self, ("rmsprop", "adam"), "optimizer")
-        check.one_of(self, _TORSOS, "torso")
+        check.one_of(self, networks.CONVOLUTIONS, "torso")
         check.one_of(self, networks.ACTIVATIONS, "activation")
 
 
@@ -97,7 +93,7 @@ class ActorCritic(nn.Module):
             spec.observations,
             () if has_images else config.hidden_sizes,
             config.activation,
-            _TORSOS[config.torso],
+            networks.CONVOLUTIONS[config.torso],
         )
         width = self.torso.output_size
         self.core = None if config.lstm_size is None else networks.RecurrentCore(width, config.lstm_size)

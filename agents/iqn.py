@@ -58,6 +58,7 @@ class IQNNetworks(QuantileNetworks):
             config.layer_norm,
             config.initial_noise if config.noisy else 0.0,
             config.num_cosines,
+            config.torso,
         )
 
 

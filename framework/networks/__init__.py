@@ -42,7 +42,9 @@ from framework.networks.quantiles import ImplicitQuantileNetwork as ImplicitQuan
 from framework.networks.recurrent import RecurrentEncoder as RecurrentEncoder
 from framework.networks.recurrent import RecurrentQNetwork as RecurrentQNetwork
 from framework.networks.torsos import ACTIVATIONS as ACTIVATIONS
+from framework.networks.torsos import CONVOLUTIONS as CONVOLUTIONS
 from framework.networks.torsos import MLP as MLP
+from framework.networks.torsos import DataEfficientConv as DataEfficientConv
 from framework.networks.torsos import NatureConv as NatureConv
 from framework.networks.torsos import ObservationEncoder as ObservationEncoder
 from framework.networks.torsos import RecurrentCore as RecurrentCore

@@ -18,7 +18,7 @@ from torch import nn
 
 from framework.networks import distributions
 from framework.networks.noisy import NoisyLinear
-from framework.networks.torsos import MLP, ObservationEncoder, in_float32, orthogonal_
+from framework.networks.torsos import CONVOLUTIONS, MLP, ObservationEncoder, in_float32, orthogonal_
 from framework.types import Nest
 
 # A small last layer makes the first policy nearly uniform, whatever the features are.
@@ -157,6 +157,7 @@ class QNetwork(nn.Module):
       layer_norm: normalizes each hidden layer before its activation.
       outputs_per_action: K, the number of outputs for each action.
       noise: initial noise of the layers after the encoder, as of `MLP`.
+      torso: network for images, one of `CONVOLUTIONS`.
     """
 
     def __init__(
@@ -168,9 +169,10 @@ class QNetwork(nn.Module):
         layer_norm: bool = False,
         outputs_per_action: int = 1,
         noise: float = 0.0,
+        torso: str = "nature",
     ):
         super().__init__()
-        self.encoder = ObservationEncoder(observation_spec)
+        self.encoder = ObservationEncoder(observation_spec, make_convolution=CONVOLUTIONS[torso])
         width, outputs = self.encoder.output_size, num_actions * outputs_per_action
         self._shape = (num_actions, outputs_per_action)[: 1 if outputs_per_action == 1 else 2]
         mlp = functools.partial(MLP, layer_norm=layer_norm, noise=noise)

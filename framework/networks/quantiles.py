@@ -28,6 +28,7 @@ class ImplicitQuantileNetwork(QNetwork):
       layer_norm: normalizes each hidden layer before its activation.
       noise: initial noise of the layers after the encoder, but for that of the fractions, as of `MLP`.
       num_cosines: number of cosines of a fraction.
+      torso: network for images, one of `CONVOLUTIONS`.
     """
 
     fractions: torch.Tensor
@@ -43,9 +44,12 @@ class ImplicitQuantileNetwork(QNetwork):
         layer_norm: bool = False,
         noise: float = 0.0,
         num_cosines: int = 64,
+        torso: str = "nature",
     ):
         # Both streams of a dueling network have their last hidden layer behind the product.
-        super().__init__(observation_spec, num_actions, hidden_sizes, True, layer_norm, noise=noise)
+        super().__init__(
+            observation_spec, num_actions, hidden_sizes, True, layer_norm, noise=noise, torso=torso
+        )
         if not dueling:
             self.value = None
         self.embedding = nn.Linear(num_cosines, self.body.output_size)

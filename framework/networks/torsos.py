@@ -193,6 +193,16 @@ class ShallowConv(_Stack):
         super().__init__(shape, [(16, 8, 4), (32, 4, 2)], hidden_size, 256)
 
 
+class DataEfficientConv(_Stack):
+    """The small network of data-efficient Rainbow (van Hasselt et al., 2019), with a last layer of 256.
+
+    A seventh of the operations of `NatureConv`. Images smaller than 36 pixels get MinAtar's network.
+    """
+
+    def __init__(self, shape: Sequence[int], hidden_size: int | None = None):
+        super().__init__(shape, [(32, 5, 5), (64, 5, 5)], hidden_size, 256)
+
+
 class ResidualConv(_Images):
     """The deep residual network of IMPALA (Espeholt et al., 2018, figure 3, right).
 
@@ -229,6 +239,15 @@ class _ResidualBlock(nn.Module):
         return images + self.layers(images)
 
 
+# The values of the config field `torso`.
+CONVOLUTIONS: dict[str, type[NatureConv | ShallowConv | DataEfficientConv | ResidualConv]] = {
+    "nature": NatureConv,
+    "shallow": ShallowConv,
+    "data_efficient": DataEfficientConv,
+    "deep": ResidualConv,
+}
+
+
 class ObservationEncoder(nn.Module):
     """Encodes a nest of observations, with any leading axes, as one feature vector `[..., output_size]`.
 
@@ -240,7 +259,7 @@ class ObservationEncoder(nn.Module):
       observation_spec: nest of dm_env specs of one env.
       hidden_sizes: widths of the hidden layers for the leaves that are not images; empty for no MLP.
       activation: activation of those layers.
-      make_convolution: shape of an image to a module with `output_size`; see `convolutions`.
+      make_convolution: shape of an image to a module with `output_size`; as `CONVOLUTIONS`.
     """
 
     def __init__(

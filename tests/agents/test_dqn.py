@@ -27,6 +27,7 @@ SPEC = specs.EnvironmentSpec(
     dm_specs.Array((), np.float32),
     dm_specs.BoundedArray((), np.float32, 0, 1),
 )
+IMAGES = SPEC._replace(observations=dm_specs.BoundedArray((4, 44, 44), np.uint8, 0, 255))
 SMALL = DQNConfig(hidden_sizes=(8, 8), batch_size=16)
 
 
@@ -77,6 +78,10 @@ def network(config):
     return agent_probes.network(agent_of(config), SPEC)
 
 
+def image_network(config):
+    return str(agent_of(config).make_networks(IMAGES))
+
+
 def written(config):
     """Rewards of the items of one short episode with rewards of 1."""
     client = replay.EmbeddedClient(agent_of(dataclasses.replace(config, min_replay_size=1)).make_tables(SPEC))
@@ -120,6 +125,7 @@ FIELDS = {
     "epsilon_decay": (2, explored, {}),
     "epsilon_ladder": (7.0, explored, {"epsilon_start": 0.5}),
     "evaluation_epsilon": (0.5, evaluated, {}),
+    "torso": ("data_efficient", image_network, {}),
     "hidden_sizes": ((8,), network, {}),
     "layer_norm": (False, network, {}),
     "dueling": (True, network, {}),
@@ -176,6 +182,7 @@ WRONG = [
     ("epsilon_start", 2.0),
     ("epsilon_end", -0.1),
     ("evaluation_epsilon", 1.1),
+    ("torso", "wide"),
     ("learning_rate", float("nan")),
 ]
 

@@ -17,7 +17,7 @@ from agents.impala import IMPALA, IMPALAConfig
 from framework import environments, replay, specs
 from framework.actors import EnvironmentLoop, PolicyActor
 from framework.environments.testing import EchoEnvironment
-from framework.networks import as_tensors
+from framework.networks import CONVOLUTIONS, as_tensors
 from framework.types import Step
 from framework.variables import VariableBlock, VariableClient
 
@@ -486,7 +486,7 @@ def test_actions_fit_the_spec_and_can_be_learned_from(actions, changes):
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-@pytest.mark.parametrize("torso", ["shallow", "deep", "nature"])
+@pytest.mark.parametrize("torso", CONVOLUTIONS)
 def test_images_are_learned_from(torso, autocast):
     config = dataclasses.replace(
         SMALL, torso=torso, autocast=autocast, actor_autocast=autocast, batch_size=2, unroll_length=3, **LSTM

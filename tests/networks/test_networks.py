@@ -62,7 +62,7 @@ def test_an_observation_with_other_leaves_than_the_spec_is_an_error():
         encoder({"a": torch.zeros(1, 5)})
 
 
-@pytest.mark.parametrize("make", [networks.NatureConv, networks.ShallowConv, networks.ResidualConv])
+@pytest.mark.parametrize("make", networks.CONVOLUTIONS.values())
 def test_images_with_channels_first_and_last_are_the_same(make):
     torch.manual_seed(0)
     first = make((3, 40, 48), hidden_size=16)
@@ -72,6 +72,12 @@ def test_images_with_channels_first_and_last_are_the_same(make):
     expected = first(images)
     torch.testing.assert_close(last(images.permute(0, 2, 3, 1)), expected)
     torch.testing.assert_close(first(images.float() / 255), expected)
+
+
+def test_the_network_of_data_efficient_rainbow():
+    # Without padding, 84 pixels become 16, then 3: 3 * 3 * 64 = 576 features.
+    shapes = [tuple(p.shape) for p in networks.DataEfficientConv((4, 84, 84)).parameters() if p.dim() > 1]
+    assert shapes == [(32, 4, 5, 5), (64, 32, 5, 5), (256, 576)]
 
 
 def test_images_that_are_none_are_errors():
