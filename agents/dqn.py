@@ -320,7 +320,7 @@ PRESETS: Mapping[str, Preset] = {
             "min_replay_size": 10_000,
             "max_replay_size": 200_000,
             "learning_rate": 1e-4,
-            "learning_rate_decay": 1_000_000,
+            "learning_rate_decay": 800_000,
             "learning_rate_end": 0.1,
             "autocast": True,
             "dueling": True,
@@ -333,7 +333,7 @@ PRESETS: Mapping[str, Preset] = {
         run={
             "num_actors": 1,
             "envs_per_actor": 8,
-            "max_env_steps": 1_000_000,
+            "max_env_steps": 800_000,
             "evaluate_period": 50_000,
             "num_evaluation_episodes": 4,
             "learner_log_period": 1_000,

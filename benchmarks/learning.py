@@ -166,7 +166,7 @@ ROWS = {
     "breakout-munchausen": Row("dqn", "minatar:Breakout", 1_000_000, 12, flags=("--munchausen", "0.9")),
     "breakout-qr-dqn": Row("qr_dqn", "minatar:Breakout", 1_000_000, 12),
     "breakout-rainbow": Row("rainbow", "minatar:Breakout", 1_000_000, 12),
-    "pong-dqn": Row("dqn", "atari:Pong", 1_000_000, 18),
+    "pong-dqn": Row("dqn", "atari:Pong", 800_000, 18),
     "pong-impala": Row("impala", "atari:Pong", 10_000_000, 19, flags=("--autocast",)),
     # Five times the mean return of random actions over 100 episodes, 0.42 and 0.12.
     "freeway-dqn": Row("dqn", "minatar:Freeway", 1_000_000, 2.1),
@@ -190,7 +190,12 @@ ROWS = {
         "sac", "gymnasium:HalfCheetah-v5", 200_000, 4000, published="Zoo 9,535 at 1M (v3)"
     ),
     "halfcheetah-td3": Row(
-        "td3", "gymnasium:HalfCheetah-v5", 200_000, 4000, published="Zoo 9,655 at 1M (v3)"
+        "td3",
+        "gymnasium:HalfCheetah-v5",
+        200_000,
+        4000,
+        published="Zoo 9,655 at 1M (v3)",
+        flags=("--autocast",),
     ),
     "hopper-td3": Row("td3", "gymnasium:Hopper-v5", 300_000, 2000, published="Zoo 3,606 at 1M (v3)"),
     "walker2d-td3": Row("td3", "gymnasium:Walker2d-v5", 300_000, 2000, published="Zoo 4,718 at 1M (v3)"),

@@ -49,8 +49,8 @@ class ResumeOptions:
     checkpoint: Annotated[str, tyro.conf.arg(metavar="latest|previous|STEP")] = "latest"
     engine: Annotated[str | None, tyro.conf.arg(metavar="ENGINE")] = None  # Engine of the program.
     restarts: int | None = None  # How often each node may fail and be restarted.
-    max_env_steps: int | None = None  # New limit of env steps, counted from the start of the run.
-    target_return: float | None = None  # New target return.
+    max_env_steps: int | None = None  # New limit of env steps, counted from the start of the run. None: none.
+    target_return: float | None = None  # New target return. None: none.
     # Only checked: a run keeps its environment.
     environment: Annotated[str | None, tyro.conf.arg(metavar="SUITE:NAME")] = None
 
@@ -204,8 +204,11 @@ def resume(arguments: Sequence[str], name: str | None = None) -> int:
             f"{folder.path} was trained in {folder.environment!r} and cannot go on in "
             f"{given.environment!r}. Leave --environment out, or start a new run there."
         )
-    config = dataclasses.replace(folder.config, **_given(given, "max_env_steps", "target_return"))
-    folder = dataclasses.replace(folder, config=config, **_given(given, "engine", "restarts"))
+    # None is a value of these: no limit, and no target.
+    limits = {name: getattr(given, name) for name in ("max_env_steps", "target_return") if name in early}
+    chosen = {name: value for name in ("engine", "restarts") if (value := getattr(given, name)) is not None}
+    folder = dataclasses.replace(folder, config=dataclasses.replace(folder.config, **limits), **chosen)
+    config = folder.config
     building.check_installed(folder.engine, config)
     program = building.build_program(folder.make_agent(), folder.environment_factory(), config)
     with _writing(folder.path), folder.locked(), chosen_checkpoint(folder, given.checkpoint):
@@ -228,10 +231,6 @@ def _check_same_settings(folder: RunFolder, flags: Sequence[str]) -> None:
             "train --resume RUN --help. Leave the others out, or start a new run with them: repertory train "
             f"--config {file} {' '.join(flags)}"
         )
-
-
-def _given(options: ResumeOptions, *names: str) -> dict[str, Any]:
-    return {name: value for name in names if (value := getattr(options, name)) is not None}
 
 
 def _advice(folder: RunFolder) -> str:

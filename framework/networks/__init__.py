@@ -50,3 +50,4 @@ from framework.networks.torsos import ObservationEncoder as ObservationEncoder
 from framework.networks.torsos import RecurrentCore as RecurrentCore
 from framework.networks.torsos import ResidualConv as ResidualConv
 from framework.networks.torsos import ShallowConv as ShallowConv
+from framework.networks.torsos import in_float32 as in_float32

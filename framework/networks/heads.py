@@ -34,7 +34,7 @@ class CategoricalHead(nn.Module):
         orthogonal_(self.logits, _GAIN)
 
     def forward(self, features: torch.Tensor, legal: torch.Tensor | None = None) -> distributions.Categorical:
-        return distributions.Categorical(self.logits(features), legal)
+        return distributions.Categorical(in_float32(self.logits, features), legal)
 
 
 class MultiCategoricalHead(nn.Module):
@@ -49,7 +49,7 @@ class MultiCategoricalHead(nn.Module):
     def forward(
         self, features: torch.Tensor, legal: torch.Tensor | None = None
     ) -> distributions.MultiCategorical:
-        return distributions.MultiCategorical(self.logits(features), self.sizes, legal)
+        return distributions.MultiCategorical(in_float32(self.logits, features), self.sizes, legal)
 
 
 class GaussianHead(nn.Module):
@@ -70,7 +70,7 @@ class GaussianHead(nn.Module):
         self.log_std = nn.Parameter(torch.full((size,), float(np.log(initial_std))))
 
     def forward(self, features: torch.Tensor) -> distributions.DiagonalGaussian:
-        mean = self.mean(features)
+        mean = in_float32(self.mean, features)
         return distributions.DiagonalGaussian(mean.tanh() if self.tanh_mean else mean, self.log_std)
 
 

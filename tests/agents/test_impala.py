@@ -485,6 +485,17 @@ def test_actions_fit_the_spec_and_can_be_learned_from(actions, changes):
     assert np.isfinite(learn(make_learner(config, spec), batch).metrics["loss"].item())
 
 
+def test_values_are_float32_in_mixed_precision():
+    model = make_learner(SMALL).networks.actor_critic
+    torch.nn.init.zeros_(model.value.weight)
+    torch.nn.init.constant_(model.value.bias, 90.1)  # bfloat16 has 90 and 90.5.
+    data = as_tensors(make_batch(SMALL).data)
+    with torch.autocast("cpu", torch.bfloat16):
+        _, values = model.unroll(data.observation, (), data.start_of_episode)
+    torch.testing.assert_close(values, torch.full_like(values, 90.1))
+    assert values.dtype == torch.float32
+
+
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("torso", CONVOLUTIONS)
 def test_images_are_learned_from(torso, autocast):

@@ -23,7 +23,11 @@ WRONG = {
     "unknown flag": ((*TRAIN, "--max-env-step", "5"), 2, ["--max-env-step", "--max-env-steps"]),
     "unknown config key": (("train", "dqn", "--lerning-rate", "1"), 2, ["--lerning-rate", "--learning-rate"]),
     "no such value": (("train", "ppo", "--clip", "2"), 2, ["clip: got 2.0, expected between 0 and 1"]),
-    "no such network": (("train", "impala", "--torso", "x"), 2, ["torso: got 'x', expected one of 'deep', "]),
+    "no such network": (
+        ("train", "impala", "--torso", "x"),
+        2,
+        ["torso: got 'x', expected one of"],
+    ),
     "wrong value": ((*TRAIN, "--num-actors", "two"), 2, ["--num-actors", "two"]),
     "unknown engine": ((*TRAIN, "--engine", "warp"), 2, ["Unknown engine 'warp'", "serial"]),
     "unknown suite": ((*TRAIN, "--environment", "gum:X"), 2, ["'gum:X'", "gymnasium:CartPole-v1"]),
@@ -222,6 +226,23 @@ class TestResume:
         code, _, err = repertory("train", "--resume", folder.path, "--max-env-steps", "2000")
         assert code == 128 + signal.SIGINT, err
         assert not (folder.path / "result.json").exists()
+
+    @pytest.mark.parametrize(
+        "flags, limit, target",
+        [
+            ((), 2000, 475.0),
+            (("--target-return", "None"), 2000, None),
+            (("--max-env-steps=None", "--target_return=480"), None, 480.0),
+        ],
+    )
+    def test_with_and_without_a_limit_and_a_target(
+        self, repertory, make_run, monkeypatch, flags, limit, target
+    ):
+        folder = make_run(steps=[1000], max_env_steps=2000, target_return=475.0)
+        monkeypatch.setattr("framework.commands.train._run", lambda *_: (None, signal.SIGINT))
+        assert repertory("train", "--resume", folder.path, *flags)[0] == 128 + signal.SIGINT
+        config = run_folder.RunFolder.open(folder.path).config
+        assert (config.max_env_steps, config.target_return) == (limit, target)
 
     def test_with_an_unknown_engine(self, repertory, make_run):
         code, _, err = repertory("train", "--resume", make_run(steps=[10]).path, "--engine", "warp")

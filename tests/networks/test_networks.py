@@ -279,6 +279,26 @@ def test_close_values_stay_apart_in_mixed_precision(kind, dueling, noise):
     torch.testing.assert_close(values[:, 1] - values[:, 0], torch.full((3,), 0.1), rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["categorical", "several choices", "gaussian"])
+def test_policies_are_float32_in_mixed_precision(kind):
+    if kind == "gaussian":
+        head, weights, get = networks.GaussianHead(4, 2), "mean", lambda policy: policy.mean
+    elif kind == "categorical":
+        head, weights, get = networks.CategoricalHead(4, 2), "logits", lambda policy: policy.logits
+    else:
+        head, weights = networks.MultiCategoricalHead(4, (2, 2)), "logits"
+        get = lambda policy: policy.log_prob(torch.zeros(1, 2, dtype=torch.int64))  # noqa: E731
+    layer = getattr(head, weights)
+    torch.nn.init.zeros_(layer.weight)
+    with torch.no_grad():
+        layer.bias.copy_(torch.linspace(100.0, 100.1, len(layer.bias)))  # After 100, bfloat16 has 100.5.
+    expected = get(head(torch.ones(1, 4)))
+    with torch.autocast("cpu", torch.bfloat16):
+        got = get(head(torch.ones(1, 4)))
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["deterministic", "squashed"])
 def test_actions_near_their_bounds_have_gradients_in_mixed_precision(kind):
     if kind == "deterministic":
