@@ -201,6 +201,7 @@ class TorchAgent(core.Agent):
             "optimizer_fn": lambda parameters: self.make_optimizer(networks),
             "learning_rate_schedule": None if decay is None else schedules.linear(1.0, end, decay),
             "max_gradient_norm": config.max_gradient_norm,
+            "seed": int(torch.randint(2**31, ())),  # From the global generator, as the initial parameters.
             "device": check_visible("device", self.device),
             "compile_loss": config.compile_loss,
             "autocast_dtype": torch.bfloat16 if config.autocast else None,
@@ -307,7 +308,6 @@ class OffPolicyAgent(TorchAgent):
     def learner_settings(self, networks: nn.Module) -> dict[str, Any]:
         return super().learner_settings(networks) | {
             "target_names": self.target_names,
-            "seed": int(torch.randint(2**31, ())),  # From the global generator, as the initial parameters.
             "target_update_period": self.config.target_update_period,
             "target_update_rate": self.config.target_update_rate,
         }

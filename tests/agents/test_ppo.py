@@ -65,6 +65,19 @@ def make_learner(config=SMALL, spec=DISCRETE):
 # --- the update ---
 
 
+def test_the_seed_chooses_the_minibatches():
+    def parameters(seed):
+        learner = make_learner()
+        torch.manual_seed(seed)
+        another = PPO(SMALL).for_program(ENVS).make_learner(learner.networks, DISCRETE)
+        learn(another, make_batch())
+        return torch.nn.utils.parameters_to_vector(another.networks.parameters())
+
+    first, again, other = (parameters(seed) for seed in (1, 1, 2))
+    torch.testing.assert_close(first, again, rtol=0, atol=0)
+    assert not torch.equal(first, other)
+
+
 class ObservationIsValue:
     """Stands for networks whose value of an observation is the observation itself."""
 
