@@ -50,6 +50,10 @@ class Channel:
 
     def receive_ready(self) -> list[Any]:
         """Reads once and returns the complete messages; `EOFError` at the end. Does not wait if readable."""
+        return [pickle.loads(message) for message in self.receive_pickles()]
+
+    def receive_pickles(self) -> list[bytes]:
+        """As `receive_ready`, but leaves it to the caller to unpickle the messages, which may fail."""
         try:
             data, descriptors, _, _ = socket.recv_fds(self._socket, 1 << 16, 8)
         except ConnectionError:
@@ -58,22 +62,22 @@ class Channel:
             raise EOFError("The other end of the channel is closed.")
         self.descriptors += descriptors
         self._received += data
-        messages: list[Any] = []
+        messages: list[bytes] = []
         while len(self._received) >= _LENGTH.size:
             end = _LENGTH.size + _LENGTH.unpack_from(self._received)[0]
             if len(self._received) < end:
                 break
-            messages.append(pickle.loads(memoryview(bytes(self._received[_LENGTH.size : end]))))
+            messages.append(bytes(self._received[_LENGTH.size : end]))
             del self._received[:end]
         return messages
 
-    def drain(self) -> list[Any]:
-        """Returns the messages that have arrived, before the channel is closed."""
+    def drain(self) -> list[bytes]:
+        """Returns the pickles of the messages that have arrived, before the channel is closed."""
         self._socket.setblocking(False)
-        messages: list[Any] = []
+        messages: list[bytes] = []
         with contextlib.suppress(EOFError, BlockingIOError):
             while True:
-                messages += self.receive_ready()
+                messages += self.receive_pickles()
         return messages
 
     def end(self) -> None:

@@ -11,16 +11,17 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
-import json
+import functools
 import logging
 import os
-import secrets
+import pickle
 import selectors
 import signal
 import socket
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 from launch.context import activate, deactivate
@@ -28,6 +29,7 @@ from launch.engines.base import Job, Options, Resources, remote_error
 from launch.engines.supervised import code
 from launch.engines.supervised.channel import Channel
 from launch.engines.supervised.elastic import ElasticGroups
+from launch.engines.supervised.files import Files
 from launch.engines.supervised.process import Host, Process
 from launch.engines.supervised.runtime import Entry, RemoteRuntime, Setup
 from launch.errors import LaunchError, NodeError, StopTimeoutWarning
@@ -38,6 +40,7 @@ _STATUS_INTERVAL = 1.0
 _log = logging.getLogger("launch")
 _GONE = ("closed", "failed", "killed")
 _EXIT_GRACE = 2.0  # seconds for a failed or closed node to exit
+_MOST_ERRORS = 10  # unexpected errors of the supervisor after which it gives up stopping in order
 
 
 class SupervisedJob(Job):
@@ -62,6 +65,9 @@ class SupervisedJob(Job):
         self._deadline: float | None = None
         self._closing: Process | None = None
         self._status_at = 0.0
+        self._files = Files()
+        self._host_is_gone = False
+        self._errors = 0
         if options.directory is not None:
             os.makedirs(os.path.join(options.directory, "logs"), exist_ok=True)
         self._inbox, self._outbox = map(Channel, socket.socketpair())  # of the supervisor, from any thread
@@ -114,17 +120,40 @@ class SupervisedJob(Job):
 
     def _supervise(self) -> None:
         try:
-            for process in self._processes:
-                self._fork(process)
-            while not self._advance():
-                for key, _ in self._selector.select(self._pause()):
-                    self._read(key.fileobj, key.data)
-                self._look_at_clock()
-                self.outcome.notify()
-        except Exception as error:
-            self.outcome.fail(error)
+            over = self._try(self._fork_all)
+            while not over:
+                over = self._try(self._turn)
         finally:
             self._finish()
+
+    def _try(self, step: Callable[[], bool | None]) -> bool:
+        """Takes a step and returns whether the program is over.
+
+        After an error in the step the program stops in order, as after an error of a node: the nodes may have
+        something to save.
+        """
+        try:
+            return bool(step())
+        except Exception as error:
+            self.outcome.fail(error)
+            self._stop_asked = True
+            self._errors += 1
+            return self._errors > _MOST_ERRORS  # the error may be one of every turn
+
+    def _fork_all(self) -> None:
+        for process in self._processes:
+            self._fork(process)
+
+    def _turn(self) -> bool:
+        if self._advance():
+            return True
+        for key, _ in self._selector.select(self._pause()):
+            self._read(key.fileobj, key.data)
+        if self._host_is_gone:  # nobody would report the ends of the processes
+            return True
+        self._look_at_clock()
+        self.outcome.notify()
+        return False
 
     def _pause(self) -> float:
         """Returns the seconds until the next event that depends on the clock."""
@@ -149,17 +178,17 @@ class SupervisedJob(Job):
                 self._hear_host(message)
         elif process is not None and process.channel is source:  # otherwise it was just dropped
             try:
-                messages = process.channel.receive_ready()
+                messages = process.channel.receive_pickles()
             except EOFError:
                 self._selector.unregister(process.channel)
                 return
             process.last_seen = time.monotonic()
-            for what, value in messages:
-                self._hear(process, what, value)
+            self._hear_all(process, messages)
 
     def _hear_host(self, message: dict[str, Any]) -> None:
         if "error" in message:
-            raise LaunchError(message["error"])
+            self.outcome.fail(LaunchError(message["error"]))
+            self._host_is_gone = True
         if "forked" in message and message["forked"] in self._by_number:
             process = self._by_number[message["forked"]]
             process.pid = message["pid"]
@@ -168,7 +197,12 @@ class SupervisedJob(Job):
             process = self._by_number.pop(message["exit"])
             self._has_exited(process, message["code"], message.get("reason"))
 
-    def _hear(self, process: Process, what: str, value: Any) -> None:
+    def _hear_all(self, process: Process, messages: list[bytes]) -> None:
+        for message in messages:  # one that cannot be unpickled, such as a result, must not hide the others
+            self._try(functools.partial(self._hear, process, message))
+
+    def _hear(self, process: Process, message: bytes) -> None:
+        what, value = pickle.loads(message)
         if what == "ready":
             process.worker = value
             process.state = "running"
@@ -186,8 +220,7 @@ class SupervisedJob(Job):
             self._stop_asked = True
         elif what == "log":  # the output of a process on another machine
             if process.log is not None:
-                with open(process.log, "ab") as file:
-                    file.write(value)
+                self._files.append(process.log, value)
         elif what == "alive":
             process.usage = value
         elif what == "closed":
@@ -204,8 +237,7 @@ class SupervisedJob(Job):
 
     def _has_exited(self, process: Process, code: int, reason: str | None) -> None:
         assert process.channel is not None
-        for what, value in process.channel.drain():  # messages from before its end
-            self._hear(process, what, value)
+        self._hear_all(process, process.channel.drain())  # messages from before its end
         self._drop(process)
         nowhere = [n.node.node_id for n in process.unit.leaves if n.node.node_id in self._told]
         if nowhere:
@@ -368,31 +400,28 @@ class SupervisedJob(Job):
 
     def _finish(self) -> None:
         self._inbox.close()  # nothing is read any more: a report must not wait until there is room for it
+        # Processes that are left see their channels break, as when the launcher dies: they stop and close.
+        leave = functools.partial(deactivate, self._runtime)
+        steps = (self._drop_all, self._server.close, self._runtime.close, leave, self._clean_up)
         try:
-            self._server.close()
-            for process in self._processes:
-                if process.alive:
-                    self._drop(process)
-                    process.state = "killed"
-            self._runtime.close()
-            deactivate(self._runtime)
-            self._clean_up()
-            self._selector.close()
-        except Exception as error:
-            self.outcome.fail(error)
+            for step in steps:
+                self._try(step)  # the others are as necessary
         finally:
+            self._selector.close()
             self._outbox.close()
             self.outcome.over.set()
-            self._write_status()
-            self.outcome.end()
+            try:
+                self._write_status()
+            finally:
+                self.outcome.end()  # whatever happens: `wait` has no other way to return
+
+    def _drop_all(self) -> None:
+        for process in self._processes:
+            if process.alive:
+                self._drop(process)
+                process.state = "killed"
 
     def _write_status(self) -> None:
-        """Replaces `status.json` atomically, so that a reader never sees a part of it."""
-        if self._options.directory is None:
-            return
-        path = os.path.join(self._options.directory, "status.json")
-        temporary = f"{path}.{secrets.token_hex(4)}"
-        with open(temporary, "w") as file:
+        if self._options.directory is not None:
             status = {**self.status(), "time": time.time(), "launcher_pid": os.getpid()}
-            json.dump(status, file, indent=1)
-        os.replace(temporary, path)
+            self._files.write_status(os.path.join(self._options.directory, "status.json"), status)

@@ -73,11 +73,14 @@ class Process(Record):
 
     def log_tail(self) -> str:
         """Returns the last lines of the log; empty if there is none."""
-        if self.log is None or not os.path.exists(self.log):
+        if self.log is None:
             return ""
-        with open(self.log, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
+        try:
+            with open(self.log, "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+                lines = file.read().decode(errors="replace").splitlines()
+        except OSError:  # there is none yet, or its folder is away
+            return ""
         return "\n".join(lines[-_TAIL_LINES:])
 
 
