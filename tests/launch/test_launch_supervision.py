@@ -4,15 +4,26 @@ import contextlib
 import json
 import logging
 import os
+import select
 import shutil
+import signal
+import socket
 import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 
 import launch as lp
 from launch.engines import processes
+from launch.engines.base import Unit
+from launch.engines.processes import ForkServer
+from launch.engines.ray import RayHost, _Life
+from launch.engines.supervised import job as supervised_job
+from launch.engines.supervised.channel import Channel
 from launch.engines.supervised.files import Files
 from launch.engines.supervised.job import SupervisedJob
+from launch.engines.supervised.process import Process
 
 PATIENCE = 60.0
 
@@ -192,3 +203,165 @@ def test_an_error_at_the_very_end_ends_the_wait(tmp_path, monkeypatch, step):
     assert returned.wait(PATIENCE)
     assert job.over
     assert isinstance(job.outcome.error, OSError) == (step == "_clean_up")
+
+
+def test_a_stalled_launcher_reads_before_it_takes_a_node_for_silent(tmp_path, monkeypatch):
+    look, seen = SupervisedJob._look_at_clock, []
+    late = SimpleNamespace(monotonic=time.monotonic, time=time.time)
+
+    def stall(job, *args):
+        if all_run(job) and not seen:
+            seen.append(1)
+            for process in job._processes:  # its next heartbeat has arrived
+                assert select.select([process.channel], [], [], PATIENCE)[0]
+            late.monotonic = lambda: time.monotonic() + 1000.0
+        look(job, *args)
+
+    monkeypatch.setattr(SupervisedJob, "_look_at_clock", stall)
+    monkeypatch.setattr(supervised_job, "time", late)
+    limits = {"heartbeat_timeout": 500.0, "stop_timeout": 5000.0}  # for the clock's leap, before it and after
+    with lp.start(saving_program(tmp_path / "saved", 2), "processes", **limits) as job:
+        wait_until(job, lambda: seen)
+        job.stop("result")
+        assert job.wait(timeout=PATIENCE) == "result"
+    assert (tmp_path / "saved").read_text() == "saved\n" * 2
+
+
+# Nodes that do not read.
+
+
+def test_orders_wait_for_a_process_that_does_not_read():
+    ours, theirs = socket.socketpair()
+    process = Process(Unit("node-0", "node", 0, ()), b"", None)
+    process.begin(1, Channel(ours), 0.0)
+    orders = [{"setup": b"x" * 400_000}, *(("where", {number: "tcp://a:1"}) for number in range(1000))]
+    done = threading.Event()
+
+    def order():
+        for each in orders:
+            process.order(each)
+        done.set()
+
+    threading.Thread(target=order, daemon=True).start()
+    assert done.wait(PATIENCE)
+    reader, received = Channel(theirs), []
+    while len(received) < len(orders):
+        received += reader.receive_ready()
+        process.channel.flush()
+    assert received == orders
+    assert not process.channel.unsent
+    theirs.close()
+    for each in orders[:2]:
+        process.order(each)  # the host reports the end of the process
+    assert not process.channel.unsent
+
+
+class Member:
+    """A worker that waits."""
+
+    def __init__(self, ballast):
+        pass
+
+    def pid(self):
+        return os.getpid()
+
+    def run(self):
+        lp.wait_for_stop()
+
+
+class Watcher:
+    """A service that hears of losses."""
+
+    def __init__(self):
+        self._lost = threading.Semaphore(0)
+        lp.register_loss_handler(lambda label: self._lost.release())
+
+    def wait_for_loss(self):
+        assert self._lost.acquire(timeout=PATIENCE)
+
+
+@pytest.mark.parametrize("has_a_place", [True, False], ids=["cut off", "without a place"])
+def test_a_node_that_does_not_read_holds_up_no_other(monkeypatch, has_a_place):
+    """On Ray, nobody reads the orders of a node before it has a place, or while its machine is cut off."""
+    fork, kill, unread, killed = ForkServer.fork, ForkServer.kill, {}, []
+
+    def fork_one_apart(server, unit, resources, log):
+        if unit.label != "member-1" or unread:
+            return fork(server, unit, resources, log)
+        ours, theirs = socket.socketpair()
+        server._lives += 1
+        unread[server._lives] = theirs
+        if has_a_place:
+            server._report({"forked": server._lives, "pid": os.getpid()})
+        return server._lives, Channel(ours)
+
+    def kill_one_apart(server, number):
+        killed.append(number)
+        if number not in unread:
+            return kill(server, number)
+        server._report({"exit": number, "code": -9, "reason": None})
+
+    monkeypatch.setattr(ForkServer, "fork", fork_one_apart)
+    monkeypatch.setattr(ForkServer, "kill", kill_one_apart)
+    monkeypatch.setattr(supervised_job, "_MOST_UNREAD", 2)  # a setup and one order
+    program = lp.Program("test")
+    program.add_node(lp.CourierNode(Watcher), label="watcher")
+    for _ in range(2):  # a setup for which there is no room in a socket
+        program.add_node(lp.CourierNode(Member, b"x" * 1_000_000), label="member")
+    with lp.start(program, "processes", min_nodes={"member": 1}) as job:
+        watcher = job.client("watcher").with_timeout(PATIENCE)
+        for _ in range(2):
+            while True:
+                with contextlib.suppress(lp.CallLost):  # lost with the last life
+                    os.kill(job.client("member", 0).with_timeout(PATIENCE).pid(), signal.SIGKILL)
+                    break
+            watcher.wait_for_loss()
+        if has_a_place:  # as good as dead, and made anew
+            watcher.wait_for_loss()
+            wait_until(job, lambda: all_run(job))
+            assert "did not read its last 2 orders" in job.nodes()[2]["error"]
+        else:
+            assert not set(killed) & set(unread)
+            (theirs,) = unread.values()
+            assert not select.select([theirs], [], [], 0)[0]
+
+
+def test_a_node_on_ray_that_misses_an_order_is_ended(monkeypatch):
+    """What Ray could not deliver is gone, and what follows it would make no sense."""
+
+    class RayError(Exception):
+        pass
+
+    def method(result):
+        def remote(*args):
+            return lambda: result(*args)
+
+        return SimpleNamespace(remote=remote, options=lambda **_: SimpleNamespace(remote=remote))
+
+    def give(data):
+        raise RayError("the machine could not be reached")
+
+    reports, exited = [], threading.Event()
+
+    def report(message):
+        reports.append(message)
+        if "exit" in message:
+            exited.set()
+
+    monkeypatch.setattr(RayHost, "__init__", lambda host: None)
+    host = RayHost()
+    host._lives, host.report = {}, report
+    host._ray = SimpleNamespace(
+        exceptions=SimpleNamespace(RayError=RayError),
+        get=lambda call: call(),
+        wait=lambda calls, timeout: ([], calls),
+        kill=lambda actor: None,
+    )
+    actor = SimpleNamespace(
+        live=method(lambda: 0), give=method(give), take=method(lambda seconds: exited.wait(0.01) and b"")
+    )
+    monkeypatch.setattr(_Life, "_find_place", lambda life: setattr(life, "_born", {"pid": 1}) or actor)
+    number, channel = host.fork(Unit("node-0", "node", 0, ()), None, None)
+    channel.post("stop")
+    assert exited.wait(PATIENCE)
+    assert reports[-1]["exit"] == number and "could not be reached" in reports[-1]["reason"]

@@ -40,6 +40,7 @@ _STATUS_INTERVAL = 1.0
 _log = logging.getLogger("launch")
 _GONE = ("closed", "failed", "killed")
 _EXIT_GRACE = 2.0  # seconds for a failed or closed node to exit
+_MOST_UNREAD = 1 << 16  # orders that may wait for a node that does not read
 _MOST_ERRORS = 10  # unexpected errors of the supervisor after which it gives up stopping in order
 
 
@@ -147,11 +148,14 @@ class SupervisedJob(Job):
     def _turn(self) -> bool:
         if self._advance():
             return True
-        for key, _ in self._selector.select(self._pause()):
-            self._read(key.fileobj, key.data)
+        # What arrived before this moment is read below. A supervisor that was held up since the last turn,
+        # or is so below, then takes no node for silent whose messages it has not read.
+        listened = time.monotonic()
+        for key, events in self._selector.select(self._pause()):
+            self._exchange(key.fileobj, key.data, events)
         if self._host_is_gone:  # nobody would report the ends of the processes
             return True
-        self._look_at_clock()
+        self._look_at_clock(listened)
         self.outcome.notify()
         return False
 
@@ -168,15 +172,38 @@ class SupervisedJob(Job):
         process.begin(number, channel, time.monotonic())
         self._by_number[number] = process
         self._selector.register(channel, selectors.EVENT_READ, process)
-        limits = self._options.heartbeat_timeout, self._options.stop_timeout
-        setup = Setup(process.code, dict(self._entries), self._keys, *limits)
-        process.order(setup)
 
-    def _read(self, source: Any, process: Process | None) -> None:
+    def _order(self, process: Process, what: Any) -> None:
+        """Gives an order without waiting. What the process has no room for yet follows in `_exchange`.
+
+        A process that has not begun gets none: its setup, when it begins, says all.
+        """
+        if process.channel is None or not process.begun or process.kill_reason is not None:
+            return
+        process.order(what)
+        if len(process.channel.unsent) > _MOST_UNREAD:
+            process.channel.unsent.clear()
+            self._kill(process, f"it did not read its last {_MOST_UNREAD} orders")
+        self._watch(process)
+
+    def _watch(self, process: Process) -> None:
+        """Makes the selector report room for orders while some wait."""
+        assert process.channel is not None
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if process.channel.unsent else 0)
+        with contextlib.suppress(KeyError):  # the channel broke: the process is ending
+            self._selector.modify(process.channel, events, process)
+
+    def _exchange(self, source: Any, process: Process | None, events: int) -> None:
         if source is self._inbox:
             for message in self._inbox.receive_ready():
                 self._hear_host(message)
         elif process is not None and process.channel is source:  # otherwise it was just dropped
+            if events & selectors.EVENT_WRITE:
+                with contextlib.suppress(OSError):  # it is ending; the host will report how
+                    process.channel.flush()
+                self._watch(process)
+            if not events & selectors.EVENT_READ:
+                return
             try:
                 messages = process.channel.receive_pickles()
             except EOFError:
@@ -193,6 +220,10 @@ class SupervisedJob(Job):
             process = self._by_number[message["forked"]]
             process.pid = message["pid"]
             process.last_seen = time.monotonic()  # the heartbeat timeout starts now
+            limits = self._options.heartbeat_timeout, self._options.stop_timeout
+            self._order(process, Setup(process.code, dict(self._entries), self._keys, *limits))
+            if self._state != "running":
+                self._order(process, "stop")
         elif "exit" in message and message["exit"] in self._by_number:
             process = self._by_number.pop(message["exit"])
             self._has_exited(process, message["code"], message.get("reason"))
@@ -208,7 +239,7 @@ class SupervisedJob(Job):
             process.state = "running"
             self._server.ready(process.number, value)
             if self._state != "running":
-                process.order("stop")
+                self._order(process, "stop")
         elif what == "serving":
             self._move(value)
         elif what == "returned":
@@ -280,7 +311,7 @@ class SupervisedJob(Job):
             self._told.add(node_id)
         self._runtime.move(addresses)
         for process in self._processes:
-            process.order(("where", addresses))
+            self._order(process, ("where", addresses))
 
     def _may_restart(self, process: Process) -> bool:
         allowed = self._options.restarts.get(process.unit.group, 0)
@@ -291,7 +322,7 @@ class SupervisedJob(Job):
         _log.warning("node %r is lost and will be restarted: %s", process.unit.label, process.error)
         for other in self._processes:
             if other is not process:
-                other.order(("lost", process.unit.label))
+                self._order(other, ("lost", process.unit.label))
 
     def _fail(self, error: NodeError) -> None:
         self.outcome.fail(error)
@@ -336,7 +367,7 @@ class SupervisedJob(Job):
         self._deadline = time.monotonic() + self._options.stop_timeout
         for process in self._processes:
             process.restart_at = None
-            process.order("stop")
+            self._order(process, "stop")
             if process.alive and process.pid is None and process.unit.group in self._elastic:
                 self._kill(process, "the program stopped before it had a place")
         super()._begin_stop()
@@ -350,10 +381,11 @@ class SupervisedJob(Job):
                 self._closing = process
                 self._deadline = time.monotonic() + self._options.stop_timeout
                 process.state = "closing"
-                process.order("close")
+                self._order(process, "close")
                 return
 
-    def _look_at_clock(self) -> None:
+    def _look_at_clock(self, listened: float) -> None:
+        """Does what is due. All that nodes said before the time `listened` has been read."""
         now = time.monotonic()
         for process in self._processes:
             if process.restart_at is not None and now >= process.restart_at:
@@ -361,10 +393,9 @@ class SupervisedJob(Job):
             if process.kill_at is not None and now >= process.kill_at:
                 process.kill_at = None
                 self._kill(process, None)
-            silent = now - process.last_seen
+            silent = listened - process.last_seen
             limit = self._elastic.silence(process, self._options.heartbeat_timeout)
-            born = process.alive and process.pid is not None
-            if born and limit is not None and silent > limit and process.kill_reason is None:
+            if process.begun and limit is not None and silent > limit and process.kill_reason is None:
                 self._kill(
                     process, f"no sign of life for {silent:.1f} s (limit {limit:g} s, see heartbeat_timeout)"
                 )
