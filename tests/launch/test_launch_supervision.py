@@ -190,7 +190,7 @@ def test_an_error_at_the_very_end_ends_the_wait(tmp_path, monkeypatch, step):
 
     monkeypatch.setattr(SupervisedJob, "_finish", break_the_end)
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
-    job = lp.start(program, "processes", directory=tmp_path)
+    job = lp.start(program, "processes", directory=tmp_path, stop_timeout=PATIENCE)
     returned = threading.Event()
 
     def wait():
