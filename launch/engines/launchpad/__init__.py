@@ -138,7 +138,6 @@ class LaunchpadHost(Host):
 
     def fork(self, unit: Unit, resources: Resources, log: str | None) -> tuple[int, Channel]:
         ours = self._lines[unit.label][0]
-        ours.settimeout(30.0)  # a node that does not read is found by its heartbeat; do not wait for it
         return self._numbers[unit.label], Channel(ours)
 
     def kill(self, number: int) -> None:

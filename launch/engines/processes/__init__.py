@@ -88,7 +88,6 @@ class ForkServer(Host):
     def fork(self, unit: Unit, resources: Resources, log: str | None) -> tuple[int, Channel]:
         """Asks for a process. Returns the number of its life and the channel to it."""
         ours, theirs = socket.socketpair()
-        ours.settimeout(30.0)  # a node that does not read is found by its heartbeat; do not wait for it
         self._lives += 1
         env = resources.environment()
         request = {"fork": self._lives, "threads": resources.threads, "env": env, "log": log}

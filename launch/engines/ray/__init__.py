@@ -106,7 +106,6 @@ class RayHost(Host):
 
     def fork(self, unit: Unit, resources: Resources, log: str | None) -> tuple[int, Channel]:
         ours, theirs = socket.socketpair()
-        ours.settimeout(30.0)  # a node that does not read is found by its heartbeat; do not wait for it
         number = len(self._lives) + 1
         self._lives[number] = _Life(self, number, unit, resources, theirs)
         return number, Channel(ours)
@@ -190,6 +189,7 @@ class _Life:
         self._actor: Any = None
         self._born: dict[str, Any] | None = None
         self._killed = threading.Event()
+        self._undelivered: Exception | None = None
         self._over = False
         self._lock = threading.Lock()
         self.thread = threading.Thread(target=self._run, name=f"ray-{unit.label}", daemon=True)
@@ -240,6 +240,8 @@ class _Life:
                 self._line.sendall(data)
             elif ray.wait([life], timeout=0)[0]:
                 return ray.get(life)
+            if self._undelivered is not None:
+                raise self._undelivered
 
     def _find_place(self) -> Any:
         """Waits for the actor's process and returns the actor; None if the node was killed before that."""
@@ -268,9 +270,13 @@ class _Life:
 
     def _give(self, actor: Any) -> None:
         """Sends the supervisor's messages to the node, in order, until the channel is closed."""
-        with contextlib.suppress(OSError, self._ray.exceptions.RayError):
+        with contextlib.suppress(OSError):  # closed: this life is over
             while data := self._line.recv(1 << 16):
-                self._ray.get(actor.give.options(concurrency_group="in").remote(data))
+                try:
+                    self._ray.get(actor.give.options(concurrency_group="in").remote(data))
+                except self._ray.exceptions.RayError as error:
+                    self._undelivered = error  # the node misses an order: `_carry` ends this life
+                    return
 
 
 def _import_ray() -> Any:

@@ -11,16 +11,17 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
-import json
+import functools
 import logging
 import os
-import secrets
+import pickle
 import selectors
 import signal
 import socket
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 from launch.context import activate, deactivate
@@ -28,6 +29,7 @@ from launch.engines.base import Job, Options, Resources, remote_error
 from launch.engines.supervised import code
 from launch.engines.supervised.channel import Channel
 from launch.engines.supervised.elastic import ElasticGroups
+from launch.engines.supervised.files import Files
 from launch.engines.supervised.process import Host, Process
 from launch.engines.supervised.runtime import Entry, RemoteRuntime, Setup
 from launch.errors import LaunchError, NodeError, StopTimeoutWarning
@@ -38,6 +40,8 @@ _STATUS_INTERVAL = 1.0
 _log = logging.getLogger("launch")
 _GONE = ("closed", "failed", "killed")
 _EXIT_GRACE = 2.0  # seconds for a failed or closed node to exit
+_MOST_UNREAD = 1 << 16  # orders that may wait for a node that does not read
+_MOST_ERRORS = 10  # unexpected errors of the supervisor after which it gives up stopping in order
 
 
 class SupervisedJob(Job):
@@ -62,6 +66,9 @@ class SupervisedJob(Job):
         self._deadline: float | None = None
         self._closing: Process | None = None
         self._status_at = 0.0
+        self._files = Files()
+        self._host_is_gone = False
+        self._errors = 0
         if options.directory is not None:
             os.makedirs(os.path.join(options.directory, "logs"), exist_ok=True)
         self._inbox, self._outbox = map(Channel, socket.socketpair())  # of the supervisor, from any thread
@@ -114,17 +121,43 @@ class SupervisedJob(Job):
 
     def _supervise(self) -> None:
         try:
-            for process in self._processes:
-                self._fork(process)
-            while not self._advance():
-                for key, _ in self._selector.select(self._pause()):
-                    self._read(key.fileobj, key.data)
-                self._look_at_clock()
-                self.outcome.notify()
-        except Exception as error:
-            self.outcome.fail(error)
+            over = self._try(self._fork_all)
+            while not over:
+                over = self._try(self._turn)
         finally:
             self._finish()
+
+    def _try(self, step: Callable[[], bool | None]) -> bool:
+        """Takes a step and returns whether the program is over.
+
+        After an error in the step the program stops in order, as after an error of a node: the nodes may have
+        something to save.
+        """
+        try:
+            return bool(step())
+        except Exception as error:
+            self.outcome.fail(error)
+            self._stop_asked = True
+            self._errors += 1
+            return self._errors > _MOST_ERRORS  # the error may be one of every turn
+
+    def _fork_all(self) -> None:
+        for process in self._processes:
+            self._fork(process)
+
+    def _turn(self) -> bool:
+        if self._advance():
+            return True
+        # What arrived before this moment is read below. A supervisor that was held up since the last turn,
+        # or is so below, then takes no node for silent whose messages it has not read.
+        listened = time.monotonic()
+        for key, events in self._selector.select(self._pause()):
+            self._exchange(key.fileobj, key.data, events)
+        if self._host_is_gone:  # nobody would report the ends of the processes
+            return True
+        self._look_at_clock(listened)
+        self.outcome.notify()
+        return False
 
     def _pause(self) -> float:
         """Returns the seconds until the next event that depends on the clock."""
@@ -139,42 +172,74 @@ class SupervisedJob(Job):
         process.begin(number, channel, time.monotonic())
         self._by_number[number] = process
         self._selector.register(channel, selectors.EVENT_READ, process)
-        limits = self._options.heartbeat_timeout, self._options.stop_timeout
-        setup = Setup(process.code, dict(self._entries), self._keys, *limits)
-        process.order(setup)
 
-    def _read(self, source: Any, process: Process | None) -> None:
+    def _order(self, process: Process, what: Any) -> None:
+        """Gives an order without waiting. What the process has no room for yet follows in `_exchange`.
+
+        A process that has not begun gets none: its setup, when it begins, says all.
+        """
+        if process.channel is None or not process.begun or process.kill_reason is not None:
+            return
+        process.order(what)
+        if len(process.channel.unsent) > _MOST_UNREAD:
+            process.channel.unsent.clear()
+            self._kill(process, f"it did not read its last {_MOST_UNREAD} orders")
+        self._watch(process)
+
+    def _watch(self, process: Process) -> None:
+        """Makes the selector report room for orders while some wait."""
+        assert process.channel is not None
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if process.channel.unsent else 0)
+        with contextlib.suppress(KeyError):  # the channel broke: the process is ending
+            self._selector.modify(process.channel, events, process)
+
+    def _exchange(self, source: Any, process: Process | None, events: int) -> None:
         if source is self._inbox:
             for message in self._inbox.receive_ready():
                 self._hear_host(message)
         elif process is not None and process.channel is source:  # otherwise it was just dropped
+            if events & selectors.EVENT_WRITE:
+                with contextlib.suppress(OSError):  # it is ending; the host will report how
+                    process.channel.flush()
+                self._watch(process)
+            if not events & selectors.EVENT_READ:
+                return
             try:
-                messages = process.channel.receive_ready()
+                messages = process.channel.receive_pickles()
             except EOFError:
                 self._selector.unregister(process.channel)
                 return
             process.last_seen = time.monotonic()
-            for what, value in messages:
-                self._hear(process, what, value)
+            self._hear_all(process, messages)
 
     def _hear_host(self, message: dict[str, Any]) -> None:
         if "error" in message:
-            raise LaunchError(message["error"])
+            self.outcome.fail(LaunchError(message["error"]))
+            self._host_is_gone = True
         if "forked" in message and message["forked"] in self._by_number:
             process = self._by_number[message["forked"]]
             process.pid = message["pid"]
             process.last_seen = time.monotonic()  # the heartbeat timeout starts now
+            limits = self._options.heartbeat_timeout, self._options.stop_timeout
+            self._order(process, Setup(process.code, dict(self._entries), self._keys, *limits))
+            if self._state != "running":
+                self._order(process, "stop")
         elif "exit" in message and message["exit"] in self._by_number:
             process = self._by_number.pop(message["exit"])
             self._has_exited(process, message["code"], message.get("reason"))
 
-    def _hear(self, process: Process, what: str, value: Any) -> None:
+    def _hear_all(self, process: Process, messages: list[bytes]) -> None:
+        for message in messages:  # one that cannot be unpickled, such as a result, must not hide the others
+            self._try(functools.partial(self._hear, process, message))
+
+    def _hear(self, process: Process, message: bytes) -> None:
+        what, value = pickle.loads(message)
         if what == "ready":
             process.worker = value
             process.state = "running"
             self._server.ready(process.number, value)
             if self._state != "running":
-                process.order("stop")
+                self._order(process, "stop")
         elif what == "serving":
             self._move(value)
         elif what == "returned":
@@ -186,8 +251,7 @@ class SupervisedJob(Job):
             self._stop_asked = True
         elif what == "log":  # the output of a process on another machine
             if process.log is not None:
-                with open(process.log, "ab") as file:
-                    file.write(value)
+                self._files.append(process.log, value)
         elif what == "alive":
             process.usage = value
         elif what == "closed":
@@ -204,8 +268,7 @@ class SupervisedJob(Job):
 
     def _has_exited(self, process: Process, code: int, reason: str | None) -> None:
         assert process.channel is not None
-        for what, value in process.channel.drain():  # messages from before its end
-            self._hear(process, what, value)
+        self._hear_all(process, process.channel.drain())  # messages from before its end
         self._drop(process)
         nowhere = [n.node.node_id for n in process.unit.leaves if n.node.node_id in self._told]
         if nowhere:
@@ -248,7 +311,7 @@ class SupervisedJob(Job):
             self._told.add(node_id)
         self._runtime.move(addresses)
         for process in self._processes:
-            process.order(("where", addresses))
+            self._order(process, ("where", addresses))
 
     def _may_restart(self, process: Process) -> bool:
         allowed = self._options.restarts.get(process.unit.group, 0)
@@ -259,7 +322,7 @@ class SupervisedJob(Job):
         _log.warning("node %r is lost and will be restarted: %s", process.unit.label, process.error)
         for other in self._processes:
             if other is not process:
-                other.order(("lost", process.unit.label))
+                self._order(other, ("lost", process.unit.label))
 
     def _fail(self, error: NodeError) -> None:
         self.outcome.fail(error)
@@ -304,7 +367,7 @@ class SupervisedJob(Job):
         self._deadline = time.monotonic() + self._options.stop_timeout
         for process in self._processes:
             process.restart_at = None
-            process.order("stop")
+            self._order(process, "stop")
             if process.alive and process.pid is None and process.unit.group in self._elastic:
                 self._kill(process, "the program stopped before it had a place")
         super()._begin_stop()
@@ -318,10 +381,11 @@ class SupervisedJob(Job):
                 self._closing = process
                 self._deadline = time.monotonic() + self._options.stop_timeout
                 process.state = "closing"
-                process.order("close")
+                self._order(process, "close")
                 return
 
-    def _look_at_clock(self) -> None:
+    def _look_at_clock(self, listened: float) -> None:
+        """Does what is due. All that nodes said before the time `listened` has been read."""
         now = time.monotonic()
         for process in self._processes:
             if process.restart_at is not None and now >= process.restart_at:
@@ -329,10 +393,9 @@ class SupervisedJob(Job):
             if process.kill_at is not None and now >= process.kill_at:
                 process.kill_at = None
                 self._kill(process, None)
-            silent = now - process.last_seen
+            silent = listened - process.last_seen
             limit = self._elastic.silence(process, self._options.heartbeat_timeout)
-            born = process.alive and process.pid is not None
-            if born and limit is not None and silent > limit and process.kill_reason is None:
+            if process.begun and limit is not None and silent > limit and process.kill_reason is None:
                 self._kill(
                     process, f"no sign of life for {silent:.1f} s (limit {limit:g} s, see heartbeat_timeout)"
                 )
@@ -368,31 +431,28 @@ class SupervisedJob(Job):
 
     def _finish(self) -> None:
         self._inbox.close()  # nothing is read any more: a report must not wait until there is room for it
+        # Processes that are left see their channels break, as when the launcher dies: they stop and close.
+        leave = functools.partial(deactivate, self._runtime)
+        steps = (self._drop_all, self._server.close, self._runtime.close, leave, self._clean_up)
         try:
-            self._server.close()
-            for process in self._processes:
-                if process.alive:
-                    self._drop(process)
-                    process.state = "killed"
-            self._runtime.close()
-            deactivate(self._runtime)
-            self._clean_up()
-            self._selector.close()
-        except Exception as error:
-            self.outcome.fail(error)
+            for step in steps:
+                self._try(step)  # the others are as necessary
         finally:
+            self._selector.close()
             self._outbox.close()
             self.outcome.over.set()
-            self._write_status()
-            self.outcome.end()
+            try:
+                self._write_status()
+            finally:
+                self.outcome.end()  # whatever happens: `wait` has no other way to return
+
+    def _drop_all(self) -> None:
+        for process in self._processes:
+            if process.alive:
+                self._drop(process)
+                process.state = "killed"
 
     def _write_status(self) -> None:
-        """Replaces `status.json` atomically, so that a reader never sees a part of it."""
-        if self._options.directory is None:
-            return
-        path = os.path.join(self._options.directory, "status.json")
-        temporary = f"{path}.{secrets.token_hex(4)}"
-        with open(temporary, "w") as file:
+        if self._options.directory is not None:
             status = {**self.status(), "time": time.time(), "launcher_pid": os.getpid()}
-            json.dump(status, file, indent=1)
-        os.replace(temporary, path)
+            self._files.write_status(os.path.join(self._options.directory, "status.json"), status)

@@ -61,23 +61,31 @@ class Process(Record):
         return self.channel is not None
 
     @property
+    def begun(self) -> bool:
+        """Whether there is a process. On a cluster, a node may wait for hours until there is room for it."""
+        return self.alive and self.pid is not None
+
+    @property
     def working(self) -> bool:
         """Whether a stop must wait for it: it is starting, or its work has not returned."""
         return self.alive and (self.worker is None or (self.worker and self.state == "running"))
 
     def order(self, what: Any) -> None:
-        """Sends its `Setup`; later "stop", "close", `("where", {node_id: address})` or `("lost", label)`."""
+        """Posts its `Setup`; later "stop", "close", `("where", {node_id: address})` or `("lost", label)`."""
         if self.channel is not None:
             with contextlib.suppress(OSError):  # it is ending; the host will report how
-                self.channel.send(what)
+                self.channel.post(what)
 
     def log_tail(self) -> str:
         """Returns the last lines of the log; empty if there is none."""
-        if self.log is None or not os.path.exists(self.log):
+        if self.log is None:
             return ""
-        with open(self.log, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
+        try:
+            with open(self.log, "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+                lines = file.read().decode(errors="replace").splitlines()
+        except OSError:  # there is none yet, or its folder is away
+            return ""
         return "\n".join(lines[-_TAIL_LINES:])
 
 
