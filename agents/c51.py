@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Generator, nn
+from torch import nn
 
 from agents.dqn import DQN, MINATAR, MINATAR_RUN, DQNConfig, DQNNetworks, ItemLosses
 from framework import config_checks as check
 from framework import losses
 from framework.core import NetworksFn
+from framework.learners import LossContext
 from framework.networks import mask_values
 from framework.programs.presets import Preset
 from framework.specs import EnvironmentSpec
@@ -77,11 +78,11 @@ class C51(DQN):
         super().__init__(config or C51Config(), networks_fn)
 
     def item_losses(
-        self, networks: DQNNetworks, target: nn.Module, data: Transition, generator: Generator | None = None
+        self, networks: DQNNetworks, target: nn.Module, data: Transition, context: LossContext | None = None
     ) -> ItemLosses:
         """As `DQN.item_losses`. Priorities are the divergences of the target, as in Rainbow."""
         if self.config.num_atoms == 1:
-            return super().item_losses(networks, target, data, generator)
+            return super().item_losses(networks, target, data, context)
         assert isinstance(networks.atoms, torch.Tensor)
         rewards, discounts = self.rewards(data)
         outputs = networks.outputs(data.observation).float()

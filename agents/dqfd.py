@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import tree
-from torch import Generator, nn
+from torch import nn
 
 from agents.dqn import DQN, DQNConfig, DQNNetworks, ItemLosses
 from framework import adders, demonstrations, environments, losses, replay
@@ -51,6 +51,9 @@ class DQfDConfig(DQNConfig):
 
     n_step: int = 10  # Rewards summed before bootstrapping, in the n-step loss.
     min_replay_size: int = 1  # Items of actors in replay before learning from them begins.
+    # Times an item of the actors is drawn on average. Divided by `(1 - demonstration_fraction) * batch_size`:
+    # learner steps per env step.
+    samples_per_insert: float = 16.0
     prioritized: bool = True  # Draws items with large errors more often.
     priority_exponent: float = 0.4  # 0 draws uniformly, 1 proportionally to the error.
     importance_sampling_exponent: float = 0.6  # Initial exponent of the importance weights.
@@ -116,7 +119,7 @@ class DQfD(DQN):
         )
 
     def item_losses(
-        self, networks: DQNNetworks, target: nn.Module, data: Transition, generator: Generator | None = None
+        self, networks: DQNNetworks, target: nn.Module, data: Transition, context: LossContext | None = None
     ) -> ItemLosses:
         """The losses of `Transition`s whose extras are a `OneStep` and bool[N], which are demonstrations."""
         config, (first, demonstrated) = self.config, data.extras
@@ -125,7 +128,7 @@ class DQfD(DQN):
             reward=first.reward, discount=first.discount, next_observation=first.next_observation
         )
         both = tree.map_structure(lambda *leaves: torch.cat(leaves), short, long)
-        each, errors, metrics = super().item_losses(networks, target, both, generator)
+        each, errors, metrics = super().item_losses(networks, target, both, context)
         (one_step, n_step), (_, errors) = each.chunk(2), errors.chunk(2)
         values = mask_values(networks.values(data.observation), data.observation)
         margins = losses.large_margin_loss(values, data.action, config.margin)

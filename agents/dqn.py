@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 import tree
-from torch import Generator, nn
+from torch import nn
 
 from framework import config_checks as check
 from framework import losses, networks, replay, specs
@@ -214,7 +214,7 @@ class DQN(OffPolicyAgent):
         return data.reward.float(), self.config.discount * data.discount.float()
 
     def item_losses(
-        self, networks: DQNNetworks, target: nn.Module, data: Transition, generator: Generator | None = None
+        self, networks: DQNNetworks, target: nn.Module, data: Transition, context: LossContext | None = None
     ) -> ItemLosses:
         """The losses `[N]`, priorities `[N]` and metrics of N `Transition`s. The family overrides this.
 
@@ -222,7 +222,7 @@ class DQN(OffPolicyAgent):
           networks: the networks that learn.
           target: the target network of `q_network`.
           data: the transitions, on the device of the networks.
-          generator: the learner's random generator, for losses that draw; None: torch's global one.
+          context: for losses that draw random numbers. None draws from torch's global generator.
         """
         config = self.config
         values = networks.values(data.observation)
@@ -249,7 +249,7 @@ class DQN(OffPolicyAgent):
         if config.noisy:
             for network in (networks, target):
                 redraw_noise(network, context.generator)
-        each, priorities, metrics = self.item_losses(networks, target, batch.data, context.generator)
+        each, priorities, metrics = self.item_losses(networks, target, batch.data, context)
         if not config.prioritized:
             return LossOutput(each.mean(), metrics)
         start = config.importance_sampling_exponent

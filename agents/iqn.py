@@ -12,13 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Generator, nn
+from torch import nn
 
 from agents.dqn import MINATAR, MINATAR_RUN, DQNConfig, DQNNetworks, ItemLosses
 from agents.qr_dqn import QuantileDQN, QuantileNetworks
 from framework import config_checks as check
 from framework import networks
 from framework.core import NetworksFn
+from framework.learners import LossContext
 from framework.programs.presets import Preset
 from framework.specs import EnvironmentSpec
 from framework.types import Transition
@@ -62,9 +63,10 @@ class IQNNetworks(QuantileNetworks):
         )
 
 
-def stratified(items: torch.Tensor, count: int, generator: Generator | None) -> torch.Tensor:
+def stratified(items: torch.Tensor, count: int, context: LossContext | None) -> torch.Tensor:
     """Random fractions `[N, count]` for N items: one in each of `count` equal parts of the unit interval."""
-    drawn = torch.rand((len(items), count), generator=generator, device=items.device)
+    drawn = torch.empty((len(items), count), device=items.device)
+    drawn = drawn.uniform_() if context is None else context.uniform_like(drawn)
     return (torch.arange(count, device=items.device) + drawn) / count
 
 
@@ -78,12 +80,12 @@ class IQN(QuantileDQN):
         super().__init__(config or IQNConfig(), networks_fn)
 
     def item_losses(
-        self, networks: DQNNetworks, target: nn.Module, data: Transition, generator: Generator | None = None
+        self, networks: DQNNetworks, target: nn.Module, data: Transition, context: LossContext | None = None
     ) -> ItemLosses:
         """As `DQN.item_losses`. Priorities are the losses."""
         config, items = self.config, data.reward
-        fractions = stratified(items, config.num_quantiles, generator)
-        target_fractions = stratified(items, config.num_target_quantiles, generator)
+        fractions = stratified(items, config.num_quantiles, context)
+        target_fractions = stratified(items, config.num_target_quantiles, context)
         targets = self.target_samples(networks, target, data, target_fractions)
         outputs = networks.q_network(data.observation, fractions)
         return self.quantile_losses(outputs, data, fractions, targets)

@@ -28,7 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import launch
-from framework.types import Gradients, Nest, StepResult
+from framework.types import FIRST, Gradients, Nest, StepResult
 from framework.types import Progress as Progress
 
 if TYPE_CHECKING:
@@ -101,6 +101,15 @@ class Policy(abc.ABC):
         Observations, actions and extras are numpy arrays. The policy chooses the type of the state. The
         networks may be on another device than the CPU.
         """
+
+    def begins(self, timestep: Any) -> Nest:
+        """Where an episode begins in `timestep`, so that the state restarts: bool`[B]`.
+
+        A policy of several agents, whose episodes begin at different times, returns a nest of masks instead:
+        an upper part of the state's structure, each mask with the first axes of the leaves below it. An
+        inference server does not call this. It restarts the whole state of an env with the env's episode.
+        """
+        return timestep.step_type == FIRST
 
     def seed(self, seed: int) -> None:
         """Seeds the policy's random choices. A policy without random choices does not override this."""

@@ -58,15 +58,19 @@ class AgentGroup(NamedTuple):
         """Rows `[B * A, ...]`, arrays or tensors, as `[B, A, ...]`."""
         return tree.map_structure(lambda leaf: leaf.reshape(-1, len(self.agents), *leaf.shape[1:]), rows)
 
-    def timestep(self, timestep: MultiAgentTimeStep) -> dm_env.TimeStep:
-        """The time step of the rows. Agents end with their env, also where a wrapper ended its episode."""
+    def step_types(self, timestep: MultiAgentTimeStep) -> np.ndarray:
+        """Those of the rows. Agents end with their env, also where a wrapper ended its episode."""
         of_env = timestep.step_type
         types = {}
         for agent in self.agents:
             ended = np.where((of_env == LAST) & (timestep.agents[agent] == MID), LAST, timestep.agents[agent])
             types[agent] = np.where(of_env == FIRST, FIRST, ended)
+        return self.rows(types)
+
+    def timestep(self, timestep: MultiAgentTimeStep) -> dm_env.TimeStep:
+        """The time step of the rows."""
         return dm_env.TimeStep(
-            self.rows(types),
+            self.step_types(timestep),
             self.rows(timestep.reward),
             self.rows(timestep.discount),
             self.rows(timestep.observation),
@@ -139,8 +143,8 @@ class MultiAgentNetworks(nn.Module):
 class MultiAgentPolicy(core.Policy):
     """Observations of all agents to actions of all agents, both dicts keyed by agent.
 
-    Extras and states are dicts keyed by policy, `[B, A, ...]`. The recurrent states of all agents restart
-    with the episode of their env.
+    Extras and states are dicts keyed by policy, `[B, A, ...]`. The recurrent state of an agent
+    restarts with its own episode, as its learner restarts it.
 
     Args:
       networks: the networks of all policies.
@@ -177,6 +181,11 @@ class MultiAgentPolicy(core.Policy):
             actions.update(group.split(rows))
             extras[name], states[name] = group.of_envs(extra), group.of_envs(after)
         return actions, extras, states
+
+    def begins(self, timestep: MultiAgentTimeStep) -> dict[str, np.ndarray]:
+        return {
+            name: group.of_envs(group.step_types(timestep)) == FIRST for name, group in self._groups.items()
+        }
 
     def seed(self, seed: int) -> None:
         for index, policy in enumerate(self._policies.values()):

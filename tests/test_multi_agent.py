@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from framework.actors import EnvironmentLoop, PolicyActor
 from framework.adders import NStepTransitionAdder, UnrollAdder
 from framework.environments import FIRST, LAST, MID, StepLimit
 from framework.environments.testing import make_spec
+from framework.learners import LossContext
 from framework.multi_agent import (
     MultiAgentAdder,
     MultiAgentLearner,
@@ -24,7 +26,9 @@ from framework.multi_agent import (
     MultiAgentPolicy,
     group_agents,
 )
+from framework.networks import as_tensors
 from framework.replay import EmbeddedClient, Table
+from framework.types import MultiAgentTimeStep
 
 SMALL = {"hidden_sizes": (8,)}
 
@@ -122,6 +126,58 @@ def test_the_recurrent_state_has_an_entry_for_each_agent_of_each_env():
     assert tree.map_structure(lambda leaf: leaf.shape, after) == tree.map_structure(
         lambda leaf: leaf.shape, state
     )
+
+
+def visits(agents):
+    """Time steps of one env, from the first letters of its agents' step types. They see zeros while FIRST."""
+    rng = np.random.default_rng(0)
+    kinds = {agent: ["FML".index(kind) for kind in row] for agent, row in agents.items()}
+    for of_agents in zip(*kinds.values(), strict=True):
+        types = dict(zip(kinds, of_agents, strict=True))
+        plays = {agent: kind != FIRST for agent, kind in types.items()}
+        yield MultiAgentTimeStep(
+            np.array([max(of_agents) if LAST not in of_agents else MID]),
+            {agent: np.float32([moved]) for agent, moved in plays.items()},
+            {agent: np.float32([1.0]) for agent in types},
+            {agent: np.float32(rng.normal(size=(1, 3)) * moved) for agent, moved in plays.items()},
+            {agent: np.array([kind]) for agent, kind in types.items()},
+        )
+
+
+@pytest.mark.parametrize("recurrent", ["lstm", "gru"])
+def test_an_agent_that_comes_late_acts_as_its_learner_has_it(recurrent):
+    # Unrolls of 4 steps: b comes in the first, leaves in the second and comes again in the last.
+    timesteps = list(visits({"a": "FMMMMMMMMMMMMMMMM", "b": "FFFFMMMLFFFFFFMMM"}))
+    parts = (dict.fromkeys("ab", leaf) for leaf in make_spec())
+    groups = group_agents(specs.EnvironmentSpec(*parts), lambda agent: "all")
+    part = PPO(PPOConfig(**SMALL, unroll_length=4, recurrent=recurrent, recurrent_size=6)).for_program(2)
+    torch.manual_seed(0)
+    networks = MultiAgentNetworks(groups, {"all": part.make_networks(groups["all"].spec)})
+    own = networks.part("all")
+    with torch.no_grad():
+        for parameter in own.parameters():  # Memories and policies far from their initial ones.
+            parameter.normal_()
+    client = EmbeddedClient([Table.queue("queue", 100)], concurrent=False)
+    adder = MultiAgentAdder(groups, {"all": part.make_adder(client, groups["all"].spec)})
+    actor = PolicyActor(MultiAgentPolicy(networks, {"all": part.make_policy(own)}), adder, seed=0)
+    actor.observe_first(timesteps[0])
+    for before, after in itertools.pairwise(timesteps):
+        actor.observe(actor.select_action(before.observation), after)
+    batch = client.sample_batch("queue", 8)
+    batch = batch._replace(data=as_tensors(batch.data))
+    assert batch.data.mask[:, :4].tolist() == [
+        [1, 1, 1, 1], [0, 0, 0, 1],  # Those of a and of b, one unroll after the other.
+        [1, 1, 1, 1], [1, 1, 1, 0],
+        [1, 1, 1, 1], [0, 0, 0, 0],
+        [1, 1, 1, 1], [0, 1, 1, 1],
+    ]  # fmt: skip
+    context = LossContext(torch.nn.ModuleDict(), torch.tensor(0), torch.tensor(0), torch.Generator())
+    with torch.no_grad():
+        rows = part.prepare(own, batch, context).data
+        learned, _ = own(rows.observation, rows.state, rows.starts)
+        divergence = own.actions.distribution(rows.policy).kl(learned) * rows.mask
+    assert float(learned.entropy().std()) > 0.01
+    assert float(divergence.abs().max()) < 1e-6
 
 
 def _play(num_steps, unroll_length=8):

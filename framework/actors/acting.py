@@ -21,8 +21,9 @@ from framework.types import FIRST, LAST, Nest
 class PolicyActor(core.Actor, core.Saveable):
     """Acts for `num_envs` envs with `policy`, writes experience to `adder`, and updates parameters.
 
-    Each env's recurrent state restarts when its episode does. The extras that the policy returns with an
-    action are stored in the row of that action. The calls have the order that `framework.core` shows:
+    Each env's recurrent state restarts when its episode does, or an agent's when its own does; see
+    `Policy.begins`. The extras that the policy returns with an action are stored in the row of that action.
+    The calls have the order that `framework.core` shows:
 
     ```python
     actor = PolicyActor(policy, adder, VariableClient(learner_client, networks), num_envs=4, seed=1)
@@ -86,9 +87,9 @@ class PolicyActor(core.Actor, core.Saveable):
         if self.adder is not None:
             self.adder.add(action, next_timestep, self._extras)
         if self._has_memory:
-            begins = np.flatnonzero(next_timestep.step_type == FIRST)
-            if len(begins):
-                self._state = restart_envs(self._state, self._initial_state(), begins)
+            begins = self.policy.begins(next_timestep)
+            if any(np.count_nonzero(mask) for mask in tree.flatten(begins)):
+                self._state = restarted(self._state, self._initial_state(), begins)
 
     def _initial_state(self) -> Nest:
         states = self.policy.initial_state(self._total or self.num_envs)
@@ -378,15 +379,20 @@ def copied(leaf: np.ndarray | torch.Tensor) -> np.ndarray | torch.Tensor:
     return leaf.clone() if isinstance(leaf, torch.Tensor) else np.array(leaf)
 
 
-def restart_envs(state: Nest, initial: Nest, envs: np.ndarray) -> Nest:
-    """Returns `state` (leaves `[B, ...]`) with the rows `envs` (int64 `[k]`) taken from `initial`.
+def restarted(state: Nest, initial: Nest, begins: Nest) -> Nest:
+    """Returns `state` with the rows that `begins` marks taken from `initial`; see `Policy.begins`.
 
     The leaves are copied, not written in place, because the extras of an action may refer to the old ones.
     """
 
-    def restart(old: np.ndarray | torch.Tensor, new: np.ndarray | torch.Tensor) -> np.ndarray | torch.Tensor:
-        copy = copied(old)
-        copy[envs] = new[envs]
-        return copy
+    def restart_part(mask: np.ndarray, part: Nest, fresh: Nest) -> Nest:
+        where = np.nonzero(mask)
 
-    return tree.map_structure(restart, state, initial) if len(envs) else state
+        def restart(old: Any, new: Any) -> Any:  # Arrays or tensors.
+            copy = copied(old)
+            copy[where] = new[where]
+            return copy
+
+        return tree.map_structure(restart, part, fresh) if len(where[0]) else part
+
+    return tree.map_structure_up_to(begins, restart_part, begins, state, initial)

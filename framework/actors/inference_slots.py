@@ -25,7 +25,7 @@ import tree
 
 from framework import core, specs
 from framework import nest as nests
-from framework.actors.acting import copied, restart_envs
+from framework.actors.acting import copied, restarted
 from framework.config_checks import whole_number
 from framework.types import Nest
 
@@ -196,7 +196,7 @@ class Slots:
         state = [leaf[rows] for leaf in self._state]
         if state and self.first[rows].any():
             initial = [leaf[rows] for leaf in self._fresh]
-            state = restart_envs(state, initial, np.flatnonzero(self.first[rows]))
+            state = restarted(state, initial, self.first[rows])
         action, extras, after = self.policy.step(self.observations.read(rows), self._pack_state(state))
         self.actions.write(rows, action, count)
         self.extras.write(rows, extras, count)

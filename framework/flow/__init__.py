@@ -12,8 +12,19 @@ Dataflow Problem"). A plan is a chain of operators. `Par` runs its steps where t
 process that takes the items. Nothing runs before an item is asked for.
 """
 
-from framework.flow.nodes import Host, LocalNode, Node, StepError, worker_node
+from framework.flow.nodes import Host, LocalNode, Node, StepError, UnknownFunction, worker_node
 from framework.flow.operators import Flow, alternate, concurrent
 from framework.flow.parallel import Par
 
-__all__ = ["Flow", "Host", "LocalNode", "Node", "Par", "StepError", "alternate", "concurrent", "worker_node"]
+__all__ = [
+    "Flow",
+    "Host",
+    "LocalNode",
+    "Node",
+    "Par",
+    "StepError",
+    "UnknownFunction",
+    "alternate",
+    "concurrent",
+    "worker_node",
+]

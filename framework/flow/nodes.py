@@ -14,6 +14,10 @@ import launch
 Step = Callable[..., Any]
 Key = tuple[bytes, int]
 
+# A plan may make new functions in each iteration, so both sides forget the oldest ones.
+_FUNCTIONS = 32  # Of one caller, in the order in which they were first sent.
+_CALLERS = 1024  # Of one object, in the order of their last calls.
+
 
 class StepError(RuntimeError):
     """A step failed in a node. The step's own exception is the `__cause__`, with the remote traceback.
@@ -29,7 +33,7 @@ class StepError(RuntimeError):
 
 
 class UnknownFunction(LookupError):
-    """A node was restarted, and its new object has not been sent the function."""
+    """A node does not have the function: it was restarted, or has had calls of very many `Node`s since."""
 
 
 class Host:
@@ -37,24 +41,33 @@ class Host:
 
     def __init__(self, constructor: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         self._object = constructor(*args, **kwargs)
-        self._functions: dict[Key, Step] = {}
+        self._functions: dict[bytes, dict[int, Step]] = {}
 
     def call(self, key: Key, function: Step | None, args: tuple) -> Any:
         """Returns `function(object, *args)`.
 
         Args:
-          key: the caller, and its number of the function.
-          function: sent once for each key; None refers to the one that was sent before.
+          key: the caller, and its number of the function. A caller counts the functions that it sends.
+          function: sent once for each key; None refers to the one that was sent before, which may be one of
+            the caller's last 32.
           args: further arguments.
 
         Raises:
-          UnknownFunction: The function was sent to an object that this one has replaced.
+          UnknownFunction: The function was sent to an object that this one has replaced, or was forgotten.
         """
+        caller, number = key
+        known = self._functions[caller] = self._functions.pop(caller, {})  # The last caller is the last key.
+        if len(self._functions) > _CALLERS:
+            del self._functions[next(iter(self._functions))]
         if function is not None:
-            self._functions[key] = function
-        elif key not in self._functions:
-            raise UnknownFunction(key)
-        return self._functions[key](self._object, *args)
+            known[number] = function
+            known.pop(number - _FUNCTIONS, None)  # As in `Node.call`.
+        elif number not in known:
+            raise UnknownFunction(
+                f"call: got function {number} without its code, expected one that this object was sent and "
+                "keeps. Call `forget()` of the `Node` and repeat the call."
+            )
+        return known[number](self._object, *args)
 
     def close(self) -> None:
         """Closes the object, if it can be closed."""
@@ -80,23 +93,31 @@ class Node:
         self.name = name
         self._client = client
         self._caller = os.urandom(8)  # Several `Node`s may call one object.
-        self._keys: dict[Step, Key] = {}
+        self._numbers: dict[Step, int] = {}
+        self._sent = 0  # Functions; the number of the next one.
         self._sending = threading.Lock()
 
     def call(self, function: Step, *args: Any) -> Future:
         """Runs `function(object, *args)` in the node and returns the future of its result.
 
-        A function travels once. Functions of modules and classes travel by name, others by value.
+        A function travels once, and again after 32 others. Functions of modules and classes travel by name,
+        others by value.
         """
         with self._sending:  # The function must travel with the first of its calls.
-            new = function not in self._keys
-            key = self._keys.setdefault(function, (self._caller, len(self._keys)))
-            return self._client.futures.call(key, function if new else None, args)
+            number = self._numbers.get(function)
+            if number is not None:
+                return self._client.futures.call((self._caller, number), None, args)
+            call = self._client.futures.call((self._caller, self._sent), function, args)
+            self._numbers[function] = self._sent  # Not before: the call may not have been sent.
+            if self._sent - next(iter(self._numbers.values())) >= _FUNCTIONS:
+                del self._numbers[next(iter(self._numbers))]
+            self._sent += 1
+            return call
 
     def forget(self) -> None:
         """Sends every function again: the node holds a new object."""
         with self._sending:
-            self._keys.clear()
+            self._numbers.clear()
 
 
 class LocalNode(Node):

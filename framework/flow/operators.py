@@ -182,7 +182,7 @@ def concurrent(*flows: Flow, ahead: int = 0, threads: bool | None = None) -> Flo
                     item = next(flows[i])
                 except StopIteration:
                     running.discard(i)
-                except Exception as raised:  # The consumer gets it in place of the item.
+                except BaseException as raised:  # Also SystemExit. The consumer gets it in place of the item.
                     error = raised
                 with gate:
                     if i in running:

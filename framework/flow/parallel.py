@@ -65,8 +65,8 @@ class Par:
         def take() -> Any:
             while True:
                 while due:
-                    node = due.popleft()
-                    call = node.call(self._step)
+                    call = due[0].call(self._step)
+                    node = due.popleft()  # Not before: a call that was not sent is due at the next request.
                     call.add_done_callback(functools.partial(_put, ready, node))
                 node, call = ready.get()  # Ends: the engine settles every call, at the latest when it stops.
                 due.append(node)

@@ -53,7 +53,7 @@ class LossContext(NamedTuple):
       learner_steps: number of learner steps before this one.
       env_steps: env steps of the program so far, for schedules.
       generator: random generator on the learner's device; part of the checkpoint. It is equal in all
-        learners, so use `normal_like` for noise that differs between items.
+        learners, so use `normal_like` and `uniform_like` for numbers that differ between items.
       wants_metrics: whether the metrics of this loss are logged. If not, the loss may omit them.
       group: the group of learners that share the batch; None with one learner.
     """
@@ -81,11 +81,24 @@ class LossContext(NamedTuple):
         Each of several learners draws the noise of the whole batch and takes its shard, so that together they
         use the noise of a single learner.
         """
+        return self._shard(self._whole_like(tensor).normal_(generator=self.generator))
+
+    def uniform_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Uniform numbers of [0, 1) for items, as `normal_like`."""
+        return self._shard(self._whole_like(tensor).uniform_(generator=self.generator))
+
+    def _whole_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """An empty tensor for the items of all learners, where `tensor` is for those of this one."""
         if self.group is None:
-            return torch.empty_like(tensor).normal_(generator=self.generator)
-        rank, count = self.group.rank, len(tensor)
-        whole = tensor.new_empty((self.group.size * count, *tensor.shape[1:]))
-        return whole.normal_(generator=self.generator)[rank * count : (rank + 1) * count]
+            return torch.empty_like(tensor)
+        return tensor.new_empty((self.group.size * len(tensor), *tensor.shape[1:]))
+
+    def _shard(self, whole: torch.Tensor) -> torch.Tensor:
+        """The rows of this learner."""
+        if self.group is None:
+            return whole
+        rank, count = self.group.rank, len(whole) // self.group.size
+        return whole[rank * count : (rank + 1) * count]
 
     def importance_weights(self, info: SampleInfo, exponent: torch.Tensor | float) -> torch.Tensor:
         """`losses.importance_weights` of the items of a batch, float32`[N]` on the learner's device."""

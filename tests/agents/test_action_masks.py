@@ -25,6 +25,7 @@ from agents.rainbow import Rainbow, RainbowConfig
 from agents.sac import SAC, SACConfig
 from agents.td3 import TD3, TD3Config
 from framework.environments import make
+from framework.learners import LossContext
 from framework.programs import RunConfig, make_program
 from framework.specs import make_environment_spec
 from framework.torch_agents import OnPolicyAgent
@@ -93,7 +94,7 @@ def item_losses(agent, networks, target, seed, next_mask):
         torch.full((16,), 0.9),
         {"board": next_boards, "action_mask": torch.tensor(next_mask).expand(16, 4)},
     )
-    return agent.item_losses(networks, target, data, random)[:2]
+    return agent.item_losses(networks, target, data, LossContext(None, None, None, random))[:2]
 
 
 FAMILY = ("c51", "dqn", "dqn, munchausen", "iqn", "qr_dqn")

@@ -1,5 +1,6 @@
 """IQN: its loss against a loop, its network, and every field of its config changes something."""
 
+import collections
 import dataclasses
 
 import config_fields
@@ -9,11 +10,13 @@ import torch
 from batches import learn
 from test_dqn import AGENT_OF, FIELDS, SPEC, learned, make_batch, make_learner, network
 
-from agents.iqn import IQN, IQNConfig
+from agents.iqn import IQN, IQNConfig, stratified
 from framework import networks
+from framework.learners import LossContext
 from framework.types import Transition
 
 AGENT_OF[IQNConfig] = IQN
+Group = collections.namedtuple("Group", "rank size")
 SMALL = IQNConfig(hidden_sizes=(8, 8), batch_size=16, num_policy_quantiles=4)
 
 
@@ -137,6 +140,20 @@ def test_fractions_are_drawn_by_the_learners_generator():
     assert learn(learner, batch).metrics["loss"].item() != first
     learner.restore(state)
     assert learn(learner, batch).metrics["loss"].item() == first
+
+
+def test_each_of_two_learners_draws_its_half_of_the_fractions_of_one():
+    def draw(rank, num_learners):
+        group = Group(rank, num_learners) if num_learners > 1 else None
+        context = LossContext(None, None, None, torch.Generator().manual_seed(1), group=group)
+        items = torch.zeros(16 // num_learners)
+        return torch.cat([stratified(items, count, context) for count in (3, 2)], 1)
+
+    alone = draw(0, 1)
+    assert torch.equal(torch.cat([draw(0, 2), draw(1, 2)]), alone)
+    generator = torch.Generator().manual_seed(1)
+    expected = [(torch.arange(k) + torch.rand((16, k), generator=generator)) / k for k in (3, 2)]
+    assert torch.equal(alone, torch.cat(expected, 1))  # To the last bit: recorded results stay.
 
 
 def test_quantiles_of_a_random_reward_are_found_and_a_fraction_of_them_is_its_risk():

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import collections
+import gc
+import sys
 import threading
 import time
+import weakref
+from concurrent.futures import Future
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import launch
-from framework.flow import Flow, LocalNode, Par, StepError, alternate, concurrent
+from framework.flow import Flow, Host, LocalNode, Node, Par, StepError, UnknownFunction, alternate, concurrent
 
 
 class Worker:
@@ -31,6 +35,42 @@ class Worker:
 
     def double(self, item: tuple[str, int, int]) -> int:
         return 2 * item[1]
+
+
+class Client:
+    """The client of a `Host` in this process. Calls whose numbers are in `unsent` are not sent."""
+
+    def __init__(self, host: Host, unsent: tuple[int, ...] = ()) -> None:
+        self.futures, self._host, self._unsent, self._made = self, host, unsent, 0
+        self.with_function: list[bool] = []
+
+    def call(self, key, function, args) -> Future:
+        self._made += 1
+        if self._made - 1 in self._unsent:
+            raise TimeoutError("not sent")
+        self.with_function.append(function is not None)
+        future: Future = Future()
+        try:
+            future.set_result(self._host.call(key, function, args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+def in_a_thread(function):
+    """The result of `function`, or its exception; None if it takes longer than 10 seconds."""
+    results = []
+
+    def run() -> None:
+        try:
+            results.append(function())
+        except BaseException as error:
+            results.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(10)
+    return results[0] if results else None
 
 
 def nodes(n: int = 2) -> list[LocalNode]:
@@ -84,6 +124,57 @@ def test_a_failed_step_names_its_node_and_the_flow_goes_on():
     assert caught.value.node == "worker-1"
     assert isinstance(caught.value.__cause__, ValueError)
     assert [next(plan), next(plan)] == [3, 3]
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_call_that_cannot_be_sent_does_not_end_the_flow(depth):
+    node = Node(Client(Host(Worker), unsent=(0, 4)))
+    plan = Par([node], Worker.sample).unordered(depth).map(lambda item: item[1])
+    found = [in_a_thread(lambda: next(plan)) for _ in range(6)]
+    assert [each for each in found if isinstance(each, int)] == [1, 2, 3, 4]
+    assert [str(each) for each in found if not isinstance(each, int)] == ["not sent"] * 2
+
+
+def test_both_sides_forget_old_functions():
+    client = Client(Host(Worker))
+    node, functions = Node(client), []
+    for i in range(200):
+        step = lambda worker, i=i: i  # noqa: E731
+        functions.append(weakref.ref(step))
+        assert [node.call(step).result() for _ in range(2)] == [i, i]
+        assert node.call(Worker.sample).result()[0] == ""  # The same in each iteration.
+    del step
+    gc.collect()
+    assert 0 < sum(ref() is not None for ref in functions) <= 32
+    # A function travels with the first of its calls, the one that stays again after 32 others.
+    assert sum(client.with_function) == 200 + 1 + 199 // 32
+
+
+def test_functions_of_former_callers_are_forgotten_and_sent_again(monkeypatch):
+    monkeypatch.setattr("framework.flow.nodes._CALLERS", 3)
+    host, functions = Host(Worker), []
+    node = Node(Client(host))
+    plan = Par([node], Worker.sample).sync()
+    assert next(plan) == [("", 1, 0)]
+    for _ in range(5):
+        step = lambda worker: worker.name  # noqa: E731
+        functions.append(weakref.ref(step))
+        assert Node(Client(host)).call(step).result() == ""
+    del step
+    gc.collect()
+    assert sum(ref() is not None for ref in functions) == 3
+    with pytest.raises(UnknownFunction, match="got function 0 without its code"):
+        node.call(Worker.sample).result()
+    assert next(plan) == [("", 2, 0)]
+
+
+def test_a_function_whose_first_call_was_not_sent_travels_with_the_next():
+    client = Client(Host(Worker), unsent=(0,))
+    node = Node(client)
+    with pytest.raises(TimeoutError):
+        node.call(Worker.sample)
+    assert node.call(Worker.set_version, 3).result() is None
+    assert node.call(Worker.sample).result() == ("", 1, 3)
 
 
 def test_operators():
@@ -208,6 +299,16 @@ def test_concurrent_raises_the_error_of_a_flow_and_goes_on():
     with pytest.raises(ZeroDivisionError):
         next(plan)
     assert list(plan) == [1, 0]
+
+
+def test_concurrent_passes_on_what_ends_a_thread():
+    def leave(x):
+        return x if x else sys.exit(3)
+
+    plan = concurrent(Flow.of(range(3)).map(leave), threads=True)
+    left = in_a_thread(lambda: next(plan))
+    assert isinstance(left, SystemExit) and left.code == 3
+    assert in_a_thread(lambda: list(plan)) == [1, 2]
 
 
 def test_threads_of_concurrent_end_with_it():

@@ -18,6 +18,7 @@ from agents.appo import APPO, APPOConfig
 from agents.d4pg import D4PG, D4PGConfig
 from agents.dqn import DQN, DQNConfig
 from agents.impala import IMPALA, IMPALAConfig
+from agents.iqn import IQN, IQNConfig
 from agents.mpo import MPO, MPOConfig
 from agents.ppo import PPO, PPOConfig
 from agents.r2d2 import R2D2, R2D2Config
@@ -58,6 +59,7 @@ AGENTS = {
         ),
         DISCRETE,
     ),
+    "iqn": (IQN(IQNConfig(hidden_sizes=(8, 8), batch_size=BATCH, num_quantiles=4)), DISCRETE),
     # All learners draw the same noise.
     "rainbow": (Rainbow(RainbowConfig(hidden_sizes=(8, 8), batch_size=BATCH)), DISCRETE),
     # With a policy that is left out of every second step.

@@ -109,13 +109,14 @@ def test_elements_of_several_learners_are_in_the_minibatch_where_one_would_have_
 Group = collections.namedtuple("Group", "rank size")
 
 
+@pytest.mark.parametrize("draw_like", ["normal_like", "uniform_like"])
 @pytest.mark.parametrize("shape", [(3, 2), (3, 1), (5, 4, 2)])
-def test_several_learners_draw_parts_of_what_one_draws(shape):
+def test_several_learners_draw_parts_of_what_one_draws(shape, draw_like):
     def draw(rank, num_learners):
         group = None if num_learners == 1 else Group(rank, num_learners)
         context = LossContext(None, None, None, torch.Generator().manual_seed(1), group=group)
         items = torch.empty(12 // num_learners * shape[0], *shape[1:])
-        return torch.stack([context.normal_like(items) for _ in range(2)])
+        return torch.stack([getattr(context, draw_like)(items) for _ in range(2)])
 
     assert torch.equal(torch.cat([draw(rank, 4) for rank in range(4)], 1), draw(0, 1))
 
