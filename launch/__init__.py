@@ -13,6 +13,7 @@ result = lp.launch(program, engine="processes")
 from launch.batching import batched_handler as batched_handler
 from launch.context import NodeContext as NodeContext
 from launch.context import get_node_context as get_node_context
+from launch.context import make_failure_handler as make_failure_handler
 from launch.context import make_program_stopper as make_program_stopper
 from launch.context import register_loss_handler as register_loss_handler
 from launch.context import register_stop_handler as register_stop_handler

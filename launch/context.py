@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import functools
 import os
 import platform
 import threading
@@ -67,6 +68,8 @@ class Runtime(abc.ABC):
     Args:
       job: random name of the run.
       request_stop: asks the program to stop; its argument is the result, which is optional.
+      report_failure: ends a node as failed; its arguments are the label and the error. None for a process
+        without nodes.
 
     Attributes:
       stopped: event that is set when a stop begins.
@@ -75,9 +78,15 @@ class Runtime(abc.ABC):
       loss_handlers: called with the label of each node that is lost; see `register_loss_handler`.
     """
 
-    def __init__(self, job: str, request_stop: Callable[..., None]) -> None:
+    def __init__(
+        self,
+        job: str,
+        request_stop: Callable[..., None],
+        report_failure: Callable[[str, BaseException], None] | None = None,
+    ) -> None:
         self.job = job
         self.request_stop = request_stop
+        self._report_failure = report_failure
         self.only_context: NodeContext | None = None
         self.stopped = threading.Event()
         self.stop_handlers: list[Callable[[], Any]] = []
@@ -88,6 +97,12 @@ class Runtime(abc.ABC):
     @abc.abstractmethod
     def client(self, node_id: int) -> Any:
         """Returns a client of the node; every call in this process returns the same one."""
+
+    def fail(self, label: str, error: BaseException) -> None:
+        """Ends the node `label`, which is in this process, as failed."""
+        if self._report_failure is None:
+            raise LaunchError(f"node: got {label!r}, expected a node of this process.")
+        self._report_failure(label, error)
 
     def begin_stop(self) -> None:
         """Sets the stop event and calls the handlers, once."""
@@ -278,3 +293,14 @@ def make_program_stopper(launch_type: Any = None) -> Callable[..., None]:
       launch_type: ignored; programs written for Launchpad pass it.
     """
     return stop if find_runtime() is None else current_runtime().request_stop
+
+
+def make_failure_handler() -> Callable[[BaseException], None]:
+    """Returns a function that ends this node as failed, from any thread; it takes the error.
+
+    A service may do its work on a thread of its own, whose exceptions reach no caller. With this function
+    they are failures of the node: it is restarted if its group has restarts left, otherwise the program ends
+    with its `NodeError`. Call this on a thread of the node, such as in the constructor. A worker raises its
+    errors in `run()` instead: the engine `threads` cannot end its thread, so it would not restart it.
+    """
+    return functools.partial(current_runtime().fail, get_node_context().label)

@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 
+def message_of(error: BaseException) -> str:
+    """Returns `str(error)`, or what is wrong with it: an exception's own `__str__` may raise."""
+    try:
+        return str(error)
+    except Exception as failure:
+        return f"<its __str__ raised {type(failure).__name__}>"
+
+
 class LaunchError(RuntimeError):
     """Base class of the errors that `launch` raises."""
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import copy
 import importlib
 import itertools
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from launch import context
 from launch.caching import Cacher
+from launch.errors import message_of
 from launch.handles import Handle, replace_handles, timeout_seconds
 
 _ids = itertools.count(1)
+_log = logging.getLogger("launch")
 
 
 class Node:
@@ -192,8 +195,8 @@ class ReverbNode(ReplayNode):
     Args:
       priority_tables_fn: creates the tables in the node's process.
       checkpoint_ctor: creates the checkpointer, or None.
-      checkpoint_time_delta_minutes: minutes between two checkpoints; None writes no periodic checkpoints. On
-        the serial engine it has no effect, because nothing there depends on a clock.
+      checkpoint_time_delta_minutes: minutes between two checkpoints; None writes no periodic checkpoints. One
+        that fails is logged. On the serial engine it has no effect, because nothing there depends on a clock.
     """
 
     def __init__(
@@ -213,11 +216,18 @@ class ReverbNode(ReplayNode):
         server = super().serve(embedded=embedded, concurrent=concurrent, address=address, curve=curve)
         if self._delta_minutes is not None and concurrent:
             stopped, seconds = context.stop_event(), 60 * self._delta_minutes
+            label = context.get_node_context().label
 
             def checkpoint() -> None:
                 client = connect_replay(self.backend, server if embedded else address, curve)
                 while not stopped.wait(seconds):
-                    client.checkpoint()
+                    try:
+                        client.checkpoint()
+                    except Exception as error:  # A full disk, for example: there may be room again later.
+                        if stopped.is_set():  # The server was closed.
+                            return
+                        text = f"{type(error).__name__}: {message_of(error)}"
+                        _log.error("%s: no checkpoint; the next try is in %g s: %s", label, seconds, text)
 
             threading.Thread(target=checkpoint, name="replay-checkpoints", daemon=True).start()
         return server

@@ -38,6 +38,7 @@ import struct
 import threading
 import time
 import types
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -49,6 +50,7 @@ from framework.nest import Structure
 from framework.replay.shm import SharedMemory
 from framework.types import Nest
 from launch.batching import BatchedMethod, BatchOptions
+from launch.errors import message_of
 
 PATIENCE = 1.0  # Seconds that a request waits at most, regardless of min_batch.
 REQUEST, GOODBYE, PING = b"\1", b"\0", b""  # Datagrams of clients. A ping only checks that the server lives.
@@ -109,7 +111,10 @@ class InferenceServer:
       timeout: seconds that the first request of a batch waits for others.
       concurrent: whether to start a thread. If False, each call acts by itself.
       shared_memory: whether clients of other processes may use shared memory. If False, they use messages.
-      on_batch: called after each batch with its number of rows, on the thread that ran it.
+      on_batch: called after each batch with its number of rows, on the thread that ran it. An exception ends
+        the server.
+      on_failure: called with the exception that ended the server's thread. None raises it in that thread. In
+        both cases, every request fails from then on.
     """
 
     def __init__(
@@ -126,6 +131,7 @@ class InferenceServer:
         concurrent: bool = True,
         shared_memory: bool = False,
         on_batch: Any = None,
+        on_failure: Callable[[BaseException], None] | None = None,
     ):
         if min_batch < 1 or (max_batch is not None and max_batch < min_batch):
             raise ValueError(
@@ -139,7 +145,8 @@ class InferenceServer:
         self._variables, self._updates = variables, updates
         self._seconds = 0.0  # Spent acting since the last `take_seconds`.
         self._min_batch, self._max_batch = min_batch, max_batch or capacity
-        self._timeout, self._concurrent, self._on_batch = timeout, concurrent, on_batch
+        self._timeout, self._concurrent = timeout, concurrent
+        self._on_batch, self._on_failure = on_batch, on_failure
         self._acting = threading.Lock()  # Held while parameters are read or changed.
         self._lock = threading.Lock()  # Guards the clients and the requests.
         self._clients: dict[str, _Client] = {}
@@ -255,6 +262,8 @@ class InferenceServer:
             else:
                 self._fire([client])
         except Exception as error:
+            if future.done():  # Without a thread, `on_batch` failed after the answer.
+                raise
             future.set_exception(error)
         return future
 
@@ -268,7 +277,9 @@ class InferenceServer:
                     self._fire(batch)
         except BaseException as error:
             self._error = error
-            raise
+            if self._on_failure is None:
+                raise
+            self._on_failure(error)  # Before the actors hear of it: theirs would be the first failures.
         finally:
             with self._lock:
                 self._over = True
@@ -359,7 +370,7 @@ class InferenceServer:
     def _answer(self, client: _Client, error: BaseException | None = None) -> None:
         """Sends the answer, which is in the client's rows, or the error."""
         if client.address is not None:
-            text = b"" if error is None else f"{type(error).__name__}: {error}".encode()
+            text = b"" if error is None else f"{type(error).__name__}: {message_of(error)}".encode()
             try:
                 self._socket.sendto((ANSWER.pack(self.version) + text)[:MAX_ANSWER], client.address)
             except OSError:  # The client's process has ended, or does not read.

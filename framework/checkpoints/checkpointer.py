@@ -48,7 +48,9 @@ REASONS = {
 Part = bytes | Iterable[Any] | Callable[[Path], object]
 
 _NAME = re.compile(r"^checkpoint-(\d{6,})(?:-step-(\d+))?$")
-_ASIDE = re.compile(r"^\.writing-checkpoint-.*--(.*)--(\d+)$")  # The host and process that write it.
+# The host, the process that writes it, and the time at which the process began, in seconds.
+_ASIDE = re.compile(r"^\.writing-checkpoint-.*--(.*)--(\d+)(?:-(\d+))?$")
+_CLOCK = 2.0  # Seconds by which two readings of that time may differ, since clocks are set.
 _PART_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 _PACKAGES = ("repertory", "torch", "numpy", "gymnasium", "dm-env", "dm-tree", "pyzmq", "ale-py", "dm-reverb")
 
@@ -137,7 +139,8 @@ class Checkpointer:
             number = 1 + max((_number(path) for path in existing), default=0)
             at_step = "" if step is None else f"-step-{int(step)}"
             final = self.directory / f"checkpoint-{number:06d}{at_step}"
-            writer = f"{secrets.token_hex(4)}--{socket.gethostname()}--{os.getpid()}"
+            process = f"{os.getpid()}-{psutil.Process().create_time():.0f}"
+            writer = f"{secrets.token_hex(4)}--{socket.gethostname()}--{process}"
             about = {
                 "step": None if step is None else int(step),
                 "saved_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -238,8 +241,25 @@ class Checkpointer:
         """Removes unfinished checkpoints of killed processes of this machine."""
         for path in self.directory.glob(".writing-checkpoint-*"):
             match = _ASIDE.match(path.name)
-            if match and match[1] == socket.gethostname() and not psutil.pid_exists(int(match[2])):
+            if match and match[1] == socket.gethostname() and not _still_writes(int(match[2]), match[3]):
                 shutil.rmtree(path, ignore_errors=True)
+
+
+def _still_writes(pid: int, began: str | None) -> bool:
+    """Whether a process may write a folder whose name has the time `began`, if any.
+
+    The number of a killed process may be that of another one now. In each life of a container, with the same
+    host name, this is even likely.
+    """
+    try:
+        created = psutil.Process(pid).create_time()
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.AccessDenied:
+        return True
+    if began is None:  # Of an older version, so not of this process.
+        return pid != os.getpid()
+    return abs(created - float(began)) <= _CLOCK
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> CheckpointReader:

@@ -59,6 +59,7 @@ class InferenceWorker(InferenceServer):
             concurrent=engine != "serial",
             shared_memory=engine == "processes" and not config.inference_messages,
             on_batch=self._count,
+            on_failure=launch.make_failure_handler(),
         )
         policy.seed(seed)  # As an actor with its own policy does.
         self._monitor, self._checkpointer, self._name = monitor, checkpointer, name

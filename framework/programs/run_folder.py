@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from framework.programs.run_config import RunConfig
 
 FORMAT = 3
 _UNRECORDED = "not recorded"
+_QUERY = 1.0  # Seconds. `running_pid` of another process has the lock for a moment; a start waits that long.
 
 
 class RunError(Exception):
@@ -283,13 +284,11 @@ class RunFolder:
     def locked(self) -> Iterator[None]:
         """Locks the folder for this process. Raises RunError if another process trains in it."""
         with open(self.path / "run.lock", "a+", encoding="utf-8") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
+            if not _lock(file, fcntl.LOCK_EX, _QUERY):
+                process = "another process" if (pid := self.running_pid()) is None else f"process {pid}"
                 raise RunError(
-                    f"{self.path} is being trained by process {self.running_pid()}. Stop it first: "
-                    f"repertory stop {self.path}"
-                ) from error
+                    f"{self.path} is being trained by {process}. Stop it first: repertory stop {self.path}"
+                )
             os.ftruncate(file.fileno(), 0)
             file.write(f"{os.getpid()}\n")
             file.flush()
@@ -312,15 +311,33 @@ class RunFolder:
 
     def wait_until_free(self, timeout: float | None) -> bool:
         """Waits until no process trains in the folder; False after `timeout` seconds (None: no limit)."""
+        with open(self.path / "run.lock", encoding="utf-8") as file:
+            return _lock(file, fcntl.LOCK_SH, timeout)
 
-        def wait() -> None:
-            with open(self.path / "run.lock", encoding="utf-8") as file:
-                fcntl.flock(file, fcntl.LOCK_SH)
 
-        thread = threading.Thread(target=wait, daemon=True)
-        thread.start()
-        thread.join(timeout)
-        return not thread.is_alive()
+def _lock(file: IO[str], kind: int, timeout: float | None) -> bool:
+    """Locks an open file, as `fcntl.flock` does; False after `timeout` seconds (None: no limit)."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        pass
+    # The lock belongs to the open file, not to a descriptor. Nothing can end the wait of the thread: if it
+    # gets the lock too late, it has the last descriptor, and gives the lock back by closing it.
+    descriptor = os.dup(file.fileno())
+    locked = []
+
+    def wait() -> None:
+        try:
+            fcntl.flock(descriptor, kind)
+            locked.append(True)
+        finally:
+            os.close(descriptor)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    thread.join(timeout)
+    return bool(locked)
 
 
 class RecordRun(Callback):

@@ -44,8 +44,10 @@ from framework.variables import VariableBlock
 from launch import context
 from launch.engines.in_process import LocalRuntime, Place
 from launch.program import ProgramState
+from launch.rpc.sockets import read_secret
 
 _LOG = logging.getLogger(__name__)
+_KEY_BYTES = 32
 # May differ when a run resumes: its limits, and its folder, which may have been moved.
 _MAY_DIFFER = ("max_env_steps", "max_learner_steps", "target_return", "directory")
 
@@ -231,13 +233,31 @@ def _in_directory(path: str) -> Path:
 
 def _signature(*data: Any) -> bytes:
     """64 bytes that only this user on this machine can compute: a pickle can run code when it is loaded."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "repertory"
-    path = folder / "snapshot-key"
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            file.write(secrets.token_bytes(32))
-    digest = hmac.new(path.read_bytes(), digestmod=hashlib.sha256)
+    digest = hmac.new(_signature_key(), digestmod=hashlib.sha256)
     for part in data:
         digest.update(part)
     return digest.hexdigest().encode()
+
+
+def _signature_key() -> bytes:
+    """The user's key of 32 bytes. It is in no run's folder, which may be copied, shared, or ignore modes."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "repertory"
+    path = folder / "snapshot-key"
+    folder.mkdir(parents=True, exist_ok=True)
+    elsewhere = (
+        "If that is not possible, set XDG_CACHE_HOME to a folder of your own, on a file system with modes "
+        "and hard links."
+    )
+    try:
+        key = read_secret(os.fspath(path), secrets.token_bytes(_KEY_BYTES))
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{error} {elsewhere}") from error
+    owner, user = path.stat().st_uid, os.geteuid()
+    if owner != user:
+        raise ValueError(f"{path}: got a file of user {owner}, expected {user}. Delete it. {elsewhere}")
+    if len(key) != _KEY_BYTES:  # Anybody knows an empty key.
+        raise ValueError(
+            f"{path}: got a key of {len(key)} bytes, expected {_KEY_BYTES}. Delete it: the next run makes "
+            "a new one."
+        )
+    return key

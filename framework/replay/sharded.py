@@ -21,7 +21,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -162,6 +162,35 @@ class ShardedClient(ReverbApi, contracts.Client):
             part.close()
 
 
+class _Servers(NamedTuple):
+    """The state of the servers' tables of one name.
+
+    Attributes:
+      weights: the sum of each server's weights; the sizes if all weights are 0. A server without weight gives
+        no samples.
+      allowed: number of samples that each server's limiter allows.
+      size: number of items of all servers.
+    """
+
+    weights: np.ndarray
+    allowed: np.ndarray
+    size: int
+
+
+class _Division(NamedTuple):
+    """How a batch is divided among the servers.
+
+    Attributes:
+      counts: number of samples of each server.
+      share: the factor of the probabilities of each server's samples.
+      size: see `_Servers`.
+    """
+
+    counts: np.ndarray
+    share: np.ndarray
+    size: int
+
+
 class ShardedSource(JoinedSource):
     """Draws batches from all servers; see `contracts.Source`."""
 
@@ -170,8 +199,8 @@ class ShardedSource(JoinedSource):
         self._sources: list[Source] = [each.source() for each in client.shards]
         self._rng = np.random.default_rng(seed)
         self._checked: set[str] = set()  # tables whose samplers are known to be the same on all servers
-        # Counts and shares of the next batch, by table and size, if `can_sample` has chosen them.
-        self._chosen: dict[tuple[str, int], tuple[np.ndarray, np.ndarray]] = {}
+        # How the next batch is divided, by table and size, if `can_sample` has chosen it.
+        self._chosen: dict[tuple[str, int], _Division] = {}
 
     def draw(
         self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
@@ -181,7 +210,7 @@ class ShardedSource(JoinedSource):
         parts = [(source, table) for source in self._sources]
         chosen = self._chosen.pop((table, n), None)
         while True:
-            counts, share = chosen or self._choose(n, self._wait(table, deadline))
+            counts, share, size = chosen or self._choose(n, self._wait(table, deadline))
             try:
                 left = max(0.0, min(_LOOK, deadline - time.monotonic()))
                 sample, drawn = self.draw_parts(parts, counts, SHARD_SHIFT, left, out, pad)
@@ -190,12 +219,15 @@ class ShardedSource(JoinedSource):
                     raise
                 chosen = None  # Other servers may have more by now.
             else:
+                # Both are of the table of all servers together: importance weights multiply them.
                 probability = sample.info.probability * share.repeat(counts)
-                return sample._replace(info=sample.info._replace(probability=probability)), drawn
+                sizes = np.full_like(sample.info.table_size, size)
+                info = sample.info._replace(probability=probability, table_size=sizes)
+                return sample._replace(info=info), drawn
 
     def can_sample(self, table: str, n: int) -> bool:
         servers = self._servers(table)
-        if servers is None or servers[1].sum() < n:
+        if servers is None or servers.allowed.sum() < n:
             return False
         self._chosen[table, n] = self._choose(n, servers)
         return True
@@ -208,26 +240,22 @@ class ShardedSource(JoinedSource):
         for source in self._sources:
             source.close()
 
-    def _choose(self, n: int, servers: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns how many of `n` samples each server draws, and the servers' shares in the probabilities."""
-        weights, allowed = servers
+    def _choose(self, n: int, servers: _Servers) -> _Division:
+        """Divides `n` samples among the servers."""
+        weights, allowed, size = servers
         share = weights / weights.sum()
         counts = self._rng.multinomial(n, share)
         if (counts <= allowed).all() or allowed.sum() < n:
-            return counts, share
+            return _Division(counts, share, size)
         while (counts > allowed).any():
             left = n - np.minimum(counts, allowed).sum()
             counts = np.minimum(counts, allowed)
             others = np.where(counts < allowed, weights, 0)
             counts = counts + self._rng.multinomial(left, others / others.sum())
-        return counts, counts / n
+        return _Division(counts, counts / n, size)
 
-    def _servers(self, table: str) -> tuple[np.ndarray, np.ndarray] | None:
-        """Returns each server's weight and the number of samples that its limiter allows; None if all are
-        empty.
-
-        The weights are the sizes if all weights are 0. A server without weight gives no samples.
-        """
+    def _servers(self, table: str) -> _Servers | None:
+        """Returns the state of the servers' tables; None if all are empty."""
         shards = self._client.shards
         if table not in self._checked:
             infos = [shard.server_info()[table] for shard in shards]
@@ -241,9 +269,9 @@ class ShardedSource(JoinedSource):
         if not sizes.any():
             return None
         weights = weights if weights.any() else sizes
-        return weights, np.where(weights > 0, allowed, 0).astype(np.int64)
+        return _Servers(weights, np.where(weights > 0, allowed, 0).astype(np.int64), int(sizes.sum()))
 
-    def _wait(self, table: str, deadline: float) -> tuple[np.ndarray, np.ndarray]:
+    def _wait(self, table: str, deadline: float) -> _Servers:
         """Returns `_servers` when one has items."""
         for source in itertools.cycle(self._sources):
             servers = self._servers(table)

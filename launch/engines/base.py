@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launch.context import NodeContext, Runtime
-from launch.errors import LaunchError, NodeError, ProgramStopped
+from launch.errors import LaunchError, NodeError, ProgramStopped, message_of
 from launch.nodes import MultiProcessingColocation, Node
 from launch.program import Program
 
@@ -207,7 +207,7 @@ def ended_normally(error: BaseException, stopping: bool) -> bool:
 def node_error(label: str, error: BaseException) -> NodeError:
     """Returns the `NodeError` for an exception of a node in this process."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    wrapped = NodeError(label, type(error).__name__, str(error), text)
+    wrapped = NodeError(label, type(error).__name__, message_of(error), text)
     wrapped.__cause__ = error
     return wrapped
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import collections
 import functools
 import os
@@ -17,11 +18,12 @@ from launch.engines.base import (
     Options,
     Record,
     Unit,
+    ended_normally,
     node_error,
     unknown_node,
     unserved,
 )
-from launch.errors import CallTimeout, LaunchError, ProgramStopped
+from launch.errors import CallTimeout, LaunchError, ProgramStopped, message_of
 from launch.futures import expire, settle
 from launch.handles import Client, Target
 from launch.nodes import CourierNode, ReplayNode, connect_replay
@@ -44,6 +46,7 @@ class Place(Record):
         self.built = False
         self.waits_for: Place | None = None  # the node for whose constructor this node's constructor waits
         self.turns = 0  # number of steps, on the serial engine
+        self.born = 0.0  # time at which its present life began, on the engine `threads`
         if isinstance(leaf.node, CourierNode):
             self.room = threading.BoundedSemaphore(leaf.node.client_options["max_in_flight"])
             self.pool = CallThreads(leaf.node.server_options["thread_pool_size"])
@@ -89,13 +92,20 @@ class LocalRuntime(Runtime):
       job: random name of the run.
       units: the program's units.
       request_stop: see `Runtime`.
+      report_failure: see `Runtime`.
       concurrent: whether nodes run on several threads. If not, the first call to a node creates its object.
     """
 
     def __init__(
-        self, job: str, units: list[Unit], request_stop: Callable[..., None], *, concurrent: bool
+        self,
+        job: str,
+        units: list[Unit],
+        request_stop: Callable[..., None],
+        report_failure: Callable[[str, BaseException], None],
+        *,
+        concurrent: bool,
     ) -> None:
-        super().__init__(job, request_stop)
+        super().__init__(job, request_stop, report_failure)
         self.places = {leaf.node.node_id: Place(leaf, unit) for unit in units for leaf in unit.leaves}
         self._concurrent = concurrent
         self._changed = threading.Condition()
@@ -231,7 +241,9 @@ class LocalJob(Job):
 
     def __init__(self, program: Program, engine: str, options: Options, *, concurrent: bool) -> None:
         super().__init__(program, engine, options)
-        self._runtime = LocalRuntime(self._job, self._units, self.stop, concurrent=concurrent)
+        self._runtime = LocalRuntime(
+            self._job, self._units, self.stop, self._hear_failure, concurrent=concurrent
+        )
         self._records = self._places = list(self._runtime.places.values())
         activate(self._runtime)
 
@@ -242,9 +254,19 @@ class LocalJob(Job):
         finally:
             self.outcome.notify()
 
+    def _hear_failure(self, label: str, error: BaseException) -> None:
+        """Carries out `launch.make_failure_handler` on the thread that calls it."""
+        place = next(place for place in self._places if place.label == label)
+        if not ended_normally(error, self._runtime.stopped.is_set()):
+            self._has_failed(place, error)
+
+    @abc.abstractmethod
+    def _has_failed(self, place: Place, error: BaseException) -> None:
+        """Restarts a node that reported its failure, or ends the program."""
+
     def _may_restart(self, place: Place, error: BaseException) -> bool:
         """Records a failure; returns whether the node has a restart left. If not, the program ends."""
-        place.error = f"{type(error).__name__}: {error}"
+        place.error = f"{type(error).__name__}: {message_of(error)}"
         if (
             place.restarts < self._options.restarts.get(place.unit.group, 0)
             and not self._runtime.stopped.is_set()

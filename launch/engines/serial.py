@@ -111,6 +111,10 @@ class SerialJob(LocalJob):
                 if not self._recovers(place, error):
                     return
 
+    def _has_failed(self, place: Place, error: BaseException) -> None:
+        if self._may_restart(place, error):
+            self._begin(place)
+
     def _recovers(self, place: Place, error: BaseException) -> bool:
         """Whether to restart a node that raised `error`; if not, it has returned or the program ends."""
         if ended_normally(error, self._runtime.stopped.is_set()):

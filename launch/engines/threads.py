@@ -44,7 +44,7 @@ class ThreadsJob(LocalJob):
     def _live(self, place: Place) -> None:
         """Runs a node: calls its constructor and, for a worker, does its work."""
         while True:
-            born = time.monotonic()
+            place.born = time.monotonic()
             try:
                 self._runtime.build(place)
                 place.state = "running"
@@ -59,9 +59,33 @@ class ThreadsJob(LocalJob):
                     break
                 if not self._may_restart(place, error):
                     break
-                if self._runtime.stopped.wait(place.back_off.after(time.monotonic() - born)):
-                    self._fail(place, error)
+                if not self._pause(place, error):
                     break
+        self.outcome.notify()
+
+    def _pause(self, place: Place, error: BaseException) -> bool:
+        """Waits before a restart; returns False if the program stops, which is then due to `error`."""
+        if self._runtime.stopped.wait(place.back_off.after(time.monotonic() - place.born)):
+            self._fail(place, error)
+            return False
+        return True
+
+    def _has_failed(self, place: Place, error: BaseException) -> None:
+        if place.works:
+            self._fail(place, error)  # Its thread may still run, and cannot be ended.
+        elif self._may_restart(place, error):
+            before = self._threads[place.label]
+            self._threads[place.label] = threading.Thread(
+                target=self._live_again, args=(place, error, before), name=place.label, daemon=True
+            )
+            self._threads[place.label].start()
+
+    def _live_again(self, place: Place, error: BaseException, before: threading.Thread) -> None:
+        before.join()  # It may still be in the constructor.
+        place.built = False
+        place.state = "restarting"
+        if self._pause(place, error):
+            self._live(place)
         self.outcome.notify()
 
     def _join(self) -> dict[str, threading.Thread]:

@@ -7,6 +7,7 @@ further calls then wait in the socket.
 
 from __future__ import annotations
 
+import logging
 import struct
 import threading
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from launch.rpc import sockets, wire
 from launch.rpc.shared_socket import SharedSocket
 
 _PATIENCE_FOR_ANSWERS = 1.0  # seconds
+_log = logging.getLogger("launch")
 
 
 class Server:
@@ -111,10 +113,15 @@ class Server:
                     self._num_idle -= 1
                     if self._num_idle == 0 and self._num_threads < self._thread_pool_size:
                         self._add_thread()
-            if message is not None:
-                self._handle(*message)
-            with self._lock:
-                self._num_idle += 1
+            try:
+                if message is not None:
+                    self._handle(*message)
+            except Exception:
+                # A thread that ended here would be missing among those that read.
+                _log.exception("node %r: a message could not be answered", self._name)
+            finally:
+                with self._lock:
+                    self._num_idle += 1
 
     def _parse(self, frames: list[zmq.Frame]) -> tuple[bytes, int, int, memoryview, list[Any]] | None:
         """The client and the parts of its message, or None if the message is malformed.
@@ -160,14 +167,17 @@ class Server:
 
     def _answer(self, client: bytes, number: int, get: Callable[[], Any]) -> None:
         try:
-            kind, (data, buffers) = wire.REPLY, wire.encode(get())
-        except BaseException as error:
-            kind, (data, buffers) = wire.ERROR, wire.encode(wire.describe_error(error))
-        self._send(client, kind, number, data, buffers)
-        with self._lock:
-            # After the answer: a probe in between must not miss the call.
-            self._open.discard((client, number))
-            self._answered.notify()
+            try:
+                kind, (data, buffers) = wire.REPLY, wire.encode(get())
+            except BaseException as error:
+                kind, (data, buffers) = wire.ERROR, wire.encode(wire.describe_error(error))
+            self._send(client, kind, number, data, buffers)
+        finally:
+            with self._lock:
+                # After the answer: a probe in between must not miss the call. If there is no answer, the next
+                # probe tells the client that the call is lost.
+                self._open.discard((client, number))
+                self._answered.notify()
 
     def _send(self, client: bytes, kind: int, number: int, data: bytes, buffers: Sequence[Any] = ()) -> None:
         try:

@@ -67,19 +67,8 @@ class CurveKeys:
         Raises:
           ValueError: Other users may read the file, or it does not hold keys.
         """
-        if not os.path.exists(path):
-            keys, folder = cls.generate(), os.path.dirname(path) or "."
-            with tempfile.NamedTemporaryFile(dir=folder, prefix=".keys-") as file:  # of mode 0600
-                file.write(keys.public + b"\n" + keys.secret + b"\n")
-                file.flush()
-                with contextlib.suppress(FileExistsError):  # another process was faster
-                    os.link(file.name, path)
-        if os.stat(path).st_mode & 0o077:
-            raise ValueError(
-                f"{path}: got a file that other users may read, expected mode 0600. Run chmod 600 {path}."
-            )
-        with open(path, "rb") as file:
-            lines = file.read().split()
+        keys = cls.generate()
+        lines = read_secret(path, keys.public + b"\n" + keys.secret + b"\n").split()
         if len(lines) != 2 or any(len(line) != 40 for line in lines):
             raise ValueError(
                 f"{path}: got no keys, expected two lines of 40 characters, a public and a secret key."
@@ -98,6 +87,29 @@ class CurveKeys:
 
     def _derive(self, purpose: bytes) -> bytes:
         return hashlib.blake2b(self.secret, digest_size=32, person=purpose).hexdigest().encode()
+
+
+def read_secret(path: str, new: bytes) -> bytes:
+    """Returns the contents of a file of mode 0600; if there is none, creates it with the contents `new`.
+
+    The file appears whole: a process that is killed in between leaves no part of it.
+
+    Raises:
+      ValueError: Other users may read or change the file.
+    """
+    if not os.path.exists(path):
+        with tempfile.NamedTemporaryFile(dir=os.path.dirname(path) or ".", prefix=".keys-") as file:
+            file.write(new)  # of mode 0600
+            file.flush()
+            os.fsync(file.fileno())  # a full disk may be noticed only here
+            with contextlib.suppress(FileExistsError):  # another process was faster
+                os.link(file.name, path)
+    with open(path, "rb") as file:
+        if os.fstat(file.fileno()).st_mode & 0o077:
+            raise ValueError(
+                f"{path}: got a file that other users may read, expected mode 0600. Run chmod 600 {path}."
+            )
+        return file.read()
 
 
 class Authenticator(threading.Thread):

@@ -19,7 +19,7 @@ from typing import Any
 
 import zmq
 
-from launch.errors import RemoteError, RemoteTraceback
+from launch.errors import RemoteError, RemoteTraceback, message_of
 
 # kind of message, number of buffers that follow, number of the call within its connection
 HEAD = struct.Struct("<BxHxxxxQ")
@@ -101,7 +101,8 @@ def describe_error(error: BaseException) -> dict[str, Any]:
         pickle.loads(pickled)  # exceptions whose __init__ takes more than `args` fail only here
     except Exception:
         pickled = None  # the text describes the error
-    return {"kind": type(error).__name__, "message": str(error), "traceback": text, "pickled": pickled}
+    kind, message = type(error).__name__, message_of(error)
+    return {"kind": kind, "message": message, "traceback": text, "pickled": pickled}
 
 
 def rebuild_error(failure: Mapping[str, Any], node: str) -> BaseException:

@@ -6,12 +6,14 @@ import hashlib
 import json
 import os
 import resource
+import socket
 import subprocess
 import sys
 from collections import OrderedDict, namedtuple
 from importlib import metadata
 
 import numpy as np
+import psutil
 import pytest
 
 from framework.checkpoints import Checkpointer, CheckpointError, torch_part
@@ -37,6 +39,10 @@ def parts(value=0):
 @pytest.fixture
 def checkpointer(tmp_path):
     return Checkpointer(tmp_path / "checkpoints", keep=3)
+
+
+def unfinished(checkpointer):
+    return [name for name in os.listdir(checkpointer.directory) if name.startswith(".writing-")]
 
 
 def test_round_trip(checkpointer):
@@ -252,7 +258,38 @@ def test_killed_while_writing(checkpointer):
     assert any(name.startswith(".writing-") for name in os.listdir(checkpointer.directory))
     assert checkpointer.restore().step == 1
     checkpointer.save(3, parts(3))
-    assert not any(name.startswith(".writing-") for name in os.listdir(checkpointer.directory))
+    assert not unfinished(checkpointer)
+
+
+def test_killed_while_writing_in_an_earlier_life_of_the_container(checkpointer):
+    """Host names and process numbers are the same in each life."""
+    checkpointer.save(1, parts(1))
+    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    with other:
+        me, began = os.getpid(), round(psutil.Process().create_time())
+        others = round(psutil.Process(other.pid).create_time())
+        gone = [f"{me}", f"{me}-{began - 60}", f"{other.pid}-{others - 60}"]
+        at_work = [f"{me}-{began}", f"{other.pid}-{others}", f"{other.pid}"]  # other checkpointers
+        names = [f".writing-checkpoint-000002-aa--{socket.gethostname()}--{each}" for each in gone + at_work]
+        for name in names:
+            (checkpointer.directory / name).mkdir()
+        checkpointer.save(2, parts(2))
+        assert sorted(unfinished(checkpointer)) == sorted(names[len(gone) :])
+        other.stdin.close()
+    checkpointer.save(3, parts(3))
+    assert unfinished(checkpointer) == names[len(gone) : len(gone) + 1]
+
+
+def test_two_checkpointers_of_one_process_leave_each_other_s_work(checkpointer):
+    other = Checkpointer(checkpointer.directory)
+
+    def save_between(path):
+        path.write_bytes(b"x")
+        other.save(7, {"a": b"x"})
+
+    checkpointer.save(5, {"b": save_between, "c": b"x"})
+    names = {path.name for path in checkpointer.checkpoints()}
+    assert names == {"checkpoint-000001-step-5", "checkpoint-000001-step-7"}
 
 
 STATES = {

@@ -26,6 +26,11 @@ from launch.rpc.server import Server
 PATIENCE = 30.0
 
 
+class Wordless(Exception):
+    def __str__(self):
+        return self.words  # which it does not have
+
+
 class Thing:
     def __init__(self):
         self.array = np.zeros(100_000, np.float32)
@@ -49,6 +54,9 @@ class Thing:
 
     def unpicklable(self):
         return threading.Lock()
+
+    def fail(self):
+        raise Wordless
 
 
 @pytest.fixture
@@ -134,6 +142,35 @@ def test_answers_are_taken_before_the_object_goes_on(served):
 def test_answer_that_cannot_be_sent_is_an_error(served):
     with pytest.raises(TypeError, match="pickle"):
         served[2].call("unpicklable", (), {}, PATIENCE)
+
+
+def test_an_error_that_cannot_be_printed_is_an_answer(served):
+    for _ in range(3):
+        with pytest.raises(Wordless) as error:
+            served[2].call("fail", (), {}, PATIENCE)
+        assert "in fail" in str(error.value.__cause__)
+
+
+def test_a_call_whose_answer_fails_is_lost_and_costs_no_thread(keys, directory, monkeypatch, caplog):
+    server = Server(Thing(), f"ipc://{directory}/s", keys, name="thing", thread_pool_size=2).start()
+    connection = Connection(server.address, keys, name="thing")
+    describe = wire.describe_error
+
+    def fail(error):
+        raise MemoryError("no room for a description")
+
+    try:
+        monkeypatch.setattr(wire, "describe_error", fail)
+        for _ in range(3):  # more than the server has threads
+            with pytest.raises(lp.CallLost):
+                connection.call("fail", (), {}, PATIENCE)
+        monkeypatch.setattr(wire, "describe_error", describe)
+        assert ask(connection, 1) == 1
+        assert "node 'thing': a message could not be answered" in caplog.text
+        assert "no room for a description" in caplog.text
+    finally:
+        connection.close()
+        server.close()
 
 
 def test_argument_that_cannot_be_sent_is_an_error_at_once(served):

@@ -14,7 +14,7 @@ from agents.random_actions import RandomActions
 from framework import core
 from framework.checkpoints import Checkpointer
 from framework.environments.testing import EchoEnvironment, FakeEnvironment
-from framework.loggers import read_jsonl, without_times
+from framework.loggers import InMemoryLogger, read_jsonl, without_times
 from framework.programs import RunConfig, make_program
 from framework.programs.run_config import Inference
 
@@ -29,6 +29,7 @@ SMALL = DQNConfig(
 )
 OTHERS = [mode for mode in get_args(Inference) if mode != "local"]
 NUM_ACTIONS, LENGTH = 4, 7
+PATIENCE = 120.0
 
 
 def echo(seed: int) -> EchoEnvironment:
@@ -54,6 +55,20 @@ class CheckedDQN(DQN):
         return learner
 
 
+class FullDisk(InMemoryLogger):
+    """Refuses the first row of an inference node."""
+
+    def __init__(self, flag):
+        super().__init__()
+        self._flag = flag
+
+    def write(self, row):
+        if row["label"] == "inference" and not self._flag.exists():
+            self._flag.touch()
+            raise OSError("no space is left")
+        super().write(row)
+
+
 def program(mode, directory=None, **changes):
     settings = {
         "num_actors": 2,
@@ -69,7 +84,8 @@ def program(mode, directory=None, **changes):
     }
     settings.update(changes)
     agent = settings.pop("agent", None) or CheckedDQN(SMALL)
-    return make_program(agent, settings.pop("environment", echo), RunConfig(**settings))
+    factory, logger_factory = settings.pop("environment", echo), settings.pop("logger_factory", None)
+    return make_program(agent, factory, RunConfig(**settings), logger_factory=logger_factory)
 
 
 ENGINES = [("serial", mode) for mode in get_args(Inference)]
@@ -101,6 +117,28 @@ def test_exact_steps_and_no_env_mixed_up(engine, mode, tmp_path):
 def test_processes_by_messages():
     result = launch.launch(program("server", inference_messages=True), engine="processes")
     assert result["env_steps"] == 600
+
+
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+def test_an_error_after_a_batch_is_a_failure_of_the_node(engine, tmp_path):
+    """Nobody calls the thread that runs the batches."""
+    logger_factory = functools.partial(FullDisk, tmp_path / "refused")
+    with pytest.raises(launch.NodeError, match="'inference-0' failed with OSError: no space") as error:
+        launch.launch(program("server", logger_factory=logger_factory), engine)
+    assert "in _count" in error.value.traceback
+    (tmp_path / "refused").unlink()
+    with launch.start(
+        program("server", logger_factory=logger_factory), engine, restarts={"inference": 1, "actor": 9}
+    ) as job:
+        assert job.wait(timeout=PATIENCE)["env_steps"] == 600
+        restarts = {node["group"]: node["restarts"] for node in job.nodes()}
+        assert restarts["inference"] == 1 and (tmp_path / "refused").exists()
+
+
+def test_an_error_after_a_batch_on_the_serial_engine(tmp_path):
+    logger_factory = functools.partial(FullDisk, tmp_path / "refused")
+    with pytest.raises(launch.NodeError, match="failed with OSError: no space"):
+        launch.launch(program("server", logger_factory=logger_factory), "serial")
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
+import os
+import threading
+import time
 
 import gymnasium
 import pytest
@@ -49,3 +53,30 @@ def test_options_that_the_file_cannot_hold_are_named(tmp_path):
         run = _run(RandomActions(), cart_pole, environment_options=options, directory=str(tmp_path))
     with pytest.raises(RunError, match="environment_options: reward_fn was <built-in function len>"):
         run.environment_factory()
+
+
+def test_a_start_waits_for_a_query_of_the_status(tmp_path):
+    """`running_pid` of another process locks the file for a moment; the process that trained was killed."""
+    run = _run(RandomActions(), "gymnasium:CartPole-v1", directory=str(tmp_path))
+    (tmp_path / "run.lock").write_text("123456\n")
+    with open(tmp_path / "run.lock", encoding="utf-8") as query:
+        fcntl.flock(query, fcntl.LOCK_SH)
+        end = threading.Timer(0.2, fcntl.flock, (query, fcntl.LOCK_UN))
+        end.start()
+        with run.locked():
+            assert run.running_pid() == os.getpid()
+        end.join()
+    assert run.running_pid() is None
+
+
+def test_a_start_during_a_run_is_refused(tmp_path):
+    run = _run(RandomActions(), "gymnasium:CartPole-v1", directory=str(tmp_path))
+    with run.locked():
+        began = time.monotonic()
+        with pytest.raises(RunError, match=f"by process {os.getpid()}. Stop it first"), run.locked():
+            pass
+        assert time.monotonic() - began < 30
+    # What waited in vain gives the lock back when it gets it.
+    assert run.wait_until_free(30)
+    with run.locked():
+        pass

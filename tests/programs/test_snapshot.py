@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import os
 import pathlib
 
 import gymnasium
@@ -27,7 +28,7 @@ from agents.sac import SAC, SACConfig
 from agents.td3 import TD3, TD3Config
 from framework.checkpoints import Checkpointer
 from framework.loggers import InMemoryLogger
-from framework.programs import RunConfig, make_program
+from framework.programs import RunConfig, make_program, snapshot
 
 CARTPOLE = "gymnasium:CartPole-v1"
 AGENTS = {
@@ -229,6 +230,50 @@ def test_a_state_of_another_user_is_not_unpickled(tmp_path, caplog, monkeypatch)
     with caplog.at_level(logging.WARNING):
         run("ppo", CARTPOLE, config)
     assert "by another user or machine" in caplog.text
+
+
+BAD_KEYS = {
+    # name: (contents, mode, what to do)
+    "of a write that was cut off": (b"", 0o600, "got a key of 0 bytes, expected 32. Delete it"),
+    "too long": (bytes(33), 0o600, "got a key of 33 bytes, expected 32. Delete it"),
+    "that others read": (bytes(32), 0o640, "other users may read, expected mode 0600. Run chmod 600"),
+    "that others write": (bytes(32), 0o602, "other users may read, expected mode 0600. Run chmod 600"),
+}
+
+
+@pytest.mark.parametrize("key", BAD_KEYS)
+def test_a_key_that_others_may_know_is_refused(tmp_path, caplog, monkeypatch, key):
+    content, mode, advice = BAD_KEYS[key]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    config = dataclasses.replace(BASE, directory=str(tmp_path / "run"))
+    run("random", CARTPOLE, config, passes=10)
+    path = tmp_path / "cache" / "repertory" / "snapshot-key"
+    assert len(path.read_bytes()) == 32 and os.listdir(path.parent) == [path.name]
+    path.write_bytes(content)
+    path.chmod(mode)
+    run("random", CARTPOLE, config, passes=10)
+    loaded, saved = [record.getMessage() for record in caplog.records if advice in record.getMessage()]
+    assert "new episodes begin" in loaded and "was not saved" in saved
+    assert str(path) in saved
+
+
+def test_a_key_of_another_user_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    snapshot._signature(b"data")
+    other = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: other)
+    with pytest.raises(ValueError, match=f"expected {other}. Delete it. .*XDG_CACHE_HOME"):
+        snapshot._signature(b"data")
+
+
+def test_a_key_whose_write_fails_is_made_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError("no space is left")))
+        with pytest.raises(ValueError, match="no space is left"):
+            snapshot._signature(b"data")
+    assert os.listdir(tmp_path / "repertory") == []
+    assert snapshot._signature(b"data") == snapshot._signature(b"da", b"ta")
 
 
 def unpicklable(num_envs: int, seed: int):

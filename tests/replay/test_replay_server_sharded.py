@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
+import torch
 
 from framework import replay
 from framework.datasets import Dataset
+from framework.losses import importance_weights
 from framework.replay.remote.client import ServedClient
 from framework.replay.sharded import ShardedClient, shard_of
 
@@ -111,6 +113,27 @@ def test_shares_are_those_of_the_moment(shards, served):
     assert share_of_second() == pytest.approx(325 / 425, abs=0.04)
     client.update_priorities("t", np.concatenate([mine, theirs]), np.zeros(200))
     assert share_of_second() == 1.0
+
+
+@pytest.mark.parametrize("served", [True, False])
+@pytest.mark.parametrize("look_first", [True, False])
+@pytest.mark.parametrize("selector", [replay.selectors.Uniform, lambda: replay.selectors.Prioritized(0.6)])
+def test_importance_weights_of_equal_items_are_equal(shards, served, look_first, selector):
+    """Their formula multiplies the probability by the table's size, both of all servers together."""
+    client = shards(table(selector(), size=2000), table(selector(), size=2000), served=served)
+    for writer, size in zip([client.batch_writer() for _ in range(2)], (2000, 1000), strict=True):
+        write(writer, np.arange(size), np.ones(size))
+    source = client.source()
+    if look_first:
+        assert source.can_sample("t", 64)
+    sample, drawn = source.draw("t", 64, 10.0, None, False)
+    assert (sample.info.table_size == 3000).all() and sample.info.table_size.dtype == np.int64
+    weights = importance_weights(
+        torch.as_tensor(sample.info.probability), torch.as_tensor(sample.info.table_size), 0.5
+    )
+    np.testing.assert_allclose(weights, 1.0)
+    source.release(drawn)
+    source.close()
 
 
 def test_all_priorities_zero_are_uniform_over_shards(shards):

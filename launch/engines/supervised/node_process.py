@@ -76,12 +76,13 @@ class NodeProcess:
         self._living = [_Living(leaf) for leaf in leaves]
         job = leaves[0].context.job
         self._runtime = RemoteRuntime(
-            job, setup.entries, setup.keys, lambda result=None: self._tell("stop", result)
+            job, setup.entries, setup.keys, lambda result=None: self._tell("stop", result), self._fail
         )
         if len(self._living) == 1:
             self._runtime.only_context = self._living[0].leaf.context
         self.close = threading.Event()
         self._ended = threading.Event()
+        self._failed = False  # whether a thread of a node reported its failure
         self._lock = threading.Lock()
         self._unbuilt = len(self._living)
 
@@ -97,6 +98,8 @@ class NodeProcess:
             self._tell("returned")
             if any(living.server is not None or not living.is_worker for living in self._living):
                 self.close.wait()
+            if self._failed:
+                return 1
             for living in reversed(self._living):
                 with entered(self._runtime, living.leaf.context):
                     living.leaf.node.close(living.object)
@@ -214,6 +217,13 @@ class NodeProcess:
                 handler(label)
         except Exception as error:
             self._tell("failed", wire.describe_error(error))
+
+    def _fail(self, label: str, error: BaseException) -> None:
+        """Carries out `launch.make_failure_handler`: ends this process as an error of a worker does."""
+        if not ended_normally(error, self._runtime.stopped.is_set()):
+            self._failed = True
+            self._tell("failed", wire.describe_error(error))
+            self.close.set()
 
     def _begin_stop(self) -> None:
         try:

@@ -50,9 +50,14 @@ class RemoteRuntime(Runtime):
     """The runtime of a process that runs some of the program's nodes, or none (the launcher)."""
 
     def __init__(
-        self, job: str, entries: dict[int, Entry], keys: CurveKeys, request_stop: Callable[..., None]
+        self,
+        job: str,
+        entries: dict[int, Entry],
+        keys: CurveKeys,
+        request_stop: Callable[..., None],
+        report_failure: Callable[[str, BaseException], None] | None = None,
     ) -> None:
-        super().__init__(job, request_stop)
+        super().__init__(job, request_stop, report_failure)
         self._entries = entries
         self._keys = keys
         self._lock = threading.Lock()

@@ -247,3 +247,60 @@ def test_restarts(engine, tmp_path, failures, restarts):
             lp.launch(program, engine, restarts={"fragile": restarts})
     else:
         assert lp.launch(program, engine, restarts={"fragile": restarts}) == failures + 1
+
+
+class Threaded:
+    """A service whose own thread fails in its first lives."""
+
+    def __init__(self, path, failures):
+        with open(path, "a") as file:
+            file.write("x")
+        self._life = os.path.getsize(path)
+        self._failures = failures
+        self._fail = lp.make_failure_handler()
+
+    def work(self):
+        if self._life <= self._failures:
+            thread = threading.Thread(target=self._fail, args=(Refused("in a thread"),))
+            thread.start()
+            thread.join()
+        return self._life
+
+
+@pytest.mark.parametrize("failures, restarts", [(1, 0), (2, 2), (2, 1)])
+def test_a_failure_of_a_thread_of_a_service(engine, tmp_path, failures, restarts):
+    def main(service):
+        while not lp.stop_event().is_set():
+            try:
+                if (life := service.work()) > failures:
+                    lp.stop(life)
+            except lp.CallLost:
+                continue  # Its process has ended.
+
+    program = lp.Program("test")
+    service = program.add_node(lp.CourierNode(Threaded, str(tmp_path / "lives"), failures), label="service")
+    program.add_node(lp.PyNode(main, service), label="main")
+    if restarts and engine.startswith("launchpad"):
+        return  # Launchpad does not restart nodes.
+    if failures > restarts:
+        with pytest.raises(lp.NodeError, match="'service-0' failed with Refused: in a thread") as error:
+            lp.launch(program, engine, restarts={"service": restarts})
+        assert isinstance(error.value.__cause__, Refused)
+    else:
+        assert lp.launch(program, engine, restarts={"service": restarts}) == failures + 1
+
+
+class Wordless(Exception):
+    def __str__(self):
+        return self.words  # which it does not have
+
+
+def test_a_failure_with_an_error_that_cannot_be_printed(engine):
+    def main():
+        raise Wordless
+
+    program = lp.Program("test")
+    program.add_node(lp.PyNode(main), label="main")
+    program.add_node(lp.CourierNode(Counter), label="counter")
+    with pytest.raises(lp.NodeError, match="'main-0' failed with Wordless: <its"):
+        lp.launch(program, engine)

@@ -417,3 +417,45 @@ def test_reverb_nodes_take_launchpads_arguments(engine):
     assert lp.launch(program, engine) == ["t"]
     with pytest.raises(ValueError, match="checkpoint_time_delta_minutes"):
         lp.ReverbNode(tables, None, 0)
+
+
+class FullDisk:
+    """A checkpointer whose second try fails; the tries are counted in a file."""
+
+    def __init__(self, path):
+        self._path = path
+
+    def save(self, tables, store):
+        with open(self._path, "a") as file:
+            file.write("x")
+        if self._path.stat().st_size == 2:
+            raise OSError("no space is left on the device")
+        return "a checkpoint"
+
+    def load(self, tables, store):
+        return None
+
+
+def test_a_checkpoint_of_a_reverb_node_that_fails_is_followed_by_others(tmp_path, caplog):
+    tries = tmp_path / "tries"
+
+    def tables():
+        from framework import replay
+
+        fifo = replay.selectors.Fifo()
+        return [replay.Table("t", fifo, replay.selectors.Fifo(), 10, replay.rate_limiters.MinSize(1))]
+
+    def main():
+        deadline = time.monotonic() + PATIENCE
+        while not (tries.exists() and tries.stat().st_size > 3) and time.monotonic() < deadline:
+            lp.wait_for_stop(0.02)
+
+    program = lp.Program("reverb")
+    node = lp.ReverbNode(tables, lambda: FullDisk(tries), checkpoint_time_delta_minutes=0.05 / 60)
+    program.add_node(node, label="replay")
+    program.add_node(lp.PyNode(main), label="main")
+    lp.launch(program, "threads")
+    assert tries.stat().st_size > 3
+    messages = [record.getMessage() for record in caplog.records if record.name == "launch"]
+    assert len(messages) == 1  # none for the end of the program
+    assert messages[0].startswith("replay-0: no checkpoint") and "no space is left" in messages[0]
