@@ -365,3 +365,21 @@ def test_a_node_on_ray_that_misses_an_order_is_ended(monkeypatch):
     channel.post("stop")
     assert exited.wait(PATIENCE)
     assert reports[-1]["exit"] == number and "could not be reached" in reports[-1]["reason"]
+
+
+def test_the_start_of_many_nodes_does_not_fill_the_channels(monkeypatch):
+    """With Linux's usual buffers the reports of about 830 forks filled them; here, those of a few."""
+    pair = socket.socketpair
+
+    def narrow_pair(*args):
+        ends = pair(*args)
+        for end in ends:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+        return ends
+
+    monkeypatch.setattr(socket, "socketpair", narrow_pair)
+    program = lp.Program("many")
+    for _ in range(40):
+        program.add_node(lp.CourierNode(Member, b""), label="member")
+    with lp.start(program, "processes") as job:
+        wait_until(job, lambda: all_run(job))

@@ -144,6 +144,12 @@ class SupervisedJob(Job):
     def _fork_all(self) -> None:
         for process in self._processes:
             self._fork(process)
+            self._listen(0.0)  # Reports that nobody reads would block the host, which then forks no more.
+
+    def _listen(self, timeout: float) -> None:
+        """Reads and sends what can be read and sent, after waiting `timeout` seconds for it at most."""
+        for key, events in self._selector.select(timeout):
+            self._exchange(key.fileobj, key.data, events)
 
     def _turn(self) -> bool:
         if self._advance():
@@ -151,8 +157,7 @@ class SupervisedJob(Job):
         # What arrived before this moment is read below. A supervisor that was held up since the last turn,
         # or is so below, then takes no node for silent whose messages it has not read.
         listened = time.monotonic()
-        for key, events in self._selector.select(self._pause()):
-            self._exchange(key.fileobj, key.data, events)
+        self._listen(self._pause())
         if self._host_is_gone:  # nobody would report the ends of the processes
             return True
         self._look_at_clock(listened)
