@@ -266,7 +266,8 @@ class SupervisedJob(Job):
         elif what == "failed":
             process.failure = value
             process.error = f"{value['kind']}: {value['message']}"
-            process.kill_at = time.monotonic() + _EXIT_GRACE
+            if process.kill_at is None:  # Further failures of this life do not prolong it.
+                process.kill_at = time.monotonic() + _EXIT_GRACE
             if not self._may_restart(process):
                 process.state = "failed"
                 self._fail(remote_error(process.unit.label, value, process.log_tail()))

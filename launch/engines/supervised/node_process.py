@@ -220,10 +220,12 @@ class NodeProcess:
 
     def _fail(self, label: str, error: BaseException) -> None:
         """Carries out `launch.make_failure_handler`: ends this process as an error of a worker does."""
-        if not ended_normally(error, self._runtime.stopped.is_set()):
+        with self._lock:
+            if self._failed or ended_normally(error, self._runtime.stopped.is_set()):
+                return
             self._failed = True
-            self._tell("failed", wire.describe_error(error))
-            self.close.set()
+        self._tell("failed", wire.describe_error(error))
+        self.close.set()
 
     def _begin_stop(self) -> None:
         try:
