@@ -52,7 +52,6 @@ PRESETS: Mapping[str, Preset] = {
         agent={
             **_EXPLORATION,
             "n_step": 5,
-            "importance_sampling_annealing": 50_000,
             "epsilon_decay": 12_000,
             "v_min": 0.0,
             "v_max": 100.0,
