@@ -383,3 +383,4 @@ def test_the_start_of_many_nodes_does_not_fill_the_channels(monkeypatch):
         program.add_node(lp.CourierNode(Member, b""), label="member")
     with lp.start(program, "processes") as job:
         wait_until(job, lambda: all_run(job))
+        assert len({node["pid"] for node in job.nodes()}) == 40

@@ -144,7 +144,7 @@ class SupervisedJob(Job):
     def _fork_all(self) -> None:
         for process in self._processes:
             self._fork(process)
-            self._listen(0.0)  # Reports that nobody reads would block the host, which then forks no more.
+            self._listen(0.0)  # Unread reports would block the host, which then could not fork.
 
     def _listen(self, timeout: float) -> None:
         """Reads and sends what can be read and sent, after waiting `timeout` seconds for it at most."""
@@ -158,7 +158,7 @@ class SupervisedJob(Job):
         # or is so below, then takes no node for silent whose messages it has not read.
         listened = time.monotonic()
         self._listen(self._pause())
-        if self._host_is_gone:  # nobody would report the ends of the processes
+        if self._host_is_gone:  # The ends of the processes would not be reported.
             return True
         self._look_at_clock(listened)
         self.outcome.notify()
