@@ -189,6 +189,14 @@ ROWS = {
     "halfcheetah-sac": Row(
         "sac", "gymnasium:HalfCheetah-v5", 200_000, 4000, published="Zoo 9,535 at 1M (v3)"
     ),
+    "halfcheetah-sac-1m": Row(
+        "sac",
+        "gymnasium:HalfCheetah-v5",
+        1_000_000,
+        9500,
+        published="Zoo 9,535 at 1M (v3), CleanRL 9,635, Tianshou 12,139",
+        flags=("--autocast",),
+    ),
     "halfcheetah-td3": Row(
         "td3",
         "gymnasium:HalfCheetah-v5",
@@ -197,8 +205,22 @@ ROWS = {
         published="Zoo 9,655 at 1M (v3)",
         flags=("--autocast",),
     ),
-    "hopper-td3": Row("td3", "gymnasium:Hopper-v5", 300_000, 2000, published="Zoo 3,606 at 1M (v3)"),
-    "walker2d-td3": Row("td3", "gymnasium:Walker2d-v5", 300_000, 2000, published="Zoo 4,718 at 1M (v3)"),
+    "hopper-td3": Row(
+        "td3",
+        "gymnasium:Hopper-v5",
+        300_000,
+        2000,
+        published="Zoo 3,606 at 1M (v3)",
+        flags=("--autocast",),
+    ),
+    "walker2d-td3": Row(
+        "td3",
+        "gymnasium:Walker2d-v5",
+        300_000,
+        2000,
+        published="Zoo 4,718 at 1M (v3)",
+        flags=("--autocast",),
+    ),
     "dm-cartpole-d4pg": Row("d4pg", "dm_control:cartpole/swingup", 200_000, 750),
     "dm-walker-d4pg": Row("d4pg", "dm_control:walker/walk", 200_000, 600),
     "dm-cartpole-mpo": Row("mpo", "dm_control:cartpole/swingup", 200_000, 750),

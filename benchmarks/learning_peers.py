@@ -4,7 +4,9 @@
 
 prints one line of JSON: the mean return of 100 greedy episodes after the row's steps, and the CPU seconds of
 everything before them. Stable-Baselines3 and sb3-contrib run with the settings of the Zoo, CleanRL's
-scripts with those that they start from, Tianshou with those of its tests of the algorithm.
+scripts with those that they start from, Tianshou with those of its tests of the algorithm. Beside BatchPPO's
+experiment, Stable-Baselines3's PPO has its default settings, batches of 2,048 steps of 8 envs, and normalizes
+observations and rewards; the line then has the curves of the run, too.
 """
 
 from __future__ import annotations
@@ -18,10 +20,12 @@ import resource
 import runpy
 import sys
 import tempfile
+import time
 from typing import Any
 
 EPISODES = 100
 
+BATCH_PPO = {"HalfCheetah": 5, "Hopper": 5, "Walker2d": 5, "Reacher": 5, "Pendulum": 1}  # Versions.
 # By row: class, environment, envs, steps, keyword arguments.
 STABLE_BASELINES3: dict[str, tuple[str, str, int, int, dict[str, Any]]] = {
     "cartpole-ppo": (
@@ -69,7 +73,14 @@ STABLE_BASELINES3: dict[str, tuple[str, str, int, int, dict[str, Any]]] = {
             "learning_rate": 1e-3, "clip_range": 0.2, "use_sde": True, "sde_sample_freq": 4,
         },
     ),
+    **{
+        f"{name.lower()}-batch-ppo": (
+            "PPO", f"{name}-v{version}", 8, 1_000_000, {"n_steps": 256, "normalize": True},
+        )
+        for name, version in BATCH_PPO.items()
+    },
 }  # fmt: skip
+EVALUATE_PERIOD, EVALUATION_EPISODES = 50_000, 20  # Of a run with curves: env steps, and greedy episodes.
 
 # By row: script, environment, steps, the network of actions among the script's variables.
 CLEANRL: dict[str, tuple[str, str, int, str]] = {
@@ -94,20 +105,50 @@ def cpu_seconds() -> float:
 def stable_baselines3(row: str, seed: int) -> dict[str, Any]:
     import stable_baselines3 as sb3
     import torch
+    from stable_baselines3.common.callbacks import ConvertCallback, EveryNTimesteps
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.evaluation import evaluate_policy
+    from stable_baselines3.common.vec_env import VecNormalize
 
-    kind, environment, envs, steps, settings = STABLE_BASELINES3[row]
+    kind, environment, envs, steps, given = STABLE_BASELINES3[row]
+    settings = {**given}
+    normalize = settings.pop("normalize", False)
     torch.set_num_threads(1)
     training = make_vec_env(environment, envs, seed=seed)
+    playing = make_vec_env(environment, 1, seed=1)
+    if normalize:
+        training = VecNormalize(training, gamma=0.99)
+        playing = VecNormalize(playing, training=False, norm_reward=False)
     package = sb3
     if not hasattr(sb3, kind):
         import sb3_contrib as package
     model = getattr(package, kind)("MlpPolicy", training, seed=seed, device="cpu", **settings)
-    model.learn(steps)
+    curve: dict[str, list[float]] = {"env_steps": [], "hours": [], "acting": [], "greedy": []}
+    begin = time.monotonic()
+
+    def evaluate(episodes: int) -> float:
+        if normalize:
+            playing.obs_rms = training.obs_rms
+        return float(evaluate_policy(model, playing, episodes)[0])
+
+    def measure(*_: Any) -> bool:
+        curve["env_steps"].append(model.num_timesteps)
+        curve["hours"].append(round((time.monotonic() - begin) / 3600, 5))
+        curve["acting"].append(
+            round(sum(each["r"] for each in model.ep_info_buffer) / len(model.ep_info_buffer), 3)
+        )
+        curve["greedy"].append(round(evaluate(EVALUATION_EPISODES), 3))
+        return True
+
+    model.learn(steps, EveryNTimesteps(EVALUATE_PERIOD, ConvertCallback(measure)) if normalize else None)
     seconds = cpu_seconds()
-    mean, _ = evaluate_policy(model, make_vec_env(environment, 1, seed=1), EPISODES)
-    return {"return": float(mean), "cpu_seconds": seconds, "steps": steps, "version": package.__version__}
+    numbers = {
+        "return": evaluate(EPISODES),
+        "cpu_seconds": seconds,
+        "steps": steps,
+        "version": package.__version__,
+    }
+    return {**numbers, "curve": curve} if normalize else numbers
 
 
 def cleanrl(row: str, seed: int) -> dict[str, Any]:
