@@ -166,7 +166,7 @@ ROWS = {
     "breakout-munchausen": Row("dqn", "minatar:Breakout", 1_000_000, 12, flags=("--munchausen", "0.9")),
     "breakout-qr-dqn": Row("qr_dqn", "minatar:Breakout", 1_000_000, 12),
     "breakout-rainbow": Row("rainbow", "minatar:Breakout", 1_000_000, 12),
-    "pong-dqn": Row("dqn", "atari:Pong", 800_000, 18),
+    "pong-rainbow": Row("rainbow", "atari:Pong", 500_000, 18),
     "pong-impala": Row("impala", "atari:Pong", 10_000_000, 19, flags=("--autocast",)),
     # Five times the mean return of random actions over 100 episodes, 0.42 and 0.12.
     "freeway-dqn": Row("dqn", "minatar:Freeway", 1_000_000, 2.1),
