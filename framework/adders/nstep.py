@@ -148,7 +148,11 @@ class NStepTransitionAdder(BlockAdder):
 
     def add(self, action: Nest, next_timestep: Any, extras: Nest = NO_EXTRAS) -> None:
         if (limit := self._reward_clip) is not None:
-            clipped = tree.map_structure(lambda reward: np.clip(reward, -limit, limit), next_timestep.reward)
+            clipped = tree.map_structure(
+                # A FIRST step of dm_env has no reward.
+                lambda reward: None if reward is None else np.clip(reward, -limit, limit),
+                next_timestep.reward,
+            )
             next_timestep = next_timestep._replace(reward=clipped)
         super().add(action, next_timestep, extras)
 
@@ -215,8 +219,10 @@ class NStepTransitionAdder(BlockAdder):
 
         stored = [self._writer.slice(_TRANSITIONS, name, own) for name in columns]
         trajectory = pack([slices(flat[index]) for index in observations], stored)
-        self._write_items(trajectory, len(own), data)
-        self._release(_TRANSITIONS, own)
+        try:
+            self._write_items(trajectory, len(own), data)
+        finally:  # A priority function may fail.
+            self._release(_TRANSITIONS, own)
 
 
 class Returns:

@@ -255,9 +255,11 @@ class RowAdder(BlockAdder):
                 values[name] = values[name][:, 0]
             return self._pack([values.get(name) for name in self._names])
 
-        self._write_items(trajectory, len(rows), data)
-        if first_rows is not None:
-            self._release(FIRST_ROWS, first_rows)
+        try:
+            self._write_items(trajectory, len(rows), data)
+        finally:  # A priority function may fail.
+            if first_rows is not None:
+                self._release(FIRST_ROWS, first_rows)
 
     def _padding_row(self) -> int:
         """Returns the number of the one row that all padding of this adder refers to."""

@@ -147,7 +147,16 @@ class Dataset:
 
         Returns:
           The batch; None if the iteration would end.
+
+        Raises:
+          RuntimeError: Batches are fetched ahead: `next` or `ready` was called, and the client is one that
+            two threads may not use at a time.
         """
+        if self._thread is not None:
+            raise RuntimeError(
+                "take() came after next() or ready(), which fetch batches ahead in another thread. Use a "
+                "dataset of its own for take()."
+            )
         try:
             sample, drawn = self._fetch(n, timeout)
         except ServerLost:

@@ -78,8 +78,11 @@ class Mixture(JoinedSource):
             return np.array([n] + [0] * (len(self._tables) - 1)), self._owed
         owed = self._owed + self._shares * n
         counts = np.maximum(np.floor(owed), 0).astype(np.int64)
-        missing = n - int(counts.sum())
-        counts[np.argsort(counts - owed, kind="stable")[:missing]] += 1
+        # Tables that have had more than their share make the others' shares too large together.
+        while (surplus := int(counts.sum()) - n) > 0:
+            most = np.argsort(np.where(counts > 0, owed - counts, np.inf), kind="stable")[:surplus]
+            counts[most[counts[most] > 0]] -= 1
+        counts[np.argsort(counts - owed, kind="stable")[: n - int(counts.sum())]] += 1
         return counts, owed - counts
 
     def can_sample(self, table: str, n: int) -> bool:

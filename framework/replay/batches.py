@@ -16,14 +16,14 @@ from framework.replay.types import PaddedSample, ReplaySample, SampleInfo
 def join(
     samples: Sequence[ReplaySample | PaddedSample], out: list[Any] | None = None
 ) -> ReplaySample | PaddedSample:
-    """Joins batches of the same structure; shorter sequences are padded with zeros.
+    """Joins batches of the same structure; shorter sequences of padded batches are padded with zeros.
 
     Args:
       samples: the batches, at least one.
       out: the joined leaves, if the batches were gathered into parts of them; None copies.
 
     Raises:
-      ValueError: The structures differ.
+      ValueError: The structures differ, or the shapes of items in batches that are not padded.
     """
     first = samples[0]
     if len(samples) == 1:
@@ -37,9 +37,16 @@ def join(
     pack = nests.packer(flat[0][1])
     if out is not None:
         return ReplaySample(info, pack(out))
-    leaves = [_stack(arrays) for arrays in zip(*[leaves for leaves, _ in flat], strict=True)]
+    columns = list(zip(*[leaves for leaves, _ in flat], strict=True))
     if not isinstance(first, PaddedSample):
-        return ReplaySample(info, pack(leaves))
+        shapes = {tuple(array.shape[1:] for array in leaves) for leaves, _ in flat}
+        if len(shapes) > 1:
+            raise ValueError(
+                "batches: got items of different lengths from several tables or servers, with shapes "
+                f"{sorted(shapes)}. Ask for padding, or sample one by one."
+            )
+        return ReplaySample(info, pack([np.concatenate(arrays) for arrays in columns]))
+    leaves = [_stack(arrays) for arrays in columns]
     lengths = [nests.flatten(sample.lengths)[0] for sample in samples if isinstance(sample, PaddedSample)]
     joined = [None if each[0] is None else np.concatenate(each) for each in zip(*lengths, strict=True)]
     return PaddedSample(info, pack(leaves), pack(joined))

@@ -31,6 +31,7 @@ from framework.replay import errors
 PROTOCOL = 4  # of the messages between clients and servers; see `server.operations`
 INLINE_BYTES = 8192
 MAX_ARRAYS = 4096  # in one message
+MAX_LAYOUTS = 4096  # of the items of one client
 _ARRAY = 1
 _DTYPE = re.compile(r"[<>|=]?[biufcSUmMV?][0-9]{0,9}(\[[0-9A-Za-z]{1,8}\])?")
 

@@ -1,5 +1,7 @@
 """What adders refuse, and what they survive."""
 
+import contextlib
+
 import dm_env
 import numpy as np
 import pytest
@@ -8,6 +10,8 @@ from dm_env import specs
 
 from framework import adders, replay
 from framework.adders import block
+from framework.replay import rate_limiters as rl
+from framework.replay import selectors
 from framework.replay.errors import ServerLost
 from framework.specs import EnvironmentSpec
 
@@ -370,3 +374,43 @@ def test_no_row_stays_behind(make):
     assert {name: stream.num_rows for name, stream in client.store.streams.items()} == dict.fromkeys(
         client.store.streams, 0
     )
+
+
+@pytest.mark.parametrize("clip", [None, 1.0])
+def test_a_step_that_begins_an_episode_needs_no_reward(clip):
+    table = replay.Table("replay", selectors.Uniform(), selectors.Fifo(), 100, rl.MinSize(1))
+    client = replay.EmbeddedClient([table])
+    adder = adders.NStepTransitionAdder(client, 1, 0.9, reward_clip=clip)
+    observation = np.zeros(2, np.float32)
+    adder.add_first(dm_env.restart(observation))
+    adder.add(0, dm_env.termination(2.0, observation))
+    adder.add(0, dm_env.restart(observation))
+    adder.add(0, dm_env.transition(0.5, observation))
+    adder.flush()
+    rewards = client.sample_batch("replay", 50).data.reward
+    assert set(rewards.tolist()) == {0.5, 2.0 if clip is None else 1.0}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda client, fns: adders.NStepTransitionAdder(client, 1, 0.9, priority_fns=fns),
+        lambda client, fns: adders.SequenceAdder(client, 2, 1, extras_of_first_row=("h",), priority_fns=fns),
+    ],
+    ids=["nstep", "sequence"],
+)
+def test_no_rows_stay_behind_when_a_priority_function_fails(make):
+    def broken(batch):
+        raise ValueError("broken")
+
+    table = replay.Table("replay", selectors.Uniform(), selectors.Fifo(), 100, rl.MinSize(1))
+    client = replay.EmbeddedClient([table])
+    adder = make(client, {"replay": broken})
+    observation, rows = np.zeros(2, np.float32), []
+    adder.add_first(dm_env.restart(observation))
+    for _ in range(20):
+        with contextlib.suppress(ValueError):
+            adder.add(0, dm_env.transition(1.0, observation), {"h": np.float32(0)})
+            adder.flush()
+        rows.append(max(stream.num_rows for stream in client.store.streams.values()))
+    assert rows[-1] <= rows[4] + 1, rows

@@ -7,6 +7,7 @@ import socket
 
 import numpy as np
 import pytest
+from embedded_table import insert, make
 
 from framework import replay
 from framework.replay import checkpointers, selectors
@@ -132,6 +133,26 @@ def test_smaller_table_drops_the_oldest(tmp_path):
     client.checkpoint()
     again = replay.EmbeddedClient(tables(max_size=10), checkpointer=checkpointer)
     assert again.server_info()["main"].current_size == 10
+
+
+def test_a_smaller_queue_drops_nothing_and_is_sampled_before_it_takes_more(tmp_path):
+    checkpointer = checkpointers.DefaultCheckpointer(tmp_path)
+    client = replay.EmbeddedClient([replay.Table.queue("t", 8)], checkpointer=checkpointer)
+    insert(client, range(8))
+    client.checkpoint()
+    again = replay.EmbeddedClient([replay.Table.queue("t", 4)], checkpointer=checkpointer)
+    assert not again.can_insert("t", 1)
+    assert again.sample_batch("t", 8, timeout=0).data.tolist() == [*range(8)]
+    assert again.can_insert("t", 4)
+
+
+def test_weights_that_would_overflow_with_another_exponent_are_refused(tmp_path):
+    checkpointer = checkpointers.DefaultCheckpointer(tmp_path)
+    client = make(sampler=selectors.Prioritized(1.0), checkpointer=checkpointer)
+    insert(client, range(2), [1.0, 1e200])
+    client.checkpoint()
+    with pytest.raises(checkpointers.CheckpointError, match="sampler: priorities: got 1e\\+200"):
+        make(sampler=selectors.Prioritized(2.0), checkpointer=checkpointer)
 
 
 @pytest.mark.parametrize("restore_config", ["constructor", "checkpoint"])

@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 import pytest
-from embedded_table import insert, make
+from embedded_table import contents, insert, make
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -115,7 +115,6 @@ class DeliveryMachine(RuleBasedStateMachine):
                         self.live[value] = self.spent.pop(value)
                     if value in self.live:
                         self.live[value] -= 1
-                self.trim()
             self.spent = {v: n for v, n in self.spent.items() if self.readers(v)}
 
     @precondition(lambda self: self.live)
@@ -196,3 +195,30 @@ def test_a_large_request_honors_its_timeout_and_lets_others_in():
     assert errors and "cannot sample 1000000000 items" in errors[0]
     assert table.info.rate_limiter_info.sample_stats.completed == 0
     assert (table.info.num_unique_samples, table.info.current_size) == (0, 51)
+
+
+def test_a_queue_that_was_refilled_keeps_what_is_given_back():
+    client = make(sampler=selectors.Fifo(), limiter=rl.Queue(4), size=4, times=1)
+    table = client.tables["t"]
+    insert(client, range(4))
+    delivery = table.sample(4, timeout=0)
+    insert(client, range(4, 8))
+    table.give_back(delivery)
+    assert table.info.current_size == 8, "more than max_size: nothing is lost"
+    assert not client.can_insert("t", 1)
+    assert client.sample_batch("t", 5, timeout=0).data.tolist() == [0, 1, 2, 3, 4]
+    assert client.can_insert("t", 1) and not client.can_insert("t", 2)
+    assert client.sample_batch("t", 3, timeout=0).data.tolist() == [5, 6, 7]
+    assert client.can_insert("t", 4), "empty, it takes as many as before"
+
+
+def test_the_next_insert_removes_what_is_too_much():
+    client = make(sampler=selectors.Fifo(), size=3, times=1)
+    table = client.tables["t"]
+    insert(client, range(3))
+    delivery = table.sample(2, timeout=0)
+    insert(client, [3, 4])
+    table.give_back(delivery)
+    assert contents(client) == [0, 1, 2, 3, 4]
+    insert(client, [5])
+    assert contents(client) == [3, 4, 5]

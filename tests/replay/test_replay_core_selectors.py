@@ -88,6 +88,15 @@ def test_negative_exponent_inverts():
     np.testing.assert_allclose(np.unique(probabilities), [0.2, 0.8])
 
 
+@pytest.mark.parametrize("priorities", [[1.0, 1e-310], [0.0, 1e-310, 1.0]])
+def test_infinite_weights_are_refused_also_beside_a_priority_of_zero(priorities):
+    selector = selectors.Prioritized(-1.0)
+    with pytest.raises(ValueError, match="would overflow"):
+        selector.check(np.array(priorities))
+    selector.check(np.array([0.0, 1e-200, 1.0]))
+    selector.check(np.zeros(2))
+
+
 def test_weights_of_very_different_sizes_add_up():
     tree = SumTree()
     tree.set(np.arange(5000), np.full(5000, 1e-9))

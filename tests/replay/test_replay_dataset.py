@@ -4,6 +4,8 @@ import threading
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from framework import replay
 from framework.datasets import Dataset, table_numbers
@@ -230,12 +232,59 @@ def test_a_mixture_with_one_table_alone_waits_for_no_other(make):
         assert len([*dataset]) == 1
 
 
-def write_ragged(client, lengths):
+@given(
+    weights=st.lists(st.floats(0.001, 1.0), min_size=1, max_size=8),
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=60),
+)
+# Three of the eight had more than their share together, which made the batch too large.
+@example(weights=[0.01, 0.01, 0.06, 0.46, 0.01, 0.89, 0.8, 0.01], sizes=[4] * 80)
+def test_every_batch_of_a_mixture_has_its_size_and_every_table_its_share(weights, sizes):
+    names = [f"t{at}" for at in range(len(weights))]
+    client = replay.EmbeddedClient([uniform(name) for name in names])
+    mixture = Mixture(client, dict(zip(names, weights, strict=True)))
+    total = np.zeros(len(weights))
+    for n in sizes:
+        counts, mixture._owed = mixture._counts(n)
+        assert counts.sum() == n and (counts >= 0).all()
+        total += counts
+    share = np.array(weights) / sum(weights)
+    assert np.abs(total - share * sum(sizes)).max() < len(weights)
+
+
+def test_ragged_items_of_several_tables_are_padded_or_refused(make):
+    client = make(uniform("a"), uniform("b"))
+    write_ragged(client, [3], "a")
+    write_ragged(client, [5], "b")
+    with Dataset(client, {"a": 0.5, "b": 0.5}, 4, ragged="pad") as dataset:
+        assert next(dataset).lengths["x"].tolist() == [3, 3, 5, 5]
+    with (
+        Dataset(client, {"a": 0.5, "b": 0.5}, 4) as dataset,
+        pytest.raises(ValueError, match="different lengths from several tables"),
+    ):
+        next(dataset)
+    assert counters(client, "a")[1] == counters(client, "b")[1] == 2
+
+
+def test_take_is_refused_while_another_thread_fetches(make):
+    client = make(uniform())
+    fill(client, 20)
+    with Dataset(client, "t", 4) as dataset:
+        assert len(dataset.take(3).data["x"]) == 3
+    with Dataset(client, "t", 4, prefetch=2) as dataset:
+        next(dataset)
+        if client.concurrent:
+            with pytest.raises(RuntimeError, match="of its own for take"):
+                dataset.take(3)
+        else:
+            assert len(dataset.take(3).data["x"]) == 3
+
+
+def write_ragged(client, lengths, table="t"):
     writer = client.batch_writer()
     for length in lengths:
         rows = writer.append("s", {"x": np.full(length, length)})
         padded = np.concatenate([rows, np.full(6 - length, rows[-1])])[None]
-        writer.create_items("t", {"x": writer.slice("s", "x", padded, lengths=[length])})
+        writer.create_items(table, {"x": writer.slice("s", "x", padded, lengths=[length])})
         writer.release("s", rows)
     writer.close(timeout=5)
 

@@ -7,6 +7,7 @@ import pytest
 from served_table import finish, table, write
 
 from framework import replay
+from framework.replay.remote import writer as remote_writer
 from framework.replay.remote.client import ServedClient
 
 
@@ -291,3 +292,17 @@ def test_a_checkpoint_and_a_server_that_starts_from_it(connect, tmp_path):
         np.testing.assert_array_equal(sample.info.priority, sample.data["x"])
         assert set(sample.info.key.tolist()) <= set(keys.tolist())
         other.close()
+
+
+@pytest.mark.parametrize("connect", ["local", "remote"], indirect=True)
+def test_a_writer_refuses_one_shape_too_many_and_goes_on(connect, monkeypatch):
+    monkeypatch.setattr(remote_writer, "MAX_LAYOUTS", 2)
+    writer = connect(table()).batch_writer()
+    rows = writer.append("s", {"x": np.arange(4)})
+    for n in (1, 2):
+        writer.create_items("t", {"x": writer.slice("s", "x", rows[None, :n])})
+    with pytest.raises(ValueError, match="got more than 2 combinations of their columns' lengths"):
+        writer.create_items("t", {"x": writer.slice("s", "x", rows[None, :3])})
+    writer.create_items("t", {"x": writer.slice("s", "x", rows[None, :2])})
+    writer.flush(5)
+    assert writer.num_pending == 0

@@ -37,7 +37,7 @@ from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import ColumnSpec
 from framework.replay.tables.items import NewItems
 from framework.replay.types import check_priorities
-from framework.replay.wire import unpack_error
+from framework.replay.wire import MAX_LAYOUTS, unpack_error
 from framework.replay.writer import HeldRows, Writer, joined
 
 # Single items wait for others, which makes them cheaper: until there are this many, until something is read
@@ -177,6 +177,11 @@ class ServedWriter(Writer):
         if items.priorities is not None:
             check_priorities(table, items.priorities, n)
         if layout not in self._layouts:
+            if len(self._layouts) == MAX_LAYOUTS:
+                raise ValueError(
+                    f"items: got more than {MAX_LAYOUTS} combinations of their columns' lengths from one "
+                    "writer. Write columns of varying length with `lengths`: they all count as one."
+                )
             self._layouts[layout] = len(self._layouts)
             self._message["layouts"].append([self._layouts[layout], layout.to_wire()])
         items.layout = self._layouts[layout]

@@ -53,7 +53,6 @@ from framework.replay.writer import HeldRows, check_held
 _MAX_LEASE = 1 << 20
 _MAX_SAMPLES = 1 << 20
 _MAX_ANSWER_BYTES = 1 << 30
-_MAX_LAYOUTS = 4096  # of one client
 
 
 Reply = dict[str, Any]
@@ -268,8 +267,8 @@ class Operations:
     def _check(self, session: Session, message: dict[str, Any]) -> list[tuple[Table, NewItems]]:
         """Writes the rows of the message and checks all of its items, before any of them is inserted."""
         for number, layout in message["layouts"]:
-            if len(session.layouts) >= _MAX_LAYOUTS:
-                raise ValueError(f"layouts: got more than {_MAX_LAYOUTS} from one client")
+            if len(session.layouts) >= wire.MAX_LAYOUTS:
+                raise ValueError(f"layouts: got more than {wire.MAX_LAYOUTS} from one client")
             session.layouts[int(number)] = Layout.from_wire(layout)
         for name, rows, columns in message["write"]:
             session.check(name, rows)

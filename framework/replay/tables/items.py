@@ -334,7 +334,11 @@ class Items:
         self._end(slots)
 
     def give_back(self, slots: np.ndarray) -> None:
-        """Undoes the samples of `slots`: items that left with them take their old places again."""
+        """Undoes the samples of `slots`: items that left with them take their old places again.
+
+        If others have come in the meantime, the table then holds more than `max_size` items, until they are
+        sampled or the next insert removes the surplus. A queue may not lose any: it first has to be sampled.
+        """
         np.subtract.at(self.times, slots, _ONE)
         revived = np.unique(slots[self.state.take(slots) == SPENT])
         if len(revived):
@@ -344,7 +348,6 @@ class Items:
             self.num_left -= len(revived)
             for selector in (self.sampler, self.remover):
                 selector.insert(revived, self.priorities.take(revived), self.stamps.take(revived))
-            self.trim()  # others may have taken their places
         self._end_left(slots)
 
     def turns(self) -> int:
@@ -443,6 +446,11 @@ class Items:
             binding.acquire(self.index[slots, : binding.width])
         slots = self.in_order()
         for role, selector in (("sampler", self.sampler), ("remover", self.remover)):
+            try:
+                if len(slots):
+                    selector.check(self.priorities[slots])
+            except ValueError as error:  # They were written with another exponent.
+                raise CheckpointError(f"{role}: {error}") from error
             order = arrays.get(f"{role}.slots", slots) if role in roles else slots
             if not np.array_equal(np.sort(order), np.sort(slots)):
                 raise CheckpointError(f"{role}: got an order of other items than those of the table.")
@@ -453,7 +461,10 @@ class Items:
         names, counts = np.unique(self.episodes[slots], return_counts=True)
         self.episode_sizes = dict(zip(names.tolist(), counts.tolist(), strict=True))
         self.episode_sizes.pop(0, None)  # items without one
-        self.trim()  # the table may be smaller than it was
+        # The table may be smaller than it was. Items that all have to be sampled stay: the limiter of a queue
+        # counts them, and takes no insert until there is room.
+        if self.max_times_sampled != 1:
+            self.trim()
 
 
 @dataclasses.dataclass(slots=True, eq=False)

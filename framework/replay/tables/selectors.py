@@ -290,9 +290,10 @@ class Prioritized(_Members):
         self._tree = SumTree()
 
     def check(self, priorities: np.ndarray) -> None:
-        extreme = float(np.maximum.reduce(priorities))
         if self.priority_exponent < 0.0:
-            extreme = float(np.minimum.reduce(priorities)) or extreme
+            extreme = float(np.minimum.reduce(priorities, where=priorities > 0.0, initial=math.inf))
+        else:
+            extreme = float(np.maximum.reduce(priorities))
         try:
             weight = extreme**self.priority_exponent if extreme else 0.0
         except OverflowError:
