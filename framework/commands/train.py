@@ -46,7 +46,7 @@ class ResumeOptions:
 
     resume: Annotated[str, tyro.conf.arg(metavar="RUN")]  # Folder of the run.
     # Newer checkpoints than the chosen one are set aside.
-    checkpoint: Annotated[str, tyro.conf.arg(metavar="latest|previous|STEP")] = "latest"
+    checkpoint: Annotated[str, tyro.conf.arg(metavar="latest|previous|STEP|PATH")] = "latest"
     engine: Annotated[str | None, tyro.conf.arg(metavar="ENGINE")] = None  # Engine of the program.
     restarts: int | None = None  # How often each node may fail and be restarted.
     max_env_steps: int | None = None  # New limit of env steps, counted from the start of the run. None: none.
@@ -266,14 +266,20 @@ def chosen_checkpoint(folder: RunFolder, which: str) -> Iterator[None]:
         )
     checkpointer = folder.checkpointer
     paths = checkpointer.checkpoints()
+    same = [path for path in paths if path.samefile(reader.path)]
+    if not same:
+        raise CommandError(
+            f"--checkpoint {which}: got a checkpoint that is not one of {folder.path}, expected latest, "
+            f"previous, a step, or one of: {', '.join(path.name for path in paths) or 'none'}."
+        )
     aside = {}
-    for newer in paths[paths.index(reader.path) + 1 :] if reader.path in paths else ():
+    for newer in paths[paths.index(same[0]) + 1 :]:
         aside[newer] = newer.rename(newer.with_name(f"set-aside-{newer.name}"))
         print(f"Set aside {newer.name}; going on from {reader.path.name}.", file=sys.stderr)
     try:
         yield
     except BaseException:
-        if checkpointer.latest() == reader.path:
+        if checkpointer.latest() == same[0]:
             for name, path in aside.items():
                 path.rename(name)
         raise

@@ -13,7 +13,7 @@ import pytest
 
 from framework.commands import cli, train
 from framework.commands.graph import Group, as_svg, as_text
-from framework.commands.options import TrainOptions
+from framework.commands.options import CommandError, TrainOptions
 from framework.programs import Preset, RunConfig, config_file, make_agent
 from framework.programs.presets import presets_of
 from framework.programs.registry import agent_names, find_agent
@@ -244,6 +244,25 @@ class TestCheckpointChoice:
             assert [path.name for path in folder.checkpointer.checkpoints()] == ["checkpoint-000001-step-10"]
         aside = sorted(path.name for path in folder.checkpointer.directory.glob("set-aside-*"))
         assert aside == ["set-aside-checkpoint-000002-step-20", "set-aside-checkpoint-000003-step-30"]
+
+    @pytest.mark.parametrize(
+        "place", ["{run}/checkpoints/{name}", "runs/../{run}/checkpoints/{name}/", "{name}"]
+    )
+    def test_by_path_or_name(self, make_run, monkeypatch, place):
+        folder = make_run(steps=[10, 20])
+        (folder.path.parent / "runs").mkdir()
+        monkeypatch.chdir(folder.path.parent)
+        which = place.format(run=folder.path.name, name="checkpoint-000001-step-10")
+        with train.chosen_checkpoint(folder, which):
+            assert folder.checkpointer.latest().name == "checkpoint-000001-step-10"
+
+    def test_one_of_another_run_is_refused(self, make_run):
+        folder, other = make_run(steps=[10, 20]), make_run("other", steps=[10])
+        which = str(other.checkpointer.latest())
+        refused = pytest.raises(CommandError, match=r"not one of .*expected latest")
+        with refused, train.chosen_checkpoint(folder, which):
+            pass
+        assert len(folder.checkpointer.checkpoints()) == 2
 
     def test_latest_leaves_all(self, make_run):
         folder = make_run(steps=[10, 20])
