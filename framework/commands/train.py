@@ -54,6 +54,10 @@ class ResumeOptions:
     # Only checked: a run keeps its environment.
     environment: Annotated[str | None, tyro.conf.arg(metavar="SUITE:NAME")] = None
 
+    def __post_init__(self) -> None:
+        config_checks.types(self)
+        config_checks.at_least(self, 0, "restarts")
+
 
 def main(arguments: Sequence[str]) -> int:
     arguments = list(arguments)

@@ -244,6 +244,21 @@ class TestResume:
         config = run_folder.RunFolder.open(folder.path).config
         assert (config.max_env_steps, config.target_return) == (limit, target)
 
+    @pytest.mark.parametrize(
+        "flag, value, text",
+        [
+            ("--restarts", "-1", "restarts: got -1, expected at least 0"),
+            ("--target-return", "nan", "target_return: got nan"),
+        ],
+    )
+    def test_with_wrong_values(self, repertory, make_run, flag, value, text):
+        folder = make_run(steps=[10])
+        folder.write_json("result.json", {"reason": "max_env_steps"})
+        before = (folder.path / "config.yaml").read_bytes()
+        code, _, err = repertory("train", "--resume", folder.path, "--max-env-steps", "20", flag, value)
+        assert code == 2 and text in err and "Traceback" not in err
+        assert (folder.path / "config.yaml").read_bytes() == before and (folder.path / "result.json").exists()
+
     def test_with_an_unknown_engine(self, repertory, make_run):
         code, _, err = repertory("train", "--resume", make_run(steps=[10]).path, "--engine", "warp")
         assert code == 2 and "Unknown engine 'warp'" in err
