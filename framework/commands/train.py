@@ -263,7 +263,8 @@ def chosen_checkpoint(folder: RunFolder, which: str) -> Iterator[None]:
     reader = folder.restore(which)
     limit = folder.config.max_env_steps
     # A run without a result was interrupted in its last evaluation, which it repeats now.
-    if limit is not None and reader.step >= limit and (folder.path / "result.json").exists():
+    has_ended = (folder.path / "result.json").exists()
+    if limit is not None and (reader.step > limit or (reader.step == limit and has_ended)):
         raise CommandError(
             f"{folder.path} has made {reader.step:,} env steps, and its limit is {limit:,}. Give it more: "
             f"--max-env-steps {2 * reader.step}"

@@ -214,6 +214,15 @@ class TestResume:
             code, _, err = repertory("train", "--resume", folder.path, *limit)
             assert code == 1 and "has made 1,000 env steps" in err and "--max-env-steps 2000" in err
 
+    def test_of_an_interrupted_run_with_a_limit_below_its_steps(self, repertory, make_run):
+        folder = make_run(steps=[700], evaluate_period=None)
+        before = (folder.path / "config.yaml").read_bytes()
+        code, _, err = repertory(
+            "train", "--resume", folder.path, "--engine", "serial", "--max-env-steps", "500"
+        )
+        assert code == 1 and "has made 700 env steps, and its limit is 500" in err
+        assert (folder.path / "config.yaml").read_bytes() == before
+
     def test_of_a_run_interrupted_in_its_last_evaluation(self, repertory, make_run):
         folder = make_run(steps=[1000], num_evaluation_episodes=2)
         code, out, _ = repertory("train", "--resume", folder.path, "--engine", "serial")

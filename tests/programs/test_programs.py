@@ -137,6 +137,12 @@ def test_without_an_evaluator_the_last_actor_ends_the_program():
     assert result["reason"] == "max_env_steps" and result["env_steps"] == 500
 
 
+def test_a_limit_below_the_steps_made_ends_a_resumed_program_without_an_evaluator(tmp_path):
+    launch.launch(small_program(tmp_path, evaluate_period=None), engine="serial")
+    result = launch.launch(small_program(tmp_path, evaluate_period=None, max_env_steps=300), engine="serial")
+    assert result["reason"] == "max_env_steps" and result["env_steps"] == 500
+
+
 def test_the_smallest_agent_runs(tmp_path):
     result = launch.launch(small_program(tmp_path, agent=RandomActions()), engine="serial")
     assert result["env_steps"] == 500
