@@ -50,6 +50,7 @@ class ResumeOptions:
     engine: Annotated[str | None, tyro.conf.arg(metavar="ENGINE")] = None  # Engine of the program.
     restarts: int | None = None  # How often each node may fail and be restarted.
     max_env_steps: int | None = None  # New limit of env steps, counted from the start of the run. None: none.
+    max_learner_steps: int | None = None  # New limit of learner steps, from the start of the run. None: none.
     target_return: float | None = None  # New target return. None: none.
     # Only checked: a run keeps its environment.
     environment: Annotated[str | None, tyro.conf.arg(metavar="SUITE:NAME")] = None
@@ -209,7 +210,8 @@ def resume(arguments: Sequence[str], name: str | None = None) -> int:
             f"{given.environment!r}. Leave --environment out, or start a new run there."
         )
     # None is a value of these: no limit, and no target.
-    limits = {name: getattr(given, name) for name in ("max_env_steps", "target_return") if name in early}
+    may_be_none = ("max_env_steps", "max_learner_steps", "target_return")
+    limits = {name: getattr(given, name) for name in may_be_none if name in early}
     chosen = {name: value for name in ("engine", "restarts") if (value := getattr(given, name)) is not None}
     folder = dataclasses.replace(folder, config=dataclasses.replace(folder.config, **limits), **chosen)
     config = folder.config
@@ -261,14 +263,16 @@ def chosen_checkpoint(folder: RunFolder, which: str) -> Iterator[None]:
     They get their names back if the block fails before it has saved a checkpoint.
     """
     reader = folder.restore(which)
-    limit = folder.config.max_env_steps
-    # A run without a result was interrupted in its last evaluation, which it repeats now.
+    counts = reader.state("counter")["counts"] if "counter" in reader.names else {}
     has_ended = (folder.path / "result.json").exists()
-    if limit is not None and (reader.step > limit or (reader.step == limit and has_ended)):
-        raise CommandError(
-            f"{folder.path} has made {reader.step:,} env steps, and its limit is {limit:,}. Give it more: "
-            f"--max-env-steps {2 * reader.step}"
-        )
+    for kind, made in (("env", reader.step), ("learner", counts.get("learner_steps", 0))):
+        limit = getattr(folder.config, f"max_{kind}_steps")
+        # A run without a result was interrupted in its last evaluation, which it repeats now.
+        if limit is not None and (made > limit or (made == limit and has_ended)):
+            raise CommandError(
+                f"{folder.path} has made {made:,} {kind} steps, and its limit is {limit:,}. Give it more: "
+                f"--max-{kind}-steps {2 * made}"
+            )
     checkpointer = folder.checkpointer
     paths = checkpointer.checkpoints()
     same = [path for path in paths if path.samefile(reader.path)]

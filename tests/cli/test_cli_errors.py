@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from framework.checkpoints import torch_part
 from framework.programs import config_file, registry, run_folder
 
 TRAIN = ("train", "random_actions")
@@ -213,6 +214,19 @@ class TestResume:
         for limit in ((), ("--max-env-steps", "500")):
             code, _, err = repertory("train", "--resume", folder.path, *limit)
             assert code == 1 and "has made 1,000 env steps" in err and "--max-env-steps 2000" in err
+
+    def test_of_a_run_whose_learner_steps_are_spent(self, repertory, make_run, monkeypatch):
+        folder = make_run(agent="dqn", max_env_steps=None, max_learner_steps=20)
+        counts = {"env_steps": 1000, "learner_steps": 20}
+        folder.checkpointer.save(1000, {"counter": torch_part({"counts": counts})})
+        folder.write_json("result.json", {"reason": "max_learner_steps"})
+        for limit in ((), ("--max-learner-steps", "15")):
+            code, _, err = repertory("train", "--resume", folder.path, *limit)
+            assert code == 1 and "has made 20 learner steps" in err and "--max-learner-steps 40" in err
+        monkeypatch.setattr("framework.commands.train._run", lambda *_: (None, signal.SIGINT))
+        code, _, err = repertory("train", "--resume", folder.path, "--max-learner-steps", "40")
+        assert code == 128 + signal.SIGINT, err
+        assert run_folder.RunFolder.open(folder.path).config.max_learner_steps == 40
 
     def test_of_an_interrupted_run_with_a_limit_below_its_steps(self, repertory, make_run):
         folder = make_run(steps=[700], evaluate_period=None)
