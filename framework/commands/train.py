@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import datetime
+import itertools
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -281,17 +282,23 @@ def chosen_checkpoint(folder: RunFolder, which: str) -> Iterator[None]:
             f"--checkpoint {which}: got a checkpoint that is not one of {folder.path}, expected latest, "
             f"previous, a step, or one of: {', '.join(path.name for path in paths) or 'none'}."
         )
-    aside = {}
-    for newer in paths[paths.index(same[0]) + 1 :]:
-        aside[newer] = newer.rename(newer.with_name(f"set-aside-{newer.name}"))
-        print(f"Set aside {newer.name}; going on from {reader.path.name}.", file=sys.stderr)
+    aside: dict[Path, Path] = {}
     try:
+        for newer in paths[paths.index(same[0]) + 1 :]:
+            aside[newer] = newer.rename(_aside(newer))
+            print(f"Set aside {newer.name}; going on from {reader.path.name}.", file=sys.stderr)
         yield
     except BaseException:
-        if checkpointer.latest() == same[0]:
+        if checkpointer.checkpoints() == [path for path in paths if path not in aside]:  # None was saved.
             for name, path in aside.items():
                 path.rename(name)
         raise
+
+
+def _aside(path: Path) -> Path:
+    """Returns a free name for a checkpoint that is set aside; it may have been done before."""
+    names = (f"set-aside-{path.name}{f'-{n}' if n > 1 else ''}" for n in itertools.count(1))
+    return next(free for name in names if not (free := path.with_name(name)).exists())
 
 
 def run(folder: RunFolder, program: launch.Program) -> int:

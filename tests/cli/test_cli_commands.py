@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pathlib
 import re
 import signal
 import subprocess
@@ -263,6 +264,31 @@ class TestCheckpointChoice:
         with refused, train.chosen_checkpoint(folder, which):
             pass
         assert len(folder.checkpointer.checkpoints()) == 2
+
+    def test_the_same_one_again_and_again(self, make_run):
+        folder = make_run(steps=[10, 20])
+        for _ in range(3):
+            with train.chosen_checkpoint(folder, "10"):
+                folder.checkpointer.save(20, {})
+        aside = sorted(path.name for path in folder.checkpointer.directory.glob("set-aside-*"))
+        name = "set-aside-checkpoint-000002-step-20"
+        assert aside == [name, f"{name}-2", f"{name}-3"]
+        assert len(folder.checkpointer.checkpoints()) == 2
+
+    def test_one_that_cannot_be_set_aside_changes_nothing(self, make_run, monkeypatch):
+        folder = make_run(steps=[10, 20, 30])
+        before = folder.checkpointer.checkpoints()
+        rename = pathlib.Path.rename
+
+        def fail(path, target):
+            if path == before[-1]:
+                raise PermissionError
+            return rename(path, target)
+
+        monkeypatch.setattr(pathlib.Path, "rename", fail)
+        with pytest.raises(PermissionError), train.chosen_checkpoint(folder, "10"):
+            pass
+        assert folder.checkpointer.checkpoints() == before
 
     def test_latest_leaves_all(self, make_run):
         folder = make_run(steps=[10, 20])
