@@ -10,6 +10,7 @@ from typing import Any
 
 from framework.commands.options import Checkpoint, CommandError, Run, UsageError, parse
 from framework.programs.loading import LoadedPolicy, load_policy
+from framework.types import LAST
 
 _FORMATS = (".mp4", ".gif")
 
@@ -53,7 +54,7 @@ def frames(policy: LoadedPolicy, episodes: int, max_steps: int, seed: int) -> It
             timestep = environment.step(action)
             actor.observe(action, timestep)
             yield environment.render()
-            episodes -= int(timestep.last()[0])
+            episodes -= int(timestep.step_type[0] == LAST)
             if episodes == 0:
                 return
     except NotImplementedError as error:

@@ -8,11 +8,13 @@ import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from framework.commands import cli, train
+from framework import environments, specs
+from framework.commands import cli, train, video
 from framework.commands.graph import Group, as_svg, as_text
 from framework.commands.options import CommandError, TrainOptions
 from framework.programs import Preset, RunConfig, config_file, make_agent
@@ -309,6 +311,19 @@ class TestCheckpointChoice:
             folder.checkpointer.save(15, {})
             raise RuntimeError
         assert [path.name[-7:] for path in folder.checkpointer.checkpoints()] == ["step-10", "step-15"]
+
+
+def test_frames_of_several_agents_end_with_the_episode():
+    environment = environments.make("multi_agent:CartPole", seed=1)
+    environment.render = lambda: np.zeros((2, 2, 3), np.uint8)
+    actor = SimpleNamespace(
+        observe_first=lambda timestep: None,
+        select_action=lambda observation: specs.zeros(environment.action_spec(), (1,)),
+        observe=lambda action, timestep: None,
+    )
+    policy = SimpleNamespace(make_environment=lambda *_, **__: environment, make_actor=lambda *_: actor)
+    one, two = (len([*video.frames(policy, episodes, 100, 1)]) for episodes in (1, 2))
+    assert 5 < one < two < 50
 
 
 RESULTS = {
