@@ -90,6 +90,14 @@ def parse(options: type[T], arguments: Sequence[str], prog: str) -> T:
     return tyro.cli(options, args=list(arguments), prog=prog, description=inspect.getdoc(options))
 
 
+def check_at_least(options: Any, **least: int) -> None:
+    """Raises `UsageError` if a field of `options` is less than the number of its name."""
+    for name, number in least.items():
+        if getattr(options, name) < number:
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{flag}: got {getattr(options, name)}, expected at least {number}.")
+
+
 def parse_train(
     settings: Sequence[Any], arguments: Sequence[str], prog: str, description: str
 ) -> tuple[TrainOptions, RunConfig, Any]:

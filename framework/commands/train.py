@@ -214,8 +214,11 @@ def resume(arguments: Sequence[str], name: str | None = None) -> int:
     may_be_none = ("max_env_steps", "max_learner_steps", "target_return")
     limits = {name: getattr(given, name) for name in may_be_none if name in early}
     chosen = {name: value for name in ("engine", "restarts") if (value := getattr(given, name)) is not None}
-    folder = dataclasses.replace(folder, config=dataclasses.replace(folder.config, **limits), **chosen)
-    config = folder.config
+    try:
+        config = dataclasses.replace(folder.config, **limits)
+    except ValueError as error:
+        raise UsageError(f"{folder.path}: {error}") from error
+    folder = dataclasses.replace(folder, config=config, **chosen)
     building.check_installed(folder.engine, config)
     program = building.build_program(folder.make_agent(), folder.environment_factory(), config)
     with _writing(folder.path), folder.locked(), chosen_checkpoint(folder, given.checkpoint):

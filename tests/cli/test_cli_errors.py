@@ -57,6 +57,12 @@ WRONG = {
         ["MiniGrid's tasks are 'minigrid:TASK' here"],
     ),
     "no episodes": (("eval", "somewhere", "--episodes", "0"), 2, ["--episodes: got 0"]),
+    "seed of an evaluation": (("eval", "somewhere", "--seed", "-1"), 2, ["--seed: got -1", "at least 0"]),
+    "no pictures": (("video", "somewhere", "--episodes", "0"), 2, ["--episodes: got 0"]),
+    "no steps": (("video", "somewhere", "--max-steps", "-3"), 2, ["--max-steps: got -3"]),
+    "no frames per second": (("video", "somewhere", "--fps", "0"), 2, ["--fps: got 0, expected at least 1"]),
+    "seed of a video": (("video", "somewhere", "--seed", "-1"), 2, ["--seed: got -1"]),
+    "a server to nowhere": (("serve-environment", "--export", "no/x.py"), 1, ["no/x.py: No such file"]),
 }
 
 
@@ -272,10 +278,12 @@ class TestResume:
         [
             ("--restarts", "-1", "restarts: got -1, expected at least 0"),
             ("--target-return", "nan", "target_return: got nan"),
+            ("--target-return", "5", "target_return: got 5.0 without an evaluator"),
+            ("--max-env-steps", "0", "max_env_steps: got 0, expected at least 1"),
         ],
     )
     def test_with_wrong_values(self, repertory, make_run, flag, value, text):
-        folder = make_run(steps=[10])
+        folder = make_run(steps=[10], evaluate_period=None)
         folder.write_json("result.json", {"reason": "max_env_steps"})
         before = (folder.path / "config.yaml").read_bytes()
         code, _, err = repertory("train", "--resume", folder.path, "--max-env-steps", "20", flag, value)
@@ -326,6 +334,21 @@ def test_a_damaged_config(repertory, make_run, content, text):
 
 
 class TestDisk:
+    def test_a_picture_that_cannot_be_written(self, repertory, make_run, tmp_path, monkeypatch):
+        (tmp_path / "file").write_text("")
+        path = make_run(returns=[1.0]).path
+        monkeypatch.setattr("framework.commands.video.load_policy", lambda *_: None)
+        for arguments, output in (
+            (("plot", path, "--output"), tmp_path / "file" / "x.png"),
+            (("video", path, "--output"), tmp_path / "file" / "x.gif"),
+            (("graph", "random_actions", "--svg"), tmp_path / "file" / "x.svg"),
+        ):
+            code, _, err = repertory(*arguments, output)
+            assert code == 1 and err.startswith(
+                f"error: {arguments[0]}: could not use {tmp_path / 'file'}"
+            ), err
+            assert "Give another place" in err
+
     def test_folder_that_cannot_be_made(self, repertory, tmp_path):
         (tmp_path / "file").write_text("")
         code, _, err = repertory(*TRAIN, "--directory", tmp_path / "file" / "run")
