@@ -63,13 +63,14 @@ def _mapping(
     return constructors.PrimitiveConstructorSpec(
         nargs="*",
         metavar="[KEY=VALUE ...]",
-        instance_from_str=_read_pairs,
+        instance_from_str=read_pairs,
         is_instance=lambda value: isinstance(value, Mapping),
         str_from_instance=lambda value: [f"{key}={of}" for key, of in value.items()],
     )
 
 
-def _read_pairs(pairs: list[str]) -> dict[str, Any]:
+def read_pairs(pairs: Sequence[str]) -> dict[str, Any]:
+    """Reads `KEY=VALUE ...`. Raises ValueError for a pair without `=`, and `yaml.YAMLError` for a value."""
     made: dict[str, Any] = {}
     for pair in pairs:
         path, equals, text = pair.partition("=")

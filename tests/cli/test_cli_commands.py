@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from framework import environments, specs
-from framework.commands import cli, train, video
+from framework.commands import cli, serve_environment, train, video
 from framework.commands.graph import Group, as_svg, as_text
 from framework.commands.options import CommandError, TrainOptions
 from framework.programs import Preset, RunConfig, config_file, make_agent
@@ -463,6 +463,26 @@ def test_what_build_made_is_drawn_with_its_own_nodes(repertory, tmp_path, monkey
     code, svg, _ = repertory("graph", "watched:Watched", *flags, "--format", "svg")
     texts = {text.text for text in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")}
     assert code == 0 and {"watcher", "other_learner", "PyNode(watch)"} <= texts
+
+
+def test_options_of_served_environments_are_those_of_train(repertory, monkeypatch):
+    made = {}
+    monkeypatch.setattr(serve_environment, "_Environments", lambda name, options, _: made.update(options))
+    monkeypatch.setattr(serve_environment.environment_server, "run", lambda make, _: make() or 0)
+    arguments = (
+        "serve-environment",
+        "testing:Memory",
+        "--connect",
+        "localhost:1",
+        "--key",
+        "key",
+        "--options",
+    )
+    assert repertory(*arguments, "lr=1e-3", "frame-skip=4", "a.b=[x]")[0] == 0
+    assert made == {"lr": 1e-3, "frame_skip": 4, "a": {"b": ["x"]}}
+    for wrong in ("flag", "a=["):
+        code, _, err = repertory(*arguments, wrong)
+        assert code == 2 and err.startswith("error: --options: ")
 
 
 def test_ctrl_c_before_anything_runs(repertory, monkeypatch):
