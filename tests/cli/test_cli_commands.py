@@ -188,6 +188,24 @@ class TestStatusAndStop:
         for name, value in (("env steps", "250 / 1,000"), ("learner steps", "50"), ("loss", "0.500")):
             assert re.search(rf"{name} +{value}\n", out), out
 
+    def test_status_of_a_resumed_run_leaves_out_lost_work(self, repertory, make_run):
+        folder = make_run(steps=[200])
+        rows = [
+            {"label": "evaluator", "env_steps": 200, "episode_return": 20.0, "time/wall_s": 2},
+            {"label": "evaluator", "env_steps": 400, "episode_return": 40.0, "time/wall_s": 4},
+            {"label": "learner", "env_steps": 450, "steps": 45, "time/wall_s": 5},
+            {"label": "learner", "env_steps": 250, "steps": 25, "time/wall_s": 1, "resumed_at": 200},
+            {"label": "actor-0", "env_steps": 260, "steps": 260, "time/wall_s": 2, "resumed_at": 200},
+        ]
+        folder.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        out = repertory("status", folder.path)[1]
+        for name, value in (
+            ("env steps", "260 / 1,000"),
+            ("learner steps", "25"),
+            ("return, greedy", "20.0 .*"),
+        ):
+            assert re.search(rf"{name} +{value}\n", out), out
+
     def test_nodes_of_a_run_that_was_killed_are_not_called_running(self, repertory, make_run):
         folder = make_run(steps=[10])
         nodes = [{"label": "actor-0", "state": "running"}, {"label": "learner", "state": "returned"}]
