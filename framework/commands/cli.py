@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from framework import config_checks
+from framework.checkpoints.checkpointer import explain
 from framework.commands.options import UsageError
 from framework.programs.run_folder import RunError
 
@@ -58,6 +59,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGINT
     except BrokenPipeError:
         return 1  # the reader of the output has exited, as in `repertory list | head`
+    except OSError as error:
+        if error.filename is None:  # not of a file
+            raise
+        _complain(f"{command}: could not use {explain(error)}. Give another place, or make this one usable.")
+        return 1
 
 
 def usage() -> str:

@@ -52,7 +52,7 @@ def read_curve(folder: RunFolder, label: str, metric: str, axis: Axis = "steps")
         made the parameters they act with. `hours`: wall time of the program, without pauses before a resume.
     """
     points: dict[tuple[str, float], tuple[float, Any]] = {}  # By label and x: value and env steps.
-    hours = _Hours()
+    hours = Hours()
     for row in read_jsonl(folder.metrics) if folder.metrics.exists() else ():
         at = hours.at(row)
         of = str(row.get("label", ""))
@@ -73,10 +73,15 @@ def read_curve(folder: RunFolder, label: str, metric: str, axis: Axis = "steps")
     )
 
 
-class _Hours:
-    """The time of rows, which begins at 0 with each start of the program."""
+class Hours:
+    """The time of rows, which begins at 0 with each start of the program.
+
+    Attributes:
+      starts: number of starts that its rows so far come from, after the first.
+    """
 
     def __init__(self) -> None:
+        self.starts = 0
         self._before = self._latest = 0.0  # Seconds of the earlier starts together; of this one.
         self._resumed: set[Any] = set()  # Labels that have rows since the last resume.
 
@@ -90,6 +95,7 @@ class _Hours:
         if seconds < self._latest or starts:
             self._before += self._latest
             self._resumed = set()
+            self.starts += 1
         if "resumed_at" in row:
             self._resumed.add(label)
         self._latest = seconds

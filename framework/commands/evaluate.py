@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tree
 
-from framework.commands.options import Checkpoint, Run, UsageError, parse
+from framework.commands.options import Checkpoint, Run, check_at_least, parse
 from framework.programs.loading import LoadedPolicy, load_policy
 from framework.programs.run_folder import RunFolder
 
@@ -30,9 +30,7 @@ class EvalOptions:
 
 def main(arguments: Sequence[str]) -> int:
     options = parse(EvalOptions, arguments, prog="repertory eval")
-    for name in ("episodes", "envs"):
-        if getattr(options, name) < 1:
-            raise UsageError(f"--{name}: got {getattr(options, name)}, expected at least 1.")
+    check_at_least(options, episodes=1, envs=1, seed=0)
     policy = load_policy(options.run, options.checkpoint)
     result = evaluate(policy, options.episodes, min(options.envs, options.episodes), options.seed)
     RunFolder.open(options.run).write_json("evaluation.json", result)

@@ -63,13 +63,14 @@ def _mapping(
     return constructors.PrimitiveConstructorSpec(
         nargs="*",
         metavar="[KEY=VALUE ...]",
-        instance_from_str=_read_pairs,
+        instance_from_str=read_pairs,
         is_instance=lambda value: isinstance(value, Mapping),
         str_from_instance=lambda value: [f"{key}={of}" for key, of in value.items()],
     )
 
 
-def _read_pairs(pairs: list[str]) -> dict[str, Any]:
+def read_pairs(pairs: Sequence[str]) -> dict[str, Any]:
+    """Reads `KEY=VALUE ...`. Raises ValueError for a pair without `=`, and `yaml.YAMLError` for a value."""
     made: dict[str, Any] = {}
     for pair in pairs:
         path, equals, text = pair.partition("=")
@@ -88,6 +89,14 @@ def _read_pairs(pairs: list[str]) -> dict[str, Any]:
 def parse(options: type[T], arguments: Sequence[str], prog: str) -> T:
     """Parses `arguments` into the dataclass `options`; invalid ones print the reason and exit with 2."""
     return tyro.cli(options, args=list(arguments), prog=prog, description=inspect.getdoc(options))
+
+
+def check_at_least(options: Any, **least: int) -> None:
+    """Raises `UsageError` if a field of `options` is less than the number of its name."""
+    for name, number in least.items():
+        if getattr(options, name) < number:
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{flag}: got {getattr(options, name)}, expected at least {number}.")
 
 
 def parse_train(

@@ -37,7 +37,7 @@ class PlotOptions:
 
     # Folders of runs.
     runs: tyro.conf.Positional[tuple[Annotated[str, tyro.conf.arg(metavar="RUN")], ...]]
-    # The picture: png, svg or pdf. An existing file is replaced.
+    # The picture: png, svg or pdf; png without a suffix. An existing file is replaced.
     output: Annotated[str, tyro.conf.arg(metavar="FILE")] = "curves.png"
     metric: str = "episode_return"  # The metric on the y axis.
     # Labels of the rows: evaluator, learner, actor. Several with commas between them make several curves.
@@ -72,6 +72,8 @@ def main(arguments: Sequence[str]) -> int:
     if len(labels) == 1 and labels[0] in _ACTIONS:
         what += f" ({_ACTIONS[labels[0]]})"
     output = Path(options.output)
+    if not output.suffix:
+        output = Path(f"{output}.png")  # As matplotlib writes it.
     done = "replaced" if output.exists() else "written"
     draw(curves, what, output, axis=options.x, band=options.band)
     print(f"{len(options.runs)} runs in {output}, which was {done}")

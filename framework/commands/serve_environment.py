@@ -13,6 +13,7 @@ import yaml
 
 from framework import environments
 from framework import nest as nests
+from framework.commands.options import UsageError, read_pairs
 from framework.environments import environment_server
 
 
@@ -59,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
         "repertory serve-environment", names="such as gymnasium:CartPole-v1; see repertory list"
     )
     add = parser.add_argument
-    add("--options", nargs="+", default=(), metavar="NAME=VALUE", help="keyword arguments of the environment")
+    add("--options", nargs="+", default=(), metavar="KEY=VALUE", help="keyword arguments of the environment")
     add("--stepping", choices=("auto", "inline", "vector", "processes"), default="auto", help="default: auto")
     add(
         "--export",
@@ -68,7 +69,8 @@ def main(arguments: Sequence[str]) -> int:
         help="write the server as one file for other Pythons, and exit",
     )
     chosen = parser.parse_args(arguments)
-    options = {
-        name: yaml.safe_load(value) for name, _, value in (text.partition("=") for text in chosen.options)
-    }
+    try:
+        options = read_pairs(chosen.options)
+    except (ValueError, yaml.YAMLError) as error:
+        raise UsageError(f"--options: {error}") from error
     return environment_server.run(lambda: _Environments(chosen.environment, options, chosen.stepping), chosen)

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import datetime
+import itertools
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,13 +47,18 @@ class ResumeOptions:
 
     resume: Annotated[str, tyro.conf.arg(metavar="RUN")]  # Folder of the run.
     # Newer checkpoints than the chosen one are set aside.
-    checkpoint: Annotated[str, tyro.conf.arg(metavar="latest|previous|STEP")] = "latest"
+    checkpoint: Annotated[str, tyro.conf.arg(metavar="latest|previous|STEP|PATH")] = "latest"
     engine: Annotated[str | None, tyro.conf.arg(metavar="ENGINE")] = None  # Engine of the program.
     restarts: int | None = None  # How often each node may fail and be restarted.
     max_env_steps: int | None = None  # New limit of env steps, counted from the start of the run. None: none.
+    max_learner_steps: int | None = None  # New limit of learner steps, from the start of the run. None: none.
     target_return: float | None = None  # New target return. None: none.
     # Only checked: a run keeps its environment.
     environment: Annotated[str | None, tyro.conf.arg(metavar="SUITE:NAME")] = None
+
+    def __post_init__(self) -> None:
+        config_checks.types(self)
+        config_checks.at_least(self, 0, "restarts")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -205,10 +211,14 @@ def resume(arguments: Sequence[str], name: str | None = None) -> int:
             f"{given.environment!r}. Leave --environment out, or start a new run there."
         )
     # None is a value of these: no limit, and no target.
-    limits = {name: getattr(given, name) for name in ("max_env_steps", "target_return") if name in early}
+    may_be_none = ("max_env_steps", "max_learner_steps", "target_return")
+    limits = {name: getattr(given, name) for name in may_be_none if name in early}
     chosen = {name: value for name in ("engine", "restarts") if (value := getattr(given, name)) is not None}
-    folder = dataclasses.replace(folder, config=dataclasses.replace(folder.config, **limits), **chosen)
-    config = folder.config
+    try:
+        config = dataclasses.replace(folder.config, **limits)
+    except ValueError as error:
+        raise UsageError(f"{folder.path}: {error}") from error
+    folder = dataclasses.replace(folder, config=config, **chosen)
     building.check_installed(folder.engine, config)
     program = building.build_program(folder.make_agent(), folder.environment_factory(), config)
     with _writing(folder.path), folder.locked(), chosen_checkpoint(folder, given.checkpoint):
@@ -257,26 +267,41 @@ def chosen_checkpoint(folder: RunFolder, which: str) -> Iterator[None]:
     They get their names back if the block fails before it has saved a checkpoint.
     """
     reader = folder.restore(which)
-    limit = folder.config.max_env_steps
-    # A run without a result was interrupted in its last evaluation, which it repeats now.
-    if limit is not None and reader.step >= limit and (folder.path / "result.json").exists():
-        raise CommandError(
-            f"{folder.path} has made {reader.step:,} env steps, and its limit is {limit:,}. Give it more: "
-            f"--max-env-steps {2 * reader.step}"
-        )
+    counts = reader.state("counter")["counts"] if "counter" in reader.names else {}
+    has_ended = (folder.path / "result.json").exists()
+    for kind, made in (("env", reader.step), ("learner", counts.get("learner_steps", 0))):
+        limit = getattr(folder.config, f"max_{kind}_steps")
+        # A run without a result was interrupted in its last evaluation, which it repeats now.
+        if limit is not None and (made > limit or (made == limit and has_ended)):
+            raise CommandError(
+                f"{folder.path} has made {made:,} {kind} steps, and its limit is {limit:,}. Give it more: "
+                f"--max-{kind}-steps {2 * made}"
+            )
     checkpointer = folder.checkpointer
     paths = checkpointer.checkpoints()
-    aside = {}
-    for newer in paths[paths.index(reader.path) + 1 :] if reader.path in paths else ():
-        aside[newer] = newer.rename(newer.with_name(f"set-aside-{newer.name}"))
-        print(f"Set aside {newer.name}; going on from {reader.path.name}.", file=sys.stderr)
+    same = [path for path in paths if path.samefile(reader.path)]
+    if not same:
+        raise CommandError(
+            f"--checkpoint {which}: got a checkpoint that is not one of {folder.path}, expected latest, "
+            f"previous, a step, or one of: {', '.join(path.name for path in paths) or 'none'}."
+        )
+    aside: dict[Path, Path] = {}
     try:
+        for newer in paths[paths.index(same[0]) + 1 :]:
+            aside[newer] = newer.rename(_aside(newer))
+            print(f"Set aside {newer.name}; going on from {reader.path.name}.", file=sys.stderr)
         yield
     except BaseException:
-        if checkpointer.latest() == reader.path:
+        if checkpointer.checkpoints() == [path for path in paths if path not in aside]:  # None was saved.
             for name, path in aside.items():
                 path.rename(name)
         raise
+
+
+def _aside(path: Path) -> Path:
+    """Returns a free name for a checkpoint that is set aside; it may have been done before."""
+    names = (f"set-aside-{path.name}{f'-{n}' if n > 1 else ''}" for n in itertools.count(1))
+    return next(free for name in names if not (free := path.with_name(name)).exists())
 
 
 def run(folder: RunFolder, program: launch.Program) -> int:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from framework.commands.options import Checkpoint, CommandError, Run, UsageError, parse
+from framework.commands.options import Checkpoint, CommandError, Run, UsageError, check_at_least, parse
 from framework.programs.loading import LoadedPolicy, load_policy
+from framework.types import LAST
 
 _FORMATS = (".mp4", ".gif")
 
@@ -29,6 +30,7 @@ class VideoOptions:
 
 def main(arguments: Sequence[str]) -> int:
     options = parse(VideoOptions, arguments, prog="repertory video")
+    check_at_least(options, episodes=1, max_steps=1, fps=1, seed=0)
     output = Path(options.output) if options.output else Path(options.run) / "video.mp4"
     if output.suffix not in _FORMATS:
         raise UsageError(f"--output: got {output}, expected a name that ends in {' or '.join(_FORMATS)}.")
@@ -53,7 +55,7 @@ def frames(policy: LoadedPolicy, episodes: int, max_steps: int, seed: int) -> It
             timestep = environment.step(action)
             actor.observe(action, timestep)
             yield environment.render()
-            episodes -= int(timestep.last()[0])
+            episodes -= int(timestep.step_type[0] == LAST)
             if episodes == 0:
                 return
     except NotImplementedError as error:

@@ -139,9 +139,12 @@ class ActorWorker(ProgramWorker):
         self._lost = 0  # Items in flight when a replay server was lost.
         self._replaced_at = -1  # This actor's steps at the last replacement of the adder.
         self._steps = self._logged_at = 0
+        # Before the program was resumed, or this actor restarted.
+        self._earlier = {"episodes": 0, "lost_items": 0, "dropped_episodes": 0}
         state = None if checkpointer is None else checkpointer.get(self._name)
         if state is not None:
             self._steps = self._logged_at = int(state["steps"])
+            self._earlier = {name: int(state.get(name, 0)) for name in self._earlier}
             if self._acting is not None and state["actor"] is not None:
                 self._acting.restore(state["actor"])
 
@@ -273,9 +276,15 @@ class ActorWorker(ProgramWorker):
             half.environment.close()
 
     def save(self) -> dict[str, Any]:
-        """The state of the policy's random numbers; None for those of another node."""
+        """The state of the policy's random numbers, None for those of another node; and counts of the run."""
         acting = None if self._acting is None else self._acting.save()
-        return {"actor": acting, "steps": self._steps}
+        return {"actor": acting, "steps": self._steps, **self._totals()}
+
+    def _totals(self) -> dict[str, int]:
+        """Counts since the beginning of the run."""
+        dropped = sum(half.loop.num_dropped for half in self._halves)
+        counts = {"episodes": self._episodes, "lost_items": self._lost, "dropped_episodes": dropped}
+        return {name: self._earlier[name] + count for name, count in counts.items()}
 
     def _make_policy(self, setup: Setup, networks: Any) -> core.Policy:
         return setup.agent.make_policy(networks)
@@ -382,18 +391,16 @@ class ActorWorker(ProgramWorker):
         self._rows.keep(self.save())
         if self._steps == self._logged_at:
             return
+        totals = self._totals()
         row: dict[str, Any] = {
             "steps": self._steps,
             "env_steps": self._spent,
-            "episodes": self._episodes,
+            "episodes": totals["episodes"],
             **summarize(self._ended),
         }
         if self._dropped:
             row["dropped_items"] = self._dropped
-        if self._lost:
-            row["lost_items"] = self._lost
-        if dropped_episodes := sum(half.loop.num_dropped for half in self._halves):
-            row["dropped_episodes"] = dropped_episodes
+        row |= {name: totals[name] for name in ("lost_items", "dropped_episodes") if totals[name]}
         if self._versioned is not None:
             row["variables_version"] = self._versioned.version
         # With two halves, select_action is time spent waiting.

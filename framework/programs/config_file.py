@@ -40,9 +40,14 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d[\d_]*)(\.\d*)?[eE][-+]?\d+\Z"), list("-+0123456789")
-)
+class _Dumper(yaml.SafeDumper):
+    """Quotes the texts that `_Loader` takes for numbers."""
+
+
+for _each in (_Loader, _Dumper):
+    _each.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d[\d_]*)(\.\d*)?[eE][-+]?\d+\Z"), list("-+0123456789")
+    )
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -68,7 +73,7 @@ def parse(text: str) -> Any:
 
 def write(path: str | os.PathLike[str], content: Mapping[str, Any]) -> None:
     """Writes settings in their order. Replaces an old file atomically."""
-    text = yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True, width=110)
+    text = yaml.dump(dict(content), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
     replace(path, f"# Repeat the run: repertory train --config THIS_FILE [flags, which override it]\n{text}")
 
 

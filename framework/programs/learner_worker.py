@@ -90,7 +90,7 @@ class ProgramLearner:
         self._steps = 0
         self._uncounted = 0
         self.waited_s = 0.0
-        self.finished = False
+        self.finished = self._has_ended = False
         self.num_actors: int | None = None
         self._times_sampled = 0.0
         self._metrics: Mapping[str, SupportsFloat] | None = None  # Of the last step.
@@ -137,6 +137,13 @@ class ProgramLearner:
         if self.dataset is not None:
             self.dataset.close()
 
+    def end_if_finished(self) -> bool:
+        """Ends the program, once, if all of `max_learner_steps` are made; returns whether they are."""
+        if self.finished and not self._has_ended:
+            self._has_ended = True
+            self._monitor.finish("max_learner_steps", {self._steps_name: self._steps})
+        return self.finished
+
     def save(self) -> dict[str, Any]:
         return {"learner": self.learner.save(), "steps": self._steps}
 
@@ -169,8 +176,7 @@ class ProgramLearner:
                 self._checkpoint_if_due(counts)
         if self.finished or self._steps % self._config.learner_log_period == 0:
             self._log(metrics)
-        if self.finished:
-            self._monitor.finish("max_learner_steps", {self._steps_name: self._steps})
+        self.end_if_finished()
 
     def _restore(self) -> None:
         state = self._checkpointer.get(self._name) if self._checkpointer is not None else None
@@ -195,6 +201,8 @@ class ProgramLearner:
         if self.block.version >= (0 if self._is_on_policy else 1):
             self._steps = max(self._steps, self.block.version + 1)
         self._uncounted = self._steps - made
+        limit = self._config.max_learner_steps
+        self.finished = limit is not None and self._steps >= limit
         self.learner.env_steps = env_steps
         # Env steps and time of the last checkpoint; steps, env steps and time of the last row.
         self._checkpointed = (0 if state is None else env_steps, time.monotonic())
@@ -362,7 +370,7 @@ class LearnerWorker(LearnerNode):
 
     def ready(self) -> bool:
         assert self._learner.dataset is not None
-        return not self._finished and self._learner.dataset.ready()
+        return not self._finished and (self._learner.finished or self._learner.dataset.ready())
 
     def why_not_ready(self) -> str:
         """The text that the serial engine prints in a deadlock."""
@@ -371,6 +379,9 @@ class LearnerWorker(LearnerNode):
     def step(self) -> None:
         learner = self._learner
         assert learner.dataset is not None
+        if learner.end_if_finished():  # It was restored without steps left.
+            self._finish()
+            return
         started = time.perf_counter()
         self._waits_for_data = True
         sample = next(learner.dataset, None) if self._roster is None else self._take(self._roster)
@@ -393,9 +404,12 @@ class LearnerWorker(LearnerNode):
         if self._first is not None:
             self._member.stepped()
         if learner.finished:
-            self._finished = True
-            if self._first is not None:
-                self._first.close()
+            self._finish()
+
+    def _finish(self) -> None:
+        self._finished = True
+        if self._first is not None:
+            self._first.close()
 
     def _take(self, roster: Roster) -> Any:
         """The next batch, with the unrolls of all actors that are there; None when the program stops."""

@@ -55,6 +55,13 @@ class PlanLearner(ProgramLearner):
         with self._stepping:
             return super().publish()
 
+    def end_if_finished(self) -> bool:
+        """Ends the program after the last step, also of another branch."""
+        if not self.finished:
+            return False
+        with self._stepping:  # The last step publishes first.
+            return super().end_if_finished()
+
     def batches(self) -> flow.Flow:
         """The agent's batches from the replay node."""
         assert self.dataset is not None, "batches: there is no replay node. Give one to add_plan."
@@ -109,10 +116,14 @@ class PlanWorker(LearnerNode):
         self._spent: set[str] = set()  # Workers that had too few env steps left for a call.
 
     def ready(self) -> bool:
-        return not self._finished and self._plan.ready()
+        return not self._finished and (self._learner.finished or self._plan.ready())
 
     def step(self) -> None:
         learner = self._learner
+        if learner.end_if_finished():  # Since it was restored, or by another thread.
+            learner.end()
+            self._finished = True
+            return
         started, busy = time.perf_counter(), learner.busy_s
         try:
             next(self._plan)

@@ -149,9 +149,12 @@ class Counter(Saveable[dict[str, Any]]):
             return sum(self._grants.values())
 
     def remaining(self) -> int | None:
-        """Steps of the budget that are not spent, including granted ones; None without a budget."""
+        """Steps of the budget that are not spent, including granted ones; None without a budget.
+
+        A run that was resumed with a limit below its steps has none left.
+        """
         with self._changed:
-            return None if self.max_steps is None else self.max_steps - self._counts[_STEPS]
+            return None if self.max_steps is None else max(0, self.max_steps - self._counts[_STEPS])
 
     def wait_for(self, name: str, value: int, timeout: float | None = None) -> bool:
         """Blocks until the count `name` is at least `value`.

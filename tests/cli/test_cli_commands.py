@@ -2,18 +2,21 @@
 
 import dataclasses
 import json
+import pathlib
 import re
 import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from framework.commands import cli, train
+from framework import environments, specs
+from framework.commands import cli, serve_environment, train, video
 from framework.commands.graph import Group, as_svg, as_text
-from framework.commands.options import TrainOptions
+from framework.commands.options import CommandError, TrainOptions
 from framework.programs import Preset, RunConfig, config_file, make_agent
 from framework.programs.presets import presets_of
 from framework.programs.registry import agent_names, find_agent
@@ -185,6 +188,24 @@ class TestStatusAndStop:
         for name, value in (("env steps", "250 / 1,000"), ("learner steps", "50"), ("loss", "0.500")):
             assert re.search(rf"{name} +{value}\n", out), out
 
+    def test_status_of_a_resumed_run_leaves_out_lost_work(self, repertory, make_run):
+        folder = make_run(steps=[200])
+        rows = [
+            {"label": "evaluator", "env_steps": 200, "episode_return": 20.0, "time/wall_s": 2},
+            {"label": "evaluator", "env_steps": 400, "episode_return": 40.0, "time/wall_s": 4},
+            {"label": "learner", "env_steps": 450, "steps": 45, "time/wall_s": 5},
+            {"label": "learner", "env_steps": 250, "steps": 25, "time/wall_s": 1, "resumed_at": 200},
+            {"label": "actor-0", "env_steps": 260, "steps": 260, "time/wall_s": 2, "resumed_at": 200},
+        ]
+        folder.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        out = repertory("status", folder.path)[1]
+        for name, value in (
+            ("env steps", "260 / 1,000"),
+            ("learner steps", "25"),
+            ("return, greedy", "20.0 .*"),
+        ):
+            assert re.search(rf"{name} +{value}\n", out), out
+
     def test_nodes_of_a_run_that_was_killed_are_not_called_running(self, repertory, make_run):
         folder = make_run(steps=[10])
         nodes = [{"label": "actor-0", "state": "running"}, {"label": "learner", "state": "returned"}]
@@ -245,6 +266,50 @@ class TestCheckpointChoice:
         aside = sorted(path.name for path in folder.checkpointer.directory.glob("set-aside-*"))
         assert aside == ["set-aside-checkpoint-000002-step-20", "set-aside-checkpoint-000003-step-30"]
 
+    @pytest.mark.parametrize(
+        "place", ["{run}/checkpoints/{name}", "runs/../{run}/checkpoints/{name}/", "{name}"]
+    )
+    def test_by_path_or_name(self, make_run, monkeypatch, place):
+        folder = make_run(steps=[10, 20])
+        (folder.path.parent / "runs").mkdir()
+        monkeypatch.chdir(folder.path.parent)
+        which = place.format(run=folder.path.name, name="checkpoint-000001-step-10")
+        with train.chosen_checkpoint(folder, which):
+            assert folder.checkpointer.latest().name == "checkpoint-000001-step-10"
+
+    def test_one_of_another_run_is_refused(self, make_run):
+        folder, other = make_run(steps=[10, 20]), make_run("other", steps=[10])
+        which = str(other.checkpointer.latest())
+        refused = pytest.raises(CommandError, match=r"not one of .*expected latest")
+        with refused, train.chosen_checkpoint(folder, which):
+            pass
+        assert len(folder.checkpointer.checkpoints()) == 2
+
+    def test_the_same_one_again_and_again(self, make_run):
+        folder = make_run(steps=[10, 20])
+        for _ in range(3):
+            with train.chosen_checkpoint(folder, "10"):
+                folder.checkpointer.save(20, {})
+        aside = sorted(path.name for path in folder.checkpointer.directory.glob("set-aside-*"))
+        name = "set-aside-checkpoint-000002-step-20"
+        assert aside == [name, f"{name}-2", f"{name}-3"]
+        assert len(folder.checkpointer.checkpoints()) == 2
+
+    def test_one_that_cannot_be_set_aside_changes_nothing(self, make_run, monkeypatch):
+        folder = make_run(steps=[10, 20, 30])
+        before = folder.checkpointer.checkpoints()
+        rename = pathlib.Path.rename
+
+        def fail(path, target):
+            if path == before[-1]:
+                raise PermissionError
+            return rename(path, target)
+
+        monkeypatch.setattr(pathlib.Path, "rename", fail)
+        with pytest.raises(PermissionError), train.chosen_checkpoint(folder, "10"):
+            pass
+        assert folder.checkpointer.checkpoints() == before
+
     def test_latest_leaves_all(self, make_run):
         folder = make_run(steps=[10, 20])
         with train.chosen_checkpoint(folder, "latest"):
@@ -264,6 +329,19 @@ class TestCheckpointChoice:
             folder.checkpointer.save(15, {})
             raise RuntimeError
         assert [path.name[-7:] for path in folder.checkpointer.checkpoints()] == ["step-10", "step-15"]
+
+
+def test_frames_of_several_agents_end_with_the_episode():
+    environment = environments.make("multi_agent:CartPole", seed=1)
+    environment.render = lambda: np.zeros((2, 2, 3), np.uint8)
+    actor = SimpleNamespace(
+        observe_first=lambda timestep: None,
+        select_action=lambda observation: specs.zeros(environment.action_spec(), (1,)),
+        observe=lambda action, timestep: None,
+    )
+    policy = SimpleNamespace(make_environment=lambda *_, **__: environment, make_actor=lambda *_: actor)
+    one, two = (len([*video.frames(policy, episodes, 100, 1)]) for episodes in (1, 2))
+    assert 5 < one < two < 50
 
 
 RESULTS = {
@@ -403,6 +481,26 @@ def test_what_build_made_is_drawn_with_its_own_nodes(repertory, tmp_path, monkey
     code, svg, _ = repertory("graph", "watched:Watched", *flags, "--format", "svg")
     texts = {text.text for text in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")}
     assert code == 0 and {"watcher", "other_learner", "PyNode(watch)"} <= texts
+
+
+def test_options_of_served_environments_are_those_of_train(repertory, monkeypatch):
+    made = {}
+    monkeypatch.setattr(serve_environment, "_Environments", lambda name, options, _: made.update(options))
+    monkeypatch.setattr(serve_environment.environment_server, "run", lambda make, _: make() or 0)
+    arguments = (
+        "serve-environment",
+        "testing:Memory",
+        "--connect",
+        "localhost:1",
+        "--key",
+        "key",
+        "--options",
+    )
+    assert repertory(*arguments, "lr=1e-3", "frame-skip=4", "a.b=[x]")[0] == 0
+    assert made == {"lr": 1e-3, "frame_skip": 4, "a": {"b": ["x"]}}
+    for wrong in ("flag", "a=["):
+        code, _, err = repertory(*arguments, wrong)
+        assert code == 2 and err.startswith("error: --options: ")
 
 
 def test_ctrl_c_before_anything_runs(repertory, monkeypatch):

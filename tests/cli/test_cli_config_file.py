@@ -92,6 +92,13 @@ def test_a_run_is_repeated_from_its_own_file(repertory, write, tmp_path):
     assert a.pop("recorded") and b.pop("recorded") and a == b and a["seed"] == 3
 
 
+def test_values_are_read_as_they_were_written(tmp_path):
+    texts = ["1e3", "3e-4", "1_0e2", "-1.5E+2", "0x10", "12:30", "yes", "null", "1e", "e3", "1.5"]
+    content = {"texts": texts, "1e3": "a name", "numbers": [1e-5, 3e22, 1e3, -0.5, 7, float("inf")]}
+    config_file.write(tmp_path / "written.yaml", content)
+    assert config_file.read(tmp_path / "written.yaml") == content
+
+
 def test_fields_from_plain_values():
     @dataclasses.dataclass(frozen=True)
     class Config:

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from framework.checkpoints import torch_part
 from framework.programs import config_file, registry, run_folder
 
 TRAIN = ("train", "random_actions")
@@ -56,6 +57,12 @@ WRONG = {
         ["MiniGrid's tasks are 'minigrid:TASK' here"],
     ),
     "no episodes": (("eval", "somewhere", "--episodes", "0"), 2, ["--episodes: got 0"]),
+    "seed of an evaluation": (("eval", "somewhere", "--seed", "-1"), 2, ["--seed: got -1", "at least 0"]),
+    "no pictures": (("video", "somewhere", "--episodes", "0"), 2, ["--episodes: got 0"]),
+    "no steps": (("video", "somewhere", "--max-steps", "-3"), 2, ["--max-steps: got -3"]),
+    "no frames per second": (("video", "somewhere", "--fps", "0"), 2, ["--fps: got 0, expected at least 1"]),
+    "seed of a video": (("video", "somewhere", "--seed", "-1"), 2, ["--seed: got -1"]),
+    "a server to nowhere": (("serve-environment", "--export", "no/x.py"), 1, ["no/x.py: No such file"]),
 }
 
 
@@ -214,6 +221,28 @@ class TestResume:
             code, _, err = repertory("train", "--resume", folder.path, *limit)
             assert code == 1 and "has made 1,000 env steps" in err and "--max-env-steps 2000" in err
 
+    def test_of_a_run_whose_learner_steps_are_spent(self, repertory, make_run, monkeypatch):
+        folder = make_run(agent="dqn", max_env_steps=None, max_learner_steps=20)
+        counts = {"env_steps": 1000, "learner_steps": 20}
+        folder.checkpointer.save(1000, {"counter": torch_part({"counts": counts})})
+        folder.write_json("result.json", {"reason": "max_learner_steps"})
+        for limit in ((), ("--max-learner-steps", "15")):
+            code, _, err = repertory("train", "--resume", folder.path, *limit)
+            assert code == 1 and "has made 20 learner steps" in err and "--max-learner-steps 40" in err
+        monkeypatch.setattr("framework.commands.train._run", lambda *_: (None, signal.SIGINT))
+        code, _, err = repertory("train", "--resume", folder.path, "--max-learner-steps", "40")
+        assert code == 128 + signal.SIGINT, err
+        assert run_folder.RunFolder.open(folder.path).config.max_learner_steps == 40
+
+    def test_of_an_interrupted_run_with_a_limit_below_its_steps(self, repertory, make_run):
+        folder = make_run(steps=[700], evaluate_period=None)
+        before = (folder.path / "config.yaml").read_bytes()
+        code, _, err = repertory(
+            "train", "--resume", folder.path, "--engine", "serial", "--max-env-steps", "500"
+        )
+        assert code == 1 and "has made 700 env steps, and its limit is 500" in err
+        assert (folder.path / "config.yaml").read_bytes() == before
+
     def test_of_a_run_interrupted_in_its_last_evaluation(self, repertory, make_run):
         folder = make_run(steps=[1000], num_evaluation_episodes=2)
         code, out, _ = repertory("train", "--resume", folder.path, "--engine", "serial")
@@ -243,6 +272,23 @@ class TestResume:
         assert repertory("train", "--resume", folder.path, *flags)[0] == 128 + signal.SIGINT
         config = run_folder.RunFolder.open(folder.path).config
         assert (config.max_env_steps, config.target_return) == (limit, target)
+
+    @pytest.mark.parametrize(
+        "flag, value, text",
+        [
+            ("--restarts", "-1", "restarts: got -1, expected at least 0"),
+            ("--target-return", "nan", "target_return: got nan"),
+            ("--target-return", "5", "target_return: got 5.0 without an evaluator"),
+            ("--max-env-steps", "0", "max_env_steps: got 0, expected at least 1"),
+        ],
+    )
+    def test_with_wrong_values(self, repertory, make_run, flag, value, text):
+        folder = make_run(steps=[10], evaluate_period=None)
+        folder.write_json("result.json", {"reason": "max_env_steps"})
+        before = (folder.path / "config.yaml").read_bytes()
+        code, _, err = repertory("train", "--resume", folder.path, "--max-env-steps", "20", flag, value)
+        assert code == 2 and text in err and "Traceback" not in err
+        assert (folder.path / "config.yaml").read_bytes() == before and (folder.path / "result.json").exists()
 
     def test_with_an_unknown_engine(self, repertory, make_run):
         code, _, err = repertory("train", "--resume", make_run(steps=[10]).path, "--engine", "warp")
@@ -288,6 +334,21 @@ def test_a_damaged_config(repertory, make_run, content, text):
 
 
 class TestDisk:
+    def test_a_picture_that_cannot_be_written(self, repertory, make_run, tmp_path, monkeypatch):
+        (tmp_path / "file").write_text("")
+        path = make_run(returns=[1.0]).path
+        monkeypatch.setattr("framework.commands.video.load_policy", lambda *_: None)
+        for arguments, output in (
+            (("plot", path, "--output"), tmp_path / "file" / "x.png"),
+            (("video", path, "--output"), tmp_path / "file" / "x.gif"),
+            (("graph", "random_actions", "--svg"), tmp_path / "file" / "x.svg"),
+        ):
+            code, _, err = repertory(*arguments, output)
+            assert code == 1 and err.startswith(
+                f"error: {arguments[0]}: could not use {tmp_path / 'file'}"
+            ), err
+            assert "Give another place" in err
+
     def test_folder_that_cannot_be_made(self, repertory, tmp_path):
         (tmp_path / "file").write_text("")
         code, _, err = repertory(*TRAIN, "--directory", tmp_path / "file" / "run")

@@ -220,6 +220,13 @@ class TestCommand:
         code, _, err = repertory("plot", make_run("empty").path)
         assert code == 1 and "no rows at all" in err
 
+    def test_a_name_without_a_suffix_is_a_png(self, make_run, repertory, tmp_path):
+        path = make_run(returns=[1.0]).path
+        for done in ("written", "replaced"):
+            code, out, _ = repertory("plot", path, "--output", tmp_path / "curves")
+            assert code == 0 and f"in {tmp_path / 'curves.png'}, which was {done}" in out
+        assert (tmp_path / "curves.png").exists() and not (tmp_path / "curves").exists()
+
     def test_unknown_format(self, make_run, repertory, tmp_path):
         code, _, err = repertory("plot", make_run(returns=[1.0]).path, "--output", tmp_path / "x.docx")
         assert code == 2 and "x.docx" in err

@@ -71,3 +71,22 @@ def test_the_worker_ends_after_the_last_step_has_ended_the_program():
         worker.step()
     assert ended == [("max_learner_steps", {"learner_steps": 5})]
     worker.close()
+
+
+def test_a_worker_that_was_restored_without_steps_left_ends_the_program():
+    ended, counter = [], Counter()
+    counter.increment(learner_steps=5)
+    monitor = SimpleNamespace(write=lambda *_: None, finish=lambda *arguments: ended.append(arguments))
+    saved = PlanLearner(make_setup(TwoBranches), counter=Counter(), monitor=monitor).save()
+    checkpointer = SimpleNamespace(get=lambda _: {**saved, "steps": 5}, put=lambda *_: None)
+    worker = PlanWorker(
+        make_setup(TwoBranches, max_learner_steps=5),
+        workers=[None],
+        counter=counter,
+        monitor=monitor,
+        checkpointer=checkpointer,
+    )
+    assert worker.ready()
+    worker.step()
+    assert worker.finished() and ended == [("max_learner_steps", {"learner_steps": 5})]
+    worker.close()

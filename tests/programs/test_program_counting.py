@@ -40,6 +40,12 @@ def test_save_and_restore_in_another_counter():
 
 
 class TestBudget:
+    def test_is_spent_where_a_resumed_run_has_made_more(self):
+        counter = Counter(max_steps=5)
+        counter.restore({"counts": {"env_steps": 7}})
+        assert counter.remaining() == counter.grant("a", 3) == 0
+        assert not counter.wait_for_steps(0.0)
+
     def test_is_handed_out_once(self):
         counter = Counter(max_steps=10)
         assert counter.grant("a", 6) == 6

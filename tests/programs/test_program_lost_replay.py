@@ -63,10 +63,16 @@ class LosingDQN(LosesAdders, DQN):
     pass
 
 
-def run(calls, error=ServerLost, inference="local"):
+def run(calls, error=ServerLost, inference="local", max_env_steps=600, directory=None):
     LOG.rows.clear()
     LosesReplay.calls, LosesReplay.error = list(calls), error
-    config = RunConfig(envs_per_actor=2, max_env_steps=600, evaluate_period=None, inference=inference)
+    config = RunConfig(
+        envs_per_actor=2,
+        max_env_steps=max_env_steps,
+        evaluate_period=None,
+        inference=inference,
+        directory=directory,
+    )
     program = make_program(LosesReplay(), "gymnasium:CartPole-v1", config, logger_factory=lambda: LOG)
     return launch.launch(program, engine="threads")
 
@@ -74,6 +80,12 @@ def run(calls, error=ServerLost, inference="local"):
 @pytest.mark.parametrize("inference", ["local", "alternating"])
 def test_it_goes_on_and_counts_what_was_lost(inference):
     assert run([20], inference=inference)["env_steps"] == 600
+    assert [row for row in LOG.rows if row["label"] == "actor-0"][-1]["lost_items"] == 3
+
+
+def test_what_was_lost_is_counted_from_the_beginning_of_the_run(tmp_path):
+    run([20], directory=str(tmp_path))
+    assert run([], max_env_steps=800, directory=str(tmp_path))["env_steps"] == 800
     assert [row for row in LOG.rows if row["label"] == "actor-0"][-1]["lost_items"] == 3
 
 

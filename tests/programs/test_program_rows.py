@@ -4,6 +4,7 @@ import dataclasses
 import functools
 
 import numpy as np
+import pytest
 
 import launch
 from agents.dqn import DQN, DQNConfig
@@ -48,6 +49,17 @@ def test_a_resumed_run_evaluates_no_step_twice(tmp_path):
         evaluated += [row["env_steps"] for row in rows]
     assert evaluated == sorted(set(evaluated)) and evaluated[-1] == 1000
     assert 3 <= len(evaluated) <= 5
+
+
+def test_actors_of_a_resumed_run_count_from_its_beginning(tmp_path):
+    settings = {"directory": str(tmp_path), "evaluate_period": None, "log_period": 100}
+    counts = []
+    for limit in (400, 1000):
+        rows = rows_of("actor", **settings, max_env_steps=limit)
+        counts += [(row["steps"], row["episodes"]) for row in rows]
+    assert counts == sorted(counts) and counts[-1][0] == 1000
+    # Of each of the 2 envs, an episode of 7 steps may be open at the end of each start.
+    assert counts[-1][1] == pytest.approx(1000 / 7, abs=4)
 
 
 def test_a_run_that_was_stopped_before_its_last_evaluation_makes_it(tmp_path):

@@ -132,8 +132,23 @@ def test_max_learner_steps_ends_the_program(engine):
     assert result == {"reason": "max_learner_steps", "learner_steps": 40}
 
 
+def test_a_resumed_program_makes_no_learner_steps_above_the_limit(tmp_path):
+    settings = {"max_env_steps": None, "max_learner_steps": 20, "evaluate_period": None, "publish_period": 10}
+    for limit, steps in ((20, 20), (20, 20), (30, 30)):
+        settings["max_learner_steps"] = limit
+        result = launch.launch(small_program(tmp_path, **settings), engine="serial")
+        assert result == {"reason": "max_learner_steps", "learner_steps": steps}
+    assert Checkpointer(tmp_path / "checkpoints").restore().state("learner")["steps"] == 30
+
+
 def test_without_an_evaluator_the_last_actor_ends_the_program():
     result = launch.launch(small_program(evaluate_period=None), engine="serial")
+    assert result["reason"] == "max_env_steps" and result["env_steps"] == 500
+
+
+def test_a_limit_below_the_steps_made_ends_a_resumed_program_without_an_evaluator(tmp_path):
+    launch.launch(small_program(tmp_path, evaluate_period=None), engine="serial")
+    result = launch.launch(small_program(tmp_path, evaluate_period=None, max_env_steps=300), engine="serial")
     assert result["reason"] == "max_env_steps" and result["env_steps"] == 500
 
 
