@@ -60,7 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return 1  # the reader of the output has exited, as in `repertory list | head`
     except OSError as error:
-        if error.filename is None:  # not of a file
+        # Not of a file; or of the environment, whose traceback is needed.
+        if error.filename is None or command in ("train", "eval"):
             raise
         _complain(f"{command}: could not use {explain(error)}. Give another place, or make this one usable.")
         return 1
