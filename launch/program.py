@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -67,6 +67,8 @@ class Program:
     min_nodes: Mapping[str, int] = {}
     #: Seconds for which such a group may have fewer nodes, if `launch` is not given others.
     min_nodes_timeout: float = 300.0
+    #: Make what the launching process enters before it makes the first node, and leaves when all have ended.
+    contexts: Sequence[Callable[[], contextlib.AbstractContextManager[Any]]] = ()
 
     def __init__(self, name: str) -> None:
         if not name:

@@ -71,7 +71,13 @@ def start(
     if engine not in ENGINES:
         raise ValueError(f"engine: got {engine!r}, expected one of {list(ENGINES)}")
     module, name = ENGINES[engine]
-    return getattr(importlib.import_module(f"launch.engines.{module}"), name)(program, engine, options)
+    make_job = getattr(importlib.import_module(f"launch.engines.{module}"), name)
+    with contextlib.ExitStack() as entered:
+        for context in program.contexts:
+            entered.enter_context(context())
+        job: Job = make_job(program, engine, options)
+        job.outcome.leave_at_end(entered.pop_all())
+    return job
 
 
 def launch(

@@ -306,6 +306,7 @@ def _aside(path: Path) -> Path:
 
 def run(folder: RunFolder, program: launch.Program) -> int:
     """Runs the program of `folder`, which is locked, and reports its end; returns the exit code."""
+    program.contexts = ()  # They lock the folder.
     print(f"{folder.agent} in {folder.environment_name}, engine {folder.engine}, folder {folder.path}")
     try:
         result, stopped_by = _run(program, folder)

@@ -90,7 +90,9 @@ def make_program(
     callbacks = (*callbacks, *([] if on_write is None else [OnWrite(on_write)]))
     graph = Graph(setup, run, logger_factory, callbacks)
     setup.agent.build(graph)
-    return graph.make_program(name or type(agent).__name__.lower())
+    program = graph.make_program(name or type(agent).__name__.lower())
+    program.contexts = () if run is None else (run.locked,)
+    return program
 
 
 class Graph(core.Graph):

@@ -282,7 +282,11 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Locks the folder for this process. Raises RunError if another process trains in it."""
+        """Makes the folder and locks it for this program. Raises RunError if another one trains in it."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(str(explained(error, self.path).strerror)) from error
         with open(self.path / "run.lock", "a+", encoding="utf-8") as file:
             if not _lock(file, fcntl.LOCK_EX, _QUERY):
                 process = "another process" if (pid := self.running_pid()) is None else f"process {pid}"
@@ -296,6 +300,7 @@ class RunFolder:
                 yield
             finally:
                 os.ftruncate(file.fileno(), 0)
+                fcntl.flock(file, fcntl.LOCK_UN)  # A process that was forked meanwhile has the file, too.
 
     def running_pid(self) -> int | None:
         """The process that currently trains in the folder, or None."""

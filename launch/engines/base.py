@@ -14,6 +14,7 @@ These rules hold for every engine:
 from __future__ import annotations
 
 import abc
+import contextlib
 import math
 import secrets
 import threading
@@ -233,6 +234,7 @@ class Outcome:
         self.result: Any = None
         self.error: BaseException | None = None
         self.over = threading.Event()
+        self._entered = contextlib.ExitStack()
 
     def offer_result(self, result: Any) -> None:
         if isinstance(result, Exception):
@@ -251,10 +253,25 @@ class Outcome:
         with self.changed:
             self.changed.notify_all()
 
+    def leave_at_end(self, entered: contextlib.ExitStack) -> None:
+        """Leaves the contexts when the run is over: at once, if it is."""
+        with self.changed:
+            self._entered = entered
+            if self.over.is_set():
+                self._leave()
+
     def end(self) -> None:
         """Records that everything has ended and is cleaned up."""
-        self.over.set()
-        self.notify()
+        with self.changed:
+            self._leave()
+            self.over.set()
+            self.changed.notify_all()
+
+    def _leave(self) -> None:
+        try:
+            self._entered.close()
+        except Exception as error:
+            self.fail(error)
 
 
 class Record:
@@ -353,8 +370,11 @@ class Job(abc.ABC):
         stopping, finished, failed. States of a node: starting, running, returned, restarting,
         closing, closed, failed, killed.
         """
+        return self._status(self.over)
+
+    def _status(self, over: bool) -> dict[str, Any]:
         state = "stopping" if self._runtime.stopped.is_set() else "running"
-        if self.over:
+        if over:
             state = "finished" if self.outcome.error is None else "failed"
         return {
             "program": self._program.name,

@@ -1,6 +1,10 @@
 """The folder of a program made in Python is a run for every command."""
 
 import dataclasses
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -50,6 +54,57 @@ def test_every_command_takes_it(repertory, tmp_path):
     assert code == 0 and "400 env steps is spent" in out, err
     content = config_file.read(path / "config.yaml")
     assert content["engine"] == "serial" and content["max_env_steps"] == 400
+
+
+SCRIPT = """
+import sys, launch
+from agents.random_actions import RandomActions
+from framework.programs import RunConfig, make_program
+if __name__ == "__main__":
+    config = RunConfig(max_env_steps=None, evaluate_period=None, directory=sys.argv[1])
+    launch.launch(make_program(RandomActions(), "gymnasium:CartPole-v1", config), engine=sys.argv[2])
+"""
+
+
+@pytest.mark.parametrize("engine", ["serial", "processes"])
+def test_status_and_stop_find_a_program_that_runs(repertory, tmp_path, engine):
+    path, script = tmp_path / "run", tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    with subprocess.Popen([sys.executable, script, path, engine], stderr=subprocess.PIPE, text=True) as other:
+        try:
+            deadline = time.monotonic() + 180
+            while not (path / "metrics.jsonl").exists():  # The first rows of the actor.
+                assert other.poll() is None and time.monotonic() < deadline, other.stderr.read()
+                time.sleep(0.05)
+            assert f"running as process {other.pid}" in repertory("status", path)[1]
+            with pytest.raises(RunError, match=f"being trained by process {other.pid}"):
+                run_in(path)
+            code, _, err = repertory("train", "--resume", path)
+            assert code == 1 and f"being trained by process {other.pid}" in err
+            code, out, _ = repertory("stop", path)
+            assert code == 0 and f"--resume {path}" in out
+            assert other.wait(60) != 0  # `ProgramInterrupted`
+        finally:
+            other.kill()
+    assert RunFolder.open(path).checkpointer.latest() is not None
+    assert "not running" in repertory("status", path)[1]
+
+
+def run_in(path):
+    launch.launch(program_in(path), engine="serial")
+
+
+def program_in(path):
+    return make_program(RandomActions(), "gymnasium:CartPole-v1", config_of(path))
+
+
+def test_two_programs_of_a_process_cannot_train_in_one_folder(tmp_path):
+    with (
+        launch.start(program_in(tmp_path), "serial"),
+        pytest.raises(RunError, match=f"being trained by process {os.getpid()}"),
+    ):
+        run_in(tmp_path)
+    run_in(tmp_path)  # The folder is free again.
 
 
 @pytest.mark.parametrize(

@@ -446,9 +446,8 @@ class SupervisedJob(Job):
         finally:
             self._selector.close()
             self._outbox.close()
-            self.outcome.over.set()
             try:
-                self._write_status()
+                self._write_status(over=True)
             finally:
                 self.outcome.end()  # whatever happens: `wait` has no other way to return
 
@@ -458,7 +457,7 @@ class SupervisedJob(Job):
                 self._drop(process)
                 process.state = "killed"
 
-    def _write_status(self) -> None:
+    def _write_status(self, over: bool = False) -> None:
         if self._options.directory is not None:
-            status = {**self.status(), "time": time.time(), "launcher_pid": os.getpid()}
+            status = {**self._status(over), "time": time.time(), "launcher_pid": os.getpid()}
             self._files.write_status(os.path.join(self._options.directory, "status.json"), status)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -48,6 +49,51 @@ def test_workers_run_until_someone_stops(engine):
         program.add_node(lp.CourierNode(Counter))
         program.add_node(lp.CourierNode(Counter, limit=10, result="done"))
     assert lp.launch(program, engine) == "done"
+
+
+@pytest.mark.parametrize("fails", ["", "in a node", "at the start"])
+def test_contexts_hold_from_before_the_first_node_until_all_have_ended(engine, tmp_path, fails):
+    """They are of the launching process, also if a node fails or the program cannot start."""
+    held, seen = tmp_path / "held", []
+
+    @contextlib.contextmanager
+    def hold():
+        held.write_text(str(os.getpid()))
+        try:
+            yield
+        finally:
+            seen.append(held.read_text())
+            held.unlink()
+
+    class Holder:
+        def __init__(self):
+            assert held.exists()
+
+        def close(self):
+            assert held.exists()
+
+    def main(holder):
+        assert held.exists()
+        if fails:
+            raise Refused
+        lp.stop("ended")
+
+    program = lp.Program("test")
+    program.contexts = [hold]
+    if fails == "at the start":
+        program.contexts = [hold, no_context]
+    holder = program.add_node(lp.CourierNode(Holder), label="holder")
+    program.add_node(lp.PyNode(main, holder), label="main")
+    if not fails:
+        assert lp.launch(program, engine) == "ended"
+    else:
+        with pytest.raises(Refused if fails == "at the start" else lp.NodeError):
+            lp.launch(program, engine)
+    assert seen == [str(os.getpid())] and not held.exists()
+
+
+def no_context():
+    raise Refused
 
 
 def test_py_class_node(engine):
