@@ -287,11 +287,11 @@ PRESETS: Mapping[str, Preset] = {
         run={**_MUJOCO, "max_env_steps": 200_000},
     ),
     "gymnasium:Hopper-v5": Preset(
-        agent={"min_replay_size": 5_000, "learning_rate": 3e-4, "critic_learning_rate": 3e-4},
+        agent={"min_replay_size": 10_000, "batch_size": 128, "samples_per_insert": 128.0},
         run={**_MUJOCO, "max_env_steps": 300_000},
     ),
     "gymnasium:Walker2d-v5": Preset(
-        agent={"min_replay_size": 5_000, "learning_rate": 3e-4, "critic_learning_rate": 3e-4},
+        agent={"min_replay_size": 10_000, "batch_size": 128, "samples_per_insert": 128.0},
         run={**_MUJOCO, "max_env_steps": 300_000},
     ),
 }
