@@ -118,5 +118,7 @@ PRESETS: Mapping[str, Preset] = {
         run={"envs_per_actor": 4, "max_env_steps": 50_000, "evaluate_period": 2_000},
     ),
     # A good player hits a brick about every ten steps: a discounted return of 10.
-    "minatar:Breakout": Preset({**MINATAR, "v_min": 0.0, "v_max": 20.0}, MINATAR_RUN),
+    "minatar:Breakout": Preset(
+        {**MINATAR, "v_min": 0.0, "v_max": 20.0, "hidden_sizes": (128,), "dueling": True}, MINATAR_RUN
+    ),
 }

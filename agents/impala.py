@@ -398,7 +398,7 @@ PRESETS: Mapping[str, Preset] = {
         run={
             **RUN,
             "environment_options": {"sticky_actions": 0.0},
-            "max_env_steps": 7_000_000,
+            "max_env_steps": 10_000_000,
             "evaluate_period": 500_000,
             "num_evaluation_episodes": 8,
         },

@@ -286,8 +286,16 @@ PRESETS: Mapping[str, Preset] = {
         agent={"min_replay_size": 5_000, "batch_size": 128, "samples_per_insert": 128.0},
         run={**_MUJOCO, "max_env_steps": 200_000},
     ),
+    # Without normalized layers, policies of Hopper come and go.
     "gymnasium:Hopper-v5": Preset(
-        agent={"min_replay_size": 10_000, "batch_size": 128, "samples_per_insert": 128.0},
+        agent={
+            "n_step": 3,
+            "min_replay_size": 10_000,
+            "batch_size": 128,
+            "samples_per_insert": 128.0,
+            "exploration_std": 0.2,
+            "layer_norm": True,
+        },
         run={**_MUJOCO, "max_env_steps": 300_000},
     ),
     "gymnasium:Walker2d-v5": Preset(

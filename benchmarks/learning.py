@@ -167,7 +167,7 @@ ROWS = {
     "breakout-qr-dqn": Row("qr_dqn", "minatar:Breakout", 1_000_000, 12),
     "breakout-rainbow": Row("rainbow", "minatar:Breakout", 1_000_000, 12),
     "pong-rainbow": Row("rainbow", "atari:Pong", 500_000, 18),
-    "pong-impala": Row("impala", "atari:Pong", 7_000_000, 19),
+    "pong-impala": Row("impala", "atari:Pong", 10_000_000, 19),
     # Five times the mean return of random actions over 100 episodes, 0.42 and 0.12.
     "freeway-dqn": Row("dqn", "minatar:Freeway", 1_000_000, 2.1),
     "freeway-rainbow": Row("rainbow", "minatar:Freeway", 1_000_000, 2.1),
