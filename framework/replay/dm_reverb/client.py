@@ -115,7 +115,7 @@ class Client(ServerTables, contracts.Client):
         samples: list[Any] = []
         failed: Exception | None = None
         try:
-            samples = list(self.native.sample(table, n, emit_timesteps=False))
+            samples = convert.draw(self.native, table, n)
         except Exception as error:  # the call that waits for the samples raises it
             failed = error
         with self.changed:
