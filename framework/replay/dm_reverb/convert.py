@@ -129,8 +129,8 @@ def samples_to_be_had(info: TableInfo, n: int, certain: bool) -> int:
 def draw(client: Any, table: str, n: int) -> list[Any]:
     """Draws n samples with the `reverb.Client`; waits for them without a limit.
 
-    `reverb.Client.sample` keeps one sample in flight, so that each takes a round trip; its buffer cannot be set.
-    With a buffer of n, a batch of 128 takes a third of the time. The server counts n samples, not more.
+    `reverb.Client.sample` keeps one sample in flight, so each takes a round trip; it has no option for
+    that. With a buffer of n, a batch of 128 takes a third of the time. The server counts n samples, not more.
     """
     sampler = client._client.NewSampler(table, n, n)
     drawn = [sampler.GetNextTrajectory() for _ in range(n)]
