@@ -8,7 +8,7 @@ addresses. A restarted node may run on another machine; the other nodes receive 
 
 ```python
 import ray
-ray.init(address="auto")                     # optional; by default a running cluster or a new local one
+ray.init(address="auto")       # optional; by default the cluster of `ray start` or a new one for this program
 launch.launch(program, engine="ray", resources={"learner": {"num_gpus": 1}, "actor": {"num_cpus": 1}})
 ```
 """
@@ -289,21 +289,26 @@ def _import_ray() -> Any:
 
 
 def _connect(ray: Any) -> None:
-    """Joins the cluster of RAY_ADDRESS or of this machine; starts one on this machine if there is none."""
+    """Joins the cluster of RAY_ADDRESS or of `ray start` on this machine; starts one if there is neither.
+
+    Address "auto" would also join the cluster that another program has started for itself and ends with it.
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage reports
+    address = os.environ.get("RAY_ADDRESS") or None
+    own: dict[str, Any] = {"include_dashboard": False, "object_store_memory": _LOCAL_OBJECT_STORE}
     try:
-        ray.init(address=os.environ.get("RAY_ADDRESS", "auto"), logging_level=logging.WARNING)
+        if address is None:
+            with contextlib.suppress(ValueError):  # there is a cluster, for which these are not to be set
+                ray.init(logging_level=logging.WARNING, **own)
+                return
+        ray.init(address=address, logging_level=logging.WARNING)
     except ray.exceptions.AuthenticationError as error:
         raise LaunchError(
             "RAY_AUTH_MODE: the Ray cluster expects a token. Set RAY_AUTH_MODE=token for this program and "
             "for `ray start` on every machine, with the same token in ~/.ray/auth_token."
         ) from error
     except ConnectionError:
-        if "RAY_ADDRESS" in os.environ:
+        if address is not None:
             raise
-        ray.init(
-            address="local",
-            include_dashboard=False,
-            logging_level=logging.WARNING,
-            object_store_memory=_LOCAL_OBJECT_STORE,
-        )
+        # What `ray start` left behind names a cluster that runs no more.
+        ray.init(address="local", logging_level=logging.WARNING, **own)

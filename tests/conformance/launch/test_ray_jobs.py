@@ -110,6 +110,29 @@ def submit(cluster, folder):
     return run(command, folder)
 
 
+OWNER = """
+    import ray
+    ray.init(address="local", num_cpus=0, include_dashboard=False)
+    print("started", flush=True)
+    input()
+"""
+
+
+def test_a_program_does_not_join_the_cluster_that_another_program_has_started_for_itself(folder):
+    """That one ends with its program, and has no core for this one here."""
+    environment = {**os.environ, "RAY_ADDRESS": "", "RAY_USAGE_STATS_ENABLED": "0"}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    command = [sys.executable, "-c", textwrap.dedent(OWNER)]
+    with subprocess.Popen(command, env=environment, **pipes) as owner:
+        try:
+            assert owner.stdout.readline() == "started\n"
+            code, text = run([sys.executable, "program.py"], folder(), RAY_ADDRESS="")
+            assert code == 0, text
+            assert "the sum is 55" in text
+        finally:
+            owner.communicate("\n", timeout=PATIENCE)
+
+
 def test_a_submitted_program_runs_on_the_cluster(cluster, folder):
     code, text = submit(cluster, folder())
     assert code == 0, text
