@@ -5,8 +5,8 @@
 
 The rows are those of ``learning.py`` in CartPole and Pendulum, one for each agent, with the same steps
 and the same floor. Each run is ``repertory train`` with the agent's preset, but for what an engine of
-ENGINES changes, with at least two actors and without evaluations on the way; then ``repertory eval`` over 100 episodes, greedily, of
-the parameters at the last step. Every run is added to ``ROW.json`` in the output folder, and a seed that
+ENGINES changes, with at least two actors and without evaluations on the way; then ``repertory eval`` over
+100 episodes, greedily, of the parameters at the last step. Every run is added to ``ROW.json`` in the output folder, and a seed that
 is in the file already is not run again. An engine whose package the interpreter lacks is left out;
 ``--python`` names an interpreter that has it. The exit code is 1 if a run failed or stayed below its
 floor.
@@ -71,7 +71,8 @@ def run(python: str, name: str, row: learning.Row, engine: str, seed: int) -> di
         train = (
             *command, "train", row.agent, "--environment", row.environment, "--seed", str(seed),
             "--max-env-steps", str(row.steps), "--target-return", "None", "--directory", str(directory),
-            "--evaluate-period", "None", *ENGINES[engine][0], "--num-actors", str(actors), "--envs-per-actor", str(envs),
+            "--evaluate-period", "None", *ENGINES[engine][0],
+            "--num-actors", str(actors), "--envs-per-actor", str(envs),
         )  # fmt: skip
         begin = time.monotonic()
         for each in (train, (*command, "eval", str(directory), "--episodes", "100")):
