@@ -6,10 +6,10 @@
 The rows are those of ``learning.py`` in CartPole and Pendulum, one for each agent, with the same steps
 and the same floor. Each run is ``repertory train`` with the agent's preset, but for what an engine of
 ENGINES changes, with at least two actors and without evaluations on the way; then ``repertory eval`` over
-100 episodes, greedily, of the parameters at the last step. Every run is added to ``ROW.json`` in the output folder, and a seed that
-is in the file already is not run again. An engine whose package the interpreter lacks is left out;
-``--python`` names an interpreter that has it. The exit code is 1 if a run failed or stayed below its
-floor.
+100 episodes, greedily, of the parameters at the last step. Every run is added to ``ROW.json`` in the
+output folder, and a seed that is in the file already is not run again. An engine whose package the
+interpreter lacks is left out; ``--python`` names an interpreter that has it. The exit code is 1 if a run
+failed or stayed below its floor.
 """
 
 from __future__ import annotations
