@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from agents.ppo import ActorCriticConfig, PPOConfig, PPONetworks, PPOPolicy
+from agents.ppo import PPOConfig, PPONetworks, PPOPolicy
 from framework import losses
 from framework.core import NetworksFn
 from framework.flow import Flow, Node, Par
@@ -19,7 +19,7 @@ from framework.learners import LossContext, LossOutput
 from framework.programs import PlanAgent, PlanLearner, Preset, RolloutWorker, concatenate
 from framework.replay import ReplaySample
 from framework.specs import EnvironmentSpec
-from framework.torch_agents import OnPolicyAgent, check_memory
+from framework.torch_agents import ActorCriticConfig, OnPolicyAgent, check_memory
 
 
 @dataclass(frozen=True)

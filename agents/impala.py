@@ -63,9 +63,7 @@ class IMPALAConfig(OnPolicyConfig):
     max_gradient_norm: float | None = 0.5  # Larger gradients are scaled down to this.
 
     # Networks.
-    torso: str = (
-        "shallow"  # For images: "shallow" or "deep", the paper's two; "nature", DQN's; "data_efficient".
-    )
+    torso: str = "shallow"  # For images: "shallow", "deep" (the paper's), "nature" (DQN's), "data_efficient".
     hidden_sizes: tuple[int, ...] = (64, 64)  # For observations without images: hidden layers.
     activation: str = "tanh"  # Activation of the hidden layers: relu, tanh, elu or silu.
     lstm_size: int | None = None  # Width of an LSTM after the torso. None is a feed-forward network.

@@ -211,12 +211,10 @@ class MAML(PlanAgent, OnPolicyAgent):
         with torch.no_grad():
             features = networks.encoder(data.observation)
         starts, mask, rewards = data.start_of_episode, losses.transition_mask(data.mask), data.reward.float()
-        discounts = self.config.discount * data.discount.float()
+        discounts, gae_lambda = self.config.discount * data.discount.float(), self.config.gae_lambda
         times = losses.episode_times(starts)
         values = losses.linear_baseline(features, times, rewards, discounts, data.mask)
-        advantages = losses.generalized_advantages(
-            rewards, discounts, values, data.mask, self.config.gae_lambda
-        )
+        advantages = losses.generalized_advantages(rewards, discounts, values, data.mask, gae_lambda)
         first = rewards * mask * (starts.float().cumsum(1) < 2)
         rows = Rows(
             data.observation,
@@ -260,10 +258,8 @@ class MAML(PlanAgent, OnPolicyAgent):
             )
             for each in before:
                 adapted = self.adapt(networks, adapted, each)
-            log_probs = self._log_probs(networks, adapted, rows)
-            return losses.clipped_surrogate(
-                log_probs, rows.log_prob, rows.advantage, rows.mask, self.config.clip
-            )
+            log_probs, clip = self._log_probs(networks, adapted, rows), self.config.clip
+            return losses.clipped_surrogate(log_probs, rows.log_prob, rows.advantage, rows.mask, clip)
 
         loss, kl, clip_fraction = (each.mean() for each in torch.func.vmap(surrogate)(rows))
         return LossOutput(loss, {"kl": kl, "clip_fraction": clip_fraction})

@@ -9,43 +9,15 @@ from typing import Any, NamedTuple
 import torch
 import tree
 
-from framework import adders, learners, losses, networks
 from framework import config_checks as check
+from framework import learners, losses, networks
 from framework.core import NetworksFn
-from framework.datasets import Dataset
 from framework.learners import LossContext, LossOutput, Prepared, schedules
 from framework.programs.presets import Preset
 from framework.replay import ReplaySample
-from framework.replay.contracts import Client
 from framework.specs import EnvironmentSpec
-from framework.torch_agents import OnPolicyAgent, OnPolicyConfig, TorchPolicy, check_memory
+from framework.torch_agents import ActorCriticConfig, OnPolicyAgent, TorchPolicy, check_memory
 from framework.types import Nest
-
-
-@dataclass(frozen=True)
-class ActorCriticConfig(OnPolicyConfig):
-    """Settings that PPO and A2C share, in addition to those of `OnPolicyConfig`."""
-
-    gae_lambda: float = 0.95  # 0 trusts the values, 1 the returns: less bias, more variance.
-    adam_epsilon: float = 1e-5  # Larger damps steps where gradients are small.
-    max_gradient_norm: float | None = 0.5  # Larger gradients are scaled down to this.
-
-    # Networks.
-    hidden_sizes: tuple[int, ...] = (64, 64)  # Hidden layers of the policy and of the value.
-    activation: str = "tanh"  # Activation of the hidden layers: relu, tanh, elu or silu.
-    shared: bool = False  # Policy and value share hidden layers: faster, but the two losses compete.
-    recurrent: str | None = None  # "lstm" or "gru" after the hidden layers, then shared. None is no memory.
-    recurrent_size: int = 64  # Width of that memory.
-    initial_std: float = 1.0  # Initial standard deviation of actions, in half-widths of their range.
-    tanh_mean: bool = False  # A tanh keeps the mean of actions in their range; it learns slower at bounds.
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check.at_least(self, 1, "hidden_sizes", "recurrent_size")
-        check.above(self, 0, "initial_std")
-        check.fraction(self, "gae_lambda")
-        check.one_of(self, ("lstm", "gru"), "recurrent")
-        check.one_of(self, networks.ACTIVATIONS, "activation")
 
 
 @dataclass(frozen=True)
@@ -95,16 +67,7 @@ class PPONetworks(networks.ActorCritic):
     kl_coefficient: torch.Tensor
 
     def __init__(self, config: PPOConfig, spec: EnvironmentSpec):
-        super().__init__(
-            spec,
-            config.hidden_sizes,
-            config.activation,
-            shared=config.shared,
-            recurrent=config.recurrent,
-            recurrent_size=config.recurrent_size,
-            initial_std=config.initial_std,
-            tanh_mean=config.tanh_mean,
-        )
+        super().__init__(spec, **config.network_settings())
         self.normalizer = networks.ObservationNormalizer(spec.observations, config.normalize_observations)
         self.reward_scale = networks.RewardScale()
         # State of the learner, which acting does not need.
@@ -192,25 +155,6 @@ class PPO(OnPolicyAgent):
     def episodes_per_batch(self) -> int | None:
         return self.config.episodes_per_batch
 
-    @property
-    def items_per_step(self) -> int:
-        return self.config.episodes_per_batch or super().items_per_step
-
-    def make_adder(self, client: Client, spec: EnvironmentSpec) -> adders.Adder:
-        if self.config.episodes_per_batch is None:
-            return super().make_adder(client, spec)
-        tables, rows = {adders.QUEUE_TABLE: None}, self.config.unroll_length + 1
-        return adders.EpisodeAdder(
-            client, rows, priority_fns=tables, max_in_flight_items=1, limit_name="unroll_length"
-        )
-
-    def make_dataset(self, client: Client) -> Dataset:
-        if self.config.episodes_per_batch is None:
-            return super().make_dataset(client)
-        size = self.items_per_step // self.num_learners
-        prefetch = self.prefetch_batches
-        return Dataset(client, adders.QUEUE_TABLE, size, device=self.device, prefetch=prefetch, ragged="pad")
-
     def make_networks(self, spec: EnvironmentSpec) -> PPONetworks:
         parts = ("actions", "normalizer", "reward_scale", "kl_coefficient")
         members = (*parts, "initial_state", "act", "forward")
@@ -224,18 +168,7 @@ class PPO(OnPolicyAgent):
     def make_optimizer(self, networks: PPONetworks) -> torch.optim.Optimizer:
         """Adam, with a rate of its own for the children whose names begin with `value_`, if there is one."""
         config = self.config
-        if config.value_learning_rate is None:
-            return super().make_optimizer(networks)
-        parts: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
-        for name, parameter in networks.named_parameters():
-            parts[name.startswith("value_")].append(parameter)
-        if not parts[True]:
-            raise ValueError(
-                f"value_learning_rate: got {config.value_learning_rate}, expected None for networks without "
-                "children whose names begin with 'value_'. Rename those of the value."
-            )
-        policy, value = ({"params": part} for part in parts)
-        groups = [policy, value | {"lr": config.value_learning_rate}]
+        groups = learners.with_own_rate(networks, "value_", config.value_learning_rate, "value_learning_rate")
         return learners.Adam(groups, lr=config.learning_rate, eps=config.adam_epsilon)
 
     def make_learner(self, networks: PPONetworks, spec: EnvironmentSpec) -> learners.MinibatchLearner:

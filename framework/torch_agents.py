@@ -35,7 +35,7 @@ from framework.adders.block import PriorityFn
 from framework.datasets import Dataset
 from framework.devices import check_visible, device_of_learner
 from framework.learners import LossContext, LossOutput, schedules
-from framework.networks import Actions, JointActions, as_numpy, as_tensors, check_action_mask
+from framework.networks import ACTIVATIONS, Actions, JointActions, as_numpy, as_tensors, check_action_mask
 from framework.replay.contracts import Client
 from framework.types import Nest
 
@@ -101,6 +101,37 @@ class OnPolicyConfig(AgentConfig):
         super().__post_init__()
         check.at_least(self, 2, "unroll_length")
         check.at_least(self, 0, "value_coefficient", "entropy_coefficient")
+
+
+@dataclass(frozen=True)
+class ActorCriticConfig(OnPolicyConfig):
+    """Settings of agents with `networks.ActorCritic` (PPO, A2C), in addition to those of `OnPolicyConfig`."""
+
+    gae_lambda: float = 0.95  # 0 trusts the values, 1 the returns: less bias, more variance.
+    adam_epsilon: float = 1e-5  # Larger damps steps where gradients are small.
+    max_gradient_norm: float | None = 0.5  # Larger gradients are scaled down to this.
+
+    # Networks.
+    hidden_sizes: tuple[int, ...] = (64, 64)  # Hidden layers of the policy and of the value.
+    activation: str = "tanh"  # Activation of the hidden layers: relu, tanh, elu or silu.
+    shared: bool = False  # Policy and value share hidden layers: faster, but the two losses compete.
+    recurrent: str | None = None  # "lstm" or "gru" after the hidden layers, then shared. None is no memory.
+    recurrent_size: int = 64  # Width of that memory.
+    initial_std: float = 1.0  # Initial standard deviation of actions, in half-widths of their range.
+    tanh_mean: bool = False  # A tanh keeps the mean of actions in their range; it learns slower at bounds.
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.at_least(self, 1, "hidden_sizes", "recurrent_size")
+        check.above(self, 0, "initial_std")
+        check.fraction(self, "gae_lambda")
+        check.one_of(self, ("lstm", "gru"), "recurrent")
+        check.one_of(self, ACTIVATIONS, "activation")
+
+    def network_settings(self) -> dict[str, Any]:
+        """Keyword arguments of `networks.ActorCritic`."""
+        names = ("hidden_sizes", "activation", "shared", "recurrent", "recurrent_size", "initial_std")
+        return {name: getattr(self, name) for name in (*names, "tanh_mean")}
 
 
 class TorchPolicy(core.Policy):
@@ -314,7 +345,9 @@ class OffPolicyAgent(TorchAgent):
 
 
 class OnPolicyAgent(TorchAgent):
-    """Learns from one unroll of every env at each step. Each unroll is used once.
+    """Learns from each unroll, or each episode, once.
+
+    A learner step uses one unroll of every env, or `episodes_per_batch` whole episodes.
 
     Attributes:
       extras_of_first_row: extras of the policy that are stored only with the first row of an unroll.
@@ -333,7 +366,7 @@ class OnPolicyAgent(TorchAgent):
 
     @property
     def items_per_step(self) -> int:
-        return self.num_envs
+        return self.episodes_per_batch or self.num_envs
 
     @property
     def queue_batches(self) -> int:
@@ -355,6 +388,15 @@ class OnPolicyAgent(TorchAgent):
         return [replay.Table.queue(adders.QUEUE_TABLE, self.queue_batches * self.items_per_step)]
 
     def make_adder(self, client: Client, spec: specs.EnvironmentSpec) -> adders.Adder:
+        if self.episodes_per_batch is not None:
+            # A row more than steps: that of the last observation.
+            return adders.EpisodeAdder(
+                client,
+                self.config.unroll_length + 1,
+                priority_fns={adders.QUEUE_TABLE: None},
+                max_in_flight_items=1,
+                limit_name="unroll_length",
+            )
         return adders.UnrollAdder(
             client,
             self.config.unroll_length,
@@ -363,5 +405,11 @@ class OnPolicyAgent(TorchAgent):
         )
 
     def make_dataset(self, client: Client) -> Dataset:
-        size = self.items_per_step // self.num_learners
-        return Dataset(client, adders.QUEUE_TABLE, size, device=self.device, prefetch=self.prefetch_batches)
+        return Dataset(
+            client,
+            adders.QUEUE_TABLE,
+            self.items_per_step // self.num_learners,
+            device=self.device,
+            prefetch=self.prefetch_batches,
+            ragged="error" if self.episodes_per_batch is None else "pad",
+        )

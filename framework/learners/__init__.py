@@ -3,9 +3,10 @@
 from framework.learners.distributed import LearnerGroup as LearnerGroup
 from framework.learners.minibatches import MinibatchLearner as MinibatchLearner
 from framework.learners.minibatches import Prepared as Prepared
+from framework.learners.optimizers import Adam as Adam
+from framework.learners.optimizers import with_own_rate as with_own_rate
 from framework.learners.schedules import linear as linear
 from framework.learners.schedules import linear_decay as linear_decay
-from framework.learners.sgd import Adam as Adam
 from framework.learners.sgd import LossContext as LossContext
 from framework.learners.sgd import LossOutput as LossOutput
 from framework.learners.sgd import SGDLearner as SGDLearner

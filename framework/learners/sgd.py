@@ -22,7 +22,6 @@ from framework.types import Gradients, StepResult
 
 # Up to this number of elements, one copy of all gradients is faster than one operation per gradient.
 _SMALL = 1 << 16
-_ONE = torch.tensor(1.0)
 
 
 class LossOutput(NamedTuple):
@@ -356,90 +355,3 @@ class SGDLearner(core.Learner):
             f"Learner step {step}: the loss or its gradient is not finite{seen}. Look for NaN in "
             "observations and rewards, then try a smaller learning rate or max_gradient_norm."
         )
-
-
-class Adam(torch.optim.Adam):
-    """`torch.optim.Adam(..., fused=True)` with less overhead and equal results (Kingma and Ba, 2015).
-
-    ```python
-    optimizer_fn = functools.partial(Adam, lr=1e-3, eps=1e-5)
-    ```
-
-    The first of torch's optimizers in a process loads torch's compiler (two CPU seconds and 100 MB), and each
-    step checks whether it is being compiled: on CartPole, 4 % of a serial program of DQN or PPO. This
-    optimizer cannot be compiled. Its state is the same, so checkpoints fit both. It supports neither closures
-    nor hooks.
-
-    Args:
-      parameters: tensors, or groups of them, as in `torch.optim`.
-      lr: learning rate.
-      betas: decay rates of the running means of the gradient and its square.
-      eps: term added to the denominator.
-      weight_decay: weight of the L2 penalty.
-    """
-
-    def __init__(
-        self,
-        parameters: Any,
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-    ):
-        super().__init__(parameters, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=True)
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        _plain(torch.optim.Optimizer.add_param_group)(self, param_group)
-
-    def state_dict(self) -> dict[str, Any]:
-        return _plain(torch.optim.Optimizer.state_dict)(self)
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        _plain(torch.optim.Optimizer.load_state_dict)(self, state_dict)
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Updates all parameters that have a gradient."""
-        if closure is not None:
-            raise ValueError(
-                "closure: got a function, expected None. Compute the loss and its gradients before step()."
-            )
-        for group in self.param_groups:
-            parameters: list[torch.Tensor] = []
-            gradients: list[torch.Tensor] = []
-            means: list[torch.Tensor] = []
-            squares: list[torch.Tensor] = []
-            steps: list[torch.Tensor] = []
-            self._init_group(group, parameters, gradients, means, squares, [], steps)
-            if not parameters:
-                continue
-            if steps[0].is_cpu:
-                # torch would convert a Python number to a tensor for each parameter.
-                torch._foreach_add_(steps, _ONE, alpha=1.0)
-            else:
-                torch._foreach_add_(steps, 1)
-            beta1, beta2 = group["betas"]
-            torch._fused_adam_(
-                parameters,
-                gradients,
-                means,
-                squares,
-                [],
-                steps,
-                lr=group["lr"],
-                beta1=beta1,
-                beta2=beta2,
-                weight_decay=group["weight_decay"],
-                eps=group["eps"],
-                amsgrad=False,
-                maximize=False,
-            )
-
-    # Otherwise the first optimizer wraps `step` in a range for torch's profiler, which takes as long as the
-    # step.
-    step.hooked = True  # type: ignore[attr-defined]
-
-
-def _plain(method: Any) -> Any:
-    """`method` without the wrapper that loads the compiler on the first call."""
-    return getattr(method, "__wrapped__", method)

@@ -1,4 +1,4 @@
-"""The page of each agent holds every field of its config, with the default and the comment beside it."""
+"""Pages hold every field of their agent's config, with default and comment; files of agents are short."""
 
 import pathlib
 
@@ -48,3 +48,12 @@ def test_the_settings_of_a_run_are_those_of_the_source():
     assert table in (PAGES.parent / "programs.md").read_text(encoding="utf-8"), (
         f"docs/programs.md lacks\n{table}"
     )
+
+
+@pytest.mark.parametrize(
+    "path", sorted((PAGES.parents[1] / "agents").glob("[a-z]*.py")), ids=lambda p: p.stem
+)
+def test_an_agent_is_a_file_of_at_most_300_lines_and_its_presets(path):
+    lines = path.read_text(encoding="utf-8").splitlines()
+    presets = [number for number, line in enumerate(lines) if line.startswith("PRESETS")]
+    assert (presets or [len(lines)])[0] <= 300
