@@ -278,7 +278,7 @@ class Graph(core.Graph):
             "inference": "local",
             "variable_sources": 0,
             "min_actors": None,
-            **({} if replay else {"replay_shards": 1}),
+            **({} if replay else {"replay_shards": 1, "replay_backend": "repertory"}),
         }
         for field, value in expected.items():
             if (given := getattr(self.config, field)) != value:

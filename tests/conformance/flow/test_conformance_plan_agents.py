@@ -165,7 +165,14 @@ def _fail(networks, batch, context):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"inference": "server"}, {"variable_sources": 1}, {"replay_shards": 2}, {"num_learners": 2}]
+    "changes",
+    [
+        {"inference": "server"},
+        {"variable_sources": 1},
+        {"replay_shards": 2},
+        {"replay_backend": "reverb"},
+        {"num_learners": 2},
+    ],
 )
 def test_settings_without_effect_on_a_plan_are_refused(changes):
     ((field, value),) = changes.items()
