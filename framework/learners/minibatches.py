@@ -108,7 +108,7 @@ class MinibatchLearner(SGDLearner):
             rows, count = (sum(column) for column in zip(*counts, strict=True))
             before = sum(others for _, others in counts[: self._group.rank])
         parts = 1 if self._minibatch_size is None else round(rows / self._minibatch_size)
-        parts = min(max(1, parts), count)
+        parts = max(1, min(parts, count))
         for epoch in range(self._epochs):
             in_epoch = context._replace(wants_metrics=epoch == self._epochs - 1)
             each: list[LossOutput] = []

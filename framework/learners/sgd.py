@@ -186,6 +186,10 @@ class SGDLearner(core.Learner):
         self._small = sum(p.numel() for p in self._parameters) <= _SMALL
         self.optimizer = optimizer_fn(self._parameters)
         self._rates = [float(group["lr"]) for group in self.optimizer.param_groups]
+        self._optimizer_settings = [
+            {name: value for name, value in group.items() if name != "params"}
+            for group in self.optimizer.param_groups
+        ]
         self._schedule, self._max_gradient_norm = learning_rate_schedule, max_gradient_norm
         self._precision: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         if autocast_dtype is not None:
@@ -313,6 +317,7 @@ class SGDLearner(core.Learner):
             "networks": self.networks.state_dict(),
             "targets": self.targets.state_dict(),
             "optimizer": self.optimizer.state_dict(),
+            "optimizer_kind": type(self.optimizer).__name__,
             "generator": self._generator.get_state(),
             "steps": self.steps,
             "env_steps": self.env_steps,
@@ -322,9 +327,19 @@ class SGDLearner(core.Learner):
         )
 
     def restore(self, state: dict[str, Any]) -> None:
+        """Continues from the state. Learning rates and the like stay those of this learner's optimizer.
+
+        Raises:
+          ValueError: The state is that of another kind of optimizer.
+        """
+        kind = type(self.optimizer).__name__
+        if (saved := state.get("optimizer_kind", kind)) != kind:  # Older checkpoints do not name it.
+            raise ValueError(f"optimizer: got the state of {saved}, expected that of {kind}.")
         self.networks.load_state_dict(state["networks"])
         self.targets.load_state_dict(state["targets"])
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        for group, settings in zip(self.optimizer.param_groups, self._optimizer_settings, strict=True):
+            group.update(settings)
         self._generator.set_state(state["generator"].cpu())
         self.steps, self.env_steps = int(state["steps"]), int(state["env_steps"])
         self._unchecked.clear()

@@ -203,10 +203,12 @@ def value_loss(values: torch.Tensor, targets: torch.Tensor, mask: torch.Tensor |
 def explained_variance(
     values: torch.Tensor, targets: torch.Tensor, mask: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """1 - Var(targets - values) / Var(targets): 1 for perfect values; 0 if all targets are equal."""
+    """1 - Var(targets - values) / Var(targets): 1 for perfect values; 0 if no two targets differ."""
     check_alike(mask, values=values, targets=targets)
     if mask is not None:
         values, targets = values[mask > 0], targets[mask > 0]
+    if not targets.numel():
+        return targets.new_zeros(())
     spread = targets.var(correction=0)  # 0 for a single target; the unbiased estimate is NaN.
     explained = 1.0 - (targets - values).var(correction=0) / spread.clamp(min=1e-8)
     return torch.where(spread > 0, explained, 0.0)

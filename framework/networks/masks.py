@@ -64,7 +64,7 @@ def random_actions(
     if legal is None:
         num_actions, shape = values.shape[-1], values.shape[:-1]
         return torch.randint(num_actions, shape, generator=generator, device=values.device)
-    return Categorical(torch.zeros_like(values), legal).sample(generator)
+    return Categorical(torch.zeros_like(values), _allowed(legal)).sample(generator)
 
 
 def epsilon_greedy(

@@ -34,19 +34,19 @@ class Moments(nn.Module):
         self.register_buffer("squares", torch.zeros(shape, dtype=torch.float64))
 
     def update(self, values: torch.Tensor, total: Total | None = None) -> None:
-        """Adds values `[n, *shape]`. All learners together must have at least one.
+        """Adds values `[n, *shape]`; none of them changes nothing.
 
         `total` sums a tensor over the learners that share the values; None for one learner.
         """
         values = values.double()
         add = total or (lambda tensor: tensor)
         n = add(self.count.new_tensor(len(values)))
-        mean = add(values.sum(0)) / n
+        mean = add(values.sum(0)) / n.clamp(min=1.0)
         squares = add(((values - mean) ** 2).sum(0))
         count = self.count + n
-        delta = mean - self.mean
-        self.squares += squares + delta**2 * (self.count * n / count)
-        self.mean += delta * (n / count)
+        delta, divisor = mean - self.mean, count.clamp(min=1.0)
+        self.squares += squares + delta**2 * (self.count * n / divisor)
+        self.mean += delta * (n / divisor)
         self.count.copy_(count)
 
     def std(self) -> torch.Tensor:

@@ -65,6 +65,23 @@ def make_learner(config=SMALL, spec=DISCRETE):
 # --- the update ---
 
 
+@pytest.mark.parametrize("recurrent", [None, "lstm"])
+@pytest.mark.parametrize("minibatch_size", [8, None])
+def test_a_batch_without_a_transition_changes_no_statistics(minibatch_size, recurrent):
+    config = dataclasses.replace(
+        SMALL,
+        minibatch_size=minibatch_size,
+        recurrent=recurrent,
+        normalize_observations=True,
+        normalize_rewards=True,
+    )
+    learner, sample = make_learner(config), make_batch(config)
+    before = {name: value.clone() for name, value in learner.networks.named_buffers()}
+    learn(learner, sample._replace(data=sample.data._replace(mask=np.zeros_like(sample.data.mask))))
+    assert all(torch.equal(value, before[name]) for name, value in learner.networks.named_buffers())
+    assert np.isfinite(float(learn(learner, sample).metrics["loss"]))
+
+
 def test_the_seed_chooses_the_minibatches():
     def parameters(seed):
         learner = make_learner()

@@ -217,6 +217,23 @@ def test_a_saved_state_does_not_change_with_later_steps():
     assert torch.equal(state["optimizer"]["state"][0]["exp_avg"], moment)
 
 
+def test_a_restored_learner_keeps_the_settings_of_its_own_optimizer():
+    first = make_learner(optimizer=lambda p: torch.optim.Adam(p, lr=0.05, eps=1e-8))
+    first.step(make_batch())
+    second = make_learner(optimizer=lambda p: torch.optim.Adam(p, lr=0.5, eps=1e-3))
+    second.restore(first.save())
+    assert second.step(make_batch(1)).metrics["learning_rate"].item() == pytest.approx(0.5)
+    (group,) = second.optimizer.param_groups
+    assert (group["lr"], group["eps"]) == (0.5, 1e-3)
+
+
+def test_the_state_of_another_optimizer_is_refused():
+    first = make_learner(optimizer=lambda p: torch.optim.RMSprop(p, lr=0.05))
+    first.step(make_batch())
+    with pytest.raises(ValueError, match="optimizer: got the state of RMSprop, expected that of Adam"):
+        make_resumable().restore(first.save())
+
+
 @pytest.mark.parametrize(
     "kwargs, message",
     [

@@ -92,6 +92,12 @@ def test_a_mask_that_allows_nothing_is_none():
     torch.testing.assert_close(*logits)
 
 
+def test_exploration_is_uniform_where_a_mask_allows_nothing():
+    values, seen = torch.zeros(3_000, 3), {"action_mask": torch.zeros(3_000, 3)}
+    drawn = networks.epsilon_greedy(values, seen, 1.0, torch.Generator().manual_seed(0))
+    assert (drawn.bincount(minlength=3) / 3_000).tolist() == pytest.approx([1 / 3] * 3, abs=0.05)
+
+
 def test_a_policy_that_may_do_nothing_is_uniform_and_has_no_gradient():
     logits = torch.tensor([[3.0, 1.0, 2.0]], requires_grad=True)
     policy = networks.Categorical(logits, torch.zeros(1, 3))
