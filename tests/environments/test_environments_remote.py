@@ -147,6 +147,32 @@ def test_an_error_of_a_remote_env_is_a_fault_here_with_its_traceback(serve, serv
             environment.step(np.zeros(1, np.int64))
 
 
+class _Waiting(gymnasium.Wrapper):
+    """CartPole whose steps wait for `go`."""
+
+    go = threading.Event()
+
+    def step(self, action):
+        assert self.go.wait(60)
+        return super().step(action)
+
+
+def test_a_reset_after_a_failed_step_takes_no_answers_of_that_step(serve, serve_here):
+    _Waiting.go.set()
+    serve_here(_Faulty)
+    serve_here(lambda: _Waiting(cartpole()))
+    with make(serve, 2, timeout=60.0) as environment:
+        environment.reset()
+        environment.step(np.zeros(2, np.int64))
+        _Waiting.go.clear()
+        with pytest.raises(environments.EnvironmentFault, match="the wheel came off"):
+            environment.step(np.zeros(2, np.int64))
+        _Waiting.go.set()
+        assert environment.reset().step_type.tolist() == [environments.FIRST] * 2
+        assert environment.step(np.zeros(2, np.int64)).step_type.tolist() == [environments.MID] * 2
+        assert environment.malformed == 0
+
+
 def test_a_server_with_another_key_is_not_admitted(serve, serve_here, tmp_path):
     other = str(tmp_path / "other.key")
     CurveKeys.from_file(other)
