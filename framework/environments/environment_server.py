@@ -317,16 +317,14 @@ class _Batch:
             rows.append([*rewards, *discounts, *_pick(self._spec["observations"], observation)])
         spec = self._spec
         layout = [
-            leaf
+            (field[:-1], *leaf)
             for field in ("rewards", "discounts", "observations")
             for leaf in layout_of(spec[field], len(rows))
         ]
         starts = [0] * (len(layout) - len(self._envs[0].starts[1])) + list(self._envs[0].starts[1])
         leaves = [np.array(self._step_types, np.int64)]
-        for column, (dtype, shape), start in zip(zip(*rows), layout, starts):
-            leaves.append(
-                (np.asarray(column) - start if start else np.asarray(column)).astype(dtype).reshape(shape)
-            )
+        for column, leaf, start in zip(zip(*rows), layout, starts):
+            leaves.append(_to_array(column, start, *leaf))
         self._is_sound = True
         return leaves
 
@@ -335,6 +333,24 @@ class _Batch:
             self._idle += self._envs
         else:
             _close_all(self._envs)
+
+
+def _to_array(column: Sequence[Any], start: int, field: str, dtype: np.dtype, shape: Any) -> np.ndarray:
+    """The values of all envs as an array that fits the spec; raises ValueError if a value would change."""
+    array = np.asarray(column)
+    # One number may come as an array of one number.
+    fits = array.shape == shape or (len(shape) == 1 and array.size == shape[0])
+    numbers = array.dtype.kind in ("iubf" if dtype.kind == "f" else "iub")
+    if fits and numbers:
+        array = (array - start if start else array).reshape(shape)
+        converted = array.astype(dtype)
+        if dtype.kind == "f" or array.dtype == dtype or (converted == array).all():
+            return converted
+    values = f" {array.tolist()}" if array.size <= 16 else ""
+    raise ValueError(
+        f"{field}: got {array.dtype}{list(array.shape[1:])}{values}, expected {dtype}{list(shape[1:])}. "
+        "Make the environment agree with its spec."
+    )
 
 
 def _pick(data: Any, value: Any) -> list[Any]:

@@ -251,6 +251,45 @@ def test_what_does_not_fit_ends_that_connection_only(serve, serve_here):
     assert answers == ["refuse"] * len(BAD)
 
 
+class _Shows(gymnasium.Env):
+    """Its observation is always `value`, whatever its space is; its reward is an array of one number."""
+
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, space, value):
+        self.observation_space, self._value = space, value
+
+    def reset(self, *, seed=None, options=None):
+        return self._value, {}
+
+    def step(self, action):
+        return self._value, [1.0], False, False, {}
+
+
+PIXELS, NUMBER = gymnasium.spaces.Box(0, 255, (2, 3), np.uint8), gymnasium.spaces.Discrete(3, start=1)
+SHOWN = {
+    "transposed": (PIXELS, np.zeros((3, 2), np.uint8), None),
+    "floats for integers": (PIXELS, np.ones((2, 3)), None),
+    "too large for the dtype": (PIXELS, np.full((2, 3), 300), None),
+    "text": (NUMBER, "two", None),
+    "integers of another size": (PIXELS, np.full((2, 3), 200), np.full((1, 2, 3), 200, np.uint8)),
+    "one number in an array": (NUMBER, np.array([3]), np.array([2])),
+    "double precision": (gymnasium.spaces.Box(-1, 1, (1,)), np.ones(1), np.ones((1, 1), np.float32)),
+}
+
+
+@pytest.mark.parametrize(("space", "value", "sent"), SHOWN.values(), ids=SHOWN)
+def test_a_server_sends_observations_that_fit_their_space_and_refuses_others(space, value, sent):
+    batch = environment_server.EnvironmentsOf(lambda: _Shows(space, value))(1, None)
+    if sent is None:
+        with pytest.raises(ValueError, match=r"observation: got .*, expected .*agree with its spec"):
+            batch.reset()
+        return
+    np.testing.assert_array_equal(batch.reset()[-1], sent)
+    assert batch.reset()[-1].dtype == sent.dtype
+    assert batch.step([np.zeros(1, np.int64)])[1].tolist() == [1]
+
+
 class _Counting(gymnasium.Wrapper):
     """CartPole that counts how many of it are open."""
 
