@@ -60,6 +60,15 @@ def test_time_limit_is_a_truncation(stepping):
     assert reward[5].tolist() == [1, 1]
 
 
+@pytest.mark.parametrize("name", [CARTPOLE, "testing:CartPoleWithoutVelocities"])
+@pytest.mark.parametrize(("limit", "steps"), [(None, 500), (-1, np.iinfo(np.int32).max), (7, 7)])
+def test_all_envs_together_take_the_limits_that_one_env_takes(name, limit, steps):
+    with environments.make(name, num_envs=2, seed=1, options={"max_episode_steps": limit}) as environment:
+        assert environment._environment.unwrapped.max_episode_steps == steps
+        environment.reset()
+        assert environment.step(np.array([0, 1])).step_type.tolist() == [MID, MID]
+
+
 def test_cartpole_balanced_to_the_end_is_truncated_at_500():
     for stepping in ("inline", "vector"):
         environment = environments.make(CARTPOLE, num_envs=2, seed=3, stepping=stepping)
