@@ -114,6 +114,39 @@ def test_a_lost_client_is_replaced_by_another(port, token):
         thread.join(30)
 
 
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_reset_after_a_failed_step_begins_an_episode(port, token, ends):
+    has_failed = threading.Event()
+
+    def application():
+        with connect(port) as client:
+            client.start_episode()
+            client.get_action([0, 0])
+            assert has_failed.wait(60)
+            client.log_reward(5.0)
+            if ends:
+                client.end_episode([1, 1])
+                client.start_episode()
+            client.get_action([2, 2])
+            client.log_reward(3.0)
+            client.end_episode([3, 3])
+
+    thread = in_thread(application)
+    with ExternalEnvironment(f"tcp://127.0.0.1:{port}", token=token, timeout=60.0) as environment:
+        environment.reset()
+        environment._timeout = 0.1
+        with pytest.raises(environments.EnvironmentFault, match="silent"):
+            environment.step(np.array([1]))
+        environment._timeout = 60.0
+        has_failed.set()
+        timestep = environment.reset()
+        assert (timestep.step_type[0], timestep.reward[0]) == (environments.FIRST, 0)
+        np.testing.assert_array_equal(timestep.observation, [[2, 2]])
+        timestep = environment.step(np.array([1]))
+        assert (timestep.step_type[0], timestep.reward[0]) == (environments.LAST, 3)
+        thread.join(30)
+
+
 BAD = {
     "a wrong token": [{"type": "hello", "protocol": 1, "token": "wrong"}],
     "no JSON": [b"{]\n"],
