@@ -30,13 +30,13 @@ from framework.adders import Adder
 from framework.environments.base import BatchedEnvironment
 from framework.objects import named
 from framework.specs import EnvironmentSpec, path_name
-from framework.types import LAST, Nest, Step
+from framework.types import FIRST, LAST, Nest, Step
 
 _FIELDS = ("observation", "action", "reward", "discount", "start_of_episode")
 
 
 def record(environment: BatchedEnvironment, act: Callable[[Nest], Nest], num_episodes: int) -> Iterator[Step]:
-    """Plays whole episodes and yields each as a `Step`.
+    """Plays whole episodes and yields each as a `Step`. One that the environment cuts short is left out.
 
     Args:
       environment: of one env; see `environments.make`.
@@ -54,6 +54,9 @@ def record(environment: BatchedEnvironment, act: Callable[[Nest], Nest], num_epi
         while timestep.step_type[0] != LAST:
             action = act(timestep.observation)
             following = environment.step(action)
+            if following.step_type[0] == FIRST:  # The env was lost, and its episode has no end.
+                rows, timestep = [], following
+                continue
             result = (following.reward, following.discount)
             # Copied, since the environment and the policy may use their arrays again.
             row = (timestep.observation, action, *result, np.array([not rows]))

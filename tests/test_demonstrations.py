@@ -34,6 +34,28 @@ def test_a_truncated_episode_ends_with_its_discount():
     np.testing.assert_array_equal(episode.discount, [1, 1, 1, 0])
 
 
+class Lost(environments.BatchedEnvironment):
+    """An `EchoEnvironment` that is lost after two time steps, and replaced by one that counts from 100."""
+
+    def __init__(self):
+        make = functools.partial(environments.make, EchoEnvironment)
+        self._envs = [make(options={"episode_length": 3, "first": first}) for first in (0, 100)]
+        self.spec, self._steps = self._envs[0].spec, 0
+
+    def reset(self):
+        return self._envs[0].reset()
+
+    def step(self, action):
+        self._steps += 1
+        return self._envs[self._steps >= 2].step(action)
+
+
+def test_an_episode_that_is_cut_short_is_left_out():
+    (episode,) = demonstrations.record(Lost(), lambda observation: np.array([0]), 1)
+    np.testing.assert_array_equal(episode.observation[:, 0], [100, 101, 102, 103])
+    np.testing.assert_array_equal(episode.start_of_episode, [True, False, False, False])
+
+
 def nested(num_episodes=3):
     observations = {"a": specs.Array((2,), np.float32), "b": (specs.Array((), np.uint8),) * 2}
     spec = make_spec(observations=observations)
