@@ -379,3 +379,26 @@ def test_a_silent_client_is_named(port, token):
             environment.reset()
     done.set()
     thread.join(30)
+
+
+def test_a_client_whose_message_has_no_answer_is_told_why_it_was_refused():
+    has_ended = threading.Event()
+
+    def run(listener):
+        connection, _ = listener.accept()
+        with connection, connection.makefile() as lines:
+            lines.readline()
+            connection.sendall(b'{"type": "welcome"}\n')
+            lines.readline()
+            connection.sendall(b'{"type": "error", "message": "the reason"}\n')
+        has_ended.set()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = in_thread(lambda: run(listener))
+        with connect(listener.getsockname()[1]) as client:
+            client.start_episode()
+            assert has_ended.wait(30)
+            with pytest.raises(ValueError, match="the reason"):
+                while True:  # Until the end of the connection has arrived.
+                    client.log_reward(1.0)
+        thread.join(30)
