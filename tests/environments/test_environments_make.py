@@ -121,8 +121,15 @@ def test_step_before_reset_is_a_reset():
         assert (environment.step(np.array([0, 1])).step_type == FIRST).all()
 
 
-def test_the_previous_time_step_stays_intact_for_one_more_step():
-    environment = environments.make(CARTPOLE, num_envs=2, seed=5, stepping="inline")
+def _with_buffers(num_envs):
+    """A vector environment that writes each observation into the same array."""
+    how = {"copy": False, "autoreset_mode": gymnasium.vector.AutoresetMode.NEXT_STEP}
+    return gymnasium.make_vec("CartPole-v1", num_envs, "sync", vector_kwargs=how)
+
+
+@pytest.mark.parametrize("environment", [CARTPOLE, _with_buffers])
+def test_the_previous_time_step_stays_intact_for_one_more_step(environment):
+    environment = environments.make(environment, num_envs=2, seed=5, stepping="inline")
     before = environment.reset()
     kept = before.observation.copy()
     environment.step(np.array([0, 1]))
