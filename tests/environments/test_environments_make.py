@@ -207,11 +207,12 @@ def test_vector_stepping_of_an_environment_without_its_own_vector_version():
     assert observation.shape == (11, 3, 3) and (discount == 1).all()
 
 
-def test_a_factory_may_return_a_whole_vector_environment():
+@pytest.mark.parametrize("stepping", ["auto", "vector"])
+def test_a_factory_may_return_a_whole_vector_environment(stepping):
     def whole():
         return gymnasium.make_vec("CartPole-v1", num_envs=3)
 
-    environment = environments.make(whole, num_envs=3)
+    environment = environments.make(whole, num_envs=3, stepping=stepping)
     assert isinstance(environment, VectorEnvironment)
     assert environment.reset().observation.shape == (3, 4)
     with pytest.raises(ValueError, match="a batch of 3 envs, expected 2"):
