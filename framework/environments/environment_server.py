@@ -7,7 +7,8 @@ It needs Python 3.8 or newer, numpy, pyzmq, msgpack, and the package of the envi
     python environment_server.py gymnasium:CartPole-v1 --connect HOST:5555 --key environments.key --num-envs 8
 
 The name is `gymnasium:ID`, `gym:ID` (the package before gymnasium), or `module:object` of a callable that
-returns an environment with the methods of gymnasium's or dm_env's. From a script:
+returns an environment with the methods of gymnasium's or dm_env's; its parameter `seed`, if it has one,
+receives the env's seed. From a script:
 `serve(EnvironmentsOf(make_one), ["HOST:5555"], "environments.key", num_envs=8)`.
 
 Messages are msgpack lists `[kind, ...]` over a ZeroMQ DEALER socket with CURVE; nothing is unpickled:
@@ -25,6 +26,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import inspect
 import itertools
 import os
 import signal
@@ -189,7 +191,7 @@ class _Gymnasium:
 
     def reset(self) -> Any:
         seed, self.seed = self.seed, None
-        if seed is not None and hasattr(self._env, "seed"):  # gym before 0.26
+        if seed is not None and callable(getattr(self._env, "seed", None)):  # gym before 0.26
             self._env.seed(seed)
             seed = None
         result = self._env.reset() if seed is None else self._env.reset(seed=seed)
@@ -243,23 +245,34 @@ class _DmEnv:
 
 
 class EnvironmentsOf:
-    """Makes batches of environments that `make_one()` returns one by one. Keeps them for later batches."""
+    """Makes batches of environments that `make_one()` returns one by one. Keeps them for later batches.
 
-    def __init__(self, make_one: Callable[[], Any]):
+    With a parameter `seed`, `make_one` is called again for each seed of a run.
+    """
+
+    def __init__(self, make_one: Callable[..., Any]):
         self._make_one = make_one
+        try:
+            self._takes_seed = "seed" in inspect.signature(make_one).parameters
+        except (TypeError, ValueError):  # a builtin, say
+            self._takes_seed = False
         self._idle = [self._make()]
         self.spec = self._idle[0].spec
 
-    def _make(self) -> Any:
-        env = self._make_one()
+    def _make(self, seed: int | None = None) -> Any:
+        env = self._make_one(seed=seed) if self._takes_seed else self._make_one()
         return _Gymnasium(env) if hasattr(env, "observation_space") else _DmEnv(env)
 
     def __call__(self, num_envs: int, seed: int | None) -> _Batch:
-        while len(self._idle) < num_envs:
-            self._idle.append(self._make())
-        envs = [self._idle.pop() for _ in range(num_envs)]
-        for env, child in zip(envs, np.random.SeedSequence(seed).spawn(num_envs)):
-            env.seed = None if seed is None else int(child.generate_state(1)[0])
+        envs = []
+        for child in np.random.SeedSequence(seed).spawn(num_envs):
+            env_seed = None if seed is None else int(child.generate_state(1)[0])
+            env = self._idle.pop() if self._idle else None
+            if env is not None and self._takes_seed and seed is not None:
+                _close_all([env])  # Made with another seed.
+                env = None
+            envs.append(self._make(env_seed) if env is None else env)
+            envs[-1].seed = env_seed
         return _Batch(envs, self.spec, self._idle)
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ import launch
 from agents.random_actions import RandomActions
 from framework import environments
 from framework.commands import cli
-from framework.environments import environment_server
+from framework.environments import environment_server, testing
 from framework.programs import RunConfig, make_program
 from launch.rpc.sockets import CurveKeys, make_client_socket
 
@@ -288,6 +288,28 @@ def test_a_server_sends_observations_that_fit_their_space_and_refuses_others(spa
     np.testing.assert_array_equal(batch.reset()[-1], sent)
     assert batch.reset()[-1].dtype == sent.dtype
     assert batch.step([np.zeros(1, np.int64)])[1].tolist() == [1]
+
+
+def test_a_callable_with_a_parameter_seed_gets_the_seed_of_its_env():
+    server = environment_server.EnvironmentsOf(lambda seed=0: testing.FakeEnvironment(seed=seed))
+
+    def first(seed):
+        batch = server(2, seed)
+        try:
+            return batch.reset()[-1]
+        finally:
+            batch.close()  # The next batch may have the same envs.
+
+    one, again, other = first(7), first(7), first(8)
+    np.testing.assert_array_equal(one, again)
+    assert not np.array_equal(one, other) and not np.array_equal(one[0], one[1])
+
+
+def test_an_attribute_seed_that_is_no_method_is_not_called():
+    env = _Shows(PIXELS, np.zeros((2, 3), np.uint8))
+    env.seed = 5
+    batch = environment_server.EnvironmentsOf(lambda: env)(1, 7)
+    assert batch.reset()[0].tolist() == [environments.FIRST]
 
 
 class _Counting(gymnasium.Wrapper):
