@@ -299,6 +299,10 @@ class ExternalEnvironment(ConnectedEnvironment):
                     array = array.reshape(leaf.shape).astype(leaf.dtype)
                 else:
                     array = np.asarray(part, leaf.dtype)
+                    if leaf.dtype.kind != "f" and np.count_nonzero(array != np.asarray(part)):
+                        raise ValueError(
+                            f"got {np.asarray(part).tolist()}, expected numbers of {leaf.dtype}."
+                        )
             except (ValueError, TypeError, KeyError, IndexError, OverflowError, binascii.Error) as error:
                 raise MalformedMessage(f"{specs.path_name('observation', path)}: {error}") from None
             if array.shape != leaf.shape or not np.isfinite(array).all():

@@ -295,19 +295,8 @@ def certificate(tmp_path):
     if shutil.which("openssl") is None:
         pytest.skip("needs openssl")
     both, only = tmp_path / "both.pem", tmp_path / "certificate.pem"
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-days",
-        "2",
-        "-subj",
-        "/CN=127.0.0.1",
-    ]
-    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(both), "-out", str(only)]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout", str(both)]
+    command += ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-out", str(only)]
     subprocess.run(command, check=True, capture_output=True)
     with open(both, "a") as file:
         file.write(only.read_text())
@@ -402,3 +391,24 @@ def test_a_client_whose_message_has_no_answer_is_told_why_it_was_refused():
                 while True:  # Until the end of the connection has arrived.
                     client.log_reward(1.0)
         thread.join(30)
+
+
+def test_integers_of_an_observation_are_not_rounded(port, token):
+    def make_client():
+        return ExternalClient(f"127.0.0.1:{port}", "secret", {"shape": [1], "dtype": "uint8"}, ACTION)
+
+    def application():
+        with make_client() as client, contextlib.suppress(ValueError):
+            client.start_episode()
+            taken.append(client.get_action([0.7]))
+        with make_client() as client, contextlib.suppress(ConnectionError):
+            client.start_episode()
+            client.get_action([2.0])
+
+    taken = []
+    thread = in_thread(application)
+    with ExternalEnvironment(f"tcp://127.0.0.1:{port}", token=token, timeout=60.0) as environment:
+        assert environment.reset().observation.tolist() == [[2]]
+        assert environment.malformed == 1
+    thread.join(30)
+    assert not taken
