@@ -138,3 +138,22 @@ def test_files_that_do_not_hold_whole_episodes_are_errors(tmp_path):
             demonstrations.load(str(file))
     with pytest.raises(ValueError, match=r"path: got .*episodes', expected the name of a \.npz file"):
         demonstrations.save(tmp_path / "episodes", [])
+    with pytest.raises(ValueError, match="episodes: got none, expected at least one"):
+        demonstrations.save(tmp_path / "none.npz", [])
+
+
+@pytest.mark.parametrize("kept", [0, 300, 0.99])
+def test_a_file_that_is_cut_off_is_an_error(tmp_path, kept):
+    file = tmp_path / "nested.npz"
+    demonstrations.save(file, nested()[1])
+    whole = file.read_bytes()
+    file.write_bytes(whole[: int(kept * len(whole)) if kept < 1 else kept])
+    with pytest.raises(ValueError, match=r"nested\.npz', which cannot be read .*write or copy it again"):
+        demonstrations.load(str(file))
+
+
+def test_recorded_actions_have_the_dtype_of_the_spec():
+    environment = environments.make("gymnasium:Pendulum-v1", seed=0, options={"max_episode_steps": 2})
+    episodes = list(demonstrations.record(environment, lambda observation: [[0.5]], 1))
+    assert episodes[0].action.dtype == np.float32
+    demonstrations.check(episodes, environment.spec)
