@@ -306,6 +306,11 @@ def test_bad_arguments():
         environments.make(testing.EchoEnvironment())
     with pytest.raises(TypeError, match=r"returned int.*dm_env.Environment"):
         environments.make(lambda: 7)
+    # dm_env.Environment has the other methods.
+    methods = ("reset", "step", "observation_spec", "action_spec")
+    duck = dict.fromkeys(methods, lambda self: testing.make_spec().actions)
+    with pytest.raises(TypeError, match=r"returned Duck.*dm_env.Environment"):
+        environments.make(type("Duck", (), duck))
 
 
 @pytest.mark.filterwarnings("ignore:.*render method")
