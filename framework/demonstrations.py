@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import json
 import os
+import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -30,13 +32,13 @@ from framework.adders import Adder
 from framework.environments.base import BatchedEnvironment
 from framework.objects import named
 from framework.specs import EnvironmentSpec, path_name
-from framework.types import LAST, Nest, Step
+from framework.types import FIRST, LAST, Nest, Step
 
 _FIELDS = ("observation", "action", "reward", "discount", "start_of_episode")
 
 
 def record(environment: BatchedEnvironment, act: Callable[[Nest], Nest], num_episodes: int) -> Iterator[Step]:
-    """Plays whole episodes and yields each as a `Step`.
+    """Plays whole episodes and yields each as a `Step`. One that the environment cuts short is left out.
 
     Args:
       environment: of one env; see `environments.make`.
@@ -54,6 +56,14 @@ def record(environment: BatchedEnvironment, act: Callable[[Nest], Nest], num_epi
         while timestep.step_type[0] != LAST:
             action = act(timestep.observation)
             following = environment.step(action)
+            if following.step_type[0] == FIRST:  # The env was lost, and its episode has no end.
+                rows, timestep = [], following
+                continue
+            # The environment takes other dtypes; replay holds that of the spec.
+            spec = environment.action_spec()
+            action = tree.map_structure_up_to(
+                spec, lambda of, leaf: np.asarray(leaf, of.dtype), spec, action, check_types=False
+            )
             result = (following.reward, following.discount)
             # Copied, since the environment and the policy may use their arrays again.
             row = (timestep.observation, action, *result, np.array([not rows]))
@@ -68,7 +78,10 @@ def save(path: str | os.PathLike[str], episodes: Iterable[Step]) -> None:
     """Writes episodes to the `.npz` file `path`; see the module."""
     if not os.fspath(path).endswith(".npz"):
         raise ValueError(f"path: got {os.fspath(path)!r}, expected the name of a .npz file.")
-    rows = tree.map_structure(lambda *leaves: np.concatenate(leaves), *[each[:5] for each in episodes])
+    parts = [each[:5] for each in episodes]
+    if not parts:
+        raise ValueError("episodes: got none, expected at least one. Record them with demonstrations.record.")
+    rows = tree.map_structure(lambda *leaves: np.concatenate(leaves), *parts)
     names = [
         tree.map_structure_with_path(lambda path, _, field=field: path_name(field, path), nest)
         for field, nest in zip(_FIELDS, rows, strict=True)
@@ -97,6 +110,11 @@ def load(source: str) -> list[Step]:
         except KeyError as error:
             raise ValueError(
                 f"demonstrations: {source!r} has no {error}, expected a file of demonstrations.save."
+            ) from error
+        except (zipfile.BadZipFile, zlib.error, EOFError, ValueError) as error:
+            raise ValueError(
+                f"demonstrations: got {source!r}, which cannot be read ({error}), expected a file of "
+                "demonstrations.save. It may be incomplete: write or copy it again."
             ) from error
         if {len(leaf) for leaf in tree.flatten(rows[:5])} != {len(rows.start_of_episode)} or not all(
             rows.start_of_episode[:1]

@@ -34,6 +34,28 @@ def test_a_truncated_episode_ends_with_its_discount():
     np.testing.assert_array_equal(episode.discount, [1, 1, 1, 0])
 
 
+class Lost(environments.BatchedEnvironment):
+    """An `EchoEnvironment` that is lost after two time steps, and replaced by one that counts from 100."""
+
+    def __init__(self):
+        make = functools.partial(environments.make, EchoEnvironment)
+        self._envs = [make(options={"episode_length": 3, "first": first}) for first in (0, 100)]
+        self.spec, self._steps = self._envs[0].spec, 0
+
+    def reset(self):
+        return self._envs[0].reset()
+
+    def step(self, action):
+        self._steps += 1
+        return self._envs[self._steps >= 2].step(action)
+
+
+def test_an_episode_that_is_cut_short_is_left_out():
+    (episode,) = demonstrations.record(Lost(), lambda observation: np.array([0]), 1)
+    np.testing.assert_array_equal(episode.observation[:, 0], [100, 101, 102, 103])
+    np.testing.assert_array_equal(episode.start_of_episode, [True, False, False, False])
+
+
 def nested(num_episodes=3):
     observations = {"a": specs.Array((2,), np.float32), "b": (specs.Array((), np.uint8),) * 2}
     spec = make_spec(observations=observations)
@@ -116,3 +138,22 @@ def test_files_that_do_not_hold_whole_episodes_are_errors(tmp_path):
             demonstrations.load(str(file))
     with pytest.raises(ValueError, match=r"path: got .*episodes', expected the name of a \.npz file"):
         demonstrations.save(tmp_path / "episodes", [])
+    with pytest.raises(ValueError, match="episodes: got none, expected at least one"):
+        demonstrations.save(tmp_path / "none.npz", [])
+
+
+@pytest.mark.parametrize("kept", [0, 300, 0.99])
+def test_a_file_that_is_cut_off_is_an_error(tmp_path, kept):
+    file = tmp_path / "nested.npz"
+    demonstrations.save(file, nested()[1])
+    whole = file.read_bytes()
+    file.write_bytes(whole[: int(kept * len(whole)) if kept < 1 else kept])
+    with pytest.raises(ValueError, match=r"nested\.npz', which cannot be read .*write or copy it again"):
+        demonstrations.load(str(file))
+
+
+def test_recorded_actions_have_the_dtype_of_the_spec():
+    environment = environments.make("gymnasium:Pendulum-v1", seed=0, options={"max_episode_steps": 2})
+    episodes = list(demonstrations.record(environment, lambda observation: [[0.5]], 1))
+    assert episodes[0].action.dtype == np.float32
+    demonstrations.check(episodes, environment.spec)

@@ -15,6 +15,7 @@ from framework import core
 from framework.actors.observers import EnvironmentLoopObserver
 from framework.config_checks import whole_number
 from framework.environments.base import BatchedEnvironment
+from framework.specs import path_name
 from framework.types import FIRST, LAST, Nest
 
 
@@ -138,10 +139,11 @@ class EnvironmentLoop:
     and is not counted.
 
     `run` writes one row per finished episode to the logger: `episode_return` (the sum of the environment's
-    rewards), `episode_length`, `env`, `steps_per_second` (of all envs together, since the last row), the
-    seconds spent since the last row in `reset_duration_sec`, `select_action_duration_sec`,
-    `step_duration_sec` and `observe_duration_sec` (observing and `actor.update()`), the metrics of the
-    observers, and the counts of the counter. The counter gets `steps` at each batched step and `episodes`
+    rewards; of several numbers `episode_return/agent_0` and so on), `episode_length`, `env`,
+    `steps_per_second` (of all envs together, since the last row), the seconds spent since the last row in
+    `reset_duration_sec`, `select_action_duration_sec`, `step_duration_sec` and `observe_duration_sec`
+    (observing and `actor.update()`), the metrics of the observers, and the counts of the counter. The
+    counter gets `steps` at each batched step and `episodes`
     when they end.
 
     Attributes:
@@ -347,14 +349,19 @@ class EnvironmentLoop:
         if self._counter is not None:
             common.update(self._counter.get_counts())
         for index in range(len(finished["env"])):
-            row = {key: _number(value, index) for key, value in finished.items()}
+            row: dict[str, Any] = {}
+            for key, nest in finished.items():
+                row.update(_numbers(key, tree.map_structure(lambda array, i=index: array[i], nest)))
             self._logger.write({**row, **common})
 
 
-def _number(nest: Nest, index: int) -> Any:
-    """Entry `index` of a nest of arrays; scalars become Python numbers."""
-    picked = tree.map_structure(lambda array: array[index], nest)
-    return picked.item() if isinstance(picked, np.generic) else picked
+def _numbers(name: str, nest: Nest) -> dict[str, Any]:
+    """The numbers of a nest of arrays by name, such as `episode_return/agent_0`; one number has `name`."""
+    found = {}
+    for path, leaf in tree.flatten_with_path(nest):
+        for index in np.ndindex(np.shape(leaf)):
+            found[path_name(name, (*path, *index))] = np.asarray(leaf).item(*index)
+    return found
 
 
 def _cut(timestep: dm_env.TimeStep, moved: np.ndarray, limit: int) -> tuple[dm_env.TimeStep, np.ndarray]:

@@ -193,7 +193,7 @@ class Checkpointer:
             return open_checkpoint(path)
         except CheckpointError as error:
             older = ""
-            if path == found[-1] and found[1:]:
+            if found[1:] and path == found[-1]:
                 older = f" The one before it is {found[-2].name}; ask for 'previous'."
             raise CheckpointError(f"{error}{older}") from error
 

@@ -91,7 +91,18 @@ class CombineActions(EnvironmentWrapper):
         return self._combined(self._environment.reset())
 
     def step(self, action: Nest) -> dm_env.TimeStep:
-        parts = np.stack(np.unravel_index(action, self._sizes), -1)
+        chosen, count = np.asarray(action), self.spec.actions.num_values
+        fix = "Return one action per env within action_spec()."
+        if chosen.shape != (self.num_envs,) or chosen.dtype.kind not in "iu":
+            got = f"{chosen.dtype}{list(chosen.shape)}"
+            raise EnvironmentFault(f"{self.name}: action: got {got}, expected int64[{self.num_envs}]. {fix}")
+        outside = (chosen < 0) | (chosen >= count)
+        if np.count_nonzero(outside):
+            env = int(np.flatnonzero(outside)[0])
+            raise EnvironmentFault(
+                f"{self.name}: action of env {env}: got {chosen[env]}, expected 0 to {count - 1}. {fix}"
+            )
+        parts = np.stack(np.unravel_index(chosen, self._sizes), -1)
         leaves, at = [], 0
         for leaf in self._leaves:
             size = math.prod(leaf.shape)

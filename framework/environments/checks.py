@@ -41,7 +41,7 @@ def check_environment(
     seed: int = 0,
     options: Mapping[str, Any] | None = None,
 ) -> list[Violation]:
-    """Plays random actions and returns all violations found; an empty list if there are none.
+    """Plays random legal actions and returns all violations found; an empty list if there are none.
 
     ```python
     for violation in check_environment(MyEnvironment):
@@ -241,7 +241,7 @@ def _play(
             if over:
                 observation, over = environment.reset(), False
             else:
-                action = tree.map_structure(lambda leaf: testing.draw(leaf, rng), spec.actions)
+                action = _draw_action(spec, observation, rng)
                 observation, reward, discount, over = environment.step(action)
                 _check_values(report, "step().reward", spec.rewards, reward)
                 _check_values(report, "step().discount", spec.discounts, discount)
@@ -255,6 +255,25 @@ def _play(
         what = f"raised {type(error).__name__}: {error}"
         raise _Broken(call, what, "run it under a debugger with the same seed") from error
     return trace
+
+
+def _draw_action(spec: specs.EnvironmentSpec, observation: Nest, rng: np.random.Generator) -> Nest:
+    """A random action, a legal one if the observation has a mask."""
+    if agents := specs.agents(spec):
+        return {name: _draw_action(specs.agent_spec(spec, name), observation[name], rng) for name in agents}
+    action = tree.map_structure(lambda leaf: testing.draw(leaf, rng), spec.actions)
+    mask, sizes = specs.action_mask(observation), specs.choices(spec.actions)
+    legal = np.concatenate([np.zeros(0), *map(np.ravel, tree.flatten(mask))]) if mask is not None else ()
+    if not sizes or len(legal) != sum(sizes):
+        return action
+    parts = np.split(legal, np.cumsum(sizes)[:-1])
+    chosen = [rng.choice(np.flatnonzero(part > 0)) if (part > 0).any() else 0 for part in parts]
+    leaves = tree.flatten(action)
+    for index, leaf in enumerate(tree.flatten(spec.actions)):
+        if count := len(specs.choices(leaf)):
+            values, chosen = chosen[:count], chosen[count:]
+            leaves[index] = (leaf.minimum + np.reshape(values, leaf.shape)).astype(leaf.dtype)
+    return tree.unflatten_as(spec.actions, leaves)
 
 
 def _check_values(report: _Report, where: str, spec: Nest, value: Nest) -> None:

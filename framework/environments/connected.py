@@ -75,8 +75,12 @@ class ConnectedEnvironment(BatchedEnvironment):
         """One step of all envs; a reset with None."""
         self._columns = columns = [np.empty((self.num_envs, *shape), dtype) for dtype, shape in self._layout]
         self._missing[:] = True
-        self._request(actions)
-        self._gather(self._missing)
+        try:
+            self._request(actions)
+            self._gather(self._missing)
+        except BaseException:
+            self._abandon()
+            raise
         observation, reward, discount = self._fields
         step_type, *leaves = columns
         rewards, discounts, observations, agents = self._build(leaves)
@@ -178,6 +182,9 @@ class ConnectedEnvironment(BatchedEnvironment):
     @abc.abstractmethod
     def _request(self, actions: Sequence[np.ndarray] | None) -> None:
         """Gives the peers their actions; None resets their envs."""
+
+    def _abandon(self) -> None:
+        """After a failed request: its late answers must not be taken for those of the next one."""
 
     @abc.abstractmethod
     def _receive(self, timeout: float) -> None:

@@ -7,7 +7,8 @@ It needs Python 3.8 or newer, numpy, pyzmq, msgpack, and the package of the envi
     python environment_server.py gymnasium:CartPole-v1 --connect HOST:5555 --key environments.key --num-envs 8
 
 The name is `gymnasium:ID`, `gym:ID` (the package before gymnasium), or `module:object` of a callable that
-returns an environment with the methods of gymnasium's or dm_env's. From a script:
+returns an environment with the methods of gymnasium's or dm_env's; its parameter `seed`, if it has one,
+receives the env's seed. From a script:
 `serve(EnvironmentsOf(make_one), ["HOST:5555"], "environments.key", num_envs=8)`.
 
 Messages are msgpack lists `[kind, ...]` over a ZeroMQ DEALER socket with CURVE; nothing is unpickled:
@@ -25,6 +26,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import inspect
 import itertools
 import os
 import signal
@@ -189,7 +191,7 @@ class _Gymnasium:
 
     def reset(self) -> Any:
         seed, self.seed = self.seed, None
-        if seed is not None and hasattr(self._env, "seed"):  # gym before 0.26
+        if seed is not None and callable(getattr(self._env, "seed", None)):  # gym before 0.26
             self._env.seed(seed)
             seed = None
         result = self._env.reset() if seed is None else self._env.reset(seed=seed)
@@ -243,23 +245,34 @@ class _DmEnv:
 
 
 class EnvironmentsOf:
-    """Makes batches of environments that `make_one()` returns one by one. Keeps them for later batches."""
+    """Makes batches of environments that `make_one()` returns one by one. Keeps them for later batches.
 
-    def __init__(self, make_one: Callable[[], Any]):
+    With a parameter `seed`, `make_one` is called again for each seed of a run.
+    """
+
+    def __init__(self, make_one: Callable[..., Any]):
         self._make_one = make_one
+        try:
+            self._takes_seed = "seed" in inspect.signature(make_one).parameters
+        except (TypeError, ValueError):  # a builtin, say
+            self._takes_seed = False
         self._idle = [self._make()]
         self.spec = self._idle[0].spec
 
-    def _make(self) -> Any:
-        env = self._make_one()
+    def _make(self, seed: int | None = None) -> Any:
+        env = self._make_one(seed=seed) if self._takes_seed else self._make_one()
         return _Gymnasium(env) if hasattr(env, "observation_space") else _DmEnv(env)
 
     def __call__(self, num_envs: int, seed: int | None) -> _Batch:
-        while len(self._idle) < num_envs:
-            self._idle.append(self._make())
-        envs = [self._idle.pop() for _ in range(num_envs)]
-        for env, child in zip(envs, np.random.SeedSequence(seed).spawn(num_envs)):
-            env.seed = None if seed is None else int(child.generate_state(1)[0])
+        envs = []
+        for child in np.random.SeedSequence(seed).spawn(num_envs):
+            env_seed = None if seed is None else int(child.generate_state(1)[0])
+            env = self._idle.pop() if self._idle else None
+            if env is not None and self._takes_seed and seed is not None:
+                _close_all([env])  # Made with another seed.
+                env = None
+            envs.append(self._make(env_seed) if env is None else env)
+            envs[-1].seed = env_seed
         return _Batch(envs, self.spec, self._idle)
 
     def close(self) -> None:
@@ -317,16 +330,14 @@ class _Batch:
             rows.append([*rewards, *discounts, *_pick(self._spec["observations"], observation)])
         spec = self._spec
         layout = [
-            leaf
+            (field[:-1], *leaf)
             for field in ("rewards", "discounts", "observations")
             for leaf in layout_of(spec[field], len(rows))
         ]
         starts = [0] * (len(layout) - len(self._envs[0].starts[1])) + list(self._envs[0].starts[1])
         leaves = [np.array(self._step_types, np.int64)]
-        for column, (dtype, shape), start in zip(zip(*rows), layout, starts):
-            leaves.append(
-                (np.asarray(column) - start if start else np.asarray(column)).astype(dtype).reshape(shape)
-            )
+        for column, leaf, start in zip(zip(*rows), layout, starts):
+            leaves.append(_to_array(column, start, *leaf))
         self._is_sound = True
         return leaves
 
@@ -335,6 +346,24 @@ class _Batch:
             self._idle += self._envs
         else:
             _close_all(self._envs)
+
+
+def _to_array(column: Sequence[Any], start: int, field: str, dtype: np.dtype, shape: Any) -> np.ndarray:
+    """The values of all envs as an array that fits the spec; raises ValueError if a value would change."""
+    array = np.asarray(column)
+    # One number may come as an array of one number.
+    fits = array.shape == shape or (len(shape) == 1 and array.size == shape[0])
+    numbers = array.dtype.kind in ("iubf" if dtype.kind == "f" else "iub")
+    if fits and numbers:
+        array = (array - start if start else array).reshape(shape)
+        converted = array.astype(dtype)
+        if dtype.kind == "f" or array.dtype == dtype or (converted == array).all():
+            return converted
+    values = f" {array.tolist()}" if array.size <= 16 else ""
+    raise ValueError(
+        f"{field}: got {array.dtype}{list(array.shape[1:])}{values}, expected {dtype}{list(shape[1:])}. "
+        "Make the environment agree with its spec."
+    )
 
 
 def _pick(data: Any, value: Any) -> list[Any]:

@@ -50,13 +50,14 @@ class _Client:
       is_open: whether an episode is open.
       asks: whether it waits for an action.
       is_new: whether the open episode has no observation yet.
+      is_cut: whether the run was reset in the open episode, whose next observation begins an episode.
       reward: logged since the last action.
     """
 
     def __init__(self, connection: socket.socket):
         self.connection, self.begun, self.env = connection, time.monotonic(), -1
         self.buffer, self.reward = bytearray(), 0.0
-        self.is_open = self.asks = self.is_new = False
+        self.is_open = self.asks = self.is_new = self.is_cut = False
 
     def read(self) -> bool:
         """Takes what has arrived, up to the end of a message; False if the connection has ended."""
@@ -167,6 +168,8 @@ class ExternalEnvironment(ConnectedEnvironment):
                 if not client.send(type="action", action=plain):
                     self._end(client)
                     continue
+            elif actions is None:
+                client.is_cut = True
             self._handle(client)
 
     def _receive(self, timeout: float) -> None:
@@ -267,12 +270,13 @@ class ExternalEnvironment(ConnectedEnvironment):
             leaves = self._observation(message["observation"])
             self._last[client.env] = leaves
             client.asks = True
-            self._put_step(client, FIRST if client.is_new else MID, 1.0, leaves)
-            client.is_new = False
+            self._put_step(client, FIRST if client.is_new or client.is_cut else MID, 1.0, leaves)
+            client.is_new = client.is_cut = False
         elif kind == "end_episode" and client.is_open and not client.is_new:
             leaves = self._observation(message["observation"])
             client.is_open = False
-            self._put_step(client, LAST, 1.0 if message.get("truncated") else 0.0, leaves)
+            if not client.is_cut:  # Otherwise an episode that the run has not begun; the next one begins.
+                self._put_step(client, LAST, 1.0 if message.get("truncated") else 0.0, leaves)
         else:
             raise MalformedMessage(
                 f"message: got {_short(message)}, expected start_episode, then get_action, then log_reward "
@@ -295,6 +299,10 @@ class ExternalEnvironment(ConnectedEnvironment):
                     array = array.reshape(leaf.shape).astype(leaf.dtype)
                 else:
                     array = np.asarray(part, leaf.dtype)
+                    if leaf.dtype.kind != "f" and np.count_nonzero(array != np.asarray(part)):
+                        raise ValueError(
+                            f"got {np.asarray(part).tolist()}, expected numbers of {leaf.dtype}."
+                        )
             except (ValueError, TypeError, KeyError, IndexError, OverflowError, binascii.Error) as error:
                 raise MalformedMessage(f"{specs.path_name('observation', path)}: {error}") from None
             if array.shape != leaf.shape or not np.isfinite(array).all():

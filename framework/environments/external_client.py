@@ -120,7 +120,11 @@ class ExternalClient:
         self.close()
 
     def _send(self, kind: str, **message: Any) -> None:
-        self._socket.sendall(json.dumps({"type": kind, **message}).encode() + b"\n")
+        try:
+            self._socket.sendall(json.dumps({"type": kind, **message}).encode() + b"\n")
+        except OSError:
+            self._answer()  # Raises the reason, if the run refused an earlier message.
+            raise
 
     def _answer(self) -> Any:
         line = self._lines.readline()

@@ -93,12 +93,7 @@ def _batch(
     import gymnasium  # 0.2 s
 
     makes_batches = takes(source.make_one, "num_envs") and "num_envs" not in source.options
-    if stepping == "vector" and not makes_batches:
-        if source.make_vector is None:
-            raise ValueError(
-                f"{source.name}: stepping='vector' needs a gymnasium environment known by its id, or a "
-                "callable that returns a gymnasium.vector.VectorEnv. Use stepping='inline' or 'processes'."
-            )
+    if stepping == "vector" and not makes_batches and source.make_vector is not None:
         return VectorEnvironment(source.name, source.make_vector(num_envs), seed)
     seeds = env_seeds(seed, num_envs)
     if makes_batches and stepping == "processes":
@@ -121,6 +116,12 @@ def _batch(
                 "Give it a parameter num_envs, so that each node can ask for the envs that it steps."
             )
         return first if many else VectorEnvironment(source.name, first, seed)
+    if stepping == "vector" and not makes_batches:
+        make_env(first, seeds[0]).close()
+        raise ValueError(
+            f"{source.name}: stepping='vector' needs a gymnasium environment known by its id, or a "
+            "callable that returns a gymnasium.vector.VectorEnv. Use stepping='inline' or 'processes'."
+        )
     if makes_batches and num_envs > 1:
         raise ValueError(
             f"{source.name}: got one env from a factory with a parameter num_envs, expected a batch of "

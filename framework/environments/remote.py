@@ -101,6 +101,12 @@ class RemoteEnvironment(ConnectedEnvironment):
             else:
                 self._send(identity, "step", protocol.to_bytes([leaf[server.envs] for leaf in actions]))
 
+    def _abandon(self) -> None:
+        for identity, server in list(self._servers.items()):
+            if self._missing[server.envs[0]]:
+                self._send(identity, "release")  # It offers its envs again.
+                self._forget(identity)
+
     def _receive(self, timeout: float) -> None:
         assert self._socket is not None
         if not self._socket.poll(int(1000 * timeout)):

@@ -206,7 +206,7 @@ def make_env(environment: Any, seed: int | None) -> SingleEnv:
     pettingzoo = sys.modules.get("pettingzoo")  # Whoever makes its environments has imported it.
     if pettingzoo is not None and isinstance(environment, pettingzoo.ParallelEnv):
         return PettingZooAdapter(environment, seed)
-    methods = ("reset", "step", "observation_spec", "action_spec")
+    methods = ["reset", "step", "close", "observation_spec", "action_spec", "reward_spec", "discount_spec"]
     if isinstance(environment, dm_env.Environment) or all(hasattr(environment, name) for name in methods):
         return DmEnvAdapter(environment)
     raise TypeError(

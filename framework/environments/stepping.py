@@ -353,7 +353,7 @@ class VectorEnvironment(BatchedEnvironment):
             step_type=np.full(envs, FIRST, np.int64),
             reward=np.zeros(envs, np.float32),
             discount=np.ones(envs, np.float32),
-            observation=self._check_observation.build(self._check_observation(observation)),
+            observation=self._take(observation),
         )
         self._check_mask(timestep.step_type, timestep.observation)
         return timestep
@@ -366,8 +366,8 @@ class VectorEnvironment(BatchedEnvironment):
             observation, reward, terminated, truncated, _ = self._environment.step(action)
         except Exception as error:
             raise EnvironmentFault(f"{self.name}: step() raised {type(error).__name__}: {error}.") from error
-        observation = self._check_observation.build(self._check_observation(observation))
-        reward = self._check_reward(reward)[0]
+        observation = self._take(observation)
+        reward = self._check_reward(reward)[0].copy()
         over = terminated | truncated
         step_type = np.where(over, LAST, MID)
         discount = 1.0 - terminated.astype(np.float32)
@@ -379,6 +379,10 @@ class VectorEnvironment(BatchedEnvironment):
         self._over = over
         self._check_mask(step_type, observation)
         return dm_env.TimeStep(step_type, reward, discount, observation)
+
+    def _take(self, observation: Nest) -> Nest:
+        """Copies, since the environment may write into the same arrays again."""
+        return self._check_observation.build([leaf.copy() for leaf in self._check_observation(observation)])
 
     def render(self, env: int = 0) -> np.ndarray:
         pictures = self._environment.render()

@@ -124,6 +124,12 @@ def _make_gymnasium_vector(spec: Any, options: dict[str, Any], num_envs: int) ->
     if spec.vector_entry_point is None or spec.additional_wrappers:
         mode = gymnasium.vector.AutoresetMode.NEXT_STEP
         how = {"vectorization_mode": "sync", "vector_kwargs": {"autoreset_mode": mode}}
+    elif "max_episode_steps" in options:
+        # gymnasium.make() takes None (the default) and -1 (no limit), vector environments a number only.
+        limit = options["max_episode_steps"]
+        options = {key: value for key, value in options.items() if key != "max_episode_steps"}
+        if limit is not None:
+            options["max_episode_steps"] = np.iinfo(np.int32).max if limit == -1 else limit
     return gymnasium.make_vec(spec, num_envs=num_envs, **how, **options)
 
 
@@ -263,7 +269,7 @@ def _hidden(whole: str, shown: slice, **options: Any) -> Any:
 def _hidden_vector(whole: str, shown: slice, options: dict[str, Any], num_envs: int) -> Any:
     import gymnasium
 
-    environment: Any = gymnasium.make_vec(whole, num_envs, "vector_entry_point", **options)
+    environment = _make_gymnasium_vector(gymnasium.spec(whole), options, num_envs)
     spaces = [
         gymnasium.spaces.Box(box.low[..., shown], box.high[..., shown])
         for box in (environment.observation_space, environment.single_observation_space)

@@ -22,7 +22,7 @@ import tree
 
 from framework import specs
 from framework.environments.base import FIRST, LAST, MID, BatchedEnvironment
-from framework.types import Nest
+from framework.types import MultiAgentTimeStep, Nest
 
 
 class EnvironmentWrapper(BatchedEnvironment):
@@ -206,16 +206,22 @@ class FrameStack(_ObservationWrapper):
         self._stacks = specs.zeros(stacked, (self.num_envs,))
 
     def _transform(self, timestep: dm_env.TimeStep) -> Nest:
-        first = timestep.step_type == FIRST
+        # Each agent has episodes of its own.
+        kinds = timestep.agents if isinstance(timestep, MultiAgentTimeStep) else timestep.step_type
 
-        def push(old: np.ndarray, frame: np.ndarray) -> np.ndarray:
-            new = np.empty_like(old)  # the stacks of the time step before stay intact
-            new[:, :-1] = old[:, 1:]
-            new[first] = 0
-            new[:, -1] = frame
-            return new
+        def push(kind: np.ndarray, stacks: Nest, frames: Nest) -> Nest:
+            first = kind == FIRST
 
-        self._stacks = tree.map_structure(push, self._stacks, timestep.observation)
+            def push_leaf(old: np.ndarray, frame: np.ndarray) -> np.ndarray:
+                new = np.empty_like(old)  # the stacks of the time step before stay intact
+                new[:, :-1] = old[:, 1:]
+                new[first] = 0
+                new[:, -1] = frame
+                return new
+
+            return tree.map_structure(push_leaf, stacks, frames)
+
+        self._stacks = tree.map_structure_up_to(kinds, push, kinds, self._stacks, timestep.observation)
         return self._stacks
 
 

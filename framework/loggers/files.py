@@ -127,6 +127,8 @@ class CSVLogger(Logger):
 
     def __init__(self, path: str | os.PathLike):
         self._file = AppendFile(path)
+        if self._file.path.read_bytes().count(b'"') % 2:  # A killed run left an incomplete row within quotes.
+            self._file.append('"\n')
         with open(self._file.path, newline="", encoding="utf-8") as file:
             table = csv.reader(file)
             self._columns = next(table, [])

@@ -264,7 +264,7 @@ def test_observers_measure_each_env_and_episode():
 
 
 def test_nested_rewards_give_nested_returns():
-    from framework import specs
+    from framework import loggers, specs
 
     spec = testing.make_spec(
         rewards={"a": specs.Array((2,), np.float32), "b": specs.Array((), np.float32)},
@@ -274,10 +274,15 @@ def test_nested_rewards_give_nested_returns():
     actor = RecordingActor()
     actor.observe = lambda action, timestep: actor.steps.append(np.array(timestep.reward["a"]))
     actor.observe_first = lambda timestep: None
-    loop = EnvironmentLoop(environment, actor)
+    logger = loggers.InMemoryLogger()
+    loop = EnvironmentLoop(environment, actor, logger=logger)
     result = loop.run_episodes(2)
     np.testing.assert_allclose(result["episode_return"]["a"], np.sum(actor.steps, axis=0), atol=1e-5)
     assert result["episode_return"]["b"].shape == (2,)
+    row = logger.rows[1]
+    names = ["episode_return/a/0", "episode_return/a/1", "episode_return/b"]
+    assert [name for name in row if name.startswith("episode_return")] == names
+    np.testing.assert_allclose([row[name] for name in names[:2]], result["episode_return"]["a"][1])
 
 
 def test_a_fault_of_the_environment_leaves_the_loop():

@@ -149,6 +149,13 @@ def test_damage_is_refused_with_the_reason(checkpointer, damage, text):
         assert checkpointer.newest_intact().step == 1
 
 
+def test_damage_is_refused_in_a_folder_of_another_run(checkpointer, tmp_path):
+    path = checkpointer.save(1, parts())
+    cut(path / "note")
+    with pytest.raises(CheckpointError, match="note is truncated"):
+        Checkpointer(tmp_path / "empty").restore(path)
+
+
 def test_all_damaged(checkpointer):
     for step in (1, 2):
         cut(checkpointer.save(step, parts()) / "note")

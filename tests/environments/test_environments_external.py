@@ -114,6 +114,39 @@ def test_a_lost_client_is_replaced_by_another(port, token):
         thread.join(30)
 
 
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_reset_after_a_failed_step_begins_an_episode(port, token, ends):
+    has_failed = threading.Event()
+
+    def application():
+        with connect(port) as client:
+            client.start_episode()
+            client.get_action([0, 0])
+            assert has_failed.wait(60)
+            client.log_reward(5.0)
+            if ends:
+                client.end_episode([1, 1])
+                client.start_episode()
+            client.get_action([2, 2])
+            client.log_reward(3.0)
+            client.end_episode([3, 3])
+
+    thread = in_thread(application)
+    with ExternalEnvironment(f"tcp://127.0.0.1:{port}", token=token, timeout=60.0) as environment:
+        environment.reset()
+        environment._timeout = 0.1
+        with pytest.raises(environments.EnvironmentFault, match="silent"):
+            environment.step(np.array([1]))
+        environment._timeout = 60.0
+        has_failed.set()
+        timestep = environment.reset()
+        assert (timestep.step_type[0], timestep.reward[0]) == (environments.FIRST, 0)
+        np.testing.assert_array_equal(timestep.observation, [[2, 2]])
+        timestep = environment.step(np.array([1]))
+        assert (timestep.step_type[0], timestep.reward[0]) == (environments.LAST, 3)
+        thread.join(30)
+
+
 BAD = {
     "a wrong token": [{"type": "hello", "protocol": 1, "token": "wrong"}],
     "no JSON": [b"{]\n"],
@@ -262,19 +295,8 @@ def certificate(tmp_path):
     if shutil.which("openssl") is None:
         pytest.skip("needs openssl")
     both, only = tmp_path / "both.pem", tmp_path / "certificate.pem"
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-days",
-        "2",
-        "-subj",
-        "/CN=127.0.0.1",
-    ]
-    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(both), "-out", str(only)]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout", str(both)]
+    command += ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-out", str(only)]
     subprocess.run(command, check=True, capture_output=True)
     with open(both, "a") as file:
         file.write(only.read_text())
@@ -346,3 +368,47 @@ def test_a_silent_client_is_named(port, token):
             environment.reset()
     done.set()
     thread.join(30)
+
+
+def test_a_client_whose_message_has_no_answer_is_told_why_it_was_refused():
+    has_ended = threading.Event()
+
+    def run(listener):
+        connection, _ = listener.accept()
+        with connection, connection.makefile() as lines:
+            lines.readline()
+            connection.sendall(b'{"type": "welcome"}\n')
+            lines.readline()
+            connection.sendall(b'{"type": "error", "message": "the reason"}\n')
+        has_ended.set()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = in_thread(lambda: run(listener))
+        with connect(listener.getsockname()[1]) as client:
+            client.start_episode()
+            assert has_ended.wait(30)
+            with pytest.raises(ValueError, match="the reason"):
+                while True:  # Until the end of the connection has arrived.
+                    client.log_reward(1.0)
+        thread.join(30)
+
+
+def test_integers_of_an_observation_are_not_rounded(port, token):
+    def make_client():
+        return ExternalClient(f"127.0.0.1:{port}", "secret", {"shape": [1], "dtype": "uint8"}, ACTION)
+
+    def application():
+        with make_client() as client, contextlib.suppress(ValueError):
+            client.start_episode()
+            taken.append(client.get_action([0.7]))
+        with make_client() as client, contextlib.suppress(ConnectionError):
+            client.start_episode()
+            client.get_action([2.0])
+
+    taken = []
+    thread = in_thread(application)
+    with ExternalEnvironment(f"tcp://127.0.0.1:{port}", token=token, timeout=60.0) as environment:
+        assert environment.reset().observation.tolist() == [[2]]
+        assert environment.malformed == 1
+    thread.join(30)
+    assert not taken

@@ -60,6 +60,15 @@ def test_time_limit_is_a_truncation(stepping):
     assert reward[5].tolist() == [1, 1]
 
 
+@pytest.mark.parametrize("name", [CARTPOLE, "testing:CartPoleWithoutVelocities"])
+@pytest.mark.parametrize(("limit", "steps"), [(None, 500), (-1, np.iinfo(np.int32).max), (7, 7)])
+def test_all_envs_together_take_the_limits_that_one_env_takes(name, limit, steps):
+    with environments.make(name, num_envs=2, seed=1, options={"max_episode_steps": limit}) as environment:
+        assert environment._environment.unwrapped.max_episode_steps == steps
+        environment.reset()
+        assert environment.step(np.array([0, 1])).step_type.tolist() == [MID, MID]
+
+
 def test_cartpole_balanced_to_the_end_is_truncated_at_500():
     for stepping in ("inline", "vector"):
         environment = environments.make(CARTPOLE, num_envs=2, seed=3, stepping=stepping)
@@ -112,8 +121,15 @@ def test_step_before_reset_is_a_reset():
         assert (environment.step(np.array([0, 1])).step_type == FIRST).all()
 
 
-def test_the_previous_time_step_stays_intact_for_one_more_step():
-    environment = environments.make(CARTPOLE, num_envs=2, seed=5, stepping="inline")
+def _with_buffers(num_envs):
+    """A vector environment that writes each observation into the same array."""
+    how = {"copy": False, "autoreset_mode": gymnasium.vector.AutoresetMode.NEXT_STEP}
+    return gymnasium.make_vec("CartPole-v1", num_envs, "sync", vector_kwargs=how)
+
+
+@pytest.mark.parametrize("environment", [CARTPOLE, _with_buffers])
+def test_the_previous_time_step_stays_intact_for_one_more_step(environment):
+    environment = environments.make(environment, num_envs=2, seed=5, stepping="inline")
     before = environment.reset()
     kept = before.observation.copy()
     environment.step(np.array([0, 1]))
@@ -191,11 +207,12 @@ def test_vector_stepping_of_an_environment_without_its_own_vector_version():
     assert observation.shape == (11, 3, 3) and (discount == 1).all()
 
 
-def test_a_factory_may_return_a_whole_vector_environment():
+@pytest.mark.parametrize("stepping", ["auto", "vector"])
+def test_a_factory_may_return_a_whole_vector_environment(stepping):
     def whole():
         return gymnasium.make_vec("CartPole-v1", num_envs=3)
 
-    environment = environments.make(whole, num_envs=3)
+    environment = environments.make(whole, num_envs=3, stepping=stepping)
     assert isinstance(environment, VectorEnvironment)
     assert environment.reset().observation.shape == (3, 4)
     with pytest.raises(ValueError, match="a batch of 3 envs, expected 2"):
@@ -289,6 +306,11 @@ def test_bad_arguments():
         environments.make(testing.EchoEnvironment())
     with pytest.raises(TypeError, match=r"returned int.*dm_env.Environment"):
         environments.make(lambda: 7)
+    # dm_env.Environment has the other methods.
+    methods = ("reset", "step", "observation_spec", "action_spec")
+    duck = dict.fromkeys(methods, lambda self: testing.make_spec().actions)
+    with pytest.raises(TypeError, match=r"returned Duck.*dm_env.Environment"):
+        environments.make(type("Duck", (), duck))
 
 
 @pytest.mark.filterwarnings("ignore:.*render method")

@@ -56,6 +56,22 @@ def test_several_choices_as_one():
     assert np.flatnonzero(timestep.observation["inner"]["action_mask"][1]).tolist() == [6, 7]
 
 
+BAD = {
+    "too large": (np.array([0, 12]), "Several: action of env 1: got 12, expected 0 to 11"),
+    "negative": (np.array([-1, 0]), "Several: action of env 0: got -1"),
+    "real numbers": (np.zeros(2), r"Several: action: got float64\[2\], expected int64\[2\]"),
+    "of another batch": (np.zeros(3, np.int64), r"got int64\[3\], expected int64\[2\]"),
+}
+
+
+@pytest.mark.parametrize(("action", "message"), BAD.values(), ids=BAD)
+def test_a_bad_combined_action_is_named(action, message):
+    environment = environments.make(Several, num_envs=2, wrappers=[environments.CombineActions])
+    environment.reset()
+    with pytest.raises(environments.EnvironmentFault, match=message):
+        environment.step(action)
+
+
 @pytest.mark.parametrize("stepping", ["inline", "processes"])
 def test_a_step_that_allows_nothing_for_a_choice_is_named(stepping):
     environment = environments.make(Several, num_envs=2, stepping=stepping)

@@ -90,6 +90,14 @@ def test_wrappers_limit_the_episode_of_all_agents():
     assert played.step_type[:, 0].tolist() == [FIRST, MID, LAST, FIRST, MID, LAST]
 
 
+def test_stacks_of_frames_begin_with_the_episode_of_each_agent():
+    stack = [lambda environment: environments.FrameStack(environment, 2)]
+    played, _ = _play(environments.make(Visit, wrappers=stack), 6)
+    stacks = {name: frames[:, 0].reshape(7, 2).tolist() for name, frames in played.observation.items()}
+    assert stacks["guest"] == [[0, 0], [0, 1], [1, 2], [2, 3], [0, 0], [0, 0], [0, 1]]
+    assert stacks["host"] == [[0, 0], [0, 1], [1, 2], [2, 3], [3, 4], [0, 0], [0, 1]]
+
+
 def test_a_pettingzoo_environment_by_name():
     assert environments.check_environment("pettingzoo:mpe.simple_spread_v3", num_steps=60) == []
     environment = environments.make("pettingzoo:mpe.simple_tag_v3", num_envs=2, seed=1)

@@ -17,7 +17,7 @@ import launch
 from agents.random_actions import RandomActions
 from framework import environments
 from framework.commands import cli
-from framework.environments import environment_server
+from framework.environments import environment_server, testing
 from framework.programs import RunConfig, make_program
 from launch.rpc.sockets import CurveKeys, make_client_socket
 
@@ -147,6 +147,32 @@ def test_an_error_of_a_remote_env_is_a_fault_here_with_its_traceback(serve, serv
             environment.step(np.zeros(1, np.int64))
 
 
+class _Waiting(gymnasium.Wrapper):
+    """CartPole whose steps wait for `go`."""
+
+    go = threading.Event()
+
+    def step(self, action):
+        assert self.go.wait(60)
+        return super().step(action)
+
+
+def test_a_reset_after_a_failed_step_takes_no_answers_of_that_step(serve, serve_here):
+    _Waiting.go.set()
+    serve_here(_Faulty)
+    serve_here(lambda: _Waiting(cartpole()))
+    with make(serve, 2, timeout=60.0) as environment:
+        environment.reset()
+        environment.step(np.zeros(2, np.int64))
+        _Waiting.go.clear()
+        with pytest.raises(environments.EnvironmentFault, match="the wheel came off"):
+            environment.step(np.zeros(2, np.int64))
+        _Waiting.go.set()
+        assert environment.reset().step_type.tolist() == [environments.FIRST] * 2
+        assert environment.step(np.zeros(2, np.int64)).step_type.tolist() == [environments.MID] * 2
+        assert environment.malformed == 0
+
+
 def test_a_server_with_another_key_is_not_admitted(serve, serve_here, tmp_path):
     other = str(tmp_path / "other.key")
     CurveKeys.from_file(other)
@@ -223,6 +249,67 @@ def test_what_does_not_fit_ends_that_connection_only(serve, serve_here):
         assert environment.malformed == len(BAD)
     sender.join(60)
     assert answers == ["refuse"] * len(BAD)
+
+
+class _Shows(gymnasium.Env):
+    """Its observation is always `value`, whatever its space is; its reward is an array of one number."""
+
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, space, value):
+        self.observation_space, self._value = space, value
+
+    def reset(self, *, seed=None, options=None):
+        return self._value, {}
+
+    def step(self, action):
+        return self._value, [1.0], False, False, {}
+
+
+PIXELS, NUMBER = gymnasium.spaces.Box(0, 255, (2, 3), np.uint8), gymnasium.spaces.Discrete(3, start=1)
+SHOWN = {
+    "transposed": (PIXELS, np.zeros((3, 2), np.uint8), None),
+    "floats for integers": (PIXELS, np.ones((2, 3)), None),
+    "too large for the dtype": (PIXELS, np.full((2, 3), 300), None),
+    "text": (NUMBER, "two", None),
+    "integers of another size": (PIXELS, np.full((2, 3), 200), np.full((1, 2, 3), 200, np.uint8)),
+    "one number in an array": (NUMBER, np.array([3]), np.array([2])),
+    "double precision": (gymnasium.spaces.Box(-1, 1, (1,)), np.ones(1), np.ones((1, 1), np.float32)),
+}
+
+
+@pytest.mark.parametrize(("space", "value", "sent"), SHOWN.values(), ids=SHOWN)
+def test_a_server_sends_observations_that_fit_their_space_and_refuses_others(space, value, sent):
+    batch = environment_server.EnvironmentsOf(lambda: _Shows(space, value))(1, None)
+    if sent is None:
+        with pytest.raises(ValueError, match=r"observation: got .*, expected .*agree with its spec"):
+            batch.reset()
+        return
+    np.testing.assert_array_equal(batch.reset()[-1], sent)
+    assert batch.reset()[-1].dtype == sent.dtype
+    assert batch.step([np.zeros(1, np.int64)])[1].tolist() == [1]
+
+
+def test_a_callable_with_a_parameter_seed_gets_the_seed_of_its_env():
+    server = environment_server.EnvironmentsOf(lambda seed=0: testing.FakeEnvironment(seed=seed))
+
+    def first(seed):
+        batch = server(2, seed)
+        try:
+            return batch.reset()[-1]
+        finally:
+            batch.close()  # The next batch may have the same envs.
+
+    one, again, other = first(7), first(7), first(8)
+    np.testing.assert_array_equal(one, again)
+    assert not np.array_equal(one, other) and not np.array_equal(one[0], one[1])
+
+
+def test_an_attribute_seed_that_is_no_method_is_not_called():
+    env = _Shows(PIXELS, np.zeros((2, 3), np.uint8))
+    env.seed = 5
+    batch = environment_server.EnvironmentsOf(lambda: env)(1, 7)
+    assert batch.reset()[0].tolist() == [environments.FIRST]
 
 
 class _Counting(gymnasium.Wrapper):

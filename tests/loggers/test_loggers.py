@@ -92,6 +92,20 @@ def test_a_cut_last_line_costs_only_itself(tmp_path):
         assert list(loggers.read_jsonl(path)) == [{"a": 1}, {"a": 3}]
 
 
+def test_a_table_that_ends_within_quotes_is_continued(tmp_path):
+    path = tmp_path / "m.csv"
+    path.write_text('step,text\n1,ok\n2,"hal')
+    for row in ({"step": 3, "text": "x"}, {"step": 4, "new": 5}):
+        with loggers.CSVLogger(path) as log:
+            log.write(row)
+    assert [[*row.values()] for row in rows_of_csv(path)] == [
+        ["1", "ok", ""],
+        ["2", "hal\n", ""],
+        ["3", "x", ""],
+        ["4", "", "5"],
+    ]
+
+
 def test_not_finite_numbers_are_json_and_come_back(tmp_path):
     path = tmp_path / "m.jsonl"
     with loggers.JSONLLogger(path) as log:
