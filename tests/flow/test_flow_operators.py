@@ -15,7 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import launch
-from framework.flow import Flow, Host, LocalNode, Node, Par, StepError, UnknownFunction, alternate, concurrent
+from framework.flow import (
+    Flow,
+    Host,
+    LocalNode,
+    Node,
+    NotReady,
+    Par,
+    StepError,
+    UnknownFunction,
+    alternate,
+    concurrent,
+)
 
 
 class Worker:
@@ -198,6 +209,52 @@ def test_an_error_in_a_step_does_not_end_the_flow():
     with pytest.raises(ZeroDivisionError):
         next(plan)
     assert next(plan) == [1, 0]  # Of 1 and 2: the item that failed is gone.
+
+
+def test_an_error_does_not_end_a_generator_for_good():
+    plan = Flow.of(range(4)).map(lambda x: 1 // x).transform(lambda items: (item + 1 for item in items))
+    with pytest.raises(ZeroDivisionError):
+        next(plan)
+    assert list(plan) == [2, 1, 1]
+    with pytest.raises(StopIteration):
+        next(plan)
+
+
+@pytest.mark.parametrize("kind", [launch.CallLost, UnknownFunction])
+@pytest.mark.parametrize("make_node", [LocalNode, lambda obj: Node(Client(Host(lambda: obj)))])
+def test_a_step_whose_own_call_is_lost_is_an_error_and_not_repeated(make_node, kind):
+    calls = []
+
+    def step(obj):
+        calls.append(obj)
+        raise kind("another node was restarted")
+
+    for take in (Par([make_node("object")], step).sync(), Par([make_node("object")], step).unordered()):
+        with pytest.raises(StepError, match=f"{kind.__name__}: another node was restarted"):
+            next(take)
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize(
+    ("operate", "expected"),
+    [
+        (lambda flow: flow.batch(2), [[0, 1], [2, 3]]),
+        (lambda flow: flow.filter(lambda x: x % 2 == 1), [1, 3]),
+        (lambda flow: flow.combine(lambda x: [x] * (x % 2)), [1, 3]),
+    ],
+    ids=["batch", "filter", "combine"],
+)
+def test_several_items_for_one_request_wait_for_other_flows(operate, expected):
+    """The flow gives one item after each of the other flow's."""
+    left = [1]
+    limited = Flow.of((left.pop(), i)[1] for i in range(4))
+    limited.ready = lambda: bool(left)
+    alone = operate(limited)
+    with pytest.raises(NotReady, match="a flow that is not ready"):
+        next(alone)
+    plan = concurrent(alone, Flow.of(iter(lambda: left.append(1), 0)), threads=False)
+    found = filter(lambda item: item is not None, plan)
+    assert [next(found) for _ in expected] == expected
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.integers(1, 40))

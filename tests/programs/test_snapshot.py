@@ -160,11 +160,12 @@ ENVIRONMENTS = [
 
 
 def test_a_run_with_shards_and_a_variable_source_continues_bit_for_bit(tmp_path):
+    """Also with another limit: the source, which has nothing to do, counts as finished from the beginning."""
     whole, parts = str(tmp_path / "whole"), str(tmp_path / "parts")
     config = dataclasses.replace(BASE, replay_shards=2, variable_sources=1, directory=whole)
     run("dqn", CARTPOLE, config)
     config = dataclasses.replace(config, directory=parts)
-    run("dqn", CARTPOLE, config, 60)
+    run("dqn", CARTPOLE, dataclasses.replace(config, max_env_steps=2 * BASE.max_env_steps), 60)
     assert "program" in last_checkpoint(parts).names
     run("dqn", CARTPOLE, config)
     assert_same_run(whole, parts)
