@@ -11,8 +11,10 @@ All parts are the agent's own, in one thread. The tables are embedded.
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import io
+import json
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, SupportsFloat
 
@@ -63,7 +65,7 @@ class Session:
                 f"environment wrappers: got {list(wrappers)}, expected none. A session does not see the "
                 "environments; turn off the setting of the agent that needs them."
             )
-        self._spec, self._num_envs = spec, num_envs
+        self._agent, self._spec, self._num_envs = agent, spec, num_envs
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             learned = agent.make_networks(spec)
@@ -207,9 +209,9 @@ class Session:
         """The exact state: parameters, optimizer, replay, open episodes and random choices."""
         file = io.BytesIO()
         torch.save(
-            self._about
-            | {name: getattr(self, name) for name in _SAVED}
+            {name: getattr(self, name) for name in _SAVED}
             | {
+                "about": self._about,
                 "learner": self._learner.save(),
                 "networks": self.networks.state_dict(),
                 "policy": self._policy.save(),
@@ -227,25 +229,46 @@ class Session:
         must be those that saved it.
 
         Raises:
-          ValueError: The state is that of another agent, or of another number of envs.
+          ValueError: The state is that of another agent, of one with other settings or networks, or of
+            another number of envs. The session is as it was.
         """
         saved = torch.load(io.BytesIO(state), pickle_module=pickle_module(ObjectPickler), weights_only=False)
+        about = saved.get("about", {})
         for name, value in self._about.items():
-            if saved[name] != value:
+            if about.get(name) != value:
                 raise ValueError(
-                    f"state: got one with {name} {saved[name]}, expected {value}. Make the session as "
+                    f"state: got one with {name} {about.get(name)}, expected {value}. Make the session as "
                     "that one was."
                 )
-        for name in _SAVED:
-            setattr(self, name, saved[name])
+        # A part may fail when others are restored already, so another session tries it first.
+        trial = Session(self._agent, self._spec, self._num_envs, seed=0)
+        try:
+            trial._restore(saved)
+        except Exception as error:
+            raise ValueError(
+                f"state: got one that does not fit: {error}. Make the session as that one was."
+            ) from error
+        self._restore(saved)
+
+    def _restore(self, saved: Mapping[str, Any]) -> None:
         self._learner.restore(saved["learner"])
         self.networks.load_state_dict(saved["networks"])
         self._policy.restore(saved["policy"])
         self._policy.progress = Progress(*saved["progress"])
+        for name in _SAVED:
+            setattr(self, name, saved[name])
 
     @property
     def _about(self) -> dict[str, Any]:
-        return {"policy class": type(self._policy).__name__, "num_envs": self._num_envs}
+        """What must be equal for a restore: the agent's class, the number of envs, and the settings."""
+        config: Any = getattr(self._agent, "config", None)
+        fields = dataclasses.fields(config) if dataclasses.is_dataclass(config) else ()
+        # As text: a setting that is a function or the like need not be one that a pickle can hold.
+        settings = {
+            f"setting {field.name}": json.dumps(getattr(config, field.name), default=_name)
+            for field in fields
+        }
+        return {"agent class": type(self._agent).__name__, "num_envs": self._num_envs, **settings}
 
     def _publish(self) -> None:
         children = dict(self.networks.named_children())
@@ -328,6 +351,10 @@ def _row(nest: Nest, row: int) -> Nest:
 def _copy(leaf: Any) -> Any:
     """A copy of a tensor or array. Of an inference tensor, one that may be changed."""
     return leaf.clone() if isinstance(leaf, torch.Tensor) else np.array(leaf)
+
+
+def _name(value: Any) -> str:
+    return str(getattr(value, "__qualname__", type(value).__qualname__))
 
 
 def _put(leaf: Any, rows: Any, values: Any) -> Any:

@@ -141,6 +141,35 @@ def test_a_restored_session_continues_to_the_last_digit(name):
     assert len(expected[1]) > 3 and second.learner_steps == first.learner_steps > steps > 0
 
 
+class WideDQN(DQN):
+    def make_networks(self, spec):
+        return DQN(DQNConfig(hidden_sizes=(16,))).make_networks(spec)
+
+
+WideDQN.__name__ = "DQN"
+
+
+@pytest.mark.parametrize(
+    ("agent", "message"),
+    [
+        (DQN(DQNConfig(n_step=3, **LEARNS)), "setting n_step 5, expected 3"),
+        (DQN(DQNConfig(discount=0.5, **LEARNS)), "setting discount 0.99, expected 0.5"),
+        (IQN(IQNConfig(**LEARNS)), "agent class DQN, expected IQN"),
+        (WideDQN(DQNConfig(**LEARNS)), "that does not fit"),
+    ],
+    ids=["n_step", "discount", "class", "networks"],
+)
+def test_a_state_that_is_refused_changes_nothing(agent, message):
+    saved, session, same = DQN(DQNConfig(**LEARNS)).session(SPEC), agent.session(SPEC), agent.session(SPEC)
+    play(saved, {"a": Game(0, 5)}, [["a"]] * 30)
+    games, games_of_same = {"a": Game(0, 5)}, {"a": Game(0, 5)}
+    assert play(session, games, [["a"]] * 20) == play(same, games_of_same, [["a"]] * 20)
+    with pytest.raises(ValueError, match=f"state: got one .*{message}"):
+        session.restore(saved.save())
+    assert session.env_steps == 20
+    assert play(session, games, [["a"]] * 20) == play(same, games_of_same, [["a"]] * 20)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_session_that_learns_on_a_gpu_is_saved():
     agent, games = DQN(DQNConfig(device="cuda", **LEARNS)), {"a": Game(0, 5)}
