@@ -98,7 +98,8 @@ class Session:
           env_ids: ids of the k envs.
 
         Raises:
-          ValueError: An env's last action was not observed, or there are more than `num_envs` open episodes.
+          ValueError: An env's last action was not observed, there are more than `num_envs` open episodes, or
+            an observation does not fit the spec.
           WouldBlockError: As for `observe`; it concerns envs that begin an episode.
         """
         ids = self._ids(env_ids, observation)
@@ -163,8 +164,8 @@ class Session:
                 raise ValueError(f"observe: env {env!r} has no action to observe. Call act() first.")
         observation = self._rows("observation", self._spec.observations, next_observation, len(ids))
         rewards = self._rows("reward", self._spec.rewards, reward, len(ids))
-        is_terminal = np.broadcast_to(np.asarray(terminated, np.bool_), len(ids))
-        ends = is_terminal | np.asarray(truncated, np.bool_)
+        is_terminal = _flags("terminated", terminated, len(ids))
+        ends = is_terminal | _flags("truncated", truncated, len(ids))
         self._make_room("observe", places)
         for row, (env, place) in enumerate(zip(ids, places, strict=True)):
             kind, discount = LAST if ends[row] else MID, 0.0 if is_terminal[row] else 1.0
@@ -326,7 +327,12 @@ class Session:
                     f"{path_name(name, path)}: got shape {array.shape}, expected {(count, *leaf.shape)}, one "
                     "row for each of env_ids."
                 )
-            return array.astype(leaf.dtype, copy=False, casting="same_kind")
+            if not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
+                raise ValueError(
+                    f"{path_name(name, path)}: got dtype {array.dtype}, expected {np.dtype(leaf.dtype)}, "
+                    "as in the spec. Convert it."
+                )
+            return array.astype(leaf.dtype, copy=False)
 
         return tree.map_structure_with_path(check, spec, values)
 
@@ -342,6 +348,16 @@ _SAVED = (
     "env_steps",
     "learner_steps",
 )
+
+
+def _flags(name: str, values: Any, count: int) -> np.ndarray:
+    """`values` as bools `[count]`."""
+    flags = np.asarray(values, np.bool_)
+    if flags.shape not in ((), (count,)):
+        raise ValueError(
+            f"{name}: got shape {flags.shape}, expected {(count,)}, one for each of env_ids, or one for all."
+        )
+    return np.broadcast_to(flags, count)
 
 
 def _row(nest: Nest, row: int) -> Nest:

@@ -28,6 +28,7 @@ SPEC = specs.EnvironmentSpec(
     rewards=dm_specs.Array((), np.float32),
     discounts=dm_specs.BoundedArray((), np.float32, 0.0, 1.0),
 )
+BYTES = SPEC._replace(observations=dm_specs.Array((2,), np.uint8))
 LEARNS = {"min_replay_size": 16, "batch_size": 8, "insert_burst": 16}
 AGENTS = {
     "dqn": lambda: DQN(DQNConfig(prioritized=True, epsilon_ladder=3.0, n_step=2, **LEARNS)),
@@ -228,6 +229,19 @@ def acted():
         (lambda: acted().observe([[0, 0]], [0], False, env_ids=[5]), "env 5 has no action"),
         (lambda: acted().observe([[0, 0]], [0, 1], False), r"reward: got shape \(2,\), expected \(1,\)"),
         (lambda: acted().observe([[0, 0, 0]], [0], False), r"observation: got shape \(1, 3\)"),
+        (
+            lambda: AGENTS["dqn"]().session(BYTES).act(np.zeros((1, 2), np.float32)),
+            "observation: got dtype float32, expected uint8",
+        ),
+        (
+            lambda: acted().observe([[0, 0]] * 2, [0, 0], False, [[True]] * 2),
+            r"truncated: got shape \(2, 1\), expected \(2,\)",
+        ),
+        (
+            lambda: acted().observe([[0, 0]], [0], False, [True, False], [0]),
+            r"truncated: got shape \(2,\), expected \(1,\)",
+        ),
+        (lambda: acted().observe([[0, 0]] * 2, [0, 0], [True] * 3), r"terminated: got shape \(3,\)"),
         (lambda: AGENTS["dqn"]().session(SPEC, num_envs=0), "num_envs: got 0"),
         (lambda: AGENTS["dqn"]().session(SPEC).restore(acted().save()), "num_envs 2, expected 1"),
         (
