@@ -178,11 +178,17 @@ class Session:
                 self._end(env)
 
     def end_episodes(self, env_ids: Sequence[Hashable]) -> None:
-        """Ends the open episodes of envs that do not continue, as if they were truncated."""
-        for env in env_ids:
-            if env in self._places:
-                self._chosen.pop(self._places[env], None)
-                self._end(env)
+        """Ends the open episodes of envs that do not continue, as if they were truncated.
+
+        Raises:
+          WouldBlockError: As for `observe`.
+        """
+        ids = [env for env in dict.fromkeys(env_ids) if env in self._places]
+        self._make_room("end_episodes", [self._places[env] for env in ids])
+        for env in ids:
+            self._adders[self._places[env]].end_episodes()
+            self._chosen.pop(self._places[env], None)
+            self._end(env)
 
     def learn(self, max_steps: int | None = None) -> dict[str, float]:
         """Makes the learner steps that the rate limiter of replay allows now, at most `max_steps`.

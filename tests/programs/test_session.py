@@ -214,6 +214,18 @@ def test_an_env_that_is_gone_leaves_its_place():
     session.act([[0, 0]], ["b"])
 
 
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_an_episode_that_is_ended_is_in_replay_as_if_it_was_truncated(n_step):
+    ended, truncated = (DQN(DQNConfig(n_step=n_step, **LEARNS)).session(SPEC) for _ in range(2))
+    for session in (ended, truncated):
+        for time in range(5):
+            session.act([[0, time]])
+            session.observe([[0, time + 1]], [0.0], False, session is truncated and time == 4)
+    ended.end_episodes([0])
+    sizes = [session._dataset._client.server_info()["replay"].current_size for session in (ended, truncated)]
+    assert sizes[0] == sizes[1] >= 5
+
+
 def acted():
     session = AGENTS["dqn"]().session(SPEC, num_envs=2)
     session.act([[0, 0], [1, 0]])
