@@ -52,7 +52,7 @@ class Variables(NamedTuple):
     Attributes:
       version: number of learner steps that produced the parameters.
       env_steps: env steps of the program when the parameters were published.
-      values: child name to state dict, in numpy.
+      values: child name to state dict, in numpy. A bfloat16 tensor is float32.
     """
 
     version: int
@@ -199,7 +199,11 @@ class VariableBlock:
         }
         progress = self.read(copies, newer_than)
         assert progress is not None
-        values = {name: {key: t.numpy() for key, t in state.items()} for name, state in copies.items()}
+        values = {
+            # Numpy has no bfloat16; float32 has all its values, and copy_variables() converts them back.
+            name: {key: (t.float() if t.dtype == torch.bfloat16 else t).numpy() for key, t in state.items()}
+            for name, state in copies.items()
+        }
         return Variables(*progress, values)
 
     def reduce_private(self) -> Any:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from framework.replay.errors import StoreFullError
-from framework.variables import VariableBlock
+from framework.variables import VariableBlock, copy_variables
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
 
@@ -79,6 +79,14 @@ def test_variables_travel_in_numpy_and_stay_what_they_were():
     assert block.get_variables(newer_than=3) is None
     with pytest.raises(KeyError, match=r"got \['critic'\], expected some of \['body', 'head'\]"):
         block.get_variables(["critic"])
+
+
+def test_bfloat16_travels_without_a_loss():
+    parameters = {"a": {"w": torch.tensor([1.5, -3e38, 1e-40, float("inf")]).bfloat16()}}
+    block, targets = VariableBlock(parameters), empty_like(parameters)
+    block.publish(1, parameters)
+    copy_variables(block.get_variables().values, targets)
+    assert torch.equal(targets["a"]["w"], parameters["a"]["w"])
 
 
 def test_a_block_in_private_memory_does_not_reach_another_process():

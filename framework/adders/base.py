@@ -62,6 +62,14 @@ class Adder(abc.ABC):
             the shape or dtype of a leaf differs from the first step's. The step is not added.
         """
 
+    def end_episodes(self) -> None:
+        """Ends the open episodes as if they were truncated. Call `add_first` next.
+
+        Without this call, the last items of episodes that do not continue wait for the next `add_first`. It
+        has no effect if items go on with the next episode.
+        """
+        return
+
     @abc.abstractmethod
     def reset(self) -> None:
         """Drops the unwritten part of the open episodes. Call `add_first` next."""

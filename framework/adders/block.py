@@ -20,7 +20,7 @@ from framework.adders.base import REPLAY_TABLE, Adder
 from framework.adders.fields import Field, grown, is_absent
 from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBlockError
 from framework.replay.writer import DEFAULT_MAX_IN_FLIGHT_ITEMS, Writer
-from framework.types import FIRST, LAST, Nest
+from framework.types import FIRST, LAST, MID, Nest
 
 NO_ROW = -1
 NO_EXTRAS: Nest = ()
@@ -172,6 +172,14 @@ class BlockAdder(Adder):
             if self._checks_steps:
                 self._check(kinds)
             self._advance(kinds)
+
+    def end_episodes(self) -> None:
+        with self._lock:
+            self._check_usable()
+            if self._open and np.count_nonzero(self._kinds[self._t] == MID):
+                # As an episode that is cut short. The open row cannot become LAST: items may lead up to it.
+                self._observation.repeat(self._t)
+                self._advance(FIRST)
 
     def reset(self) -> None:
         with self._lock:

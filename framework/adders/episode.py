@@ -19,10 +19,11 @@ class EpisodeAdder(RowAdder):
     """Writes one `Step` item for each finished episode, with all its T + 1 rows.
 
     Unfinished episodes are not written: a FIRST step or `reset()` in mid-episode drops the open one.
-    `num_dropped_episodes` counts them.
+    `num_dropped_episodes` counts them. `end_episodes()` finishes it.
     """
 
     _checks_steps = True
+    _writes_unfinished = False  # Within `end_episodes`.
 
     def __init__(
         self,
@@ -60,6 +61,16 @@ class EpisodeAdder(RowAdder):
             client, 0, priority_fns, max_in_flight_items=max_in_flight_items, max_delay=max_delay
         )
 
+    def end_episodes(self) -> None:
+        with self._lock:
+            self._write_block(timeout=0)  # Without the episodes that a FIRST step cut short.
+            self._writes_unfinished = True
+            try:
+                super().end_episodes()
+                self._write_block(timeout=0)
+            finally:
+                self._writes_unfinished = False
+
     def _check(self, kinds: np.ndarray) -> None:
         if self._t + self._num_shifted + 1 - self._origin.min() < self._length:
             return
@@ -79,7 +90,7 @@ class EpisodeAdder(RowAdder):
         self._next_history = t - int(oldest)
         times, envs = np.nonzero(new & ~real)
         sizes = counts[times, envs]
-        is_whole = self._kinds[times, envs] == LAST
+        is_whole = (self._kinds[times, envs] == LAST) | (self._writes_unfinished & (sizes > 1))
         self.num_dropped_episodes += int(np.count_nonzero((sizes > 1) & ~is_whole))
         self._write(times[is_whole], envs[is_whole], sizes[is_whole], real)
         for time, env, size in zip(times, envs, sizes, strict=True):

@@ -344,6 +344,10 @@ class SequenceAdder(RowAdder):
         )
         self._shows_observations &= priorities_see_observations
 
+    def end_episodes(self) -> None:
+        if not self._continues:
+            super().end_episodes()
+
     def _declare(self, action: Nest, timestep: Any, extras: Nest) -> None:
         keys = self._extras_of_first_row
         if keys and not (isinstance(extras, Mapping) and keys <= extras.keys()):
@@ -397,7 +401,7 @@ class SequenceAdder(RowAdder):
         tails = new & ~real & ~full
         if not self._continues and tails.any():
             if self._end is EndOfEpisodeBehavior.WRITE:
-                self.num_dropped_episodes += int(np.count_nonzero(tails & (counts < length)))
+                self.num_dropped_episodes += int(np.count_nonzero(tails & (counts > 1) & (counts < length)))
                 size[tails & (counts >= length)] = length
             else:
                 # The write point that the episode did not reach; the item starts `length` rows before it.

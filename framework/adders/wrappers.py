@@ -26,6 +26,10 @@ class ForkingAdder(Adder):
         for adder in self._adders:
             adder.add(action, next_timestep, extras)
 
+    def end_episodes(self) -> None:
+        for adder in self._adders:
+            adder.end_episodes()
+
     def reset(self) -> None:
         for adder in self._adders:
             adder.reset()

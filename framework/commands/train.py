@@ -133,6 +133,12 @@ def parse_new(name: str | None, arguments: Sequence[str]) -> tuple[AgentEntry, T
         (agent_config, agent_preset),
     ]
     names = [[field.name for field in dataclasses.fields(base)] for base, _ in parts]
+    for name in names[2]:
+        if name in names[0] or name in names[1]:
+            raise UsageError(
+                f"{type(agent_config).__name__}: got the field {name!r}, which is a setting of every run, "
+                "expected another name. Rename the field."
+            )
     where, made = str(early.config), []
     try:
         config_checks.names(where, given, [name for own in names for name in own if name != "config"])

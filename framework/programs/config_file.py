@@ -13,11 +13,13 @@ Every run has such a file, `config.yaml`. Its entry `recorded` holds what is no 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import re
 import typing
 from collections.abc import Mapping
 from pathlib import Path
+from types import UnionType
 from typing import Any, TypeVar
 
 import yaml
@@ -91,12 +93,22 @@ def from_plain(base: T, content: Mapping[str, Any], where: str) -> T:
     """The dataclass `base` with other values. Raises ValueError for an unknown field or an invalid value."""
     hints = typing.get_type_hints(type(base))
     config_checks.names(f"{where}: {type(base).__name__}", content, list(hints))
-    values = {}
-    for name, value in content.items():
-        kinds = (hints[name], *typing.get_args(hints[name]))  # A file has lists instead of tuples.
-        is_tuple = any(typing.get_origin(kind) is tuple for kind in kinds)
-        values[name] = tuple(value) if isinstance(value, list) and is_tuple else value
+    values = {name: _with_tuples(hints[name], value) for name, value in content.items()}
     try:
         return dataclasses.replace(base, **values)  # type: ignore[type-var]
     except ValueError as error:
         raise ValueError(f"{where}: {error} Correct the file.") from error
+
+
+def _with_tuples(hint: Any, value: Any) -> Any:
+    """`value` with tuples where the annotation `hint` has them, at any depth. A file has lists instead."""
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (UnionType, typing.Union):
+        made = (_with_tuples(part, value) for part in parts)
+        return next((each for each in made if each != value), value)
+    if origin is Mapping and isinstance(value, dict):
+        return {name: _with_tuples(parts[1], each) for name, each in value.items()}
+    if origin is tuple and isinstance(value, list):
+        hints = itertools.repeat(parts[0]) if parts[1:] == (...,) else [*parts, *[Any] * len(value)]
+        return tuple(map(_with_tuples, hints, value))
+    return value

@@ -172,6 +172,8 @@ class Graph(core.Graph):
         name: str = "learner",
         clients: Mapping[str, launch.Handle] | None = None,
     ) -> launch.Handle | None:
+        if name == "env":
+            raise ValueError("name: got 'env', whose steps would count as env steps. Give another name.")
         self._claim(name)
         if replay is None:
             return None

@@ -89,9 +89,10 @@ def find_agent(name: str) -> AgentEntry:
     if ":" in name:
         return AgentEntry(name, name)
     known = _entry_points()
-    plain = name.replace("-", "_")
-    if plain in known:
-        return AgentEntry(plain, known[plain])
+    by_plain_name = {declared.replace("-", "_"): declared for declared in known}
+    declared = name if name in known else by_plain_name.get(name.replace("-", "_"))
+    if declared is not None:
+        return AgentEntry(declared, known[declared])
     if not known:
         raise ValueError(
             f"agent: got {name!r}, but no installed package declares agents. Run pip install -e . in the "

@@ -11,8 +11,10 @@ All parts are the agent's own, in one thread. The tables are embedded.
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import io
+import json
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, SupportsFloat
 
@@ -63,7 +65,7 @@ class Session:
                 f"environment wrappers: got {list(wrappers)}, expected none. A session does not see the "
                 "environments; turn off the setting of the agent that needs them."
             )
-        self._spec, self._num_envs = spec, num_envs
+        self._agent, self._spec, self._num_envs = agent, spec, num_envs
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             learned = agent.make_networks(spec)
@@ -96,7 +98,8 @@ class Session:
           env_ids: ids of the k envs.
 
         Raises:
-          ValueError: An env's last action was not observed, or there are more than `num_envs` open episodes.
+          ValueError: An env's last action was not observed, there are more than `num_envs` open episodes, or
+            an observation does not fit the spec.
           WouldBlockError: As for `observe`; it concerns envs that begin an episode.
         """
         ids = self._ids(env_ids, observation)
@@ -161,8 +164,8 @@ class Session:
                 raise ValueError(f"observe: env {env!r} has no action to observe. Call act() first.")
         observation = self._rows("observation", self._spec.observations, next_observation, len(ids))
         rewards = self._rows("reward", self._spec.rewards, reward, len(ids))
-        is_terminal = np.broadcast_to(np.asarray(terminated, np.bool_), len(ids))
-        ends = is_terminal | np.asarray(truncated, np.bool_)
+        is_terminal = _flags("terminated", terminated, len(ids))
+        ends = is_terminal | _flags("truncated", truncated, len(ids))
         self._make_room("observe", places)
         for row, (env, place) in enumerate(zip(ids, places, strict=True)):
             kind, discount = LAST if ends[row] else MID, 0.0 if is_terminal[row] else 1.0
@@ -175,11 +178,17 @@ class Session:
                 self._end(env)
 
     def end_episodes(self, env_ids: Sequence[Hashable]) -> None:
-        """Ends the open episodes of envs that do not continue, as if they were truncated."""
-        for env in env_ids:
-            if env in self._places:
-                self._chosen.pop(self._places[env], None)
-                self._end(env)
+        """Ends the open episodes of envs that do not continue, as if they were truncated.
+
+        Raises:
+          WouldBlockError: As for `observe`.
+        """
+        ids = [env for env in dict.fromkeys(env_ids) if env in self._places]
+        self._make_room("end_episodes", [self._places[env] for env in ids])
+        for env in ids:
+            self._adders[self._places[env]].end_episodes()
+            self._chosen.pop(self._places[env], None)
+            self._end(env)
 
     def learn(self, max_steps: int | None = None) -> dict[str, float]:
         """Makes the learner steps that the rate limiter of replay allows now, at most `max_steps`.
@@ -207,9 +216,9 @@ class Session:
         """The exact state: parameters, optimizer, replay, open episodes and random choices."""
         file = io.BytesIO()
         torch.save(
-            self._about
-            | {name: getattr(self, name) for name in _SAVED}
+            {name: getattr(self, name) for name in _SAVED}
             | {
+                "about": self._about,
                 "learner": self._learner.save(),
                 "networks": self.networks.state_dict(),
                 "policy": self._policy.save(),
@@ -227,25 +236,46 @@ class Session:
         must be those that saved it.
 
         Raises:
-          ValueError: The state is that of another agent, or of another number of envs.
+          ValueError: The state is that of another agent, of one with other settings or networks, or of
+            another number of envs. The session is as it was.
         """
         saved = torch.load(io.BytesIO(state), pickle_module=pickle_module(ObjectPickler), weights_only=False)
+        about = saved.get("about", {})
         for name, value in self._about.items():
-            if saved[name] != value:
+            if about.get(name) != value:
                 raise ValueError(
-                    f"state: got one with {name} {saved[name]}, expected {value}. Make the session as "
+                    f"state: got one with {name} {about.get(name)}, expected {value}. Make the session as "
                     "that one was."
                 )
-        for name in _SAVED:
-            setattr(self, name, saved[name])
+        # A part may fail when others are restored already, so another session tries it first.
+        trial = Session(self._agent, self._spec, self._num_envs, seed=0)
+        try:
+            trial._restore(saved)
+        except Exception as error:
+            raise ValueError(
+                f"state: got one that does not fit: {error}. Make the session as that one was."
+            ) from error
+        self._restore(saved)
+
+    def _restore(self, saved: Mapping[str, Any]) -> None:
         self._learner.restore(saved["learner"])
         self.networks.load_state_dict(saved["networks"])
         self._policy.restore(saved["policy"])
         self._policy.progress = Progress(*saved["progress"])
+        for name in _SAVED:
+            setattr(self, name, saved[name])
 
     @property
     def _about(self) -> dict[str, Any]:
-        return {"policy class": type(self._policy).__name__, "num_envs": self._num_envs}
+        """What must be equal for a restore: the agent's class, the number of envs, and the settings."""
+        config: Any = getattr(self._agent, "config", None)
+        fields = dataclasses.fields(config) if dataclasses.is_dataclass(config) else ()
+        # As text: a setting that is a function or the like need not be one that a pickle can hold.
+        settings = {
+            f"setting {field.name}": json.dumps(getattr(config, field.name), default=_name)
+            for field in fields
+        }
+        return {"agent class": type(self._agent).__name__, "num_envs": self._num_envs, **settings}
 
     def _publish(self) -> None:
         children = dict(self.networks.named_children())
@@ -303,7 +333,12 @@ class Session:
                     f"{path_name(name, path)}: got shape {array.shape}, expected {(count, *leaf.shape)}, one "
                     "row for each of env_ids."
                 )
-            return array.astype(leaf.dtype, copy=False, casting="same_kind")
+            if not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
+                raise ValueError(
+                    f"{path_name(name, path)}: got dtype {array.dtype}, expected {np.dtype(leaf.dtype)}, "
+                    "as in the spec. Convert it."
+                )
+            return array.astype(leaf.dtype, copy=False)
 
         return tree.map_structure_with_path(check, spec, values)
 
@@ -321,6 +356,16 @@ _SAVED = (
 )
 
 
+def _flags(name: str, values: Any, count: int) -> np.ndarray:
+    """`values` as bools `[count]`."""
+    flags = np.asarray(values, np.bool_)
+    if flags.shape not in ((), (count,)):
+        raise ValueError(
+            f"{name}: got shape {flags.shape}, expected {(count,)}, one for each of env_ids, or one for all."
+        )
+    return np.broadcast_to(flags, count)
+
+
 def _row(nest: Nest, row: int) -> Nest:
     return tree.map_structure(lambda leaf: leaf[row : row + 1], nest)
 
@@ -328,6 +373,10 @@ def _row(nest: Nest, row: int) -> Nest:
 def _copy(leaf: Any) -> Any:
     """A copy of a tensor or array. Of an inference tensor, one that may be changed."""
     return leaf.clone() if isinstance(leaf, torch.Tensor) else np.array(leaf)
+
+
+def _name(value: Any) -> str:
+    return str(getattr(value, "__qualname__", type(value).__qualname__))
 
 
 def _put(leaf: Any, rows: Any, values: Any) -> Any:

@@ -139,6 +139,39 @@ def test_an_episode_that_is_given_up(kind, resets, expected):
     assert adder.num_dropped_episodes == (1 if resets or kind == "episodes" else 0)
 
 
+@pytest.mark.parametrize("reads", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("transitions", [[1, 2], [1, 3], [2, 3]]),
+        ("sequences", [[1, 2], [2, 3]]),
+        ("whole sequences", [[1, 2], [2, 3]]),
+        ("episodes", [[1, 2, 3]]),
+    ],
+)
+def test_an_episode_that_is_ended_from_outside(kind, expected, reads):
+    client = make_client()
+    adder = {**MAKERS, "whole sequences": whole_sequences}[kind](client)
+    adder.end_episodes()
+    adder.add_first(step(FIRST, 1))
+    adder.add(0, step(MID, 2))
+    adder.add(0, step(MID, 3))
+    found = observations(client) if reads else []
+    for _ in range(2):
+        adder.end_episodes()
+    found += observations(client)
+    assert found == expected
+    complete = make_client()
+    for target in (adder, MAKERS[kind.split()[-1]](complete)):
+        play(target, 2, start=11)
+    assert observations(client) == observations(complete)
+    assert adder.num_dropped_episodes == 0
+
+
+def whole_sequences(client):
+    return adders.SequenceAdder(client, 2, 1, "write")
+
+
 def test_reset_before_anything_and_twice():
     client = make_client()
     adder = MAKERS["transitions"](client)

@@ -17,7 +17,7 @@ from framework import environments, specs
 from framework.commands import cli, serve_environment, train, video
 from framework.commands.graph import Group, as_svg, as_text
 from framework.commands.options import CommandError, TrainOptions
-from framework.programs import Preset, RunConfig, config_file, make_agent
+from framework.programs import Preset, RunConfig, config_file, make_agent, registry
 from framework.programs.presets import presets_of
 from framework.programs.registry import agent_names, find_agent
 from framework.programs.run_folder import RunError, RunFolder
@@ -103,6 +103,12 @@ def test_fields_of_an_agent_by_name():
         make_agent("dqn", n_steps=2)
     with pytest.raises(ValueError, match=r"Unknown agent 'ddqn'.*Did you mean 'dqn'"):
         make_agent("ddqn")
+
+
+@pytest.mark.parametrize("declared", ["soft-q", "soft_q"])
+def test_hyphens_in_the_name_of_an_agent(declared, monkeypatch):
+    monkeypatch.setattr(registry, "_entry_points", lambda: {declared: "agents.dqn:DQN"})
+    assert find_agent("soft-q") == find_agent("soft_q") == registry.AgentEntry(declared, "agents.dqn:DQN")
 
 
 def test_list(repertory):

@@ -1,6 +1,7 @@
 """`repertory train --config FILE`: settings in a file, and a run repeated from its own."""
 
 import dataclasses
+from collections.abc import Mapping
 
 import pytest
 
@@ -105,12 +106,18 @@ def test_fields_from_plain_values():
         sizes: tuple[int, ...] = (1,)
         names: tuple[str, ...] | None = None
         rate: float = 0.5
+        layers: tuple[tuple[int, ...], ...] = ()
+        pair: tuple[tuple[int, int], str] | None = None
+        named: Mapping[str, tuple[int, ...]] | None = None
 
         def __post_init__(self):
             config_checks.fraction(self, "rate")
 
     read = config_file.from_plain(Config(), {"sizes": [3, 4], "names": ["a"]}, "x")
     assert read == Config((3, 4), ("a",), 0.5)
+    nested = {"layers": [[8, 4], [2]], "pair": [[1, 2], "a"], "named": {"a": [3]}}
+    expected = Config(layers=((8, 4), (2,)), pair=((1, 2), "a"), named={"a": (3,)})
+    assert config_file.from_plain(Config(), nested, "x") == expected
     with pytest.raises(ValueError, match="x: Config has no field 'rates'; it has sizes, names, rate"):
         config_file.from_plain(Config(), {"rates": 1}, "x")
     with pytest.raises(ValueError, match="x: rate: got 2, expected between 0 and 1"):

@@ -1,5 +1,6 @@
 """Bad input: one clear error that names the thing and the fix, a non-zero exit code, nothing lost."""
 
+import dataclasses
 import importlib.util
 import os
 import resource
@@ -9,6 +10,7 @@ import sys
 
 import pytest
 
+from agents.dqn import DQN, DQNConfig
 from framework.checkpoints import torch_part
 from framework.programs import config_file, registry, run_folder
 
@@ -75,6 +77,24 @@ def test_wrong_command_lines(repertory, tmp_path, monkeypatch, arguments, code, 
         assert text in err
     assert "Traceback" not in err
     assert os.listdir(tmp_path) == []  # nothing was begun
+
+
+@dataclasses.dataclass(frozen=True)
+class SharesAField(DQNConfig):
+    seed: int = 7
+
+
+class Shares(DQN):
+    def __init__(self, config: SharesAField | None = None):
+        super().__init__(config or SharesAField())
+
+
+def test_a_field_of_the_agents_config_with_the_name_of_a_setting(repertory, tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "_entry_points", lambda: {"shares": f"{__name__}:Shares"})
+    monkeypatch.chdir(tmp_path)
+    code, _, err = repertory("train", "shares", "--seed", "1")
+    assert code == 2 and "SharesAField: got the field 'seed'" in err and "Rename the field" in err
+    assert "Traceback" not in err and os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("command", ["eval", "video", "plot", "status", "stop"])

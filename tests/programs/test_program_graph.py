@@ -214,6 +214,15 @@ def test_a_node_of_ones_own_has_a_name_of_its_own(name):
         make_program(Same(CONFIG), CARTPOLE, RunConfig())
 
 
+def test_a_learner_is_not_named_as_the_count_of_env_steps():
+    class Env(DQN):
+        def build(self, graph):
+            graph.add_learner(graph.add_replay(), name="env")
+
+    with pytest.raises(ValueError, match="name: got 'env'"):
+        make_program(Env(CONFIG), CARTPOLE, RunConfig())
+
+
 class Renamed(DQN):
     """DQN whose learner has another name."""
 

@@ -28,6 +28,7 @@ SPEC = specs.EnvironmentSpec(
     rewards=dm_specs.Array((), np.float32),
     discounts=dm_specs.BoundedArray((), np.float32, 0.0, 1.0),
 )
+BYTES = SPEC._replace(observations=dm_specs.Array((2,), np.uint8))
 LEARNS = {"min_replay_size": 16, "batch_size": 8, "insert_burst": 16}
 AGENTS = {
     "dqn": lambda: DQN(DQNConfig(prioritized=True, epsilon_ladder=3.0, n_step=2, **LEARNS)),
@@ -141,6 +142,35 @@ def test_a_restored_session_continues_to_the_last_digit(name):
     assert len(expected[1]) > 3 and second.learner_steps == first.learner_steps > steps > 0
 
 
+class WideDQN(DQN):
+    def make_networks(self, spec):
+        return DQN(DQNConfig(hidden_sizes=(16,))).make_networks(spec)
+
+
+WideDQN.__name__ = "DQN"
+
+
+@pytest.mark.parametrize(
+    ("agent", "message"),
+    [
+        (DQN(DQNConfig(n_step=3, **LEARNS)), "setting n_step 5, expected 3"),
+        (DQN(DQNConfig(discount=0.5, **LEARNS)), "setting discount 0.99, expected 0.5"),
+        (IQN(IQNConfig(**LEARNS)), "agent class DQN, expected IQN"),
+        (WideDQN(DQNConfig(**LEARNS)), "that does not fit"),
+    ],
+    ids=["n_step", "discount", "class", "networks"],
+)
+def test_a_state_that_is_refused_changes_nothing(agent, message):
+    saved, session, same = DQN(DQNConfig(**LEARNS)).session(SPEC), agent.session(SPEC), agent.session(SPEC)
+    play(saved, {"a": Game(0, 5)}, [["a"]] * 30)
+    games, games_of_same = {"a": Game(0, 5)}, {"a": Game(0, 5)}
+    assert play(session, games, [["a"]] * 20) == play(same, games_of_same, [["a"]] * 20)
+    with pytest.raises(ValueError, match=f"state: got one .*{message}"):
+        session.restore(saved.save())
+    assert session.env_steps == 20
+    assert play(session, games, [["a"]] * 20) == play(same, games_of_same, [["a"]] * 20)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_session_that_learns_on_a_gpu_is_saved():
     agent, games = DQN(DQNConfig(device="cuda", **LEARNS)), {"a": Game(0, 5)}
@@ -184,6 +214,18 @@ def test_an_env_that_is_gone_leaves_its_place():
     session.act([[0, 0]], ["b"])
 
 
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_an_episode_that_is_ended_is_in_replay_as_if_it_was_truncated(n_step):
+    ended, truncated = (DQN(DQNConfig(n_step=n_step, **LEARNS)).session(SPEC) for _ in range(2))
+    for session in (ended, truncated):
+        for time in range(5):
+            session.act([[0, time]])
+            session.observe([[0, time + 1]], [0.0], False, session is truncated and time == 4)
+    ended.end_episodes([0])
+    sizes = [session._dataset._client.server_info()["replay"].current_size for session in (ended, truncated)]
+    assert sizes[0] == sizes[1] >= 5
+
+
 def acted():
     session = AGENTS["dqn"]().session(SPEC, num_envs=2)
     session.act([[0, 0], [1, 0]])
@@ -199,6 +241,19 @@ def acted():
         (lambda: acted().observe([[0, 0]], [0], False, env_ids=[5]), "env 5 has no action"),
         (lambda: acted().observe([[0, 0]], [0, 1], False), r"reward: got shape \(2,\), expected \(1,\)"),
         (lambda: acted().observe([[0, 0, 0]], [0], False), r"observation: got shape \(1, 3\)"),
+        (
+            lambda: AGENTS["dqn"]().session(BYTES).act(np.zeros((1, 2), np.float32)),
+            "observation: got dtype float32, expected uint8",
+        ),
+        (
+            lambda: acted().observe([[0, 0]] * 2, [0, 0], False, [[True]] * 2),
+            r"truncated: got shape \(2, 1\), expected \(2,\)",
+        ),
+        (
+            lambda: acted().observe([[0, 0]], [0], False, [True, False], [0]),
+            r"truncated: got shape \(2,\), expected \(1,\)",
+        ),
+        (lambda: acted().observe([[0, 0]] * 2, [0, 0], [True] * 3), r"terminated: got shape \(3,\)"),
         (lambda: AGENTS["dqn"]().session(SPEC, num_envs=0), "num_envs: got 0"),
         (lambda: AGENTS["dqn"]().session(SPEC).restore(acted().save()), "num_envs 2, expected 1"),
         (
