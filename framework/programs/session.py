@@ -274,6 +274,7 @@ class Session:
         settings = {
             f"setting {field.name}": json.dumps(getattr(config, field.name), default=_name)
             for field in fields
+            if field.name != "device"
         }
         return {"agent class": type(self._agent).__name__, "num_envs": self._num_envs, **settings}
 
