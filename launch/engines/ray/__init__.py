@@ -310,5 +310,5 @@ def _connect(ray: Any) -> None:
     except ConnectionError:
         if address is not None:
             raise
-        # What `ray start` left behind names a cluster that runs no more.
+        # `ray start` left the address of a cluster that has ended.
         ray.init(address="local", logging_level=logging.WARNING, **own)
