@@ -118,6 +118,7 @@ setup(
             "recurrent_td3=agents.recurrent_td3:RecurrentTD3",
             "sac=agents.sac:SAC",
             "td3=agents.td3:TD3",
+            "td7=agents.td7:TD7",
         ],
     },
     classifiers=[

@@ -205,6 +205,7 @@ ROWS = {
         published="Zoo 9,655 at 1M (v3)",
         flags=("--autocast",),
     ),
+    "halfcheetah-td7": Row("td7", "gymnasium:HalfCheetah-v5", 200_000, 4000),
     "hopper-td3": Row(
         "td3",
         "gymnasium:Hopper-v5",

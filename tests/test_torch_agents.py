@@ -19,6 +19,7 @@ from agents.r2d2 import R2D2, R2D2Config
 from agents.recurrent_td3 import RecurrentTD3, RecurrentTD3Config
 from agents.sac import SAC, SACConfig
 from agents.td3 import TD3, TD3Config
+from agents.td7 import TD7, TD7Config
 from framework import networks, replay
 from framework.environments.testing import make_spec
 from framework.learners import LossOutput
@@ -40,6 +41,7 @@ AGENTS = {
     "mpo": (MPO(MPOConfig(hidden_sizes=(8,))), CONTINUOUS, {"policy"}),
     "sac": (SAC(SACConfig(hidden_sizes=(8,))), CONTINUOUS, {"policy"}),
     "td3": (TD3(TD3Config(hidden_sizes=(8,))), CONTINUOUS, {"policy"}),
+    "td7": (TD7(TD7Config(hidden_sizes=(8,))), CONTINUOUS, {"policy"}),
     "impala": (IMPALA(IMPALAConfig(hidden_sizes=(8,))), DISCRETE, {"actor_critic"}),
     "ppo": (PPO(PPOConfig(hidden_sizes=(8,))), DISCRETE, {"normalizer", "encoder", "body", "head"}),
     "ppo with a memory": (

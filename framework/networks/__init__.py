@@ -13,6 +13,10 @@ from framework.networks.distributions import Categorical as Categorical
 from framework.networks.distributions import DiagonalGaussian as DiagonalGaussian
 from framework.networks.distributions import MultiCategorical as MultiCategorical
 from framework.networks.distributions import SquashedGaussian as SquashedGaussian
+from framework.networks.embeddings import EmbeddedCritics as EmbeddedCritics
+from framework.networks.embeddings import EmbeddedPolicy as EmbeddedPolicy
+from framework.networks.embeddings import StateActionEmbeddings as StateActionEmbeddings
+from framework.networks.embeddings import avg_l1_norm as avg_l1_norm
 from framework.networks.heads import Actions as Actions
 from framework.networks.heads import CategoricalHead as CategoricalHead
 from framework.networks.heads import Critics as Critics

@@ -24,6 +24,7 @@ from agents.r2d2 import R2D2, R2D2Config
 from agents.rainbow import Rainbow, RainbowConfig
 from agents.sac import SAC, SACConfig
 from agents.td3 import TD3, TD3Config
+from agents.td7 import TD7, TD7Config
 from framework.environments import make
 from framework.learners import LossContext
 from framework.programs import RunConfig, make_program
@@ -139,6 +140,7 @@ TUPLES = {
     "ppo": (PPO(PPOConfig(**ADVANTAGES, epochs=8, initial_std=0.5)), {}, ()),
     "sac": (SAC(SACConfig(**CONTINUOUS, reward_scale=5.0, initial_temperature=0.05)), NUMBERS, ()),
     "td3": (TD3(TD3Config(**CONTINUOUS)), NUMBERS, ()),
+    "td7": (TD7(TD7Config(**CONTINUOUS, target_update_period=100, embedding_size=16)), NUMBERS, ()),
 }
 
 

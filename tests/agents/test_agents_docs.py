@@ -30,6 +30,7 @@ NAMES = (
     "recurrent_td3",
     "sac",
     "td3",
+    "td7",
 )
 
 

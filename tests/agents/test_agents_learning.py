@@ -25,6 +25,7 @@ from agents.rainbow import Rainbow, RainbowConfig
 from agents.recurrent_td3 import RecurrentTD3, RecurrentTD3Config
 from agents.sac import SAC, SACConfig
 from agents.td3 import DDPG, TD3, DDPGConfig, TD3Config
+from agents.td7 import TD7, TD7Config
 from framework import demonstrations, environments
 from framework.environments.testing import MemoryEnvironment
 from framework.programs.run_config import Inference
@@ -100,6 +101,7 @@ dmpo = dataclasses.replace(mpo, num_atoms=21, v_min=-1.0, v_max=1.0)
 sac = SAC(SACConfig(**REPLAY, **RATES, samples_per_insert=8.0, initial_temperature=0.1))
 DETERMINISTIC = {**REPLAY, "learning_rate": 5e-3, "critic_learning_rate": 5e-3, "samples_per_insert": 8.0}
 td3, ddpg = TD3(TD3Config(**DETERMINISTIC)), DDPG(DDPGConfig(**DETERMINISTIC))
+td7 = TD7(TD7Config(**DETERMINISTIC, target_update_period=25, embedding_size=16))
 d4pg = D4PG(
     D4PGConfig(**DETERMINISTIC, target_update_period=1, target_update_rate=0.05, v_min=-1.0, v_max=1.0)
 )
@@ -143,6 +145,7 @@ CASES = {
     "sac, discrete": (sac, cue, 2_400, 1.0, 1.0),
     "sac": (sac, Aim, 2_000, 0.9, 1.0),
     "td3": (td3, Aim, 2_000, 0.9, 1.0),
+    "td7": (td7, Aim, 2_000, 0.9, 1.0),
     "ddpg": (ddpg, Aim, 2_000, 0.9, 1.0),
     "d4pg": (d4pg, Aim, 2_000, 0.85, 1.0),
     "ppo": (ppo, cue, 2_400, 1.0, 1.0),

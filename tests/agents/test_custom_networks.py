@@ -18,6 +18,7 @@ from agents.mpo import MPO
 from agents.ppo import PPO, PPOConfig, PPONetworks
 from agents.sac import SAC, SACConfig, SACNetworks
 from agents.td3 import TD3
+from agents.td7 import TD7
 from framework import environments, networks, specs
 from framework.programs import RunConfig, load_policy, make_program
 from framework.programs.run_folder import RunError
@@ -158,6 +159,7 @@ class Forgetful(PPONetworks):
         (IMPALA(networks_fn=lambda config, spec: nn.Module()), "actor_critic.unroll"),
         (D4PG(networks_fn=lambda config, spec: nn.Module()), "policy, critics, values, atoms"),
         (TD3(networks_fn=lambda config, spec: nn.Module()), "without actions, policy, critics, values"),
+        (TD7(networks_fn=lambda config, spec: nn.Module()), "values, embeddings, target_range, renew"),
         (A2C(networks_fn=lambda config, spec: nn.Module()), "without actions, normalizer, initial_state"),
         (FlowPPO(networks_fn=Forgetful), "Forgetful without normalizer"),
         (IMPALA(networks_fn=with_memory), "with a memory and lstm_size None, expected both"),

@@ -26,6 +26,7 @@ from agents.rainbow import Rainbow, RainbowConfig
 from agents.recurrent_td3 import RecurrentTD3, RecurrentTD3Config
 from agents.sac import SAC, SACConfig
 from agents.td3 import TD3, TD3Config
+from agents.td7 import TD7, TD7Config
 from framework import specs
 from framework.networks import as_tensors
 from framework.types import Step, Transition
@@ -77,6 +78,18 @@ AGENTS = {
         CONTINUOUS,
     ),
     "td3": (TD3(TD3Config(hidden_sizes=(8, 8), batch_size=BATCH)), CONTINUOUS),
+    "td7": (
+        TD7(
+            TD7Config(
+                hidden_sizes=(8, 8),
+                batch_size=BATCH,
+                embedding_size=6,
+                embedding_hidden_sizes=(8,),
+                target_update_period=3,
+            )
+        ),
+        CONTINUOUS,
+    ),
     "ppo": (PPO(PPO_CONFIG), DISCRETE),
     "ppo with a penalty": (
         PPO(dataclasses.replace(PPO_CONFIG, target_kl=1e-3, discount=0.9)),

@@ -26,6 +26,7 @@ from agents.r2d2 import R2D2, R2D2Config
 from agents.random_actions import RandomActions
 from agents.sac import SAC, SACConfig
 from agents.td3 import TD3, TD3Config
+from agents.td7 import TD7, TD7Config
 from framework.checkpoints import Checkpointer
 from framework.loggers import InMemoryLogger
 from framework.programs import RunConfig, make_program, snapshot
@@ -48,6 +49,9 @@ AGENTS = {
     "sac": lambda: SAC(SACConfig(min_replay_size=100, batch_size=16, hidden_sizes=(16, 16))),
     "td3": lambda: TD3(
         TD3Config(min_replay_size=100, batch_size=16, hidden_sizes=(16, 16), exploration_correlation=0.5)
+    ),
+    "td7": lambda: TD7(
+        TD7Config(min_replay_size=100, batch_size=16, hidden_sizes=(16, 16), target_update_period=20)
     ),
     "random": lambda: RandomActions(),
     "a2c": lambda: A2C(A2CConfig(unroll_length=2)),
@@ -106,7 +110,7 @@ def assert_same_run(one: str, other: str) -> None:
         assert same(parts[0].state(name), parts[1].state(name)), name
 
 
-CONTINUOUS = ("mpo", "sac", "td3")
+CONTINUOUS = ("mpo", "sac", "td3", "td7")
 CASES = [
     *((agent, CARTPOLE, "local") for agent in AGENTS if agent not in CONTINUOUS),
     *((agent, "gymnasium:Pendulum-v1", "local") for agent in CONTINUOUS),
@@ -121,7 +125,7 @@ CASES = [
 )
 def test_an_interrupted_run_continues_bit_for_bit(tmp_path, agent, environment, inference):
     whole, parts = str(tmp_path / "whole"), str(tmp_path / "parts")
-    steps = 250 if agent in ("sac", "td3") else BASE.max_env_steps  # They learn in every step.
+    steps = 250 if agent in ("sac", "td3", "td7") else BASE.max_env_steps  # They learn in every step.
     config = dataclasses.replace(BASE, inference=inference, directory=whole, max_env_steps=steps)
     run(agent, environment, config)
     config = dataclasses.replace(config, directory=parts)
