@@ -12,7 +12,7 @@ action, reward and discount. The discount is 0 for a transition that terminates 
 
 A file is a `.npz` with the rows of all episodes, one after the other. It has an array `[rows, ...]` for each
 leaf of `observation`, `action`, `reward`, `discount` and `start_of_episode` (bool), named by its path as in
-`observation/camera`, and `structure`: those five as a JSON object with the names of the arrays at its leaves.
+`observation/camera`, and `structure`: the JSON of the structure of a dict of the five; see `framework.nest`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ import dm_env
 import numpy as np
 import tree
 
+from framework import nest
 from framework.adders import Adder
 from framework.environments.base import BatchedEnvironment
 from framework.objects import named
-from framework.specs import EnvironmentSpec, path_name
+from framework.specs import EnvironmentSpec
 from framework.types import FIRST, LAST, Nest, Step
 
 _FIELDS = ("observation", "action", "reward", "discount", "start_of_episode")
@@ -82,13 +83,9 @@ def save(path: str | os.PathLike[str], episodes: Iterable[Step]) -> None:
     if not parts:
         raise ValueError("episodes: got none, expected at least one. Record them with demonstrations.record.")
     rows = tree.map_structure(lambda *leaves: np.concatenate(leaves), *parts)
-    names = [
-        tree.map_structure_with_path(lambda path, _, field=field: path_name(field, path), nest)
-        for field, nest in zip(_FIELDS, rows, strict=True)
-    ]
-    arrays = dict(zip(tree.flatten(names), tree.flatten(rows), strict=True))
-    structure = json.dumps(dict(zip(_FIELDS, names, strict=True)))
-    np.savez_compressed(path, structure=np.array(structure), **arrays)
+    leaves, structure = nest.flatten(dict(zip(_FIELDS, rows, strict=True)))
+    arrays = dict(zip(nest.paths(structure), leaves, strict=True))
+    np.savez_compressed(path, structure=np.array(json.dumps(structure)), **arrays)
 
 
 def load(source: str) -> list[Step]:
@@ -105,13 +102,14 @@ def load(source: str) -> list[Step]:
     if source.endswith(".npz"):
         try:
             with np.load(source, allow_pickle=False) as file:
-                names = json.loads(str(file["structure"]))
-                rows = Step(*[_nest(names[field], file) for field in _FIELDS])
+                structure = json.loads(str(file["structure"]))
+                fields = nest.packer(structure)([file[name] for name in nest.paths(structure)])
+                rows = Step(*[fields[field] for field in _FIELDS])
         except KeyError as error:
             raise ValueError(
                 f"demonstrations: {source!r} has no {error}, expected a file of demonstrations.save."
             ) from error
-        except (zipfile.BadZipFile, zlib.error, EOFError, ValueError) as error:
+        except (zipfile.BadZipFile, zlib.error, EOFError, LookupError, TypeError, ValueError) as error:
             raise ValueError(
                 f"demonstrations: got {source!r}, which cannot be read ({error}), expected a file of "
                 "demonstrations.save. It may be incomplete: write or copy it again."
@@ -145,8 +143,8 @@ def check(episodes: Sequence[Step], spec: EnvironmentSpec) -> None:
     for field, expected in (("observation", spec.observations), ("action", spec.actions)):
         wanted = tree.map_structure(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", expected)
         for episode in episodes:
-            nest = getattr(episode, field)
-            found = tree.map_structure(lambda leaf: f"{leaf.dtype}{list(leaf.shape[1:])}", nest)
+            rows = getattr(episode, field)
+            found = tree.map_structure(lambda leaf: f"{leaf.dtype}{list(leaf.shape[1:])}", rows)
             if found != wanted:
                 raise ValueError(
                     f"demonstrations: got the {field} {found}, expected {wanted}, that of the environment. "
@@ -167,12 +165,3 @@ def write(episode: Step, adder: Adder) -> None:
         kind = dm_env.StepType.LAST if t + 1 == last else dm_env.StepType.MID
         adder.add(action, dm_env.TimeStep(kind, reward, discount, row(t + 1)[0]))
     adder.close()
-
-
-def _nest(names: Any, arrays: Any) -> Nest:
-    """The nest of arrays that `names` describes. JSON has tuples as lists."""
-    if isinstance(names, str):
-        return arrays[names]
-    if isinstance(names, dict):
-        return {key: _nest(child, arrays) for key, child in names.items()}
-    return tuple(_nest(child, arrays) for child in names)

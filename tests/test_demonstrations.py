@@ -57,7 +57,8 @@ def test_an_episode_that_is_cut_short_is_left_out():
 
 
 def nested(num_episodes=3):
-    observations = {"a": specs.Array((2,), np.float32), "b": (specs.Array((), np.uint8),) * 2}
+    pair = (specs.Array((), np.uint8),) * 2
+    observations = {"a": specs.Array((2,), np.float32), "b": pair, "c": list(pair)}
     spec = make_spec(observations=observations)
     environment = environments.make(functools.partial(FakeEnvironment, spec, episode_length=4), num_envs=1)
     return spec, list(demonstrations.record(environment, lambda observation: np.array([1]), num_episodes))
