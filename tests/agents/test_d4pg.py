@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import agent_probes
 import config_fields
 import numpy as np
 import pytest
@@ -11,9 +12,7 @@ from test_sac import AGENT_OF, learned, make_batch, make_learner, network
 from test_td3 import FIELDS as TD3_FIELDS
 from test_td3 import SETTINGS, make_uneven_batch
 
-import launch
 from agents.d4pg import D4PG, D4PGConfig
-from framework.programs import RunConfig, make_program
 from framework.types import Transition
 
 AGENT_OF |= {D4PGConfig: D4PG}
@@ -138,14 +137,4 @@ def test_d4pg_in_a_program(engine, settings):
     config = dataclasses.replace(
         SMALL, min_replay_size=50, samples_per_insert=4.0, prioritized=True, exploration_ladder=3.0
     )
-    run = RunConfig(
-        num_actors=2,
-        envs_per_actor=2,
-        max_env_steps=400,
-        evaluate_period=400,
-        num_evaluation_episodes=2,
-        **settings,
-    )
-    result = launch.launch(make_program(D4PG(config), "gymnasium:Pendulum-v1", run), engine=engine)
-    assert (result["reason"], result["env_steps"]) == ("max_env_steps", 400)
-    assert result["learner_steps"] > 10 and np.isfinite(result["episode_return"])
+    agent_probes.assert_trains_in_a_program(D4PG(config), "gymnasium:Pendulum-v1", engine, **settings)

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import agent_probes
 import config_fields
 import numpy as np
 import pytest
@@ -9,14 +10,12 @@ import torch
 from batches import learn
 from test_dqn import AGENT_OF, FIELDS, SPEC, learned, make_batch, make_learner, network
 
-import launch
 from agents.c51 import C51, C51Config
 from agents.dqn import DQNConfig
 from agents.qr_dqn import QRDQN, QRDQNConfig
 from agents.rainbow import Rainbow, RainbowConfig
 from framework.environments.testing import FakeEnvironment
 from framework.networks import NoisyLinear
-from framework.programs import RunConfig, make_program
 from framework.types import Transition
 
 AGENT_OF |= {C51Config: C51, QRDQNConfig: QRDQN, RainbowConfig: Rainbow}
@@ -207,17 +206,7 @@ def test_qr_dqn_with_munchausen_rewards_learns_soft_quantiles():
 def test_rainbow_in_a_program(engine, inference):
     settings = {"min_replay_size": 50, "batch_size": 16, "samples_per_insert": 2.0, "insert_burst": 64}
     agent = Rainbow(RainbowConfig(hidden_sizes=(8,), **settings))
-    config = RunConfig(
-        num_actors=2,
-        envs_per_actor=2,
-        max_env_steps=400,
-        evaluate_period=400,
-        num_evaluation_episodes=2,
-        inference=inference,
-    )
-    result = launch.launch(make_program(agent, FakeEnvironment, config), engine=engine)
-    assert (result["reason"], result["env_steps"]) == ("max_env_steps", 400)
-    assert result["learner_steps"] > 10 and np.isfinite(result["episode_return"])
+    agent_probes.assert_trains_in_a_program(agent, FakeEnvironment, engine, inference=inference)
 
 
 @pytest.mark.parametrize("config", [C51Config(**SETTINGS), RainbowConfig(**SETTINGS)], ids=["c51", "rainbow"])

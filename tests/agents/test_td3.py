@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import agent_probes
 import config_fields
 import numpy as np
 import pytest
@@ -23,10 +24,8 @@ from test_sac import (
     written,
 )
 
-import launch
 from agents.td3 import DDPG, TD3, DDPGConfig, TD3Config
 from framework.core import Progress
-from framework.programs import RunConfig, make_program
 from framework.types import Transition
 
 AGENT_OF |= {TD3Config: TD3, DDPGConfig: DDPG}
@@ -331,14 +330,4 @@ def test_td3_in_a_program(engine, settings):
     config = TD3Config(
         **SETTINGS, min_replay_size=50, samples_per_insert=4.0, exploration_correlation=0.5, n_step=3
     )
-    run = RunConfig(
-        num_actors=2,
-        envs_per_actor=2,
-        max_env_steps=400,
-        evaluate_period=400,
-        num_evaluation_episodes=2,
-        **settings,
-    )
-    result = launch.launch(make_program(TD3(config), "gymnasium:Pendulum-v1", run), engine=engine)
-    assert (result["reason"], result["env_steps"]) == ("max_env_steps", 400)
-    assert result["learner_steps"] > 10 and np.isfinite(result["episode_return"])
+    agent_probes.assert_trains_in_a_program(TD3(config), "gymnasium:Pendulum-v1", engine, **settings)

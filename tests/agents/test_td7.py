@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import agent_probes
 import config_fields
 import numpy as np
 import pytest
@@ -11,9 +12,7 @@ from test_sac import AGENT_OF, acted, learned, make_batch, make_learner, network
 from test_td3 import FIELDS as TD3_FIELDS
 from test_td3 import NOISY, SETTINGS, make_uneven_batch, weighted
 
-import launch
 from agents.td7 import TD7, TD7Config
-from framework.programs import RunConfig, make_program
 from framework.types import Transition
 
 AGENT_OF |= {TD7Config: TD7}
@@ -240,14 +239,4 @@ def test_autocast_changes_the_loss_by_rounding_only():
 )
 def test_td7_in_a_program(engine, settings):
     config = dataclasses.replace(SMALL, samples_per_insert=4.0, target_update_period=5)
-    run = RunConfig(
-        num_actors=2,
-        envs_per_actor=2,
-        max_env_steps=400,
-        evaluate_period=400,
-        num_evaluation_episodes=2,
-        **settings,
-    )
-    result = launch.launch(make_program(TD7(config), "gymnasium:Pendulum-v1", run), engine=engine)
-    assert (result["reason"], result["env_steps"]) == ("max_env_steps", 400)
-    assert result["learner_steps"] > 10 and np.isfinite(result["episode_return"])
+    agent_probes.assert_trains_in_a_program(TD7(config), "gymnasium:Pendulum-v1", engine, **settings)

@@ -6,8 +6,10 @@ import numpy as np
 import torch
 from batches import learn
 
+import launch
 from framework import specs
 from framework.core import Progress
+from framework.programs import RunConfig, make_program
 
 
 def after_three_steps(learner, make_batch, env_steps=1):
@@ -55,3 +57,18 @@ def network(agent, spec):
     """The layers of its networks."""
     torch.manual_seed(0)
     return str(agent.make_networks(spec))
+
+
+def assert_trains_in_a_program(agent, environment, engine, **settings):
+    """400 steps of two actors with two envs each, with an evaluation at the end."""
+    run = RunConfig(
+        num_actors=2,
+        envs_per_actor=2,
+        max_env_steps=400,
+        evaluate_period=400,
+        num_evaluation_episodes=2,
+        **settings,
+    )
+    result = launch.launch(make_program(agent, environment, run), engine=engine)
+    assert (result["reason"], result["env_steps"]) == ("max_env_steps", 400)
+    assert result["learner_steps"] > 10 and np.isfinite(result["episode_return"])
