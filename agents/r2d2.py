@@ -239,13 +239,12 @@ class R2D2(OffPolicyAgent):
             next_values, taken_values = map(losses.inverse_value_rescaling, (next_values, taken_values))
         if config.targets == "n_step":
             targets = losses.n_step_returns(rewards, discounts, next_values, mask, config.n_step)
-        elif config.targets == "watkins":  # Retrace with the greedy policy.
-            log_rhos = torch.where(greedy, 0.0, -torch.inf)
-            inputs = (rewards, discounts, taken_values, next_values)
-            targets = losses.retrace(log_rhos, *inputs, mask, config.trace_lambda)
         else:
-            inputs = (rewards, discounts, taken_values, next_values)
-            targets = losses.peng_q_lambda(*inputs, mask, config.trace_lambda)
+            inputs = (rewards, discounts, taken_values, next_values, mask, config.trace_lambda)
+            if config.targets == "watkins":
+                targets = losses.watkins_q_lambda(*inputs, greedy)
+            else:
+                targets = losses.peng_q_lambda(*inputs)
         return losses.value_rescaling(targets) if config.rescale_values else targets
 
     def initial_priorities(self, items: Step) -> np.ndarray:

@@ -175,7 +175,8 @@ ROWS = {
     "seaquest-rainbow": Row("rainbow", "minatar:Seaquest", 1_000_000, 0.6),
     "doorkey-ppo-lstm": Row("ppo", "minigrid:DoorKey-5x5", 500_000, 0.85),
     "mountaincar-dqfd": Row("dqfd", "gymnasium:MountainCar-v0", 60_000, -130),
-    # The same settings without demonstrations, with DQN's exploration.
+    # DQfD's n-step returns, priorities and number of learner steps, but no demonstrations and losses for
+    # them, and DQN's exploration.
     "mountaincar-dqn": Row(
         "dqn",
         "gymnasium:MountainCar-v0",
@@ -183,7 +184,7 @@ ROWS = {
         flags=(
             *("--num-actors", "1", "--envs-per-actor", "4", "--learning-rate-decay", "60000"),
             *("--n-step", "10", "--prioritized", "--priority-exponent", "0.4"),
-            *("--importance-sampling-exponent", "0.6"),
+            *("--importance-sampling-exponent", "0.6", "--samples-per-insert", "21.33"),
         ),
     ),
     "halfcheetah-sac": Row(

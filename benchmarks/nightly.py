@@ -3,13 +3,13 @@
     python benchmarks/nightly.py [ROW …] [--engines processes served …] [--seeds 1-3] [--python ray=PYTHON …]
     python benchmarks/nightly.py --table [--out docs/results/nightly]
 
-The rows are those of ``learning.py`` in CartPole and Pendulum, one for each agent, with the same steps
-and the same floor. Each run is ``repertory train`` with the agent's preset, but for what an engine of
-ENGINES changes, with at least two actors and without evaluations on the way; then ``repertory eval`` over
-100 episodes, greedily, of the parameters at the last step. Every run is added to ``ROW.json`` in the
-output folder, and a seed that is in the file already is not run again. An engine whose package the
-interpreter lacks is left out; ``--python`` names an interpreter that has it. The exit code is 1 if a run
-failed or stayed below its floor.
+The rows are those of ``learning.py`` in CartPole and Pendulum, one for each agent, and for R2D2, DQfD and
+Munchausen DQN those of MORE_ROWS, with the same steps and the same floor. Each run is ``repertory train``
+with the agent's preset, but for what an engine of ENGINES changes, with at least two actors and without
+evaluations on the way; then ``repertory eval`` over 100 episodes, greedily, of the parameters at the last
+step. Every run is added to ``ROW.json`` in the output folder, and a seed that is in the file already is not
+run again. An engine whose package the interpreter lacks is left out; ``--python`` names an interpreter that
+has it. The exit code is 1 if a run failed or stayed below its floor.
 """
 
 from __future__ import annotations
@@ -40,17 +40,19 @@ ENGINES: dict[str, tuple[tuple[str, ...], str]] = {
     "reverb": (("--engine", "processes", "--replay-backend", "reverb"), "reverb"),
 }
 ENVIRONMENTS = ("gymnasium:CartPole-v1", "gymnasium:Pendulum-v1")
+# Agents that have no such row, and an option.
+MORE_ROWS = ("cartpole-munchausen", "hidden-cartpole-r2d2", "mountaincar-dqfd")
 USAGE = 2  # The exit code of `repertory train` for what an agent cannot do.
 TIMEOUT = 1800  # Seconds of one command.
 
 
 def rows() -> dict[str, learning.Row]:
-    """The first row of each agent in one of ENVIRONMENTS that has a floor and the settings of a preset."""
+    """The first row of each agent in one of ENVIRONMENTS that has a floor and no flags, and MORE_ROWS."""
     found: dict[str, tuple[str, learning.Row]] = {}
     for name, row in learning.ROWS.items():
         if row.environment in ENVIRONMENTS and row.floor is not None and not row.flags:
             found.setdefault(row.agent, (name, row))
-    return dict(found.values())
+    return {**dict(found.values()), **{name: learning.ROWS[name] for name in MORE_ROWS}}
 
 
 def envs_of(row: learning.Row, engine: str) -> tuple[int, int]:
@@ -72,7 +74,7 @@ def run(python: str, name: str, row: learning.Row, engine: str, seed: int) -> di
             *command, "train", row.agent, "--environment", row.environment, "--seed", str(seed),
             "--max-env-steps", str(row.steps), "--target-return", "None", "--directory", str(directory),
             "--evaluate-period", "None", *ENGINES[engine][0],
-            "--num-actors", str(actors), "--envs-per-actor", str(envs),
+            "--num-actors", str(actors), "--envs-per-actor", str(envs), *row.flags,
         )  # fmt: skip
         begin = time.monotonic()
         for each in (train, (*command, "eval", str(directory), "--episodes", "100")):

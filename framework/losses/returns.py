@@ -194,6 +194,7 @@ def watkins_q_lambda(
     best_values: torch.Tensor,
     mask: torch.Tensor,
     lambda_: float,
+    greedy: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Watkins' Q(lambda) (1989): traces are cut at the first action that is not greedy, `[N, T]`.
 
@@ -201,14 +202,18 @@ def watkins_q_lambda(
 
     Args:
       action_values: `[N, T]` value of each row's action, of the target network.
-      best_values: `[N, T]` largest value of each row, closing rows included. An action whose value is not
-        below it is greedy.
+      best_values: `[N, T]` largest value of each row, closing rows included.
+      greedy: bool`[N, T]`, whether each row's action is the greedy one. None: where its value is not below
+        the largest. With double Q-learning another network decides that.
 
     Other arguments as in `generalized_advantages`.
     """
     _check(action_values=action_values, best_values=best_values)
+    if greedy is None:
+        greedy = action_values >= best_values
+    _check(greedy=greedy, rewards=rewards)
     # A greedy action has the probability 1 under pi, and at most 1 under the policy that acted.
-    log_rhos = torch.where(action_values >= best_values, 0.0, -torch.inf).to(action_values.dtype)
+    log_rhos = torch.where(greedy, 0.0, -torch.inf).to(action_values.dtype)
     return retrace(log_rhos, rewards, discounts, action_values, best_values, mask, lambda_)
 
 

@@ -13,11 +13,22 @@ import learning
 import nightly
 
 
-def test_it_has_every_agent_with_a_floor_in_its_environments_once():
-    rows = nightly.rows().values()
-    agents = [row.agent for row in rows]
+def test_it_has_every_agent_with_a_floor_in_its_environments_once_and_more_rows():
+    rows = nightly.rows()
+    once = [row for name, row in rows.items() if name not in nightly.MORE_ROWS]
+    agents = [row.agent for row in once]
     assert {"dqn", "impala", "ppo", "sac"} <= set(agents) and len(set(agents)) == len(agents)
-    assert all(row.floor is not None and row.environment in nightly.ENVIRONMENTS for row in rows)
+    assert all(row.environment in nightly.ENVIRONMENTS for row in once)
+    assert {"r2d2", "dqfd"} <= {row.agent for row in rows.values()} and set(nightly.MORE_ROWS) <= set(rows)
+    assert all(row.floor is not None for row in rows.values())
+
+
+def test_the_flags_of_a_row_reach_the_run(tmp_path, monkeypatch):
+    row = dataclasses.replace(learning.ROWS["cartpole-munchausen"], flags=("--munchausen", "-1"))
+    monkeypatch.setitem(learning.ROWS, "cartpole-munchausen", row)
+    nightly.make_row("cartpole-munchausen", ["processes"], [1], tmp_path, {})
+    (run,) = json.loads((tmp_path / "cartpole-munchausen.json").read_text())["runs"]["processes"]
+    assert "munchausen: got -1" in run["refused"]
 
 
 @pytest.mark.parametrize("name", nightly.rows())

@@ -200,13 +200,18 @@ def slow(kind, s, lambda_=0.8, n=3, clip_rho=1.2, clip_c=0.9):
         "vtrace_advantage": vtrace_advantage,
         "retrace": lambda t: off_policy(t, lambda u: lambda_ * min(1.0, rho[u])),
         "watkins": lambda t: off_policy(t, lambda u: lambda_ * (q[u] >= v[u])),
+        "watkins, greedy given": lambda t: off_policy(t, lambda u: lambda_ * (rho[u] > 1)),
         "peng": peng,
     }[kind]
     return [function(t) if is_transition(t) else None for t in range(size)]
 
 
 @pytest.mark.parametrize(
-    "kind", ["gae", "lambda", "n_step", "vtrace", "vtrace_advantage", "retrace", "watkins", "peng"]
+    "kind",
+    [
+        *("gae", "lambda", "n_step", "vtrace", "vtrace_advantage", "retrace"),
+        *("watkins", "watkins, greedy given", "peng"),
+    ],
 )
 @settings(max_examples=60, deadline=None)
 @given(s=sequences())
@@ -224,6 +229,9 @@ def test_against_a_recursion_over_each_episode(kind, s):
         ),
         "retrace": lambda: losses.retrace(t["log_rhos"], *args, t["other"], t["values"], t["mask"], 0.8),
         "watkins": lambda: losses.watkins_q_lambda(*args, t["other"], t["values"], t["mask"], 0.8),
+        "watkins, greedy given": lambda: losses.watkins_q_lambda(
+            *args, t["other"], t["values"], t["mask"], 0.8, t["log_rhos"] > 0
+        ),
         "peng": lambda: losses.peng_q_lambda(*args, t["other"], t["values"], t["mask"], 0.8),
     }[kind]()[0].numpy()
     expected = slow(kind, s)

@@ -355,3 +355,11 @@ def test_an_agent_that_follows_the_learner_in_step_is_served_in_processes(nodes)
     environment = functools.partial(FakeEnvironment, episode_length=LENGTH)
     graph = program("alternating+server", agent=small_ppo(), environment=environment, inference_nodes=nodes)
     assert launch.launch(graph, engine="processes")["env_steps"] == 600
+
+
+@pytest.mark.parametrize("engine", ["serial", "processes"])
+def test_r2d2_is_served_by_two_nodes(engine):
+    environment = functools.partial(FakeEnvironment, episode_length=LENGTH)
+    graph = program("server", agent=small_r2d2(), environment=environment, inference_nodes=2)
+    result = launch.launch(graph, engine=engine)
+    assert result["env_steps"] == 600 and result["learner_steps"] > 10
