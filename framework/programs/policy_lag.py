@@ -153,11 +153,12 @@ class Lockstep:
 
     def _is_available(self, needed: int, timeout: float, name: str | None) -> bool:
         # At the end of the budget, other actors may have stopped inside their unroll, so that no newer
-        # version follows. This actor still makes its granted steps, which are fewer than an unroll.
+        # version follows. This actor still makes the steps that are left, which are fewer than an unroll.
         reported = () if not self._elastic else ((self._first or 0) + self._flushed, self._life)
         if self._learner.wait_for_version(needed, timeout, name, *reported):
             return True
-        return self._counter.ungranted() == 0
+        ending: bool = self._counter.is_ending()
+        return ending
 
 
 class Roster:

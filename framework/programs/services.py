@@ -54,6 +54,7 @@ class Counter(Saveable[dict[str, Any]]):
         self._released: set[str] = set()  # Actors that lost their grant and have not reported since.
         self._lives: dict[str, str] = {}  # Of the actors that name theirs.
         self._lost_lives: set[str] = set()
+        self._refused: set[str] = set()  # Actors whose last request got nothing: they stop.
         self._interrupted = False
 
     def increment(self, **counts: int) -> dict[str, int]:
@@ -110,8 +111,12 @@ class Counter(Saveable[dict[str, Any]]):
             if spent or counts:
                 self._counts.update({**counts, _STEPS: spent})
                 self._changed.notify_all()
-            self._grants[who] = int(max(0, min(n, left - spent)))
-            return self._grants[who]
+            granted = self._grants[who] = int(max(0, min(n, left - spent)))
+            if granted:
+                self._refused.discard(who)
+            elif n and not life:  # Those with a life wait for steps that a lost actor leaves.
+                self._refused.add(who)
+            return granted
 
     def release(self, who: str) -> None:
         """Returns the grant of `who`, which is lost, to the budget.
@@ -121,6 +126,7 @@ class Counter(Saveable[dict[str, Any]]):
         with self._changed:
             if who in self._lives:
                 self._lost_lives.add(self._lives.pop(who))
+            self._refused.discard(who)
             if self._grants.pop(who, None) is not None:
                 self._released.add(who)
                 self._changed.notify_all()
@@ -142,6 +148,14 @@ class Counter(Saveable[dict[str, Any]]):
         with self._changed:
             remaining = self.remaining()
             return None if remaining is None else remaining - sum(self._grants.values())
+
+    def is_ending(self) -> bool:
+        """Whether an actor has stopped or will: no step is left to grant, or was when it last asked.
+
+        Later a few steps may return from a grant whose rest another actor does not need.
+        """
+        with self._changed:
+            return bool(self._refused) or self.ungranted() == 0
 
     def granted(self) -> int:
         """Steps that are granted and not reported as spent."""
@@ -180,6 +194,7 @@ class Counter(Saveable[dict[str, Any]]):
         with self._changed:
             self._counts = Counts(state["counts"])
             self._grants, self._settled = {}, set()
+            self._refused = set()
             self._changed.notify_all()
 
 

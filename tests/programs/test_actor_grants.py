@@ -1,9 +1,10 @@
 """Actors take their steps in grants, and episodes go on from one grant to the next."""
 
 import functools
+import random
 
 from helpers.node_clients import make_late_client
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import launch
@@ -12,6 +13,7 @@ from framework import environments, programs, specs
 from framework.environments.testing import FakeEnvironment
 from framework.loggers import InMemoryLogger
 from framework.programs.actor_worker import ActorWorker
+from framework.programs.policy_lag import Lockstep
 from framework.programs.services import Counter, Monitor
 from framework.programs.worker import Setup
 
@@ -113,3 +115,71 @@ def test_the_budget_is_made_exactly_however_late_the_counter_answers(actors, env
         assert steps == sorted(set(steps)), "A row was late."
         assert steps[-1:] == [made for made in [worker.save()["steps"]] if made]
     assert counter.get_counts().get("actor_episodes", 0) == sum(worker._episodes for worker in workers)
+
+
+class Versions:
+    """A learner that makes a version as soon as every actor has collected its unroll for it."""
+
+    def __init__(self):
+        self.workers, self.unroll_length = [], 0
+
+    def made(self):
+        return min(worker._batched_steps for worker in self.workers) // self.unroll_length
+
+    def wait_for_version(self, version, timeout, name=None):
+        return self.made() >= version
+
+
+# In the examples, an actor stops inside its unroll while another one holds a few steps too many.
+@example(actors=2, envs=2, unroll_length=24, lag=0, budget=67, order=random.Random(347974))
+@example(actors=2, envs=2, unroll_length=39, lag=0, budget=122, order=random.Random(792447))
+@example(actors=3, envs=1, unroll_length=35, lag=0, budget=170, order=random.Random(56773))
+@settings(max_examples=100, deadline=None)
+@given(
+    actors=st.integers(1, 3),
+    envs=st.integers(1, 4),
+    unroll_length=st.integers(2, 40),
+    lag=st.integers(0, 1),
+    budget=st.integers(1, 400),
+    order=st.randoms(use_true_random=False),
+)
+def test_actors_in_lockstep_make_the_budget_exactly(actors, envs, unroll_length, lag, budget, order):
+    counter, learner = Counter(budget), Versions()
+    setup = Setup(
+        WithoutTables(),
+        fake,
+        specs.make_environment_spec(fake(1)),
+        programs.RunConfig(num_actors=actors, envs_per_actor=envs),
+    )
+    setup.evaluators.append("evaluator")  # It would end the program.
+    services = {"counter": make_late_client(counter, order), "monitor": make_late_client(Monitor(), order)}
+
+    class Worker(ActorWorker):
+        def _version(self):
+            return learner.made()
+
+        def _finish(self):  # Without the wait for the learner's last step.
+            self._lockstep = None
+            super()._finish()
+
+    for index in range(actors):
+        worker = Worker(setup, replay=None, learner=None, index=index, **services)
+        worker._asks_ahead = order.random() < 0.8  # As on engines with processes.
+        worker._lockstep = Lockstep(f"actor-{index}", learner, counter, unroll_length, lag)
+        worker._largest_grant = max(1, (unroll_length - 2) // 2)
+        learner.workers.append(worker)
+    learner.unroll_length = unroll_length
+    running, idle = list(learner.workers), 0
+    while running:
+        before = [(worker._batched_steps, worker.finished()) for worker in learner.workers]
+        for worker in order.sample(running, len(running)):
+            for _ in range(order.randrange(1, 12)):
+                if not worker.finished():
+                    worker.step()
+        running = [worker for worker in running if not worker.finished()]
+        moved = before != [(worker._batched_steps, worker.finished()) for worker in learner.workers]
+        idle = 0 if moved else idle + 1
+        assert idle < 50, f"All wait, with {counter.ungranted()} steps to grant."
+    assert counter.get_counts()["env_steps"] == budget
+    for worker in learner.workers:
+        worker.close()

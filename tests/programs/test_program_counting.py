@@ -63,6 +63,24 @@ class TestBudget:
         assert counter.remaining() == 7
         assert counter.grant("b", 99) == 7
 
+    def test_it_is_ending_once_an_actor_was_refused(self):
+        counter = Counter(10)
+        assert counter.grant("a", 6) == 6 and not counter.is_ending()
+        assert counter.grant("b", 9) == 4 and counter.is_ending()
+        assert counter.grant("a", 6, spent=6) == 0
+        # Two of the last steps come back, but nobody waits for them but b.
+        assert counter.grant("b", 1, spent=1) == 1
+        assert counter.ungranted() == 2 and counter.is_ending()
+        counter.release("a")  # Its next life asks again.
+        assert not counter.is_ending()
+        assert counter.grant("a", 6) == 2 and counter.is_ending()
+
+    def test_an_actor_with_a_life_waits_where_it_is_refused(self):
+        counter = Counter(10)
+        assert counter.grant("b", 10, life="1") == 10 and counter.grant("a", 6, life="2") == 0
+        assert counter.grant("b", 5, spent=2, life="1") == 5
+        assert counter.ungranted() == 3 and not counter.is_ending()
+
     def test_without_a_limit(self):
         counter = Counter()
         assert counter.grant("a", 1000) == 1000
