@@ -136,9 +136,5 @@ PRESETS: Mapping[str, Preset] = {
         },
         run={**RUN, "max_env_steps": 200_000, "evaluate_period": 50_000},
     ),
-    # IMPALA's settings, with its optimizer; not tuned.
-    "atari:Pong": Preset(
-        agent={**IMPALA_PRESETS["atari:Pong"].agent, "optimizer": "rmsprop"},
-        run=IMPALA_PRESETS["atari:Pong"].run,
-    ),
+    "atari:Pong": IMPALA_PRESETS["atari:Pong"],  # Not tuned.
 }

@@ -69,12 +69,21 @@ def test_a_program_learns_from_full_batches_of_whole_episodes():
         assert (np.asarray(batch.data.extras["version"])[:, :-1] == steps).all()
 
 
-def test_every_engine_learns():
+@pytest.mark.parametrize(
+    ("engine", "mode"),
+    [
+        ("threads", "local"),
+        ("processes", "local"),
+        ("serial", "alternating"),
+        ("threads", "server"),
+        ("processes", "alternating+server"),
+    ],
+)
+def test_it_learns_on_engines_and_in_acting_modes(engine, mode):
     config = BatchPPOConfig(episodes_per_batch=6, unroll_length=6, hidden_sizes=(16,), epochs=2)
-    run = RunConfig(num_actors=2, envs_per_actor=3, max_env_steps=180, evaluate_period=None)
-    for engine in ("threads", "processes"):
-        result = launch.launch(make_program(BatchPPO(config), EPISODES, run), engine=engine)
-        assert result["env_steps"] == 180 and result["learner_steps"] >= 3
+    run = RunConfig(num_actors=2, envs_per_actor=3, max_env_steps=180, evaluate_period=None, inference=mode)
+    result = launch.launch(make_program(BatchPPO(config), EPISODES, run), engine=engine)
+    assert result["env_steps"] == 180 and result["learner_steps"] >= 3
 
 
 def test_it_only_changes_defaults():
