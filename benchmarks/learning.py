@@ -67,26 +67,50 @@ _ATOMS = (*_VALUES, "--v-min", "-0.5", "--v-max", "1", "--num-atoms", "31")
 _UNROLLS = (*_SMALL, "--unroll-length", "8", "--entropy-coefficient", "0")
 _CHOICES = ("--wrappers", "CombineActions", "--environment-options", "choices=[3,2]", "numbers=[]")
 _NUMBERS = ("--environment-options", "choices=[]", "numbers=[1,2]", "--critic-learning-rate", "5e-3")
+_SEQUENCES = ("--unroll-length", "6", "--burn-in", "2", "--period", "6", "--lstm-size", "16")
 _MASKED: dict[str, tuple[str, ...]] = {
     "a2c": _UNROLLS,
+    "a3c": _UNROLLS,
     "apex": _VALUES,
+    "appo": (*_UNROLLS, "--batch-size", "8"),
     "c51": _ATOMS,
     "dqn": _VALUES,
+    "flow_dqn": _VALUES,
+    "flow_impala": (*_UNROLLS, "--batch-size", "8"),
+    "flow_ppo": _UNROLLS,
+    "impact": (*_UNROLLS, "--batch-size", "8"),
     "impala": (*_UNROLLS, "--batch-size", "8"),
     "iqn": _VALUES,
     "ppo": _UNROLLS,
     "qr_dqn": _VALUES,
-    "r2d2": (*_VALUES, "--unroll-length", "6", "--burn-in", "2", "--period", "6", "--lstm-size", "16"),
+    "r2d2": (*_VALUES, *_SEQUENCES),
     "rainbow": (*_ATOMS, "--initial-noise", "0.02", "--epsilon-start", "1"),
     "sac": (*_REPLAYED, "--critic-learning-rate", "5e-3", "--initial-temperature", "0.1"),
 }
 _TUPLES: dict[str, tuple[str, ...]] = {
     "a2c": (*_UNROLLS, "--initial-std", "0.5", "--normalize-advantages"),
+    "a3c": (*_UNROLLS, "--initial-std", "0.5", "--normalize-advantages"),
+    "apex": (*_VALUES, *_CHOICES),
+    "appo": (*_UNROLLS, "--batch-size", "1"),
+    "c51": (*_ATOMS, *_CHOICES),
+    "d4pg": (*_REPLAYED, *_NUMBERS, "--v-min", "-2", "--v-max", "1", "--num-atoms", "31"),
+    "ddpg": (*_REPLAYED, *_NUMBERS),
     "dqn": (*_VALUES, *_CHOICES),
+    "flow_dqn": (*_VALUES, *_CHOICES),
+    "flow_impala": (*_UNROLLS, "--batch-size", "1", "--optimizer", "adam"),
+    "flow_ppo": (*_UNROLLS, "--initial-std", "0.5"),
+    "impact": (*_UNROLLS, "--batch-size", "1"),
     "impala": (*_UNROLLS, "--batch-size", "1", "--optimizer", "adam"),
+    "iqn": (*_VALUES, *_CHOICES),
+    "mpo": (*_REPLAYED, *_NUMBERS),
     "ppo": (*_UNROLLS, "--initial-std", "0.5"),
+    "qr_dqn": (*_VALUES, *_CHOICES),
+    "r2d2": (*_VALUES, *_SEQUENCES, *_CHOICES),
+    "rainbow": (*_ATOMS, "--initial-noise", "0.02", "--epsilon-start", "1", *_CHOICES),
+    "recurrent_td3": (*_REPLAYED, *_SEQUENCES, *_NUMBERS),
     "sac": (*_REPLAYED, *_NUMBERS, "--initial-temperature", "0.05", "--reward-scale", "5"),
     "td3": (*_REPLAYED, *_NUMBERS),
+    "td7": (*_REPLAYED, *_NUMBERS),
 }
 ROWS = {
     "cartpole-ppo": Row("ppo", "gymnasium:CartPole-v1", 60_000, 475, published="Zoo 500 at 100k"),
