@@ -93,7 +93,12 @@ def run(python: str, name: str, row: learning.Row, engine: str, seed: int) -> di
     learner = [each for each in written if each["label"] == "learner"]
     acting = [each for each in written if each["label"].startswith("actor-")]
     staleness = [each["acting_staleness"] for each in acting if "acting_staleness" in each]
-    ratios = [value for each in learner for key, value in each.items() if key.endswith("/samples_per_insert")]
+    ratios = [
+        value
+        for each in learner
+        for key, value in each.items()
+        if key.endswith("/samples_per_insert") and "/demonstrations/" not in key  # Filled once.
+    ]
     return {
         "seed": seed,
         "return": result["mean"],
