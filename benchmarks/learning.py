@@ -67,6 +67,17 @@ _ATOMS = (*_VALUES, "--v-min", "-0.5", "--v-max", "1", "--num-atoms", "31")
 _UNROLLS = (*_SMALL, "--unroll-length", "8", "--entropy-coefficient", "0")
 _CHOICES = ("--wrappers", "CombineActions", "--environment-options", "choices=[3,2]", "numbers=[]")
 _NUMBERS = ("--environment-options", "choices=[]", "numbers=[1,2]", "--critic-learning-rate", "5e-3")
+_COPIES = ("--target-update-rate", "1", "--target-update-period")
+_STRONG = (
+    "--epsilon",
+    "1.5",
+    "--epsilon-mean",
+    "0.1",
+    "--initial-temperature",
+    "0.1",
+    "--initial-std",
+    "0.3",
+)
 _SEQUENCES = ("--unroll-length", "6", "--burn-in", "2", "--period", "6", "--lstm-size", "16")
 _MASKED: dict[str, tuple[str, ...]] = {
     "a2c": _UNROLLS,
@@ -97,12 +108,12 @@ _TUPLES: dict[str, tuple[str, ...]] = {
     "ddpg": (*_REPLAYED, *_NUMBERS),
     "dqn": (*_VALUES, *_CHOICES),
     "flow_dqn": (*_VALUES, *_CHOICES),
-    "flow_impala": (*_UNROLLS, "--batch-size", "1", "--optimizer", "adam"),
+    "flow_impala": (*_UNROLLS, "--envs-per-actor", "1", "--batch-size", "1", "--optimizer", "adam"),
     "flow_ppo": (*_UNROLLS, "--initial-std", "0.5"),
     "impact": (*_UNROLLS, "--batch-size", "1"),
     "impala": (*_UNROLLS, "--batch-size", "1", "--optimizer", "adam"),
     "iqn": (*_VALUES, *_CHOICES),
-    "mpo": (*_REPLAYED, *_NUMBERS),
+    "mpo": (*_REPLAYED, *_NUMBERS, *_COPIES, "10", *_STRONG),
     "ppo": (*_UNROLLS, "--initial-std", "0.5"),
     "qr_dqn": (*_VALUES, *_CHOICES),
     "r2d2": (*_VALUES, *_SEQUENCES, *_CHOICES),
@@ -110,7 +121,7 @@ _TUPLES: dict[str, tuple[str, ...]] = {
     "recurrent_td3": (*_REPLAYED, *_SEQUENCES, *_NUMBERS),
     "sac": (*_REPLAYED, *_NUMBERS, "--initial-temperature", "0.05", "--reward-scale", "5"),
     "td3": (*_REPLAYED, *_NUMBERS),
-    "td7": (*_REPLAYED, *_NUMBERS),
+    "td7": (*_REPLAYED, *_NUMBERS, *_COPIES, "100", "--embedding-size", "16"),
 }
 ROWS = {
     "cartpole-ppo": Row("ppo", "gymnasium:CartPole-v1", 60_000, 475, published="Zoo 500 at 100k"),
