@@ -392,7 +392,8 @@ def make_row(name: str, seeds: list[int], folder: pathlib.Path, peers: dict[str,
         if any(each["seed"] == seed for each in done):
             continue
         if who is None:
-            numbers = {**train(name, row, seed, folder), "commit": commit()}
+            begun_at = commit()  # Not at the end: the tree may change while it trains.
+            numbers = {**train(name, row, seed, folder), "commit": begun_at}
         else:
             numbers = train_peer(who, name, seed, peers[who])
         done.append(numbers)

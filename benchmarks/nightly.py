@@ -136,8 +136,9 @@ def make_row(
         for seed in seeds:
             numbers = next((each for each in done if each["seed"] == seed and "failed" not in each), None)
             if numbers is None:
+                begun_at = learning.commit()  # Not at the end: the tree may change while it trains.
                 numbers = run(pythons.get(engine, sys.executable), name, row, engine, seed)
-                numbers["commit"] = learning.commit()
+                numbers["commit"] = begun_at
                 done[:] = sorted([*(e for e in done if e["seed"] != seed), numbers], key=lambda e: e["seed"])
                 file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
                 print(name, engine, numbers, flush=True)
