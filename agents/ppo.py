@@ -291,20 +291,21 @@ class PPO(OnPolicyAgent):
 _RUN = {"num_actors": 1, "learner_log_period": 10}
 
 PRESETS: Mapping[str, Preset] = {
-    # 500 of 500, greedy over 100 episodes, at 100,000 steps on seeds 1 to 5.
+    # 500 of 500, greedy over 100 episodes, at 60,000 steps on seeds 1 to 5.
     "gymnasium:CartPole-v1": Preset(
         agent={
             "unroll_length": 64,
             "epochs": 8,
             "minibatch_size": 128,
             "learning_rate": 1e-3,
-            "learning_rate_decay": 100_000,
+            "learning_rate_decay": 60_000,
             "clip_end": 0.1,  # Without it 2 of 9 seeds ended below 490.
+            "normalize_rewards": True,  # Without it values near 80 saturate the tanh units of the critic.
         },
         run={
             **_RUN,
             "envs_per_actor": 8,
-            "max_env_steps": 100_000,
+            "max_env_steps": 60_000,
             "target_return": 475.0,
             "evaluate_period": 10_000,
             "num_evaluation_episodes": 100,

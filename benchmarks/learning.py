@@ -124,7 +124,7 @@ _TUPLES: dict[str, tuple[str, ...]] = {
     "td7": (*_REPLAYED, *_NUMBERS, *_COPIES, "100", "--embedding-size", "16"),
 }
 ROWS = {
-    "cartpole-ppo": Row("ppo", "gymnasium:CartPole-v1", 100_000, 475, published="Zoo 500 at 100k"),
+    "cartpole-ppo": Row("ppo", "gymnasium:CartPole-v1", 60_000, 475, published="Zoo 500 at 100k"),
     "cartpole-impala": Row("impala", "gymnasium:CartPole-v1", 150_000, 475),
     "cartpole-a2c": Row("a2c", "gymnasium:CartPole-v1", 150_000, 475),
     "cartpole-a3c": Row("a3c", "gymnasium:CartPole-v1", 150_000, 475),
@@ -133,7 +133,7 @@ ROWS = {
     "cartpole-apex": Row("apex", "gymnasium:CartPole-v1", 50_000, 475),
     "cartpole-flow-dqn": Row("flow_dqn", "gymnasium:CartPole-v1", 50_000, 475),
     "cartpole-flow-impala": Row("flow_impala", "gymnasium:CartPole-v1", 150_000, 475),
-    "cartpole-flow-ppo": Row("flow_ppo", "gymnasium:CartPole-v1", 100_000, 475),
+    "cartpole-flow-ppo": Row("flow_ppo", "gymnasium:CartPole-v1", 60_000, 475),
     "acrobot-a2c": Row("a2c", "gymnasium:Acrobot-v1", 200_000, -90),
     "acrobot-a3c": Row("a3c", "gymnasium:Acrobot-v1", 200_000, -90),
     "cartpole-iqn": Row("iqn", "gymnasium:CartPole-v1", 50_000, 475),

@@ -32,7 +32,7 @@ STABLE_BASELINES3: dict[str, tuple[str, str, int, int, dict[str, Any]]] = {
         "PPO",
         "CartPole-v1",
         8,
-        100_000,
+        60_000,
         {
             "n_steps": 32, "batch_size": 256, "gae_lambda": 0.8, "gamma": 0.98, "n_epochs": 20,
             "ent_coef": 0.0, "learning_rate": 1e-3, "clip_range": 0.2,
@@ -84,7 +84,7 @@ EVALUATE_PERIOD, EVALUATION_EPISODES = 50_000, 20  # Of a run with curves: env s
 
 # By row: script, environment, steps, the network of actions among the script's variables.
 CLEANRL: dict[str, tuple[str, str, int, str]] = {
-    "cartpole-ppo": ("ppo", "CartPole-v1", 100_000, "agent.actor"),
+    "cartpole-ppo": ("ppo", "CartPole-v1", 60_000, "agent.actor"),
     "cartpole-dqn": ("dqn", "CartPole-v1", 50_000, "q_network"),
 }
 
