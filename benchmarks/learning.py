@@ -118,7 +118,7 @@ _TUPLES: dict[str, tuple[str, ...]] = {
     "qr_dqn": (*_VALUES, *_CHOICES),
     "r2d2": (*_VALUES, *_SEQUENCES, *_CHOICES),
     "rainbow": (*_ATOMS, "--initial-noise", "0.02", "--epsilon-start", "1", *_CHOICES),
-    "recurrent_td3": (*_REPLAYED, *_SEQUENCES, *_NUMBERS),
+    "recurrent_td3": (*_REPLAYED, *_SEQUENCES, *_NUMBERS, "--samples-per-insert", "48"),
     "sac": (*_REPLAYED, *_NUMBERS, "--initial-temperature", "0.05", "--reward-scale", "5"),
     "td3": (*_REPLAYED, *_NUMBERS),
     "td7": (*_REPLAYED, *_NUMBERS, *_COPIES, "100", "--embedding-size", "16"),
