@@ -25,6 +25,8 @@ from typing import Any
 
 EPISODES = 100
 
+_SIZES: dict[str, Any] = {"policy_kwargs": {"net_arch": [400, 300]}}
+_NOISY: dict[str, Any] = {"learning_starts": 10_000, "noise_std": 0.1, "learning_rate": 1e-3, **_SIZES}
 BATCH_PPO = {"HalfCheetah": 5, "Hopper": 5, "Walker2d": 5, "Reacher": 5, "Pendulum": 1}  # Versions.
 # By row: class, environment, envs, steps, keyword arguments.
 STABLE_BASELINES3: dict[str, tuple[str, str, int, int, dict[str, Any]]] = {
@@ -63,6 +65,10 @@ STABLE_BASELINES3: dict[str, tuple[str, str, int, int, dict[str, Any]]] = {
         },
     ),
     "pendulum-sac": ("SAC", "Pendulum-v1", 1, 20_000, {"learning_rate": 1e-3}),
+    "pendulum-ddpg": ("DDPG", "Pendulum-v1", 1, 20_000, {**_NOISY, "gamma": 0.98, "buffer_size": 200_000}),
+    "pendulum-td3": ("TD3", "Pendulum-v1", 1, 20_000, {**_NOISY, "gamma": 0.98, "buffer_size": 200_000}),
+    "halfcheetah-sac": ("SAC", "HalfCheetah-v5", 1, 200_000, {"learning_starts": 10_000}),
+    "halfcheetah-td3": ("TD3", "HalfCheetah-v5", 1, 200_000, {**_NOISY, "batch_size": 256}),
     "pendulum-ppo": (
         "PPO",
         "Pendulum-v1",
@@ -103,11 +109,13 @@ def cpu_seconds() -> float:
 
 
 def stable_baselines3(row: str, seed: int) -> dict[str, Any]:
+    import numpy as np
     import stable_baselines3 as sb3
     import torch
     from stable_baselines3.common.callbacks import ConvertCallback, EveryNTimesteps
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.evaluation import evaluate_policy
+    from stable_baselines3.common.noise import NormalActionNoise
     from stable_baselines3.common.vec_env import VecNormalize
 
     kind, environment, envs, steps, given = STABLE_BASELINES3[row]
@@ -115,6 +123,9 @@ def stable_baselines3(row: str, seed: int) -> dict[str, Any]:
     normalize = settings.pop("normalize", False)
     torch.set_num_threads(1)
     training = make_vec_env(environment, envs, seed=seed)
+    if "noise_std" in settings:
+        std = np.full(training.action_space.shape, settings.pop("noise_std"))
+        settings["action_noise"] = NormalActionNoise(np.zeros_like(std), std)
     playing = make_vec_env(environment, 1, seed=1)
     if normalize:
         training = VecNormalize(training, gamma=0.99)
