@@ -392,18 +392,20 @@ def make_row(name: str, seeds: list[int], folder: pathlib.Path, peers: dict[str,
         if any(each["seed"] == seed for each in done):
             continue
         if who is None:
+            import learning_pictures  # Here, as it loads torch, which --table does without.
+
             begun_at = commit()  # Not at the end: the tree may change while it trains.
             numbers = {**train(name, row, seed, folder), "commit": begun_at}
+            curve = learning_pictures.curve_of(folder / f"{name}-{seed}")
         else:
             numbers = train_peer(who, name, seed, peers[who])
-        done.append(numbers)
+            curve = numbers.pop("curve", None)
+        print(f"{name} {who or 'repertory'} {numbers}", flush=True)
+        done.append(numbers if curve is None else {**numbers, "curve": curve})
         done.sort(key=lambda each: each["seed"])
         file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        print(f"{name} {who or 'repertory'} {numbers}", flush=True)
-    folders = [folder / f"{name}-{each['seed']}" for each in result["runs"]]
-    if folders and all(each.exists() for each in folders):
-        picture = str(folder / f"{name}.png")
-        run([sys.executable, "-m", "framework.commands", "plot", *map(str, folders), "--output", picture])
+        if who is None:
+            learning_pictures.draw_row(result, folder / f"{name}.png")
     return result
 
 

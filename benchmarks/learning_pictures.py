@@ -1,10 +1,10 @@
 """Curves of a row of ``learning.py`` beside a peer's, over env steps and over hours.
 
-    python benchmarks/learning_pictures.py ROW FOLDER… [--results docs/results] [--peer sb3]
+    python benchmarks/learning_pictures.py ROW… [--results docs/results] [--peer sb3]
 
-FOLDER is one run of the row, one per seed; the peer's curves are in ``ROW.json``, for the peers whose runs
-``learning_peers.py`` measures on the way. Draws ``ROW-steps.png`` and ``ROW-hours.png`` to the folder of the
-results: median and quartiles over seeds of the mean action's returns and of the sampled actions'.
+Both curves are in ``ROW.json``, the peer's if ``learning_peers.py`` measures it on the way. Draws
+``ROW-steps.png`` and ``ROW-hours.png`` beside it: median and quartiles over seeds of the mean action's
+returns and of the sampled actions'.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
+from typing import Any
 
 import learning_peers
 import numpy as np
@@ -20,35 +21,57 @@ from framework.commands.curves import Axis, Curve, read_curve, smooth
 from framework.commands.plot import draw
 from framework.programs.run_folder import RunFolder
 
-ACTIONS = {"mean action": ("evaluator", "greedy"), "sampled actions": ("actor", "acting")}
+ACTIONS = {"mean action": "greedy", "sampled actions": "acting"}
+KEYS: dict[Axis, str] = {"steps": "env_steps", "hours": "hours"}
+
+
+def curve_of(directory: pathlib.Path) -> dict[str, list[float]]:
+    """Mean returns of a run, greedy and acting, at the steps and the hours of its evaluations."""
+    run = RunFolder.open(directory)
+    greedy, acting = (smooth(read_curve(run, label, "episode_return")) for label in ("evaluator", "actor"))
+    curve = {
+        "env_steps": greedy.x,
+        "hours": smooth(read_curve(run, "evaluator", "episode_return", "hours")).x,
+        "acting": np.interp(greedy.x, acting.x, acting.y),
+        "greedy": greedy.y,
+    }
+    return {name: values.round(5).tolist() for name, values in curve.items()}
+
+
+def curves_of(runs: list[dict[str, Any]], x: str = "env_steps", y: str = "greedy") -> list[Curve]:
+    """The curves of those runs that have one; earlier ones were kept as pictures only."""
+    kept = [run["curve"] for run in runs if "curve" in run]
+    return [Curve(np.array(curve[x]), np.array(curve[y])) for curve in kept]
+
+
+def draw_row(row: dict[str, Any], output: pathlib.Path) -> None:
+    """Draws the greedy returns of a row's seeds over env steps."""
+    curves = {f"{row['agent']}, {row['environment']}": curves_of(row["runs"])}
+    draw(curves, "episode return (greedy)", output)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("row")
-    parser.add_argument("folders", nargs="+", metavar="FOLDER")
+    parser.add_argument("rows", nargs="+", metavar="ROW")
     parser.add_argument("--results", type=pathlib.Path, default=pathlib.Path("docs/results"))
     parser.add_argument("--peer", default="sb3", choices=list(learning_peers.PEERS))
     options = parser.parse_args()
-    runs = [RunFolder.open(each) for each in options.folders]
-    measured = json.loads((options.results / f"{options.row}.json").read_text(encoding="utf-8"))["peers"]
-    theirs = [each["curve"] for each in measured.get(options.peer, []) if "curve" in each]
-    axes: dict[Axis, str] = {"steps": "env_steps", "hours": "hours"}
-    for axis, key in axes.items():
-        curves: dict[str, list[Curve]] = {}
-        for name, (label, field) in ACTIONS.items():
-            curves[f"{runs[0].agent}, {name}"] = [
-                smooth(read_curve(run, label, "episode_return", axis)) for run in runs
-            ]
-            if theirs:
-                who = learning_peers.PEERS[options.peer][0]
-                curves[f"{who}, {name}"] = [
-                    Curve(np.asarray(each[key], np.float64), np.asarray(each[field], np.float64))
-                    for each in theirs
-                ]
-        output = options.results / f"{options.row}-{axis}.png"
-        draw(curves, "episode return", output, runs[0].environment_name, axis, "quartiles")
-        print(output)
+    for name in options.rows:
+        row = json.loads((options.results / f"{name}.json").read_text(encoding="utf-8"))
+        everyone = {
+            row["agent"]: row["runs"],
+            learning_peers.PEERS[options.peer][0]: row["peers"].get(options.peer, []),
+        }
+        for axis, key in KEYS.items():
+            curves = {
+                f"{who}, {actions}": curves_of(runs, key, field)
+                for who, runs in everyone.items()
+                for actions, field in ACTIONS.items()
+                if any("curve" in run for run in runs)
+            }
+            output = options.results / f"{name}-{axis}.png"
+            draw(curves, "episode return", output, row["environment"], axis, "quartiles")
+            print(output)
 
 
 if __name__ == "__main__":

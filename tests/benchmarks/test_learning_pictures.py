@@ -1,0 +1,50 @@
+"""Learning curves of the rows of results."""
+
+import importlib
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from framework.commands import building
+from framework.programs import RunConfig, make_agent
+from framework.programs.run_folder import RunFolder
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def pictures(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("learning_pictures")
+
+
+def test_the_curve_of_a_run_has_all_values_at_its_evaluations(pictures, tmp_path):
+    agent = make_agent("random_actions")
+    config = RunConfig(max_env_steps=1000, directory=str(tmp_path / "run"))
+    spec = building.environment_spec(agent, "gymnasium:CartPole-v1", config)
+    folder = RunFolder.describe(agent, "gymnasium:CartPole-v1", config, spec)
+    folder.save()
+    rows = [
+        {"label": "actor-0", "env_steps": 100, "episode_return": 10.0, "time/wall_s": 36},
+        {"label": "evaluator", "env_steps": 150, "episode_return": 40.0, "time/wall_s": 54},
+        {"label": "actor-0", "env_steps": 300, "episode_return": 30.0, "time/wall_s": 108},
+        {"label": "evaluator", "env_steps": 300, "episode_return": 50.0, "time/wall_s": 108},
+    ]
+    folder.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert pictures.curve_of(folder.path) == {
+        "env_steps": [150.0, 300.0],
+        "hours": [0.015, 0.03],
+        "acting": [15.0, 30.0],
+        "greedy": [40.0, 50.0],
+    }
+
+
+def test_runs_without_a_curve_are_left_out(pictures, tmp_path):
+    curve = {"env_steps": [1.0, 2.0], "hours": [0.1, 0.2], "acting": [5.0, 6.0], "greedy": [7.0, 8.0]}
+    runs = [{"seed": 1}, {"seed": 2, "curve": curve}]
+    (drawn,) = pictures.curves_of(runs, "hours", "acting")
+    np.testing.assert_array_equal((drawn.x, drawn.y), (curve["hours"], curve["acting"]))
+    pictures.draw_row({"agent": "dqn", "environment": "x", "runs": runs}, tmp_path / "row.png")
+    assert (tmp_path / "row.png").read_bytes().startswith(b"\x89PNG")
