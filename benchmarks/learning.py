@@ -7,8 +7,9 @@ Each run is ``repertory train`` on the serial engine in a process of its own (so
 own) with one torch thread, then ``repertory eval`` over 100 episodes, greedily, of the parameters at the
 last step. One preset a row, nothing is tuned per seed. Every row writes ``ROW.json``, again after each seed,
 and ``ROW.png`` (learning curves with a band over seeds) to the output folder; a seed that is in the file
-already is not run again, so a row can be made in several sittings. ``--peers`` also trains the peers named
-with the Python given, one that has them, on the rows of ``learning_peers.py``.
+already is not run again, and a run that was stopped (Ctrl-C, SIGTERM) goes on from its checkpoint, so a row
+can be made in several sittings. ``--peers`` also trains the peers named with the Python given, one that has
+them, on the rows of ``learning_peers.py``.
 
 The CPU seconds count everything the command did: its start, its evaluations on the way, its checkpoints.
 """
@@ -21,6 +22,7 @@ import json
 import os
 import pathlib
 import resource
+import signal
 import statistics
 import subprocess
 import sys
@@ -276,36 +278,54 @@ ROWS = {
 }
 
 
-def run(command: list[str]) -> float:
-    """Runs a command to its end; returns its CPU seconds, children's included."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+def run(command: list[str], sittings: list[tuple[float, float]]) -> None:
+    """Runs a command to its end, or stops it with this program; appends its CPU and wall seconds."""
+    before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    try:
+        code = process.wait()
+    except BaseException:
+        process.terminate()  # A training run then writes a checkpoint.
+        process.wait()
+        raise
+    finally:
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        sittings.append((seconds, time.monotonic() - begin))
+    if code:
+        raise subprocess.CalledProcessError(code, command)
 
 
 def train(name: str, row: Row, seed: int, folder: pathlib.Path) -> dict[str, Any]:
-    """Trains and evaluates one seed; returns its numbers."""
+    """Trains and evaluates one seed, and returns its numbers. A run that was stopped goes on."""
     directory = folder / f"{name}-{seed}"
     command = [sys.executable, "-m", "framework.commands"]
-    begin = time.monotonic()
-    seconds = run(
-        [
-            *command, "train", row.agent, "--environment", row.environment, "--engine", "serial",
-            "--seed", str(seed), "--max-env-steps", str(row.steps), "--target-return", "None",
-            "--directory", str(directory), *row.flags,
-        ]
-    )  # fmt: skip
-    wall = time.monotonic() - begin
-    run([*command, "eval", str(directory), "--episodes", "100"])
+    flags = [
+        *(row.agent, "--environment", row.environment, "--engine", "serial", "--seed", str(seed)),
+        *("--max-env-steps", str(row.steps), "--target-return", "None", "--directory", str(directory)),
+        *row.flags,
+    ]
+    file = directory / "sittings.json"  # CPU and wall seconds of the run, each time it was started.
+    sittings = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+    if not (directory / "result.json").exists():
+        try:
+            run(
+                [*command, "train", *(["--resume", str(directory)] if directory.exists() else flags)],
+                sittings,
+            )
+        finally:
+            if directory.exists():
+                file.write_text(json.dumps(sittings), encoding="utf-8")
+    run([*command, "eval", str(directory), "--episodes", "100"], [])
     result = json.loads((directory / "evaluation.json").read_text(encoding="utf-8"))
     return {
         "seed": seed,
         # With several agents, of the worst of them.
         "return": min(result.get("agents", {"": result["mean"]}).values()),
         **({} if row.gain is None else {"before": result["mean_return_before"]}),
-        "cpu_seconds": round(seconds, 1),
-        "wall_seconds": round(wall, 1),
+        "cpu_seconds": round(sum(cpu for cpu, _ in sittings), 1),
+        "wall_seconds": round(sum(wall for _, wall in sittings), 1),
+        **({} if len(sittings) == 1 else {"sittings": len(sittings)}),
         "steps": row.steps,
     }
 
@@ -432,6 +452,7 @@ def main() -> None:
     if len(peers) < len(options.peers) or not set(peers) <= set(learning_peers.PEERS):
         parser.error(f"--peers takes PEER=PYTHON, PEER one of {list(learning_peers.PEERS)}: {options.peers}")
     options.out.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     results: dict[str, dict[str, Any]] = {}
     for name in options.rows or ROWS:
         if options.table:

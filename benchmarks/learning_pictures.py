@@ -17,8 +17,9 @@ from typing import Any
 import learning_peers
 import numpy as np
 
-from framework.commands.curves import Axis, Curve, read_curve, smooth
+from framework.commands.curves import Axis, Curve, Hours, read_curve, smooth
 from framework.commands.plot import draw
+from framework.loggers.files import read_jsonl
 from framework.programs.run_folder import RunFolder
 
 ACTIONS = {"mean action": "greedy", "sampled actions": "acting"}
@@ -28,10 +29,20 @@ KEYS: dict[Axis, str] = {"steps": "env_steps", "hours": "hours"}
 def curve_of(directory: pathlib.Path) -> dict[str, list[float]]:
     """Mean returns of a run, greedy and acting, at the steps and the hours of its evaluations."""
     run = RunFolder.open(directory)
-    greedy, acting = (smooth(read_curve(run, label, "episode_return")) for label in ("evaluator", "actor"))
+    evaluations, acting = (
+        read_curve(run, "evaluator", "episode_return"),
+        read_curve(run, "actor", "episode_return"),
+    )
+    greedy, acting = smooth(evaluations), smooth(acting)
+    clock, hours = Hours(), {}
+    for row in read_jsonl(run.metrics):
+        at = clock.at(row)  # It must see all rows.
+        if row.get("label") == "evaluator":  # What a resumed run evaluates again counts the last time.
+            hours[row.get("env_steps")] = at
+    times = np.array([hours[x] for x in evaluations.x])
     curve = {
         "env_steps": greedy.x,
-        "hours": smooth(read_curve(run, "evaluator", "episode_return", "hours")).x,
+        "hours": smooth(Curve(evaluations.x, times)).y,
         "acting": np.interp(greedy.x, acting.x, acting.y),
         "greedy": greedy.y,
     }

@@ -39,6 +39,17 @@ def test_the_curve_of_a_run_has_all_values_at_its_evaluations(pictures, tmp_path
         "acting": [15.0, 30.0],
         "greedy": [40.0, 50.0],
     }
+    # Resumed after 200 steps, 1/100 h of work is lost.
+    rows += [
+        {"label": "evaluator", "env_steps": 310, "episode_return": 60.0, "time/wall_s": 36, "resumed_at": 200}
+    ]
+    folder.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    curve = pictures.curve_of(folder.path)
+    assert (curve["env_steps"], curve["hours"], curve["greedy"]) == (
+        [150.0, 310.0],
+        [0.015, 0.04],
+        [40.0, 60.0],
+    )
 
 
 def test_runs_without_a_curve_are_left_out(pictures, tmp_path):
