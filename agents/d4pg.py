@@ -47,7 +47,7 @@ class D4PGConfig(TD3Config):
     exploration_std: float = 0.3  # Of the noise on the policy's actions.
 
     # Networks.
-    layer_norm: bool = True  # Normalizes the critics' hidden layers: more stable with many updates per step.
+    layer_norm: bool = True  # Normalizes the hidden layers of policy and critics: more stable, slower.
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -60,7 +60,7 @@ class TD3Config(OffPolicyConfig):
 
     # Networks.
     hidden_sizes: tuple[int, ...] = (256, 256)  # Hidden layers of the policy and of each critic.
-    layer_norm: bool = False  # Normalizes the critics' hidden layers: more stable with many updates per step.
+    layer_norm: bool = False  # Normalizes the hidden layers of policy and critics: more stable, slower.
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -91,15 +91,16 @@ class TD3Networks(nn.Module):
             spec.actions, type(config).__name__.removesuffix("Config")
         )
         size = self.actions.head_spec.shape[0]
+        sizes, layer_norm = config.hidden_sizes, config.layer_norm
         self.policy = PolicyNetwork(
-            spec.observations, config.hidden_sizes, lambda width: DeterministicHead(width, size)
+            spec.observations, sizes, lambda width: DeterministicHead(width, size), layer_norm
         )
         self.critics = networks.Critics(
             spec.observations,
             size,
-            config.hidden_sizes,
+            sizes,
             config.num_critics,
-            config.layer_norm,
+            layer_norm,
             outputs_per_action=outputs_per_action,
         )
 

@@ -92,9 +92,10 @@ class TD7Networks(nn.Module):
         self.embeddings = StateActionEmbeddings(
             observations, size, config.embedding_size, config.embedding_hidden_sizes
         )
-        self.policy = EmbeddedPolicy(observations, size, self.embeddings, config.hidden_sizes)
+        sizes, layer_norm = config.hidden_sizes, config.layer_norm
+        self.policy = EmbeddedPolicy(observations, size, self.embeddings, sizes, layer_norm)
         self.critics = EmbeddedCritics(
-            observations, size, self.embeddings, config.hidden_sizes, config.num_critics, config.layer_norm
+            observations, size, self.embeddings, sizes, config.num_critics, layer_norm
         )
         self.target_range = TargetRange()
 

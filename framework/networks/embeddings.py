@@ -76,6 +76,7 @@ class EmbeddedPolicy(_Embedded):
       embeddings: what it copies.
       hidden_sizes: widths of the hidden layers, with a ReLU after each. Before them, a linear layer of the
         first width makes features of the observation.
+      layer_norm: normalizes each hidden layer before its activation.
     """
 
     def __init__(
@@ -84,11 +85,13 @@ class EmbeddedPolicy(_Embedded):
         action_size: int,
         embeddings: StateActionEmbeddings,
         hidden_sizes: Sequence[int] = (256, 256),
+        layer_norm: bool = False,
     ):
         super().__init__(embeddings)
         self.encoder = ObservationEncoder(observation_spec)
         self.features = nn.Linear(self.encoder.output_size, hidden_sizes[0])
-        self.body = MLP(hidden_sizes[0] + embeddings.of_features.output_size, hidden_sizes)
+        width = hidden_sizes[0] + embeddings.of_features.output_size
+        self.body = MLP(width, hidden_sizes, layer_norm=layer_norm)
         self.head = DeterministicHead(self.body.output_size, action_size)
 
     def forward(self, observation: Nest) -> torch.Tensor:

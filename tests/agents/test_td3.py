@@ -26,6 +26,7 @@ from test_sac import (
 
 from agents.td3 import DDPG, TD3, DDPGConfig, TD3Config
 from framework.core import Progress
+from framework.programs import make_agent
 from framework.types import Transition
 
 AGENT_OF |= {TD3Config: TD3, DDPGConfig: DDPG}
@@ -100,6 +101,18 @@ def test_every_field_changes_something(config, field):
 )
 def test_a_value_that_makes_no_sense_is_refused(field, value):
     config_fields.assert_refuses(TD3Config, field, value)
+
+
+@pytest.mark.parametrize("part", ["policy", "critics"])
+@pytest.mark.parametrize("name", ["td3", "ddpg", "d4pg", "recurrent_td3", "td7"])
+def test_all_hidden_layers_are_normalized_or_none(name, part):
+    def layers(layer_norm):
+        agent = make_agent(name, layer_norm=layer_norm, num_critics=1)
+        module = getattr(agent.make_networks(make_spec(CONTINUOUS)), part)
+        return [each.normalized_shape for each in module.modules() if isinstance(each, torch.nn.LayerNorm)]
+
+    assert layers(True) == [(256,), (256,)]
+    assert layers(False) == []
 
 
 def test_the_learner_goes_to_the_configured_device():
