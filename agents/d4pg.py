@@ -110,8 +110,21 @@ class D4PG(TD3):
 
 # Rewards are between 0 and 1. A learner step for every 2 env steps, where Acme makes one for every 8.
 CONTROL_SUITE = Preset(
-    agent={"samples_per_insert": 128.0, "min_replay_size": 2_000, "v_min": 0.0, "v_max": 100.0},
-    run={"num_actors": 1, "envs_per_actor": 4, "max_env_steps": 200_000, "evaluate_period": 20_000},
+    agent={
+        "batch_size": 128,
+        "samples_per_insert": 64.0,
+        "min_replay_size": 2_000,
+        "exploration_correlation": 0.85,
+        "v_min": 0.0,
+        "v_max": 100.0,
+    },
+    run={
+        "num_actors": 1,
+        "envs_per_actor": 4,
+        "max_env_steps": 200_000,
+        "evaluate_period": 20_000,
+        "num_evaluation_episodes": 4,
+    },
 )
 PRESETS: Mapping[str, Preset] = {
     # A step costs up to 16.3, and one of a policy that does not swing up about 6.
