@@ -246,7 +246,7 @@ def _envpool(full: str, name: str, options: dict[str, Any], render_mode: str | N
     return Source(full, functools.partial(EnvPoolEnvironment, name), options)
 
 
-# Environments that hide the velocities: the whole one, and what is left of its observation.
+# Environments that hide the velocities: the whole one, and the rest of its observation.
 _HIDDEN = {
     "CartPoleWithoutVelocities": ("CartPole-v1", slice(None, None, 2)),  # position and angle
     "PendulumWithoutVelocity": ("Pendulum-v1", slice(None, 2)),  # cosine and sine of the angle

@@ -198,7 +198,7 @@ class Generations:
             if self._closed:
                 return None
             if mine is not self._current:
-                raise GroupChanged(f"The group of {place.label} was formed anew.")
+                raise GroupChanged(f"The group of {place.label} was formed again.")
             _check_gpus(mine.members.values())
             return mine.number, len({member.host for member in mine.members.values()}) > 1
 
@@ -232,7 +232,7 @@ class Generations:
     def _find(self, number: int) -> _Generation:
         with self._changed:
             if number != self._current.number:
-                raise GroupChanged("The group was formed anew.")
+                raise GroupChanged("The group was formed again.")
             return self._current
 
 

@@ -316,7 +316,7 @@ def test_a_node_that_does_not_read_holds_up_no_other(monkeypatch, has_a_place):
                     os.kill(job.client("member", 0).with_timeout(PATIENCE).pid(), signal.SIGKILL)
                     break
             watcher.wait_for_loss()
-        if has_a_place:  # as good as dead, and made anew
+        if has_a_place:  # as good as dead, and restarted
             watcher.wait_for_loss()
             wait_until(job, lambda: all_run(job))
             assert "did not read its last 2 orders" in job.nodes()[2]["error"]
