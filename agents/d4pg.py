@@ -114,6 +114,8 @@ CONTROL_SUITE = Preset(
         "batch_size": 128,
         "samples_per_insert": 64.0,
         "min_replay_size": 2_000,
+        "learning_rate": 3e-4,
+        "critic_learning_rate": 3e-4,
         "exploration_correlation": 0.85,
         "v_min": 0.0,
         "v_max": 100.0,
