@@ -108,26 +108,6 @@ class D4PG(TD3):
         return each.sum(0), divergences.mean(0), metrics
 
 
-# Rewards are between 0 and 1. A learner step for every 2 env steps, where Acme makes one for every 8.
-CONTROL_SUITE = Preset(
-    agent={
-        "batch_size": 128,
-        "samples_per_insert": 64.0,
-        "min_replay_size": 2_000,
-        "learning_rate": 3e-4,
-        "critic_learning_rate": 3e-4,
-        "exploration_correlation": 0.85,
-        "v_min": 0.0,
-        "v_max": 100.0,
-    },
-    run={
-        "num_actors": 1,
-        "envs_per_actor": 4,
-        "max_env_steps": 200_000,
-        "evaluate_period": 20_000,
-        "num_evaluation_episodes": 4,
-    },
-)
 PRESETS: Mapping[str, Preset] = {
     # A step costs up to 16.3, and one of a policy that does not swing up about 6.
     "gymnasium:Pendulum-v1": Preset(
@@ -146,6 +126,27 @@ PRESETS: Mapping[str, Preset] = {
         },
         run={"num_actors": 1, "envs_per_actor": 1, "max_env_steps": 20_000, "evaluate_period": 5_000},
     ),
-    "dm_control:cartpole/swingup": CONTROL_SUITE,
-    "dm_control:walker/walk": CONTROL_SUITE,
+    # Rewards are between 0 and 1. A learner step for every 2 env steps, where Acme makes one for every 8.
+    **dict.fromkeys(
+        ("dm_control:cartpole/swingup", "dm_control:walker/walk"),
+        Preset(
+            agent={
+                "batch_size": 128,
+                "samples_per_insert": 64.0,
+                "min_replay_size": 2_000,
+                "learning_rate": 3e-4,
+                "critic_learning_rate": 3e-4,
+                "exploration_correlation": 0.85,
+                "v_min": 0.0,
+                "v_max": 100.0,
+            },
+            run={
+                "num_actors": 1,
+                "envs_per_actor": 4,
+                "max_env_steps": 200_000,
+                "evaluate_period": 20_000,
+                "num_evaluation_episodes": 4,
+            },
+        ),
+    ),
 }
