@@ -289,8 +289,8 @@ PRESETS: Mapping[str, Preset] = {
         },
         run={"num_actors": 1, "envs_per_actor": 1, "max_env_steps": 20_000, "evaluate_period": 5_000},
     ),
-    # Rewards are between 0 and 1. Acme's settings are for millions of learner steps. Here there are 50,000: each
-    # follows the best actions more closely, and the targets move 4 times as often.
+    # Rewards are between 0 and 1. Acme's settings are for millions of learner steps. Here there are 50,000,
+    # each of which follows the best actions more closely, and the targets move 4 times as often.
     **dict.fromkeys(
         ("dm_control:cartpole/swingup", "dm_control:walker/walk"),
         Preset(
