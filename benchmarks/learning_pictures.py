@@ -37,7 +37,8 @@ def curve_of(directory: pathlib.Path) -> dict[str, list[float]]:
     clock, hours = Hours(), {}
     for row in read_jsonl(run.metrics):
         at = clock.at(row)  # It must see all rows.
-        if str(row.get("label")).startswith("evaluator"):  # What a resumed run evaluates again counts the last time.
+        if str(row.get("label")).startswith("evaluator"):
+            # What a resumed run evaluates again counts the last time.
             hours[row.get("env_steps")] = at
     times = np.array([hours[x] for x in evaluations.x])
     curve = {
