@@ -58,6 +58,7 @@ class Row:
     flags: tuple[str, ...] = ()
 
 
+STOP_TIMEOUT = 120  # Seconds that a run may take for its last checkpoint before it is killed.
 HIDDEN_CARTPOLE = "testing:CartPoleWithoutVelocities"
 # Masks and tuples of actions: small networks and few steps.
 _SMALL = ("--num-actors", "2", "--envs-per-actor", "4", "--hidden-sizes", "32", "--learning-rate", "5e-3")
@@ -286,7 +287,11 @@ def run(command: list[str], sittings: list[tuple[float, float]]) -> None:
         code = process.wait()
     except BaseException:
         process.terminate()  # A training run then writes a checkpoint.
-        process.wait()
+        try:
+            process.wait(STOP_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
         raise
     finally:
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
