@@ -67,6 +67,8 @@ class Program:
     min_nodes: Mapping[str, int] = {}
     #: Seconds for which such a group may have fewer nodes, if `launch` is not given others.
     min_nodes_timeout: float = 300.0
+    #: Modules that processes are forked with, unless `launch` is given others; None as there.
+    preload: Sequence[str] | None = None
     #: Make what the launching process enters before it makes the first node, and leaves when all have ended.
     contexts: Sequence[Callable[[], contextlib.AbstractContextManager[Any]]] = ()
 

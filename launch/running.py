@@ -65,7 +65,7 @@ def start(
         stop_timeout=stop_timeout,
         heartbeat_timeout=heartbeat_timeout,
         directory=None if directory is None else os.path.abspath(os.fspath(directory)),
-        preload=preload,
+        preload=program.preload if preload is None else preload,
     )
     check_options(program, options)
     if engine not in ENGINES:
@@ -112,8 +112,9 @@ def launch(
         (a stopped process, or native code that does not release the interpreter); half as long for groups
         with `min_nodes`; None never checks.
       directory: folder of the run, for `logs/<group>-<index>.log` and `status.json`.
-      preload: modules that the fork server imports once for all processes; None means torch if the launching
-        process has imported it. They must not start threads or use a GPU.
+      preload: modules that the fork server imports once for all processes, instead of those of the program;
+        None in both means torch if the launching process has imported it. They must not start threads or use
+        a GPU.
 
     Returns:
       The first result that a node gave to `launch.stop(result)`, else None.

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ast
+import os
 import pathlib
 import subprocess
 import sys
 
 import pytest
+
+from agents.dqn import DQN
+from framework.programs import make_program
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Leaf modules, which import nothing of the rest.
@@ -86,3 +90,15 @@ def test_no_imports_go_round_in_a_circle():
         for module in leaves:
             del graph[module]
     assert not graph, f"these import each other, or what does: {sorted(graph)}"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+def test_what_processes_are_forked_with_starts_no_thread():
+    modules = make_program(DQN(), "gymnasium:CartPole-v1").preload
+    code = f"import os; [__import__(name) for name in {modules!r}]; print(len(os.listdir('/proc/self/task')))"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # as the fork server has
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
+    assert "framework.programs" in modules
+    assert found.stdout == "1\n"

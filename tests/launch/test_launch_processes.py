@@ -31,6 +31,9 @@ class Service:
     def echo(self, x):
         return x
 
+    def imported(self, *names):
+        return [name for name in names if name in sys.modules]
+
     def files(self):
         return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
@@ -255,6 +258,14 @@ def test_random_numbers_differ_between_nodes():
     one, two = lp.launch(program)
     assert one[0] != two[0]
     assert one[1] != two[1]
+
+
+@pytest.mark.parametrize(("given", "imported"), [(None, ["colorsys"]), (["wave"], ["wave"]), ([], [])])
+def test_what_processes_are_forked_with(given, imported):
+    program = service_program()
+    program.preload = ["colorsys"]
+    with lp.start(program, preload=given) as job:
+        assert job.client("service").imported("colorsys", "torch", "wave") == imported
 
 
 def test_unpicklable_node_names_itself():
