@@ -57,10 +57,11 @@ python3.8 python3.10 python3.11: python%:
 .venv-ray/installed: PY = $(PYTHON)
 .venv-deepmind/installed: PY = $(call python,3.10)
 .venv-deepmind/installed: NO_DEPS = --no-deps
+# Without compiling: most of these modules are never imported.
 .venv-%/installed: constraints/%.txt setup.py
 	@test -n "$(PY)" || { printf '\n%s\n\n' "##### The Python for .venv-$* was not found: what needs it is NOT tested. #####" >&2; exit 1; }
 	"$(PY)" -m venv .venv-$*
-	.venv-$*/bin/python -m pip install -q --disable-pip-version-check $(NO_DEPS) -r constraints/$*.txt
+	.venv-$*/bin/python -m pip install -q --disable-pip-version-check --no-compile $(NO_DEPS) -r constraints/$*.txt
 	.venv-$*/bin/python -m pip install -q --disable-pip-version-check --no-deps -e .
 	touch $@
 

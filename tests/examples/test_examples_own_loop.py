@@ -10,11 +10,5 @@ EXAMPLE = runpy.run_path(str(pathlib.Path(__file__).resolve().parents[2] / "exam
 
 @pytest.mark.timeout(300)
 def test_the_session_of_the_example_learns():
-    # A random policy gets about 22, a policy that always pushes the same way about 9.
-    assert EXAMPLE["main"](num_steps=5_000) > 60
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_the_session_of_the_example_solves_cartpole():
-    assert EXAMPLE["main"]() >= 475
+    # After all of its 50,000 steps it is at 500. A random policy gets about 22.
+    assert EXAMPLE["main"](num_steps=15_000) > 250

@@ -32,6 +32,7 @@ from framework.loggers import InMemoryLogger
 from framework.programs import RunConfig, make_program, snapshot
 
 CARTPOLE = "gymnasium:CartPole-v1"
+CONTROL = {"min_replay_size": 100, "batch_size": 16, "samples_per_insert": 16.0, "hidden_sizes": (16, 16)}
 AGENTS = {
     "dqn": lambda: DQN(DQNConfig(min_replay_size=100, batch_size=16)),
     "prioritized": lambda: DQN(DQNConfig(min_replay_size=100, batch_size=16, prioritized=True)),
@@ -46,13 +47,9 @@ AGENTS = {
     "r2d2": lambda: R2D2(
         R2D2Config(unroll_length=6, burn_in=3, period=6, batch_size=4, samples_per_insert=2.0)
     ),
-    "sac": lambda: SAC(SACConfig(min_replay_size=100, batch_size=16, hidden_sizes=(16, 16))),
-    "td3": lambda: TD3(
-        TD3Config(min_replay_size=100, batch_size=16, hidden_sizes=(16, 16), exploration_correlation=0.5)
-    ),
-    "td7": lambda: TD7(
-        TD7Config(min_replay_size=100, batch_size=16, hidden_sizes=(16, 16), target_update_period=20)
-    ),
+    "sac": lambda: SAC(SACConfig(**CONTROL)),
+    "td3": lambda: TD3(TD3Config(**CONTROL, exploration_correlation=0.5)),
+    "td7": lambda: TD7(TD7Config(**CONTROL, target_update_period=20)),
     "random": lambda: RandomActions(),
     "a2c": lambda: A2C(A2CConfig(unroll_length=2)),
     "a3c": lambda: A3C(A2CConfig(unroll_length=2)),
