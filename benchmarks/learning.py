@@ -251,7 +251,6 @@ ROWS = {
         300_000,
         2000,
         published="Zoo 3,606 at 1M (v3)",
-        flags=("--autocast",),
     ),
     "walker2d-td3": Row(
         "td3",
@@ -259,7 +258,6 @@ ROWS = {
         300_000,
         2000,
         published="Zoo 4,718 at 1M (v3)",
-        flags=("--autocast",),
     ),
     "dm-cartpole-d4pg": Row("d4pg", "dm_control:cartpole/swingup", 200_000, 750),
     "dm-walker-d4pg": Row("d4pg", "dm_control:walker/walk", 200_000, 600),
