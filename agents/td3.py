@@ -287,8 +287,8 @@ PRESETS: Mapping[str, Preset] = {
         agent={"min_replay_size": 5_000, "batch_size": 128, "samples_per_insert": 128.0},
         run={**_MUJOCO, "max_env_steps": 200_000},
     ),
-    # Without normalized layers, policies of Hopper come and go. With them, correlated noise and a rate that
-    # decays, that of seed 101 was at 3,047 or more from 180,000 steps on; Walker2d's was at 3,189 after as many.
+    # Without normalized layers, policies of Hopper come and go. With them, correlated noise, and a rate that
+    # decays, that of seed 101 was at 3,047 or more from 180,000 steps on. Walker2d's was at 3,189.
     **dict.fromkeys(
         ("gymnasium:Hopper-v5", "gymnasium:Walker2d-v5"),
         Preset(
