@@ -288,7 +288,7 @@ PRESETS: Mapping[str, Preset] = {
         run={**_MUJOCO, "max_env_steps": 200_000},
     ),
     # Without normalized layers, policies of Hopper come and go. With them, correlated noise, and a rate that
-    # decays, that of seed 101 was at 3,047 or more from 180,000 steps on. Walker2d's was at 3,189.
+    # decays, that of seed 101 was at 3,047 or more from 180,000 steps on. Walker2d's was at 3,189 by then.
     **dict.fromkeys(
         ("gymnasium:Hopper-v5", "gymnasium:Walker2d-v5"),
         Preset(
