@@ -148,8 +148,7 @@ TUPLES = {
 @pytest.mark.parametrize("name", TUPLES)
 def test_tuples_of_actions(name, train):
     agent, options, wrappers = TUPLES[name]
-    steps = (
-        FEW_STEPS if name == "td7" else STEPS
-    )  # It is as far after half of the steps, each of which takes longer.
+    # A step of TD7 takes twice as long, and half as many suffice.
+    steps = FEW_STEPS if name == "td7" else STEPS
     result, _ = train(agent, "testing:Tuple", steps, environment_options=options, wrappers=wrappers)
     assert result["episode_return"] >= 0.9
