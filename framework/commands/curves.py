@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
+from framework.commands.options import CommandError
 from framework.loggers.files import read_jsonl
 from framework.programs.run_folder import RunFolder
 
@@ -52,16 +54,17 @@ def read_curve(folder: RunFolder, label: str, metric: str, axis: Axis = "steps")
         made the parameters they act with. `hours`: wall time of the program, without pauses before a resume.
     """
     points: dict[tuple[str, float], tuple[float, Any]] = {}  # By label and x: value and env steps.
-    hours = Hours()
+    hours, starts = Hours(), 0
     for row in read_jsonl(folder.metrics) if folder.metrics.exists() else ():
         at = hours.at(row)
+        if hours.starts != starts and axis != "hours":
+            kept = row.get("resumed_at", math.inf)
+            points = {key: point for key, point in points.items() if point[1] <= kept}
+        starts = hours.starts
         of = str(row.get("label", ""))
         if of != label and of.rpartition("-")[0] != label:
             continue
         x = at if axis == "hours" else row.get("env_steps" if axis == "steps" else _learner_steps(label))
-        if "resumed_at" in row and axis != "hours":
-            kept = row["resumed_at"]
-            points = {key: point for key, point in points.items() if key[0] != of or point[1] <= kept}
         value = row.get(metric)
         if isinstance(x, int | float) and isinstance(value, int | float):
             points[of, x] = value, row.get("env_steps", 0)
@@ -87,17 +90,17 @@ class Hours:
 
     def at(self, row: dict[str, Any]) -> float | None:
         """Hours that the program had run when it wrote the row; None if the row does not say."""
-        seconds = row.get("time/wall_s")
-        if not isinstance(seconds, int | float):
-            return None
-        label = row.get("label")
+        seconds, label = row.get("time/wall_s"), row.get("label")
+        timed = isinstance(seconds, int | float)
         starts = "resumed_at" in row and (not self._resumed or label in self._resumed)
-        if seconds < self._latest or starts:
+        if starts or (timed and seconds < self._latest):
             self._before += self._latest
-            self._resumed = set()
+            self._latest, self._resumed = 0.0, set()
             self.starts += 1
         if "resumed_at" in row:
             self._resumed.add(label)
+        if not timed:
+            return None
         self._latest = seconds
         return (self._before + seconds) / 3600
 
@@ -126,9 +129,17 @@ def join(curves: Sequence[Curve], band: Band = "std") -> Joined:
       band: `std`: mean, plus and minus one standard deviation. `quartiles`: median, 25th and 75th percentile.
         `iqm`: `interquartile_mean` and its 95 % confidence interval, by percentile bootstrap over the seeds
         (Agarwal et al., 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice").
+
+    Raises:
+      CommandError: There is no such point.
     """
     first, last = max(curve.x[0] for curve in curves), min(curve.x[-1] for curve in curves)
-    x = np.linspace(first, max(first, last), _GRID)
+    if first > last:
+        raise CommandError(
+            f"one of {len(curves)} seeds begins at {first:g}, and another ends at {last:g}: there is no point "
+            "that all have reached. Draw them apart, or wait until all are there."
+        )
+    x = np.linspace(first, last, _GRID)
     values = np.stack([np.interp(x, curve.x, curve.y) for curve in curves])
     if band == "std":
         center, deviation = values.mean(0), values.std(0)

@@ -60,8 +60,10 @@ class ObjectPickler(StatePickler):
         while isinstance(owner.base, np.ndarray):
             owner = owner.base
         if owner is not array:
+            if not owner.flags.forc:  # Such as a tensor that was expanded.
+                return np.ascontiguousarray, (array.copy(),)
             offset = array.__array_interface__["data"][0] - owner.__array_interface__["data"][0]
-            return np.ndarray, (array.shape, array.dtype, owner, offset, array.strides)
+            return _view, (owner, array.shape, array.dtype, offset, array.strides)
         if type(owner.base).__module__ == "torch":
             return _array_of, (owner.base,)
         return NotImplemented
@@ -87,6 +89,11 @@ def _column(shape: tuple[int, ...], dtype: np.dtype, rows: np.ndarray) -> np.nda
     column = Allocator().allocate("", "", shape, dtype)
     column[: len(rows)] = rows
     return column
+
+
+def _view(owner: np.ndarray, shape: Any, dtype: np.dtype, offset: int, strides: Any) -> np.ndarray:
+    memory = owner if owner.flags.c_contiguous else owner.T
+    return np.ndarray(shape, dtype, memory, offset, strides)  # type: ignore[call-overload]
 
 
 def _array_of(tensor: Any) -> np.ndarray:

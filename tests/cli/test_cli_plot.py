@@ -8,6 +8,7 @@ import pytest
 import launch
 from agents.dqn import DQN, DQNConfig
 from framework.commands import curves, plot
+from framework.commands.options import CommandError
 from framework.commands.train import chosen_checkpoint
 from framework.programs import RunConfig, make_program
 from framework.programs.run_folder import RunFolder
@@ -57,6 +58,16 @@ class TestReading:
         hours = points(folder, axis="hours")
         np.testing.assert_allclose([x for x, _ in hours], [0.1, 0.2, 0.3, 0.4, 0.5])
         assert [y for _, y in hours] == [1, 2, 3, 2.5, 3.5]
+
+    def test_a_label_without_rows_since_the_resume_has_only_what_was_kept(self, make_run):
+        folder = make_run()
+        for steps in (100, 200):
+            write(folder, {"label": "actor-0", "env_steps": steps, "episode_return": 1.0})
+            write(folder, {"label": "actor-1", "env_steps": steps + 1, "episode_return": 2.0})
+        write(folder, {"label": "learner", "env_steps": 160, "steps": 5, "resumed_at": 150})
+        write(folder, {"label": "actor-0", "env_steps": 170, "episode_return": 3.0, "resumed_at": 150})
+        write(folder, {"label": "learner", "env_steps": 180, "steps": 6})
+        assert points(folder, "actor") == [(100, 1), (101, 2), (170, 3)]
 
     def test_hours_of_a_start_whose_first_row_comes_later_than_the_last_of_the_start_before(self, make_run):
         folder = make_run()
@@ -118,6 +129,10 @@ class TestJoining:
         np.testing.assert_allclose(joined.center, 2 * joined.x)
         np.testing.assert_allclose(joined.high - joined.center, joined.x)
         np.testing.assert_allclose(joined.center - joined.low, joined.x)
+
+    def test_nowhere_is_an_error(self):
+        with pytest.raises(CommandError, match="begins at 150, and another ends at 100"):
+            curves.join([curves.Curve(self.X[:2], self.X[:2]), curves.Curve(self.X[:2] + 150, self.X[:2])])
 
     def test_quartiles_are_about_the_median(self):
         joined = curves.join(

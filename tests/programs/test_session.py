@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import tree
 from dm_env import specs as dm_specs
 
+from agents.batch_ppo import BatchPPO, BatchPPOConfig
 from agents.dqn import DQN, DQNConfig
 from agents.impact import IMPACT, IMPACTConfig
 from agents.impala import IMPALA, IMPALAConfig
@@ -37,8 +39,19 @@ AGENTS = {
     "impala": lambda: IMPALA(IMPALAConfig(unroll_length=4, lstm_size=8, batch_size=4)),
     "iqn": lambda: IQN(IQNConfig(hidden_sizes=(16,), **LEARNS)),
     "r2d2": lambda: R2D2(R2D2Config(min_replay_size=2, batch_size=2, unroll_length=4, burn_in=2, period=2)),
+    "ppo-continuous": lambda: PPO(PPOConfig(unroll_length=4, minibatch_size=4)),
+    "ppo-tuple": lambda: PPO(PPOConfig(unroll_length=4, minibatch_size=4)),
+    "batch_ppo": lambda: BatchPPO(BatchPPOConfig(episodes_per_batch=3)),
     "rainbow": lambda: Rainbow(RainbowConfig(**LEARNS)),
     "sac": lambda: SAC(SACConfig(samples_per_insert=8.0, hidden_sizes=(16,), **LEARNS)),
+}
+
+
+TWO_NUMBERS = dm_specs.BoundedArray((2,), np.float32, -1.0, 1.0)
+ACTIONS = {  # Of agents that do not choose one of three.
+    "ppo-continuous": TWO_NUMBERS,
+    "ppo-tuple": (TWO_NUMBERS, dm_specs.DiscreteArray(3)),
+    "batch_ppo": TWO_NUMBERS,
 }
 
 
@@ -84,7 +97,8 @@ def play(session, games, turns):
     """The actions of `turns`, which are lists of ids, and the metrics of the learner steps made."""
     actions, metrics = [], []
     for ids in turns:
-        actions += session.act([games[env].observation() for env in ids], ids).tolist()
+        chosen = session.act([games[env].observation() for env in ids], ids)
+        actions += zip(*(leaf.tolist() for leaf in tree.flatten(chosen)), strict=True)
         observation, reward, terminated, truncated = zip(*(games[env].step() for env in ids), strict=True)
         session.observe(observation, reward, terminated, truncated, ids)
         metrics.append(session.learn())
@@ -129,9 +143,10 @@ def test_a_restored_session_continues_to_the_last_digit(name):
         return {env: Game(i, 3 + 2 * i) for i, env in enumerate(names)}
 
     before, after = random_turns(1, names, 30), random_turns(2, names, 30)
-    first, played = AGENTS[name]().session(SPEC, num_envs=3, seed=1), games()
+    spec = SPEC._replace(actions=ACTIONS.get(name, SPEC.actions))
+    first, played = AGENTS[name]().session(spec, num_envs=3, seed=1), games()
     play(first, played, before)
-    second, again = AGENTS[name]().session(SPEC, num_envs=3, seed=2), games()
+    second, again = AGENTS[name]().session(spec, num_envs=3, seed=2), games()
     play(second, again, before[:5])  # A state that is replaced.
     for env in names:
         again[env].time = played[env].time
