@@ -5,8 +5,8 @@ from replay. The surrogate compares the learner's policy with that of a target n
 that changes rarely, and not with the policies of the actors, which are of different ages. V-trace weights the
 actions of the actors' policy by their probability under the target network's policy.
 
-With `samples_per_insert` above 1, replay is IMPACT's circular buffer: each unroll is drawn that often, at
-random among those that wait.
+With `samples_per_insert` above 1, replay is IMPACT's buffer with bounded reuse: each unroll is drawn that
+often, at random among those that wait, and then leaves.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class APPOConfig(IMPALAConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check.at_least(self, 1, "samples_per_insert", "target_update_period")
-        check.above(self, 0, "clip", "clip_target")
+        check.above(self, 0, "clip_target")
+        check.between(self, 0, 1, "clip")
 
 
 class APPO(IMPALA):

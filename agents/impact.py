@@ -1,4 +1,4 @@
-"""IMPACT: APPO with a circular buffer of unrolls, each learned from several times (Luo et al., 2020).
+"""IMPACT: APPO with a buffer of unrolls, each learned from several times (Luo et al., 2020).
 
 The networks, the loss, and the settings are those of `agents.appo`.
 """
@@ -16,7 +16,7 @@ from framework.programs.presets import Preset
 
 @dataclass(frozen=True)
 class IMPACTConfig(APPOConfig):
-    """Settings of IMPACT: those of `APPOConfig`, with a circular buffer."""
+    """Settings of IMPACT: those of `APPOConfig`, with a buffer of unrolls for reuse."""
 
     samples_per_insert: int = 2  # K, times each unroll is learned from. 1 takes the oldest first.
     queue_batches: int = 4  # Size of the buffer in batches. More: older data, which differs more in a batch.

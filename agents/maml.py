@@ -81,12 +81,13 @@ class MAMLNetworks(nn.Module):
 
     def __init__(self, config: MAMLConfig, spec: EnvironmentSpec):
         super().__init__()
-        self.actions = networks.Actions(spec.actions)
+        self.actions = networks.make_actions(spec.actions)
         self.encoder = networks.ObservationEncoder(spec.observations)
         self.body = networks.MLP(self.encoder.output_size, config.hidden_sizes, activation=config.activation)
-        self.head = networks.make_policy_head(self.body.output_size, self.actions.head_spec)
-        if isinstance(self.head, networks.GaussianHead):
-            nn.init.constant_(self.head.log_std, float(np.log(config.initial_std)))
+        self.head = self.actions.make_head(self.body.output_size)
+        for part in self.head.modules():
+            if isinstance(part, networks.GaussianHead):
+                nn.init.constant_(part.log_std, float(np.log(config.initial_std)))
 
     def forward(self, observation: Nest) -> Any:
         return self.head(self.body(self.encoder(observation)))

@@ -57,8 +57,7 @@ class PPOConfig(ActorCriticConfig):
         check.at_least(self, 0, "value_learning_rate")
         check.above(self, 0, "target_kl", "value_clip")
         check.fraction(self, "clip_end")
-        if not 0 < self.clip < 1:
-            raise ValueError(f"clip: got {self.clip}, expected between 0 and 1.")
+        check.between(self, 0, 1, "clip")
 
 
 class PPONetworks(networks.ActorCritic):

@@ -90,16 +90,17 @@ class Hours:
 
     def at(self, row: dict[str, Any]) -> float | None:
         """Hours that the program had run when it wrote the row; None if the row does not say."""
-        seconds, label = row.get("time/wall_s"), row.get("label")
-        timed = isinstance(seconds, int | float)
+        label, seconds = row.get("label"), row.get("time/wall_s")
+        if not isinstance(seconds, int | float):
+            seconds = None
         starts = "resumed_at" in row and (not self._resumed or label in self._resumed)
-        if starts or (timed and seconds < self._latest):
+        if starts or (seconds is not None and seconds < self._latest):
             self._before += self._latest
             self._latest, self._resumed = 0.0, set()
             self.starts += 1
         if "resumed_at" in row:
             self._resumed.add(label)
-        if not timed:
+        if seconds is None:
             return None
         self._latest = seconds
         return (self._before + seconds) / 3600

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import tree
+from dm_env import specs as dm_specs
 from torch.func import functional_call
 
 import launch
@@ -34,6 +35,18 @@ class Short(Navigation2D):
 
     def __init__(self, num_envs=1, seed=None):
         super().__init__(num_envs, seed, max_steps=40)
+
+
+class InParts(Short):
+    """Actions are dicts of the two coordinates."""
+
+    def __init__(self, num_envs=1, seed=None):
+        super().__init__(num_envs, seed)
+        coordinate = dm_specs.BoundedArray((1,), np.float32, -0.1, 0.1)
+        self.spec = self.spec._replace(actions={"x": coordinate, "y": coordinate})
+
+    def step(self, action):
+        return super().step(np.concatenate([action["x"], action["y"]], -1))
 
 
 def make_networks(config):
@@ -266,6 +279,7 @@ def test_every_field_changes_something(field):
         ("inner_steps", -1),
         ("inner_learning_rate", -0.1),
         ("clip", 0.0),
+        ("clip", 1.0),
         ("evaluation_tasks", 0),
         ("activation", "sine"),
         ("initial_std", 0.0),
@@ -299,3 +313,23 @@ def test_one_inner_step_improves_the_return_in_new_tasks(tmp_path):
     assert row["episode_return"] > row["return_before"] + 3  # From about -13 to -4.
     result = evaluate(load_policy(tmp_path), episodes=5, envs=20, seed=7)
     assert result["episodes"] == 5 * 8 and result["mean"] > result["mean_return_before"] + 3
+
+
+def test_nested_actions():
+    environment = InParts(20)
+    agent = MAML(dataclasses.replace(SMALL, unroll_length=40, tasks_per_worker=2, initial_std=0.5))
+    torch.manual_seed(0)
+    networks = agent.make_networks(environment.spec)
+    assert all((part.log_std == np.log(0.5)).all() for part in networks.head.heads)
+    policy = agent.make_policy(networks)
+    timestep = environment.reset()
+    action, extras, _ = policy.step(timestep.observation, policy.initial_state(20))
+    assert action.keys() == {"x", "y"} and action["x"].shape == (20, 1)
+    drawn = torch.from_numpy(extras["action"])
+    expected = networks(torch.from_numpy(timestep.observation)).log_prob(drawn)
+    torch.testing.assert_close(torch.from_numpy(extras["log_prob"]), expected)
+    program = make_program(
+        agent, InParts, RunConfig(envs_per_actor=5, max_env_steps=4_000, evaluate_period=4_000)
+    )
+    result = launch.launch(program, engine="serial")
+    assert result["learner_steps"] > 1 and np.isfinite(result["episode_return"])
