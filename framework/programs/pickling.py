@@ -93,7 +93,7 @@ def _column(shape: tuple[int, ...], dtype: np.dtype, rows: np.ndarray) -> np.nda
 
 def _view(owner: np.ndarray, shape: Any, dtype: np.dtype, offset: int, strides: Any) -> np.ndarray:
     memory = owner if owner.flags.c_contiguous else owner.T
-    return np.ndarray(shape, dtype, memory, offset, strides)  # type: ignore[call-overload]
+    return np.ndarray(shape, dtype, memory, offset, strides)
 
 
 def _array_of(tensor: Any) -> np.ndarray:

@@ -147,7 +147,13 @@ def test_every_field_changes_something(field):
     config_fields.assert_changes_something(FIELDS, field, SMALL)
 
 
-WRONG = [("samples_per_insert", 0), ("target_update_period", 0), ("clip", 0.0), ("clip", 1.0), ("clip_target", -1.0)]
+WRONG = [
+    ("samples_per_insert", 0),
+    ("target_update_period", 0),
+    ("clip", 0.0),
+    ("clip", 1.0),
+    ("clip_target", -1.0),
+]
 
 
 @pytest.mark.parametrize(("field", "value"), WRONG)
