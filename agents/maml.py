@@ -74,10 +74,9 @@ class MAMLConfig(AgentConfig):
 
 
 class MAMLNetworks(nn.Module):
-    """The policy: observations `[..., *]` to a distribution over actions.
+    """The policy `forward`: observations to a distribution over actions.
 
-    The linear baseline is linear in features of what `encoder` returns.
-    """
+    The baseline is linear in features of what `encoder` returns."""
 
     def __init__(self, config: MAMLConfig, spec: EnvironmentSpec):
         super().__init__()

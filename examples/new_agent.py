@@ -27,7 +27,7 @@ from framework.types import Nest
 
 @dataclasses.dataclass(frozen=True)
 class SoftQConfig(OffPolicyConfig):
-    """Settings of the agent, beside those of `OffPolicyConfig`."""
+    """Settings of the agent, in addition to those of `OffPolicyConfig`."""
 
     n_step: int = 5  # Rewards summed before bootstrapping.
     samples_per_insert: float = 24.0  # Times a transition is drawn on average.

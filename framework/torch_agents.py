@@ -53,7 +53,7 @@ class AgentConfig:
     adam_epsilon: float = 1e-8  # Larger damps steps where gradients are small.
     max_gradient_norm: float | None = None  # Larger gradients are scaled down to this.
     device: str = "cpu"  # Device of the learner.
-    compile_loss: bool = False  # Uses torch.compile: faster for large networks on a GPU.
+    compile_loss: bool = False  # Uses torch.compile. Slower on the CPU; not measured on a GPU.
     autocast: bool = False  # bfloat16 mixed precision in the learner.
 
     def __post_init__(self) -> None:

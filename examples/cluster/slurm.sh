@@ -2,7 +2,7 @@
 # A training run on the machines of a Slurm job, one Ray node on each:
 #
 #   RUNS=/shared/runs sbatch --nodes 4 examples/cluster/slurm.sh impala --environment atari:Pong --num-actors 64 \
-#       --resources learner.num_gpus=1 actor.num_cpus=1
+#       --device cuda --resources learner.num_gpus=1 actor.num_cpus=1
 #
 # RUNS is a folder that every machine mounts; the run is in $RUNS/<job>. A job that Slurm puts back into its
 # queue (preemption, scontrol requeue) has the same number, and so continues from its checkpoint.

@@ -132,7 +132,7 @@ class EnvironmentLoop:
     loop = EnvironmentLoop(environment, actor, counter, logger)
     loop.run(num_steps=50_000)         # exactly that many; continues where the last call stopped
     loop.run(num_episodes=20)          # whole episodes, from a reset
-    finished = loop.step()             # one batched step, for a caller that drives the loop itself
+    finished = loop.step()             # one step of all envs, for a caller that drives the loop
     ```
 
     A *step* is one transition of one env. The call that begins an env's next episode is not a transition
@@ -143,8 +143,7 @@ class EnvironmentLoop:
     `steps_per_second` (of all envs together, since the last row), the seconds spent since the last row in
     `reset_duration_sec`, `select_action_duration_sec`, `step_duration_sec` and `observe_duration_sec`
     (observing and `actor.update()`), the metrics of the observers, and the counts of the counter. The
-    counter gets `steps` at each batched step and `episodes`
-    when they end.
+    counter gets `steps` after each step of all envs, and `episodes` when they end.
 
     Attributes:
       environment: the environment.
@@ -172,7 +171,7 @@ class EnvironmentLoop:
           counter: counts steps and episodes. None counts only inside the loop.
           logger: takes one row per episode. None disables logging.
           observers: add metrics of each episode.
-          should_update: whether to call `actor.update()` once per batched step.
+          should_update: whether to call `actor.update()` after each step of all envs.
         """
         self.environment = environment
         self._actor = actor

@@ -137,8 +137,8 @@ def join(curves: Sequence[Curve], band: Band = "std") -> Joined:
     first, last = max(curve.x[0] for curve in curves), min(curve.x[-1] for curve in curves)
     if first > last:
         raise CommandError(
-            f"one of {len(curves)} seeds begins at {first:g}, and another ends at {last:g}: they have no x in "
-            "common. Draw them apart, or wait until all are there."
+            f"one of {len(curves)} seeds begins at {first:g}, and another ends at {last:g}: they have no x "
+            "in common. Draw them apart, or wait until all are there."
         )
     x = np.linspace(first, last, _GRID)
     values = np.stack([np.interp(x, curve.x, curve.y) for curve in curves])

@@ -43,9 +43,9 @@ from launch.context import find_context
 
 _SILENT_S = 60.0  # For an answer of the source of parameters, which may be lost with its host for good.
 _WAIT_S = 0.5  # For steps that other actors do not take, between two checks for a stop of the program.
-# Batched steps that a worker holds a grant for. The first grants are small, so that all actors take part in a
-# short program. Later grants are a share of the steps made, because each request costs a message. Where the
-# counter answers at once, grants are half as large, and are used up before the next request.
+# Steps of all its envs that a worker holds a grant for. The first grants are small, so that all actors take
+# part in a short program. Later grants are a share of the steps made, because each request costs a message.
+# Where the counter answers at once, grants are half as large, and are used up before the next request.
 _FIRST_GRANT, _GRANT_SHARE, _LARGEST_GRANT = 16, 16, 128
 
 

@@ -43,11 +43,14 @@ class RunConfig:
       ValueError: A field has a wrong type or value, or contradicts another field. The text names the field.
     """
 
-    directory: str | None = None  # Folder of metrics and checkpoints; resumed if it has one.
-    seed: int = 0  # Of all random numbers. On the serial engine the same seed gives the same run, bit by bit.
+    # Folder of metrics and checkpoints. make_program resumes the run that is in it; repertory train needs a
+    # new folder, or --resume.
+    directory: str | None = None
+    # Seed of all random numbers. On the serial engine the same seed gives the same run, bit for bit.
+    seed: int = 0
 
     num_actors: int = 1  # Actor nodes. More collect faster while cores are free.
-    # Actors with which training goes on while others are lost or not placed yet; None needs all.
+    # Fewest actors that training continues with while others are lost or not started yet. None requires all.
     min_actors: int | None = None
     # Seconds with fewer actors than `min_actors` after which the run fails.
     min_actors_timeout: float = 300.0
@@ -60,10 +63,10 @@ class RunConfig:
     stepping: Stepping = "auto"  # How an actor steps its envs. See `environments.make`.
     # Keyword arguments of the environment, such as frame_skip=4 sticky_actions=0 life_loss_terminates=true.
     environment_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    # Those that are different in evaluations, such as life_loss_terminates=false.
+    # Overrides of environment_options in evaluations, such as life_loss_terminates=false.
     evaluation_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    # Of the environment, innermost first, inside those of the agent: names such as "StepLimit(limit=200)", or
-    # module:object.
+    # Wrappers of the environment, innermost first; the agent's own go around them. Names such as
+    # "StepLimit(limit=200)", or module:object.
     wrappers: tuple[str, ...] = ()
 
     # By group of nodes, fields of `launch.Resources`, such as learner.num_gpus=1 or actor.threads=2.
@@ -74,6 +77,7 @@ class RunConfig:
 
     # Where actions come from. local: each actor has the policy. server: one node acts for all actors.
     # alternating: an actor steps one half of its envs while the actions of the other half are computed.
+    # alternating+server: both.
     inference: Inference = "local"
     inference_nodes: int = 1  # Inference nodes, each of which acts for an equal part of the actors.
     inference_device: str = "cpu"  # Device of the inference nodes.
@@ -88,17 +92,24 @@ class RunConfig:
 
     evaluate_period: int | None = 5_000  # Env steps between two evaluations. None makes no evaluator.
     num_evaluation_episodes: int = 20  # Episodes of one evaluation, played greedily.
-    publish_period: int = 10  # Learner steps between two versions of the parameters that actors can pull.
-    update_period: int = 10  # Batched steps of an actor between two requests for newer parameters.
+    # Learner steps between two versions of the parameters that actors can pull. With a max_policy_lag
+    # (PPO), 1.
+    publish_period: int = 10
+    # Steps of an actor with all its envs between two requests for newer parameters. With a max_policy_lag
+    # (PPO), actors ask before each unroll instead.
+    update_period: int = 10
     log_period: int = 1_000  # Env steps of one actor between two of its rows of metrics.
     learner_log_period: int = 500  # Learner steps between two rows of the learner.
-    # Beside metrics.jsonl in `directory`: csv, tensorboard, wandb, terminal, or module:object.
+    # In addition to metrics.jsonl in `directory`: csv, tensorboard, wandb, terminal, or module:object.
     loggers: tuple[str, ...] = ()
     # Metrics of every episode, such as ActionObserver, in the rows of actors and evaluator; or module:object.
     observers: tuple[str, ...] = ()
 
-    checkpoint_period: int | None = 50_000  # Env steps between two checkpoints. None turns them off.
-    checkpoint_minutes: float | None = 5.0  # Minutes between two checkpoints, whichever is due first.
+    checkpoint_period: int | None = (
+        50_000  # Env steps between two checkpoints. None: only checkpoint_minutes.
+    )
+    # Minutes between two checkpoints, if they pass before checkpoint_period does. None: only that.
+    checkpoint_minutes: float | None = 5.0
     keep_checkpoints: int = 3  # Number of checkpoints kept. The end of a run always writes one.
     replay_backend: ReplayBackend = "repertory"  # Implementation of the tables. reverb is dm-reverb.
 
