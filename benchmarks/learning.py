@@ -363,7 +363,7 @@ def commit() -> str:
 def table(results: dict[str, dict[str, Any]]) -> str:
     """All rows as one table in Markdown."""
     lines = [
-        "| row | steps | required | return: mean (min … max) | seeds that meet it | CPU s a run | published |",
+        "| row | steps | required | return: mean (min … max) | met by | CPU s a run | published |",
         "|---|---|---|---|---|---|---|",
     ]
     for name, result in results.items():

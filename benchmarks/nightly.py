@@ -149,7 +149,7 @@ def make_row(
 def table(folder: pathlib.Path, names: list[str]) -> str:
     """The results as one table in Markdown."""
     lines = [
-        "| row | engine | required | return: mean (min … max) | seeds that meet it | staleness "
+        "| row | engine | required | return: mean (min … max) | met by | staleness "
         "| samples per insert | s a run |",
         "|---|---|---|---|---|---|---|---|",
     ]

@@ -25,7 +25,7 @@ WRONG = {
     "unknown agent to draw": (("graph", "dpn"), 2, ["Unknown agent 'dpn'", "the agents are a2c"]),
     "unknown flag": ((*TRAIN, "--max-env-step", "5"), 2, ["--max-env-step", "--max-env-steps"]),
     "unknown config key": (("train", "dqn", "--lerning-rate", "1"), 2, ["--lerning-rate", "--learning-rate"]),
-    "no such value": (("train", "ppo", "--clip", "2"), 2, ["clip: got 2.0, expected between 0 and 1"]),
+    "no such value": (("train", "ppo", "--clip", "2"), 2, ["clip: got 2.0, expected more than 0 and"]),
     "no such network": (
         ("train", "impala", "--torso", "x"),
         2,
