@@ -5,11 +5,11 @@
 
 Each run is ``repertory train`` on the serial engine in a process of its own (so that its CPU time is its
 own) with one torch thread, then ``repertory eval`` over 100 episodes, greedily, of the parameters at the
-last step. One preset a row, nothing is tuned per seed. Every row writes ``ROW.json``, again after each seed,
-and ``ROW.png`` (learning curves with a band over seeds) to the output folder; a seed that is in the file
-already is not run again, and a run that was stopped (Ctrl-C, SIGTERM) goes on from its checkpoint, so a row
-can be made in several sittings. ``--peers`` also trains the peers named with the Python given, one that has
-them, on the rows of ``learning_peers.py``.
+last step. A row has a preset, or flags of its own; nothing is tuned per seed. Every row writes ``ROW.json``,
+again after each seed, and ``ROW.png`` (learning curves with a band over seeds) to the output folder; a seed
+in the file is not run again, and a run that was stopped (Ctrl-C, SIGTERM) goes on from its checkpoint, so a
+row can be made in several sittings. ``--peers`` also trains the peers named with the Python given, one that
+has them, on the rows of ``learning_peers.py``.
 
 The CPU seconds count everything the command did: its start, its evaluations on the way, its checkpoints.
 """
@@ -71,6 +71,8 @@ _UNROLLS = (*_SMALL, "--unroll-length", "8", "--entropy-coefficient", "0")
 _CHOICES = ("--wrappers", "CombineActions", "--environment-options", "choices=[3,2]", "numbers=[]")
 _NUMBERS = ("--environment-options", "choices=[]", "numbers=[1,2]", "--critic-learning-rate", "5e-3")
 _COPIES = ("--target-update-rate", "1", "--target-update-period")
+_SHOWN = (*_VALUES, "--pretraining-steps", "100", "--demonstrations")
+_EPISODES = (*_SMALL, "--entropy-coefficient", "0", "--episodes-per-batch")
 _STRONG = (
     "--epsilon",
     "1.5",
@@ -87,7 +89,9 @@ _MASKED: dict[str, tuple[str, ...]] = {
     "a3c": _UNROLLS,
     "apex": _VALUES,
     "appo": (*_UNROLLS, "--batch-size", "8"),
+    "batch_ppo": (*_EPISODES, "24", "--unroll-length", "6"),
     "c51": _ATOMS,
+    "dqfd": (*_SHOWN, "benchmarks.demonstrators:board"),
     "dqn": _VALUES,
     "flow_dqn": _VALUES,
     "flow_impala": (*_UNROLLS, "--batch-size", "8"),
@@ -106,9 +110,11 @@ _TUPLES: dict[str, tuple[str, ...]] = {
     "a3c": (*_UNROLLS, "--initial-std", "0.5", "--normalize-advantages"),
     "apex": (*_VALUES, *_CHOICES),
     "appo": (*_UNROLLS, "--batch-size", "1"),
+    "batch_ppo": (*_EPISODES, "64", "--unroll-length", "2"),
     "c51": (*_ATOMS, *_CHOICES),
     "d4pg": (*_REPLAYED, *_NUMBERS, "--v-min", "-2", "--v-max", "1", "--num-atoms", "31"),
     "ddpg": (*_REPLAYED, *_NUMBERS),
+    "dqfd": (*_SHOWN, "benchmarks.demonstrators:pair", *_CHOICES),
     "dqn": (*_VALUES, *_CHOICES),
     "flow_dqn": (*_VALUES, *_CHOICES),
     "flow_impala": (*_UNROLLS, "--envs-per-actor", "1", "--batch-size", "1", "--optimizer", "adam"),
@@ -150,6 +156,13 @@ ROWS = {
     "acrobot-impact": Row("impact", "gymnasium:Acrobot-v1", 200_000, -90),
     "acrobot-ppo": Row("ppo", "gymnasium:Acrobot-v1", 200_000, -90, published="Zoo −73.5 at 1M"),
     "pendulum-d4pg": Row("d4pg", "gymnasium:Pendulum-v1", 20_000, -200, published="Zoo −152.1 at 20k (DDPG)"),
+    "pendulum-d4pg-prioritized": Row(
+        "d4pg",
+        "gymnasium:Pendulum-v1",
+        20_000,
+        -200,
+        flags=("--prioritized", "--num-actors", "4", "--exploration-ladder", "1"),
+    ),
     "pendulum-ddpg": Row("ddpg", "gymnasium:Pendulum-v1", 20_000, -200, published="Zoo −152.1 at 20k"),
     "pendulum-td3": Row("td3", "gymnasium:Pendulum-v1", 20_000, -200, published="Zoo −151.9 at 20k"),
     "pendulum-sac": Row("sac", "gymnasium:Pendulum-v1", 20_000, -200, published="Zoo −157.0 at 20k"),

@@ -13,6 +13,7 @@ NAMES = (
     "a2c",
     "apex",
     "appo",
+    "batch_ppo",
     "c51",
     "d4pg",
     "ddpg",
