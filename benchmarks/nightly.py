@@ -3,9 +3,9 @@
     python benchmarks/nightly.py [ROW …] [--engines processes served …] [--seeds 1-3] [--python ray=PYTHON …]
     python benchmarks/nightly.py --table [--out docs/results/nightly]
 
-The rows are those of ``learning.py`` in CartPole and Pendulum, one for each agent, and for R2D2, DQfD and
-Munchausen DQN those of MORE_ROWS, with the same steps and the same floor. Each run is ``repertory train``
-with the agent's preset, but for what an engine of ENGINES changes, with at least two actors and without
+The rows are those of ``learning.py`` in CartPole and Pendulum, one for each agent, and for the other agents
+and Munchausen DQN those of MORE_ROWS, with the same steps and the same floor. Each run is ``repertory train``
+with the row's settings, but for what an engine of ENGINES changes, with at least two actors and without
 evaluations on the way; then ``repertory eval`` over 100 episodes, greedily, of the parameters at the last
 step. Every run is added to ``ROW.json`` in the output folder, and a seed that is in the file already is not
 run again. An engine whose package the interpreter lacks is left out; ``--python`` names an interpreter that
@@ -26,7 +26,7 @@ from typing import Any
 
 import learning
 
-from framework.programs.presets import presets_of
+from framework.programs.presets import Preset, presets_of
 from framework.programs.registry import find_agent
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -41,7 +41,10 @@ ENGINES: dict[str, tuple[tuple[str, ...], str]] = {
 }
 ENVIRONMENTS = ("gymnasium:CartPole-v1", "gymnasium:Pendulum-v1")
 # Agents that have no such row, and an option.
-MORE_ROWS = ("cartpole-munchausen", "hidden-cartpole-r2d2", "mountaincar-dqfd")
+MORE_ROWS = (
+    *("cartpole-munchausen", "hidden-cartpole-r2d2", "mountaincar-dqfd", "four-cartpoles-ppo-dqn"),
+    *("navigation-maml", "tuple-batch_ppo", "tuple-recurrent_td3", "tuple-td7"),
+)
 USAGE = 2  # The exit code of `repertory train` for what an agent cannot do.
 TIMEOUT = 1800  # Seconds of one command.
 
@@ -56,9 +59,11 @@ def rows() -> dict[str, learning.Row]:
 
 
 def envs_of(row: learning.Row, engine: str) -> tuple[int, int]:
-    """At least two actors with the preset's number of envs, and at least two envs each to alternate."""
-    preset = presets_of(find_agent(row.agent).load())[row.environment].run
-    actors, envs = preset.get("num_actors", 2), preset.get("envs_per_actor", 4)
+    """At least two actors with the row's number of envs, and at least two envs each to alternate."""
+    preset = presets_of(find_agent(row.agent).load()).get(row.environment, Preset()).run
+    given = dict(zip(row.flags, row.flags[1:], strict=False))
+    actors = int(given.get("--num-actors", preset.get("num_actors", 2)))
+    envs = int(given.get("--envs-per-actor", preset.get("envs_per_actor", 4)))
     if actors == 1:
         actors, envs = 2, max(envs // 2, 1)
     return actors, max(envs, 2 if engine == "alternating" else 1)
@@ -74,7 +79,7 @@ def run(python: str, name: str, row: learning.Row, engine: str, seed: int) -> di
             *command, "train", row.agent, "--environment", row.environment, "--seed", str(seed),
             "--max-env-steps", str(row.steps), "--target-return", "None", "--directory", str(directory),
             "--evaluate-period", "None", *ENGINES[engine][0],
-            "--num-actors", str(actors), "--envs-per-actor", str(envs), *row.flags,
+            *row.flags, "--num-actors", str(actors), "--envs-per-actor", str(envs),
         )  # fmt: skip
         begin = time.monotonic()
         for each in (train, (*command, "eval", str(directory), "--episodes", "100")):

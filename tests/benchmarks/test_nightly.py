@@ -4,6 +4,7 @@ import dataclasses
 import json
 import pathlib
 import sys
+from importlib import metadata
 
 import pytest
 
@@ -12,6 +13,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "benchmarks
 import learning
 import nightly
 
+from framework.programs.registry import GROUP
+
 
 def test_it_has_every_agent_with_a_floor_in_its_environments_once_and_more_rows():
     rows = nightly.rows()
@@ -19,7 +22,9 @@ def test_it_has_every_agent_with_a_floor_in_its_environments_once_and_more_rows(
     agents = [row.agent for row in once]
     assert {"dqn", "impala", "ppo", "sac"} <= set(agents) and len(set(agents)) == len(agents)
     assert all(row.environment in nightly.ENVIRONMENTS for row in once)
-    assert {"r2d2", "dqfd"} <= {row.agent for row in rows.values()} and set(nightly.MORE_ROWS) <= set(rows)
+    assert set(nightly.MORE_ROWS) <= set(rows)
+    learning_agents = {entry.name for entry in metadata.entry_points(group=GROUP)} - {"random_actions"}
+    assert {row.agent for row in rows.values()} == learning_agents
     assert all(row.floor is not None for row in rows.values())
 
 
