@@ -91,7 +91,9 @@ class SACNetworks(nn.Module):
         self.actions = (
             networks.Actions(spec.actions)
             if discrete
-            else networks.make_squashed_actions(spec.actions, "SAC, or one discrete action")
+            else networks.make_squashed_actions(
+                spec.actions, "SAC, or one discrete action (--wrappers CombineActions makes one of several)"
+            )
         )
         self.policy = PolicyNetwork(spec.observations, config.hidden_sizes, self.actions.make_head)
         if self.actions.continuous:

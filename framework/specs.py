@@ -204,7 +204,7 @@ def num_discrete_actions(action_spec: Any) -> int:
     if not isinstance(action_spec, DiscreteArray):
         raise ValueError(
             f"action spec: got {action_spec!r}, expected one discrete action. Use an agent for continuous "
-            "actions, or for several (docs/agents.md); the wrapper CombineActions makes one of discrete ones."
+            "actions, or for several (docs/agents.md); --wrappers CombineActions makes one of discrete ones."
         )
     return int(action_spec.num_values)
 

@@ -260,6 +260,9 @@ class ObservationEncoder(nn.Module):
       hidden_sizes: widths of the hidden layers for the leaves that are not images; empty for no MLP.
       activation: activation of those layers.
       make_convolution: shape of an image to a module with `output_size`; as `CONVOLUTIONS`.
+
+    Raises:
+      ValueError: There is nothing to encode.
     """
 
     def __init__(
@@ -294,6 +297,11 @@ class ObservationEncoder(nn.Module):
         if width and hidden_sizes:
             width = hidden_sizes[-1]
         self.output_size = width + image_features
+        if not self.output_size:
+            raise ValueError(
+                f"observation spec: got {observation_spec!r}, expected numbers besides an action mask, "
+                "which the networks do not see. Add a constant if there is nothing to observe."
+            )
 
     def forward(self, observation: Nest) -> torch.Tensor:
         if self.is_vector:

@@ -197,7 +197,7 @@ def test_a_signal_ends_a_run_with_a_resumable_checkpoint(repertory, tmp_path, nu
 @pytest.mark.slow
 def test_a_serial_run_that_was_interrupted_is_the_same_run(tmp_path):
     command = [sys.executable, "-m", "framework.commands", "train"]
-    settings = ["ppo", "--engine", "serial", "--max-env-steps", "10000", "--unroll-length", "32", *SMALL]
+    settings = ["ppo", "--engine", "serial", "--max-env-steps", "6000", "--unroll-length", "32", *SMALL]
     settings += ["--target-return", "1000"]  # It cannot end before its last step.
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment()}

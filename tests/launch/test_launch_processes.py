@@ -268,6 +268,14 @@ def test_what_processes_are_forked_with(given, imported):
         assert job.client("service").imported("colorsys", "torch", "wave") == imported
 
 
+def test_processes_are_forked_with_torch_if_the_launcher_has_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", sys)
+    program = service_program()
+    program.preload = None
+    with lp.start(program) as job:
+        assert job.client("service").imported("torch") == ["torch"]
+
+
 def test_unpicklable_node_names_itself():
     program = lp.Program("test")
     program.add_node(lp.PyNode(print, threading.Lock()), label="main")

@@ -46,6 +46,12 @@ def test_an_encoder_takes_any_nest_with_any_leading_axes(spec, width, leading):
     assert encoder(observation(spec, *leading)).shape == (*leading, width)
 
 
+@pytest.mark.parametrize("spec", [{"action_mask": VECTOR}, dm_specs.Array((0,), np.float32)])
+def test_an_encoder_without_inputs_is_refused(spec):
+    with pytest.raises(ValueError, match="expected numbers besides an action mask"):
+        networks.ObservationEncoder(spec)
+
+
 def test_an_encoder_uses_every_leaf():
     spec = {"image": SMALL, "speed": VECTOR, "gear": DISCRETE}
     encoder = networks.ObservationEncoder(spec, hidden_sizes=(8,))
