@@ -304,6 +304,8 @@ class Agent(abc.ABC):
     rank: int = 0  # Of the learner in this node.
     clients: Mapping[str, Any] = {}  # In a learner's node: of other nodes, see `Graph.add_learner`.
     made_by: str | None = None  # `module:function` that made the agent; None if its class did.
+    # Modules that are imported once for all processes of the program, as torch is, not by each of them.
+    preload: Sequence[str] = ()
 
     @abc.abstractmethod
     def make_networks(self, spec: EnvironmentSpec) -> Any:

@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from agents.dqn import DQN
+from agents.maml import MAML
 from framework.programs import make_program
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -93,12 +94,15 @@ def test_no_imports_go_round_in_a_circle():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
-def test_what_processes_are_forked_with_starts_no_thread():
-    modules = make_program(DQN(), "gymnasium:CartPole-v1").preload
+@pytest.mark.parametrize(
+    ("agent", "environment"), [(DQN(), "gymnasium:CartPole-v1"), (MAML(), "tasks:Navigation2D")]
+)
+def test_what_processes_are_forked_with_starts_no_thread(agent, environment):
+    modules = make_program(agent, environment).preload
     code = f"import os; [__import__(name) for name in {modules!r}]; print(len(os.listdir('/proc/self/task')))"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # as the fork server has
     found = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
     )
-    assert "framework.programs" in modules
+    assert {"framework.programs", *agent.preload} <= set(modules)
     assert found.stdout == "1\n"
