@@ -34,7 +34,7 @@ class APPOConfig(IMPALAConfig):
     """Settings of APPO and IMPACT, in addition to those of `IMPALAConfig`."""
 
     # Replay.
-    samples_per_insert: int = 1  # K, times each unroll is learned from. 1 takes the oldest first.
+    samples_per_insert: int = 1  # K, times each unroll is learned from. 1: a queue, oldest first.
 
     # Objective.
     clip: float = 0.3  # Ratios of the policy to the target network's are clipped to 1 +- this.

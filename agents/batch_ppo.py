@@ -21,22 +21,22 @@ class BatchPPOConfig(PPOConfig):
 
     # Data.
     unroll_length: int = 1000  # Steps of the longest episode.
-    episodes_per_batch: int | None = 25  # Whole episodes in a batch. None is one unroll of every env.
+    episodes_per_batch: int | None = 25  # Whole episodes in a batch. None: one unroll of every env.
     normalize_observations: bool = True  # Scales observations to mean 0, variance 1 by running statistics.
     normalize_rewards: bool = True  # Scales rewards so that returns have variance 1; keeps the mean.
 
     # Targets and objective.
-    discount: float = 0.995  # Per env step. Higher looks further ahead, and learns slower.
+    discount: float = 0.995  # Per env step. Higher values look further ahead and learn more slowly.
     gae_lambda: float = 1.0  # 0 trusts the values, 1 the returns: less bias, more variance.
     target_kl: float | None = 0.01  # In nats. Uses a KL penalty that adapts to this divergence, not the clip.
 
     # Optimization.
-    epochs: int = 25  # Optimizer steps on a batch. More learn more from it, until the policy moves too far.
+    epochs: int = 25  # Passes over a batch. More learn more from it, until the policy moves too far.
     minibatch_size: int | None = None  # Approximate number of real steps in a minibatch. None: the batch.
     learning_rate: float = 1e-4  # Initial learning rate of Adam.
-    value_learning_rate: float | None = 1e-3  # That of the value's own layers. None: the same.
+    value_learning_rate: float | None = 1e-3  # Learning rate of the value's layers. None: `learning_rate`.
     value_coefficient: float = 1.0  # Weight of half the squared error of the values.
-    adam_epsilon: float = 1e-8  # Larger damps steps where gradients are small.
+    adam_epsilon: float = 1e-8  # Epsilon of Adam. Larger values damp steps where gradients are small.
     max_gradient_norm: float | None = None  # Larger gradients are scaled down to this.
 
     # Networks.

@@ -28,23 +28,24 @@ class D4PGConfig(TD3Config):
     """Settings of D4PG. Defaults that differ from `TD3Config` are Acme's, or turn off what TD3 adds."""
 
     # What is learned from.
-    n_step: int = 5  # Rewards summed before bootstrapping. More passes rewards on faster, off-policy.
-    samples_per_insert: float = 32.0  # Times an item is drawn; / batch_size: learner steps per env step.
+    n_step: int = 5  # Rewards summed before bootstrapping. More: faster propagation, but more off-policy.
+    samples_per_insert: float = 32.0  # Draws of an item. Divided by batch_size: learner steps per env step.
 
     # Learning.
     learning_rate: float = 1e-4  # Initial learning rate of the policy (Adam).
     critic_learning_rate: float = 1e-4  # Initial learning rate of the critics (Adam).
-    num_critics: int = 1  # The one with the smallest expected return counts. More are more conservative.
+    num_critics: int = 1  # Critics; targets use the lowest expected return. More: more conservative.
     actor_delay: int = 1  # Learner steps per update of the policy. More: it follows better values, later.
     target_update_period: int = 100  # Learner steps between updates of the target policy and critics.
-    target_update_rate: float = 1.0  # How far target networks move towards the networks at each update.
-    smoothing_std: float = 0.0  # Of the noise on the target policy's actions. 0: sharp peaks of values count.
+    target_update_rate: float = 1.0  # Weight of the online networks in each target update; 1 copies them.
+    # Std of the noise on target actions. 0: the policy can exploit sharp peaks of values.
+    smoothing_std: float = 0.0
     num_atoms: int = 51  # K, the possible returns.
     v_min: float = -150.0  # Smallest return that can be represented. Smaller ones count as this.
     v_max: float = 150.0  # Largest return that can be represented. Larger ones count as this.
 
     # Exploration.
-    exploration_std: float = 0.3  # Of the noise on the policy's actions.
+    exploration_std: float = 0.3  # Standard deviation of the noise on the policy's actions.
 
     # Networks.
     layer_norm: bool = True  # Normalizes the hidden layers of policy and critics: more stable, slower.

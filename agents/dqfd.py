@@ -41,8 +41,9 @@ class DQfDConfig(DQNConfig):
 
     # A .npz file of episodes, or module:function that returns them; see framework.demonstrations.
     demonstrations: str | None = None
-    demonstration_fraction: float = 0.25  # Share of demonstrations in a batch. More imitates longer.
-    demonstration_priority: float = 1.0  # Added to the priority of a demonstration. More draws all alike.
+    demonstration_fraction: float = 0.25  # Share of demonstrations in a batch. Larger shares imitate longer.
+    # Added to the priority of a demonstration. Larger values draw demonstrations more evenly.
+    demonstration_priority: float = 1.0
     pretraining_steps: int = 1_000  # Learner steps on demonstrations alone, at the start.
     margin: float = 0.8  # By which the value of a demonstrated action should exceed the others'.
     margin_coefficient: float = 1.0  # Weight of the margin loss of demonstrations.
@@ -76,7 +77,7 @@ class DQfD(DQN):
         super().__init__(config or DQfDConfig())
 
     def episodes(self) -> list[Step]:
-        """The demonstrations."""
+        """The demonstrations, a `Step` of T + 1 rows each. Raises ValueError if the config names none."""
         if self.config.demonstrations is None:
             raise ValueError(
                 "demonstrations: got None, expected a .npz file or module:function. Record episodes with "

@@ -39,7 +39,7 @@ class DQNConfig(OffPolicyConfig):
     """Settings of DQN, in addition to those of `OffPolicyConfig`."""
 
     # What is learned from.
-    n_step: int = 5  # Rewards summed before bootstrapping. More passes rewards on faster, off-policy.
+    n_step: int = 5  # Rewards summed before bootstrapping. More: faster propagation, but more off-policy.
     prioritized: bool = False  # Draws items with large errors more often.
     priority_exponent: float = 0.6  # 0 draws uniformly, 1 proportionally to the error.
     importance_sampling_exponent: float = 0.4  # Initial exponent of the importance weights.
@@ -51,7 +51,7 @@ class DQNConfig(OffPolicyConfig):
     huber_delta: float = 1.0  # Errors beyond this count linearly.
     double: bool = True  # The online network chooses the next action, the target network rates it.
     munchausen: float = 0.0  # Weight of the log-policy in the reward; the paper's is 0.9. 0 is Q-learning.
-    munchausen_temperature: float = 0.03  # Of the softmax policy in its targets; higher is more random.
+    munchausen_temperature: float = 0.03  # Temperature of the softmax policy in targets. Higher: more random.
     munchausen_clip: float = 1.0  # Log-policies times the temperature are at least minus this in the reward.
 
     # Exploration.
@@ -69,7 +69,7 @@ class DQNConfig(OffPolicyConfig):
     layer_norm: bool = True  # Normalizes hidden layers: more stable, about 20 % slower.
     dueling: bool = False  # A stream for the state's value, another for the actions' advantages.
     noisy: bool = False  # Explores by learned noise on the weights after the encoder.
-    initial_noise: float = 0.5  # Of the noisy layers, relative to their weights. Less explores less at first.
+    initial_noise: float = 0.5  # Initial noise relative to a layer's weights. Less: less early exploration.
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -272,7 +272,7 @@ MINATAR = {
     "learning_rate_end": 0.1,
     "target_update_rate": 0.01,
     "epsilon_decay": 100_000,
-    "hidden_sizes": (),  # The convolution has a layer of 128 behind it.
+    "hidden_sizes": (),  # The convolution has a layer of 128 after it.
 }
 MINATAR_RUN = {
     "num_actors": 1,

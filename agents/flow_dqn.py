@@ -50,7 +50,8 @@ class FlowDQN(PlanAgent, DQN):
         items, limit = self.config.rollout_length * self.num_envs // len(workers), self.config.insert_burst
         if items > limit:
             raise ValueError(
-                f"rollout_length: got {items} steps of a worker, expected at most {limit}, insert_burst."
+                f"rollout_length: got {items} items in one call of a worker, expected at most {limit}, "
+                "insert_burst. Lower it, or increase insert_burst."
             )
         collect = functools.partial(self.worker_class.collect, steps=self.config.rollout_length)
         store = Flow.of(Par(workers, collect).unordered(), learner.replay_accepts)
@@ -62,7 +63,7 @@ class FlowDQN(PlanAgent, DQN):
 class ApeXConfig(FlowDQNConfig):
     """Settings of Ape-X, with the paper's defaults for exploration and priorities."""
 
-    n_step: int = 3  # Rewards summed before bootstrapping. More passes rewards on faster, off-policy.
+    n_step: int = 3  # Rewards summed before bootstrapping. More: faster propagation, but more off-policy.
     prioritized: bool = True  # Draws items with large errors more often.
     epsilon_end: float = 0.4  # Chance of a random action after the decay, of the first env.
     epsilon_ladder: float = 7.0  # Env i of B explores with epsilon ** (1 + this * i / (B - 1)).

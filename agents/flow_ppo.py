@@ -17,7 +17,8 @@ class FlowPPO(PlanAgent, ppo.PPO):
         super().__init__(config, networks_fn)
         if self.config.max_policy_lag:
             raise ValueError(
-                f"max_policy_lag: got {self.config.max_policy_lag}, expected 0 for a plan of rounds. Use PPO."
+                f"max_policy_lag: got {self.config.max_policy_lag}, expected 0: the workers of this plan "
+                "wait for the learner. Use PPO."
             )
 
         if self.config.episodes_per_batch is not None:

@@ -18,8 +18,8 @@ from framework.programs.presets import Preset
 class IMPACTConfig(APPOConfig):
     """Settings of IMPACT: those of `APPOConfig`, with a buffer of unrolls for reuse."""
 
-    samples_per_insert: int = 2  # K, times each unroll is learned from. 1 takes the oldest first.
-    queue_batches: int = 4  # Size of the buffer in batches. More: older data, which differs more in a batch.
+    samples_per_insert: int = 2  # K, times each unroll is learned from. 1: a queue, oldest first.
+    queue_batches: int = 4  # Size of the buffer in batches. More: older data, of more mixed age.
 
 
 class IMPACT(APPO):

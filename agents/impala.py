@@ -45,8 +45,8 @@ class IMPALAConfig(OnPolicyConfig):
 
     # The queue between actors and learner.
     batch_size: int = 16  # N, unrolls in a learner step: N * T env steps.
-    queue_batches: int = 2  # Batches before actors wait. (This - 1) * N must hold an actor's envs.
-    unrolls_in_flight: int = 1  # Of each env, on their way to the queue: more for far hosts; data gets older.
+    queue_batches: int = 2  # Batches before actors wait. On serial, (this - 1) * N must hold an actor's envs.
+    unrolls_in_flight: int = 1  # Unrolls of an env in transit to the queue. More: for far hosts; older data.
     prefetch_batches: int = 1  # Batches that the learner fetches ahead, besides those in the queue.
 
     # V-trace. The loss is the mean over the steps of a batch; the paper's is the sum, N * T times as large.
@@ -57,16 +57,16 @@ class IMPALAConfig(OnPolicyConfig):
     # Learning.
     optimizer: str = "rmsprop"  # "rmsprop" or "adam".
     learning_rate: float = 5e-4  # Initial learning rate of the optimizer.
-    rmsprop_decay: float = 0.99  # How long RMSprop remembers squared gradients.
+    rmsprop_decay: float = 0.99  # Decay of RMSprop's mean of squared gradients. Higher remembers longer.
     rmsprop_momentum: float = 0.0  # Share of the last update that is added to the next.
-    adam_epsilon: float = 1e-5  # Epsilon of either optimizer. Larger damps steps where gradients are small.
+    adam_epsilon: float = 1e-5  # Epsilon of Adam or RMSprop. Larger values damp steps at small gradients.
     max_gradient_norm: float | None = 0.5  # Larger gradients are scaled down to this.
 
     # Networks.
     torso: str = "shallow"  # For images: "shallow", "deep" (the paper's), "nature" (DQN's), "data_efficient".
     hidden_sizes: tuple[int, ...] = (64, 64)  # For observations without images: hidden layers.
     activation: str = "tanh"  # Activation of the hidden layers: relu, tanh, elu or silu.
-    lstm_size: int | None = None  # Width of an LSTM after the torso. None is a feed-forward network.
+    lstm_size: int | None = None  # Width of an LSTM after the torso. None: a feed-forward network.
     actor_autocast: bool = False  # bfloat16 mixed precision in the actors: faster for batches of images.
 
     def __post_init__(self) -> None:

@@ -30,11 +30,11 @@ class IQNConfig(DQNConfig):
     """Settings of IQN, in addition to those of `DQNConfig`."""
 
     huber_delta: float = 1.0  # The paper's kappa: errors of quantiles beyond this count linearly.
-    num_quantiles: int = 8  # Fractions drawn for each item, at which it is learned; the paper's N.
+    num_quantiles: int = 8  # Random fractions per item at which quantiles are learned; the paper's N.
     num_target_quantiles: int = 8  # Fractions drawn for each item's target; the paper's N'.
     num_policy_quantiles: int = 32  # Evenly spaced fractions whose mean is an action's value; the paper's K.
     num_cosines: int = 64  # Cosines of a fraction that the network gets. More: finer distributions.
-    risk: float = 1.0  # Values are means of the lowest returns, of this fraction of them (CVaR); 1: of all.
+    risk: float = 1.0  # A value is the mean of this share of the lowest returns (CVaR). 1: of all returns.
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,7 +1,7 @@
 """MPO: maximum a posteriori policy optimization (Abdolmaleki et al., 2018a and 2018b), for bounded actions.
 
 The critic rates actions that the target policy draws. The E-step weighs them by exp(Q / temperature), and the
-M-step moves the policy towards the weighted actions, while learned multipliers bound by how much its mean and
+M-step moves the policy toward the weighted actions, while learned multipliers bound by how much its mean and
 its standard deviation differ from the target policy's. No gradient passes through the critic. The critic
 learns n-step returns that bootstrap from the same actions; with `num_atoms`, it learns the distribution of
 the return on fixed atoms (Bellemare et al., 2017), which is Acme's DMPO.
@@ -35,33 +35,34 @@ class MPOConfig(OffPolicyConfig):
     """Settings of MPO, in addition to those of `OffPolicyConfig`. Bounds are divergences in nats."""
 
     # What is learned from.
-    n_step: int = 5  # Rewards summed before bootstrapping. More passes rewards on faster, off-policy.
+    n_step: int = 5  # Rewards summed before bootstrapping. More: faster propagation, but more off-policy.
     max_replay_size: int = 1_000_000  # Maximum number of items; the oldest are removed first.
     batch_size: int = 256  # Items per learner step.
-    samples_per_insert: float = 64.0  # Times an item is drawn; / batch_size: learner steps per env step.
-    insert_burst: int = 32  # Items by which actors may be ahead or behind; also each adder's limit in flight.
+    samples_per_insert: float = 64.0  # Draws of an item. Divided by batch_size: learner steps per env step.
+    insert_burst: int = 32  # Items by which inserts may lead or trail the ratio; also the limit in flight.
 
     # Learning.
     learning_rate: float = 3e-4  # Initial learning rate of the policy (Adam).
     critic_learning_rate: float = 3e-4  # Initial learning rate of the critic (Adam).
     target_update_period: int = 100  # Learner steps between updates of the target policy and critic.
-    target_update_rate: float = 1.0  # 1 copies the online networks, less moves towards them.
+    target_update_rate: float = 1.0  # Weight of the online networks in each target update; 1 copies them.
     num_atoms: int = 1  # K, the possible returns of a distributional critic. 1 learns expected returns.
     v_min: float = -150.0  # Smallest return that the atoms can represent. Smaller ones count as this.
     v_max: float = 150.0  # Largest return that the atoms can represent. Larger ones count as this.
 
     # E-step.
     num_samples: int = 20  # S, the actions drawn for each observation. More estimate better, and slower.
-    epsilon: float = 0.1  # Bound of the weighted actions. Larger follows the best of them more closely.
-    epsilon_penalty: float | None = 1e-3  # The same for keeping actions in their range; None: no penalty.
+    epsilon: float = 0.1  # KL bound of the action weights. Larger values follow the best actions more.
+    epsilon_penalty: float | None = 1e-3  # The same bound for out-of-range actions; None: no penalty.
     initial_temperature: float = 10.0  # Initial temperature, in units of the return.
 
     # M-step.
-    epsilon_mean: float = 2.5e-3  # Bound of the mean, each dimension. Larger learns faster, less stably.
-    epsilon_std: float = 1e-6  # Bound of the standard deviation, each dimension. Larger explores shorter.
+    epsilon_mean: float = 2.5e-3  # KL bound of the mean, per dimension. Larger: faster, less stable learning.
+    epsilon_std: float = 1e-6  # KL bound of the std, per dimension. Larger: exploration ends sooner.
     initial_mean_multiplier: float = 10.0  # Initial weight of the mean's divergence.
     initial_std_multiplier: float = 1000.0  # Initial weight of the standard deviation's divergence.
-    dual_learning_rate: float = 1e-2  # Of temperatures and multipliers before their softplus (Adam).
+    # Learning rate of temperatures and multipliers before their softplus (Adam).
+    dual_learning_rate: float = 1e-2
 
     # Networks.
     hidden_sizes: tuple[int, ...] = (256, 256)  # Hidden layers of the policy and of the critic.
@@ -82,8 +83,8 @@ class MPOConfig(OffPolicyConfig):
             value = getattr(self, field)
             if value is not None and not value < most:
                 raise ValueError(
-                    f"{field}: got {value!r}, expected less than the logarithm of num_samples, which is "
-                    f"{most:.3f}: no weights of that many actions diverge more. Draw more."
+                    f"{field}: got {value!r}, expected less than the logarithm of num_samples, {most:.3f}, "
+                    "which is the largest divergence of the weights of that many actions. Raise num_samples."
                 )
         check.return_limits(self)
 
@@ -216,7 +217,7 @@ class MPO(OffPolicyAgent):
     def _critic_loss(
         self, networks: MPONetworks, data: Transition, next_outputs: torch.Tensor
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The loss towards the mean over S next actions, of which `next_outputs [N, S, ...]` are given."""
+        """The loss toward the mean over S next actions, of which `next_outputs [N, S, ...]` are given."""
         rewards = data.reward.float()
         # The adder omits one factor of the n-step discount; apply it here.
         discounts = self.config.discount * data.discount.float()

@@ -29,7 +29,7 @@ class PPOConfig(ActorCriticConfig):
 
     # Data.
     max_policy_lag: int = 0  # Learner steps by which actors may be behind: 0 waits, 1 acts while learning.
-    episodes_per_batch: int | None = None  # Whole episodes of at most `unroll_length` steps, not unrolls.
+    episodes_per_batch: int | None = None  # Whole episodes of at most `unroll_length` steps. None: unrolls.
 
     # Targets.
     normalize_observations: bool = False  # Scales observations to mean 0, variance 1 by running statistics.
@@ -42,13 +42,13 @@ class PPOConfig(ActorCriticConfig):
     target_kl: float | None = None  # In nats. Uses a KL penalty that adapts to this divergence, not the clip.
     initial_kl_coefficient: float = 1.0  # Initial weight of that penalty.
     value_clip: float | None = None  # Values move at most this far (in units of the return) per batch.
-    entropy_coefficient: float = 0.0  # Weight of the policy's entropy in nats. More explores longer.
+    entropy_coefficient: float = 0.0  # Weight of the policy's entropy in nats. Higher values explore longer.
 
     # Optimization.
     epochs: int = 10  # Passes over a batch. More learn more from it, until the policy moves too far.
     minibatch_size: int | None = 64  # Approximate number of real steps in a minibatch. None: the whole batch.
     learning_rate: float = 3e-4  # Initial learning rate of Adam.
-    value_learning_rate: float | None = None  # That of the value's own layers. None: the same.
+    value_learning_rate: float | None = None  # Learning rate of the value's layers. None: `learning_rate`.
 
     def __post_init__(self) -> None:
         super().__post_init__()

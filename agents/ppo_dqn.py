@@ -25,7 +25,7 @@ class PPODQNConfig:
     """Settings of both algorithms: `ppo_NAME` and `dqn_NAME` are those of `PPOConfig` and `DQNConfig`."""
 
     ppo_agents: tuple[str, ...] = ("agent_0", "agent_1")  # These learn by PPO, all others by DQN.
-    discount: float = 0.99  # Per env step. Higher looks further ahead, and learns slower.
+    discount: float = 0.99  # Per env step. Higher values look further ahead and learn more slowly.
     learning_rate_decay: int | None = None  # Env steps over which both learning rates fall. None keeps them.
     device: str = "cpu"  # Device of the learner.
 
@@ -34,17 +34,18 @@ class PPODQNConfig:
     ppo_minibatch_size: int = 128  # Approximate number of real steps in a minibatch.
     ppo_learning_rate: float = 1e-3  # Initial learning rate of PPO.
     ppo_gae_lambda: float = 0.95  # 0 trusts the values, 1 the returns: less bias, more variance.
-    ppo_entropy_coefficient: float = 0.0  # Weight of the policy's entropy in nats. More explores longer.
+    # Weight of the policy's entropy in nats. Higher values explore longer.
+    ppo_entropy_coefficient: float = 0.0
     ppo_clip_end: float = 1.0  # Clip after `learning_rate_decay`, as a fraction of the initial one.
     ppo_hidden_sizes: tuple[int, ...] = (64, 64)  # Hidden layers of PPO's policy and of its value.
 
-    dqn_n_step: int = 5  # Rewards summed before bootstrapping. More passes rewards on faster, off-policy.
+    dqn_n_step: int = 5  # Rewards summed before bootstrapping. More: faster propagation, but more off-policy.
     dqn_max_replay_size: int = 100_000  # Maximum number of transitions of DQN's agents in replay.
     dqn_min_replay_size: int = 1_000  # Transitions in replay before DQN learns.
     dqn_batch_size: int = 128  # Transitions per learner step of DQN.
     dqn_samples_per_insert: float = 8.0  # Times a transition is drawn on average.
     dqn_learning_rate: float = 1e-3  # Initial learning rate of DQN.
-    dqn_target_update_rate: float = 0.02  # 1 copies the online network, less moves the target towards it.
+    dqn_target_update_rate: float = 0.02  # Weight of the online network in each target update; 1 copies it.
     dqn_epsilon_end: float = 0.05  # Chance of a random action after the decay.
     dqn_epsilon_decay: int = 17_000  # Env steps over which that chance falls from 1.
     dqn_hidden_sizes: tuple[int, ...] = (128, 128)  # Hidden layers of DQN's network.

@@ -53,7 +53,8 @@ class R2D2Config(OffPolicyConfig):
     min_replay_size: int = 50  # Sequences in replay before learning begins.
     batch_size: int = 32  # Sequences per learner step.
     samples_per_insert: float = 16.0  # Times a sequence is drawn on average.
-    insert_burst: int = 64  # Sequences by which actors may be ahead or behind, and that may be in flight.
+    # Sequences by which inserts may lead or trail the ratio; also the limit in flight.
+    insert_burst: int = 64
     previous_action_and_reward: bool = False  # The policy also sees the last action and (clipped) reward.
 
     # Targets.
@@ -67,7 +68,7 @@ class R2D2Config(OffPolicyConfig):
     priority_exponent: float = 0.9  # 0 draws uniformly, 1 proportionally to the priority.
     priority_eta: float = 0.9  # Priority of a sequence: this * largest + (1 - this) * mean error.
     actor_priorities: bool = False  # Actors compute the priorities of new sequences; else the largest so far.
-    importance_sampling_exponent: float = 0.6  # Of the importance weights; 1 is a full correction.
+    importance_sampling_exponent: float = 0.6  # Exponent of the importance weights; 1 is a full correction.
 
     # Learning.
     max_gradient_norm: float | None = 40.0  # Larger gradients are scaled down to this.
@@ -81,7 +82,7 @@ class R2D2Config(OffPolicyConfig):
 
     # Networks.
     hidden_sizes: tuple[int, ...] = (64,)  # For observations without images: layers before the LSTM.
-    lstm_size: int | None = 64  # Width of the LSTM. None is a feed-forward network.
+    lstm_size: int | None = 64  # Width of the LSTM. None: a feed-forward network.
     head_sizes: tuple[int, ...] = (64,)  # Hidden layers after the LSTM.
     dueling: bool = True  # A stream for the state's value, another for the actions' advantages.
 
@@ -201,7 +202,7 @@ class R2D2(OffPolicyAgent):
     def errors(
         self, q_network: Any, target: Any, data: Step
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Errors `[N, T]` of the rows behind the burn-in, where they count, and the values `[N, T, A]`."""
+        """Errors `[N, T]` of the rows after the burn-in, where they count, and the values `[N, T, A]`."""
         config, start = self.config, self.config.burn_in
         state = data.extras["state"] if config.lstm_size is not None else ()
         observation = adders.restacked(data.observation, data.mask.shape[1])
@@ -222,7 +223,7 @@ class R2D2(OffPolicyAgent):
     def targets(
         self, data: Step, next_values: torch.Tensor, taken_values: torch.Tensor, greedy: torch.Tensor
     ) -> torch.Tensor:
-        """Targets `[N, T]` of the rows behind the burn-in.
+        """Targets `[N, T]` of the rows after the burn-in.
 
         Args:
           data: the rows `[N, burn_in + T]`.

@@ -18,9 +18,9 @@ from framework.programs.presets import Preset
 
 @dataclass(frozen=True)
 class RainbowConfig(C51Config):
-    """Settings of Rainbow. Those that differ from `C51Config` are the paper's, except where noted."""
+    """Settings of Rainbow. Those that differ from `C51Config` are the paper's."""
 
-    n_step: int = 3  # Rewards summed before bootstrapping. More passes rewards on faster, off-policy.
+    n_step: int = 3  # Rewards summed before bootstrapping. More: faster propagation, but more off-policy.
     prioritized: bool = True  # Draws items with large errors more often.
     priority_exponent: float = 0.5  # 0 draws uniformly, 1 proportionally to the error.
     dueling: bool = True  # A stream for the state's value, another for the actions' advantages.

@@ -17,7 +17,7 @@ from framework.datasets import Dataset
 from framework.networks import check_action_mask
 from framework.programs.presets import Preset
 from framework.replay.contracts import Client
-from framework.types import StepResult
+from framework.types import Nest, StepResult
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class RandomActionsConfig:
 
 
 class RandomPolicy(core.Policy):
-    """Uniform over the action spec: integers up to `num_values`, floats between their bounds.
+    """Uniform over the action spec: integers and floats between their bounds, and bools.
 
     Unbounded floats are drawn between -1 and 1.
     """
 
-    def __init__(self, action_spec: specs.EnvironmentSpec):
+    def __init__(self, action_spec: Nest):
         self._spec = action_spec
         self._random = np.random.default_rng(0)
 
@@ -97,13 +97,13 @@ class CountingLearner(core.Learner):
 class RandomNetworks(nn.Module):
     """Holds the action spec for the policy. It has no parameters."""
 
-    def __init__(self, action_spec: specs.EnvironmentSpec):
+    def __init__(self, action_spec: Nest):
         super().__init__()
         self.action_spec = action_spec
 
 
 class RandomActions(core.Agent):
-    """Acts at random in any environment whose actions are bounded arrays."""
+    """Acts at random in any environment, and learns nothing."""
 
     def __init__(self, config: RandomActionsConfig | None = None):
         self.config = config or RandomActionsConfig()

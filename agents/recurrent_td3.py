@@ -44,13 +44,14 @@ class RecurrentTD3Config(TD3Config):
     min_replay_size: int = 100  # Sequences in replay before learning begins.
     batch_size: int = 32  # Sequences per learner step.
     samples_per_insert: float = 64.0  # Times a sequence is drawn on average.
-    insert_burst: int = 16  # Sequences by which actors may be ahead or behind, and that may be in flight.
+    # Sequences by which inserts may lead or trail the ratio; also the limit in flight.
+    insert_burst: int = 16
     previous_action_and_reward: bool = False  # The policy also sees the last action and (clipped) reward.
     priority_eta: float = 0.9  # Priority of a sequence: this * largest + (1 - this) * mean error.
 
     # Networks.
     encoder_sizes: tuple[int, ...] = (64,)  # For observations without images: layers before the LSTM.
-    lstm_size: int | None = 64  # Width of the LSTM. None is a feed-forward network.
+    lstm_size: int | None = 64  # Width of the LSTM. None: a feed-forward network.
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -40,21 +40,23 @@ class SACConfig(OffPolicyConfig):
     reward_scale: float = 1.0  # Rewards are multiplied by this in the learner. Larger weighs entropy less.
     max_replay_size: int = 1_000_000  # Maximum number of items; the oldest are removed first.
     batch_size: int = 256  # Items per learner step.
-    samples_per_insert: float = 256.0  # Times an item is drawn; / batch_size: learner steps per env step.
-    insert_burst: int = 32  # Items by which actors may be ahead or behind; also each adder's limit in flight.
+    samples_per_insert: float = 256.0  # Draws of an item. Divided by batch_size: learner steps per env step.
+    insert_burst: int = 32  # Items by which inserts may lead or trail the ratio; also the limit in flight.
 
     # Learning.
     learning_rate: float = 3e-4  # Initial learning rate of the policy (Adam).
     critic_learning_rate: float = 1e-3  # Initial learning rate of the critics (Adam).
-    num_critics: int = 2  # The smallest value counts. More are more conservative, and slower.
-    target_update_rate: float = 0.005  # How far target critics move towards the critics at each update.
+    num_critics: int = 2  # Critics; targets use the smallest value. More: more conservative, slower.
+    target_update_rate: float = 0.005  # Weight of the online critics in each target update; 1 copies them.
     actor_delay: int = 1  # Learner steps per update of the policy and the temperature.
 
     # Entropy.
     temperature: float | None = None  # A fixed weight of the entropy; None learns it.
     initial_temperature: float = 1.0  # Initial value of a learned temperature.
     temperature_learning_rate: float = 1e-3  # Learning rate of the temperature's logarithm (Adam).
-    target_entropy: float | None = None  # In nats, of actions in [-1, 1]; None is -D, or half of log A.
+    # In nats, of actions in [-1, 1]. None: minus the number of action dimensions or, for discrete actions,
+    # half of the logarithm of their number.
+    target_entropy: float | None = None
     random_start: bool = True  # Acts uniformly at random until learning begins, not with the first policy.
 
     # Networks.

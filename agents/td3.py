@@ -36,27 +36,28 @@ class TD3Config(OffPolicyConfig):
     # What is learned from.
     max_replay_size: int = 1_000_000  # Maximum number of items; the oldest are removed first.
     batch_size: int = 256  # Items per learner step.
-    samples_per_insert: float = 256.0  # Times an item is drawn; / batch_size: learner steps per env step.
-    insert_burst: int = 32  # Items by which actors may be ahead or behind; also each adder's limit in flight.
+    samples_per_insert: float = 256.0  # Draws of an item. Divided by batch_size: learner steps per env step.
+    insert_burst: int = 32  # Items by which inserts may lead or trail the ratio; also the limit in flight.
     prioritized: bool = False  # Draws items with large errors more often.
     priority_exponent: float = 0.6  # 0 draws uniformly, 1 proportionally to the error.
-    importance_sampling_exponent: float = 0.4  # Of the importance weights; 1 is a full correction.
+    importance_sampling_exponent: float = 0.4  # Exponent of the importance weights; 1 is a full correction.
 
     # Learning.
     learning_rate: float = 1e-3  # Initial learning rate of the policy (Adam).
     critic_learning_rate: float = 1e-3  # Initial learning rate of the critics (Adam).
-    num_critics: int = 2  # The smallest value counts. More are more conservative, and slower.
+    num_critics: int = 2  # Critics; targets use the smallest value. More: more conservative, slower.
     actor_delay: int = 2  # Learner steps per update of the policy. More: it follows better values, later.
     target_update_period: int = 2  # Learner steps between updates of the target policy and critics.
-    target_update_rate: float = 0.005  # How far target networks move towards the networks at each update.
-    smoothing_std: float = 0.2  # Of the noise on the target policy's actions. 0: sharp peaks of values count.
+    target_update_rate: float = 0.005  # Weight of the online networks in each target update; 1 copies them.
+    # Std of the noise on target actions. 0: the policy can exploit sharp peaks of values.
+    smoothing_std: float = 0.2
     smoothing_clip: float = 0.5  # That noise is clipped to +- this.
 
     # Exploration.
     random_start: bool = True  # Acts uniformly at random until learning begins, not with the first policy.
-    exploration_std: float = 0.1  # Of the noise on the policy's actions.
-    exploration_correlation: float = 0.0  # Of that noise in successive steps; 0.85 is DDPG's process.
-    exploration_ladder: float = 0.0  # Env i of B has noise of the std times 1 + this * i / (B - 1).
+    exploration_std: float = 0.1  # Standard deviation of the noise on the policy's actions.
+    exploration_correlation: float = 0.0  # Correlation of that noise across steps; DDPG's paper: 0.85.
+    exploration_ladder: float = 0.0  # Env i of all B multiplies exploration_std by 1 + this * i / (B - 1).
 
     # Networks.
     hidden_sizes: tuple[int, ...] = (256, 256)  # Hidden layers of the policy and of each critic.
@@ -255,10 +256,11 @@ class TD3(OffPolicyAgent):
 class DDPGConfig(TD3Config):
     """Settings of DDPG: TD3's without what TD3 adds."""
 
-    num_critics: int = 1  # The smallest value counts. More are more conservative, and slower.
+    num_critics: int = 1  # Critics; targets use the smallest value. More: more conservative, slower.
     actor_delay: int = 1  # Learner steps per update of the policy. More: it follows better values, later.
     target_update_period: int = 1  # Learner steps between updates of the target policy and critics.
-    smoothing_std: float = 0.0  # Of the noise on the target policy's actions. 0: sharp peaks of values count.
+    # Std of the noise on target actions. 0: the policy can exploit sharp peaks of values.
+    smoothing_std: float = 0.0
 
 
 class DDPG(TD3):

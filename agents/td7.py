@@ -36,15 +36,16 @@ class TD7Config(TD3Config):
     min_replay_size: int = 25_000  # Items in replay before learning begins.
     prioritized: bool = True  # Draws items with large errors more often.
     priority_exponent: float = 0.4  # 0 draws uniformly, 1 proportionally to the error, which counts as >= 1.
-    importance_sampling_exponent: float = 0.0  # Of importance weights. 0: Huber's loss is the correction.
+    # Exponent of the importance weights. 0: Huber's loss already corrects for the priorities (LAP).
+    importance_sampling_exponent: float = 0.0
 
     # Learning.
     learning_rate: float = 3e-4  # Initial learning rate of the policy (Adam).
     critic_learning_rate: float = 3e-4  # Initial learning rate of the critics (Adam).
     embedding_learning_rate: float = 3e-4  # Initial learning rate of the embeddings (Adam).
     target_update_period: int = 250  # Learner steps between updates of the targets and of the frozen copies.
-    target_update_rate: float = 1.0  # How far target networks move towards the networks at each update.
-    clip_targets: bool = True  # Bootstraps from values within the targets seen before the last update.
+    target_update_rate: float = 1.0  # Weight of the online networks in each target update; 1 copies them.
+    clip_targets: bool = True  # Clips next values to the range of targets seen before the last target update.
 
     # Networks.
     embedding_size: int = 256  # Width of both embeddings.
@@ -165,7 +166,7 @@ class TD7(TD3):
         """The sum of the losses of critics, policy and embeddings on a batch of `Transition`s."""
         steps, data = int(context.learner_steps), batch.data
         if steps and steps % self.config.target_update_period == 0:
-            # The targets were updated behind the last step: they have the embeddings before these.
+            # The targets were updated after the last step: they have the embeddings before these.
             networks.renew()
         result = super().loss(networks, batch, context)
         lowest, highest = result.metrics["target_min"], result.metrics["target_max"]

@@ -92,9 +92,8 @@ def names(where: str, given: Iterable[str], known: Collection[str]) -> None:
     """Raises ValueError if a name is not among `known`. The text has the nearest one that is."""
     for name in given:
         if name not in known:
-            raise ValueError(
-                f"{where} has no field {name!r}; it has {', '.join(known)}.{nearest(name, known)}"
-            )
+            choices = f"it has {', '.join(known)}" if known else "it has no fields"
+            raise ValueError(f"{where} has no field {name!r}; {choices}.{nearest(name, known)}")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

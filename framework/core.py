@@ -63,7 +63,7 @@ class Actor(abc.ABC):
 
     @abc.abstractmethod
     def observe(self, action: Nest, next_timestep: dm_env.TimeStep) -> None:
-        """Takes what the environment answered to `action`.
+        """Takes the environment's response to `action`.
 
         Envs whose `next_timestep` is FIRST have just been reset: the environment ignored their action, and
         the step is not a transition.
@@ -302,7 +302,7 @@ class Agent(abc.ABC):
     num_envs: int = 1  # Of the whole program.
     num_learners: int = 1
     rank: int = 0  # Of the learner in this node.
-    clients: Mapping[str, Any] = {}  # In a learner's node: of other nodes, see `Graph.add_learner`.
+    clients: Mapping[str, Any] = {}  # In a learner's node, clients of other nodes; see `Graph.add_learner`.
     made_by: str | None = None  # `module:function` that made the agent; None if its class did.
     # Modules that are imported once for all processes of the program, as torch is, not by each of them.
     preload: Sequence[str] = ()
@@ -343,8 +343,8 @@ class Agent(abc.ABC):
 
         ```python
         session = agent.session(specs.from_spaces(env.observation_space, env.action_space))
-        action = session.act(observation)
-        session.observe(next_observation, reward, terminated, truncated)
+        action = session.act(observation[None])[0]            # [1, ...] to [1, ...]: a row for each env
+        session.observe(next_observation[None], [reward], terminated, truncated)
         metrics = session.learn()
         ```
 
@@ -408,7 +408,7 @@ class Agent(abc.ABC):
 
     @property
     def max_policy_lag(self) -> int | None:
-        """Learner steps by which an actor's parameters may be old. None does not limit the lag.
+        """Learner steps by which an actor's parameters may lag behind. None does not limit the lag.
 
         With a limit, an actor collects unroll k (k = 0, 1, …), `unroll_length` steps of all envs, with one
         version of the parameters. It does not begin unroll k before the learner has made k - lag steps:
@@ -429,9 +429,9 @@ class Agent(abc.ABC):
 
     @property
     def episodes_per_batch(self) -> int | None:
-        """Whole episodes in a learner step, for agents with a `max_policy_lag` that learn from these.
+        """Whole episodes in a learner step, for agents with a `max_policy_lag` that learn from episodes.
 
-        Unroll k of an actor then ends when it has finished its part of the episodes of k + 1 batches, and
-        `unroll_length` is the longest of an episode. None is unrolls of `unroll_length` steps.
+        Unroll k of an actor then ends when the actor has finished its part of the episodes of k + 1 batches,
+        and `unroll_length` is the largest number of steps in an episode. None: unrolls of that length.
         """
         return None

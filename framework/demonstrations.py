@@ -39,7 +39,9 @@ _FIELDS = ("observation", "action", "reward", "discount", "start_of_episode")
 
 
 def record(environment: BatchedEnvironment, act: Callable[[Nest], Nest], num_episodes: int) -> Iterator[Step]:
-    """Plays whole episodes and yields each as a `Step`. One that the environment cuts short is left out.
+    """Plays whole episodes, truncated ones included, and yields each as a `Step`.
+
+    If the environment loses its env in mid-episode, that episode is dropped and another one is played.
 
     Args:
       environment: of one env; see `environments.make`.

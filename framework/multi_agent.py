@@ -235,7 +235,7 @@ class MultiAgentAdder(adders.Adder):
 
 
 class MultiAgentLearner(core.Learner):
-    """A learner for each policy. A step is one of one of them: the data of its batch is `{name: data}`.
+    """A learner for each policy. Each step updates one policy: its batch has the data `{name: data}`.
 
     Args:
       networks: the networks of all policies.

@@ -167,7 +167,7 @@ def unflattener(template: Nest) -> Pack:
 
 
 def _builder(template: Nest, at: int) -> tuple[Pack, int]:
-    """The function for the leaves from index `at` on, and the index of the first leaf behind them."""
+    """The function for the leaves from index `at` on, and the index of the first leaf after them."""
     if not isinstance(template, (dict, tuple, list)):
         return lambda leaves: leaves[at], at + 1
     keys = sorted(template) if isinstance(template, dict) else range(len(template))

@@ -171,7 +171,7 @@ def from_spaces(observation_space: Any, action_space: Any) -> EnvironmentSpec:
 
 
 def discrete_offsets(space: Any) -> list[int]:
-    """The `start` of each leaf of `from_space(space)`, in the order of `tree.flatten`; 0 where none."""
+    """The `start` of each Discrete leaf, in the order of `tree.flatten(from_space(space))`; 0 for others."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):
@@ -199,7 +199,7 @@ def num_discrete_actions(action_spec: Any) -> int:
     """The number of values of one discrete action.
 
     Raises:
-      ValueError: The spec is another one.
+      ValueError: The spec is not a `DiscreteArray`.
     """
     if not isinstance(action_spec, DiscreteArray):
         raise ValueError(
@@ -210,7 +210,7 @@ def num_discrete_actions(action_spec: Any) -> int:
 
 
 def choices(action_spec: Nest) -> list[int]:
-    """The number of values of each choice of an action, in the order of `tree.flatten`; none of real numbers.
+    """The number of values of each choice of an action, in the order of `tree.flatten`. Floats have none.
 
     A mask has an entry for each of these values.
     """

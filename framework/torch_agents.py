@@ -12,7 +12,7 @@ class MyAgent(OffPolicyAgent):
     def loss(self, networks, batch, context): ...   # a batch to a LossOutput
 ```
 
-`OffPolicyAgent` learns from a replay of n-step transitions, `OnPolicyAgent` learns from each unroll once.
+`OffPolicyAgent` learns from a replay of n-step transitions, `OnPolicyAgent` from fresh unrolls.
 Both make the tables, adder, dataset and learner from the fields of the config. An agent overrides a method
 only to change a part.
 """
@@ -46,11 +46,11 @@ class AgentConfig:
 
     may_be_infinite: ClassVar[tuple[str, ...]] = ("max_gradient_norm",)  # for the check of types
 
-    discount: float = 0.99  # Per env step. Higher looks further ahead, and learns slower.
+    discount: float = 0.99  # Per env step. Higher values look further ahead and learn more slowly.
     learning_rate: float = 1e-3  # Initial learning rate of Adam.
     learning_rate_decay: int | None = None  # Env steps over which the learning rate falls. None keeps it.
     learning_rate_end: float = 0.0  # Final learning rate, as a fraction of the initial one.
-    adam_epsilon: float = 1e-8  # Larger damps steps where gradients are small.
+    adam_epsilon: float = 1e-8  # Epsilon of Adam. Larger values damp steps where gradients are small.
     max_gradient_norm: float | None = None  # Larger gradients are scaled down to this.
     device: str = "cpu"  # Device of the learner.
     compile_loss: bool = False  # Uses torch.compile. Slower on the CPU; not measured on a GPU.
@@ -69,16 +69,16 @@ class AgentConfig:
 class OffPolicyConfig(AgentConfig):
     """Settings of agents that learn from replay. An *item* is one n-step transition."""
 
-    n_step: int = 1  # Rewards summed before bootstrapping. More passes rewards on faster, off-policy.
+    n_step: int = 1  # Rewards summed before bootstrapping. More: faster propagation, but more off-policy.
     reward_clip: float | None = None  # Each reward is clipped to +- this before n are summed; None keeps it.
     max_replay_size: int = 100_000  # Maximum number of items; the oldest are removed first.
     min_replay_size: int = 1_000  # Items in replay before learning begins.
     batch_size: int = 128  # Items per learner step.
     # Times an item is drawn on average. Divided by `batch_size`: learner steps per env step.
     samples_per_insert: float = 16.0
-    insert_burst: int = 256  # Items by which actors may be ahead or behind, and that may be in flight.
+    insert_burst: int = 256  # Items by which inserts may lead or trail the ratio; also the limit in flight.
     target_update_period: int = 1  # Learner steps between updates of the target networks.
-    target_update_rate: float = 0.02  # 1 copies the online networks, less moves towards them.
+    target_update_rate: float = 0.02  # Weight of the online networks in each target update; 1 copies them.
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -91,11 +91,11 @@ class OffPolicyConfig(AgentConfig):
 
 @dataclass(frozen=True)
 class OnPolicyConfig(AgentConfig):
-    """Settings of agents that learn from each unroll once."""
+    """Settings of agents that learn from fresh unrolls, not from a large replay."""
 
     unroll_length: int = 128  # Steps of an env in an unroll. More: less bias, and older data.
     value_coefficient: float = 0.5  # Weight of half the squared error of the values.
-    entropy_coefficient: float = 0.01  # Weight of the policy's entropy in nats. More explores longer.
+    entropy_coefficient: float = 0.01  # Weight of the policy's entropy in nats. Higher values explore longer.
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -108,15 +108,15 @@ class ActorCriticConfig(OnPolicyConfig):
     """Settings of agents with `networks.ActorCritic` (PPO, A2C), in addition to those of `OnPolicyConfig`."""
 
     gae_lambda: float = 0.95  # 0 trusts the values, 1 the returns: less bias, more variance.
-    adam_epsilon: float = 1e-5  # Larger damps steps where gradients are small.
+    adam_epsilon: float = 1e-5  # Epsilon of Adam. Larger values damp steps where gradients are small.
     max_gradient_norm: float | None = 0.5  # Larger gradients are scaled down to this.
 
     # Networks.
     hidden_sizes: tuple[int, ...] = (64, 64)  # Hidden layers of the policy and of the value.
     activation: str = "tanh"  # Activation of the hidden layers: relu, tanh, elu or silu.
     shared: bool = False  # Policy and value share hidden layers: faster, but the two losses compete.
-    recurrent: str | None = None  # "lstm" or "gru" after the hidden layers, then shared. None is no memory.
-    recurrent_size: int = 64  # Width of that memory.
+    recurrent: str | None = None  # "lstm" or "gru" after the hidden layers, then shared. None: feed-forward.
+    recurrent_size: int = 64  # Width of the recurrent layer.
     initial_std: float = 1.0  # Initial standard deviation of actions, in half-widths of their range.
     tanh_mean: bool = False  # A tanh keeps the mean of actions in their range; it learns slower at bounds.
 
@@ -345,7 +345,7 @@ class OffPolicyAgent(TorchAgent):
 
 
 class OnPolicyAgent(TorchAgent):
-    """Learns from each unroll, or each episode, once.
+    """Learns from each unroll, or each episode, in one learner step, unless a subclass reuses it.
 
     A learner step uses one unroll of every env, or `episodes_per_batch` whole episodes.
 

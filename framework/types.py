@@ -19,8 +19,8 @@ FIRST, MID, LAST = 0, 1, 2
 class Transition(NamedTuple):
     """One n-step transition, or a batch of them with a leading `[N]`.
 
-    `reward` is the discounted n-step sum and `discount` carries one factor fewer than it has steps, so
-    that a learner bootstraps with `reward + gamma * discount * value(next_observation)`.
+    `reward` is the discounted sum of n rewards. `discount` has one factor gamma fewer than the transition has
+    steps, so that a learner bootstraps with `reward + gamma * discount * value(next_observation)`.
     """
 
     observation: Nest

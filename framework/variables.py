@@ -207,7 +207,7 @@ class VariableBlock:
         return Variables(*progress, values)
 
     def reduce_private(self) -> Any:
-        """Pickles a block in private memory with its contents, as `__reduce__` does not."""
+        """Pickles a block in private memory with its contents, unlike `__reduce__`."""
         return _rebuild, (self._layout, self._size, None, self._memory)
 
     def __reduce__(self) -> Any:
@@ -228,7 +228,7 @@ class VariableClient:
       networks: the networks to update.
       policy: its `variables` are the children of `networks` to copy. None copies all.
       update_period: number of calls of `update` between two requests for newer parameters.
-      timeout: seconds that `update` waits for an answer of the node. None waits without a limit.
+      timeout: seconds that `update` waits for an answer from the node. None waits without a limit.
     """
 
     def __init__(
@@ -322,7 +322,8 @@ class VariableClient:
         concurrent.futures.wait([future], self._timeout)
         if not future.done():
             raise TimeoutError(
-                f"variables: got no answer of the learner's node within {self._timeout} s. Is it alive?"
+                f"variables: got no answer from the learner's node within {self._timeout} s, expected one. "
+                "Check that the node is running, or raise the timeout."
             )
         return future.result()
 

@@ -237,8 +237,8 @@ def stop(result: Any = None) -> None:
     """Asks the whole program to stop and returns at once; callable from any thread of any node.
 
     Args:
-      result: the value that `launch()` returns; the first that is not None counts. `launch()` raises an
-        exception.
+      result: the value that `launch()` returns; the first that is not None counts. If it is an exception,
+        `launch()` raises it.
     """
     current_runtime().request_stop(result)
 

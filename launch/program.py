@@ -39,10 +39,10 @@ class Snapshot(Protocol):
     """Keeps the state of an interrupted program of the serial engine."""
 
     def save(self, state: ProgramState) -> None:
-        """Is called when the program is interrupted, before its nodes are closed."""
+        """Called when the program is interrupted, before its nodes are closed."""
 
     def load(self) -> ProgramState | None:
-        """Is called in place of the nodes' constructors. None calls those instead."""
+        """Called instead of the nodes' constructors, which are called if it returns None."""
 
 
 class Program:
@@ -69,7 +69,8 @@ class Program:
     min_nodes_timeout: float = 300.0
     #: Modules that processes are forked with, unless `launch` is given others; None as there.
     preload: Sequence[str] | None = None
-    #: Make what the launching process enters before it makes the first node, and leaves when all have ended.
+    #: Functions that return context managers. The launching process enters them before it makes the first
+    #: node, and exits them when all nodes have ended.
     contexts: Sequence[Callable[[], contextlib.AbstractContextManager[Any]]] = ()
 
     def __init__(self, name: str) -> None:
@@ -101,8 +102,9 @@ class Program:
           The handle that represents the node in the arguments of other nodes.
 
         Raises:
-          ValueError: There is no label outside of a group, another label inside of one, or the node is
-            already in a program.
+          ValueError: There is no label outside of a group, another label inside of one, or a node that serves
+            calls is already in a program. A node that serves nothing may be added again; a copy of it runs.
+          TypeError: `node` is not a `Node`.
         """
         if self.current_group is not None and label not in (None, self.current_group):
             raise ValueError(
@@ -137,6 +139,6 @@ class Program:
 def _check_label(label: str) -> None:
     if not isinstance(label, str) or not _LABEL.match(label):
         raise ValueError(
-            f"label: got {label!r}, expected letters, digits, '_' and '.', not '.' first. It names the log "
-            "file."
+            f"label: got {label!r}, expected letters, digits, '_' and '.', and no '.' at the start. The "
+            "label names the log file."
         )

@@ -101,11 +101,11 @@ def launch(
       resources: by group, `Resources` or a dict of its fields, instead of those of the program.
       restarts: by group, how often each of its nodes may fail and be restarted, with a growing pause; 0 for
         other groups.
-      min_nodes: by group, with how many of its nodes the program goes on, instead of those of the program.
-        The others may be lost, and may be missing at the start: they are restarted, however often, with the
-        same pauses. Needs an engine with processes; within one process nothing can be lost.
-      min_nodes_timeout: seconds for which such a group may have fewer nodes before the program fails. None is
-        that of the program, 300 if nothing else is said.
+      min_nodes: by group, the number of its nodes that the program needs to continue, instead of the
+        program's. The others may be lost, or missing at the start: they are restarted, however often, with
+        the same pauses. Needs an engine with processes; within one process nothing can be lost.
+      min_nodes_timeout: seconds for which such a group may have fewer nodes before the program fails. None
+        is the program's value, 300 by default.
       stop_timeout: seconds that the workers have to return after a stop began, and each node to close. After
         that, processes are killed (with a `StopTimeoutWarning`) and threads are reported as an error.
       heartbeat_timeout: seconds after which a process without a sign of life is killed and counts as failed

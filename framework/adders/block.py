@@ -417,7 +417,9 @@ class BlockAdder(Adder):
         try:
             self._writer.flush(timeout)
         except WouldBlockError as error:
-            raise WouldBlockError(f"{error}. Ask ready() before each add(), and sample meanwhile.") from None
+            raise WouldBlockError(
+                f"{error}. Call ready() before each add(), and sample while it returns False."
+            ) from None
 
 
 def _as_priorities(value: Any, count: int, table: str) -> np.ndarray:

@@ -77,10 +77,10 @@ class EpisodeAdder(RowAdder):
         over = (self._count(self._t)[self._t] >= self._length) & (kinds != FIRST)
         if over.any():
             raise ValueError(
-                f"{self._limit_name}: the episodes of envs {np.flatnonzero(over).tolist()} have "
-                f"{self._length} observations already, which is the limit: {self._length - 1} steps. Give a "
-                f"larger {self._limit_name}, or limit the environment's steps, as StepLimit does; "
-                "reset() or add_first() drops these episodes and goes on."
+                f"{self._limit_name}: got episodes of more than {self._length} observations in envs "
+                f"{np.flatnonzero(over).tolist()}, expected at most {self._length - 1} steps. Give a larger "
+                f"{self._limit_name}, or limit the environment's steps, as StepLimit does. To drop these "
+                "episodes and go on, call reset() or add_first()."
             )
 
     def _emit(self, t: int) -> None:

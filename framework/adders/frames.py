@@ -75,7 +75,7 @@ class Frames:
             wrong = (now[:, :-1] != before[:, 1:]).reshape(len(now), -1).any(axis=1) & ~begun
             if wrong.any():
                 raise ValueError(
-                    f"{name}: got observations that do not continue the stack of the step before in envs "
+                    f"{name}: got observations that do not continue the previous step's stack in envs "
                     f"{np.flatnonzero(wrong).tolist()}, expected its frames moved by one and a new one at "
                     "the end. Leave frame_stack out if observations are not stacks of frames; agents do so "
                     "if the environment's observation_spec() is specs.unstacked(...)."

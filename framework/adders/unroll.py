@@ -62,8 +62,8 @@ class UnrollAdder(SequenceAdder):
           extras_of_first_row: as in `SequenceAdder`.
           priority_fns: as in `SequenceAdder`.
           unrolls_in_flight: number of unrolls, at least 1, that may be on their way to the table, or wait for
-            room, while the next is made. The last `add` of an unroll waits for the oldest of more. Has no
-            effect with a client that is not concurrent.
+            room, while the next is made. If there are more, the last `add` of an unroll waits for the oldest.
+            Has no effect with a client that is not concurrent.
         """
         self._unrolls_in_flight = whole_number("unrolls_in_flight", unrolls_in_flight, 1)
         self._unroll_length = whole_number("unroll_length", unroll_length, 2)

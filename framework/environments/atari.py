@@ -29,13 +29,13 @@ class AtariOptions:
     noop_max: int = 30
     #: Frames per step with the same action, rewards summed. Higher: faster play, coarser control.
     frame_skip: int = 4
-    #: Whether a picture is the maximum of the last two frames of a step, against flickering sprites.
+    #: Whether an image is the maximum of the last two frames of a step, against flickering sprites.
     max_pooling: bool = True
     #: One channel instead of three.
     grayscale: bool = True
-    #: Height and width of pictures, in pixels; None keeps the game's 210 x 160.
+    #: Height and width of images, in pixels; None keeps the game's 210 x 160.
     size: int | None = 84
-    #: How many pictures are stacked along the first axis, oldest first; zeros before an episode's start.
+    #: How many images are stacked along the first axis, oldest first; zeros before an episode's start.
     stack: int = 4
     #: Whether a lost life ends the episode (discount 0); the game itself goes on in the next episode.
     life_loss_terminates: bool = False
@@ -104,7 +104,7 @@ class AtariEnvironment(dm_env.Environment):
         if self._options.size is not None:
             import cv2
 
-            # Its own threads cost more than they give on such small pictures, and compete with other envs.
+            # Its own threads cost more than they give on such small frames, and compete with other envs.
             cv2.setNumThreads(0)
             self._resize = cv2.resize
         rom = _find_rom(self._game, ale_py.roms.get_all_rom_ids())
@@ -135,7 +135,7 @@ class AtariEnvironment(dm_env.Environment):
         self._ale.restoreState(ale_state)
 
     def observation_spec(self) -> specs.BoundedArray:
-        # A stack of colored pictures has three channels a frame, which is not what the spec promises.
+        # A stack of colored frames has three channels a frame, which is not what the spec promises.
         stacked = self._channels == 1
         kind = specs.StackedBoundedArray if stacked else specs.BoundedArray
         return kind(self._stack.shape, np.uint8, 0, 255, name="observation")

@@ -95,7 +95,7 @@ class BatchedEnvironment(dm_env.Environment):
         return self.spec.discounts
 
     def render(self, env: int = 0) -> np.ndarray:
-        """A picture uint8[height, width, 3] of one env; make the environment with `render_mode`."""
+        """An image uint8[height, width, 3] of one env; make the environment with `render_mode`."""
         raise NotImplementedError(
             f"{self.name}: {type(self).__name__} cannot render; make the environment with "
             "render_mode='rgb_array' and stepping='inline'."

@@ -162,7 +162,7 @@ class _DmEnv:
         if timestep.first():
             raise _Broken(
                 "step()",
-                "returned FIRST although the step before was not LAST",
+                "returned FIRST although the previous step was not LAST",
                 "end an episode with dm_env.termination() or truncation(), begin the next one step later",
             )
         return timestep.observation, timestep.reward, timestep.discount, timestep.last()

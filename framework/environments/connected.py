@@ -26,7 +26,7 @@ _PATIENCE_SECONDS = 3.0  # before a message says what is missing
 
 
 class ConnectedEnvironment(BatchedEnvironment):
-    """B envs that peers bring, which connect by themselves; made when all of them are there.
+    """B envs of peers that connect on their own. The constructor waits until all are connected.
 
     The environments of several actors on one machine listen at one address (`SO_REUSEPORT`). A peer reaches
     one of them, which admits it only while envs are missing; otherwise the peer tries again. A peer that is
@@ -138,8 +138,8 @@ class ConnectedEnvironment(BatchedEnvironment):
         vacant, silent = np.flatnonzero(missing & self._vacant), np.flatnonzero(missing & ~self._vacant)
         if len(silent):
             text += (
-                f" Envs {_name(silent)} are connected and silent. Find out what their peers wait for, or "
-                "give a larger timeout=SECONDS among the options of the environment."
+                f" Envs {_name(silent)} are connected and silent. Check their peers, or give a larger "
+                "timeout=SECONDS among the options of the environment."
             )
         if len(vacant):
             text += f" Envs {_name(vacant)} are not connected. {self.how_to_connect}"

@@ -453,7 +453,7 @@ class _Server:
             elif session.monitor in ready:
                 event = recv_monitor_message(session.monitor)
                 refused = event["event"] & _AUTH_FAILED and event["value"] != _TURNED_AWAY
-                self._end(session, "it refused the key" if refused else "it needs no envs, or is not there")
+                self._end(session, "it refused the key" if refused else "it needs no envs, or is not running")
         # Not if its answer has arrived meanwhile: steps of other envs may have taken long.
         waits = offer if offer is self._offer else None
         if waits is not None and waits.socket not in ready and now > waits.begun + _ANSWER_SECONDS:
@@ -468,7 +468,7 @@ class _Server:
         except zmq.Again:
             return
         except (MalformedMessage, ValueError, TypeError) as error:
-            self._end(session, f"got what does not fit: {error}")
+            self._end(session, f"received an invalid message: {error}")
 
     def _take_message(self, session: _Session, kind: str, content: list[Any]) -> None:
         if kind == "take" and session is self._offer:
@@ -547,7 +547,8 @@ def serve(
       connect: `HOST:PORT` of the hosts where the run's actors are, tried in turn.
       key: the file with the run's key.
       num_envs: how many envs are offered.
-      stopped: asked every second or more often whether to end.
+      idle_timeout: in seconds; None serves without a limit.
+      stopped: called at least once a second; True ends the server.
 
     Raises:
       Refused: The run's environment has other specs.
@@ -599,7 +600,7 @@ def make_parser(prog: str, *, names: str) -> argparse.ArgumentParser:
         "--idle-timeout",
         type=float,
         metavar="SECONDS",
-        help="end after so long without a run (default: never)",
+        help="exit after this many seconds without a run (default: never)",
     )
     return parser
 

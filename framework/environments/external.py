@@ -105,7 +105,7 @@ class ExternalEnvironment(ConnectedEnvironment):
     Args:
       address: `tcp://INTERFACE:PORT`.
       num_envs: B.
-      token: file of the token that clients need; made if there is none.
+      token: file of the token that clients need; created if it does not exist.
       certificate: file of the TLS certificate and its key (PEM). Without one, the interface must be loopback.
       evaluation: whether to take clients that say `"evaluation": true`, and no others.
       timeout: seconds that a step may wait for clients and their next requests.
@@ -128,7 +128,7 @@ class ExternalEnvironment(ConnectedEnvironment):
         if not token:
             raise ValueError(
                 f"{name}: got no token, expected token=FILE among the options of the environment. The file "
-                "is made, and clients need it; a run with a directory has its own."
+                "is created if it does not exist, and clients need it. A run with a directory has its own."
             )
         if certificate is None and not is_loopback(address.partition("://")[2].rpartition(":")[0]):
             raise ValueError(
@@ -240,7 +240,7 @@ class ExternalEnvironment(ConnectedEnvironment):
                 f"hello: got {_short(message)}, expected type hello of protocol {PROTOCOL}."
             )
         if not hmac.compare_digest(given.encode(), self._token.encode()):
-            raise MalformedMessage("token: got another than that of the run's file.")
+            raise MalformedMessage("token: got one that differs from the token in the run's file.")
         data = {"observations": message.get("observation"), "actions": message.get("action")}
         spec = parse_environment_spec(data)
         free = np.flatnonzero(self._vacant)
@@ -355,7 +355,9 @@ def read_token(path: str) -> str:
     with open(path) as file:
         token = file.read().strip()
     if not token:
-        raise ValueError(f"{path}: got an empty file, expected a token. Remove it, and a new one is made.")
+        raise ValueError(
+            f"{path}: got an empty file, expected a token. Delete it; the next start creates one."
+        )
     return token
 
 

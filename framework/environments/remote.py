@@ -41,7 +41,7 @@ class RemoteEnvironment(ConnectedEnvironment):
       address: `tcp://INTERFACE:PORT`.
       num_envs: B.
       seed: of all envs. None: different at every run.
-      key: file of the key that servers need; made if there is none.
+      key: file of the key that servers need; created if it does not exist.
       timeout: seconds that a step may wait for envs to connect and for their answers.
 
     Raises:
@@ -61,7 +61,7 @@ class RemoteEnvironment(ConnectedEnvironment):
         if not key:
             raise ValueError(
                 f"{name}: got no key, expected key=FILE among the options of the environment. The file "
-                "is made, and servers need it; a run with a directory has its own."
+                "is created if it does not exist, and servers need it. A run with a directory has its own."
             )
         os.makedirs(os.path.dirname(os.path.abspath(key)), exist_ok=True)
         self._keys = CurveKeys.from_file(key)

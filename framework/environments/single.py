@@ -137,7 +137,7 @@ class DmEnvAdapter(SingleEnv):
         step_type, reward, discount, observation = self._environment.step(action)
         if step_type == 0:
             raise ValueError(
-                "step() returned FIRST although the step before was not LAST. End the episode with LAST."
+                "step() returned FIRST although the previous step was not LAST. End the episode with LAST."
             )
         return observation, reward, discount, int(step_type)
 

@@ -149,10 +149,10 @@ def draw_action(spec: Nest, rng: np.random.Generator, num_envs: int) -> Nest:
 
 
 class EchoEnvironment(_Episodes):
-    """Its reward tells which observation and action it answers: `reward = 100 * observation + action`.
+    """The reward encodes the observation and the action that led to it: `100 * observation + action`.
 
     The observation, float32[1], counts from `first` the time steps (resets too) since the environment
-    was made, so no two are alike. A transition that reached replay with anything mixed up shows it.
+    was made, so no two are alike. A transition that was mixed up on its way to replay is easy to detect.
     """
 
     def __init__(self, num_actions: int = 4, episode_length: int = 5, truncate: bool = False, first: int = 0):
@@ -228,7 +228,7 @@ class MaskedEnvironment(_Episodes):
 
     Observation: `board`, the token's row and column and those of the goal as one-hot codes, and
     `action_mask`, bool[4], the moves that stay on the board: up, down, left, right. Any other move raises
-    ValueError. An episode has as many steps as the shortest way, and each step towards the goal earns its
+    ValueError. An episode has as many steps as the shortest way, and each step toward the goal earns its
     share of 1, the best return; a step back costs as much. At its end the mask allows nothing.
     """
 
@@ -274,7 +274,7 @@ class TupleEnvironment(_Episodes):
 
     Observation: for each choice the right one as a one-hot code, and for each number the right one. Episodes
     have one step. Each part of the action earns its share of 1, the best return: a choice if it is right,
-    and numbers 1 minus their mean distance of it.
+    and numbers 1 minus their mean distance from it.
 
     Args:
       choices: for each discrete part, the number of its values.

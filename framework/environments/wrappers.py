@@ -237,7 +237,7 @@ def _stacked_spec(spec: specs.Array, num_frames: int) -> specs.Array:
 
 
 class ObservationActionReward(EnvironmentWrapper):
-    """Observations become dicts of `observation`, the `action` before it and the `reward` of that.
+    """Observations become dicts of `observation`, the previous `action`, and its `reward`.
 
     At the first step of an episode, action and reward are zeros. The policy sees its last action and reward,
     and replay holds the same inputs.
@@ -378,7 +378,7 @@ def _single_spec(spec: specs.Array) -> specs.Array:
 class Flatten(_ObservationWrapper):
     """Nested observations as one float32[n] vector per env; discrete scalars as one-hot codes.
 
-    Parts stand in the order of `tree.flatten`: keys of dicts sorted.
+    Parts are in the order of `tree.flatten`, which sorts the keys of dicts.
     """
 
     def __init__(self, environment: BatchedEnvironment):

@@ -45,8 +45,8 @@ def normalize_advantages(
     """
     check_alike(mask, advantages=advantages)
     weights = torch.ones_like(advantages) if mask is None else mask.to(advantages.dtype)
-    centred = where_counted(advantages - _overall_mean(advantages, weights, total), weights)
-    return centred / (_overall_mean(centred**2, weights, total).sqrt() + epsilon)
+    centered = where_counted(advantages - _overall_mean(advantages, weights, total), weights)
+    return centered / (_overall_mean(centered**2, weights, total).sqrt() + epsilon)
 
 
 def _overall_mean(values: torch.Tensor, weights: torch.Tensor, total: Total | None) -> torch.Tensor:

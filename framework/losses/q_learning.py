@@ -76,7 +76,7 @@ def importance_weights(
     exponent: torch.Tensor | float,
     largest: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """Weights `(1 / (size * p)) ** exponent` divided by the batch's largest (Schaul et al., 2016, 3.4).
+    """Weights `(1 / (size * p)) ** exponent`, `[N]`, divided by the largest (Schaul et al., 2016, 3.4).
 
     Args:
       probabilities: `[N]` probability with which each item was drawn.

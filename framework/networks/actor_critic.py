@@ -25,9 +25,10 @@ class ActorCritic(nn.Module):
       hidden_sizes: widths of the hidden layers of the policy and of the value.
       activation: activation of the hidden layers.
       shared: whether policy and value share hidden layers.
-      recurrent: "lstm" or "gru" after the hidden layers, which are then shared. None is no memory.
-      recurrent_size: width of that memory.
-      initial_std: initial standard deviation of continuous actions.
+      recurrent: "lstm" or "gru" after the hidden layers, which are then shared. None: neither.
+      recurrent_size: width of that layer.
+      initial_std: initial standard deviation of continuous actions, in half-widths of their range, or in the
+        environment's units without one.
       tanh_mean: whether a tanh keeps the mean of continuous actions in their range.
 
     Attributes:

@@ -146,7 +146,7 @@ class SquashedGaussian:
     ):
         self.base = DiagonalGaussian(mean, log_std)
         low, high = torch.as_tensor(low).to(mean), torch.as_tensor(high).to(mean)
-        self._centre = (low + high) / 2
+        self._center = (low + high) / 2
         self._scale = ((high - low) / 2).expand_as(mean[..., :])
 
     def rsample_with_log_prob(
@@ -170,7 +170,7 @@ class SquashedGaussian:
         return self._squash(self.base.mean)
 
     def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
-        y = (actions - self._centre) / self._scale
+        y = (actions - self._center) / self._scale
         return self._log_prob_of_preimage(torch.atanh(y.clamp(-1.0 + self._EDGE, 1.0 - self._EDGE)))
 
     def entropy(self) -> torch.Tensor:
@@ -182,7 +182,7 @@ class SquashedGaussian:
         return self.base.kl(other.base)
 
     def _squash(self, x: torch.Tensor) -> torch.Tensor:
-        return self._centre + self._scale * torch.tanh(x)
+        return self._center + self._scale * torch.tanh(x)
 
     def _log_prob_of_preimage(self, x: torch.Tensor) -> torch.Tensor:
         volume = entropies.log_one_minus_tanh_squared(x) + self._scale.log()

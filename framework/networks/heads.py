@@ -58,7 +58,7 @@ class GaussianHead(nn.Module):
     Args:
       input_size: width of the features.
       size: D, the number of action dimensions.
-      initial_std: initial standard deviation.
+      initial_std: initial standard deviation, in the units of the sampled actions.
       tanh_mean: whether a tanh keeps the mean between -1 and 1.
     """
 
@@ -98,8 +98,8 @@ class SquashedGaussianHead(nn.Module):
             )
         if not (low < high).all():
             raise ValueError(
-                f"action bounds: got {low} and {high}, expected no equal ones: a squashed Gaussian has no "
-                "density between them. Leave such dimensions out."
+                f"action bounds: got {low} and {high}, expected low < high in every dimension: a squashed "
+                "Gaussian has no density on a point. Leave such dimensions out."
             )
         self.both = nn.Linear(input_size, 2 * len(low))
         self._log_std_range = log_std_range
@@ -156,7 +156,7 @@ class QNetwork(nn.Module):
       dueling: whether the value and the advantages have separate streams.
       layer_norm: normalizes each hidden layer before its activation.
       outputs_per_action: K, the number of outputs for each action.
-      noise: initial noise of the layers after the encoder, as of `MLP`.
+      noise: initial noise of the layers after the encoder, as in `MLP`.
       torso: network for images, one of `CONVOLUTIONS`.
     """
 

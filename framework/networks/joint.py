@@ -1,7 +1,7 @@
 """Nested actions: dicts and tuples of discrete and continuous parts, as one vector of independent parts.
 
 A sampled joint action is `[..., D]`, float32: the sampled actions of the parts side by side, in the order of
-`tree.flatten`. A choice is one number, a whole one.
+`tree.flatten`. A choice is one entry, a whole number.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class JointHead(nn.Module):
 
     Args:
       heads: the heads.
-      sizes: as of `Joint`.
+      sizes: as in `Joint`.
       num_logits: for each part, the number of entries of its action mask.
     """
 
@@ -94,7 +94,7 @@ class JointActions:
 
     Args:
       spec: the action spec of one env.
-      squash: as of `Actions`. Then all parts are continuous.
+      squash: as in `Actions`. Then all parts are continuous.
 
     Attributes:
       continuous: whether some part is continuous. The learner then gets the joint actions as sampled, unless

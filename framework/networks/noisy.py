@@ -14,8 +14,8 @@ class NoisyLinear(nn.Linear):
     `y = (W + S * f(b) f(a)^T) x + w + s * f(b)` with `f(x) = sign(x) sqrt(|x|)` and normal noise `a` of the
     inputs and `b` of the outputs. `W` and `w` have torch's default initialization, which is the paper's.
 
-    The noise is no parameter and no buffer: it is neither saved nor published. A new layer has none, and
-    computes with the means. `redraw_noise` gives it some.
+    The noise is neither a parameter nor a buffer, so it is not saved or published. A new layer has no noise
+    and computes with the means until `redraw_noise` draws some.
 
     Args:
       in_features: p, width of the input.

@@ -34,7 +34,7 @@ class Moments(nn.Module):
         self.register_buffer("squares", torch.zeros(shape, dtype=torch.float64))
 
     def update(self, values: torch.Tensor, total: Total | None = None) -> None:
-        """Adds values `[n, *shape]`; none of them changes nothing.
+        """Adds values `[n, *shape]`; an empty batch changes nothing.
 
         `total` sums a tensor over the learners that share the values; None for one learner.
         """
@@ -50,7 +50,7 @@ class Moments(nn.Module):
         self.count.copy_(count)
 
     def std(self) -> torch.Tensor:
-        """Standard deviation, float32 `[*shape]`; 1 for less than two values."""
+        """Standard deviation, float32 `[*shape]`; 1 for fewer than two values."""
         variance = self.squares / self.count.clamp(min=1.0)
         return torch.where(self.count > 1, variance + 1e-8, torch.ones_like(variance)).sqrt().float()
 

@@ -17,7 +17,7 @@ class ImplicitQuantileNetwork(QNetwork):
 
     A fraction `tau` becomes the features `relu(linear(cos(pi i tau)))`, with i from 0 to `num_cosines` - 1.
     They are multiplied with the features of the observation (Dabney et al., 2018b, equation 4). The last
-    hidden layer is behind this product, the others are before it.
+    hidden layer comes after this product, the others before it.
 
     Args:
       observation_spec: nest of dm_env specs of one env.
@@ -26,7 +26,7 @@ class ImplicitQuantileNetwork(QNetwork):
       hidden_sizes: widths of the hidden layers. With `dueling`, each stream has its own last one.
       dueling: whether the value and the advantages have separate streams.
       layer_norm: normalizes each hidden layer before its activation.
-      noise: initial noise of the layers after the encoder, but for that of the fractions, as of `MLP`.
+      noise: initial noise of the layers after the encoder, but for that of the fractions, as in `MLP`.
       num_cosines: number of cosines of a fraction.
       torso: network for images, one of `CONVOLUTIONS`.
     """
@@ -46,7 +46,7 @@ class ImplicitQuantileNetwork(QNetwork):
         num_cosines: int = 64,
         torso: str = "nature",
     ):
-        # Both streams of a dueling network have their last hidden layer behind the product.
+        # Both streams of a dueling network have their last hidden layer after the product.
         super().__init__(
             observation_spec, num_actions, hidden_sizes, True, layer_norm, noise=noise, torso=torso
         )

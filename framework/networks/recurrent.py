@@ -50,7 +50,7 @@ class RecurrentEncoder(nn.Module):
     def unroll(
         self, observation: Nest, state: State, start_of_episode: torch.Tensor, burn_in: int
     ) -> torch.Tensor:
-        """Features `[N, T - burn_in, F]` of the rows `[N, T, ...]` behind the burn-in.
+        """Features `[N, T - burn_in, F]` of the rows `[N, T, ...]` after the burn-in.
 
         Args:
           observation: of the rows.

@@ -80,7 +80,7 @@ class ActorWorker(ProgramWorker):
       index: index of this actor.
       seed: seed of this actor, from which its environments and its policy derive their seeds.
       inference: the inference server, for the modes that need one.
-      steps_name: the count of the learner's steps.
+      steps_name: name of the count of the learner's steps.
     """
 
     def __init__(

@@ -18,9 +18,9 @@ class Callback:
     program = make_program(agent, environment, config, callbacks=[Enough()])
     ```
 
-    An exception ends the run, and `launch.launch` raises it. The calls are in the process of the monitor: on
-    an engine with several processes the object is a pickled copy, so what it changes in itself does not reach
-    the caller. The node whose event it is waits for the call.
+    An exception ends the run, and `launch.launch` raises it. The calls run in the monitor's process. On an
+    engine with several processes the object there is a pickled copy, so the caller does not see changes to
+    its attributes. The node that caused the event waits for the call.
     """
 
     def on_row(self, label: str, row: dict[str, Any], snapshot: dict[str, Any]) -> None:

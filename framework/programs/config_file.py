@@ -7,7 +7,7 @@ learning_rate: 3e-4        # of the agent's config
 num_actors: 4              # of RunConfig
 ```
 
-Every run has such a file, `config.yaml`. Its entry `recorded` holds what is no setting.
+Every run has such a file, `config.yaml`. Its entry `recorded` holds everything that is not a setting.
 """
 
 from __future__ import annotations

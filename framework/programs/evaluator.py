@@ -26,7 +26,7 @@ class Evaluator(ProgramWorker):
       checkpointer: keeps the policy's parameters of the best evaluation, as part `best` (`NAME-best` of an
         evaluator with another name), and the step of the last one. None keeps nothing.
       name: label of its rows.
-      steps_name: the count of the learner's steps.
+      steps_name: name of the count of the learner's steps.
     """
 
     def __init__(

@@ -60,7 +60,7 @@ class ProgramLearner:
       published: notified at each new version.
       waited_s: seconds waited for data since the last row. The caller adds to it.
       finished: whether all of `max_learner_steps` are made.
-      num_actors: actors of the last batch, if it has those that are there; None for batches of all.
+      num_actors: number of actors whose data the last batch has, with `min_actors`; None otherwise.
     """
 
     def __init__(
@@ -185,10 +185,11 @@ class ProgramLearner:
                 self.learner.restore(state["learner"])
             except (RuntimeError, ValueError, KeyError, TypeError) as error:
                 directory = str(self._config.directory)
-                changed = changed_settings(directory, self._agent) or "its settings are equal, not its code"
+                changed = changed_settings(directory, self._agent)
+                changed = changed or "its settings are equal, so its code has changed"
                 raise ValueError(
                     f"agent: got one that does not fit the checkpoint of the run in {directory}: {changed}. "
-                    "Restore them, or give the new run another directory."
+                    "Restore the agent, or give the new run another directory."
                 ) from error
             self._steps = int(state["steps"])
         counts = self._counter.get_counts()

@@ -11,7 +11,7 @@ _BOUNDLESS = 10**15
 
 
 def describe_tables(replay: Client) -> str:
-    """The items that each table holds, takes before a sample, and gives before an insert."""
+    """What each table holds, can take before the next sample, and can give before the next insert."""
     texts = []
     for info in replay.server_info(timeout=1).values():
         limiter = info.rate_limiter_info
@@ -21,8 +21,8 @@ def describe_tables(replay: Client) -> str:
         room = max(missing, (limiter.max_diff - diff) / limiter.samples_per_insert)
         stock = diff - limiter.min_diff if missing <= 0 else 0
         texts.append(
-            f"table {info.name!r} holds {info.current_size} items, takes {_count(room)} more before a sample "
-            f"and gives {_count(stock)} samples before an insert"
+            f"table {info.name!r} holds {info.current_size} items, can take {_count(room)} more before the "
+            f"next sample and can give {_count(stock)} samples before the next insert"
         )
     return "; ".join(texts)
 

@@ -148,7 +148,7 @@ class Graph(core.Graph):
         if shards > 1 and setup.agent.max_policy_lag is not None:
             raise ValueError(
                 f"replay_shards: got {shards}, expected 1: {type(setup.agent).__name__} learns from one "
-                "unroll of every env at a time, which are in one table."
+                "unroll of every env at a time, and all of them are in one table."
             )
         backend = _REPLAY_MODULES[self.config.replay_backend]
         handles = []
@@ -245,7 +245,7 @@ class Graph(core.Graph):
             )
         if self.config.min_actors is not None and lockstep and self.config.num_learners > 1:
             raise ValueError(
-                f"min_actors: got {self.config.min_actors} with {self.config.num_learners} num_learners, "
+                f"min_actors: got {self.config.min_actors} with num_learners {self.config.num_learners}, "
                 f"expected None: the learners of {type(agent or self._setup.agent).__name__} divide the "
                 "unrolls of all actors."
             )
@@ -338,7 +338,7 @@ class Graph(core.Graph):
 
     def add_node(self, name: str, node: launch.Node) -> launch.Handle:
         if name in self._names:
-            raise ValueError(f"name: got {name!r}, which the graph has or reserves. Give another name.")
+            raise ValueError(f"name: got {name!r}, which the graph uses or reserves. Give another name.")
         self._workers.append((name, node))
         return node.create_handle()
 
@@ -380,7 +380,7 @@ class Graph(core.Graph):
     def _claim(self, name: str) -> None:
         """Checks that `name` is new: it is the name of a group, of rows and of parts of a checkpoint."""
         if name in self._names or any(name == label for label, _ in self._workers):
-            raise ValueError(f"name: got {name!r}, which the graph has or reserves. Give another name.")
+            raise ValueError(f"name: got {name!r}, which the graph uses or reserves. Give another name.")
         self._names.add(name)
 
     def _add_worker(

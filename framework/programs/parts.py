@@ -83,7 +83,7 @@ def make_logger(config: RunConfig) -> Logger | None:
 
 
 def check_parts(config: RunConfig) -> None:
-    """Raises ValueError if `config` names an observer or a logger that there is not."""
+    """Raises ValueError if `config` names an unknown observer or logger."""
     make_observers(config)
     if config.loggers and config.directory is None:
         raise ValueError(f"loggers: got {config.loggers} without a directory, expected (). Give directory.")

@@ -1,7 +1,7 @@
 """Pickles of live objects: adders, tables with their rows, environments, between two of their calls.
 
-No class has to know about it. The exceptions are locks, references that do not own, and arrays that share
-memory, which a plain pickle would separate.
+No class needs code for this. The exceptions are locks, weak references, and arrays that share memory, which a
+plain pickle would separate.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ agent = make_agent("my_agents.soft_q:make_small")     # a function that returns 
 ```
 
 The class or function takes one argument, `config`: a frozen dataclass with a default for every field. Without
-the argument it uses the defaults. One without this argument makes an agent without settings.
+the argument it uses the defaults. A class or function that takes no `config` makes an agent without settings.
 """
 
 from __future__ import annotations

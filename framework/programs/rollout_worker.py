@@ -22,7 +22,7 @@ from framework.types import Gradients
 
 
 class BudgetSpent(Exception):
-    """The program's env steps do not suffice for what the plan asked for. The plan ends."""
+    """Too few env steps are left for what the plan asked. The plan ends."""
 
 
 class RolloutWorker(ActorWorker):
@@ -119,7 +119,7 @@ class RolloutWorker(ActorWorker):
         if self._finished or self._grant(steps) < steps * self._config.envs_per_actor:
             # Without regard to what resets would save, so that the order of the workers does not matter. The
             # steps are made in `finish`, when the learner has published its last parameters.
-            raise BudgetSpent(f"{self._name}: the env steps left do not suffice for {steps} of every env.")
+            raise BudgetSpent(f"{self._name}: too few env steps are left for {steps} steps of every env.")
 
     def _spend_rest(self) -> None:
         self._close_adders(timeout=0.0)

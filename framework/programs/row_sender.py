@@ -15,7 +15,7 @@ class RowSender:
 
     Args:
       name: label of the rows and name of the state.
-      steps_name: the count of the learner's steps.
+      steps_name: name of the count of the learner's steps.
       counter: a client of the `Counter`.
       monitor: a client of the `Monitor`.
       checkpointer: a client of the `Checkpointer`. None keeps no state.

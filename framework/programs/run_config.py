@@ -50,15 +50,15 @@ class RunConfig:
     seed: int = 0
 
     num_actors: int = 1  # Actor nodes. More collect faster while cores are free.
-    # Fewest actors that training continues with while others are lost or not started yet. None requires all.
+    # Training continues with this many actors while others are lost or not started yet. None needs all.
     min_actors: int | None = None
     # Seconds with fewer actors than `min_actors` after which the run fails.
     min_actors_timeout: float = 300.0
     envs_per_actor: int = 1  # Environments that each actor steps as one batch.
-    num_learners: int = 1  # Learner nodes, each with its shard of every batch. More need processes or ray.
+    num_learners: int = 1  # Learner nodes, each with its shard of every batch. Over 1 needs processes or ray.
     replay_shards: int = 1  # Replay servers, each with an equal part of the items and of the actors.
-    # Nodes that serve the parameters to actors and evaluators in place of the learner: one for each machine
-    # of actors takes the load off the learner's. 0 makes none.
+    # Nodes that serve the parameters to actors and evaluators instead of the learner. One for each machine
+    # with actors relieves the learner's machine. 0 makes none.
     variable_sources: int = 0
     stepping: Stepping = "auto"  # How an actor steps its envs. See `environments.make`.
     # Keyword arguments of the environment, such as frame_skip=4 sticky_actions=0 life_loss_terminates=true.
@@ -81,13 +81,15 @@ class RunConfig:
     inference: Inference = "local"
     inference_nodes: int = 1  # Inference nodes, each of which acts for an equal part of the actors.
     inference_device: str = "cpu"  # Device of the inference nodes.
-    inference_min_batch: int = 1  # Smallest batch of envs, once `inference_timeout` has passed.
-    inference_max_batch: int | None = None  # Largest batch of envs in one step of the policy. None is all.
+    # Smallest batch of envs once `inference_timeout` has passed. A second after its first request, a batch
+    # runs whatever its size.
+    inference_min_batch: int = 1
+    inference_max_batch: int | None = None  # Largest batch of envs in one step of the policy. None: all.
     inference_timeout: float = 0.001  # Seconds the first env of a batch waits for others.
-    inference_messages: bool = False  # Sends its arrays in messages, even where shared memory is available.
+    inference_messages: bool = False  # Sends arrays as messages even where shared memory is available.
 
-    max_env_steps: int | None = None  # Exact number of env steps of all actors together. None is no limit.
-    max_learner_steps: int | None = None  # Learner steps. None is no limit.
+    max_env_steps: int | None = None  # Exact number of env steps of all actors together. None: no limit.
+    max_learner_steps: int | None = None  # Learner steps. None: no limit.
     target_return: float | None = None  # Ends the program when an evaluation's mean return reaches it.
 
     evaluate_period: int | None = 5_000  # Env steps between two evaluations. None makes no evaluator.
@@ -102,13 +104,13 @@ class RunConfig:
     learner_log_period: int = 500  # Learner steps between two rows of the learner.
     # In addition to metrics.jsonl in `directory`: csv, tensorboard, wandb, terminal, or module:object.
     loggers: tuple[str, ...] = ()
-    # Metrics of every episode, such as ActionObserver, in the rows of actors and evaluator; or module:object.
+    # Observers, such as ActionObserver, whose metrics of every episode join the rows; or module:object.
     observers: tuple[str, ...] = ()
 
     checkpoint_period: int | None = (
         50_000  # Env steps between two checkpoints. None: only checkpoint_minutes.
     )
-    # Minutes between two checkpoints, if they pass before checkpoint_period does. None: only that.
+    # Minutes between two checkpoints, if that is sooner than checkpoint_period. None: only that period.
     checkpoint_minutes: float | None = 5.0
     keep_checkpoints: int = 3  # Number of checkpoints kept. The end of a run always writes one.
     replay_backend: ReplayBackend = "repertory"  # Implementation of the tables. reverb is dm-reverb.

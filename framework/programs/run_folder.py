@@ -255,7 +255,7 @@ class RunFolder:
     def _networks_fn(self) -> core.NetworksFn:
         if not self.networks_fn:
             raise RunError(
-                f"{self.path}: its networks_fn was a function without a name that can be imported. Give the "
+                f"{self.path}: its networks_fn was a function that cannot be imported by name. Give the "
                 "agent a function of a module."
             )
         try:
@@ -268,7 +268,7 @@ class RunFolder:
         """The argument of `environments.make`. Raises RunError if it was a factory that has no name."""
         if self.environment is None:
             raise RunError(
-                f"{self.path}: its environment was a function without a name that can be imported. Give "
+                f"{self.path}: its environment was a function that cannot be imported by name. Give "
                 "make_program the environment's name, or a function of a module."
             )
         for field in ("environment_options", "evaluation_options"):

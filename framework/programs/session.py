@@ -142,7 +142,7 @@ class Session:
         truncated: Any = False,
         env_ids: Sequence[Hashable] | None = None,
     ) -> None:
-        """Takes what k environments answered to the actions of `act`.
+        """Takes the responses of k environments to the actions of `act`.
 
         Args:
           next_observation: nest of `[k, ...]`, at the end of an episode its last observation.
@@ -152,10 +152,10 @@ class Session:
           env_ids: ids of the k envs.
 
         Raises:
-          ValueError: An env has no action to observe, or its answer does not fit the specs. The envs before
-            it were taken.
-          WouldBlockError: `learn` was not called for so long that replay has no room. Nothing
-            was taken: call `learn`, then this again.
+          ValueError: An env has no action to observe, or a value does not fit the specs. Nothing was taken.
+            If an observation breaks its stack of frames, the envs before it in the call were taken.
+          WouldBlockError: Replay has no room, because `learn` was not called often enough. Nothing was taken:
+            call `learn`, then this again.
         """
         ids = self._ids(env_ids, next_observation)
         places = [self._places.get(env, -1) for env in ids]
@@ -230,7 +230,7 @@ class Session:
         return file.getvalue()
 
     def restore(self, state: bytes) -> None:
-        """Continues from what `save` returned, to the last digit.
+        """Continues from what `save` returned, bit for bit.
 
         Loading can run code, so restore only what you have saved. The versions of Python and of the packages
         must be those that saved it.
@@ -244,8 +244,8 @@ class Session:
         for name, value in self._about.items():
             if about.get(name) != value:
                 raise ValueError(
-                    f"state: got one with {name} {about.get(name)}, expected {value}. Make the session as "
-                    "that one was."
+                    f"state: got one with {name} {about.get(name)}, expected {value}. Make the session with "
+                    "the agent, settings, and num_envs of the saved one."
                 )
         # A part may fail when others are restored already, so another session tries it first.
         trial = Session(self._agent, self._spec, self._num_envs, seed=0)
@@ -253,7 +253,8 @@ class Session:
             trial._restore(saved)
         except Exception as error:
             raise ValueError(
-                f"state: got one that does not fit: {error}. Make the session as that one was."
+                f"state: got one that does not fit: {error}. Make the session with the agent, settings, and "
+                "spec of the saved one."
             ) from error
         self._restore(saved)
 

@@ -2,7 +2,7 @@
 
 A program on the serial engine is a graph of objects in one process, and between two turns nothing runs. Its
 state is therefore one pickle of all nodes' objects: replay, networks, optimizers, random generators, open
-episodes, environments. No class has to know about it. The exceptions are what is tied to the process (locks,
+episodes, environments. No class needs code for this. The exceptions are what is tied to the process (locks,
 clients, the run's settings), and arrays that share memory, which a plain pickle would separate.
 
 An interrupted run stores the pickle in its last checkpoint, as the part `program`. It resumes from it if it
@@ -249,8 +249,8 @@ def _signature_key() -> bytes:
     path = folder / "snapshot-key"
     folder.mkdir(parents=True, exist_ok=True)
     elsewhere = (
-        "If that is not possible, set XDG_CACHE_HOME to a folder of your own, on a file system with modes "
-        "and hard links."
+        "If that is not possible, set XDG_CACHE_HOME to a folder of your own, on a file system with "
+        "permissions and hard links."
     )
     try:
         key = read_secret(os.fspath(path), secrets.token_bytes(_KEY_BYTES))

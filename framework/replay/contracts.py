@@ -35,7 +35,7 @@ class Source(Protocol):
           The samples, and the argument for `release` or `give_back`.
 
         Raises:
-          DeadlineExceededError: The timeout is over. Nothing was drawn.
+          DeadlineExceededError: The timeout expired. Nothing was drawn.
           ServerClosed: The server was stopped or the source interrupted.
         """
 
@@ -96,7 +96,7 @@ class Client(Protocol):
           The samples: a `SampleInfo` of arrays `[N]`, and the data with leaves `[N, ...]`.
 
         Raises:
-          DeadlineExceededError: The timeout is over. Nothing was drawn.
+          DeadlineExceededError: The timeout expired. Nothing was drawn.
           ServerClosed: The server was stopped or the client interrupted.
         """
         with self._reader() as source:

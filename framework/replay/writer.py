@@ -74,7 +74,7 @@ def joined(items: Iterable[tuple[_Table, NewItems]]) -> Iterator[tuple[_Table, N
 
 
 class Writer:
-    """Appends rows of B envs and creates items that refer to them. One thread writes.
+    """Appends rows of B envs and creates items that refer to them. Safe from any thread.
 
     ```python
     rows = writer.append("steps", {"x": x[256, 4]})                 # copies
@@ -87,7 +87,7 @@ class Writer:
     out. After the server is lost, every call raises `ServerLost`, and the caller creates a new writer.
 
     A subclass inserts the items, in `_put` and `_wait`. The rows are in a `RowStore` of this process, unless
-    the subclass says otherwise. Any thread may call; `_lock` guards the state.
+    the subclass says otherwise. `_lock` guards the state.
 
     Args:
       store: where rows are written; None if the subclass overrides `_declare`, `_lease` and `_free`.
@@ -244,7 +244,7 @@ class Writer:
 
         Raises:
           ValueError: The priorities, rows or nest are invalid. Nothing is queued.
-          DeadlineExceededError: The timeout is over. The items stay in the queue.
+          DeadlineExceededError: The timeout expired. The items stay in the queue.
         """
         with self._lock:
             if self._ended or self._errors:

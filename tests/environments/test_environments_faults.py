@@ -157,5 +157,5 @@ def test_a_dm_env_environment_that_skips_last_is_reported():
 
     environment = environments.make(Skipping)
     environment.reset()
-    with pytest.raises(environments.EnvironmentFault, match="FIRST although the step before was not LAST"):
+    with pytest.raises(environments.EnvironmentFault, match="FIRST although the previous step was not LAST"):
         environment.step(np.array([0]))

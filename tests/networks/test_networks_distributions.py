@@ -162,5 +162,5 @@ def test_infinite_bounds_cannot_be_squashed():
 
 
 def test_equal_bounds_leave_nothing_to_squash():
-    with pytest.raises(ValueError, match="expected no equal ones"):
+    with pytest.raises(ValueError, match="expected low < high"):
         networks.SquashedGaussianHead(3, np.array([-1.0, 2.0]), np.array([1.0, 2.0]))

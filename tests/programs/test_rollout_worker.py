@@ -85,7 +85,7 @@ def test_the_budget_is_made_exactly_however_late_a_call_comes(make):
     budget = 2 * ENVS * LENGTH + 5  # For one round, some steps that resets save, and 5 more.
     _, counter, (one, other) = make(budget, 2)
     one.sample(), other.sample()
-    with pytest.raises(BudgetSpent, match="actor-0: the env steps left do not suffice for 4 of every env"):
+    with pytest.raises(BudgetSpent, match="actor-0: too few env steps are left for 4 steps of every env"):
         one.sample()
     assert counter.get_counts()["env_steps"] < budget  # Not before the last parameters are published.
     one.finish()

@@ -89,7 +89,7 @@ class ReverbApi:
 
         Raises:
           ValueError: The columns of an item that is to be split have different lengths.
-          DeadlineExceededError: The timeout is over.
+          DeadlineExceededError: The timeout expired.
         """
         if num_samples < 1:
             raise ValueError(f"num_samples: got {num_samples}, expected at least 1.")

@@ -123,9 +123,9 @@ class Request:
     id: int | None = None
 
     def late(self) -> DeadlineExceededError:
-        """Returns the error of a request whose timeout is over."""
+        """Returns the error of a request whose timeout expired."""
         why = [table.waiting.refusal(self.side, self.n, 0) for table in self.tables]
-        return DeadlineExceededError("; ".join([*why, "the timeout is over"]))
+        return DeadlineExceededError("; ".join([*why, "the timeout expired"]))
 
 
 class Operations:

@@ -250,7 +250,7 @@ class Waiting:
         if expired or not self.concurrent:
             text = self.refusal(side, n, done)
             if expired:
-                raise DeadlineExceededError(f"{text}; the timeout is over")
+                raise DeadlineExceededError(f"{text}; the timeout expired")
             raise WouldBlockError(f"{text}; nothing else runs in this thread, so the wait would never end")
         self.counts[side] += 1
         try:

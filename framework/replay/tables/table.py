@@ -218,7 +218,7 @@ class Table:
           cancelled: asked while it waits; the call ends with `ServerClosed` when it returns True.
 
         Raises:
-          DeadlineExceededError: The timeout is over.
+          DeadlineExceededError: The timeout expired.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         with self.lock:
@@ -241,7 +241,7 @@ class Table:
           cancelled: asked while it waits; the call ends with `ServerClosed` when it returns True.
 
         Raises:
-          DeadlineExceededError: The timeout is over. Nothing was sampled.
+          DeadlineExceededError: The timeout expired. Nothing was sampled.
         """
         if n < 1:
             raise ValueError(f"table {self.name!r}, n: got {n}, expected at least 1 sample.")
