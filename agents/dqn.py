@@ -208,11 +208,6 @@ class DQN(OffPolicyAgent):
             return replay.selectors.Prioritized(self.config.priority_exponent)
         return super().make_sampler()
 
-    def rewards(self, data: Transition) -> tuple[torch.Tensor, torch.Tensor]:
-        """The rewards of `Transition`s, and the discounts of what follows, both float32[N]."""
-        # The adder omits one factor of the n-step discount; apply it here.
-        return data.reward.float(), self.config.discount * data.discount.float()
-
     def item_losses(
         self, networks: DQNNetworks, target: nn.Module, data: Transition, context: LossContext | None = None
     ) -> ItemLosses:

@@ -218,9 +218,7 @@ class MPO(OffPolicyAgent):
         self, networks: MPONetworks, data: Transition, next_outputs: torch.Tensor
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """The loss toward the mean over S next actions, of which `next_outputs [N, S, ...]` are given."""
-        rewards = data.reward.float()
-        # The adder omits one factor of the n-step discount; apply it here.
-        discounts = self.config.discount * data.discount.float()
+        rewards, discounts = self.rewards(data)
         outputs = networks.critics(data.observation, networks.actions.drawn(data))[0]
         metrics = {"q_mean": networks.expected(outputs.detach()).mean()}
         if len(networks.atoms) == 1:

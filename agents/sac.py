@@ -178,9 +178,8 @@ class SAC(OffPolicyAgent):
     def loss(self, networks: SACNetworks, batch: ReplaySample, context: LossContext) -> LossOutput:
         """The sum of the losses of critics, policy and temperature on a batch of `Transition`s."""
         config, data = self.config, batch.data
-        rewards = config.reward_scale * data.reward.float()
-        # The adder omits one factor of the n-step discount; apply it here.
-        discounts = config.discount * data.discount.float()
+        rewards, discounts = self.rewards(data)
+        rewards = config.reward_scale * rewards
         actor_is_due = config.actor_delay == 1 or (int(context.learner_steps) + 1) % config.actor_delay == 0
         parts = self._continuous if networks.actions.continuous else self._discrete
         values, next_soft, actor, log_probs = parts(networks, data, context, actor_is_due)

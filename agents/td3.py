@@ -193,11 +193,6 @@ class TD3(OffPolicyAgent):
             return replay.selectors.Prioritized(self.config.priority_exponent)
         return super().make_sampler()
 
-    def rewards(self, data: Transition) -> tuple[torch.Tensor, torch.Tensor]:
-        """The rewards of `Transition`s, and the discounts of what follows, both float32[N]."""
-        # The adder omits one factor of the n-step discount; apply it here.
-        return data.reward.float(), self.config.discount * data.discount.float()
-
     def critic_losses(
         self, networks: TD3Networks, target: nn.Module, data: Transition, next_actions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:

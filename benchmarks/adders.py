@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 
 import dm_env
 import numpy as np
+import replay_peers
 from common import measure
 
 from framework import adders, replay
@@ -69,73 +70,20 @@ def ours(make: Callable[[replay.EmbeddedClient], adders.Adder], max_size: int = 
     return contender
 
 
-def stable_baselines3(envs: int) -> Callable[[], object]:
-    from gymnasium import spaces
-    from stable_baselines3.common.buffers import ReplayBuffer
+def peer(name: str) -> Contender:
+    """The buffer of another library."""
 
-    box = spaces.Box(-9, 9, (4,), np.float32)
-    buffer = ReplayBuffer(CAPACITY, box, spaces.Discrete(2), device="cpu", n_envs=envs)
-    observation = np.zeros((envs, 4), np.float32)
-    row = np.zeros(envs, np.float32)
-    action = np.zeros((envs, 1), np.int64)
-    infos: list[dict] = [{} for _ in range(envs)]
-    return lambda: buffer.add(observation, observation, action, row, row, infos)
+    def contender(envs: int) -> Callable[[], object]:
+        return replay_peers.BUFFERS[name].batch_writer(envs).call
 
-
-def tianshou(envs: int) -> Callable[[], object]:
-    from tianshou.data import Batch, VectorReplayBuffer
-
-    buffer = VectorReplayBuffer(CAPACITY, envs)
-    observation = np.zeros((envs, 4), np.float32)
-    row, flag = np.zeros(envs, np.float32), np.zeros(envs, bool)
-    batch = Batch(
-        obs=observation, act=row, rew=row, terminated=flag, truncated=flag, obs_next=observation, info={}
-    )
-    return lambda: buffer.add(batch)
-
-
-def torchrl(envs: int) -> Callable[[], object]:
-    import torch
-    from tensordict import TensorDict
-    from torchrl.data import LazyTensorStorage, ReplayBuffer
-
-    buffer = ReplayBuffer(storage=LazyTensorStorage(CAPACITY))
-    names = ("observation", "next_observation")
-    data = TensorDict({name: torch.zeros(envs, 4) for name in names}, batch_size=[envs])
-    for name in ("action", "reward", "done"):
-        data[name] = torch.zeros(envs)
-    return lambda: buffer.extend(data)
-
-
-def cpprb(envs: int) -> Callable[[], object]:
-    from cpprb import ReplayBuffer
-
-    one = {"shape": ()}
-    vector = {"shape": (4,)}
-    buffer = ReplayBuffer(CAPACITY, {"obs": vector, "act": one, "rew": one, "next_obs": vector, "done": one})
-    observation, row = np.zeros((envs, 4), np.float32), np.zeros(envs, np.float32)
-    return lambda: buffer.add(obs=observation, act=row, rew=row, next_obs=observation, done=row)
+    return contender
 
 
 def dm_reverb(envs: int) -> Callable[[], object] | None:
-    import reverb
-
     if envs != 1:
-        return None  # a writer has one env
-    table = reverb.Table(
-        "t", reverb.selectors.Uniform(), reverb.selectors.Fifo(), CAPACITY, reverb.rate_limiters.MinSize(1)
-    )
-    server = reverb.Server([table], port=None)
-    writer = reverb.Client(f"localhost:{server.port}").trajectory_writer(2)
-    row = {"observation": np.zeros(4, np.float32), "action": np.int64(1), "reward": np.float32(1)}
-
-    def add(server: object = server) -> None:  # the default keeps the server alive
-        writer.append(row)
-        if writer.episode_steps > 1:
-            writer.create_item("t", 1.0, {name: column[-2:] for name, column in writer.history.items()})
-            writer.flush(5)
-
-    return add
+        return None  # A writer has one env.
+    run = replay_peers.reverb_writer(2)
+    return lambda: run.call()  # Keeps the run, which has the server.
 
 
 CONTENDERS: dict[str, Contender] = {
@@ -147,10 +95,10 @@ CONTENDERS: dict[str, Contender] = {
     "episode adder": ours(
         lambda client: adders.EpisodeAdder(client, EPISODE + 1), max_size=CAPACITY // EPISODE
     ),
-    "Stable-Baselines3 ReplayBuffer": stable_baselines3,
-    "Tianshou VectorReplayBuffer": tianshou,
-    "TorchRL ReplayBuffer": torchrl,
-    "cpprb ReplayBuffer": cpprb,
+    "Stable-Baselines3 ReplayBuffer": peer("Stable-Baselines3"),
+    "Tianshou VectorReplayBuffer": peer("Tianshou"),
+    "TorchRL ReplayBuffer": peer("TorchRL"),
+    "cpprb ReplayBuffer": peer("cpprb"),
     "dm-reverb TrajectoryWriter": dm_reverb,
 }
 

@@ -16,7 +16,6 @@ import contextlib
 import json
 import os
 import pathlib
-import resource
 import runpy
 import sys
 import tempfile
@@ -103,11 +102,6 @@ TIANSHOU: dict[str, tuple[str, int, dict[str, Any]]] = {
 }
 
 
-def cpu_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
-
-
 def stable_baselines3(row: str, seed: int) -> dict[str, Any]:
     import numpy as np
     import stable_baselines3 as sb3
@@ -152,7 +146,7 @@ def stable_baselines3(row: str, seed: int) -> dict[str, Any]:
         return True
 
     model.learn(steps, EveryNTimesteps(EVALUATE_PERIOD, ConvertCallback(measure)) if normalize else None)
-    seconds = cpu_seconds()
+    seconds = time.process_time()
     numbers = {
         "return": evaluate(EPISODES),
         "cpu_seconds": seconds,
@@ -181,7 +175,7 @@ def cleanrl(row: str, seed: int) -> dict[str, Any]:
     sys.argv = [str(file), *arguments, "--seed", str(seed)]
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):  # It writes to runs/.
         left: Any = runpy.run_path(str(file), run_name="__main__")
-    seconds = cpu_seconds()
+    seconds = time.process_time()
     name, _, part = network.partition(".")
     net = getattr(left[name], part) if part else left[name]
     extra = (torch.device("cpu"),) if script == "dqn" else ()
@@ -273,7 +267,7 @@ def tianshou(row: str, seed: int) -> dict[str, Any]:
             show_progress=False,
         )
     )
-    seconds = cpu_seconds()
+    seconds = time.process_time()
     playing = DummyVectorEnv([lambda: gymnasium.make("CartPole-v1") for _ in range(10)])
     playing.seed(1)
     algorithm.eval()

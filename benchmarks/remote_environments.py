@@ -42,7 +42,11 @@ def main() -> None:
         client = [sys.executable, __file__, "client", str(port), token]
         cases: list[tuple[str, list[list[str]], Callable[[], environments.BatchedEnvironment]]] = [
             ("inline", [], lambda: environments.make(CARTPOLE, num_envs=ENVS, stepping="inline")),
-            ("2 child processes", [], lambda: _in_children()),
+            (
+                "2 child processes",
+                [],
+                lambda: environments.make(CARTPOLE, num_envs=ENVS, stepping="processes", num_processes=2),
+            ),
             ("1 server", [serve], lambda: _listening(f"remote:tcp://127.0.0.1:{port}", remote)),
             (
                 f"{ENVS} clients",
@@ -65,10 +69,6 @@ def main() -> None:
                 grpc.channel_ready_future(channel).result(timeout=60)
                 step = _streams(channel)
                 print(f"{'gRPC streams':20} {_rate(step):9,.0f} env steps/s")
-
-
-def _in_children() -> environments.BatchedEnvironment:
-    return environments.make(CARTPOLE, num_envs=ENVS, stepping="processes", num_processes=2)
 
 
 def _listening(name: str, options: dict[str, str]) -> environments.BatchedEnvironment:

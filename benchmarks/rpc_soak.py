@@ -21,6 +21,7 @@ import zlib
 from typing import Any
 
 import numpy as np
+from common import rss
 
 import launch as lp
 
@@ -35,7 +36,7 @@ class Echo:
         self._pid = os.getpid()
 
     def pid_and_memory(self) -> tuple[int, int]:
-        return self._pid, resident()
+        return self._pid, rss()
 
     def echo(self, payload: np.ndarray) -> tuple[int, np.ndarray]:
         return zlib.crc32(payload), payload
@@ -69,7 +70,7 @@ class Readings:
         """One reading, if this moment is in a window."""
         window = {1: "start", 5: "middle", 9: "end"}.get(int((time.monotonic() - self._begin) / self._tenth))
         if window is not None:
-            self._memory[window].append(resident())
+            self._memory[window].append(rss())
             self._files[window] = len(os.listdir("/proc/self/fd"))
 
     def row(self) -> dict[str, float]:
@@ -80,12 +81,6 @@ class Readings:
             row[f"{window}_mb"] = float(np.median(readings)) / 1e6 if readings else np.nan
             row[f"{window}_files"] = self._files.get(window, np.nan)
         return row
-
-
-def resident() -> int:
-    """Resident bytes of this process."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
 def client(echo: Any, tally: Any, seed: int, seconds: float) -> None:

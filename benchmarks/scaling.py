@@ -31,7 +31,6 @@ MAX_DELAY = 0.05  # Seconds that an adder stages steps at most.
 GRANT = 64  # Batched steps of a grant, after the first ones of a run.
 LINK = 1.25e9  # Bytes per second of a host's network: 10 Gbit.
 HEADROOM = 0.7  # Share of a core, or of the network, that a service may use.
-NOT_DIVISIBLE = ("counter", "monitor")  # A program has one of each.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -118,7 +118,6 @@ def instrument(sections: Sections) -> None:
     from framework.actors import EnvironmentLoop, PolicyActor
     from framework.adders.block import BlockAdder
     from framework.datasets import Dataset
-    from framework.environments.base import BatchedEnvironment
     from framework.environments.single import DmEnvAdapter, GymnasiumAdapter
     from framework.environments.stepping import InlineEnvironment, VectorEnvironment
     from framework.learners import MinibatchLearner, SGDLearner
@@ -126,7 +125,6 @@ def instrument(sections: Sections) -> None:
     from framework.programs.learner_worker import LearnerWorker
     from framework.variables import VariableClient
 
-    assert BatchedEnvironment
     for env in (GymnasiumAdapter, DmEnvAdapter):
         sections.environment(env)
     make = VectorEnvironment.__init__

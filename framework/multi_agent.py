@@ -24,7 +24,8 @@ import torch
 import tree
 from torch import nn
 
-from framework import adders, core, specs
+from framework import core, specs
+from framework.adders import Adder, ForkingAdder
 from framework.learners import SGDLearner
 from framework.replay import ReplaySample
 from framework.types import FIRST, LAST, MID, MultiAgentTimeStep, Nest, StepResult
@@ -199,7 +200,7 @@ class MultiAgentPolicy(core.Policy):
             policy.restore(state[name])
 
 
-class MultiAgentAdder(adders.Adder):
+class MultiAgentAdder(ForkingAdder):
     """Gives each policy's adder the rows of its agents.
 
     Args:
@@ -207,31 +208,18 @@ class MultiAgentAdder(adders.Adder):
       adders: by the policy's name. The extras are those of a `MultiAgentPolicy`.
     """
 
-    def __init__(self, groups: Mapping[str, AgentGroup], adders: Mapping[str, adders.Adder]):
-        self._groups, self._adders = dict(groups), dict(adders)
+    def __init__(self, groups: Mapping[str, AgentGroup], adders: Mapping[str, Adder]):
+        super().__init__(list(adders.values()))
+        self._groups, self._by_name = dict(groups), dict(adders)
 
     def add_first(self, timestep: MultiAgentTimeStep) -> None:
         for name, group in self._groups.items():
-            self._adders[name].add_first(group.timestep(timestep))
+            self._by_name[name].add_first(group.timestep(timestep))
 
     def add(self, action: Nest, next_timestep: MultiAgentTimeStep, extras: Nest = ()) -> None:
         for name, group in self._groups.items():
             rows = tree.map_structure(_merge, extras[name]) if extras else ()
-            self._adders[name].add(group.rows(action), group.timestep(next_timestep), rows)
-
-    def reset(self) -> None:
-        for adder in self._adders.values():
-            adder.reset()
-
-    def ready(self) -> bool:
-        return all(adder.ready() for adder in self._adders.values())
-
-    def flush(self, timeout: float | None = None) -> None:
-        for adder in self._adders.values():
-            adder.flush(timeout)
-
-    def close(self, timeout: float | None = None) -> int:
-        return sum(adder.close(timeout) for adder in self._adders.values())
+            self._by_name[name].add(group.rows(action), group.timestep(next_timestep), rows)
 
 
 class MultiAgentLearner(core.Learner):

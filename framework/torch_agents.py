@@ -37,7 +37,7 @@ from framework.devices import check_visible, device_of_learner
 from framework.learners import LossContext, LossOutput, schedules
 from framework.networks import ACTIVATIONS, Actions, JointActions, as_numpy, as_tensors, check_action_mask
 from framework.replay.contracts import Client
-from framework.types import Nest
+from framework.types import Nest, Transition
 
 
 @dataclass(frozen=True)
@@ -335,6 +335,11 @@ class OffPolicyAgent(TorchAgent):
     def make_dataset(self, client: Client) -> Dataset:
         size = self.config.batch_size // self.num_learners
         return Dataset(client, adders.REPLAY_TABLE, size, device=self.device)
+
+    def rewards(self, data: Transition) -> tuple[torch.Tensor, torch.Tensor]:
+        """The rewards of `Transition`s, and the discounts of what follows, both float32[N]."""
+        # The adder omits one factor of the n-step discount; apply it here.
+        return data.reward.float(), self.config.discount * data.discount.float()
 
     def learner_settings(self, networks: nn.Module) -> dict[str, Any]:
         return super().learner_settings(networks) | {

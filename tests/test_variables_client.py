@@ -193,7 +193,7 @@ def test_an_error_of_the_source_is_raised_and_the_client_goes_on():
 
 def test_a_source_that_does_not_answer_is_a_timeout():
     _, _, client = make(timeout=0.01)
-    with pytest.raises(TimeoutError, match=r"no answer of the learner's node within 0\.01 s"):
+    with pytest.raises(TimeoutError, match=r"no answer from the learner's node within 0\.01 s"):
         client.update(wait=True)
 
 

@@ -252,12 +252,6 @@ class BlockAdder(Adder):
                 self._open = False
         return self._writer.close(timeout)
 
-    def __enter__(self) -> BlockAdder:
-        return self
-
-    def __exit__(self, *exc_info: Any) -> None:
-        self.close()
-
     # --- a subclass's part: from a block to items ---
 
     @abc.abstractmethod

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,7 +9,6 @@ from typing import Any, Literal
 import numpy as np
 
 from framework.commands.options import CommandError
-from framework.loggers.files import read_jsonl
 from framework.programs.run_folder import RunFolder
 
 Axis = Literal["steps", "updates", "hours"]
@@ -53,27 +51,36 @@ def read_curve(folder: RunFolder, label: str, metric: str, axis: Axis = "steps")
       axis: `steps`: env steps of the program. `updates`: learner steps; for evaluators and actors, those that
         made the parameters they act with. `hours`: wall time of the program, without pauses before a resume.
     """
-    points: dict[tuple[str, float], tuple[float, Any]] = {}  # By label and x: value and env steps.
-    hours, starts = Hours(), 0
-    for row in read_jsonl(folder.metrics) if folder.metrics.exists() else ():
+    points: dict[tuple[str, float], float] = {}  # By label and x.
+    hours = Hours()
+    for row in folder.rows() if axis == "hours" else kept_rows(folder):
         at = hours.at(row)
-        if hours.starts != starts and axis != "hours":
-            kept = row.get("resumed_at", math.inf)
-            points = {key: point for key, point in points.items() if point[1] <= kept}
-        starts = hours.starts
         of = str(row.get("label", ""))
         if of != label and of.rpartition("-")[0] != label:
             continue
         x = at if axis == "hours" else row.get("env_steps" if axis == "steps" else _learner_steps(label))
         value = row.get(metric)
         if isinstance(x, int | float) and isinstance(value, int | float):
-            points[of, x] = value, row.get("env_steps", 0)
+            points[of, x] = value
     # Rows of several actors at one x count as their mean.
-    array = np.array([(x, y) for (_, x), (y, _) in points.items()], dtype=np.float64).reshape(-1, 2)
+    array = np.array([(x, y) for (_, x), y in points.items()], dtype=np.float64).reshape(-1, 2)
     places, where = np.unique(array[:, 0], return_inverse=True)
     return Curve(
         places, np.bincount(where, array[:, 1], len(places)) / np.bincount(where, minlength=len(places))
     )
+
+
+def kept_rows(folder: RunFolder) -> list[dict[str, Any]]:
+    """Returns the rows of metrics without those of work that was lost with a resume from a checkpoint."""
+    hours, starts = Hours(), 0
+    rows: list[dict[str, Any]] = []
+    for row in folder.rows():
+        hours.at(row)
+        if "resumed_at" in row and hours.starts > starts:  # The first of this start.
+            starts = hours.starts
+            rows = [before for before in rows if before.get("env_steps", 0) <= row["resumed_at"]]
+        rows.append(row)
+    return rows
 
 
 class Hours:

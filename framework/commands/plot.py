@@ -12,7 +12,6 @@ import tyro
 
 from framework.commands.curves import AXES, BANDS, Axis, Band, Curve, join, read_curve, smooth
 from framework.commands.options import CommandError, UsageError, parse
-from framework.loggers.files import read_jsonl
 from framework.programs.run_folder import RunFolder
 
 # Settings in which runs of one experiment may differ.
@@ -152,8 +151,7 @@ def _read(folder: RunFolder, label: str, options: PlotOptions) -> Curve:
     curve = read_curve(folder, label, options.metric, options.x)
     if len(curve.x):
         return smooth(curve, _PLACES)
-    rows = list(read_jsonl(folder.metrics)) if folder.metrics.exists() else []
-    labels = sorted({str(row.get("label")).partition("-")[0] for row in rows})
+    labels = sorted({str(row.get("label")).partition("-")[0] for row in folder.rows()})
     raise CommandError(
         f"{folder.path} has no {options.metric!r} of {label!r} against {AXES[options.x]} in metrics.jsonl "
         f"yet; it has {'rows of ' + ', '.join(labels) if labels else 'no rows at all'}."

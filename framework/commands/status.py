@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from framework.commands.curves import Hours
+from framework.commands.curves import kept_rows
 from framework.commands.options import Run, parse
-from framework.loggers import ProgressDisplay, read_jsonl
+from framework.loggers import ProgressDisplay
 from framework.programs.run_folder import RunFolder
 from launch.view import NodesView
 
@@ -66,7 +66,7 @@ def text(folder: RunFolder) -> str:
     lines = [f"{folder.path}: {folder.agent} in {folder.environment_name}, {state}"]
     labels: dict[str, dict[str, Any]] = {}
     counts: dict[str, Any] = {}
-    for row in _kept_rows(folder):
+    for row in kept_rows(folder):
         labels.setdefault(str(row.get("label", "")), {}).update(row)
     counts["env_steps"] = max((row.get("env_steps", 0) for row in labels.values()), default=0)
     if "learner" in labels:
@@ -78,19 +78,6 @@ def text(folder: RunFolder) -> str:
     lines += [f"  {'newest checkpoint':<20}{latest.name if latest else 'none yet'}"]
     lines += [_node(node) for node in _status(folder).get("nodes", [])]
     return "\n".join([*lines, f"All metrics are in {folder.metrics}."])
-
-
-def _kept_rows(folder: RunFolder) -> list[dict[str, Any]]:
-    """Returns the rows of metrics without those of work that was lost with a resume from a checkpoint."""
-    hours, starts = Hours(), 0
-    rows: list[dict[str, Any]] = []
-    for row in read_jsonl(folder.metrics) if folder.metrics.exists() else ():
-        hours.at(row)
-        if "resumed_at" in row and hours.starts > starts:  # The first of this start.
-            starts = hours.starts
-            rows = [before for before in rows if before.get("env_steps", 0) <= row["resumed_at"]]
-        rows.append(row)
-    return rows
 
 
 def _status(folder: RunFolder) -> dict[str, Any]:

@@ -220,13 +220,8 @@ class _DmEnv:
     def __init__(self, env: Any):
         self._env = env
         self.seed: int | None = None
-        names = {
-            "observations": "observation",
-            "actions": "action",
-            "rewards": "reward",
-            "discounts": "discount",
-        }
-        self.spec = {key: describe_spec(getattr(env, f"{name}_spec")()) for key, name in names.items()}
+        keys = ("observations", "actions", "rewards", "discounts")
+        self.spec = {key: describe_spec(getattr(env, f"{key[:-1]}_spec")()) for key in keys}
         for key in ("rewards", "discounts"):
             for leaf in flatten(self.spec[key]):
                 leaf["dtype"] = "<f4"

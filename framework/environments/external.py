@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import contextlib
 import hmac
 import json
 import math
@@ -17,7 +16,6 @@ import secrets
 import selectors
 import socket
 import ssl
-import tempfile
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -33,7 +31,7 @@ from framework.environments.environment_server import MalformedMessage
 from framework.environments.external_client import keep_alive
 from framework.environments.spec_data import parse_environment_spec
 from framework.types import Nest
-from launch.rpc.sockets import is_loopback
+from launch.rpc.sockets import is_loopback, read_secret
 
 PROTOCOL = 1
 MAX_LINE_BYTES = 1 << 25
@@ -340,20 +338,8 @@ def read_token(path: str) -> str:
     Raises:
       ValueError: Other users may read the file, or it is empty.
     """
-    directory = os.path.dirname(os.path.abspath(path))
-    os.makedirs(directory, exist_ok=True)
-    if not os.path.exists(path):
-        with tempfile.NamedTemporaryFile("w", dir=directory) as file:  # Mode 0600.
-            file.write(secrets.token_hex(16) + "\n")
-            file.flush()
-            with contextlib.suppress(FileExistsError):  # Another actor was first.
-                os.link(file.name, path)
-    if os.stat(path).st_mode & 0o077:
-        raise ValueError(
-            f"{path}: got a file that other users may read, expected mode 0600. Run chmod 600 {path}."
-        )
-    with open(path) as file:
-        token = file.read().strip()
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    token = read_secret(path, secrets.token_hex(16).encode() + b"\n").decode().strip()
     if not token:
         raise ValueError(
             f"{path}: got an empty file, expected a token. Delete it; the next start creates one."

@@ -107,10 +107,6 @@ class ProcessEnvironment(BatchedEnvironment):
         """
         self.name = source.name
         self.num_envs = len(seeds)
-        if os.name != "posix":
-            raise ValueError(
-                f"{self.name}: stepping='processes' needs a POSIX system. Use stepping='inline'."
-            )
         # Processes may be bound to some of the cores only.
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         wanted = cores if num_processes is None else num_processes

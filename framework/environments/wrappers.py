@@ -199,7 +199,6 @@ class FrameStack(_ObservationWrapper):
         super().__init__(environment)
         if num_frames < 1:
             raise ValueError(f"num_frames: got {num_frames}, expected at least 1.")
-        self._num_frames = num_frames
         inner = self.spec.observations
         stacked = tree.map_structure(lambda leaf: _stacked_spec(leaf, num_frames), inner)
         self.spec = self.spec._replace(observations=stacked)

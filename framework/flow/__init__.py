@@ -12,20 +12,14 @@ Dataflow Problem"). A plan is a chain of operators. `Par` runs its steps where t
 process that takes the items. Nothing runs before an item is asked for.
 """
 
-from framework.flow.nodes import Host, LocalNode, Node, StepError, UnknownFunction, worker_node
-from framework.flow.operators import Flow, NotReady, alternate, concurrent
-from framework.flow.parallel import Par
-
-__all__ = [
-    "Flow",
-    "Host",
-    "LocalNode",
-    "Node",
-    "NotReady",
-    "Par",
-    "StepError",
-    "UnknownFunction",
-    "alternate",
-    "concurrent",
-    "worker_node",
-]
+from framework.flow.nodes import Host as Host
+from framework.flow.nodes import LocalNode as LocalNode
+from framework.flow.nodes import Node as Node
+from framework.flow.nodes import StepError as StepError
+from framework.flow.nodes import UnknownFunction as UnknownFunction
+from framework.flow.nodes import worker_node as worker_node
+from framework.flow.operators import Flow as Flow
+from framework.flow.operators import NotReady as NotReady
+from framework.flow.operators import alternate as alternate
+from framework.flow.operators import concurrent as concurrent
+from framework.flow.parallel import Par as Par

@@ -1,4 +1,4 @@
-"""The learner of gradient-based agents: a loss function, an optimizer and target networks; and Adam."""
+"""The learner of gradient-based agents: a loss function, an optimizer and target networks."""
 
 from __future__ import annotations
 

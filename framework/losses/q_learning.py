@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from framework.losses.masking import check_alike
+from framework.losses.masking import check_alike, discounted
 
 
 def q_learning_errors(
@@ -58,8 +58,7 @@ def double_q_errors(
         raise ValueError(f"shapes: got {got}, expected [N] for the first three and [N, A] for the others.")
     best = next_selector.argmax(-1, keepdim=True)
     next_value = next_values.gather(-1, best).squeeze(-1)
-    # A product with the discount would pass on NaN and inf from behind a termination.
-    target = rewards + torch.where(discounts == 0, 0.0, discounts * next_value)
+    target = rewards + discounted(discounts, next_value)
     return target.detach() - values.gather(-1, actions.long().unsqueeze(-1)).squeeze(-1)
 
 

@@ -147,7 +147,7 @@ class SquashedGaussian:
         self.base = DiagonalGaussian(mean, log_std)
         low, high = torch.as_tensor(low).to(mean), torch.as_tensor(high).to(mean)
         self._center = (low + high) / 2
-        self._scale = ((high - low) / 2).expand_as(mean[..., :])
+        self._scale = ((high - low) / 2).expand_as(mean)
 
     def rsample_with_log_prob(
         self, generator: torch.Generator | None = None, noise: torch.Tensor | None = None

@@ -43,8 +43,8 @@ class RunConfig:
       ValueError: A field has a wrong type or value, or contradicts another field. The text names the field.
     """
 
-    # Folder of metrics and checkpoints. make_program resumes the run that is in it; repertory train needs a
-    # new folder, or --resume.
+    # Folder of metrics and checkpoints. make_program resumes the run that is in it; repertory train does so
+    # with --resume instead.
     directory: str | None = None
     # Seed of all random numbers. On the serial engine the same seed gives the same run, bit for bit.
     seed: int = 0
@@ -107,9 +107,8 @@ class RunConfig:
     # Observers, such as ActionObserver, whose metrics of every episode join the rows; or module:object.
     observers: tuple[str, ...] = ()
 
-    checkpoint_period: int | None = (
-        50_000  # Env steps between two checkpoints. None: only checkpoint_minutes.
-    )
+    # Env steps between two checkpoints. None: only checkpoint_minutes.
+    checkpoint_period: int | None = 50_000
     # Minutes between two checkpoints, if that is sooner than checkpoint_period. None: only that period.
     checkpoint_minutes: float | None = 5.0
     keep_checkpoints: int = 3  # Number of checkpoints kept. The end of a run always writes one.

@@ -22,7 +22,7 @@ import launch
 from framework import core, specs
 from framework.checkpoints import Checkpointer, CheckpointError, CheckpointReader, package_versions
 from framework.environments.suites import SUITES
-from framework.loggers.files import explained
+from framework.loggers.files import explained, read_jsonl
 from framework.objects import load_object, target_of
 from framework.programs import config_file
 from framework.programs.callbacks import Callback
@@ -85,6 +85,10 @@ class RunFolder:
     def metrics(self) -> Path:
         """The file with the rows of metrics."""
         return self.path / "metrics.jsonl"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Reads the rows of metrics; none if nothing was written yet."""
+        return list(read_jsonl(self.metrics)) if self.metrics.exists() else []
 
     @property
     def checkpointer(self) -> Checkpointer:

@@ -106,7 +106,7 @@ def test_an_observation_that_does_not_continue_the_stack_is_an_error_and_is_not_
     adder = adders.NStepTransitionAdder(client, 1, 0.9, frame_stack=2)
     adder.add_first(dm_env.restart(np.array([0, 1], np.uint8)))
     adder.add(0, dm_env.transition(1.0, np.array([1, 2], np.uint8)))
-    with pytest.raises(ValueError, match="continue the stack"):
+    with pytest.raises(ValueError, match="continue the previous step's stack"):
         adder.add(0, dm_env.transition(1.0, np.array([7, 8], np.uint8)))
     adder.add(0, dm_env.transition(1.0, np.array([2, 3], np.uint8)))
     assert [item.next_observation.tolist() for item in drain(client)] == [[1, 2], [2, 3]]

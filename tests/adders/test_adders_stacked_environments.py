@@ -118,8 +118,9 @@ def test_agents_take_it_from_the_spec(agent, stacked):
     environment = cartpole() if stacked else environments.make("gymnasium:CartPole-v1", num_envs=2)
     spec = specs.make_environment_spec(environment)
     environment.close()
-    with agent.make_adder(replay.EmbeddedClient([make_table()]), spec) as adder:
-        assert adder._frame_stack == (3 if stacked else None)
+    adder = agent.make_adder(replay.EmbeddedClient([make_table()]), spec)
+    assert adder._frame_stack == (3 if stacked else None)
+    adder.close()
 
 
 STACK = specs.StackedBoundedArray((4, 5), np.float32, 0, 1, name="x")

@@ -49,7 +49,6 @@ PPO_CONFIG = PPOConfig(
     normalize_rewards=True,
     entropy_coefficient=0.01,
 )
-ANNEALED = {"importance_sampling_annealing": 15}
 AGENTS = {
     "dqn": (DQN(DQNConfig(hidden_sizes=(8, 8), batch_size=BATCH)), DISCRETE),
     "prioritized dqn": (
