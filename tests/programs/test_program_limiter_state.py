@@ -31,23 +31,23 @@ def test_a_queue_that_never_holds_a_batch_is_one_clear_error():
         launch.launch(program, engine="serial")
     text = str(raised.value)
     assert "actor-0" in text and "a step of its 9 envs" in text and "Use fewer envs" in text
-    assert "table 'queue' holds 3 items, takes 0 more" in text
-    assert "and gives 3 samples" in text
+    assert "table 'queue' holds 3 items, can take 0 more" in text
+    assert "and can give 3 samples" in text
 
 
 ratio = replay.rate_limiters.SampleToInsertRatio
 LIMITERS = {
     # limiter, items, samples, room, stock
-    "queue": (replay.rate_limiters.Queue(5), 2, 1, "takes 4 more", "gives 1 samples"),
-    "minimum": (replay.rate_limiters.MinSize(3), 2, 0, "takes any number of more", "gives 0 samples"),
-    "minimum reached": (replay.rate_limiters.MinSize(2), 2, 0, "takes any number of", "gives any number of"),
-    "ratio": (ratio(2.0, 2, 6.0), 3, 4, "takes 4 more", "gives 4 samples"),
+    "queue": (replay.rate_limiters.Queue(5), 2, 1, "take 4 more", "give 1 samples"),
+    "minimum": (replay.rate_limiters.MinSize(3), 2, 0, "take any number of more", "give 0 samples"),
+    "minimum reached": (replay.rate_limiters.MinSize(2), 2, 0, "take any number of", "give any number of"),
+    "ratio": (ratio(2.0, 2, 6.0), 3, 4, "take 4 more", "give 4 samples"),
     "filling": (
         replay.rate_limiters.SampleToInsertRatio(2.0, 9, 4.0),
         3,
         0,
-        "takes 8 more",
-        "gives 0 samples",
+        "take 8 more",
+        "give 0 samples",
     ),
 }
 
