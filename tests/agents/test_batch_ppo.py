@@ -46,7 +46,7 @@ def test_the_page_has_the_settings():
     )
     rows = [line for line in page.splitlines() if line.startswith("|")]
     settings = dict(re.findall(r"`(\w+)=([^`]+)`", "\n".join(rows)))
-    assert len(settings) == 17
+    assert len(settings) == 20
     config = BatchPPOConfig()
     assert {name: getattr(config, name) for name in settings} == {
         name: ast.literal_eval(text) for name, text in settings.items()

@@ -392,7 +392,7 @@ def test_whole_episodes_in_processes():
 
 def test_an_episode_that_is_longer_than_an_unroll_is_an_error():
     config = dataclasses.replace(SMALL, unroll_length=4, episodes_per_batch=4)
-    with pytest.raises(Exception, match="unroll_length: the episodes of envs"):
+    with pytest.raises(Exception, match="unroll_length: got episodes of more than"):
         play(config, EPISODES)
 
 
