@@ -5,7 +5,7 @@ A server owns one directory of mode 0700 under `/dev/shm` (a tmpfs: the files ne
 ```text
 /dev/shm/repertory-<pid>-<random>/owner      locked while the owner lives
 /dev/shm/repertory-<pid>-<random>/<n>        column n, [capacity, *shape] in C order
-/dev/shm/repertory-<pid>-<random>/proof      the server's name: who reads it is on the same machine
+/dev/shm/repertory-<pid>-<random>/proof      the server's name; only processes on its machine can read it
 ```
 
 - A column's file has its full virtual size from the start, so that it is mapped once and never moves, but it
