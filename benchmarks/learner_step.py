@@ -1,12 +1,13 @@
 """Learner steps per second, beside loops written in plain torch, on data that lies on the device already.
 
     python benchmarks/learner_step.py                                  # one thread of the CPU
-    python benchmarks/learner_step.py --device cuda --seconds 5
+    python benchmarks/learner_step.py --device cuda --ways learner group compile_loss autocast
 
 DQN and IMPALA learn at the shapes of Atari, PPO and SAC at those of HalfCheetah. The loops have the agents'
 networks and distributions; their losses, targets and optimizers are plain torch. `learner` is
-`Learner.step` on the same batch, `group` the same in a group of one process (gloo, on GPUs NCCL). The three
-take turns; the figures are the medians of the turns, and the ratio is the median of those of the turns.
+`Learner.step` on the same batch, `group` the same in a group of one process (gloo, on GPUs NCCL), the other
+ways are the learner with that field of the config. They take turns; the figures are the medians of the turns,
+and the ratio is the median of those of the turns.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import argparse
 import copy
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,19 +47,29 @@ HALF_CHEETAH = (
 )
 
 
-def make_agent(name: str, tiny: bool, device: str) -> Any:
-    batch = {"batch_size": 2} if tiny else {}
+# The ways of the learner: with which fields of the config, and whether in a group.
+WAYS: dict[str, dict[str, Any]] = {
+    "learner": {},
+    "group": {},
+    "compile_loss": {"compile_loss": True},
+    "autocast": {"autocast": True},
+}
+
+
+def make_agent(name: str, tiny: bool, **fields: Any) -> Any:
     if name == "dqn":
-        return DQN(DQNConfig(**{"batch_size": 32, **batch}, device=device))
+        return DQN(DQNConfig(batch_size=2 if tiny else 32, **fields))
     if name == "impala":
-        length = 3 if tiny else 20
-        return IMPALA(IMPALAConfig(**{"batch_size": 32, **batch}, unroll_length=length, device=device))
-    if name == "ppo":
-        sizes = {"minibatch_size": 8} if tiny else {"minibatch_size": 256}
-        return PPO(
-            PPOConfig(unroll_length=8 if tiny else 128, epochs=2 if tiny else 10, **sizes, device=device)
+        sizes: dict[str, Any] = (
+            {"batch_size": 2, "unroll_length": 3} if tiny else {"batch_size": 32, "unroll_length": 20}
         )
-    return SAC(SACConfig(**{"batch_size": 256, **batch}, device=device))
+        return IMPALA(IMPALAConfig(**sizes, **fields))
+    if name == "ppo":
+        sizes = {"unroll_length": 8, "epochs": 2, "minibatch_size": 8}
+        if not tiny:
+            sizes = {"unroll_length": 128, "epochs": 10, "minibatch_size": 256}
+        return PPO(PPOConfig(**sizes, **fields))
+    return SAC(SACConfig(batch_size=2 if tiny else 256, **fields))
 
 
 def make_spec(name: str) -> specs.EnvironmentSpec:
@@ -247,19 +258,21 @@ LOOPS: dict[str, Callable[..., Loop]] = {
 
 
 def make_loops(
-    name: str, device: str, tiny: bool
-) -> tuple[dict[str, Loop], dict[str, nn.Module], LearnerGroup]:
-    """The three ways to make a step, their networks, which begin equal, and the group of the last one."""
+    name: str, device: str, tiny: bool, ways: Sequence[str] = ("learner", "group")
+) -> tuple[dict[str, Loop], dict[str, nn.Module], list[LearnerGroup]]:
+    """The ways to make a step, plain torch first, their networks, which begin equal, and open groups."""
     spec, envs = make_spec(name), 2 if tiny else 16
-    agent = make_agent(name, tiny, device)
-    agent = agent.for_program(envs)
+    agents = {way: make_agent(name, tiny, device=device, **WAYS[way]).for_program(envs) for way in ways}
+    agent = make_agent(name, tiny, device=device).for_program(envs)
     torch.manual_seed(0)
     networks = agent.make_networks(spec).to(device)
     batch = make_batch(agent, spec, envs, device)
-    learners = {way: agent.make_learner(copy.deepcopy(networks), spec) for way in ("learner", "group")}
-    store = distributed.host_store(1)
-    group = LearnerGroup(0, 1, store.port, learners["group"].device)
-    learners["group"].distribute(group)
+    learners = {way: each.make_learner(copy.deepcopy(networks), spec) for way, each in agents.items()}
+    groups = []
+    if "group" in learners:
+        store = distributed.host_store(1)
+        groups = [LearnerGroup(0, 1, store.port, learners["group"].device)]
+        learners["group"].distribute(groups[0])
 
     def stepper(learner: Any) -> Loop:
         return lambda: learner.step(batch)
@@ -267,7 +280,7 @@ def make_loops(
     loops = {"torch": LOOPS[name](agent, networks, batch)}
     loops |= {way: stepper(learner) for way, learner in learners.items()}
     modules = {"torch": networks, **{way: learner.networks for way, learner in learners.items()}}
-    return loops, modules, group
+    return loops, modules, groups
 
 
 def rate(step: Loop, seconds: float, device: str) -> float:
@@ -289,6 +302,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=0.5, help="of a turn")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--agents", nargs="*", default=list(LOOPS), choices=list(LOOPS))
+    parser.add_argument("--ways", nargs="*", default=["learner", "group"], choices=list(WAYS))
     parser.add_argument("--tiny", action="store_true", help="small batches, for tests")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
@@ -296,24 +310,23 @@ def main(arguments: list[str] | None = None) -> None:
     device = torch.cuda.get_device_name(options.device) if cuda else "CPU, one thread"
     print(f"{device}, torch {torch.__version__}")
     unit = "s" if cuda else "CPU-s"
-    print(
-        f"| agent | torch, steps/{unit} | learner | ratio | group of one | ratio |\n|---|---|---|---|---|---|"
-    )
+    print(f"| agent | torch, steps/{unit} | " + "".join(f"{way} | ratio | " for way in options.ways).rstrip())
+    print("|---" * (2 + 2 * len(options.ways)) + "|")
     for name in options.agents:
-        loops, _, group = make_loops(name, options.device, options.tiny)
+        loops, _, groups = make_loops(name, options.device, options.tiny, options.ways)
         for step in loops.values():
+            step()  # The first one compiles.
             rate(step, options.seconds / 5, options.device)
         turns = [
             {way: rate(step, options.seconds, options.device) for way, step in loops.items()}
             for _ in range(options.turns)
         ]
-        group.close()
+        for group in groups:
+            group.close()
         middle = {way: statistics.median(turn[way] for turn in turns) for way in loops}
         ratios = {way: statistics.median(turn[way] / turn["torch"] for turn in turns) for way in loops}
         cells = [f"{middle['torch']:.1f}"]
-        cells += [
-            cell for way in ("learner", "group") for cell in (f"{middle[way]:.1f}", f"{ratios[way]:.2f}")
-        ]
+        cells += [cell for way in options.ways for cell in (f"{middle[way]:.1f}", f"{ratios[way]:.2f}")]
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 

@@ -98,6 +98,12 @@ def pong(engine: str = "processes", envs: int = 8, **config: Any) -> Ours:
     return Ours("impala", engine, {**settings, **config}, run, PONG)
 
 
+def pong_12_actors(**config: Any) -> Ours:
+    """Batches of 32 unrolls from 12 actors, for a machine with as many cores."""
+    row = pong(envs=16, batch_size=32, queue_batches=2, **config)
+    return dataclasses.replace(row, program={**row.program, "num_actors": 12})
+
+
 def ppo_pong(engine: str, actors: int = 1, envs: int = 16, lag: int = 0, threads: int | None = None) -> Ours:
     # No hidden layers: policy and value are heads of the convolutions' 512 features.
     config = {
@@ -161,6 +167,11 @@ GROUPS: dict[str, dict[str, Ours | Peer]] = {
         "repertory IMPALA, bfloat16, 32 envs": pong(envs=32, **BF16),
         "RLlib IMPALA": Peer("rllib-pong", "rllib"),
         "Sample Factory APPO": Peer("sample-factory-pong", "sample-factory"),
+    },
+    "pong-gpu": {
+        "12 actors, a learner on the CPU": pong_12_actors(),
+        "12 actors, a learner on a GPU": pong_12_actors(device="cuda"),
+        "the same in bfloat16": pong_12_actors(device="cuda", autocast=True),
     },
     "pong-lstm": {
         "repertory IMPALA, float32": pong(lstm_size=256),
@@ -265,7 +276,9 @@ def measure(label: str, group: str, interpreters: dict[str, str], options: argpa
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("groups", nargs="*", metavar="GROUP", help=", ".join(GROUPS) + "; all by default")
+    parser.add_argument(
+        "groups", nargs="*", metavar="GROUP", help=f"{', '.join(GROUPS)}; all but pong-gpu by default"
+    )
     parser.add_argument("--seconds", type=float, default=15.0, help="of the window of each row")
     parser.add_argument("--warm-up", type=float, default=3.0, help="seconds from the first steps to it")
     parser.add_argument("--rows", nargs="+", help="only rows with one of these texts in their label")
@@ -290,7 +303,7 @@ def main() -> None:
             parser.error(f"--peers {entry}: expected sb3=, rllib=, sample-factory= or hand= and a Python")
         interpreters[name] = python
     results: dict[str, dict[str, Any]] = {}
-    for group in options.groups or GROUPS:
+    for group in options.groups or [name for name in GROUPS if name != "pong-gpu"]:
         print(f"\n| {group} | steps/s | steps per CPU-second |\n|---|---|---|", flush=True)
         for label in GROUPS[group]:
             if options.rows and not any(text in label for text in options.rows):

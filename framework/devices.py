@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 
 import torch
 
@@ -28,7 +29,7 @@ def check_visible(field: str, device: str) -> str:
     wanted, count = torch.device(device), torch.cuda.device_count()
     if wanted.type == "cuda" and (wanted.index or 0) >= count:
         variable = os.environ.get("CUDA_VISIBLE_DEVICES")
-        seen = f"the {count} GPUs" if count else "no GPU"
+        seen = f"{count or 'no'} GPU{'s' * (count > 1)}"
         raise ValueError(
             f"{field}: got {device!r}, expected a device of this process, which sees {seen} (torch "
             f"{torch.__version__}, CUDA_VISIBLE_DEVICES {variable!r}). Use 'cpu', or a machine with GPUs; on "
@@ -40,3 +41,15 @@ def check_visible(field: str, device: str) -> str:
 def gpu_id(device: torch.device) -> str:
     """The identity of a GPU on its machine, whatever its number in this process; empty for the CPU."""
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+
+
+def restore_generator(generator: torch.Generator, state: torch.Tensor) -> None:
+    """Sets the state of `generator`. The state of a GPU's generator on the CPU, and the reverse, seeds it.
+
+    The two are of different kinds, so that their numbers differ in any case.
+    """
+    state = state.cpu()
+    if state.numel() == generator.get_state().numel():
+        generator.set_state(state)
+    else:
+        generator.manual_seed(zlib.crc32(state.numpy().tobytes()))

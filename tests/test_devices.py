@@ -34,7 +34,7 @@ def test_a_gpu_that_the_process_does_not_see_is_an_error(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     for device in ("cpu", "cuda", "cuda:0"):
         assert devices.check_visible("device", device) == device
-    with pytest.raises(ValueError, match=r"device: got 'cuda:1', .* sees the 1 GPUs .*DEVICES '3'"):
+    with pytest.raises(ValueError, match=r"device: got 'cuda:1', .* sees 1 GPU .*DEVICES '3'"):
         devices.check_visible("device", "cuda:1")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(ValueError, match=r"inference_device: got 'cuda', .* sees no GPU"):
@@ -42,6 +42,20 @@ def test_a_gpu_that_the_process_does_not_see_is_an_error(monkeypatch):
     agent = DQN(DQNConfig(device="cuda"))
     with pytest.raises(ValueError, match=r"learner\.num_gpus=1"):
         agent.make_learner(agent.make_networks(make_spec()), make_spec())
+
+
+def test_a_checkpoint_of_a_gpu_is_restored_on_the_cpu():
+    """The state of its generator is of another kind and seeds this one's."""
+    agent, spec = DQN(DQNConfig(hidden_sizes=(4,))), make_spec()
+    networks = agent.make_networks(spec)
+    learner, policy = agent.make_learner(networks, spec), agent.make_policy(networks)
+    drawn = []
+    for byte in (0, 0, 1):
+        of_gpu = torch.full((16,), byte, dtype=torch.uint8)
+        learner.restore({**learner.save(), "generator": of_gpu})
+        policy.restore(of_gpu)
+        drawn.append([torch.rand(4, generator=each).tolist() for each in (learner._generator, policy.random)])
+    assert drawn[0] == drawn[1] and all(one != other for one, other in zip(*drawn[1:], strict=True))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")

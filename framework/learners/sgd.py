@@ -15,6 +15,7 @@ from torch import nn
 
 from framework import core
 from framework.config_checks import whole_number
+from framework.devices import restore_generator
 from framework.learners.distributed import LearnerGroup
 from framework.losses import importance_weights
 from framework.replay.types import ReplaySample, SampleInfo
@@ -340,7 +341,7 @@ class SGDLearner(core.Learner):
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         for group, settings in zip(self.optimizer.param_groups, self._optimizer_settings, strict=True):
             group.update(settings)
-        self._generator.set_state(state["generator"].cpu())
+        restore_generator(self._generator, state["generator"])
         self.steps, self.env_steps = int(state["steps"]), int(state["env_steps"])
         self._unchecked.clear()
 

@@ -13,7 +13,7 @@ import learner_step
 
 @pytest.mark.parametrize("name", learner_step.LOOPS)
 def test_the_loop_in_plain_torch_learns_as_much_as_the_learner(name):
-    loops, networks, group = learner_step.make_loops(name, "cpu", tiny=True)
+    loops, networks, (group,) = learner_step.make_loops(name, "cpu", tiny=True)
     before = [parameter.detach().clone() for parameter in networks["torch"].parameters()]
     for step in loops.values():
         torch.manual_seed(0)
@@ -37,8 +37,10 @@ def test_the_loop_in_plain_torch_learns_as_much_as_the_learner(name):
 
 
 def test_the_table_has_a_row_for_each_agent(capsys):
-    learner_step.main(["--tiny", "--seconds", "0.01", "--turns", "1"])
+    ways = ["learner", "group", "autocast"]
+    learner_step.main(["--tiny", "--seconds", "0.01", "--turns", "1", "--ways", *ways])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("CPU, one thread, torch")
+    assert [cell.strip() for cell in lines[1].split("|")[3:-1:2]] == ways
     assert [line.split("|")[1].strip() for line in lines[3:]] == list(learner_step.LOOPS)
     assert all(float(cell) > 0 for line in lines[3:] for cell in line.split("|")[2:-1])

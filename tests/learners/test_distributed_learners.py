@@ -143,7 +143,8 @@ def test_a_batch_that_cannot_be_divided_is_refused():
 
 
 @pytest.mark.parametrize(("device", "expected"), [("cpu", "cpu"), ("cuda", "cuda:1"), ("cuda:5", "cuda:5")])
-def test_each_learner_has_a_gpu_of_its_own(device, expected):
+def test_each_learner_has_a_gpu_of_its_own(device, expected, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     agent = DQN(DQNConfig(batch_size=8, device=device))
     assert agent.for_program(1, 2, rank=1).device == expected
     assert agent.for_program(1).device == device

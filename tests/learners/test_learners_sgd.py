@@ -297,7 +297,7 @@ def test_a_checkpoint_of_a_gpu_goes_on_there():
 
     def noisy_cuda_loss(networks, batch, context):
         noise = torch.randn(8, generator=context.generator, device="cuda")
-        error = networks.model(batch.data["x"]).squeeze(-1) - noise
+        error = networks.model(batch.data["x"].cuda()).squeeze(-1) - noise
         return LossOutput(error.square().mean(), {})
 
     straight = make()

@@ -1,0 +1,109 @@
+"""Learner steps per second on batches from replay, for each number of batches fetched ahead.
+
+    python benchmarks/prefetch.py --device cuda --batch-size 256
+
+DQN at the shapes of Atari: a batch is gathered in this process, goes to the device and is learned from. The
+first row learns from one batch that lies on the device already, which is what fetching ahead can reach at
+most. `--idle` leaves the learner out: the rate at which batches arrive.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from learner_step import make_agent, make_spec
+
+from framework import replay
+from framework.datasets import Dataset
+from framework.networks import as_tensors
+from framework.types import Transition
+
+
+def filled_table(size: int) -> replay.EmbeddedClient:
+    """Replay with `size` random transitions of Atari, 56 kB each."""
+    limiter = replay.rate_limiters.MinSize(1)
+    uniform, oldest = replay.selectors.Uniform(), replay.selectors.Fifo()
+    client = replay.EmbeddedClient([replay.Table("replay", uniform, oldest, size, limiter, seed=1)])
+    writer, random = client.batch_writer(), np.random.default_rng(0)
+    for begin in range(0, size, 500):
+        count = min(500, size - begin)
+        images = [random.integers(0, 256, (count, 84, 84, 4), np.uint8) for _ in range(2)]
+        columns = {
+            "observation": images[0],
+            "action": random.integers(0, 6, count),
+            "reward": random.normal(size=count).astype(np.float32),
+            "discount": np.ones(count, np.float32),
+            "next_observation": images[1],
+        }
+        rows = writer.append("transitions", columns)
+        items = {name: writer.slice("transitions", name, rows) for name in columns}
+        writer.create_items("replay", items, np.ones(count))
+    return client
+
+
+def rate(step: Callable[[], Any], seconds: float, device: str) -> float:
+    """Steps per second on the clock."""
+
+    def wait() -> None:
+        if torch.device(device).type == "cuda":
+            torch.cuda.synchronize()
+
+    for _ in range(5):
+        step()
+    wait()
+    made, begin = 0, time.perf_counter()
+    while time.perf_counter() - begin < seconds:
+        step()
+        made += 1
+        if made % 20 == 0:  # A device must not fall behind by more than a few steps.
+            wait()
+    wait()
+    return made / (time.perf_counter() - begin)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--items", type=int, default=10_000, help="in the table")
+    parser.add_argument("--prefetch", type=int, nargs="+", default=[0, 1, 2, 4])
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each row")
+    parser.add_argument("--idle", action="store_true", help="without a learner")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    client, spec = filled_table(options.items), make_spec("dqn")
+    agent = make_agent("dqn", tiny=True, device=options.device)
+    learner = agent.make_learner(agent.make_networks(spec), spec)
+
+    def learn(sample: Any) -> None:
+        if not options.idle:
+            learner.step(sample._replace(data=Transition(**sample.data)))
+
+    def fetch_and_learn(dataset: Dataset) -> None:
+        learn(next(dataset))
+
+    with Dataset(client, "replay", options.batch_size, prefetch=0) as dataset:
+        sample = next(dataset)
+    size = sum(leaf.nbytes for leaf in sample.data.values()) / 1e6
+    print(f"batches of {options.batch_size}, {size:.1f} MB, on {options.device}, torch {torch.__version__}")
+    print("| batches fetched ahead | steps/s | MB/s |\n|---|---|---|")
+    if not options.idle:
+        there = sample._replace(data=as_tensors(sample.data, options.device))
+        print(
+            f"| none needed | {rate(lambda: learn(there), options.seconds, options.device):.1f} | |",
+            flush=True,
+        )
+    for ahead in options.prefetch:
+        with Dataset(client, "replay", options.batch_size, device=options.device, prefetch=ahead) as dataset:
+            steps = rate(functools.partial(fetch_and_learn, dataset), options.seconds, options.device)
+        print(f"| {ahead} | {steps:.1f} | {steps * size:,.0f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
