@@ -53,6 +53,8 @@ class ResumeOptions:
     max_env_steps: int | None = None  # New limit of env steps, counted from the start of the run. None: none.
     max_learner_steps: int | None = None  # New limit of learner steps, from the start of the run. None: none.
     target_return: float | None = None  # New target return. None: none.
+    device: str | None = None  # Device of the learner.
+    inference_device: str | None = None  # Device of the inference nodes.
     # Only checked: a run keeps its environment.
     environment: Annotated[str | None, tyro.conf.arg(metavar="SUITE:NAME")] = None
 
@@ -218,10 +220,16 @@ def resume(arguments: Sequence[str], name: str | None = None) -> int:
         )
     # None is a value of these: no limit, and no target.
     may_be_none = ("max_env_steps", "max_learner_steps", "target_return")
-    limits = {name: getattr(given, name) for name in may_be_none if name in early}
+    changed = {name: getattr(given, name) for name in may_be_none if name in early}
     chosen = {name: value for name in ("engine", "restarts") if (value := getattr(given, name)) is not None}
+    if given.inference_device is not None:
+        changed["inference_device"] = given.inference_device
+    if given.device is not None:
+        if "device" not in folder.agent_config:
+            raise UsageError(f"--device: got {given.device!r}, expected none: {folder.agent} has no learner.")
+        folder = folder.with_device(given.device)
     try:
-        config = dataclasses.replace(folder.config, **limits)
+        config = dataclasses.replace(folder.config, **changed)
     except ValueError as error:
         raise UsageError(f"{folder.path}: {error}") from error
     folder = dataclasses.replace(folder, config=config, **chosen)

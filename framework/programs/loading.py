@@ -26,7 +26,7 @@ class LoadedPolicy:
     ```
 
     Attributes:
-      agent: the agent, as configured in the run.
+      agent: the agent, as configured in the run, but on the CPU.
       spec: the specs of its environment.
       networks: the networks with the parameters of the checkpoint, on the CPU.
       step: env steps of the run when the checkpoint was saved.
@@ -34,7 +34,7 @@ class LoadedPolicy:
     """
 
     def __init__(self, folder: RunFolder, reader: CheckpointReader, best: bool = False):
-        self.agent = folder.make_agent()
+        self.agent = folder.with_device("cpu").make_agent()  # This machine need not have the run's GPU.
         self._factory, self._config = folder.environment_factory(), folder.config
         try:
             self.spec = environment_spec(self.agent, self._factory, folder.config)

@@ -232,6 +232,12 @@ class RunFolder:
         """Writes one file of the folder. Replaces an old file atomically."""
         config_file.replace(self.path / name, json.dumps(content, indent=1) + "\n")
 
+    def with_device(self, device: str) -> RunFolder:
+        """The run with its learner on `device`; the same run if its agent's config has no `device`."""
+        if "device" not in self.agent_config:
+            return self
+        return dataclasses.replace(self, agent_config={**self.agent_config, "device": device})
+
     def make_agent(self) -> core.Agent:
         """The agent as configured in the run. Raises RunError if its class cannot be found."""
         try:

@@ -216,6 +216,10 @@ class TestResume:
         code, _, err = repertory("train", "dqn", "--resume", make_run(steps=[10]).path)
         assert code == 2 and "'random_actions', not of 'dqn'" in err
 
+    def test_on_a_device_without_a_learner(self, repertory, make_run):
+        code, _, err = repertory("train", "--resume", make_run(steps=[10]).path, "--device", "cpu")
+        assert code == 2 and "--device: got 'cpu', expected none: random_actions has no learner" in err
+
     def test_with_other_settings(self, repertory, make_run):
         folder = make_run(steps=[1000], agent="dqn")
         before = (folder.path / "config.yaml").read_bytes()

@@ -8,9 +8,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from framework.loggers import read_jsonl, without_times
-from framework.programs import load_policy
+from framework.programs import config_file, load_policy
 from framework.programs.run_folder import RunFolder
 
 SMALL = (
@@ -133,6 +134,22 @@ def test_resume_goes_on_to_a_new_limit(trained, repertory, tmp_path):
     assert learner_steps == sorted(learner_steps)
     assert RunFolder.open(tmp_path / "copy").checkpointer.restore().step == 900
     assert RunFolder.open(tmp_path / "copy").config.max_env_steps == 900
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_run_of_a_gpu_is_evaluated_and_resumed_without_one(trained, repertory, tmp_path):
+    copy = tmp_path / "copy"
+    subprocess.run(["cp", "-r", str(trained[0]), str(copy)], check=True, timeout=20)
+    content = config_file.read(copy / "config.yaml")
+    config_file.write(copy / "config.yaml", {**content, "device": "cuda"})
+    code, _, err = repertory("eval", copy, "--episodes", "1")
+    assert code == 0, err
+    more = ("train", "--resume", copy, "--max-env-steps", "900")
+    code, _, err = repertory(*more)
+    assert code == 1 and "device: got 'cuda', expected a device of this process, which sees no GPU" in err
+    code, _, err = repertory(*more, "--device", "cpu")
+    assert code == 0, err
+    assert config_file.read(copy / "config.yaml")["device"] == "cpu"
 
 
 def test_the_same_seed_gives_the_same_metrics(repertory, tmp_path):
