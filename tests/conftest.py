@@ -11,6 +11,9 @@ import threading
 import psutil
 import pytest
 import quarantine
+import warm_fork_server
+
+from launch.engines import processes
 
 try:
     import hypothesis
@@ -48,6 +51,11 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 
+@pytest.fixture(autouse=True)
+def warm_fork_servers(monkeypatch):
+    monkeypatch.setattr(processes, "start_interpreter", warm_fork_server.start)
+
+
 def abort_children(launcher: int) -> None:
     """Has the Python processes below ``launcher`` write their stacks and end.
 
@@ -56,7 +64,7 @@ def abort_children(launcher: int) -> None:
     """
     for process in psutil.Process(launcher).children(recursive=True):
         try:
-            starts_others = process.ppid() == launcher and process.children()
+            starts_others = process.ppid() in warm_fork_server.servers() and process.children()
             if "python" in process.name() and not starts_others:
                 process.send_signal(signal.SIGABRT)
         except psutil.NoSuchProcess:

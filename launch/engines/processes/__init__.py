@@ -44,6 +44,27 @@ class ProcessesJob(SupervisedJob):
         self._folders.remove()
 
 
+def start_interpreter(line: int, inherited: Sequence[int]) -> subprocess.Popen[bytes]:
+    """Starts the process of a fork server.
+
+    Args:
+      line: descriptor of its channel.
+      inherited: other descriptors that it and the nodes have.
+    """
+    code = (
+        f"import sys; sys.path[:] = {sys.path!r}; from launch.engines.processes.fork_server import main; "
+        f"main({line})"
+    )
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return subprocess.Popen(
+        [sys.executable, *flags, "-c", code],
+        stdin=subprocess.DEVNULL,
+        pass_fds=[line, *inherited],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+    )
+
+
 class ForkServer(Host):
     """A running fork server; see `launch.engines.processes.fork_server`.
 
@@ -68,18 +89,7 @@ class ForkServer(Host):
         self._report = report
         self._closed = False
         self._lives = 0
-        code = (
-            f"import sys; sys.path[:] = {sys.path!r}; from launch.engines.processes.fork_server import main; "
-            f"main({theirs.fileno()})"
-        )
-        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-        self._process = subprocess.Popen(
-            [sys.executable, *flags, "-c", code],
-            stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno(), *locks],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            start_new_session=True,
-        )
+        self._process = start_interpreter(theirs.fileno(), locks)
         theirs.close()
         self._line.send({"preload": list(preload), "folders": list(folders), "grace": grace})
         self._reader = threading.Thread(target=self._read, name="launch-fork-server", daemon=True)
