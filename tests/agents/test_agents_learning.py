@@ -169,7 +169,8 @@ CASES = {
     "impala without a memory": (impala_without_memory, recall, 4_000, 0.2, 0.8),
     "r2d2 without a memory": (R2D2(dataclasses.replace(r2d2, lstm_size=None)), recall, 3_000, 0.2, 0.8),
 }
-ELSEWHERE = ("dqn", "iqn", "mpo", "rainbow", "sac", "td3", "ppo", "impala", "impact")
+# Nightly runs all of them in all modes (benchmarks/nightly.py).
+ELSEWHERE = ("dqn", "sac", "ppo", "impala")
 KINDS = [(name, "local") for name in CASES]
 KINDS += [(name, mode) for name in ELSEWHERE for mode in get_args(Inference) if mode != "local"]
 

@@ -19,13 +19,13 @@ import traceback
 from launch.engines import processes
 from launch.engines.processes import fork_server
 
-_start_interpreter = processes.start_interpreter
+start_interpreter = processes.start_interpreter  # That of users.
 
 
 def start(line, inherited):
     """As `launch.engines.processes.start_interpreter`."""
-    if "torch" not in sys.modules:
-        return _start_interpreter(line, inherited)
+    if "torch" not in sys.modules or not hasattr(os, "pidfd_open"):  # Not on a Mac.
+        return start_interpreter(line, inherited)
     template, _ = _template()
     about = {"env": {**os.environ, "OMP_NUM_THREADS": "1"}, "path": sys.path, "folder": os.getcwd()}
     socket.send_fds(template, [json.dumps(about).encode()], [line, 1, 2, *inherited])
