@@ -226,7 +226,7 @@ def resume(arguments: Sequence[str], name: str | None = None) -> int:
         changed["inference_device"] = given.inference_device
     if given.device is not None:
         if "device" not in folder.agent_config:
-            raise UsageError(f"--device: got {given.device!r}, expected none: {folder.agent} has no learner.")
+            raise UsageError(f"--device: got {given.device!r}, but {folder.agent!r} has no such setting.")
         folder = folder.with_device(given.device)
     try:
         config = dataclasses.replace(folder.config, **changed)

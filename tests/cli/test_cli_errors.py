@@ -216,9 +216,16 @@ class TestResume:
         code, _, err = repertory("train", "dqn", "--resume", make_run(steps=[10]).path)
         assert code == 2 and "'random_actions', not of 'dqn'" in err
 
-    def test_on_a_device_without_a_learner(self, repertory, make_run):
+    def test_on_another_device(self, repertory, make_run):
         code, _, err = repertory("train", "--resume", make_run(steps=[10]).path, "--device", "cpu")
-        assert code == 2 and "--device: got 'cpu', expected none: random_actions has no learner" in err
+        assert code == 2 and "--device: got 'cpu', but 'random_actions' has no such setting" in err
+        folder = make_run("other", steps=[10], agent="dqn")
+        before = (folder.path / "config.yaml").read_bytes()
+        code, _, err = repertory("train", "--resume", folder.path, "--device", "gpu")
+        assert code != 0 and "device: got 'gpu', expected the name of a torch device" in err
+        code, _, err = repertory("train", "--resume", folder.path, "--inference-device", "gpu")
+        assert code == 2 and "inference_device: got 'gpu', expected the name of a torch device" in err
+        assert (folder.path / "config.yaml").read_bytes() == before
 
     def test_with_other_settings(self, repertory, make_run):
         folder = make_run(steps=[1000], agent="dqn")
