@@ -64,9 +64,8 @@ def record(environment: BatchedEnvironment, act: Callable[[Nest], Nest], num_epi
                 continue
             # The environment takes other dtypes; replay holds that of the spec.
             spec = environment.action_spec()
-            action = tree.map_structure_up_to(
-                spec, lambda of, leaf: np.asarray(leaf, of.dtype), spec, action, check_types=False
-            )
+            leaves = zip(tree.flatten(spec), tree.flatten_up_to(spec, action, check_types=False), strict=True)
+            action = tree.unflatten_as(spec, [np.asarray(leaf, of.dtype) for of, leaf in leaves])
             result = (following.reward, following.discount)
             # Copied, since the environment and the policy may use their arrays again.
             row = (timestep.observation, action, *result, np.array([not rows]))
