@@ -21,8 +21,7 @@ export OMP_NUM_THREADS ?= 1
 # tests/quarantine.txt names, with a reason and a date, are tried again. With AGAIN=1, which CI sets, up to three
 # others are too, and named at the end of the output.
 AGAIN ?=
-# Each environment has a cache of its own, because CI runs tests in two of them at a time.
-tests = $(1)/bin/python -m pytest -o cache_dir=$(1)/pytest $(2)$(if $(AGAIN), || $(1)/bin/python tests/helpers/try_again.py $(1)/pytest)
+tests = $(1)/bin/python -m pytest $(2)$(if $(AGAIN), || $(1)/bin/python tests/helpers/try_again.py)
 
 .PHONY: train test coverage lint docs test-reverb test-ray test-server test-deepmind nightly clean
 
