@@ -91,7 +91,8 @@ _MASKED: dict[str, tuple[str, ...]] = {
     "appo": (*_UNROLLS, "--batch-size", "8"),
     "batch_ppo": (*_EPISODES, "24", "--unroll-length", "6"),
     "c51": _ATOMS,
-    "dqfd": (*_SHOWN, "benchmarks.demonstrators:board"),
+    # Most boards are in no demonstration.
+    "dqfd": (*_SHOWN, "benchmarks.demonstrators:board", "--epsilon-start", "1", "--epsilon-end", "0.02"),
     "dqn": _VALUES,
     "flow_dqn": _VALUES,
     "flow_impala": (*_UNROLLS, "--batch-size", "8"),
