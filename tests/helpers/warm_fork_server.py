@@ -72,7 +72,7 @@ class _Forked:
                 raise subprocess.TimeoutExpired("a fork server", timeout)
             os.close(self._end)
             self._end = None
-        return 0  # Nobody but its parent knows.
+        return 0  # Only its parent knows its code.
 
     def kill(self):
         if self._end is not None:
@@ -83,7 +83,7 @@ def serve(descriptor):
     """Forks a fork server for each request, until the line ends."""
     for name in ("torch", "framework.programs"):
         importlib.import_module(name)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Nobody waits for the forks.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # The forks are not waited for.
     line = socket.socket(fileno=descriptor)
     while True:
         content, descriptors, _, _ = socket.recv_fds(line, 1 << 20, 64)

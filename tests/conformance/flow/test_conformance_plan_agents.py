@@ -104,7 +104,7 @@ def directory(tmp_path_factory):
 def test_a_plan_agent_makes_exactly_its_env_steps(directory, engine, agent):
     """And one seed gives one learning curve on every engine, if the plan is synchronous."""
     if engine == "ray" and agent not in ON_RAY:
-        pytest.skip("one of ON_RAY stands for it")
+        pytest.skip("on Ray only those of ON_RAY; make nightly runs the others there")
     one, serial = curve(agent, directory, engine), curve(agent, directory, "serial")
     assert one == serial or agent in ASYNCHRONOUS
 
@@ -112,7 +112,7 @@ def test_a_plan_agent_makes_exactly_its_env_steps(directory, engine, agent):
 @pytest.mark.parametrize("agent", ["a2c", "apex", "maml"])
 def test_a_run_is_resumed(tmp_path, engine, agent):
     if engine == "ray" and agent != "apex":
-        pytest.skip("Ape-X, which has replay, stands for it")
+        pytest.skip("on Ray only Ape-X is resumed, which has replay")
     first = launch.launch(program(AGENTS[agent], tmp_path), engine=engine)
     second = launch.launch(program(AGENTS[agent], tmp_path, max_env_steps=1000), engine=engine)
     assert second["env_steps"] == 1000
