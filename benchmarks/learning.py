@@ -251,7 +251,7 @@ ROWS = {
         1_000_000,
         9500,
         published="Zoo 9,535 at 1M (v3), CleanRL 9,635, Tianshou 12,139",
-        flags=("--samples-per-insert", "128"),  # A learner step for every two env steps.
+        flags=("--samples-per-insert", "64"),  # A learner step for every two env steps.
     ),
     "halfcheetah-td3": Row(
         "td3",
