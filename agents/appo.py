@@ -67,13 +67,16 @@ class APPO(IMPALA):
     def make_tables(self, spec: EnvironmentSpec) -> list[replay.Table]:
         """IMPALA's queue, or a buffer of unrolls that are drawn `samples_per_insert` times each.
 
-        Actors wait while the buffer is full, so no unroll is lost before it was drawn that often.
+        Actors wait while the buffer is full, so no unroll is lost before it was drawn that often. A learner
+        that is faster than the actors waits, too: if it emptied the buffer, it would draw the same few unrolls
+        several times in one batch.
         """
         uses = self.config.samples_per_insert
         if uses == 1:
             return super().make_tables(spec)
-        size = uses * self.queue_batches * self.items_per_step  # Of items with one turn left.
-        limiter = replay.rate_limiters.RateLimiter(uses, min_size_to_sample=1, min_diff=0.0, max_diff=size)
+        turns = uses * self.items_per_step  # Of a batch's worth of new unrolls.
+        size, kept = self.queue_batches * turns, (self.queue_batches - 1) * turns / 2
+        limiter = replay.rate_limiters.RateLimiter(uses, min_size_to_sample=1, min_diff=kept, max_diff=size)
         sampler, remover = replay.selectors.Uniform(), replay.selectors.Fifo()
         return [replay.Table(adders.QUEUE_TABLE, sampler, remover, size, limiter, max_times_sampled=uses)]
 

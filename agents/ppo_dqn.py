@@ -16,8 +16,10 @@ from agents.dqn import DQN, DQNConfig
 from agents.ppo import PPO, PPOConfig
 from framework import config_checks as check
 from framework.flow import Flow, Node, Par, concurrent
+from framework.multi_agent import AgentGroup
 from framework.programs import MultiAgentPlanAgent, MultiAgentWorker, PlanLearner, Preset, concatenate
 from framework.replay import ReplaySample
+from framework.specs import EnvironmentSpec, agents
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,15 @@ class PPODQN(MultiAgentPlanAgent):
     def __init__(self, config: PPODQNConfig | None = None):
         self.config: PPODQNConfig = config or PPODQNConfig()  # type: ignore[assignment]
         self.parts = {"ppo": PPO(self.config.ppo()), "dqn": DQN(self.config.dqn())}
+
+    def groups(self, spec: EnvironmentSpec) -> dict[str, AgentGroup]:
+        known = agents(spec)
+        if unknown := [name for name in self.config.ppo_agents if name not in known]:
+            raise ValueError(
+                f"ppo_agents: got {', '.join(unknown)}, expected agents of the environment: "
+                f"{', '.join(known)}.{check.nearest(unknown[0], known)}"
+            )
+        return super().groups(spec)
 
     def policy_of(self, agent: str) -> str:
         return "ppo" if agent in self.config.ppo_agents else "dqn"

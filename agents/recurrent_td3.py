@@ -187,8 +187,8 @@ class RecurrentTD3(TD3):
 
 
 PRESETS: Mapping[str, Preset] = {
-    # -155 at 20,000 steps on seed 101; -741 with n_step=1 and learning_rate=1e-3, whose policy follows the first
-    # values to a bound of the actions, where it learns slowly.
+    # -155 at 20,000 steps on seed 101; -741 with n_step=1 and learning_rate=1e-3, whose policy follows the
+    # first values to a bound of the actions, where it learns slowly.
     "testing:PendulumWithoutVelocity": Preset(
         agent={
             "n_step": 3,

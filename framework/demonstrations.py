@@ -140,8 +140,8 @@ def load(source: str) -> list[Step]:
 
 
 def check(episodes: Sequence[Step], spec: EnvironmentSpec) -> None:
-    """Raises ValueError unless observations and actions have the structure, shapes and dtypes of `spec`."""
-    for field, expected in (("observation", spec.observations), ("action", spec.actions)):
+    """Raises ValueError unless the episodes have the structure, shapes and dtypes of `spec`."""
+    for field, expected in zip(Step._fields[:4], spec, strict=True):
         wanted = tree.map_structure(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", expected)
         for episode in episodes:
             rows = getattr(episode, field)

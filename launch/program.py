@@ -67,10 +67,13 @@ class Program:
     min_nodes: Mapping[str, int] = {}
     #: Seconds for which such a group may have fewer nodes, if `launch` is not given others.
     min_nodes_timeout: float = 300.0
+    #: By group, seconds that its nodes have to return and to close, where they need more than `stop_timeout`.
+    stop_timeouts: Mapping[str, float] = {}
     #: Modules that processes are forked with, unless `launch` is given others; None as there.
     preload: Sequence[str] | None = None
     #: Functions that return context managers. The launching process enters them before it makes the first
-    #: node, and exits them when all nodes have ended.
+    #: node, and exits them when all nodes have ended. If one gives a file, such as a lock, the engine
+    #: "processes" keeps it open in all processes, which may outlive the launching one.
     contexts: Sequence[Callable[[], contextlib.AbstractContextManager[Any]]] = ()
 
     def __init__(self, name: str) -> None:

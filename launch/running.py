@@ -63,6 +63,7 @@ def start(
         min_nodes={**program.min_nodes, **(min_nodes or {})},
         min_nodes_timeout=program.min_nodes_timeout if min_nodes_timeout is None else min_nodes_timeout,
         stop_timeout=stop_timeout,
+        stop_timeouts=program.stop_timeouts,
         heartbeat_timeout=heartbeat_timeout,
         directory=None if directory is None else os.path.abspath(os.fspath(directory)),
         preload=program.preload if preload is None else preload,
@@ -73,9 +74,9 @@ def start(
     module, name = ENGINES[engine]
     make_job = getattr(importlib.import_module(f"launch.engines.{module}"), name)
     with contextlib.ExitStack() as entered:
-        for context in program.contexts:
-            entered.enter_context(context())
-        job: Job = make_job(program, engine, options)
+        given = [entered.enter_context(context()) for context in program.contexts]
+        files = [file.fileno() for file in given if hasattr(file, "fileno")]
+        job: Job = make_job(program, engine, dataclasses.replace(options, files=files))
         job.outcome.leave_at_end(entered.pop_all())
     return job
 
@@ -106,8 +107,9 @@ def launch(
         the same pauses. Needs an engine with processes; within one process nothing can be lost.
       min_nodes_timeout: seconds for which such a group may have fewer nodes before the program fails. None
         is the program's value, 300 by default.
-      stop_timeout: seconds that the workers have to return after a stop began, and each node to close. After
-        that, processes are killed (with a `StopTimeoutWarning`) and threads are reported as an error.
+      stop_timeout: seconds that the workers have to return after a stop began, and each node to close; more
+        for the groups in the program's `stop_timeouts`. After that, processes are killed (with a
+        `StopTimeoutWarning`) and threads are reported as an error.
       heartbeat_timeout: seconds after which a process without a sign of life is killed and counts as failed
         (a stopped process, or native code that does not release the interpreter); half as long for groups
         with `min_nodes`; None never checks.

@@ -84,6 +84,10 @@ def test_episodes_of_another_environment_are_an_error():
         demonstrations.check(episodes, make_spec())
     with pytest.raises(ValueError, match=r"got the action .*int64.*, expected .*int32"):
         demonstrations.check(echo(), make_spec(specs.Array((1,), np.float32), specs.Array((), np.int32)))
+    spec, episodes = nested()
+    episodes[1] = episodes[1]._replace(reward=episodes[1].reward.astype(np.float64))
+    with pytest.raises(ValueError, match=r"got the reward float64\[\], expected float32\[\]"):
+        demonstrations.check(episodes, spec)
 
 
 def test_an_iterator_is_a_source():

@@ -73,7 +73,9 @@ def test_agents_that_cannot_share_a_policy():
     with pytest.raises(
         ValueError, match=r"got agents for \['dqn'\], expected some for each of \['dqn', 'ppo'\]"
     ):
-        PPODQN(PPODQNConfig(ppo_agents=("nobody",))).make_networks(cartpoles(1).spec)
+        PPODQN(PPODQNConfig(ppo_agents=())).make_networks(cartpoles(1).spec)
+    with pytest.raises(ValueError, match=r"ppo_agents: got agent1, .* Did you mean 'agent_1'"):
+        PPODQN(PPODQNConfig(ppo_agents=("agent_0", "agent1"))).make_networks(cartpoles(1).spec)
 
 
 def test_rows_are_the_agents_of_each_env():

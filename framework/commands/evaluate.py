@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import tree
 
-from framework.commands.options import Checkpoint, Run, check_at_least, parse
+from framework.checkpoints.checkpointer import explain
+from framework.commands.options import Checkpoint, CommandError, Run, check_at_least, parse
 from framework.programs.loading import LoadedPolicy, load_policy
 from framework.programs.run_folder import RunFolder
 
@@ -33,13 +34,16 @@ def main(arguments: Sequence[str]) -> int:
     check_at_least(options, episodes=1, envs=1, seed=0)
     policy = load_policy(options.run, options.checkpoint)
     result = evaluate(policy, options.episodes, min(options.envs, options.episodes), options.seed)
-    RunFolder.open(options.run).write_json("evaluation.json", result)
     print(
         f"{result['episodes']} episodes with the checkpoint of step {result['step']:,}: "
         f"return {result['mean']:.1f} ± {result['standard_deviation']:.1f} "
         f"(from {result['minimum']:.1f} to {result['maximum']:.1f}), "
         f"length {result['mean_length']:.1f}"
     )
+    try:
+        RunFolder.open(options.run).write_json("evaluation.json", result)
+    except OSError as error:
+        raise CommandError(f"evaluation.json was not written: {explain(error)}.") from error
     return 0
 
 

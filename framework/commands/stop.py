@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import psutil
 
 from framework.commands.options import CommandError, Run, parse
 from framework.programs.run_folder import RunFolder
@@ -22,13 +22,14 @@ class StopOptions:
 def main(arguments: Sequence[str]) -> int:
     options = parse(StopOptions, arguments, prog="repertory stop")
     folder = RunFolder.open(options.run)
-    pid = folder.running_pid()
-    if pid is None:
+    process = folder.running_process()
+    if process is None:
         raise CommandError(f"{folder.path} is not running on this machine.")
+    pid = process.pid
     try:
-        os.kill(pid, signal.SIGTERM)
-    except (ProcessLookupError, PermissionError) as error:
-        raise CommandError(f"{folder.path}: process {pid} cannot be stopped: {error.strerror}.") from error
+        process.terminate()
+    except psutil.Error as error:
+        raise CommandError(f"{folder.path}: process {pid} cannot be stopped: {error}.") from error
     if not folder.wait_until_free(options.timeout):
         raise CommandError(
             f"{folder.path}: process {pid} has not ended after {options.timeout:g} seconds. Wait longer with "

@@ -6,17 +6,19 @@ import argparse
 import contextlib
 import dataclasses
 import datetime
+import errno
 import itertools
+import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 
 import tyro
 
 import launch
-from framework import config_checks
+from framework import config_checks, core
 from framework.checkpoints import CheckpointError
 from framework.commands import building
 from framework.commands.options import (
@@ -38,6 +40,7 @@ from framework.programs.run_folder import RunFolder, differences
 from launch.running import stopped_by_signals
 from launch.view import NodesView
 
+_OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 _POLL_S = 0.5  # Seconds between two updates of the display.
 
 
@@ -86,8 +89,18 @@ def start(name: str | None, arguments: Sequence[str]) -> int:
     entry, options, config, agent_config = parse_new(name, arguments)
     building.check_installed(options.engine, config)
     agent = entry.make(None if isinstance(agent_config, _NoSettings) else agent_config)
-    path = Path(config.directory or _default_path(entry.name, options.environment, config.seed))
-    config = dataclasses.replace(config, directory=str(path))
+    if config.directory is not None:
+        return _start(agent, options, config)
+    path = _new_folder(entry.name, options.environment, config.seed)
+    try:
+        return _start(agent, options, dataclasses.replace(config, directory=str(path)))
+    finally:
+        with contextlib.suppress(OSError):  # It is not empty, but for errors before the first file.
+            os.removedirs(path)
+
+
+def _start(agent: core.Agent, options: TrainOptions, config: RunConfig) -> int:
+    path = Path(str(config.directory))
     spec = building.environment_spec(agent, options.environment, config)
     building.check_agent(agent, spec)
     folder = RunFolder.describe(agent, options.environment, config, spec)
@@ -96,8 +109,8 @@ def start(name: str | None, arguments: Sequence[str]) -> int:
         raise CommandError(f"{path} holds a run already. {_advice(folder)} another folder with --directory.")
     program = building.build_program(agent, options.environment, config)
     folder.save()  # The first file. What fails before this leaves no folder.
-    with _writing(path), folder.locked():
-        return run(folder, program)
+    with _writing(path), folder.locked() as lock:
+        return run(folder, program, lock)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,10 +248,10 @@ def resume(arguments: Sequence[str], name: str | None = None) -> int:
     folder = dataclasses.replace(folder, config=config, **chosen)
     building.check_installed(folder.engine, config)
     program = building.build_program(folder.make_agent(), folder.environment_factory(), config)
-    with _writing(folder.path), folder.locked(), chosen_checkpoint(folder, given.checkpoint):
+    with _writing(folder.path), folder.locked() as lock, chosen_checkpoint(folder, given.checkpoint):
         folder.save()
         (folder.path / "result.json").unlink(missing_ok=True)  # If this run is interrupted, it has no result.
-        return run(folder, program)
+        return run(folder, program, lock)
 
 
 def _check_same_settings(folder: RunFolder, flags: Sequence[str]) -> None:
@@ -267,18 +280,28 @@ def _advice(folder: RunFolder) -> str:
     return "It ended before its first checkpoint, so that it cannot go on. Remove it, or give"
 
 
-def _default_path(agent: str, environment: str, seed: int) -> Path:
-    """Returns the name of a new folder, such as `runs/dqn-CartPole-v1-seed1-20260131-120000`."""
+def _new_folder(agent: str, environment: str, seed: int) -> Path:
+    """Makes a folder such as `runs/dqn-CartPole-v1-seed1-20260131-120000`.
+
+    A run that begins in the same second has another one.
+    """
     place = environment.partition(":")[2].replace("/", "-").replace(":", "-")
     now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    return Path("runs") / f"{agent.rpartition(':')[2]}-{place}-seed{seed}-{now}"
+    name = f"{agent.rpartition(':')[2]}-{place}-seed{seed}-{now}"
+    for ending in itertools.count(1):
+        path = Path("runs", name if ending == 1 else f"{name}-{ending}")
+        with _writing(path), contextlib.suppress(FileExistsError):
+            path.mkdir(parents=True)
+            return path
+    raise AssertionError
 
 
 @contextlib.contextmanager
 def chosen_checkpoint(folder: RunFolder, which: str) -> Iterator[None]:
     """Makes `which` the newest checkpoint of the run by renaming later ones; refuses a damaged one.
 
-    They get their names back if the block fails before it has saved a checkpoint.
+    If the block fails before it has saved a checkpoint, they get their names back, and the run its settings
+    and its result.
     """
     reader = folder.restore(which)
     counts = reader.state("counter")["counts"] if "counter" in reader.names else {}
@@ -300,6 +323,8 @@ def chosen_checkpoint(folder: RunFolder, which: str) -> Iterator[None]:
             f"previous, a step, or one of: {', '.join(path.name for path in paths) or 'none'}."
         )
     aside: dict[Path, Path] = {}
+    files = [folder.path / name for name in ("config.yaml", "result.json")]
+    before = {file: file.read_text(encoding="utf-8") for file in files if file.exists()}
     try:
         for newer in paths[paths.index(same[0]) + 1 :]:
             aside[newer] = newer.rename(_aside(newer))
@@ -309,6 +334,8 @@ def chosen_checkpoint(folder: RunFolder, which: str) -> Iterator[None]:
         if checkpointer.checkpoints() == [path for path in paths if path not in aside]:  # None was saved.
             for name, path in aside.items():
                 path.rename(name)
+            for file, text in before.items():
+                config_file.replace(file, text)
         raise
 
 
@@ -318,9 +345,9 @@ def _aside(path: Path) -> Path:
     return next(free for name in names if not (free := path.with_name(name)).exists())
 
 
-def run(folder: RunFolder, program: launch.Program) -> int:
-    """Runs the program of `folder`, which is locked, and reports its end; returns the exit code."""
-    program.contexts = ()  # They lock the folder.
+def run(folder: RunFolder, program: launch.Program, lock: IO[str]) -> int:
+    """Runs the program of `folder`, which `lock` locks, and reports its end; returns the exit code."""
+    program.contexts = (lambda: contextlib.nullcontext(lock),)  # Its own would lock the folder.
     print(f"{folder.agent} in {folder.environment_name}, engine {folder.engine}, folder {folder.path}")
     try:
         result, stopped_by = _run(program, folder)
@@ -418,8 +445,8 @@ def _explain(error: Exception, path: Path) -> str:
     node = getattr(error, "node", None)
     if isinstance(cause, CheckpointError):
         return str(cause)  # Names the file; the node that asked for the checkpoint did not fail.
-    if node is not None and isinstance(cause, OSError):
-        return f"node {node!r}: {cause.strerror or cause}"  # An error of the disk.
+    if node is not None and isinstance(cause, OSError) and _is_explained(cause):
+        return f"node {node!r}: {cause.strerror}"
     reason, _, traceback = str(error).partition("\n\n")
     if traceback:
         print(traceback, file=sys.stderr)  # First, so that the reason is at the bottom.
@@ -435,7 +462,11 @@ def _writing(path: Path) -> Iterator[None]:
     except CheckpointError as error:
         raise CommandError(str(error)) from error
     except OSError as error:
-        if error.errno is None:
+        if error.filename is None and error.errno not in _OF_DISKS and not _is_explained(error):
             raise
-        told = error if str(error.strerror).startswith("could not") else explained(error, path)
+        told = error if _is_explained(error) else explained(error, error.filename or path)
         raise CommandError(str(told.strerror)) from error
+
+
+def _is_explained(error: OSError) -> bool:
+    return str(error.strerror).startswith("could not write")

@@ -186,6 +186,12 @@ class SGDLearner(core.Learner):
         self._parameters = [p for p in networks.parameters() if p.requires_grad]
         self._small = sum(p.numel() for p in self._parameters) <= _SMALL
         self.optimizer = optimizer_fn(self._parameters)
+        held = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        if left := [name for name, p in networks.named_parameters() if p.requires_grad and id(p) not in held]:
+            raise ValueError(
+                f"optimizer: got one without {', '.join(left)}. Add them in make_optimizer, or give them "
+                "requires_grad=False."
+            )
         self._rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self._optimizer_settings = [
             {name: value for name, value in group.items() if name != "params"}

@@ -4,12 +4,31 @@ from __future__ import annotations
 
 from typing import Any
 
+import dm_env
+import numpy as np
 import torch
 
-from framework.actors import EnvironmentLoop, PolicyActor
+import launch
+from framework.actors import EnvironmentLoop, EnvironmentLoopObserver, PolicyActor
+from framework.environments import BatchedEnvironment
 from framework.programs.parts import make_observers
 from framework.programs.worker import ProgramWorker, Setup, prepare_process, seeded, summarize
+from framework.types import Nest
 from framework.variables import VariableClient
+
+
+class _Stop(EnvironmentLoopObserver):
+    """Ends an evaluation when the program stops: whole episodes may take longer than a node has to end."""
+
+    def observe_first(self, environment: BatchedEnvironment, timestep: dm_env.TimeStep) -> None:
+        pass
+
+    def observe(self, environment: BatchedEnvironment, timestep: dm_env.TimeStep, action: Nest) -> None:
+        if launch.stop_event().is_set():
+            raise launch.ProgramStopped("The program stops during an evaluation.")
+
+    def get_metrics(self, envs: np.ndarray) -> dict[str, np.ndarray]:
+        return {}
 
 
 class Evaluator(ProgramWorker):
@@ -53,7 +72,7 @@ class Evaluator(ProgramWorker):
         policy = setup.agent.make_policy(networks, evaluation=True)
         self._variables = VariableClient(learner, networks, policy) if learner is not None else None
         self._actor = PolicyActor(policy, variable_client=self._variables, num_envs=num_episodes)
-        observers = make_observers(setup.config)
+        observers = [*make_observers(setup.config), _Stop()]
         self._loop = EnvironmentLoop(self._environment, self._actor, observers=observers, should_update=False)
         self._best = float("-inf")  # The highest mean return so far.
         self._evaluated = 0  # Env step of the last evaluation.

@@ -194,6 +194,10 @@ class ProgramLearner:
             self._steps = int(state["steps"])
         counts = self._counter.get_counts()
         made, env_steps = counts.get(self._steps_name, 0), counts.get("env_steps", 0)
+        if state is None and made:
+            _LOG.warning(
+                "%s: its %d steps before were not saved. It begins with new parameters.", self._name, made
+            )
         # A learner that restarts from an older checkpoint, or from none, continues with versions above those
         # of the actors. Version 0, which tells policies that no step was made, stays, unless actors wait for
         # the next version.

@@ -98,6 +98,11 @@ class LoadedPolicy:
                 f"{reader.path}: got the learners {', '.join(others)}, expected one with the name 'learner'. "
                 "Give the learner that acts this name in the agent's build."
             )
+        elif isinstance(self.networks, torch.nn.Module) and any(True for _ in self.networks.parameters()):
+            raise RunError(
+                f"{reader.path}: got no parameters, because the run ended before its learner saved any. "
+                "Start a new run, or resume this one, which begins with new parameters."
+            )
 
 
 def _learners(reader: CheckpointReader) -> list[str]:

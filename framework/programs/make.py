@@ -38,6 +38,8 @@ from framework.programs.worker import Setup, derive_seed, make_tables
 from framework.replay import ShardedClient
 
 _REPLAY_MODULES = {"repertory": "framework.replay", "reverb": "framework.replay.dm_reverb"}
+# Seconds that a program waits at its end for the step of a learner, and for the last checkpoint.
+_STEP_S, _SAVE_S = 60.0, 600.0
 _NEAREST_S, _REST_S = 60.0, 5.0  # For the first answer of a variable source, and for those of the others.
 # Names of services and of parts of a checkpoint.
 _RESERVED = ("counter", "monitor", "checkpointer", "best", "program")
@@ -360,6 +362,9 @@ class Graph(core.Graph):
                     learners=sorted({learner for learner, _ in self._learners.values()}),
                 )
             program.add_node(node, label=label)
+        learners = {learner for learner, _ in self._learners.values()}
+        times = {**dict.fromkeys(learners, _STEP_S), "checkpointer": _SAVE_S}
+        program.stop_timeouts = {group: times[group] for group in program.groups if group in times}
         config_checks.names("resources", self.config.resources, list(program.groups))
         return program
 
@@ -492,5 +497,6 @@ def _make_monitor(
         callbacks = (RecordRun(run), *callbacks)
     elif run is not None:
         run.record()
-    resumed_at = None if reader is None else reader.step
+    # After a restart of this node alone, what was written since the checkpoint still holds.
+    resumed_at = None if reader is None else max(reader.step, counter.get_counts().get("env_steps", 0))
     return Monitor(logger_factory(), callbacks=callbacks, counter=counter, resumed_at=resumed_at)

@@ -8,6 +8,7 @@ import datetime
 import fcntl
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+import psutil
 
 import framework
 import launch
@@ -31,6 +33,7 @@ from framework.programs.run_config import RunConfig
 
 FORMAT = 3
 _UNRECORDED = "not recorded"
+_CLOCK_S = 5.0  # Seconds by which the time of a process's start may differ.
 _QUERY = 1.0  # Seconds. `running_pid` of another process has the lock for a moment; a start waits that long.
 
 
@@ -291,8 +294,12 @@ class RunFolder:
         return self.environment
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Makes the folder and locks it for this program. Raises RunError if another one trains in it."""
+    def locked(self) -> Iterator[IO[str]]:
+        """Makes the folder and locks it for this program. Raises RunError if another one trains in it.
+
+        The lock is that of the file that it gives: it lasts until the block ends, or until all processes that
+        have the file have ended.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -304,10 +311,10 @@ class RunFolder:
                     f"{self.path} is being trained by {process}. Stop it first: repertory stop {self.path}"
                 )
             os.ftruncate(file.fileno(), 0)
-            file.write(f"{os.getpid()}\n")
+            file.write(f"{os.getpid()} {psutil.Process().create_time():.0f} {socket.gethostname()}\n")
             file.flush()
             try:
-                yield
+                yield file
             finally:
                 os.ftruncate(file.fileno(), 0)
                 fcntl.flock(file, fcntl.LOCK_UN)  # A process that was forked meanwhile has the file, too.
@@ -320,9 +327,30 @@ class RunFolder:
         except FileNotFoundError:
             return None
         except BlockingIOError:
-            text = (self.path / "run.lock").read_text(encoding="utf-8").strip()
-            return int(text) if text.isdigit() else None
+            pid = (self.path / "run.lock").read_text(encoding="utf-8").partition(" ")[0].strip()
+            return int(pid) if pid.isdigit() else None
         return None
+
+    def running_process(self) -> psutil.Process | None:
+        """As `running_pid`. Raises RunError if that process has ended or is not one of this machine."""
+        if (pid := self.running_pid()) is None:
+            return None
+        _, started, host = (self.path / "run.lock").read_text(encoding="utf-8").split()
+        if host != socket.gethostname():
+            raise RunError(
+                f"{self.path} is being trained by process {pid} of the host {host}, not of this one."
+            )
+        try:
+            process = psutil.Process(pid)
+            is_same = abs(process.create_time() - float(started)) < _CLOCK_S
+        except psutil.NoSuchProcess:
+            is_same = False
+        if not is_same:
+            raise RunError(
+                f"{self.path}: process {pid}, which trained in it, is not one of this machine, or has died. "
+                "In that case its nodes save what they have, and end by themselves."
+            )
+        return process
 
     def wait_until_free(self, timeout: float | None) -> bool:
         """Waits until no process trains in the folder; False after `timeout` seconds (None: no limit)."""

@@ -387,7 +387,8 @@ class RunCheckpointer:
             parts.update((name, torch_part(state)) for name, state in states.items())
             for name, replay in self._replays.items():
                 parts[name] = functools.partial(shutil.move, str(replay.checkpoint()))
-            steps = int(self._counter.get_counts().get(_STEPS, 0))
+            # Not those of now: replay may have taken long, and actors go on.
+            steps = int(states["counter"]["counts"].get(_STEPS, 0))
             path = self._checkpointer.save(steps, parts, {"reason": reason})
             self._saved_puts = puts
             if self._monitor is not None:

@@ -100,9 +100,15 @@ class Options:
     min_nodes: Mapping[str, int] = field(default_factory=dict)
     min_nodes_timeout: float = 300.0
     stop_timeout: float = 10.0
+    stop_timeouts: Mapping[str, float] = field(default_factory=dict)
     heartbeat_timeout: float | None = 60.0
     directory: str | None = None
     preload: Sequence[str] | None = None
+    files: Sequence[int] = ()  # Descriptors that the processes keep open.
+
+    def time_to_end(self, group: str) -> float:
+        """Returns the seconds that nodes of a group have to return after a stop began, and then to close."""
+        return max(self.stop_timeout, self.stop_timeouts.get(group, 0.0))
 
 
 @dataclass(frozen=True)
@@ -149,7 +155,7 @@ def plan(program: Program, engine: str, options: Options) -> tuple[str, list[Uni
 
 def check_options(program: Program, options: Options) -> None:
     """Raises `ValueError` for unknown groups and for numbers out of range."""
-    for name in ("resources", "restarts", "min_nodes"):
+    for name in ("resources", "restarts", "min_nodes", "stop_timeouts"):
         unknown = sorted(set(getattr(options, name)) - set(program.groups))
         if unknown:
             raise ValueError(

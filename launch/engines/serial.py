@@ -13,13 +13,14 @@ from __future__ import annotations
 import collections
 import threading
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from launch.context import entered, here
 from launch.engines.base import Options, ended_normally
 from launch.engines.in_process import LocalJob, Place
-from launch.errors import DeadlockError, LaunchError
+from launch.errors import DeadlockError, LaunchError, StopTimeoutWarning
 from launch.handles import Target
 from launch.program import Program, ProgramState, Snapshot
 
@@ -47,6 +48,7 @@ class SerialJob(LocalJob):
             if self._started and not self._runs and threading.get_ident() == self._thread:
                 self._end()  # No wait() runs that would do it.
                 return
+            # For a turn that waits for something.
             expire = threading.Timer(self._options.stop_timeout, super().stop)
             expire.daemon = True
             expire.start()
@@ -207,8 +209,16 @@ class SerialJob(LocalJob):
         if not self.over:
             between_turns = self._started and not self._in_turn and not self._runtime.stopped.is_set()
             snapshot = self._program.snapshot
-            if snapshot is not None and between_turns and self._interrupted and self.outcome.error is None:
-                self._save(snapshot)
+            if snapshot is not None and self._interrupted and self.outcome.error is None:
+                if between_turns:
+                    self._save(snapshot)
+                elif self._started:
+                    warnings.warn(
+                        f"{self._program.name}: a turn did not end within stop_timeout="
+                        f"{self._options.stop_timeout:g} s of the stop, so that the program's exact state "
+                        "was not saved.",
+                        StopTimeoutWarning,
+                    )
             self._begin_stop()
             self._close(self._places)
 

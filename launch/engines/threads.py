@@ -90,15 +90,16 @@ class ThreadsJob(LocalJob):
 
     def _join(self) -> dict[str, threading.Thread]:
         """Waits for the threads; returns those that did not end."""
-        deadline = time.monotonic() + self._options.stop_timeout
-        for thread in self._threads.values():
-            thread.join(max(0.0, deadline - time.monotonic()))
+        stopped_at = time.monotonic()
+        for place in self._places:
+            deadline = stopped_at + self._options.time_to_end(place.unit.group)
+            self._threads[place.label].join(max(0.0, deadline - time.monotonic()))
         return {label: thread for label, thread in self._threads.items() if thread.is_alive()}
 
     def _describe_late(self, late: dict[str, threading.Thread]) -> str:
         frames = sys._current_frames()
         text = (
-            f"Nodes {sorted(late)} did not end within stop_timeout={self._options.stop_timeout} s of the "
+            f"Nodes {sorted(late)} did not end within stop_timeout={self._options.stop_timeout:g} s of the "
             "stop, and a thread cannot be killed. Let run() return when launch.stop_event() is set."
         )
         for label, thread in late.items():

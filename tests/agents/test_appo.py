@@ -101,12 +101,28 @@ def test_each_unroll_is_drawn_as_often_as_the_config_says(uses):
         else:
             waits += 1
             drawn += np.ravel(client.sample_batch(adders.QUEUE_TABLE, agent.config.batch_size).data).tolist()
-    drawn += np.ravel(client.sample_batch(adders.QUEUE_TABLE, uses * 40 - len(drawn)).data).tolist()
-    assert np.bincount(drawn).tolist() == [uses] * 40 and waits > 0
+    while client.can_sample(adders.QUEUE_TABLE, 1):
+        drawn += np.ravel(client.sample_batch(adders.QUEUE_TABLE, 1).data).tolist()
+    times = np.bincount(drawn, minlength=40)
+    assert times.max() == uses and waits > 0
     if uses == 1:
-        assert drawn == sorted(drawn)
+        assert times.min() == 1 and drawn == sorted(drawn)
     else:
-        assert drawn != sorted(drawn)
+        left = agent.config.batch_size * uses / 2  # So that a batch holds hardly any unroll twice.
+        assert times.sum() == uses * 40 - left and drawn != sorted(drawn)
+
+
+def test_a_fast_learner_does_not_draw_the_same_unrolls_again_and_again():
+    agent = IMPACT(IMPACTConfig(batch_size=16))
+    client = replay.EmbeddedClient(agent.make_tables(SPEC), concurrent=False)
+    distinct, inserted = [], 0
+    while inserted < 1_000:
+        for _ in range(8):
+            client.insert(inserted, {adders.QUEUE_TABLE: 1.0})
+            inserted += 1
+        while client.can_sample(adders.QUEUE_TABLE, 16):
+            distinct.append(len(np.unique(client.sample_batch(adders.QUEUE_TABLE, 16).data)))
+    assert np.mean(distinct) > 14  # 8 if the learner could empty the buffer.
 
 
 def learned(config):

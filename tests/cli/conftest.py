@@ -38,8 +38,12 @@ def make_run(tmp_path):
         spec = building.environment_spec(made, environment, config)
         folder = RunFolder.describe(made, environment, config, spec)
         folder.save()
+        parts = {}
+        if steps and agent != "random_actions":
+            learner = made.make_learner(made.make_networks(spec), spec)
+            parts["learner"] = torch_part({"learner": learner.save(), "steps": 0})
         for step in steps:
-            parts = {"counter": torch_part({"counts": {"env_steps": step}})}
+            parts["counter"] = torch_part({"counts": {"env_steps": step}})
             folder.checkpointer.save(step, parts)
         if returns:
             with JSONLLogger(folder.metrics) as log:

@@ -329,6 +329,17 @@ class TestCheckpointChoice:
             raise RuntimeError("replay cannot be restored")
         assert folder.checkpointer.checkpoints() == before
 
+    def test_a_failed_attempt_keeps_settings_and_result(self, make_run):
+        folder = make_run(steps=[10])
+        (folder.path / "result.json").write_text("{}")
+        settings = (folder.path / "config.yaml").read_text()
+        with pytest.raises(RuntimeError), train.chosen_checkpoint(folder, "latest"):
+            dataclasses.replace(folder, engine="ray").save()
+            (folder.path / "result.json").unlink()
+            raise RuntimeError("no cluster")
+        assert (folder.path / "config.yaml").read_text() == settings
+        assert (folder.path / "result.json").read_text() == "{}"
+
     def test_an_attempt_that_saved_something_keeps_the_newer_ones_aside(self, make_run):
         folder = make_run(steps=[10, 20])
         with pytest.raises(RuntimeError), train.chosen_checkpoint(folder, "10"):

@@ -5,13 +5,16 @@ import importlib.util
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 
 import pytest
 
+import launch
 from agents.dqn import DQN, DQNConfig
 from framework.checkpoints import torch_part
+from framework.commands import train
 from framework.programs import config_file, registry, run_folder
 
 TRAIN = ("train", "random_actions")
@@ -125,17 +128,69 @@ def test_a_run_without_a_checkpoint_leads_nowhere_and_says_so(repertory, make_ru
         assert code == 1 and "no checkpoint" in err and "--checkpoint" not in err
 
 
-def test_a_running_run_without_a_checkpoint_is_not_called_ended(repertory, make_run, monkeypatch):
+def test_a_running_run_without_a_checkpoint_is_not_called_ended(repertory, make_run):
     folder = make_run()
-    monkeypatch.setattr(run_folder.os, "getpid", lambda: 4321)
-    with folder.locked():
-        monkeypatch.undo()
+    with folder.locked() as lock:
+        lock.truncate(0)
+        print("4321 0 elsewhere", file=lock, flush=True)
         code, _, err = repertory("eval", folder.path)
         assert code == 1 and "no checkpoint yet, and process 4321 trains in it" in err
         code, _, err = repertory("train", "--resume", folder.path)
         assert code == 1 and "is being trained by process 4321" in err
         code, _, err = repertory(*TRAIN, "--directory", folder.path)
         assert code == 1 and "Process 4321 trains in it" in err and "ended" not in err
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [("4321 0 elsewhere", "process 4321 of the host elsewhere"), ("{pid} 0 {host}", "or has died")],
+)
+def test_a_process_that_is_not_here_is_not_stopped(repertory, make_run, written, message):
+    folder = make_run()
+    with folder.locked() as lock:
+        lock.truncate(0)
+        print(written.format(pid=os.getpid(), host=socket.gethostname()), file=lock, flush=True)
+        code, _, err = repertory("stop", folder.path)  # It would end this process.
+    assert code == 1 and message in err
+
+
+def test_parameters_that_no_learner_saved_are_not_evaluated(repertory, make_run):
+    folder = make_run(agent="dqn")
+    folder.checkpointer.save(30, {"counter": torch_part({"counts": {"env_steps": 30, "learner_steps": 7}})})
+    code, out, err = repertory("eval", folder.path, "--episodes", 1)
+    assert code == 1 and "ended before its learner saved any" in err and not out
+
+
+def test_an_evaluation_that_cannot_be_written_is_shown(repertory, make_run):
+    folder = make_run(steps=[10])
+    (folder.path / "evaluation.json").mkdir()
+    code, out, err = repertory("eval", folder.path, "--episodes", 1)
+    assert code == 1 and "1 episodes" in out and "evaluation.json was not written" in err
+
+
+class Level:
+    """An environment that opens a file which is not there."""
+
+    def __init__(self):
+        open("/nowhere/level7.txt", encoding="utf-8").close()
+
+
+def test_a_file_of_an_environment_is_no_error_of_the_disk(make_run):
+    def build():
+        program = launch.Program("test")
+        program.add_node(launch.CourierNode(Level), label="level")
+        return program
+
+    with pytest.raises(launch.NodeError) as caught:
+        launch.launch(build(), "threads")
+    text = train._explain(caught.value, make_run().path)
+    assert "/nowhere/level7.txt" in text and "Free some space" not in text
+
+
+def test_runs_of_the_same_second_have_folders_of_their_own(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    folders = {train._new_folder("dqn", "gymnasium:CartPole-v1", 1) for _ in range(3)}
+    assert len(folders) == 3 and all(folder.is_dir() for folder in folders)
 
 
 def test_launchpad_that_is_missing(repertory, tmp_path):

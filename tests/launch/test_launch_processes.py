@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import json
 import os
@@ -13,6 +14,7 @@ import sys
 import textwrap
 import threading
 import time
+import warnings
 
 import psutil
 import pytest
@@ -144,6 +146,24 @@ def test_node_that_ignores_the_stop_is_killed():
     program.add_node(lp.PyNode(stubborn), label="stubborn")
     with pytest.warns(lp.StopTimeoutWarning, match="stubborn-0"):
         assert lp.launch(program, stop_timeout=0.2) == "result"
+
+
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+def test_a_group_may_need_more_time_to_end(engine):
+    class Slow:
+        def run(self):
+            lp.stop("result")
+            time.sleep(1.0)
+
+        def close(self):
+            time.sleep(1.0)
+
+    program = lp.Program("test")
+    program.add_node(lp.CourierNode(Slow), label="slow")
+    program.stop_timeouts = {"slow": PATIENCE}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", lp.StopTimeoutWarning)
+        assert lp.launch(program, engine, stop_timeout=0.2) == "result"
 
 
 def test_logs_and_status_file(tmp_path):
@@ -339,7 +359,7 @@ SCRIPT = """
 class Script:
     """A launcher in a process of its own; it defines its nodes in ``__main__`` and has no main guard."""
 
-    def __init__(self, tmp_path, wait, script=SCRIPT):
+    def __init__(self, tmp_path, wait, script=SCRIPT, *arguments):
         path = tmp_path / "script.py"
         path.write_text(textwrap.dedent(script).replace("{wait}", wait))
         self.sockets = tmp_path / "s"
@@ -348,7 +368,7 @@ class Script:
         root = os.path.dirname(os.path.dirname(os.path.abspath(lp.__file__)))
         environment["PYTHONPATH"] = root
         self.process = subprocess.Popen(
-            [sys.executable, str(path)],
+            [sys.executable, str(path), *arguments],
             stdout=subprocess.PIPE,
             text=True,
             env=environment,
@@ -419,8 +439,14 @@ def test_nodes_end_when_the_launcher_is_killed(short_tmp):
 
 
 SAVES = """
-    import os, sys, time
+    import contextlib, fcntl, os, sys, time
     import launch as lp
+
+    @contextlib.contextmanager
+    def locked_file(path):
+        with open(path, "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield file
 
     def say(line):
         os.write(1, (line + "\\n").encode())
@@ -447,6 +473,7 @@ SAVES = """
             say("learner closes")
 
     program = lp.Program("saves")
+    program.contexts = [lambda: locked_file(sys.argv[1])] if sys.argv[1:] else []
     store = program.add_node(lp.CourierNode(Store), label="store")
     program.add_node(lp.CourierNode(Learner, store), label="learner")
     lp.launch(program)
@@ -459,6 +486,35 @@ def test_workers_save_before_services_close(short_tmp, number):
     script = Script(short_tmp, "", SAVES)
     script.read_until("working")
     os.kill(script.process.pid, number)
+    assert script.finish() != 0
+    said = [line for line in script.lines if "closes" in line]
+    assert said == ["learner closes", "store closes with parameters"]
+    assert list(script.sockets.iterdir()) == []
+
+
+def test_a_lock_of_the_program_lasts_until_its_last_process_has_ended(short_tmp):
+    path = short_tmp / "lock"
+    script = Script(short_tmp, "", SAVES, str(path))
+    script.read_until("working")
+    script.process.kill()
+    with open(path, encoding="utf-8") as file:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert not [node for node in script.nodes if node.is_running()]
+    script.finish()
+    assert "store closes with parameters" in script.lines
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2], ids=lambda n: n.name)
+def test_a_signal_to_all_processes_of_a_program(short_tmp, number):
+    """As Slurm and systemd send it."""
+    script = Script(short_tmp, "", SAVES)
+    script.read_until("working")
+    launcher = psutil.Process(script.process.pid)
+    for process in launcher.children(recursive=True):
+        process.send_signal(number)
+    launcher.send_signal(number)  # It has no handler of SIGUSR2, which ends it.
     assert script.finish() != 0
     said = [line for line in script.lines if "closes" in line]
     assert said == ["learner closes", "store closes with parameters"]
@@ -553,7 +609,7 @@ def test_nodes_end_when_the_fork_server_is_killed():
 
 def test_a_fork_server_that_hangs_is_ended(monkeypatch):
     monkeypatch.setattr(processes, "_CLOSE_TIMEOUT", 0.5)
-    server = processes.ForkServer([], [], [], 1.0, print)
+    server = processes.ForkServer([], [], [], lambda group: 1.0, print)
     os.kill(server._process.pid, signal.SIGSTOP)
     server.close()
     assert server._process.returncode == -signal.SIGKILL

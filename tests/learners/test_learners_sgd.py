@@ -89,6 +89,11 @@ def test_gradients_are_clipped_by_their_global_norm(limit, scaled, small, monkey
     np.testing.assert_allclose(moved, factor, rtol=1e-2)
 
 
+def test_an_optimizer_without_some_parameters_is_refused():
+    with pytest.raises(ValueError, match=r"got one without model\.bias\. Add them"):
+        make_learner(optimizer=lambda parameters: torch.optim.SGD(parameters[:1], lr=0.1))
+
+
 def test_target_networks_are_copied_at_each_period():
     learner = make_learner(target_names=["model"], target_update_period=3)
     history = []

@@ -120,3 +120,12 @@ def test_an_agent_learns_nested_actions(name):
     config = RunConfig(envs_per_actor=16, max_env_steps=12_000, evaluate_period=12_000, seed=1)
     result = launch.launch(make_program(AGENTS[name], Mixed, config), engine="serial")
     assert result["episode_return"] > 14.0
+
+
+def test_the_largest_numbers_are_no_bounds():
+    most = np.finfo(np.float32).max
+    spec = dm_specs.BoundedArray((2,), np.float32, -most, most)
+    drawn = np.array([[0.1, 0.0]], np.float32)
+    np.testing.assert_array_equal(Actions(spec).to_environment(drawn), drawn)
+    with pytest.raises(ValueError, match="expected finite bounds"):
+        Actions(spec, squash=True)

@@ -14,7 +14,13 @@ from framework.checkpoints import Checkpointer, CheckpointError
 from framework.environments.testing import FakeEnvironment, make_spec
 from framework.loggers import read_jsonl, without_times
 from framework.programs import RunConfig, config_file, make_program
-from framework.programs.services import RunCheckpointer, replay_checkpointer, run_checkpoints
+from framework.programs.services import (
+    Counter,
+    RunCheckpointer,
+    newest_checkpoint,
+    replay_checkpointer,
+    run_checkpoints,
+)
 
 SMALL = DQNConfig(min_replay_size=50, batch_size=16, samples_per_insert=4.0, hidden_sizes=(16,))
 
@@ -110,14 +116,9 @@ def test_a_checkpoint_that_replay_cannot_write_says_which_file_and_what_is_intac
         def checkpoint(self):
             raise CheckpointError("could not write stream-0-0")
 
-    class Counter:
-        def save(self):
-            return {}
-
-        def get_counts(self):
-            return {"env_steps": 500}
-
-    checkpointer = RunCheckpointer(config, counter=Counter(), replays={"replay": FullReplay()})
+    counter = Counter()
+    counter.increment(env_steps=500)
+    checkpointer = RunCheckpointer(config, counter=counter, replays={"replay": FullReplay()})
     assert checkpointer.commit("nothing is new") is None
     checkpointer.put("learner", {"steps": 1})
     with pytest.raises(CheckpointError, match="could not write stream-0-0"):
@@ -125,6 +126,26 @@ def test_a_checkpoint_that_replay_cannot_write_says_which_file_and_what_is_intac
     assert sorted((tmp_path / "checkpoints").iterdir()) == before
     checkpointer._replays = {}  # there is room again: what could not be written before is still new
     assert checkpointer.commit("periodic") is not None
+
+
+def test_the_step_of_a_checkpoint_is_that_of_its_counter(tmp_path):
+    """Though actors go on while replay is written."""
+    counter = Counter()
+    counter.increment(env_steps=500)
+
+    class SlowReplay:
+        def checkpoint(self):
+            counter.increment(env_steps=300)
+            path = tmp_path / "written"
+            path.mkdir()
+            return path
+
+    config = RunConfig(directory=str(tmp_path / "run"))
+    checkpointer = RunCheckpointer(config, counter=counter, replays={"replay": SlowReplay()})
+    checkpointer.put("learner", {"steps": 1})
+    checkpointer.commit("periodic")
+    reader = newest_checkpoint(config)
+    assert reader.step == reader.state("counter")["counts"]["env_steps"] == 500
 
 
 def test_a_checkpoint_every_few_minutes_changes_nothing_else(tmp_path):

@@ -14,7 +14,19 @@ from agents.random_actions import RandomActions
 from framework.environments.testing import FakeEnvironment
 from framework.loggers import InMemoryLogger
 from framework.programs import Callback, RunConfig, make_program
-from framework.programs.services import Monitor
+from framework.programs.make import _make_monitor
+from framework.programs.run_folder import RunFolder
+from framework.programs.services import Counter, Monitor
+
+
+def test_rows_since_the_checkpoint_hold_after_a_restart_of_the_monitor(tmp_path):
+    config = RunConfig(directory=str(tmp_path), max_env_steps=100)
+    launch.launch(make_program(RandomActions(), FakeEnvironment, config), "serial")
+    counter = Counter()
+    for steps, resumed_at in ((100, 100), (70, 170)):  # When the run is resumed, and later.
+        counter.increment(env_steps=steps)
+        monitor = _make_monitor(RunFolder.open(tmp_path), InMemoryLogger, (), counter=counter)
+        assert monitor._resumed_at == resumed_at
 
 
 def test_seconds_do_not_follow_the_wall_clock_backwards(monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import pathlib
+import warnings
 
 import numpy as np
 import pytest
@@ -123,6 +124,23 @@ def test_target_return_ends_the_program(engine):
     result = launch.launch(small_program(target_return=-1e9, max_env_steps=100_000), engine=engine)
     assert result["reason"] == "target_return"
     assert result["env_steps"] < 100_000
+
+
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+def test_a_stop_ends_an_evaluation(engine):
+    """Its episodes may take longer than a node has to end."""
+
+    def environment(evaluation=False):
+        return FakeEnvironment(episode_length=10**9 if evaluation else 5)
+
+    config = RunConfig(evaluate_period=5, evaluation_options={"evaluation": True})
+    program = make_program(RandomActions(), environment, config)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", launch.StopTimeoutWarning)
+        with launch.start(program, engine) as job:
+            assert job.client("counter").wait_for("env_steps", 500, timeout=60.0)
+            job.stop("result")
+            assert job.wait(timeout=60.0) == "result"
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from launch.engines.base import Resources, Unit
 from launch.engines.processes.folders import Folders
@@ -33,8 +33,9 @@ class ProcessesJob(SupervisedJob):
             preload = self._options.preload
             if preload is None:
                 preload = ["torch"] if "torch" in sys.modules else []
-            folders, grace = self._folders, self._options.stop_timeout
-            server = ForkServer(preload, folders.paths, folders.locks, grace, self._report)
+            files = [*self._folders.locks, *self._options.files]
+            grace = self._options.time_to_end
+            server = ForkServer(preload, self._folders.paths, files, grace, self._report)
             return self._find_entries(self._folders.sockets), server
         except BaseException:
             self._folders.remove()
@@ -52,8 +53,8 @@ def start_interpreter(line: int, inherited: Sequence[int]) -> subprocess.Popen[b
       inherited: other descriptors that it and the nodes have.
     """
     code = (
-        f"import sys; sys.path[:] = {sys.path!r}; from launch.engines.processes.fork_server import main; "
-        f"main({line})"
+        f"import sys; sys.path[:] = {sys.path!r}; sys.argv[:] = {sys.argv!r}; "
+        f"from launch.engines.processes.fork_server import main; main({line})"
     )
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     return subprocess.Popen(
@@ -71,8 +72,8 @@ class ForkServer(Host):
     Args:
       preload: modules that it imports.
       folders: folders that it removes if the launcher dies.
-      locks: descriptors that it and the nodes inherit.
-      grace: seconds that workers, and then services, have to end if the launcher dies.
+      files: descriptors that it and the nodes inherit.
+      grace: returns the seconds that nodes of a group have to end if the launcher dies.
       report: see `launch.engines.supervised.process.Report`.
     """
 
@@ -80,18 +81,19 @@ class ForkServer(Host):
         self,
         preload: Sequence[str],
         folders: Sequence[str],
-        locks: Sequence[int],
-        grace: float,
+        files: Sequence[int],
+        grace: Callable[[str], float],
         report: Report,
     ) -> None:
         ours, theirs = socket.socketpair()
         self._line = Channel(ours)
+        self._grace = grace
         self._report = report
         self._closed = False
         self._lives = 0
-        self._process = start_interpreter(theirs.fileno(), locks)
+        self._process = start_interpreter(theirs.fileno(), files)
         theirs.close()
-        self._line.send({"preload": list(preload), "folders": list(folders), "grace": grace})
+        self._line.send({"preload": list(preload), "folders": list(folders)})
         self._reader = threading.Thread(target=self._read, name="launch-fork-server", daemon=True)
         self._reader.start()
 
@@ -101,6 +103,7 @@ class ForkServer(Host):
         self._lives += 1
         env = resources.environment()
         request = {"fork": self._lives, "threads": resources.threads, "env": env, "log": log}
+        request["grace"] = self._grace(unit.group)
         self._line.send(request, [theirs.fileno()])
         theirs.close()
         return self._lives, Channel(ours)

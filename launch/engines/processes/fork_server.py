@@ -30,6 +30,10 @@ from launch.engines.supervised.channel import Channel
 def main(descriptor: int) -> None:
     """Runs on the main thread of a fresh interpreter; `descriptor` is the channel to the launcher."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher handles a terminal's Ctrl-C
+    # Slurm and systemd signal all processes of a job. The launcher stops the program; what ended before could
+    # not save its state. A handler, because programs that nodes start would inherit SIG_IGN.
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, lambda number, frame: None)
     line = Channel(socket.socket(fileno=descriptor))
     settings = line.receive()
     for name in settings["preload"]:
@@ -43,6 +47,7 @@ class _ForkServer:
         self._settings = settings
         self._children: dict[int, int] = {}  # pid to the launcher's number for the process
         self._services: set[int] = set()  # the numbers of the services
+        self._graces: dict[int, float] = {}  # seconds to end if the launcher dies, by number
         self._wake, wake_end = socket.socketpair()
         self._wake.setblocking(False)
         wake_end.setblocking(False)
@@ -76,6 +81,7 @@ class _ForkServer:
                 self._become_node(request, descriptor)
             os.close(descriptor)
             self._children[pid] = request["fork"]
+            self._graces[request["fork"]] = request["grace"]
             self._tell({"forked": request["fork"], "pid": pid})
         elif "service" in request:
             self._services.add(request["service"])
@@ -137,10 +143,13 @@ class _ForkServer:
         remove(self._settings["folders"])
 
     def _wait(self, for_number: Callable[[int], bool]) -> None:
-        """Waits until all such children have ended, at most for the grace period."""
-        deadline = time.monotonic() + self._settings["grace"]
-        while any(map(for_number, self._children.values())) and time.monotonic() < deadline:
-            select.select([self._wake], [], [], max(0.0, deadline - time.monotonic()))
+        """Waits until all such children have ended, at most for their grace periods."""
+        began = time.monotonic()
+        while waited_for := list(filter(for_number, self._children.values())):
+            left = began + max(map(self._graces.__getitem__, waited_for)) - time.monotonic()
+            if left <= 0:
+                return
+            select.select([self._wake], [], [], left)
             with contextlib.suppress(BlockingIOError):
                 self._wake.recv(4096)
             self._reap()

@@ -63,7 +63,7 @@ class SupervisedJob(Job):
         self._elastic = ElasticGroups(options.min_nodes, options.min_nodes_timeout)
         self._stop_asked = False
         self._kill_asked = False
-        self._deadline: float | None = None
+        self._ending_since = 0.0  # when the stop or the close of `_closing` began
         self._closing: Process | None = None
         self._status_at = 0.0
         self._files = Files()
@@ -166,7 +166,7 @@ class SupervisedJob(Job):
 
     def _pause(self) -> float:
         """Returns the seconds until the next event that depends on the clock."""
-        times = [self._status_at, *([self._deadline] if self._deadline is not None else [])]
+        times = [self._status_at, *(self._must_end_at(process) for process in self._ending())]
         for process in self._processes:
             times += [at for at in (process.kill_at, process.restart_at) if at is not None]
         return max(0.0, min(_STATUS_INTERVAL, min(times) - time.monotonic()))
@@ -225,8 +225,10 @@ class SupervisedJob(Job):
             process = self._by_number[message["forked"]]
             process.pid = message["pid"]
             process.last_seen = time.monotonic()  # the heartbeat timeout starts now
-            limits = self._options.heartbeat_timeout, self._options.stop_timeout
-            self._order(process, Setup(process.code, dict(self._entries), self._keys, *limits))
+            options = self._options
+            limits = options.heartbeat_timeout, options.time_to_end(process.unit.group)
+            longest = max(map(options.time_to_end, self._program.groups))
+            self._order(process, Setup(process.code, dict(self._entries), self._keys, *limits, longest))
             if self._state != "running":
                 self._order(process, "stop")
         elif "exit" in message and message["exit"] in self._by_number:
@@ -370,7 +372,7 @@ class SupervisedJob(Job):
 
     def _begin_stop(self) -> None:
         self._state = "stopping"
-        self._deadline = time.monotonic() + self._options.stop_timeout
+        self._ending_since = time.monotonic()
         for process in self._processes:
             process.restart_at = None
             self._order(process, "stop")
@@ -381,11 +383,10 @@ class SupervisedJob(Job):
     def _close_next(self) -> None:
         """Orders the last node that has not ended to close."""
         self._closing = None
-        self._deadline = None
         for process in reversed(self._processes):
             if process.alive and process.state not in _GONE:
                 self._closing = process
-                self._deadline = time.monotonic() + self._options.stop_timeout
+                self._ending_since = time.monotonic()
                 process.state = "closing"
                 self._order(process, "close")
                 return
@@ -410,24 +411,32 @@ class SupervisedJob(Job):
             if shortage is not None:
                 self.outcome.fail(LaunchError(shortage))
                 self._stop_asked = True
-        if self._deadline is not None and now >= self._deadline:
-            self._deadline = None
-            self._end_late_nodes()
+        self._kill_late(now)
         if now >= self._status_at:
             self._status_at = now + _STATUS_INTERVAL
             self._write_status()
 
-    def _end_late_nodes(self) -> None:
+    def _ending(self) -> list[Process]:
+        """Returns the processes that a stop waits for now and that were not told to die."""
         if self._state == "stopping":
-            late = [process for process in self._processes if process.working]
+            ending = [process for process in self._processes if process.working]
         else:
-            late = [self._closing] if self._closing is not None and self._closing.alive else []
+            ending = [self._closing] if self._closing is not None and self._closing.alive else []
+        return [process for process in ending if process.kill_reason is None]
+
+    def _must_end_at(self, process: Process) -> float:
+        return self._ending_since + self._options.time_to_end(process.unit.group)
+
+    def _kill_late(self, now: float) -> None:
+        late = [process for process in self._ending() if now >= self._must_end_at(process)]
         for process in late:
-            self._kill(process, f"did not end within stop_timeout={self._options.stop_timeout} s of the stop")
+            seconds = self._options.time_to_end(process.unit.group)
+            self._kill(process, f"did not end within stop_timeout={seconds:g} s of the stop")
         if late:
+            seconds = max(self._options.time_to_end(process.unit.group) for process in late)
             warnings.warn(
                 f"{self._program.name}: nodes {[p.unit.label for p in late]} did not end within stop_timeout="
-                f"{self._options.stop_timeout} s and were killed. Let run() and close() return sooner.",
+                f"{seconds:g} s and were killed. Let run() and close() return sooner.",
                 StopTimeoutWarning,
             )
 

@@ -81,6 +81,8 @@ class NodeProcess:
         if len(self._living) == 1:
             self._runtime.only_context = self._living[0].leaf.context
         self.close = threading.Event()
+        self._is_alone = False  # whether the launcher has died
+        self._told_to_close = False
         self._ended = threading.Event()
         self._failed = False  # whether a thread of a node reported its failure
         self._lock = threading.Lock()
@@ -203,13 +205,25 @@ class NodeProcess:
                     self._runtime.move(command[1])
                 elif command[0] == "lost":
                     self._note_loss(command[1])
+        self._is_alone = True
+        if self._told_to_close:
+            self.close.set()
         self._begin_stop()
         if not any(living.is_worker for living in self._living):
             # Workers may still need this service to save their state.
-            self.close.wait(self._setup.stop_timeout)
+            self.close.wait(self._setup.longest_timeout)
         self.close.set()
         if not self._ended.wait(self._setup.stop_timeout):
             os._exit(1)
+
+    def close_if_alone(self) -> None:
+        """Closes a service whose launcher has died; a worker closes when its work has returned.
+
+        While the launcher lives, it says when: others may need this service to save their state.
+        """
+        self._told_to_close = True
+        if self._is_alone:
+            self.close.set()
 
     def _note_loss(self, label: str) -> None:
         try:
@@ -296,13 +310,13 @@ def run(channel: Channel, interface: str = "", *, close_on_sigterm: bool = False
     Args:
       channel: the channel to the launcher.
       interface: the interface on which nodes without a fixed address serve.
-      close_on_sigterm: whether SIGTERM closes a service; a worker closes when its work has returned.
+      close_on_sigterm: whether SIGTERM closes a service once the launcher has died.
     """
     allow_files()
     try:
         process = NodeProcess(channel, dataclasses.replace(channel.receive(), interface=interface))
         if close_on_sigterm:
-            signal.signal(signal.SIGTERM, lambda *_: process.close.set())
+            signal.signal(signal.SIGTERM, lambda *_: process.close_if_alone())
             os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
         return process.run()
     except BaseException as error:

@@ -42,7 +42,8 @@ class Setup:
     entries: dict[int, Entry]
     keys: CurveKeys
     heartbeat: float | None
-    stop_timeout: float
+    stop_timeout: float  # seconds that this process has to end
+    longest_timeout: float  # the longest of all processes
     interface: str = ""  # host name or address on which nodes without a fixed address serve
 
 
