@@ -68,8 +68,8 @@ class APPO(IMPALA):
         """IMPALA's queue, or a buffer of unrolls that are drawn `samples_per_insert` times each.
 
         Actors wait while the buffer is full, so no unroll is lost before it was drawn that often. A learner
-        that is faster than the actors waits, too: if it emptied the buffer, it would draw the same few unrolls
-        several times in one batch.
+        that is faster than the actors waits, too: if it emptied the buffer, it would draw the same few
+        unrolls several times in one batch.
         """
         uses = self.config.samples_per_insert
         if uses == 1:

@@ -287,7 +287,7 @@ class Actions:
         high = np.broadcast_to(spec.maximum if bounded else np.inf, spec.shape).reshape(size)
         self._low, self._high = low, high
         # Bounds of the largest numbers are none.
-        ranged = (np.abs(low.astype(np.float64)) < _UNBOUNDED) & (np.abs(high.astype(np.float64)) < _UNBOUNDED)
+        ranged = (abs(low.astype(np.float64)) < _UNBOUNDED) & (abs(high.astype(np.float64)) < _UNBOUNDED)
         self._squash, self._free = self.continuous and squash, np.arange(size)
         if self._squash:
             self._free = np.flatnonzero(low < high)
