@@ -123,6 +123,8 @@ class BlockAdder(Adder):
         self._writing = False
         # Episodes that were not written completely: see reset() and each adder.
         self.num_dropped_episodes = 0
+        self._lost: np.ndarray = np.zeros(1, np.bool_)  # envs whose open episode lost steps and was counted
+        self._has_lost = False  # whether a block was lost, so that items have to be checked for lost rows
         self._writer.before_read(self.flush_pending)
 
     # --- calls of the environment loop ---
@@ -187,7 +189,9 @@ class BlockAdder(Adder):
             if not self._open:
                 return
             self._write_block()
-            self.num_dropped_episodes += int(np.count_nonzero(self._kinds[self._history] != LAST))
+            is_open = self._kinds[self._history] != LAST
+            self.num_dropped_episodes += int(np.count_nonzero(is_open & ~self._lost))
+            self._lost[:] = False
             self._forget()
             self._kinds[:] = NO_ROW
             self._open = False
@@ -239,7 +243,7 @@ class BlockAdder(Adder):
         with self._lock:
             if self._closed:
                 return 0
-            self._error = None
+            error, self._error = self._error, None
             self._closed = True
             try:
                 self._write_block(timeout=0)
@@ -250,13 +254,19 @@ class BlockAdder(Adder):
                 raise
             finally:
                 self._open = False
-        return self._writer.close(timeout)
+        dropped = self._writer.close(timeout)
+        if error is not None and not isinstance(error, ServerClosed):
+            raise error  # of the late thread: no call came after it
+        return dropped
 
     # --- a subclass's part: from a block to items ---
 
     @abc.abstractmethod
     def _emit(self, t: int) -> None:
-        """Writes the items of rows `[history, t)` and of envs whose row `t` is LAST."""
+        """Writes the items of rows `[history, t)` and of envs whose row `t` is LAST.
+
+        Items of rows that are NO_ROW are left out: their block was lost.
+        """
 
     def _check(self, kinds: np.ndarray) -> None:
         """Raises `ValueError` if the step to a time step of `kinds` is refused; row `_t + 1` is not taken."""
@@ -274,6 +284,7 @@ class BlockAdder(Adder):
         shape = (self._history + self._steps + 1, self._width)
         self._kinds = np.full(shape, NO_ROW, np.int8)
         self._rows = np.full(shape, NO_ROW, np.int64)
+        self._lost = np.zeros(self._width, np.bool_)
 
     def _declare(self, action: Nest, timestep: Any, extras: Nest) -> None:
         """Allocates the arrays of the other fields; sets them only if all of them are valid."""
@@ -360,9 +371,18 @@ class BlockAdder(Adder):
         self._writing = True
         self._timeout = timeout
         self._is_ahead |= timeout == 0
-        # The rows are moved even if the writer fails, so that none is written twice.
+        # The rows are moved even if the writer fails, so that none is written twice. They stay NO_ROW then,
+        # and items that would refer to them are left out.
         try:
             self._emit(t)
+        except BaseException:
+            self._has_lost = True
+            self._count_lost(self._kinds[self._history : t + 1])
+            raise
+        else:
+            if self._has_lost:
+                kinds = self._kinds[self._history : t + 1]
+                self._lost &= ~((kinds[1:] == FIRST) | (kinds[:-1] == LAST)).any(axis=0)
         finally:
             self._writing = False
             self._t = history = self._history = self._next_history
@@ -379,6 +399,13 @@ class BlockAdder(Adder):
                 self._grow(2 * length)
             if self._releases_rows:
                 self._release(self._stream, left)
+
+    def _count_lost(self, kinds: np.ndarray) -> None:
+        """Counts the episodes with steps in a block that was not written, each once; `kinds` is its rows'."""
+        real = (kinds[:-1] >= FIRST) & (kinds[:-1] < LAST) & (kinds[1:] > FIRST)
+        before = np.concatenate([self._lost[None], real[:-1]])
+        self.num_dropped_episodes += int(np.count_nonzero(real & ~before))
+        self._lost = real[-1]
 
     def _grow(self, length: int) -> None:
         """Makes room for a longer history."""

@@ -180,7 +180,7 @@ class NStepTransitionAdder(BlockAdder):
     def _emit(self, t: int) -> None:
         history, width, rows = self._history, self._width, self._rows
         # Rows up to `t`: the newest items end at the newest observation.
-        first = history + int(rows[history].flat[0] >= 0)
+        first = history + int(rows[history].flat[-1] >= 0)
         if self._frame_stack is None:
             columns = self._observation.take(slice(first * width, (t + 1) * width))
             rows[first : t + 1] = self._writer.append(self._stream, columns).reshape(-1, width)
@@ -191,6 +191,13 @@ class NStepTransitionAdder(BlockAdder):
         if windows is None:
             return
         start, end, sums = windows
+        flat = rows.reshape(-1, *rows.shape[2:])
+        if self._has_lost:
+            lost = rows[: t + 1].reshape((t + 1) * width, -1).min(axis=1) == NO_ROW
+            kept = ~(lost[start] | lost[end] | (lost[start + width] & self._one_step))
+            start, end, sums = start[kept], end[kept], [array[kept] for array in sums]
+            if not len(start):
+                return
         columns = self._action.take(start)
         columns.update(zip(self._returns.names, sums, strict=True))
         observations, num_before_next = [start, end], len(columns)
@@ -202,7 +209,6 @@ class NStepTransitionAdder(BlockAdder):
         if self._extras is not None:
             columns.update(self._extras.take(start))
         own = self._writer.append(_TRANSITIONS, columns)
-        flat = rows.reshape(-1, *rows.shape[2:])
 
         def pack(observations: Iterable[Iterable[Any]], stored: list[Any]) -> Nest:
             before, after, *first = observations

@@ -131,14 +131,14 @@ class RowAdder(BlockAdder):
         present = () if self._extras is None else extras
         self._pack = nests.unflattener(Step(observation, action, reward, discount, None, present, None))
 
-    def _append_rows(self, t: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Appends the complete rows.
+    def _new_rows(self, t: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns what is known of the rows before they are appended; they count even if that fails.
 
         Returns:
-          Three arrays `[t + 1, B]`: whether this call appended the row, whether the row is a transition, and
-          the number, from 1, of each appended row in its episode (since the start, if `_continues`).
+          Three arrays `[t + 1, B]`: whether this block appends the row, whether the row is a transition, and
+          the number, from 1, of each new row in its episode (since the start, if `_continues`).
         """
-        history, width = self._history, self._width
+        history = self._history
         kinds = self._kinds[: t + 1]
         new = np.zeros(kinds.shape, np.bool_)
         new[history:t] = True
@@ -147,6 +147,13 @@ class RowAdder(BlockAdder):
         new[t] = kinds[t] == LAST
         real = np.zeros(kinds.shape, np.bool_)
         real[:-1] = (kinds[:-1] >= FIRST) & (kinds[:-1] < LAST) & (kinds[1:] > FIRST)
+        counts = self._count(t)
+        self._origin = t + self._num_shifted + 1 - counts[t]
+        return new, real, counts
+
+    def _append_rows(self, t: int, new: np.ndarray, real: np.ndarray) -> None:
+        """Appends the complete rows; see `_new_rows`."""
+        history, width, kinds = self._history, self._width, self._kinds[: t + 1]
         closing = new & ~real
         if closing.any():
             for field in self._fields[1:]:
@@ -164,10 +171,6 @@ class RowAdder(BlockAdder):
         columns[START] = kinds.reshape(-1)[index] == FIRST
         columns[MASK] = real.reshape(-1)[index].astype(np.float32)
         self._rows.reshape(-1)[index] = self._writer.append(self._stream, columns)
-
-        counts = self._count(t)
-        self._origin = t + self._num_shifted + 1 - counts[t]
-        return new, real, counts
 
     def _count(self, t: int) -> np.ndarray:
         """Returns `[t + 1, B]`, the number of each row from `history` on in its episode."""
@@ -201,7 +204,7 @@ class RowAdder(BlockAdder):
         return {**values, START: np.zeros((), np.bool_), MASK: np.zeros((), np.float32)}
 
     def _write(self, last: np.ndarray, envs: np.ndarray, sizes: np.ndarray, real: np.ndarray) -> None:
-        """Writes the items that have a transition, or all of them with `_writes_empty`.
+        """Writes the items that have a transition, or all of them with `_writes_empty`; none of lost rows.
 
         Args:
           last: int64 `[k]`, the time index of each item's last row.
@@ -215,6 +218,11 @@ class RowAdder(BlockAdder):
         index = times * self._width + envs[:, None]
         is_real = real.reshape(-1)[index] & ~padded
         kept = is_real.any(axis=1) | self._writes_empty
+        if self._has_lost:
+            lost = self._rows == NO_ROW
+            if self._frames is not None:
+                lost = lost | (self._frame_rows.min(axis=-1) == NO_ROW)
+            kept &= ~(lost.reshape(-1)[index] & ~padded).any(axis=1)
         if not kept.any():
             return
         index, padded, is_real, sizes = index[kept], padded[kept], is_real[kept], sizes[kept]
@@ -383,9 +391,9 @@ class SequenceAdder(RowAdder):
             self._emit_rows(t)
             return
         history, rows = self._history, self._frame_rows
-        # Row `t` is open, but its observation is known.
-        self._frames.append(rows[: t + 1], history + int(rows[history].flat[0] >= 0), self._kinds)
         try:
+            # Row `t` is open, but its observation is known.
+            self._frames.append(rows[: t + 1], history + int(rows[history].flat[-1] >= 0), self._kinds)
             self._emit_rows(t)
         finally:
             # As the block does with `_rows`.
@@ -395,7 +403,8 @@ class SequenceAdder(RowAdder):
 
     def _emit_rows(self, t: int) -> None:
         length, period = self._length, self._period
-        new, real, counts = self._append_rows(t)
+        new, real, counts = self._new_rows(t)
+        self._append_rows(t, new, real)
         full = new & (counts >= length) & ((counts - length) % period == 0)
         size = np.where(full, length, 0)  # real and closing rows in the item that ends here; 0: no item
         tails = new & ~real & ~full

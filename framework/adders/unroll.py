@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from framework.adders.base import QUEUE_TABLE
-from framework.adders.block import PriorityFns
+from framework.adders.block import NO_EXTRAS, PriorityFns
 from framework.adders.sequence import EndOfEpisodeBehavior, SequenceAdder
 from framework.config_checks import whole_number
 from framework.types import FIRST, Nest
@@ -84,6 +84,13 @@ class UnrollAdder(SequenceAdder):
         if self._concurrent:
             self._max_in_flight = self._unrolls_in_flight * self._width
 
+    def add(self, action: Nest, next_timestep: Any, extras: Nest = NO_EXTRAS) -> None:
+        with self._lock:
+            # A step that is a reset in all envs is a row, too, though no transition has declared the fields.
+            if self._open and len(self._fields) == 1 and next_timestep.reward is not None:
+                self._declare(action, next_timestep, extras)
+            super().add(action, next_timestep, extras)
+
     def ready(self) -> bool:
         # Only the last step of an unroll makes items.
         if self._open and self._made < self._unroll_length - 1:
@@ -99,7 +106,14 @@ class UnrollAdder(SequenceAdder):
         ends = self._made + 1 == self._unroll_length
         if ends and not self._concurrent:
             self._flush_writer(None)
-        super()._advance(kind)
+        before = self._t + self._num_shifted
+        lost: Exception | None = None
+        try:
+            super()._advance(kind)
+        except Exception as error:
+            if self._t + self._num_shifted == before:
+                raise
+            lost = error  # of a block: the step was taken, and counts
         self._made += 1
         if ends:
             self._made = 0
@@ -110,6 +124,8 @@ class UnrollAdder(SequenceAdder):
             if self._concurrent:
                 # Sends the unroll, and waits for those before it, so that the learner gets new experience.
                 self._writer.flush(keep=self._max_in_flight)
+        if lost is not None:
+            raise lost
 
     def _forget(self) -> None:
         super()._forget()

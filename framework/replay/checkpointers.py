@@ -7,7 +7,7 @@ server.localhost_client().checkpoint()                  # writes /data/replay/ch
 ```
 
 `framework.checkpoints` writes and verifies the folders. Tables stay in use while rows are written: items are
-copied under the tables' locks, and their rows are pinned.
+copied under the tables' locks, and each of their rows is pinned until it is written.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import numpy as np
 
 from framework.checkpoints import Checkpointer, Part
 from framework.replay.errors import CheckpointError
-from framework.replay.rows.store import RowStore, span
+from framework.replay.rows.store import RowStore, Stream, span
 from framework.replay.tables.items import SavedPart
 from framework.replay.tables.table import Table
 
@@ -97,11 +97,16 @@ class DefaultCheckpointer(CheckpointerBase):
             for binding, _, index in pinned:
                 binding.acquire(index)
         try:
-            files, note = _files(saved, store)
-            return os.fspath(self._checkpointer.save(None, files, note))
+            rows = _pin_rows(saved, store)
         finally:
             for binding, _, index in pinned:
                 binding.release(index)
+        try:
+            files, note = _files(saved, rows)
+            return os.fspath(self._checkpointer.save(None, files, note))
+        finally:
+            for each in rows.values():
+                each.release(len(each.rows))
 
     def load(self, tables: dict[str, Table], store: RowStore) -> str | None:
         if self.checkpoints():
@@ -157,18 +162,36 @@ def default_checkpointer() -> CheckpointerBase:
 
 # Writing.
 
+_Saved = list[tuple[dict[str, Any], dict[str, np.ndarray], list[SavedPart]]]
 
-def _files(
-    saved: list[tuple[dict[str, Any], dict[str, np.ndarray], list[SavedPart]]], store: RowStore
-) -> tuple[dict[str, Part], dict[str, Any]]:
-    """Returns the files of a checkpoint, read when they are written, and their entry in the manifest."""
-    # The rows of each stream that items refer to, ascending.
+
+class _PinnedRows:
+    """The rows of a stream that a checkpoint reads, ascending. It holds one reference to each of them."""
+
+    def __init__(self, stream: Stream, rows: np.ndarray) -> None:
+        self.stream, self.rows = stream, rows
+        self._released = 0
+        stream.acquire(rows)
+
+    def release(self, end: int) -> None:
+        """Releases those of the first `end` rows that were not released before."""
+        self.stream.release(self.rows[self._released : end])
+        self._released = end
+
+
+def _pin_rows(saved: _Saved, store: RowStore) -> dict[str, _PinnedRows]:
+    """Pins the rows of each stream that items refer to, which the caller holds."""
     lines: dict[str, list[np.ndarray]] = {}
     for _, _, parts in saved:
         for binding, _, index in parts:
             for stream, begin, end in binding.parts:
                 lines.setdefault(stream.name, []).append(np.unique(index[:, begin:end]))
     rows = {name: np.unique(np.concatenate(each)) for name, each in lines.items()}
+    return {name: _PinnedRows(store.streams[name], each) for name, each in rows.items()}
+
+
+def _files(saved: _Saved, rows: dict[str, _PinnedRows]) -> tuple[dict[str, Part], dict[str, Any]]:
+    """Returns the files of a checkpoint, read when they are written, and their entry in the manifest."""
     files: dict[str, Part] = {}
     note: dict[str, Any] = {"tables": [], "streams": {}}
     for at, (meta, arrays, parts) in enumerate(saved):
@@ -176,28 +199,37 @@ def _files(
         arrays["index"][:] = 0
         for binding, slots, index in parts:
             for stream, begin, end in binding.parts:
-                arrays["index"][slots, begin:end] = rows[stream.name].searchsorted(index[:, begin:end])
+                arrays["index"][slots, begin:end] = rows[stream.name].rows.searchsorted(index[:, begin:end])
         meta["file"] = f"table-{at}.npz"
         files[meta["file"]] = functools.partial(np.savez, **arrays)  # type: ignore[arg-type]
         note["tables"].append(meta)
     for at, (name, used) in enumerate(sorted(rows.items())):
-        columns = {}
-        for which, (column, array) in enumerate(sorted(store.streams[name].columns.items())):
-            file = f"stream-{at}-{which}"
+        columns: dict[str, list[Any]] = {}
+        # The widest column is the last, because its rows are released while it is written.
+        widths = {column: _row_bytes(array) for column, array in sorted(used.stream.columns.items())}
+        for which, column in enumerate(sorted(widths, key=widths.__getitem__)):
+            array, file = used.stream.columns[column], f"stream-{at}-{which}"
             columns[column] = [file, array.dtype.str, list(array.shape[1:])]
-            files[file] = _blocks(array, used)
-        note["streams"][name] = {"rows": len(used), "columns": columns}
+            files[file] = _blocks(array, used, which == len(widths) - 1)
+        note["streams"][name] = {"rows": len(used.rows), "columns": columns}
     return files, note
 
 
-def _blocks(column: np.ndarray, rows: np.ndarray) -> Iterator[np.ndarray]:
+def _blocks(column: np.ndarray, used: _PinnedRows, releases: bool) -> Iterator[np.ndarray]:
+    """Yields the rows of a column; releases those of a block, if wanted, once the next one is asked for."""
     step = _block_rows(column)
-    for begin in range(0, len(rows), step):
-        yield column.take(rows[begin : begin + step], 0).reshape(-1).view(np.uint8)
+    for begin in range(0, len(used.rows), step):
+        yield column.take(used.rows[begin : begin + step], 0).reshape(-1).view(np.uint8)
+        if releases:
+            used.release(min(begin + step, len(used.rows)))
+
+
+def _row_bytes(column: np.ndarray) -> int:
+    return math.prod(column.shape[1:]) * column.itemsize
 
 
 def _block_rows(column: np.ndarray) -> int:
-    return max(1, _BLOCK // max(1, math.prod(column.shape[1:]) * column.itemsize))
+    return max(1, _BLOCK // max(1, _row_bytes(column)))
 
 
 # Reading.

@@ -29,7 +29,7 @@ import tempfile
 import threading
 import types
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,8 @@ class SharedMemory(Allocator):
             path = os.path.join(self.directory, str(next(self._numbers)))
             with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
                 self._paths[stream, column] = path  # so that `free` removes it if a later step fails
-                file.truncate(math.prod(shape) * dtype.itemsize)
+                with _sized(shape, dtype):
+                    file.truncate(math.prod(shape) * dtype.itemsize)
             return _map(path, shape, dtype)
 
     def reserve(self, stream: str, column: str, begin: int, end: int) -> None:
@@ -203,4 +204,20 @@ def _remove(directory: str, owner: int, pid: int) -> None:
 def _map(path: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     if math.prod(shape) * dtype.itemsize == 0:
         return np.zeros(shape, dtype)
-    return np.asarray(np.memmap(path, dtype, "r+", shape=shape))
+    with _sized(shape, dtype):
+        return np.asarray(np.memmap(path, dtype, "r+", shape=shape))
+
+
+@contextlib.contextmanager
+def _sized(shape: tuple[int, ...], dtype: np.dtype) -> Iterator[None]:
+    """Says so if a column is too large for the addresses of this process, or for a file."""
+    try:
+        yield
+    except (OSError, OverflowError) as error:
+        if isinstance(error, OSError) and error.errno not in (errno.ENOMEM, errno.EFBIG):
+            raise
+        raise StoreFullError(
+            f"{shape[0]} rows of {dtype}{list(shape[1:])} take {math.prod(shape) * dtype.itemsize} bytes of "
+            f"addresses, more than there are ({error}). Raise the process's limits (ulimit -v, ulimit -f). A "
+            "stream of wide rows has fewer of them if its widest columns are in the first append."
+        ) from None

@@ -165,6 +165,24 @@ def test_what_goes_wrong_meanwhile_is_raised_by_the_next_call():
         adder.add(0, step(MID, 2))
 
 
+def test_what_goes_wrong_after_the_last_step_is_raised_by_close():
+    failed = threading.Event()
+
+    def fail(items):
+        failed.set()
+        raise RuntimeError("no priority")
+
+    client = make_client()
+    adder = adders.NStepTransitionAdder(client, 1, 0.9, priority_fns={TABLE: fail}, max_delay=0.001)
+    adder.add_first(step(FIRST, 0))
+    adder.add(0, step(MID, 1))
+    assert failed.wait(30)
+    with pytest.raises(RuntimeError, match="no priority"):
+        adder.close()
+    assert adder.close() == 0
+    assert all(stream.num_rows == 0 for stream in client.store.streams.values())
+
+
 def test_an_interrupted_client_ends_the_wait():
     client = make_client(replay.Table.queue(TABLE, 1))
     adder = adders.NStepTransitionAdder(client, 1, 0.9, max_delay=0.0)

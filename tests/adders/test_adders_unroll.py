@@ -167,3 +167,12 @@ def test_an_unroll_that_had_no_room_gets_in_though_no_step_follows(served):
         assert adder.close(timeout=10) == 0
         reader.close()
         client.close()
+
+
+def test_resets_of_all_envs_before_the_first_transition_are_rows():
+    """Agents that join an environment later than others begin so."""
+    client = make_client()
+    adder = adders.UnrollAdder(client, 4)
+    play(adder, [[FIRST], [FIRST], [FIRST], [MID], [MID]])
+    (item,) = items(client)
+    assert item[0] == [0, 1, 2, 3, 4] and item[-1] == [0, 0, 1, 1, 0]

@@ -162,3 +162,33 @@ def test_a_trajectory_writer_s_columns_are_compressed_too():
         writer.flush()
     sample = client.sample_batch("t", 1)
     np.testing.assert_array_equal(sample.data["x"][0], frames(4))
+
+
+@pytest.mark.parametrize("which", ["full", "behind it"])
+def test_items_of_rows_that_found_no_room_are_refused_in_later_messages_too(which, monkeypatch):
+    with replay.Server([table()], compress=("pix*",), max_bytes=1 << 16) as server:
+        client = ServedClient(server.address)
+        writer = client.batch_writer()
+        noise = np.random.default_rng(0).integers(0, 255, (400, *SHAPE), np.uint8)
+        written = {
+            "full": writer.append("s", {"pixels": noise, "n": np.arange(400)}),
+            "behind it": writer.append("s", {"pixels": frames(5), "n": np.arange(5)}),
+        }
+        # The answers are on their way while the writer goes on.
+        monkeypatch.setattr(writer, "_collect", lambda *arguments: False)
+        writer._send()
+        rows = written[which]
+        writer.create_items("t", {"x": writer.slice("s", "pixels", rows), "n": writer.slice("s", "n", rows)})
+        for rows in written.values():
+            writer.release("s", rows)
+        writer._send()
+        monkeypatch.undo()
+        with pytest.raises(replay.StoreFullError):
+            writer.flush(timeout=60)
+        assert client.server_info()["t"].current_size == 0
+        # The same rows hold other data later.
+        write(writer, 50)
+        writer.flush(timeout=60)
+        np.testing.assert_array_equal(client.sample_batch("t", 1, timeout=60).data["x"], frames(1))
+        assert server._store.streams["s"].num_rows < 1500
+        client.close()

@@ -12,6 +12,7 @@ from embedded_table import insert, make
 from framework import replay
 from framework.replay import checkpointers, selectors
 from framework.replay import rate_limiters as rl
+from framework.replay.rows.store import RowStore
 
 
 def tables(max_size=300, sampler="Prioritized"):
@@ -270,3 +271,52 @@ def test_fallback_and_default(tmp_path):
     again = replay.EmbeddedClient(tables(), checkpointer=other)
     assert info(again) == info(client)
     assert os.path.dirname(again.checkpoint()) == str(tmp_path / "g")
+
+
+def test_rows_are_free_again_as_soon_as_they_are_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpointers, "_BLOCK", 10_000)
+    width = 1000
+
+    def make_client(**options):
+        table = replay.Table("t", selectors.Fifo(), selectors.Fifo(), 1000, rl.MinSize(1))
+        return replay.EmbeddedClient([table], **options)
+
+    checkpointer = checkpointers.DefaultCheckpointer(tmp_path)
+    client = make_client(store=RowStore(max_bytes=1_500 * width), checkpointer=checkpointer)
+    writer = client.batch_writer()
+
+    def put(n):
+        rows = writer.append("s", {"x": np.full((10, width // 2), n, np.uint16), "n": np.full(10, n)})
+        writer.create_items("t", {"x": writer.slice("s", "x", rows), "n": writer.slice("s", "n", rows)})
+        writer.release("s", rows)
+
+    for n in range(200):
+        put(n)
+    save, inserted = checkpointer._checkpointer.save, 0
+
+    def slow(part):
+        """As many items come as are written."""
+        nonlocal inserted
+        for block in part:
+            yield block
+            if len(block) == 10 * width:
+                put(200 + inserted)
+                inserted += 1
+
+    def save_slowly(step, parts, note):
+        return save(
+            step, {name: part if callable(part) else slow(part) for name, part in parts.items()}, note
+        )
+
+    monkeypatch.setattr(checkpointer._checkpointer, "save", save_slowly)
+    client.checkpoint()
+    assert inserted == 100
+    assert client.store.streams["s"].num_rows == 1000
+    restored = make_client(checkpointer=checkpointers.DefaultCheckpointer(tmp_path))
+    data = restored.sample_batch("t", 1).data
+    assert data["n"] == 100 and (data["x"] == 100).all()
+    assert restored.store.streams["s"].num_rows == 1000
+    for _ in range(100):
+        key = restored.sample_batch("t", 1)
+        assert (key.data["x"] == key.data["n"]).all()
+        restored.mutate_priorities("t", deletes=[int(key.info.key[0])])

@@ -290,3 +290,35 @@ def test_a_request_that_waits_ends_once_when_its_client_has_gone():
     for request in requests:
         server._end_request(request, replay.ServerClosed("the request was canceled by its client"))
     assert sorted(ended) == [0, 1]
+
+
+@pytest.mark.parametrize("how", ["too late", "Ctrl-C"])
+def test_a_writer_whose_session_ended_in_a_call_touches_no_row_of_others(how, monkeypatch):
+    def receive(deadline, watch):
+        if how == "Ctrl-C" and deadline > time.monotonic() + 1.0:
+            raise KeyboardInterrupt  # where it waits
+        return False
+
+    with replay.Server([table()]) as server:
+        client, other = (ServedClient(server.address, local=True) for _ in range(2))
+        ended, writer = client.batch_writer(), other.batch_writer()
+        write(ended, 10)
+        monkeypatch.setattr(ended._connection, "_receive", receive)
+        if how == "Ctrl-C":
+            with pytest.raises(KeyboardInterrupt):
+                ended.show()
+        else:
+            ended.show()  # for a reader, to whom it is no error
+        stream = server._store.streams["s"]
+        deadline = time.monotonic() + 60
+        while stream.num_rows > 10 and time.monotonic() < deadline:
+            threading.Event().wait(0.01)
+        assert stream.num_rows <= 10, "the server has not taken the rows back"
+        write(writer, 500, start=1000)
+        writer.flush(timeout=60)
+        with pytest.raises(replay.ServerLost, match="in the middle of a call"):
+            ended.append("s", {"x": np.full(400, -1), "y": np.ones((400, 3), np.float32)})
+        assert ended.close() == 10
+        assert other.sample_batch("t", 2000, timeout=60).data["x"].min() >= 0
+        client.close()
+        other.close()

@@ -233,6 +233,22 @@ def test_a_session_ends_with_its_connection(gate, channel):
     assert gate.ended.wait(60)
 
 
+def test_an_idle_client_is_not_probed_for_each_connection_that_ends(gate, channel, monkeypatch):
+    monkeypatch.setattr(service, "_PROBE_PERIOD", 1000.0, raising=False)
+    with channel.borrow() as idle:
+        idle.open()
+        for _ in range(10):
+            other = Channel(gate.address)
+            other.call({"op": "echo", "value": 1}, timeout=60)
+            other.close()
+            threading.Event().wait(0.1)
+        assert gate.ended.wait(60)
+        pings = 0
+        while idle._socket.poll(200):
+            pings += wire.decode(idle._socket.recv_multipart()) == {"notice": "ping", "id": None}
+        assert pings == 1
+
+
 @pytest.mark.parametrize("how", ["canceled", "gone"])
 def test_a_waiting_request_that_is_not_wanted_any_more_takes_nothing(gate, channel, how):
     if how == "canceled":

@@ -129,3 +129,20 @@ def test_attach_to_a_file_that_is_too_small(tmp_path):
     with pytest.raises(ValueError, match="80 bytes, expected 88"):
         shm.attach(memory.path("steps", "x"), (11,), I8)
     memory.close()
+
+
+def test_wide_rows_have_fewer_addresses_and_narrow_ones_all(tmp_path):
+    store = RowStore(allocator=shm.SharedMemory(str(tmp_path)))
+    wide, _ = store.claim("s", {"image": ((3, 1080, 1920), np.uint8), "n": ((), I8)})
+    narrow, _ = store.claim("s", {"n": ((), F4)})
+    assert (wide.name, narrow.name) == ("s", "s~2")
+    assert wide.capacity * 3 * 1080 * 1920 <= 1 << 42
+    assert wide.capacity > 500_000 and narrow.capacity == store.capacity
+    stream, rows = wide, wide.lease(2)
+    stream.write("image", rows, np.ones((2, 3, 1080, 1920), np.uint8))
+    image = stream.columns["image"]
+    other = shm.attach(store.allocator.path("s", "image"), image.shape, image.dtype)
+    assert other[int(rows[1]), 2, -1, -1] == 1
+    with pytest.raises(StoreFullError, match="first append"):  # for which there are too many rows already
+        store.claim("s~2", {"image": ((3, 1080, 1920), np.uint8)}, "s~2")
+    store.close()

@@ -8,6 +8,7 @@ import pytest
 
 from framework import replay
 from framework.replay.remote.client import ServedClient
+from framework.replay.server import service
 
 
 @pytest.mark.parametrize("local", [True, False], ids=["local", "remote"])
@@ -170,3 +171,59 @@ def test_no_wake_up_is_lost_between_served_and_local_readers_and_writers(size):
             assert not thread.is_alive()
         assert not errors
         assert sorted(seen) == list(range(n * len(clients)))
+
+
+@pytest.mark.parametrize("local", [True, False], ids=["local", "remote"])
+def test_the_time_that_served_calls_wait_counts_for_the_table_that_holds_them_back(local):
+    tables = [replay.Table.queue(name, 1) for name in ("t", "free")]
+    with replay.Server(tables) as server:
+        client, here = ServedClient(server.address, local=local), server.localhost_client()
+
+        def waited(name):
+            info = here.server_info()[name].rate_limiter_info
+            return info.sample_stats.blocked_ms, info.insert_stats.blocked_ms
+
+        def create(writer):
+            rows = writer.append("s", {"x": np.zeros(2)})
+            for at in range(2):
+                writer.create_items("t", {"x": writer.slice("s", "x", rows[at : at + 1])})
+            writer.create_items("free", {"x": writer.slice("s", "x", rows[:1])})
+            writer.show()
+
+        thread = threading.Thread(target=lambda: client.sample_batch("t", 1, timeout=60), daemon=True)
+        thread.start()
+        threading.Event().wait(0.3)
+        writer = client.batch_writer()
+        create(writer)  # one of two goes to the sampler
+        thread.join(60)
+        assert not thread.is_alive()
+        assert waited("t")[0] >= 200
+        create(writer)
+        threading.Event().wait(0.3)
+        for _ in range(3):
+            here.sample_batch("t", 1, timeout=60)
+            if here.can_sample("free", 1):
+                here.sample_batch("free", 1, timeout=60)
+        writer.flush(timeout=60)
+        assert waited("t")[1] >= 200
+        assert max(waited("free")) < 200
+        client.close()
+
+
+def test_single_items_that_wait_for_a_full_table_become_few_messages(monkeypatch):
+    monkeypatch.setattr(service, "_MAX_WAITING", 200)
+    with replay.Server([replay.Table.queue("t", 10)]) as server:
+        client = ServedClient(server.address)
+        writer = client.trajectory_writer(1)
+        n = 1500
+        for at in range(n):
+            writer.append({"x": np.int64(at)})
+            writer.create_item("t", 1.0, {"x": writer.history["x"][-1]})
+            writer._writer._send_late()  # as the timer does, if the next item comes too late for it
+        reader = server.localhost_client()
+        seen = []
+        while len(seen) < n:  # the last items, too, without another call of the writer
+            seen += reader.sample_batch("t", 1, timeout=60).data["x"].tolist()
+        assert seen == list(range(n))
+        assert writer.close(timeout=60) == 0
+        client.close()

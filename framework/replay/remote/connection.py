@@ -88,6 +88,11 @@ class Connection:
 
     # --- the session ---
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the session goes on, as far as this side knows."""
+        return self._greeted
+
     def open(self, timeout: float | None = None) -> None:
         """Opens a session if none is open.
 

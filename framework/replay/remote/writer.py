@@ -44,6 +44,10 @@ from framework.replay.writer import HeldRows, Writer, joined
 # through the same client, or for this many seconds.
 _SEND_ITEMS = 64
 _DELAY = 0.005
+# While so many messages wait at the server, which bounds their number, single items go on waiting for others.
+# The writer looks again after so many seconds.
+_MAX_MESSAGES = 64
+_LOOK = 0.25
 _SEND_ROWS = 4096  # released rows that are sent without items
 _SEND_BYTES = 1 << 20  # bytes of written rows that are sent without items
 _MAX_LEASE = 1 << 20  # rows that a server leases at once
@@ -218,10 +222,14 @@ class ServedWriter(Writer):
         self._collect(0.0)
 
     def _send_late(self) -> None:
-        """Sends single items that were not followed by others."""
+        """Sends single items that were not followed by others, unless many messages wait already."""
         with self._lock:
             if self._ended is None:
-                self._send()
+                self._collect(0.0)
+                if len(self._in_flight) < _MAX_MESSAGES:
+                    self._send()
+                elif self._items:
+                    self._late.call_later(self._send_late, _LOOK)
 
     def _sync(self) -> None:
         """Learns what the server could carry out of all that was created so far."""
@@ -277,7 +285,7 @@ class ServedWriter(Writer):
     # --- the session ---
 
     def _call(self, method: Callable[..., _Answer], *arguments: Any) -> _Answer:
-        """Calls a method of the connection; opens the session at first, and ends the writer if it is lost."""
+        """Calls a method of the connection; opens the session at first, and ends the writer with it."""
         try:
             if not self._connection.session:
                 self._connection.open()
@@ -289,7 +297,17 @@ class ServedWriter(Writer):
             if isinstance(closed, Interrupted) or not self._connection.session:
                 raise
             error = closed
+        except BaseException:
+            # A request without an answer (too late, Ctrl-C) ends the session, and the server gives the rows
+            # to others: this writer must not write them any more.
+            if self._connection.session and not self._connection.is_open:
+                self._end(ServerLost("the session of this writer ended in the middle of a call"))
+            raise
+        self._end(error)
+        raise error
+
+    def _end(self, error: ServerClosed) -> None:
+        """Makes every later call raise `error`; what is in flight is lost."""
         self._ended = error
         self.num_lost, self.num_pending = self.num_pending, 0
         self._connection.close()
-        raise error

@@ -19,6 +19,7 @@ import collections
 import contextlib
 import fnmatch
 import itertools
+import math
 import mmap
 import threading
 import weakref
@@ -32,6 +33,9 @@ from framework.replay.rows.compression import CompressedColumn
 
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _HUGE_PAGE = 2 << 20
+# Bytes of addresses of one stream of wide rows: more than a machine has memory, but far less than the 128 TiB
+# of addresses that a process has, and less than the largest file of some file systems.
+_MAX_STREAM_BYTES = 1 << 42
 _ONE = np.array(1, np.int32)  # numpy takes several times longer to convert a scalar
 
 # (shape of one row, dtype) of a column.
@@ -103,16 +107,16 @@ class Stream:
       row_bytes: bytes of one row over all columns that are not compressed, its reference count included.
     """
 
-    def __init__(self, name: str, store: RowStore, capacity: int):
+    def __init__(self, name: str, store: RowStore):
         self.name = name
-        self.capacity = capacity
+        self.capacity = store.capacity
         self.columns: dict[str, Any] = {}
         self.specs: dict[str, ColumnSpec] = {}
         self._compressed: list[CompressedColumn] = []
         self._store = store
         self._lock = threading.Lock()
         # References to each row: of a writer that holds it, and of items.
-        self._counts = store.allocator.allocate(name, "", (capacity,), np.dtype(np.int32))
+        self._counts = store.allocator.allocate(name, "", (self.capacity,), np.dtype(np.int32))
         self._free = np.empty(1024, np.int64)  # a stack
         self._num_free = 0
         self.num_leased = 0
@@ -140,6 +144,8 @@ class Stream:
         """
         names = {}
         with self._lock:
+            if not self.specs:  # the first columns decide
+                self.capacity = self._store.rows_of(columns)
             for name, (shape, kind) in columns.items():
                 spec = (tuple(shape), np.dtype(kind))
                 own = next(each for each in _names_like(name) if self.specs.get(each, spec) == spec)
@@ -262,7 +268,8 @@ class RowStore:
     Args:
       max_bytes: physical memory that all rows together may take; None for no limit but the machine's.
       allocator: allocates the columns; None uses this process's own memory.
-      capacity: rows that one stream can address; virtual, so it costs nothing until it is used.
+      capacity: rows that one stream can address; virtual, so it costs nothing until it is used. Streams of
+        wide rows, from 64 KiB on, can address 4 TiB.
       compress: patterns, as of file names, of columns whose rows are kept compressed: `("*pixels*",)`;
         `framework.replay.rows.compression` says when that pays. They are in this process's memory, whatever
         the allocator.
@@ -307,7 +314,7 @@ class RowStore:
         """
         with self._claims:
             if name not in self.streams:
-                self.streams[name] = Stream(name, self, self.capacity)
+                self.streams[name] = Stream(name, self)
             stream = self.streams[name]
             if any(own != column for column, own in stream.declare(columns or {}).items()):
                 raise ValueError(f"stream {name!r}: got {columns}, expected {stream.specs} as before.")
@@ -363,6 +370,11 @@ class RowStore:
                 writer = self.dropped_writers.popleft()
                 if not writer.end():
                     self.dropped_writers.append(writer)
+
+    def rows_of(self, columns: Mapping[str, ColumnSpec]) -> int:
+        """Returns how many rows a stream with these columns can address: fewer if they are wide."""
+        row_bytes = sum(math.prod(shape) * np.dtype(kind).itemsize for shape, kind in columns.values())
+        return min(self.capacity, max(1, _MAX_STREAM_BYTES // max(1, row_bytes)))
 
     def room(self) -> int:
         """Returns the bytes that may still be reserved."""

@@ -30,6 +30,7 @@ import dataclasses
 import itertools
 import os
 import secrets
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Hashable, Iterable
 from typing import Any
@@ -39,7 +40,7 @@ import zmq
 
 from framework import nest as nests
 from framework.replay import wire
-from framework.replay.errors import DeadlineExceededError
+from framework.replay.errors import DeadlineExceededError, StoreFullError
 from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import RowStore, grown
 from framework.replay.shm import SharedMemory
@@ -72,6 +73,7 @@ class Session:
       deliveries: samples that the client holds: the table, the delivery, and whether the samples are given
         back (True) or released (False) when the session ends.
       held: the rows that the client has leased, by stream.
+      unwritten: those of the held rows whose data found no room, by stream.
       inserted: number of items that this client has inserted into tables.
     """
 
@@ -82,6 +84,7 @@ class Session:
     known: dict[Layout, int] = dataclasses.field(default_factory=dict)
     deliveries: dict[int, tuple[Table, Delivery, bool]] = dataclasses.field(default_factory=dict)
     held: dict[str, HeldRows] = dataclasses.field(default_factory=dict)
+    unwritten: dict[str, set[int]] = dataclasses.field(default_factory=dict)
     inserted: int = 0
 
     def end(self, numbers: Iterable[int], give_back: bool) -> None:
@@ -242,7 +245,7 @@ class Operations:
                 done = table.insert_now(items)
                 session.inserted += done
                 while done < len(items.keys):
-                    yield None
+                    yield from _wait(table, INSERTERS)
                     count = table.insert_now(items.part(done, len(items.keys)))
                     session.inserted += count
                     done += count
@@ -254,6 +257,8 @@ class Operations:
                 raise ValueError(f"rows of stream {name!r}: got one row twice, expected each once")
             if len(rows):
                 session.held[name].held[rows] = False
+                if name in session.unwritten:
+                    session.unwritten[name].difference_update(rows.tolist())
                 self._store.streams[name].release(rows)
         if error is not None:
             raise error
@@ -270,10 +275,17 @@ class Operations:
             if len(session.layouts) >= wire.MAX_LAYOUTS:
                 raise ValueError(f"layouts: got more than {wire.MAX_LAYOUTS} from one client")
             session.layouts[int(number)] = Layout.from_wire(layout)
-        for name, rows, columns in message["write"]:
+        for at, (name, rows, columns) in enumerate(message["write"]):
             session.check(name, rows)
-            for column, values in columns.items():
-                self._store.streams[name].write(column, rows, values)
+            try:
+                for column, values in columns.items():
+                    self._store.streams[name].write(column, rows, values)
+            except Exception:
+                # The client learns of it later, and may send more items of these rows before.
+                for stream, missing, _ in message["write"][at:]:
+                    session.check(stream, missing)
+                    session.unwritten.setdefault(stream, set()).update(missing.tolist())
+                raise
         batches = []
         for name, number, index, lengths, keys, priorities, episodes in message["items"]:
             table, layout, n = self._tables[name], session.layouts[number], len(index)
@@ -292,7 +304,11 @@ class Operations:
             if lengths is not None:
                 layout.check_lengths(lengths)
             for stream, begin, end in layout.parts:
-                session.check(stream, index[:, begin:end].ravel())
+                rows = index[:, begin:end].ravel()
+                session.check(stream, rows)
+                unwritten = session.unwritten.get(stream)
+                if unwritten and not unwritten.isdisjoint(rows.tolist()):
+                    raise StoreFullError(f"items of table {name!r}: there was no room for some of their rows")
             items = NewItems(index, keys.copy(), priorities, lengths, episodes)
             table.check_items(layout, items)
             batches.append((table, items))
@@ -309,7 +325,7 @@ class Operations:
                 if len(delivery.slots) > got:
                     self.wake()  # a large request lets others in between its draws
                 got = len(delivery.slots)
-                yield None
+                yield from _wait(table, SAMPLERS)
             reply = self._describe(session, message, table, delivery)
         except BaseException:
             table.give_back(delivery)
@@ -365,6 +381,15 @@ class Operations:
             yield {"path": future.result()}
         finally:
             future.cancel()  # has no effect once the checkpointer runs
+
+
+def _wait(table: Table, side: int) -> Steps:
+    """Waits until the next step or the end of the request; counts the time as spent waiting for `table`."""
+    began = time.monotonic()
+    try:
+        yield None
+    finally:
+        table.waiting.add_seconds(side, time.monotonic() - began)
 
 
 def _number(name: str, value: Any, low: int, high: int) -> int:

@@ -30,6 +30,8 @@ _LOG = logging.getLogger(__name__)
 _ROUND = 64  # messages that the loop receives before it tries the waiting requests
 # Seconds between the end of a connection and the probes: the peer looks reachable for a moment.
 _PROBE_DELAYS = (0.02, 1.0)
+# Least number of seconds between two probes: idle clients do not read them.
+_PROBE_PERIOD = 1.0
 _LONGEST_POLL = 3600.0  # seconds
 _UNBIND_MS = 5000  # for which `stop` waits until the address is free
 _MAX_WAITING = 1 << 14  # requests of one client
@@ -62,7 +64,8 @@ class Service(threading.Thread):
         self._sessions: dict[bytes, Session] = {}
         self._lines: OrderedDict[Hashable, list[Request]] = OrderedDict()
         self._deadlines: dict[Request, float] = {}
-        self._probes: set[float] = set()
+        self._probes: set[float] = set()  # when they are due
+        self._next_probe = 0.0  # the earliest time
         self._again = False  # whether something has changed since the waiting requests were tried
         self._stopping = False
         self._reason: Exception = ServerClosed("the replay server has stopped")
@@ -115,7 +118,8 @@ class Service(threading.Thread):
                 while monitor.poll(0):
                     monitor.recv_multipart()
                 # Rounded, so that the set stays small when many connections end.
-                self._probes |= {round(time.monotonic() + delay, 2) for delay in _PROBE_DELAYS}
+                due_at = (max(self._next_probe, time.monotonic() + delay) for delay in _PROBE_DELAYS)
+                self._probes |= {round(moment, 2) for moment in due_at}
             if self._socket in ready:
                 self._receive()
             if self._lines and self._again:
@@ -281,7 +285,8 @@ class Service(threading.Thread):
         for request in [each for each, deadline in self._deadlines.items() if deadline <= now]:
             self._end_request(request, request.late())
         if any(moment <= now for moment in self._probes):
-            self._probes = {moment for moment in self._probes if moment > now}
+            self._next_probe = now + _PROBE_PERIOD
+            self._probes = {max(moment, self._next_probe) for moment in self._probes if moment > now}
             for identity in list(self._sessions):
                 self._send(identity, {"notice": "ping"})
 

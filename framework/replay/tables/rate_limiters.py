@@ -186,7 +186,8 @@ class Waiting:
       concurrent: whether other threads use the table. If not, a call that would wait raises
         `WouldBlockError`.
       counts: number of calls that wait, by side, those of other processes included.
-      seconds: for which all calls of a side have waited.
+      seconds: for which the calls of a side have waited. Of the calls of other processes that wait for one
+        another, the first counts.
       listeners: called, with the lock held, when calls of other processes should look again.
       closed: why the table is closed; None if it is not.
     """
@@ -222,6 +223,11 @@ class Waiting:
         """Counts a call of another process that begins (1) or ceases (-1) to wait."""
         with self._lock:
             self.counts[side] += change
+
+    def add_seconds(self, side: int, seconds: float) -> None:
+        """Counts the time for which a call of another process has waited."""
+        with self._lock:
+            self.seconds[side] += seconds
 
     def notify(self, side: int) -> None:
         """Wakes the calls of `side`, which may go through now. Called with the lock held."""
