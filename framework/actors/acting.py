@@ -16,7 +16,7 @@ from framework.actors.observers import EnvironmentLoopObserver
 from framework.config_checks import whole_number
 from framework.environments.base import BatchedEnvironment
 from framework.specs import path_name
-from framework.types import FIRST, LAST, Nest
+from framework.types import FIRST, LAST, MID, Nest
 
 
 class PolicyActor(core.Actor, core.Saveable):
@@ -148,7 +148,8 @@ class EnvironmentLoop:
     Attributes:
       environment: the environment.
       num_steps: transitions of all envs since the construction of the loop.
-      num_dropped: episodes that the environment cut short with FIRST, since then. They have no return.
+      num_dropped: episodes that the environment cut short with FIRST, or whose beginning it had before a
+        reset (`BatchedEnvironment.cut`), since then. They have no return.
       seconds: seconds spent in `reset`, `select_action`, `step` and `observe` since the last row. Without
         rows, the caller may set them to 0.
     """
@@ -180,6 +181,7 @@ class EnvironmentLoop:
         self._observers = tuple(observers)
         self._should_update = should_update
         self._timestep: dm_env.TimeStep | None = None  # None: reset before the next step
+        self._partial: np.ndarray | None = None  # bool[B]: open episodes that began before the reset.
         self._reward_spec = environment.reward_spec()
         # float64 [B, *shape] per leaf of the reward spec.
         self._returns = [
@@ -200,8 +202,8 @@ class EnvironmentLoop:
 
         Returns:
           `episode_return` (float64 `[k]`, or a nest like the reward spec), `episode_length` (int64 `[k]`) and
-          `env` (int64 `[k]`) of the k episodes that ended, and the metrics of the observers. None if no
-          episode ended. The attribute `num_steps` counts the steps.
+          `env` (int64 `[k]`) of the k whole episodes that ended, and the metrics of the observers. None if
+          none ended. The attribute `num_steps` counts the steps.
         """
         if max_steps is not None and max_steps < 1:
             raise ValueError(f"max_steps: got {max_steps}, expected at least 1 or None.")
@@ -238,6 +240,8 @@ class EnvironmentLoop:
         if not cut:
             self._timestep = timestep
         over = timestep.step_type == LAST
+        if self._partial is not None:
+            over = self._without_partial(over, timestep.step_type)
         finished = np.flatnonzero(over) if np.count_nonzero(over) else None
         if self._counter is not None and num_steps:
             ended = {} if finished is None else {"episodes": len(finished)}
@@ -279,7 +283,8 @@ class EnvironmentLoop:
     def run_episodes(self, num_episodes: int) -> dict[str, Any]:
         """Plays `num_episodes` whole episodes from a reset and returns their metrics, as `step` does.
 
-        Each env plays a fixed share of the episodes, because a choice of those that end first would favor
+        An episode that an env continues over the reset (`BatchedEnvironment.cut`) is none of them. Each env
+        plays a fixed share of the episodes, because a choice of those that end first would favor
         short episodes. Episodes that an env plays beyond its share, while others finish theirs, are neither
         returned nor logged. The next use of the loop starts from a reset.
         """
@@ -315,7 +320,19 @@ class EnvironmentLoop:
         for total in self._returns:
             total[:] = 0.0
         self._lengths[:] = 0
+        cut = self.environment.cut
+        self._partial = None if cut is None or not cut.any() else cut.copy()
         return timestep
+
+    def _without_partial(self, over: np.ndarray, step_type: np.ndarray) -> np.ndarray:
+        """Drops those of the ended episodes that began before the reset; returns the others."""
+        assert self._partial is not None
+        dropped = over & self._partial
+        self.num_dropped += int(np.count_nonzero(dropped))
+        self._clear(np.flatnonzero(dropped))
+        partial = self._partial & (step_type == MID)
+        self._partial = partial if partial.any() else None
+        return over & ~dropped
 
     def _finish(self, envs: np.ndarray) -> dict[str, Any]:
         """Returns the metrics of the episodes of `envs`, and clears their sums."""

@@ -53,6 +53,13 @@ class BatchedEnvironment(dm_env.Environment):
     spec: specs.EnvironmentSpec
     #: Whether `step_envs` works.
     can_step_envs: bool = False
+    #: Whether `environments.make` gave it its seed, or None for no seed.
+    takes_seed: bool = False
+
+    @property
+    def cut(self) -> np.ndarray | None:
+        """bool[B]: envs that the last `reset` could not reset, whose FIRST is in mid-episode; None: none."""
+        return None
 
     @abc.abstractmethod
     def reset(self) -> dm_env.TimeStep:

@@ -49,13 +49,14 @@ class _Client:
       asks: whether it waits for an action.
       is_new: whether the open episode has no observation yet.
       is_cut: whether the run was reset in the open episode, whose next observation begins an episode.
+      has_acted: whether the open episode has had an action.
       reward: logged since the last action.
     """
 
     def __init__(self, connection: socket.socket):
         self.connection, self.begun, self.env = connection, time.monotonic(), -1
         self.buffer, self.reward = bytearray(), 0.0
-        self.is_open = self.asks = self.is_new = self.is_cut = False
+        self.is_open = self.asks = self.is_new = self.is_cut = self.has_acted = False
 
     def read(self) -> bool:
         """Takes what has arrived, up to the end of a message; False if the connection has ended."""
@@ -98,7 +99,8 @@ class _Client:
 class ExternalEnvironment(ConnectedEnvironment):
     """B clients as B envs. A client is lost with its connection, and a new one takes its place.
 
-    Clients cannot be reset: a reset in mid-episode continues with their present observation as a first one.
+    Clients cannot be reset: a reset in mid-episode continues with their present observation as a first one,
+    and is marked in `cut`.
 
     Args:
       address: `tcp://INTERFACE:PORT`.
@@ -142,7 +144,12 @@ class ExternalEnvironment(ConnectedEnvironment):
         self._selector = selectors.DefaultSelector()
         self._listener: socket.socket | None = None
         self._clients: set[_Client] = set()
+        self._cut = np.zeros(num_envs, np.bool_)
         super().__init__(name, address, num_envs, timeout)
+
+    @property
+    def cut(self) -> np.ndarray:
+        return self._cut
 
     def _listen(self) -> None:
         self._listener = self._open_port()
@@ -160,7 +167,7 @@ class ExternalEnvironment(ConnectedEnvironment):
             if client.asks and actions is None:
                 self._put_step(client, FIRST, 1.0, self._last[client.env])
             elif client.asks and actions is not None:
-                client.asks, client.reward = False, 0.0
+                client.asks, client.reward, client.has_acted = False, 0.0, True
                 rows = [leaf[client.env] for leaf in actions]
                 plain = tree.map_structure(lambda row: row.tolist(), self._build_action(rows))
                 if not client.send(type="action", action=plain):
@@ -260,6 +267,7 @@ class ExternalEnvironment(ConnectedEnvironment):
         kind = message.get("type")
         if kind == "start_episode" and not client.is_open:
             client.is_open = client.is_new = True
+            client.has_acted = False
         elif kind == "log_reward" and client.is_open and not client.is_new:
             client.reward += float(message["reward"])
             if not math.isfinite(client.reward):
@@ -283,6 +291,8 @@ class ExternalEnvironment(ConnectedEnvironment):
 
     def _put_step(self, client: _Client, kind: int, discount: float, observation: list[np.ndarray]) -> None:
         reward = 0.0 if kind == FIRST else client.reward
+        if kind == FIRST:
+            self._cut[client.env] = client.has_acted
         leaves = [np.int64(kind), np.float32(reward), np.float32(discount), *observation]
         self._put(np.array([client.env]), [np.asarray(leaf)[None] for leaf in leaves])
 

@@ -83,7 +83,7 @@ class ProcessEnvironment(BatchedEnvironment):
     POSIX only: descriptors are handed to the children.
     """
 
-    can_step_envs = True
+    can_step_envs = takes_seed = True
 
     def __init__(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import inspect
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -219,10 +220,22 @@ def make_env(environment: Any, seed: int | None) -> SingleEnv:
 def call_factory(
     factory: Callable[..., Any], seed: int | None, options: Mapping[str, Any], num_envs: int = 1
 ) -> Any:
-    """Calls `factory`; `seed` and `num_envs` are passed if it names such a parameter and `options` do not."""
+    """Calls `factory`; `seed` and `num_envs` are passed if it names such a parameter and `options` do not.
+
+    Warns if the seed is lost: what `environments.make` returns must be made with it. Environments of dm_env
+    may have no random numbers, and gymnasium's are seeded at their first reset.
+    """
     known: Mapping[str, Any] = {"seed": seed, "num_envs": num_envs}
-    named = {name: value for name, value in known.items() if takes(factory, name)}
-    return factory(**{**named, **options})
+    arguments = {**{name: value for name, value in known.items() if takes(factory, name)}, **options}
+    environment = factory(**arguments)
+    is_lost = seed is not None and "seed" not in arguments
+    if is_lost and isinstance(environment, BatchedEnvironment) and environment.takes_seed:
+        name = getattr(factory, "__qualname__", None) or type(factory).__name__
+        warnings.warn(
+            f"{name}: the factory has no parameter seed, so its environment is not seeded; add one and pass "
+            "it on to environments.make."
+        )
+    return environment
 
 
 def takes(factory: Callable[..., Any], parameter: str) -> bool:

@@ -15,7 +15,7 @@ from framework import nest as nests
 from framework import specs
 from framework.environments.action_masks import MaskChecker
 from framework.environments.base import FIRST, LAST, MID, BatchedEnvironment, EnvironmentFault
-from framework.environments.single import SingleEnv
+from framework.environments.single import SingleEnv, env_seeds
 from framework.types import MultiAgentTimeStep, Nest
 
 _MISSING = (KeyError, IndexError, TypeError)
@@ -175,7 +175,7 @@ class InlineEnvironment(BatchedEnvironment):
         step types (`agents`): one array per leaf.
     """
 
-    can_step_envs = True
+    can_step_envs = takes_seed = True
 
     def __init__(self, name: str, make_envs: Sequence[Callable[[], SingleEnv]], *, first_env: int = 0):
         """Builds the envs.
@@ -311,12 +311,16 @@ class VectorEnvironment(BatchedEnvironment):
     of envs, unlike with the other ways to step.
     """
 
+    takes_seed = True
+
     def __init__(self, name: str, environment: Any, seed: int | None):
         """Takes over `environment`, which must not have been reset yet.
 
         Raises:
           ValueError: the environment resets in another mode than NEXT_STEP.
         """
+        from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv  # 0.2 s
+
         self.name = name
         self._environment = environment
         self.num_envs = int(environment.num_envs)
@@ -327,7 +331,10 @@ class VectorEnvironment(BatchedEnvironment):
                 "the last observation of an episode is lost. Use stepping='inline' or 'processes', or make "
                 "the vector environment with autoreset_mode=gymnasium.vector.AutoresetMode.NEXT_STEP."
             )
-        self._seed = seed
+        self._seed: int | list[int | None] | None = seed
+        if seed is not None and isinstance(environment.unwrapped, (SyncVectorEnv, AsyncVectorEnv)):
+            # With one integer these seed env i with it plus i: neighboring seeds would share most envs.
+            self._seed = env_seeds(seed, self.num_envs)
         space, action_space = environment.single_observation_space, environment.single_action_space
         self.spec = specs.from_spaces(space, action_space)
         starts = specs.discrete_offsets

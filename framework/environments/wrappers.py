@@ -38,12 +38,17 @@ class EnvironmentWrapper(BatchedEnvironment):
         self._environment = environment
         self.name = environment.name
         self.num_envs = environment.num_envs
+        self.takes_seed = environment.takes_seed
         self.spec = specs.make_environment_spec(environment)
 
     @property
     def wrapped(self) -> BatchedEnvironment:
         """The environment inside this one."""
         return self._environment
+
+    @property
+    def cut(self) -> np.ndarray | None:
+        return self._environment.cut
 
     def reset(self) -> dm_env.TimeStep:
         return self._environment.reset()
@@ -170,7 +175,11 @@ class RescaleAction(EnvironmentWrapper):
         value = np.asarray(value, spec.dtype)
         if self._clip:
             value = np.clip(value, -1.0, 1.0)
-        return spec.minimum + (value + 1.0) * (0.5 * (spec.maximum - spec.minimum))
+        # Exact at both ends, and without an overflow where the range is larger than any number of the dtype.
+        half = 0.5 * (value + 1.0)
+        scaled = spec.minimum * (1.0 - half) + spec.maximum * half
+        inside = np.abs(value) <= 1.0  # In between, rounding could leave the bounds.
+        return np.where(inside, np.clip(scaled, spec.minimum, spec.maximum), scaled)
 
 
 def _unit_spec(spec: specs.Array) -> specs.Array:

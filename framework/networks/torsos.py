@@ -107,27 +107,34 @@ class MLP(nn.Module):
 
 
 class _Images(nn.Module):
-    """Converts images of any layout to float `[M, C, H, W]` and restores the leading axes of the features."""
+    """Converts images of any layout to float `[M, C, H, W]` and restores the leading axes of the features.
+
+    The frames of a stack of images, four axes, become channels.
+    """
 
     layers: nn.Sequential  # `[M, C, H, W]` float to `[M, output_size]`
     output_size: int
 
     def __init__(self, shape: Sequence[int]):
         super().__init__()
-        if len(shape) != 3:
-            raise ValueError(f"shape: got {tuple(shape)}, expected three axes, as (channels, height, width).")
-        self._channels_last = int(np.argmin(shape)) == 2
-        self.channels, self.height, self.width = (
-            (shape[2], *shape[:2]) if self._channels_last else tuple(shape)
-        )
+        if len(shape) not in (3, 4):
+            raise ValueError(
+                f"shape: got {tuple(shape)}, expected three axes, as (channels, height, width), or four, as "
+                "(frames, channels, height, width)."
+            )
+        self._axes, image = len(shape), tuple(shape[-3:])
+        self._channels_last = int(np.argmin(image)) == 2
+        channels, self.height, self.width = (image[2], *image[:2]) if self._channels_last else image
+        self.channels = channels * (shape[0] if self._axes == 4 else 1)
         if min(self.height, self.width) < 3:
             raise ValueError(f"shape: got {tuple(shape)}, expected at least 3 x 3 pixels.")
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        leading = images.shape[:-3]
-        images = images.reshape(-1, *images.shape[-3:])
+        leading = images.shape[: -self._axes]
+        images = images.reshape(-1, *images.shape[-self._axes :])
         if self._channels_last:
-            images = images.permute(0, 3, 1, 2)
+            images = images.movedim(-1, -3)
+        images = images.flatten(1, -3)
         device = images.device.type
         if torch.is_grad_enabled() and device == "cpu":
             # Learning is a fifth faster in this layout; acting on small batches is not. Convert here, while a
@@ -251,15 +258,17 @@ CONVOLUTIONS: dict[str, type[NatureConv | ShallowConv | DataEfficientConv | Resi
 class ObservationEncoder(nn.Module):
     """Encodes a nest of observations, with any leading axes, as one feature vector `[..., output_size]`.
 
-    Leaves with three axes go through `make_convolution`, integers of a `DiscreteArray` become one-hot
-    vectors, and all other leaves are flattened. The vectors are concatenated and, with `hidden_sizes`, go
-    through an MLP. The features of the images follow them. An `action_mask` is left out: it is for the heads.
+    Leaves with three axes, and stacks of such leaves, go through `make_convolution`; integers of a
+    `DiscreteArray`, and of stacks of integers from 0 on, become one-hot vectors; all other leaves are
+    flattened. The vectors are concatenated and, with `hidden_sizes`, go through an MLP. The features of the
+    images follow them. An `action_mask` is left out: it is for the heads.
 
     Args:
       observation_spec: nest of dm_env specs of one env.
       hidden_sizes: widths of the hidden layers for the leaves that are not images; empty for no MLP.
       activation: activation of those layers.
-      make_convolution: shape of an image to a module with `output_size`; as `CONVOLUTIONS`.
+      make_convolution: shape of an image, or of a stack of images with four axes, to a module with
+        `output_size`; as `CONVOLUTIONS`.
 
     Raises:
       ValueError: There is nothing to encode.
@@ -276,20 +285,20 @@ class ObservationEncoder(nn.Module):
         leaves = specs.leaves(observation_spec)
         self._specs: list[Any] = [None if specs.ACTION_MASK in path else leaf for path, leaf in leaves]
         self._single = not tree.is_nested(observation_spec)
+        self._codes = [None if spec is None else _num_codes(spec) for spec in self._specs]
         # Most observations are one vector, which needs no encoding.
-        self.is_vector = self._single and len(self._specs[0].shape) == 1 and not hidden_sizes
+        is_plain = self._single and len(self._specs[0].shape) == 1 and self._codes[0] is None
+        self.is_vector = is_plain and not hidden_sizes
         images = {}
         width = image_features = 0
         for index, spec in enumerate(self._specs):
             if spec is None:
                 continue
-            if len(spec.shape) == 3:
+            if _is_image(spec):
                 images[str(index)] = make_convolution(spec.shape)
                 image_features += images[str(index)].output_size
-            elif isinstance(spec, dm_specs.DiscreteArray):
-                width += spec.num_values
             else:
-                width += int(np.prod(spec.shape, dtype=np.int64))
+                width += int(np.prod(spec.shape, dtype=np.int64)) * (self._codes[index] or 1)
         self.images = nn.ModuleDict(images)
         self.body = (
             MLP(width, hidden_sizes, activation=activation) if width and hidden_sizes else nn.Identity()
@@ -315,16 +324,33 @@ class ObservationEncoder(nn.Module):
         for index, (leaf, spec) in enumerate(zip(leaves, self._specs, strict=True)):
             if spec is None:
                 continue
-            if len(spec.shape) == 3:
+            if str(index) in self.images:
                 features.append(self.images[str(index)](leaf))
-            elif isinstance(spec, dm_specs.DiscreteArray):
-                flat.append(nn.functional.one_hot(leaf.long(), spec.num_values).float())
+                continue
+            axes, codes = len(spec.shape), self._codes[index]
+            if codes is not None:
+                flat.append(nn.functional.one_hot(leaf.long(), codes).flatten(-1 - axes).float())
             else:
-                axes = len(spec.shape)
                 flat.append((leaf.unsqueeze(-1) if axes == 0 else leaf.flatten(-axes)).float())
         if flat:
             features.insert(0, self.body(flat[0] if len(flat) == 1 else torch.cat(flat, -1)))
         return features[0] if len(features) == 1 else torch.cat(features, -1)
+
+
+def _is_image(spec: Any) -> bool:
+    stacked = isinstance(spec, specs.StackedArray | specs.StackedBoundedArray)
+    return len(spec.shape) == 3 or (len(spec.shape) == 4 and stacked)
+
+
+def _num_codes(spec: Any) -> int | None:
+    """The number of values of a `DiscreteArray`, or of each frame of a stack of them; None for quantities."""
+    if isinstance(spec, dm_specs.DiscreteArray):
+        return spec.num_values
+    # FrameStack turns a DiscreteArray into one axis of integers from 0 on.
+    is_stack = isinstance(spec, specs.StackedBoundedArray) and len(spec.shape) == 1
+    if is_stack and spec.dtype.kind in "iu" and not np.any(spec.minimum):
+        return int(np.max(spec.maximum)) + 1
+    return None
 
 
 class RecurrentCore(nn.Module):

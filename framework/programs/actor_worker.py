@@ -78,7 +78,8 @@ class ActorWorker(ProgramWorker):
       checkpointer: keeps the state of the policy's random numbers. None keeps nothing.
       name: name of the group of actors. This actor is `NAME-INDEX`.
       index: index of this actor.
-      seed: seed of this actor, from which its environments and its policy derive their seeds.
+      seed: seed of this actor, from which its environments and its policy derive their seeds; those of
+        environments of a restored actor also from the steps that it has made.
       inference: the inference server, for the modes that need one.
       steps_name: name of the count of the learner's steps.
     """
@@ -110,7 +111,12 @@ class ActorWorker(ProgramWorker):
         )
         # Makes the random choices; None if another node acts.
         self._acting: PolicyActor | InferenceServer | None
-        self._halves = self._make_halves(setup, learner, inference, seed, index * self._config.envs_per_actor)
+        state = None if checkpointer is None else checkpointer.get(self._name)
+        self._steps = self._logged_at = 0 if state is None else int(state["steps"])
+        # With its first seed, an actor that continues would repeat the episodes of the beginning.
+        env_seed = derive_seed(seed, f"after-{self._steps}") if self._steps else seed
+        first_env = index * self._config.envs_per_actor
+        self._halves = self._make_halves(setup, learner, inference, seed, env_seed, first_env)
         self._half = self._halves[0]  # Whose turn it is.
         self._lockstep: Lockstep | None = None
         self._counts_episodes = agent.episodes_per_batch is not None
@@ -138,22 +144,20 @@ class ActorWorker(ProgramWorker):
         self._dropped = 0  # Items in flight when the program stopped.
         self._lost = 0  # Items in flight when a replay server was lost.
         self._replaced_at = -1  # This actor's steps at the last replacement of the adder.
-        self._steps = self._logged_at = 0
         # Before the program was resumed, or this actor restarted.
         self._earlier = {"episodes": 0, "lost_items": 0, "dropped_episodes": 0}
-        state = None if checkpointer is None else checkpointer.get(self._name)
         if state is not None:
-            self._steps = self._logged_at = int(state["steps"])
             self._earlier = {name: int(state.get(name, 0)) for name in self._earlier}
             if self._acting is not None and state["actor"] is not None:
                 self._acting.restore(state["actor"])
 
     def _make_halves(
-        self, setup: Setup, learner: Any, inference: Any, seed: int, first_env: int
+        self, setup: Setup, learner: Any, inference: Any, seed: int, env_seed: int, first_env: int
     ) -> list[Half]:
         """Makes one half with all envs, or two, with the source of actions that `config.inference` names.
 
-        `first_env` is the index of this actor's first env in the program.
+        `env_seed` seeds the environments, `seed` all else. `first_env` is the index of this actor's first env
+        in the program.
         """
         agent, spec, config = setup.agent, setup.spec, setup.config
         envs = config.envs_per_actor
@@ -183,7 +187,7 @@ class ActorWorker(ProgramWorker):
         halves: list[Half] = []
         for index, size in enumerate(sizes):
             environment = setup.make_environment(
-                size, derive_seed(seed, f"half-{index}") if alternates else seed
+                size, derive_seed(env_seed, f"half-{index}") if alternates else env_seed
             )
             offset = first_env + sum(sizes[:index])
             actor: PolicyActor | InferenceActor

@@ -156,6 +156,27 @@ def test_an_episode_that_the_environment_cuts_short_is_counted_and_has_no_return
     assert ended == {0: 5, 1: 5}
 
 
+class Unresettable(environments.wrappers.EnvironmentWrapper):
+    """Env 0 says that it has not begun an episode at the reset."""
+
+    @property
+    def cut(self):
+        return np.array([True, False])
+
+
+def test_an_episode_that_began_before_the_reset_has_no_return_and_is_not_played_for_another():
+    loop, actor, _, logger = _make(num_envs=2, episode_length=3)
+    loop.environment = Unresettable(loop.environment)
+    assert loop.run_episodes(2)["env"].tolist() == [1, 0]
+    assert loop.num_dropped == 1 and loop.num_steps == actor.transitions() == 12
+    assert [row["episode_length"] for row in logger.rows] == [3, 3]
+    loop.restart()
+    loop.step()
+    loop.environment.end_episodes(np.array([True, False]))  # The next one of env 0 is whole.
+    finished = [loop.step() for _ in range(4)]
+    assert [one["env"].tolist() for one in finished if one] == [[1], [0]] and loop.num_dropped == 2
+
+
 class Uneven(testing.EchoEnvironment):
     """Env 0 has episodes of 2 steps, env 1 of 20."""
 

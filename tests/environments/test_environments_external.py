@@ -18,7 +18,8 @@ import pytest
 
 import launch
 from agents.random_actions import RandomActions
-from framework import environments
+from framework import core, environments
+from framework.actors import EnvironmentLoop, PolicyActor
 from framework.environments.external import ExternalEnvironment
 from framework.environments.external_client import ExternalClient
 from framework.programs import RunConfig, make_program
@@ -145,6 +146,36 @@ def test_a_reset_after_a_failed_step_begins_an_episode(port, token, ends):
         timestep = environment.step(np.array([1]))
         assert (timestep.step_type[0], timestep.reward[0]) == (environments.LAST, 3)
         thread.join(30)
+
+
+def test_an_episode_that_goes_on_over_a_reset_is_not_counted(port, token):
+    over = threading.Event()
+
+    def application(length):
+        with contextlib.suppress(ConnectionError), connect(port) as client:
+            while not over.is_set():
+                play(client, [1.0] * length)
+
+    threads = [in_thread(functools.partial(application, length)) for length in (5, 8)]
+    with ExternalEnvironment(f"tcp://127.0.0.1:{port}", 2, token=token, timeout=60.0) as external:
+        environment = environments.FrameStack(external, 2)
+        loop = EnvironmentLoop(environment, PolicyActor(Still(), num_envs=2), should_update=False)
+        for _ in range(3):
+            played = loop.run_episodes(2)
+            assert sorted(played["episode_return"]) == [5.0, 8.0] == sorted(played["episode_length"])
+        # The second episode of five steps goes on over the first reset; the next reset finds none begun.
+        assert loop.num_dropped == 1
+        over.set()
+    for thread in threads:
+        thread.join(30)
+
+
+class Still(core.Policy):
+    def initial_state(self, batch_size):
+        return ()
+
+    def step(self, observation, state):
+        return np.zeros(len(observation), np.int64), (), ()
 
 
 BAD = {

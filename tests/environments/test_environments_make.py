@@ -2,6 +2,7 @@
 
 import functools
 import sys
+import warnings
 
 import gymnasium
 import numpy as np
@@ -207,6 +208,18 @@ def test_vector_stepping_of_an_environment_without_its_own_vector_version():
     assert observation.shape == (11, 3, 3) and (discount == 1).all()
 
 
+def test_seeds_of_vector_stepping_are_those_of_the_other_ways_to_step():
+    made = {"vector": 1, "inline": 1, "processes": 2}
+    first, same, other = (
+        environments.make("gymnasium:Pendulum-v1", num_envs=3, seed=seed, stepping=stepping)
+        .reset()
+        .observation.copy()
+        for stepping, seed in made.items()
+    )
+    np.testing.assert_array_equal(first, same)
+    assert not (first[:, None] == other).all(-1).any()
+
+
 @pytest.mark.parametrize("stepping", ["auto", "vector"])
 def test_a_factory_may_return_a_whole_vector_environment(stepping):
     def whole():
@@ -370,6 +383,38 @@ def test_a_factory_with_num_envs_makes_all_envs(factory, num_envs):
 def test_a_factory_with_a_seed_and_num_envs_gets_the_seed_of_the_batch():
     first, second = (environments.make(_as_asked, num_envs=2, seed=5).reset().observation for _ in range(2))
     np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_a_factory_that_loses_the_seed_causes_a_warning(num_envs):
+    def forgets():
+        return environments.FrameStack(environments.make("gymnasium:Pendulum-v1"), 2)
+
+    def forgets_all(num_envs):
+        return environments.make("gymnasium:Pendulum-v1", num_envs=num_envs)
+
+    for factory in (forgets, forgets_all):
+        with pytest.warns(UserWarning, match=r"forgets.*the factory has no parameter seed"):
+            environments.make(factory, num_envs=num_envs, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("factory", "arguments"),
+    [
+        (_one_env, {}),
+        (_as_asked, {"seed": 1}),
+        (lambda **options: environments.make(CARTPOLE, **options), {"seed": 1, "options": {"seed": 2}}),
+        (lambda: gymnasium.make("CartPole-v1"), {"seed": 1}),
+        (lambda num_envs: gymnasium.make_vec("CartPole-v1", num_envs=num_envs), {"seed": 1}),
+        (testing.EchoEnvironment, {"seed": 1}),
+        ("tasks:Navigation2D", {"seed": 1}),
+    ],
+    ids=["no seed", "takes it", "an option", "gymnasium", "gymnasium's vector", "dm_env", "a suite"],
+)
+def test_a_seed_that_is_not_lost_causes_no_warning(factory, arguments):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        environments.make(factory, **arguments)
 
 
 @pytest.mark.parametrize(

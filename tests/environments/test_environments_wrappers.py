@@ -42,15 +42,16 @@ class Pushed(dm_env.Environment):
     def __init__(self, dtype=np.float64, bounds=((-2.0, 0.0), (6.0, 1.0))):
         self._dtype = dtype
         self._bounds = bounds
+        self._shape = np.shape(bounds[0])
 
     def observation_spec(self):
-        return dm_specs.Array((2,), np.float64, name="observation")
+        return dm_specs.Array(self._shape, np.float64, name="observation")
 
     def action_spec(self):
-        return dm_specs.BoundedArray((2,), self._dtype, *self._bounds, name="action")
+        return dm_specs.BoundedArray(self._shape, self._dtype, *self._bounds, name="action")
 
     def reset(self):
-        return dm_env.restart(np.zeros(2))
+        return dm_env.restart(np.zeros(self._shape))
 
     def step(self, action):
         assert action.dtype == self._dtype
@@ -167,6 +168,21 @@ def test_rescale_action(clip):
     environment.reset()
     timestep = environment.step(np.array([[-1.0, 1.0], [0.0, 0.0], [2.0, -1.0]], np.float32))
     assert timestep.observation.tolist() == [[-2.0, 1.0], [2.0, 0.5], [6.0 if clip else 10.0, 0.0]]
+
+
+@pytest.mark.parametrize("clip", [False, True])
+def test_rescaled_actions_are_within_the_bounds(clip):
+    bounds = [(0.1 * low, 0.1 * high) for low in range(-30, 31) for high in range(low + 1, 31)]
+    low, high = (np.array(each, np.float32) for each in zip(*bounds, (-3e38, 3e38), strict=True))
+    environment = environments.make(
+        functools.partial(Pushed, np.float32, (low, high)),
+        wrappers=[functools.partial(environments.RescaleAction, clip=clip)],
+    )
+    environment.reset()
+    for value in (-1.0, 1.0, *np.linspace(-1.0, 1.0, 7, dtype=np.float32)):
+        given = environment.step(np.full((1, len(low)), value, np.float32)).observation[0]
+        assert (low <= given).all() and (given <= high).all()
+        assert value not in (-1, 1) or np.array_equal(given, low if value < 0 else high)
 
 
 def test_rescaling_needs_finite_bounds():

@@ -1,11 +1,14 @@
 """Encoders, value networks, recurrent cores and conversions."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
 from dm_env import specs as dm_specs
 
-from framework import networks
+from framework import environments, networks
+from framework.environments.testing import FakeEnvironment, make_spec
 
 VECTOR = dm_specs.Array((5,), np.float32)
 SCALAR = dm_specs.Array((), np.float32)
@@ -44,6 +47,40 @@ def test_an_encoder_takes_any_nest_with_any_leading_axes(spec, width, leading):
     encoder = networks.ObservationEncoder(spec)
     assert encoder.output_size == width
     assert encoder(observation(spec, *leading)).shape == (*leading, width)
+
+
+@pytest.mark.parametrize("shape", [(48, 40, 3), (3, 48, 40), (7, 7, 3), (20, 7, 7)])
+@pytest.mark.parametrize("torso", list(networks.CONVOLUTIONS))
+def test_the_frames_of_a_stack_of_images_are_channels(shape, torso):
+    last = shape[2] == 3
+    make = networks.CONVOLUTIONS[torso]
+    encoder = networks.ObservationEncoder(
+        stack(dm_specs.BoundedArray(shape, np.uint8, 0, 255)), (), "relu", make
+    )
+    (image,) = encoder.images.values()
+    assert (image.channels, image.height, image.width) == (
+        4 * (shape[2] if last else shape[0]), *(shape[:2] if last else shape[1:])
+    )  # fmt: skip
+    frames = torch.randint(0, 256, (2, 5, 4, *shape), dtype=torch.uint8)
+    channels_first = frames.movedim(-1, -3) if last else frames
+    with torch.no_grad():
+        expected = image.layers(channels_first.flatten(0, 1).flatten(1, 2) / 255)
+        torch.testing.assert_close(encoder(frames), expected.reshape(2, 5, -1))
+
+
+@pytest.mark.parametrize("hidden_sizes", [(), (8,)])
+def test_each_integer_of_a_stack_of_discrete_observations_is_one_hot(hidden_sizes):
+    encoder = networks.ObservationEncoder(stack(dm_specs.DiscreteArray(3)), hidden_sizes)
+    frames = torch.tensor([[[0, 0, 2, 1], [1, 1, 1, 0]]])
+    expected = torch.eye(3)[frames].flatten(-2)
+    torch.testing.assert_close(encoder(frames), encoder.body(expected))
+    assert networks.ObservationEncoder(stack(dm_specs.BoundedArray((2,), np.int64, 0, 9))).output_size == 8
+
+
+def stack(spec):
+    """The spec of a stack of four observations."""
+    environment = environments.make(functools.partial(FakeEnvironment, make_spec(observations=spec)))
+    return environments.FrameStack(environment, 4).observation_spec()
 
 
 @pytest.mark.parametrize("spec", [{"action_mask": VECTOR}, dm_specs.Array((0,), np.float32)])

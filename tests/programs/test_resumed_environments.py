@@ -1,0 +1,98 @@
+"""What an actor's envs play after the run is resumed, or the actor is restarted."""
+
+from __future__ import annotations
+
+import functools
+from types import SimpleNamespace
+
+import gymnasium
+import numpy as np
+import pytest
+from helpers.node_clients import make_client
+
+import launch
+from agents.flow_impala import FlowIMPALA
+from agents.impala import IMPALAConfig
+from agents.random_actions import RandomActions
+from framework import environments, specs
+from framework.environments.testing import FakeEnvironment
+from framework.programs import RunConfig, make_program
+from framework.programs.actor_worker import ActorWorker
+from framework.programs.services import Counter, Monitor
+from framework.programs.worker import Setup, derive_seed
+
+
+class Levels(gymnasium.Env):
+    """Episodes of five steps, of a level that the file `log` gets."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, log):
+        self._log = log
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._time, level = 0, self.np_random.random(2, np.float32)
+        with open(self._log, "a") as log:
+            log.write(f"{level}\n")
+        return level, {}
+
+    def step(self, action):
+        self._time += 1
+        return np.zeros(2, np.float32), 1.0, self._time == 5, False, {}
+
+
+AGENTS = {
+    "actors": RandomActions,
+    "a plan": lambda: FlowIMPALA(IMPALAConfig(unroll_length=4, hidden_sizes=(4,))),
+}
+
+
+@pytest.mark.parametrize(
+    ("agent", "inference"), [("actors", "local"), ("actors", "alternating"), ("a plan", "local")]
+)
+def test_a_resumed_run_plays_other_episodes_than_at_its_beginning(tmp_path, agent, inference):
+    played = []
+    for number, steps in enumerate((60, 120, 180)):
+        log = tmp_path / f"{number}.txt"
+        config = RunConfig(
+            directory=str(tmp_path / "run"),
+            num_actors=1,
+            envs_per_actor=2,
+            max_env_steps=steps,
+            evaluate_period=None,
+            inference=inference,
+        )
+        launch.launch(make_program(AGENTS[agent](), functools.partial(Levels, str(log)), config), "threads")
+        played.append(set(log.read_text().splitlines()))
+        assert len(played[-1]) > 5
+    assert not (played[0] & played[1] or played[0] & played[2] or played[1] & played[2])
+
+
+@pytest.mark.parametrize("inference", ["local", "alternating"])
+@pytest.mark.parametrize("steps", [None, 0, 40])
+def test_only_environments_of_an_actor_that_has_made_steps_get_another_seed(steps, inference, monkeypatch):
+    monkeypatch.setattr(launch, "get_node_context", lambda: SimpleNamespace(engine="serial"))
+    state = None if steps is None else {"actor": None, "steps": steps}
+    seeds = []
+
+    def make(num_envs, seed):
+        seeds.append(seed)
+        return environments.make(FakeEnvironment, num_envs=num_envs, seed=seed)
+
+    spec = specs.make_environment_spec(environments.make(FakeEnvironment))
+    worker = ActorWorker(
+        Setup(RandomActions(), make, spec, RunConfig(envs_per_actor=2, inference=inference)),
+        replay=None,
+        learner=None,
+        counter=make_client(Counter()),
+        monitor=make_client(Monitor()),
+        checkpointer=SimpleNamespace(get={"actor-1": state}.get),
+        index=1,
+        seed=7,
+    )
+    expected = derive_seed(7, "after-40") if steps else 7
+    halves = [derive_seed(expected, f"half-{index}") for index in range(2)]
+    assert seeds == ([expected] if inference == "local" else halves)
+    assert worker.save()["steps"] == (steps or 0)
