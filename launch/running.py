@@ -74,8 +74,11 @@ def start(
     module, name = ENGINES[engine]
     make_job = getattr(importlib.import_module(f"launch.engines.{module}"), name)
     with contextlib.ExitStack() as entered:
-        given = [entered.enter_context(context()) for context in program.contexts]
-        files = [file.fileno() for file in given if hasattr(file, "fileno")]
+        files = []
+        for context in program.contexts:
+            given = entered.enter_context(context())
+            with contextlib.suppress(AttributeError, OSError):  # It is no file, or one in memory.
+                files.append(given.fileno())
         job: Job = make_job(program, engine, dataclasses.replace(options, files=files))
         job.outcome.leave_at_end(entered.pop_all())
     return job
