@@ -44,7 +44,7 @@ class A2C(PlanAgent, OnPolicyAgent):
         return Par(workers, RolloutWorker.sample).sync().map(concatenate).map(learner.step)
 
     def make_networks(self, spec: EnvironmentSpec) -> PPONetworks:
-        """Those of PPO, unless there is a `networks_fn`."""
+        """The networks of PPO, unless there is a `networks_fn`."""
         shared = {
             field.name: getattr(self.config, field.name) for field in dataclasses.fields(ActorCriticConfig)
         }

@@ -1,6 +1,6 @@
 """A3C: asynchronous advantage actor-critic (Mnih et al., 2016), as a plan.
 
-Each worker computes the gradients of its own unrolls, and the learner applies them as they come. The loss,
+Each worker computes the gradients of its own unrolls, and the learner applies them as they arrive. The loss,
 the networks, and the settings are those of `agents.a2c`.
 """
 
@@ -14,7 +14,7 @@ from framework.programs import GradientWorker, PlanLearner, Preset
 
 
 class A3C(A2C):
-    """Asynchronous advantage actor-critic: workers compute gradients, which are applied as they come."""
+    """Asynchronous advantage actor-critic: the learner applies the workers' gradients as they arrive."""
 
     worker_class = GradientWorker
 

@@ -1,8 +1,8 @@
 """PPO with the settings of BatchPPO's experiment (Hafner, Davidson and Vanhoucke, 2017).
 
 Networks, loss, and learner are those of `agents.ppo`. A batch is 25 whole episodes. An iteration makes 25
-steps on the whole batch, in which policy and value have learning rates of their own. The penalty on the
-divergence from the policy that acted adapts to a target.
+steps on the whole batch, with separate learning rates for policy and value. The penalty on the divergence
+from the policy that acted adapts to a target.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The network gives the probability of each of K returns between `v_min` and `v_max`, for each action. The
 target is the distribution of reward and next state's return, projected on these returns, and the loss is the
-cross entropy. All else is DQN's: double Q-learning, n-step targets, prioritized replay, dueling and noisy
-networks are fields of the config.
+cross entropy. Everything else is as in DQN: double Q-learning, n-step targets, prioritized replay, dueling
+and noisy networks are fields of the config.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class C51Config(DQNConfig):
 
 
 class C51Networks(DQNNetworks):
-    """Those of DQN, with a distribution `[N, A, K]` of the return of each action.
+    """The networks of DQN, with a distribution `[N, A, K]` of the return of each action.
 
     Attributes:
       atoms: `[K]` possible returns.

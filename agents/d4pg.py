@@ -3,7 +3,7 @@
 The critic gives the probability of each of K returns between `v_min` and `v_max`, as in C51 (Bellemare et
 al., 2017), for the action it sees. Its target is the n-step distribution of the target policy's action,
 projected on these returns, and the loss is the cross entropy. The policy follows the slope of the expected
-return. All else is that of TD3's file, in its plain setting: DDPG, with prioritized replay as an option.
+return. Everything else is as in DDPG (see `agents.td3`), with prioritized replay as an option.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class D4PGConfig(TD3Config):
 
 
 class D4PGNetworks(TD3Networks):
-    """Those of TD3, whose critics give the logits `[C, N, K]` of the return of an action.
+    """The networks of TD3, with critics that give the logits `[C, N, K]` of the return of an action.
 
     Attributes:
       atoms: `[K]` possible returns.

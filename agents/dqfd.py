@@ -1,7 +1,8 @@
 """DQfD: deep Q-learning from demonstrations (Hester et al., 2018).
 
-DQN whose batches hold a fixed share of a demonstrator's transitions, as in R2D3 (Gulcehre et al., 2020). The
-learner first learns from these alone. A margin loss makes the demonstrated actions the best ones.
+This is DQN whose batches hold a fixed share of a demonstrator's transitions, as in R2D3 (Gulcehre et al.,
+2020). The learner first learns from demonstrations alone. A margin loss makes the demonstrated actions the
+best ones.
 
 Demonstrations have a table of their own, which the learner fills once and from which nothing is removed.
 """

@@ -1,7 +1,7 @@
 """DQN and Ape-X (Horgan et al., 2018) as plans: workers write to replay while the learner learns from it.
 
 Networks, loss and config are those of `agents.dqn`. The rate limiter of the table holds the replay ratio: the
-branch that is ahead waits for the other one.
+branch that is ahead waits for the other.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """IQN: Q-learning of quantiles of the return at random fractions (Dabney et al., 2018b).
 
 The network gives the quantile of the return of each action at any fraction tau. Each item of a batch draws
-its own fractions, and the loss is quantile regression with Huber's loss, whose threshold kappa is
-`huber_delta`. All else is DQN's: double Q-learning, n-step targets, prioritized replay, dueling and noisy
-networks and Munchausen's rewards are fields of the config.
+its own fractions, and the loss is quantile regression with the Huber loss, whose threshold kappa is
+`huber_delta`. Everything else is as in DQN: double Q-learning, n-step targets, prioritized replay, dueling
+and noisy networks and Munchausen's rewards are fields of the config.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class IQNConfig(DQNConfig):
 
 
 class IQNNetworks(QuantileNetworks):
-    """Those of DQN, with quantiles `[N, A, K]` of the return of each action, at any fractions `[N, K]`."""
+    """DQN's networks, with quantiles `[N, A, K]` of the return of each action, at any fractions `[N, K]`."""
 
     def __init__(self, config: IQNConfig, spec: EnvironmentSpec):
         super().__init__(config, spec, config.num_policy_quantiles)

@@ -1,4 +1,4 @@
-"""MAML: parameters from which one policy-gradient step adapts to a task, as a plan (Finn et al., 2017)."""
+"""MAML, as a plan: learns parameters that one policy gradient step adapts to a task (Finn et al., 2017)."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class Rows(NamedTuple):
 
 
 class TaskWorker(RolloutWorker):
-    """Collects in several tasks, and adapts to each of them in between."""
+    """Collects data in several tasks, and adapts to each task between its rounds."""
 
     _agent: MAML
     _networks: MAMLNetworks
@@ -174,8 +174,8 @@ class MAML(PlanAgent, OnPolicyAgent):
     """Model-agnostic meta-learning for the environments of `tasks:`.
 
     Every worker collects `unroll_length` steps of its envs in a task, adapts the policy by an inner step of
-    policy gradient, and collects with the adapted policy. The learner improves the return *after* the inner
-    step: it differentiates through that step, and makes several passes with PPO's clipped objective.
+    policy gradient, and collects again with the adapted policy. The learner improves the return *after* the
+    inner step: it differentiates through that step, and makes several passes with PPO's clipped objective.
     """
 
     config: MAMLConfig  # type: ignore[assignment]  # Has no value network.

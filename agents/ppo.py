@@ -1,4 +1,4 @@
-"""PPO: proximal policy optimization, with the clipped objective or an adaptive KL penalty."""
+"""PPO: proximal policy optimization with the clipped objective or an adaptive KL penalty."""
 
 from __future__ import annotations
 

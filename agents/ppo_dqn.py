@@ -1,7 +1,7 @@
 """PPO and DQN trained together, each for some agents of one multi-agent environment, as a plan.
 
-The envs of a worker have all agents. The unrolls of PPO's agents come back to the plan, and the transitions
-of DQN's agents go to replay. Two branches of the plan learn side by side, as in RLlib Flow (Liang et al.,
+Each env of a worker has all agents. The unrolls of PPO's agents return to the plan, and the transitions of
+DQN's agents go to replay. Two branches of the plan learn at the same time, as in RLlib Flow (Liang et al.,
 2021).
 """
 

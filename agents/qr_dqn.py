@@ -1,8 +1,8 @@
 """QR-DQN: Q-learning of quantiles of the return (Dabney et al., 2018).
 
 The network gives K quantiles of the return of each action, at the fractions (k + 1/2) / K. The loss is
-quantile regression with Huber's loss, whose threshold kappa is `huber_delta`. All else is DQN's: double
-Q-learning, n-step targets, prioritized replay, dueling and noisy networks are fields of the config.
+quantile regression with the Huber loss, whose threshold kappa is `huber_delta`. Everything else is as in DQN:
+double Q-learning, n-step targets, prioritized replay, dueling and noisy networks are fields of the config.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class QRDQNConfig(DQNConfig):
 
 
 class QuantileNetworks(DQNNetworks):
-    """Those of DQN, with quantiles `[N, A, K]` of the return of each action."""
+    """The networks of DQN, with quantiles `[N, A, K]` of the return of each action."""
 
     def expected(self, outputs: torch.Tensor) -> torch.Tensor:
         return outputs.mean(-1)

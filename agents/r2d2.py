@@ -1,6 +1,6 @@
 """R2D2: recurrent Q-learning from replayed sequences (Kapturowski et al., 2019).
 
-An item of replay is a sequence of rows of one env, with the state that the actor's LSTM had before its first
+An item of replay is a sequence of rows of one env, with the state that the actor's LSTM had before the first
 row. The learner unrolls the network over the whole sequence. The first `burn_in` rows only bring the state up
 to date; the `unroll_length` rows after them are learned from, and the last row serves to bootstrap:
 
@@ -11,8 +11,8 @@ state        ^ stored   |             |
 next item               period ...
 ```
 
-Sequences go on over the ends of episodes, where the state restarts. Each step of an env is therefore learned
-from `unroll_length / period` times as often as an item is drawn.
+Sequences continue across the ends of episodes, where the state restarts. Each step of an env is therefore
+learned from `unroll_length / period` times as often as an item is drawn.
 """
 
 from __future__ import annotations

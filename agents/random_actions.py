@@ -1,4 +1,4 @@
-"""Random actions: the smallest agent, a baseline for scores and a test of everything around agents."""
+"""Random actions: the smallest agent, a baseline for scores and a test of everything around the agent."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 The policy maximizes reward and entropy. The weight of the entropy, the *temperature*, is learned so that the
 policy keeps a target entropy (Haarnoja et al., 2018b). Both critics learn from the smaller value of their
 target networks (Fujimoto et al., 2018). With one discrete action (Christodoulou, 2019), the expectations over
-actions are exact sums instead of samples. Nothing else differs.
+actions are exact sums instead of samples, and nothing else differs.
 
 One learner step follows the gradient of the sum of all losses. Each loss has its own parameters, so the
 result equals that of three optimizers. Until learning begins, actions are uniformly random.

@@ -1,8 +1,8 @@
 """TD3 (Fujimoto et al., 2018) and DDPG (Lillicrap et al., 2016): deterministic policies from replay.
 
-The policy follows the slope of the critic's value along the action. TD3 adds to DDPG twin critics of which
-the smaller value counts, a policy that learns less often than the critics, and noise on the target policy's
-actions; each is a field of the config. `DDPGConfig` has none of them.
+The policy follows the slope of the critic's value along the action. TD3 adds three parts to DDPG: twin
+critics of which the smaller value counts, a policy that learns less often than the critics, and noise on the
+target policy's actions. Each is a field of the config; `DDPGConfig` turns all of them off.
 
 One learner step follows the gradient of the sum of both losses. Each loss has its own parameters, so the
 result equals that of two optimizers. Until learning begins, actions are uniformly random.
@@ -111,7 +111,7 @@ class TD3Networks(nn.Module):
 
 
 class TD3Policy(TorchPolicy):
-    """Acts by the policy network, with Gaussian noise unless it is evaluated.
+    """Acts with the policy network, and adds Gaussian noise except in evaluations.
 
     Args:
       networks: the networks, which the policy reads at each step.
@@ -259,7 +259,7 @@ class DDPGConfig(TD3Config):
 
 
 class DDPG(TD3):
-    """Deterministic policy gradients with one critic: the plain setting of TD3."""
+    """Deterministic policy gradients with one critic: TD3 without its three additions."""
 
     config: DDPGConfig
 

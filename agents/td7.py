@@ -1,11 +1,11 @@
 """TD7 (Fujimoto et al., 2023): TD3 that learns embeddings of observations and actions, SALE.
 
-An embedding of the observation and one of the observation with the action are learned beside policy and
-critics: the second predicts the next observation's embedding. Policy and critics see both, from frozen
-copies that are renewed together with the target networks, which keep the copies before those. Replay is
-prioritized with the loss that belongs to it (LAP; Fujimoto et al., 2020), and what is bootstrapped stays
-within the targets seen so far. The paper's policy checkpoints and its term for offline data are left out.
-All else is TD3's.
+Next to policy and critics, TD7 learns an embedding of the observation, and one of the observation and the
+action, which predicts the next observation's embedding. The critics see both, the policy the first, from
+frozen copies that are updated together with the target networks, which keep the previous copies. Replay is
+prioritized with the matching loss (LAP; Fujimoto et al., 2020), and bootstrapped values stay within the range
+of the targets seen so far. The paper's policy checkpoints and its term for offline data are left out.
+Everything else is as in TD3.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class TD7Config(TD3Config):
 
 
 class TargetRange(nn.Module):
-    """The range of the targets of values: what was seen, and the part of it that is in use."""
+    """The range of the value targets: the range seen so far, and the range in use."""
 
     seen: torch.Tensor
     used: torch.Tensor

@@ -159,7 +159,7 @@ class Learner(Saveable):
         """
 
     def gradients(self, batch: ReplaySample) -> Gradients:
-        """The gradients of the loss on `batch`, for the `apply` of another learner."""
+        """The gradients of the loss on `batch`, which another learner can `apply`."""
         raise NotImplementedError(f"{type(self).__name__} cannot compute gradients without applying them.")
 
     def apply(self, gradients: Gradients) -> StepResult:

@@ -350,7 +350,7 @@ class OffPolicyAgent(TorchAgent):
 
 
 class OnPolicyAgent(TorchAgent):
-    """Learns from each unroll, or each episode, in one learner step, unless a subclass reuses it.
+    """Learns from each unroll, or each episode, in one learner step, unless a subclass reuses data.
 
     A learner step uses one unroll of every env, or `episodes_per_batch` whole episodes.
 

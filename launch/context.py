@@ -1,4 +1,4 @@
-"""Functions for code inside a node: where it runs, whether the program stops, and a request to stop.
+"""Functions for code inside a node: find out where it runs, and stop the program or wait for its stop.
 
 ```python
 def run(self):
@@ -275,8 +275,9 @@ def unregister_stop_handler(handler: Callable[[], Any]) -> None:
 def register_loss_handler(handler: Callable[[str], Any]) -> None:
     """Registers `handler`, which this process calls with the label of each node that the program has lost.
 
-    Only nodes of groups with `min_nodes` can be lost. The handler must return soon; it is called before a
-    next life of that node begins, but may be late on another machine. Does nothing outside of a program.
+    Only nodes of groups with `min_nodes` can be lost. The handler must return soon. It is called before the
+    next life of that node begins, but on another machine the call may come late. Does nothing outside of a
+    program.
     """
     runtime = find_runtime()
     if runtime is not None:
@@ -286,8 +287,8 @@ def register_loss_handler(handler: Callable[[str], Any]) -> None:
 def make_program_stopper(launch_type: Any = None) -> Callable[..., None]:
     """Returns a function that stops the program; it takes the result, which is optional.
 
-    Created inside of a node, the function stops that node's program from any thread. Created outside, it may
-    be passed to a node as an argument and stops the program in which it is called.
+    Created inside a node, the function stops that node's program from any thread. Created outside, it may be
+    passed to a node as an argument and stops the program in which it is called.
 
     Args:
       launch_type: ignored; programs written for Launchpad pass it.

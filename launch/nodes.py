@@ -52,7 +52,7 @@ class Node:
         return Handle(self.node_id, self.description)
 
     def parts(self) -> Sequence[Node]:
-        """Returns the nodes inside of a colocation; none for other nodes."""
+        """Returns the nodes inside a colocation; none for other nodes."""
         return ()
 
     def handles(self) -> list[Handle]:
@@ -269,7 +269,7 @@ class MultiProcessingColocation(_Colocation):
 class CacherNode(CourierNode):
     """Caches a node's answers for `refresh_interval` seconds.
 
-    With it, many actors can ask one learner for its variables for the cost of one call. Calls with equal
+    With it, many actors can ask one learner for its variables at the cost of one call. Calls with equal
     arguments share an answer. On the serial engine every call goes through, because nothing there depends on
     a clock.
     """

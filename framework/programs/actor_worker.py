@@ -7,8 +7,8 @@ inference  |--1--|  |--0--|   |--1--|  |--0--|                      always of th
 ```
 
 Each half has its own environment, adder and loop, like a smaller actor. The halves share the source of their
-actions. Halves are faster where inference can overlap stepping: with an inference server, a GPU, environments
-in processes, or networks so large that torch releases the interpreter's lock.
+actions. Alternating is faster where inference can overlap stepping: with an inference server, a GPU,
+environments in processes, or networks so large that torch releases the interpreter's lock.
 """
 
 from __future__ import annotations

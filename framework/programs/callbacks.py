@@ -1,4 +1,4 @@
-"""What an application does after events of a run, in the monitor's process."""
+"""Callbacks: code of an application that the monitor calls after events of a run."""
 
 from __future__ import annotations
 

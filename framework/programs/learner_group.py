@@ -1,4 +1,4 @@
-"""Several learners in a program: how they meet, step together, and go on when one of them was lost.
+"""Several learners in a program: how they meet, step together, and continue when one of them is lost.
 
 Rank 0 keeps the `Generations` of the group. Every learner is a `GroupMember`, which joins the newest one:
 
@@ -8,7 +8,7 @@ Rank 0 keeps the `Generations` of the group. Every learner is a `GroupMember`, w
         └──────────────── a learner is lost: all leave and join again ◀──────────┘
 ```
 
-All of this travels in the program's own calls, which are authenticated. Only gradients have other sockets.
+All of this travels in the program's own calls, which are authenticated. Only gradients use other sockets.
 """
 
 from __future__ import annotations
@@ -161,8 +161,8 @@ class _Generation:
 class Generations:
     """Forms a group of `size` learners, and a new one whenever one of them joins again.
 
-    A learner joins when it starts, and when it has lost the others. A learner that was killed cannot tell: it
-    joins again after its restart. Either ends the present generation, and every wait in it.
+    A learner joins when it starts, and when it has lost the others. A learner that was killed cannot report
+    it; it joins again after its restart. Either way, the present generation ends, and every wait in it.
     """
 
     def __init__(self, size: int):

@@ -37,7 +37,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class ProgramLearner:
-    """An agent's learner in a program: its steps are counted, published, logged and saved when that is due.
+    """An agent's learner in a program: it counts its steps, and publishes, logs and saves when due.
 
     The version of the parameters is the number of learner steps in this run, including steps that a killed
     learner made after its last checkpoint.
@@ -276,7 +276,7 @@ class LearnerNode(ProgramWorker):
 
 
 class LearnerWorker(LearnerNode):
-    """Drives a learner with batches from replay, one a `step()`.
+    """Drives a learner with batches from replay, one per `step()`.
 
     Args: as those of `ProgramLearner`.
     """

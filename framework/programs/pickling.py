@@ -1,4 +1,4 @@
-"""Pickles of live objects: adders, tables with their rows, environments, between two of their calls.
+"""Pickles live objects between two of their calls: adders, tables with their rows, environments.
 
 No class needs code for this. The exceptions are locks, weak references, and arrays that share memory, which a
 plain pickle would separate.

@@ -20,7 +20,7 @@ from framework.types import Gradients, StepResult
 
 
 class PlanLearner(ProgramLearner):
-    """The learner of a plan. Its steps are counted, published, logged and saved when that is due.
+    """The learner of a plan. It counts its steps, and publishes, logs and saves when due.
 
     A branch of the plan may call it from a thread of its own (`flow.concurrent`). It makes one
     step at a time, and raises `launch.ProgramStopped` after the last one.
@@ -95,7 +95,7 @@ class PlanLearner(ProgramLearner):
 
 
 class PlanWorker(LearnerNode):
-    """Takes the items of an agent's plan, one a `step()`, until the program's env steps are spent.
+    """Takes the items of an agent's plan, one per `step()`, until the program's env steps are spent.
 
     A plan that ends by itself ends the program.
 

@@ -175,8 +175,8 @@ class Roster:
     envs of the batch     2             1             1
     ```
 
-    A restarted actor has a new life. What a lost life said arrives late and is ignored. A report of a life
-    that is not known comes after a restart of the learner, and counts as a join.
+    A restarted actor has a new life. Late reports of a lost life are ignored. A report of an unknown life
+    means that the learner was restarted; it counts as a join.
 
     Not thread-safe.
 

@@ -22,7 +22,7 @@ from framework.types import Gradients
 
 
 class BudgetSpent(Exception):
-    """Too few env steps are left for what the plan asked. The plan ends."""
+    """Too few env steps are left for what the plan asked for. The plan ends."""
 
 
 class RolloutWorker(ActorWorker):

@@ -1,4 +1,4 @@
-"""An agent without a program: an application steps the environments, and calls the agent.
+"""An agent without a program: an application steps the environments and calls the agent.
 
 ```text
 act(observation) ─▶ policy ─▶ action                                              parameters

@@ -1,4 +1,4 @@
-"""What the workers of programs share: what they are made from, their base class, seeds and statistics."""
+"""What the workers of programs share: their `Setup`, their base class, seeds and statistics."""
 
 from __future__ import annotations
 
