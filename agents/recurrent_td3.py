@@ -187,19 +187,19 @@ class RecurrentTD3(TD3):
 
 
 PRESETS: Mapping[str, Preset] = {
-    # -155 at 20,000 steps on seed 101; -741 with n_step=1 and learning_rate=1e-3, whose policy follows the
-    # first values to a bound of the actions, where it learns slowly.
+    # Chosen on seeds 101 and 102. Without layer norm the policy follows the first values to a bound of the
+    # actions and stays there, and sums of 3 rewards made by older policies end at about -500 on some seeds.
     "testing:PendulumWithoutVelocity": Preset(
         agent={
-            "n_step": 3,
             "learning_rate": 3e-4,
+            "learning_rate_decay": 30_000,
+            "layer_norm": True,
             "unroll_length": 10,
             "burn_in": 5,
             "period": 5,
             "samples_per_insert": 128.0,
             "target_update_rate": 0.01,
             "hidden_sizes": (64,),
-            "critic_learning_rate": 2e-3,
             "lstm_size": 64,  # None, a network without memory, does not swing up.
         },
         run={"num_actors": 1, "envs_per_actor": 1, "max_env_steps": 30_000, "evaluate_period": 5_000},
