@@ -202,14 +202,19 @@ class _ObservationWrapper(EnvironmentWrapper):
 
 
 class FrameStack(_ObservationWrapper):
-    """The last `num_frames` observations along a new first axis, oldest first; zeros before a FIRST."""
+    """The last `num_frames` observations along a new first axis, oldest first; zeros before a FIRST.
+
+    An `action_mask` stays that of the last observation.
+    """
 
     def __init__(self, environment: BatchedEnvironment, num_frames: int):
         super().__init__(environment)
         if num_frames < 1:
             raise ValueError(f"num_frames: got {num_frames}, expected at least 1.")
         inner = self.spec.observations
-        stacked = tree.map_structure(lambda leaf: _stacked_spec(leaf, num_frames), inner)
+        stacked = tree.map_structure_with_path(
+            lambda path, leaf: leaf if specs.ACTION_MASK in path else _stacked_spec(leaf, num_frames), inner
+        )
         self.spec = self.spec._replace(observations=stacked)
         self._stacks = specs.zeros(stacked, (self.num_envs,))
 
@@ -221,6 +226,8 @@ class FrameStack(_ObservationWrapper):
             first = kind == FIRST
 
             def push_leaf(old: np.ndarray, frame: np.ndarray) -> np.ndarray:
+                if old.shape == frame.shape:  # A mask.
+                    return frame
                 new = np.empty_like(old)  # the stacks of the time step before stay intact
                 new[:, :-1] = old[:, 1:]
                 new[first] = 0
