@@ -191,3 +191,27 @@ def test_stacked_frames_keep_the_last_mask():
     of_parts = environments.make(Several, wrappers=[stack, environments.CombineActions])
     assert specs.action_mask(of_parts.spec.observations).shape == (12,)
     assert specs.action_mask(of_parts.reset().observation).shape == (1, 12)
+
+
+class Narrowing(Several):
+    """After each step, one value fewer of each choice is legal: the first ones stay."""
+
+    def observation_spec(self):
+        return {"action_mask": {"a": specs.Array((2,), bool), "b": specs.Array((5,), bool)}}
+
+    def _observe(self):
+        masks = [np.arange(count) < max(1, count - self.time) for count in (2, 3, 2)]
+        return {"action_mask": {"a": masks[0], "b": np.concatenate(masks[1:])}}
+
+
+@pytest.mark.parametrize(
+    ("action", "steps"), [((0, 1, 0), 4), ((0, 2, 0), 2), ((0, 1, 1), 1), ((1, 1, 0), 1)]
+)
+def test_an_action_is_repeated_while_it_is_legal(action, steps):
+    repeat = functools.partial(environments.ActionRepeat, num_repeats=4)
+    environment = environments.make(Narrowing, num_envs=2, wrappers=[repeat])
+    environment.reset()
+    a, *b = action
+    reward = 100 * a + 10 * b[0] + b[1]
+    both = {"a": np.array([a, 0]), "b": np.array([b, [1, 0]])}  # The other env repeats it four times.
+    assert environment.step(both).reward.tolist() == [steps * reward, 4 * 10]
