@@ -9,6 +9,7 @@ Demonstrations have a table of their own, which the learner fills once and from 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -118,6 +119,7 @@ class DQfD(DQN):
             config.batch_size // self.num_learners,
             device=self.device,
             only_first=max(0, config.pretraining_steps - steps),
+            while_waiting=functools.partial(self._fill_again, client) if self.rank == 0 else None,
         )
 
     def item_losses(
@@ -159,6 +161,11 @@ class DQfD(DQN):
         client.reset(DEMONSTRATIONS_TABLE)
         for episode in episodes:  # Each adder writes to the next of several servers.
             demonstrations.write(episode, self._adder(client, DEMONSTRATIONS_TABLE))
+
+    def _fill_again(self, client: Client) -> None:
+        """Writes them after a restart of the replay server from no checkpoint."""
+        if not client.server_info()[DEMONSTRATIONS_TABLE].current_size:
+            self._fill(client, 0)
 
     def _adder(
         self,

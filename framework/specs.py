@@ -222,6 +222,19 @@ def choices(action_spec: Nest) -> list[int]:
     return found
 
 
+def legal(spec: EnvironmentSpec, observation: Nest, action: Nest) -> np.ndarray:
+    """bool`[B]`: whether the mask in a batch of observations, which fits the actions, allows these."""
+    mask = np.concatenate(tree.flatten(action_mask(observation)), -1)
+    chosen = [
+        (np.asarray(array, np.int64) - leaf.minimum).reshape(len(mask), -1)
+        for leaf, array in zip(tree.flatten(spec.actions), tree.flatten(action), strict=True)
+        if choices(leaf)
+    ]
+    index = np.concatenate(chosen, 1) + np.cumsum([0, *choices(spec.actions)])[:-1]
+    allowed: np.ndarray = np.logical_and.reduce(np.take_along_axis(mask, index, 1) > 0, axis=1)
+    return allowed
+
+
 def leaves(spec: Nest) -> list[tuple[Path, Array]]:
     """`(path, spec)` of each leaf, in the order of `tree.flatten`."""
     return [(tuple(path), leaf) for path, leaf in tree.flatten_with_path(spec)]

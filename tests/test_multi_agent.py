@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
+import dm_env
 import numpy as np
 import pytest
 import torch
 import tree
 
+import launch
 from agents.dqn import DQN, DQNConfig
 from agents.ppo import PPO, PPOConfig
 from agents.ppo_dqn import PPODQN, PPODQNConfig
@@ -27,6 +29,7 @@ from framework.multi_agent import (
     group_agents,
 )
 from framework.networks import as_tensors
+from framework.programs import RunConfig, make_program
 from framework.replay import EmbeddedClient, Table
 from framework.types import MultiAgentTimeStep
 
@@ -319,3 +322,55 @@ def test_settings_reach_both_algorithms():
                 assert getattr(made, field.name) == value
     with pytest.raises(ValueError, match="epochs: got 0"):
         PPODQNConfig(ppo_epochs=0)
+
+
+class MaskedLines(dm_env.Environment):
+    """Two agents on lines of five places, which neither may leave; the last place earns 1 a step."""
+
+    def reset(self):
+        self.steps, self.places = 0, {"agent_0": 2, "agent_1": 2}
+        return dm_env.restart(self.observe())
+
+    def observe(self):
+        masks = {name: np.array([place > 0, place < 4]) for name, place in self.places.items()}
+        over = self.steps == 8  # Nothing is legal then.
+        return {
+            name: {"board": np.eye(5, dtype=np.float32)[place], "action_mask": masks[name] & (not over)}
+            for name, place in self.places.items()
+        }
+
+    def step(self, action):
+        for name, place in self.places.items():
+            self.places[name] = place + 2 * int(action[name]) - 1
+            assert 0 <= self.places[name] <= 4, "an illegal action"
+        self.steps += 1
+        end = dm_env.truncation if self.steps == 8 else dm_env.transition
+        rewards = {name: float(place == 4) for name, place in self.places.items()}
+        return end(rewards, self.observe(), self.of_both(1.0))
+
+    def of_both(self, value):
+        return dict.fromkeys(("agent_0", "agent_1"), value)
+
+    def observation_spec(self):
+        mask = specs.Array((2,), bool)
+        return self.of_both({"board": specs.Array((5,), np.float32), "action_mask": mask})
+
+    def action_spec(self):
+        return self.of_both(specs.DiscreteArray(2, dtype=np.int64))
+
+    def reward_spec(self):
+        return self.of_both(specs.Array((), np.float32))
+
+    def discount_spec(self):
+        return self.of_both(specs.BoundedArray((), np.float32, 0.0, 1.0))
+
+
+def test_both_algorithms_take_action_masks():
+    config = PPODQNConfig(
+        ppo_agents=("agent_0",), ppo_unroll_length=8, dqn_min_replay_size=50, dqn_batch_size=16
+    )
+    run = RunConfig(
+        num_actors=1, envs_per_actor=4, max_env_steps=600, evaluate_period=600, num_evaluation_episodes=4
+    )
+    result = launch.launch(make_program(PPODQN(config), MaskedLines, run), "serial")
+    assert result["env_steps"] == 600 and result["episode_length"] == 8

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import collections
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,8 @@ from framework.datasets.mixture import Mixture
 from framework.datasets.transfer import PinnedTransfer
 from framework.replay.contracts import Client, Source
 from framework.replay.errors import DeadlineExceededError, ServerClosed, ServerLost
+
+_LOOK_S = 5.0  # Between two calls of `while_waiting`.
 
 
 class Dataset:
@@ -54,6 +56,8 @@ class Dataset:
       ragged: `"error"` refuses items of different lengths; `"pad"` pads them with zeros and returns
         `PaddedSample`s, which hold the lengths.
       only_first: number of batches of the first table alone, before those of all tables; see `Mixture`.
+      while_waiting: called every five seconds in which there is no batch, in the thread that fetches it. It
+        may insert items that a server lost when it was restarted.
 
     Attributes:
       batch_size: the argument.
@@ -74,6 +78,7 @@ class Dataset:
         prefetch: int | None = None,
         ragged: str = "error",
         only_first: int = 0,
+        while_waiting: Callable[[], None] | None = None,
     ) -> None:
         self.batch_size = whole_number("batch_size", batch_size, 1)
         if max_in_flight is not None:
@@ -89,7 +94,7 @@ class Dataset:
         self._source: Source = mixture or client.source()
         self._client, self._items = client, mixture or client  # The latter sets priorities.
         self._table = table if isinstance(table, str) else ""
-        self._timeout = rate_limiter_timeout
+        self._timeout, self._while_waiting = rate_limiter_timeout, while_waiting
         self._pad = ragged == "pad"
         self._device = device
         self._pinned: PinnedTransfer | None = None
@@ -211,7 +216,7 @@ class Dataset:
         """Draws a batch of `n` items and starts to copy it to the device."""
         pinned = self._pinned
         out = None if pinned is None or self._pad or n != self.batch_size else pinned.buffers()
-        sample, drawn = self._source.draw(self._table, n, timeout, out, self._pad)
+        sample, drawn = self._draw(n, timeout, out)
         try:
             if self._device is not None and out is None:
                 device = self._device if pinned is None else "cpu"
@@ -226,6 +231,14 @@ class Dataset:
         except BaseException:
             self._source.give_back(drawn)
             raise
+
+    def _draw(self, n: int, timeout: float | None, out: list[Any] | None) -> _Batch:
+        while self._while_waiting is not None and timeout is None:
+            try:
+                return self._source.draw(self._table, n, _LOOK_S, out, self._pad)
+            except DeadlineExceededError:
+                self._while_waiting()
+        return self._source.draw(self._table, n, timeout, out, self._pad)
 
     def _start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="replay-dataset", daemon=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import dm_env
@@ -113,10 +113,10 @@ class _Gymnasium:
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
             fix = "return the pair (observation, info), info a dict"
             raise _Broken("reset()", f"returned {_describe(result)}", fix)
-        return self._shift(result[0], self.spec.observations, self._starts, -1)
+        return _shift(result[0], self.spec.observations, self._starts, -1)
 
     def step(self, action: Nest) -> tuple[Nest, Nest, Nest, bool]:
-        result = self._environment.step(self._shift(action, self.spec.actions, self._action_starts, 1))
+        result = self._environment.step(_shift(action, self.spec.actions, self._action_starts, 1))
         if not (isinstance(result, tuple) and len(result) == 5):
             raise _Broken(
                 "step()",
@@ -131,14 +131,8 @@ class _Gymnasium:
         if not isinstance(info, dict):
             what = f"is {_describe(info)}, expected a dict"
             self._report.add("step().info", what, "return {} if there is none")
-        observation = self._shift(observation, self.spec.observations, self._starts, -1)
+        observation = _shift(observation, self.spec.observations, self._starts, -1)
         return observation, reward, 0.0 if terminated else 1.0, bool(terminated or truncated)
-
-    def _shift(self, nest: Nest, spec: Nest, starts: list[int], sign: int) -> Nest:
-        if not any(starts):
-            return nest
-        values = [specs.pick(nest, path) for path, _ in specs.leaves(spec)]
-        return nests.unflattener(spec)([v + sign * start for v, start in zip(values, starts, strict=True)])
 
 
 class _DmEnv:
@@ -182,11 +176,23 @@ class _Other:
         self.spec = environment.spec
 
     def reset(self) -> Nest:
-        return self._environment.reset()
+        return self._observed(self._environment.reset())
 
     def step(self, action: Nest) -> tuple[Nest, Nest, Nest, bool]:
-        observation, reward, discount, step_type = self._environment.step(action)
-        return observation, reward, discount, step_type == LAST
+        shifted = _shift(action, self.spec.actions, self._environment.action_starts, 1)
+        observation, reward, discount, step_type = self._environment.step(shifted)
+        return self._observed(observation), reward, discount, step_type == LAST
+
+    def _observed(self, observation: Nest) -> Nest:
+        return _shift(observation, self.spec.observations, self._environment.observation_starts, -1)
+
+
+def _shift(nest: Nest, spec: Nest, starts: Sequence[int], sign: int) -> Nest:
+    """Adds or subtracts the first value of each Discrete space."""
+    if not any(starts):
+        return nest
+    values = [specs.pick(nest, path) for path, _ in specs.leaves(spec)]
+    return nests.unflattener(spec)([v + sign * start for v, start in zip(values, starts, strict=True)])
 
 
 def _adapt(environment: Any, report: _Report, seed: int) -> _Gymnasium | _DmEnv | _Other:

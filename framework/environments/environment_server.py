@@ -293,6 +293,11 @@ class _Batch:
         self._is_sound = True  # No env has raised an error.
         first = [np.zeros(leaf["shape"], np.float32) for leaf in flatten(spec["rewards"])]
         self._first = first, [np.ones(leaf["shape"], np.float32) for leaf in flatten(spec["discounts"])]
+        # Agents begin and end together, and each has a step type.
+        nests = [
+            set(field) if isinstance(field, dict) and not is_leaf(field) else set() for field in spec.values()
+        ]
+        self._num_agents = len(nests[0]) if all(nest == nests[0] for nest in nests) else 0
 
     def reset(self) -> list[np.ndarray]:
         self._step_types = [LAST] * len(self._envs)
@@ -334,7 +339,7 @@ class _Batch:
         for column, leaf, start in zip(zip(*rows), layout, starts):
             leaves.append(_to_array(column, start, *leaf))
         self._is_sound = True
-        return leaves
+        return leaves + leaves[:1] * self._num_agents
 
     def close(self) -> None:
         if self._is_sound:

@@ -10,7 +10,6 @@ import base64
 import binascii
 import hmac
 import json
-import math
 import os
 import secrets
 import selectors
@@ -38,6 +37,7 @@ MAX_LINE_BYTES = 1 << 25
 MAX_HELLO_BYTES = 1 << 20
 _HELLO_SECONDS = 10.0  # that a connection may take to say hello
 _MAX_STRANGERS = 64  # connections that have not said hello
+_LARGEST_REWARD = float(np.finfo(np.float32).max)
 
 
 class _Client:
@@ -270,8 +270,10 @@ class ExternalEnvironment(ConnectedEnvironment):
             client.has_acted = False
         elif kind == "log_reward" and client.is_open and not client.is_new:
             client.reward += float(message["reward"])
-            if not math.isfinite(client.reward):
-                raise MalformedMessage(f"reward: got {message['reward']!r}, expected a finite number.")
+            if not abs(client.reward) <= _LARGEST_REWARD:
+                raise MalformedMessage(
+                    f"reward: got {message['reward']!r}, expected a finite number of float32, also as a sum."
+                )
         elif kind == "get_action" and client.is_open:
             leaves = self._observation(message["observation"])
             self._last[client.env] = leaves

@@ -40,6 +40,7 @@ from framework.types import MultiAgentTimeStep, Nest
 
 # Seconds that the envs of a child may take to close after the parent has closed its connection.
 CLOSE_GRACE = 2.0
+_OF_ALL_PROCESSES = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class _Child:
@@ -57,9 +58,9 @@ class _Child:
         )
         # One math thread per child: the parallelism is in the number of children.
         variables = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ}
-        # Ctrl-C goes to the whole process group. The parent alone acts on it; a signal that is blocked here
-        # stays blocked in the child, from its first instruction on.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        # Ctrl-C goes to the whole process group, and Slurm and systemd signal all processes. The parent alone
+        # acts on it; a signal that is blocked here stays blocked in the child, from its first instruction on.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *_OF_ALL_PROCESSES})
         try:
             # Not multiprocessing's Process: that imports the user's __main__ again, and needs a guard there.
             self.process = subprocess.Popen(
@@ -313,6 +314,10 @@ def _share(descriptor: int, spec: specs.EnvironmentSpec, num_envs: int) -> list[
 
 def serve(connection_fd: int, memory: int) -> None:
     """The child process: serves the parent at the other end of `connection_fd` until it closes that."""
+    for number in _OF_ALL_PROCESSES:
+        # A handler, because programs that environments start would inherit SIG_IGN, or the blocked signal.
+        signal.signal(number, lambda number, frame: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_ALL_PROCESSES)
     threading.Thread(target=_end_with_parent, args=(connection_fd,), name="parent", daemon=True).start()
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
         _serve(Connection(connection_fd), memory)

@@ -69,7 +69,8 @@ class EnvironmentWrapper(BatchedEnvironment):
 class ActionRepeat(EnvironmentWrapper):
     """Gives the same action `num_repeats` times: rewards summed, discounts multiplied.
 
-    An env whose episode ends in between stops there. With rewards r_i and discounts d_i of the inner steps:
+    An env whose episode ends in between stops there, and one whose action mask no longer allows the action.
+    With rewards r_i and discounts d_i of the inner steps:
     reward = Σ_i (Π_{j<i} d_j) r_i and discount = Π_i d_i.
     """
 
@@ -87,6 +88,7 @@ class ActionRepeat(EnvironmentWrapper):
                     f"{self.name}: {field}: got the spec {spec}, expected a scalar for ActionRepeat."
                 )
         self._num_repeats = num_repeats
+        self._has_mask = specs.action_mask(self.spec.observations) is not None
         if num_repeats > 1:  # stacks of frames move by more than one frame a step here
             self.spec = self.spec._replace(observations=specs.unstacked(self.spec.observations))
 
@@ -96,6 +98,8 @@ class ActionRepeat(EnvironmentWrapper):
         reward, discount = timestep.reward.copy(), timestep.discount.copy()
         active = timestep.step_type == MID
         for _ in range(self._num_repeats - 1):
+            if self._has_mask:
+                active &= specs.legal(self.spec, timestep.observation, action)
             if not active.any():
                 break
             timestep = self._environment.step_envs(action, active)
@@ -202,14 +206,19 @@ class _ObservationWrapper(EnvironmentWrapper):
 
 
 class FrameStack(_ObservationWrapper):
-    """The last `num_frames` observations along a new first axis, oldest first; zeros before a FIRST."""
+    """The last `num_frames` observations along a new first axis, oldest first; zeros before a FIRST.
+
+    An `action_mask` stays that of the last observation.
+    """
 
     def __init__(self, environment: BatchedEnvironment, num_frames: int):
         super().__init__(environment)
         if num_frames < 1:
             raise ValueError(f"num_frames: got {num_frames}, expected at least 1.")
         inner = self.spec.observations
-        stacked = tree.map_structure(lambda leaf: _stacked_spec(leaf, num_frames), inner)
+        stacked = tree.map_structure_with_path(
+            lambda path, leaf: leaf if specs.ACTION_MASK in path else _stacked_spec(leaf, num_frames), inner
+        )
         self.spec = self.spec._replace(observations=stacked)
         self._stacks = specs.zeros(stacked, (self.num_envs,))
 
@@ -221,6 +230,8 @@ class FrameStack(_ObservationWrapper):
             first = kind == FIRST
 
             def push_leaf(old: np.ndarray, frame: np.ndarray) -> np.ndarray:
+                if old.shape == frame.shape:  # A mask.
+                    return frame
                 new = np.empty_like(old)  # the stacks of the time step before stay intact
                 new[:, :-1] = old[:, 1:]
                 new[first] = 0

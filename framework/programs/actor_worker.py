@@ -380,7 +380,7 @@ class ActorWorker(ProgramWorker):
     def _finish(self) -> None:
         self._finished = True
         # Items that a rate limiter refuses now stay out: no learner samples any more.
-        self._dropped = self._close_adders(timeout=0.2)
+        self._dropped += self._close_adders(timeout=0.2)
         if self._lockstep is not None:
             self._lockstep.wait_for_last(self._done())
         self._take_grant()  # Requests in flight may overtake each other.

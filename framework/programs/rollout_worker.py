@@ -122,7 +122,7 @@ class RolloutWorker(ActorWorker):
             raise BudgetSpent(f"{self._name}: too few env steps are left for {steps} steps of every env.")
 
     def _spend_rest(self) -> None:
-        self._close_adders(timeout=0.0)
+        self._dropped += self._close_adders(timeout=0.0)
         for half in self._halves:
             half.actor.adder = None
         while self._spent < self._granted or self._grant(1):

@@ -13,7 +13,7 @@ from batches import learn
 import launch
 from agents.dqfd import DEMONSTRATIONS_TABLE, DQfD, DQfDConfig, mountain_car
 from agents.dqn import DQNConfig
-from framework import demonstrations, environments, replay, specs
+from framework import datasets, demonstrations, environments, replay, specs
 from framework.adders import REPLAY_TABLE
 from framework.environments.testing import EchoEnvironment, FakeEnvironment
 from framework.loggers import read_jsonl
@@ -196,6 +196,18 @@ def test_demonstrations_are_written_once_and_whole():
     keys = client.sample_batch(DEMONSTRATIONS_TABLE, 1).info.key
     client.mutate_priorities(DEMONSTRATIONS_TABLE, deletes=keys.tolist())
     draw(agent, 1, client)
+    assert client.server_info()[DEMONSTRATIONS_TABLE].current_size == NUM_ITEMS
+
+
+def test_demonstrations_are_written_again_for_a_server_that_has_lost_them(monkeypatch):
+    monkeypatch.setattr(datasets.dataset, "_LOOK_S", 0.1)
+    agent = DQfD(SMALL)
+    client = replay.EmbeddedClient(agent.make_tables(SPEC))
+    with agent.make_dataset(client) as dataset:
+        next(dataset)
+        client.reset(DEMONSTRATIONS_TABLE)  # As a restart does.
+        for _ in range(4):  # More batches than are fetched ahead.
+            assert set(numbers(next(dataset))) == {0}
     assert client.server_info()[DEMONSTRATIONS_TABLE].current_size == NUM_ITEMS
 
 

@@ -235,6 +235,27 @@ def test_what_does_not_fit_ends_that_connection_only(port, token, messages):
     assert answers[-1]["type"] == "error"
 
 
+@pytest.mark.parametrize("rewards", [[float("inf")], [1e39], [3e38, 3e38]])
+def test_a_reward_that_float32_does_not_hold_ends_that_connection_only(port, token, rewards):
+    def application():
+        with connect(port) as client, pytest.raises(ValueError, match="reward: got"):
+            client.start_episode()
+            client.get_action([0, 0])
+            for reward in rewards:
+                client.log_reward(reward)
+            client.get_action([1, 1])
+        with connect(port) as client:
+            play(client, [3e38])
+
+    thread = in_thread(application)
+    with ExternalEnvironment(f"tcp://127.0.0.1:{port}", token=token, timeout=60.0) as environment:
+        environment.reset()
+        assert environment.step(np.array([0])).step_type.tolist() == [environments.FIRST]
+        assert environment.malformed == 1
+        assert environment.step(np.array([0])).reward.tolist() == [np.float32(3e38)]
+        thread.join(30)
+
+
 def test_without_encryption_only_this_machine_may_connect(token):
     with pytest.raises(ValueError, match="certificate"):
         ExternalEnvironment("tcp://0.0.0.0:5556", token=token)

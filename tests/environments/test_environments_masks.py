@@ -9,6 +9,7 @@ import pytest
 
 from framework import environments, specs
 from framework.environments.testing import MaskedEnvironment, TupleEnvironment
+from framework.networks import check_action_mask
 
 ACTIONS = {"a": specs.DiscreteArray(2), "b": specs.BoundedArray((2,), np.int64, [1, 0], [3, 1])}
 
@@ -173,3 +174,44 @@ def test_each_part_of_a_tuple_earns_its_share():
         wrong = ((shown[:, :3].argmax(-1) + 1) % 3, shown[:, 3:5].argmax(-1), shown[:, 5:] * 0)
         expected = (1.0 + 1.0 - np.abs(shown[:, 5:]).mean(1)) / 3
         np.testing.assert_allclose(environment.step(wrong).reward, expected, rtol=1e-5)
+
+
+def test_stacked_frames_keep_the_last_mask():
+    stack = functools.partial(environments.FrameStack, num_frames=3)
+    plain = environments.make("testing:Masked", num_envs=2, seed=1)
+    stacked = environments.make("testing:Masked", num_envs=2, seed=1, wrappers=[stack])
+    check_action_mask(stacked.spec, "PPO", takes_masks=True)
+    expected, timestep, boards = plain.reset(), stacked.reset(), []
+    for _ in range(2):
+        mask = expected.observation["action_mask"]
+        np.testing.assert_array_equal(timestep.observation["action_mask"], mask)
+        boards.append(expected.observation["board"])
+        np.testing.assert_array_equal(timestep.observation["board"][:, -len(boards) :], np.stack(boards, 1))
+        expected, timestep = plain.step(mask.argmax(1)), stacked.step(mask.argmax(1))
+    of_parts = environments.make(Several, wrappers=[stack, environments.CombineActions])
+    assert specs.action_mask(of_parts.spec.observations).shape == (12,)
+    assert specs.action_mask(of_parts.reset().observation).shape == (1, 12)
+
+
+class Narrowing(Several):
+    """After each step, one value fewer of each choice is legal: the first ones stay."""
+
+    def observation_spec(self):
+        return {"action_mask": {"a": specs.Array((2,), bool), "b": specs.Array((5,), bool)}}
+
+    def _observe(self):
+        masks = [np.arange(count) < max(1, count - self.time) for count in (2, 3, 2)]
+        return {"action_mask": {"a": masks[0], "b": np.concatenate(masks[1:])}}
+
+
+@pytest.mark.parametrize(
+    ("action", "steps"), [((0, 1, 0), 4), ((0, 2, 0), 2), ((0, 1, 1), 1), ((1, 1, 0), 1)]
+)
+def test_an_action_is_repeated_while_it_is_legal(action, steps):
+    repeat = functools.partial(environments.ActionRepeat, num_repeats=4)
+    environment = environments.make(Narrowing, num_envs=2, wrappers=[repeat])
+    environment.reset()
+    a, *b = action
+    reward = 100 * a + 10 * b[0] + b[1]
+    both = {"a": np.array([a, 0]), "b": np.array([b, [1, 0]])}  # The other env repeats it four times.
+    assert environment.step(both).reward.tolist() == [steps * reward, 4 * 10]

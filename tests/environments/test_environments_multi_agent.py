@@ -98,6 +98,10 @@ def test_stacks_of_frames_begin_with_the_episode_of_each_agent():
     assert stacks["host"] == [[0, 0], [0, 1], [1, 2], [2, 3], [3, 4], [0, 0], [0, 1]]
 
 
+def test_discrete_values_that_do_not_count_from_0_are_no_violation():
+    assert environments.check_environment(Visit, num_steps=20) == []
+
+
 def test_a_pettingzoo_environment_by_name():
     assert environments.check_environment("pettingzoo:mpe.simple_spread_v3", num_steps=60) == []
     environment = environments.make("pettingzoo:mpe.simple_tag_v3", num_envs=2, seed=1)

@@ -135,6 +135,24 @@ def test_a_killed_child_is_noticed():
                 environment.step(np.zeros(2, np.int64))
 
 
+def test_signals_to_all_processes_do_not_end_the_children():
+    """Their parent acts on them: it stops, and saves what it has."""
+
+    def factory():
+        program = subprocess.Popen(["sleep", "60"])
+        program.terminate()
+        assert program.wait(30) == -signal.SIGTERM  # Programs of environments take signals.
+        return testing.FakeEnvironment()
+
+    with environments.make(factory, num_envs=2, stepping="processes", num_processes=1) as environment:
+        environment.reset()
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+            os.kill(_pids(environment)[0], number)
+            environment.step(np.zeros(2, np.int64))
+        pids = _pids(environment)
+    assert _gone(pids)
+
+
 def test_a_hanging_step_meets_its_timeout_and_the_child_is_killed():
     source = suites.Source("Hanging", testing.FaultyEnvironment, {"fault": "hang", "at": 1})
     environment = ProcessEnvironment(source, [None, None], 1, step_timeout=2.0, close_timeout=0.5)

@@ -9,9 +9,11 @@ import subprocess
 import sys
 import threading
 
+import dm_env
 import gymnasium
 import numpy as np
 import pytest
+from dm_env import specs
 
 import launch
 from agents.random_actions import RandomActions
@@ -171,6 +173,49 @@ def test_a_reset_after_a_failed_step_takes_no_answers_of_that_step(serve, serve_
         assert environment.reset().step_type.tolist() == [environments.FIRST] * 2
         assert environment.step(np.zeros(2, np.int64)).step_type.tolist() == [environments.MID] * 2
         assert environment.malformed == 0
+
+
+class _TwoAgents(dm_env.Environment):
+    """Two agents whose episodes take two steps, in Acme's form."""
+
+    def reset(self):
+        self._steps = 0
+        return dm_env.restart(self._both(np.zeros(1, np.float32)))
+
+    def step(self, action):
+        self._steps += 1
+        end = dm_env.termination if self._steps == 2 else dm_env.transition
+        timestep = end(self._both(1.0), {name: np.full(1, action[name], np.float32) for name in action})
+        return timestep._replace(discount=self._both(timestep.discount))
+
+    def _both(self, value):
+        return {"a": value, "b": value}
+
+    def observation_spec(self):
+        return self._both(specs.Array((1,), np.float32))
+
+    def action_spec(self):
+        return self._both(specs.DiscreteArray(3, dtype=np.int64))
+
+    def reward_spec(self):
+        return self._both(specs.Array((), np.float32))
+
+    def discount_spec(self):
+        return self._both(specs.BoundedArray((), np.float32, 0.0, 1.0))
+
+
+def test_a_remote_env_may_have_several_agents(serve, serve_here):
+    serve_here(_TwoAgents, num_envs=2)
+    with make(serve, 2, timeout=60.0) as environment:
+        timestep = environment.reset()
+        for kind in (environments.FIRST, environments.MID, environments.LAST, environments.FIRST):
+            assert timestep.step_type.tolist() == [kind] * 2
+            assert {name: of.tolist() for name, of in timestep.agents.items()} == {
+                "a": [kind] * 2,
+                "b": [kind] * 2,
+            }
+            timestep = environment.step({"a": np.array([1, 2]), "b": np.array([0, 1])})
+        assert timestep.observation["a"].tolist() == [[1], [2]]
 
 
 def test_a_server_with_another_key_is_not_admitted(serve, serve_here, tmp_path):

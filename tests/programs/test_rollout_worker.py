@@ -97,6 +97,14 @@ def test_the_budget_is_made_exactly_however_late_a_call_comes(make):
     assert counter.get_counts()["env_steps"] == budget and counter.granted() == 0
 
 
+def test_items_that_find_no_room_at_the_end_are_counted(make, monkeypatch):
+    _, _, (worker,) = make(2 * ENVS * LENGTH)
+    worker.sample()
+    monkeypatch.setattr(worker._halves[0].actor.adder, "close", lambda timeout: 2)
+    worker.finish()
+    assert worker._monitor.snapshot()["labels"]["actor-0"]["dropped_items"] == 2
+
+
 def test_a_stop_ends_a_call(make, monkeypatch):
     _, _, (worker,) = make()
     worker.sample()
