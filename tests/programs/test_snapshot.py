@@ -17,6 +17,7 @@ import launch
 from agents.a2c import A2C, A2CConfig
 from agents.a3c import A3C
 from agents.dqn import DQN, DQNConfig
+from agents.flow_dqn import FlowDQN, FlowDQNConfig
 from agents.impact import IMPACT, IMPACTConfig
 from agents.impala import IMPALA, IMPALAConfig
 from agents.iqn import IQN, IQNConfig
@@ -53,6 +54,7 @@ AGENTS = {
     "random": lambda: RandomActions(),
     "a2c": lambda: A2C(A2CConfig(unroll_length=2)),
     "a3c": lambda: A3C(A2CConfig(unroll_length=2)),
+    "flow-dqn": lambda: FlowDQN(FlowDQNConfig(min_replay_size=100, batch_size=16)),
 }
 BASE = RunConfig(
     num_actors=2,
