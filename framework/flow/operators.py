@@ -257,6 +257,7 @@ def _take_turns(turns: collections.deque[Flow], skip: bool) -> Flow:
     """Returns the items of flows in turn; with `skip`, of those that are ready."""
 
     def take() -> Any:
+        has_ended = False
         while turns:
             for _ in range(len(turns)):
                 if not skip or turns[0].ready():
@@ -267,10 +268,11 @@ def _take_turns(turns: collections.deque[Flow], skip: bool) -> Flow:
             flow = turns[0]
             try:
                 with _turn(skip):
-                    item = next(flow)
+                    item = flow._further() if has_ended else next(flow)
             except StopIteration:
                 while flow in turns:
                     turns.remove(flow)
+                has_ended = True  # The others are asked for the same request.
                 continue
             except NotReady:
                 if not skip:

@@ -271,6 +271,17 @@ def test_several_items_for_one_request_wait_where_nothing_takes_turns(threads):
     assert in_a_thread(lambda: next(plan)) == [0, 1, 2]
 
 
+def test_alternate_asks_whether_a_flow_is_ready_after_the_end_of_another():
+    left = [0, 1]
+    limited = Flow(lambda: left.pop(0), lambda: bool(left))
+    plan = concurrent(alternate(limited, Flow.of("a")), threads=False)
+    assert [next(plan), next(plan), next(plan)] == [0, "a", 1]
+    with pytest.raises(NotReady):
+        next(plan)
+    left.append(2)
+    assert next(plan) == 2
+
+
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.integers(1, 40))
 def test_alternate_takes_exactly_its_weights(weights, count):
     flows = [Flow.of(iter(lambda i=i: i, None)) for i in range(len(weights))]
