@@ -101,8 +101,7 @@ class ProgramLearner:
 
     def step(self, sample: ReplaySample) -> StepResult:
         """One learner step on a batch of the learner's device. Writes priorities back to replay."""
-        if torch.get_num_threads() != self._threads:  # On serial, nodes that were made later have set it.
-            torch.set_num_threads(self._threads)
+        self._set_threads()
         result = self.learner.step(sample)
         if result.priorities is not None and self.dataset is not None:
             self.dataset.update_priorities(sample.info.key, result.priorities)
@@ -162,6 +161,10 @@ class ProgramLearner:
         _LOG.warning("Lost another learner in step %d, going on from the last saved state.", self._steps)
         self._restore()
         self.publish()
+
+    def _set_threads(self) -> None:
+        if torch.get_num_threads() != self._threads:  # On serial, nodes that were made later have set it.
+            torch.set_num_threads(self._threads)
 
     def _count(self, metrics: Mapping[str, SupportsFloat]) -> None:
         """Counts a step, and publishes, logs and saves if that is due."""

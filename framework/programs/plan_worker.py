@@ -46,6 +46,7 @@ class PlanLearner(ProgramLearner):
     def apply(self, gradients: Gradients) -> StepResult:
         """One optimizer step with the gradients of a `GradientWorker`."""
         with self._step():
+            self._set_threads()
             result = self.learner.apply(as_tensors(gradients, self._device))
             self._count(result.metrics)
             return result

@@ -7,6 +7,8 @@ import threading
 import time
 from types import SimpleNamespace
 
+import torch
+
 from agents.flow_dqn import FlowDQN, FlowDQNConfig
 from framework import environments, specs
 from framework.flow import Flow, concurrent
@@ -54,6 +56,23 @@ def test_steps_during_a_publication_are_counted_once():
     counter.thread.join(30)
     learner.publish()
     assert counter.get_counts()["learner_steps"] == learner.block.version == 4
+
+
+def test_gradients_are_applied_with_the_threads_of_the_learner():
+    before, found = torch.get_num_threads(), []
+    monitor = SimpleNamespace(write=lambda *_: None)
+    learner = PlanLearner(make_setup(FlowDQN, learner_threads=before + 1), counter=Counter(), monitor=monitor)
+
+    def apply(_):
+        found.append(torch.get_num_threads())
+        return SimpleNamespace(metrics={})
+
+    learner.learner.apply = apply
+    try:
+        learner.apply({})
+    finally:
+        torch.set_num_threads(before)
+    assert found == [before + 1]
 
 
 def test_the_worker_ends_after_the_last_step_has_ended_the_program():
