@@ -47,7 +47,10 @@ class PlanLearner(ProgramLearner):
         """One optimizer step with the gradients of a `GradientWorker`."""
         with self._step():
             self._set_threads()
+            # Workers know the version, which is ahead of the learner's own steps after its restart.
+            age = self._steps - gradients.learner_steps
             result = self.learner.apply(as_tensors(gradients, self._device))
+            result = result._replace(metrics={**result.metrics, "gradient_age": age})
             self._count(result.metrics)
             return result
 

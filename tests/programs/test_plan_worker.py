@@ -16,6 +16,9 @@ from framework.programs import RunConfig
 from framework.programs.plan_worker import PlanLearner, PlanWorker
 from framework.programs.services import Counter
 from framework.programs.worker import Setup
+from framework.types import Gradients, StepResult
+
+GRADIENTS = Gradients([], torch.zeros(()), {}, torch.tensor(7))
 
 
 def make_setup(agent, **settings):
@@ -26,8 +29,8 @@ def make_setup(agent, **settings):
 
 class TwoBranches(FlowDQN):
     def plan(self, workers, learner):
-        learner.learner.apply = lambda _: SimpleNamespace(metrics={})
-        steps = Flow.of(itertools.repeat({})).map(learner.apply)
+        learner.learner.apply = lambda _: StepResult({})
+        steps = Flow.of(itertools.repeat(GRADIENTS)).map(learner.apply)
         return concurrent(steps, Flow.of(itertools.repeat(0)), threads=True)
 
 
@@ -39,7 +42,7 @@ class Interleaving(Counter):
 
     def increment(self, **counts):
         if self.learner is not None and self.thread is None:
-            self.thread = threading.Thread(target=self.learner.apply, args=({},))
+            self.thread = threading.Thread(target=self.learner.apply, args=(GRADIENTS,))
             self.thread.start()
             self.thread.join(0.5)  # Ends at once, unless the learner makes it wait.
         return super().increment(**counts)
@@ -48,9 +51,9 @@ class Interleaving(Counter):
 def test_steps_during_a_publication_are_counted_once():
     counter, monitor = Interleaving(), SimpleNamespace(write=lambda *_: None)
     learner = PlanLearner(make_setup(FlowDQN), counter=counter, monitor=monitor)
-    learner.learner.apply = lambda _: SimpleNamespace(metrics={})
+    learner.learner.apply = lambda _: StepResult({})
     for _ in range(3):
-        learner.apply({})
+        learner.apply(GRADIENTS)
     counter.learner = learner
     learner.publish()
     counter.thread.join(30)
@@ -65,14 +68,33 @@ def test_gradients_are_applied_with_the_threads_of_the_learner():
 
     def apply(_):
         found.append(torch.get_num_threads())
-        return SimpleNamespace(metrics={})
+        return StepResult({})
 
     learner.learner.apply = apply
     try:
-        learner.apply({})
+        learner.apply(GRADIENTS)
     finally:
         torch.set_num_threads(before)
     assert found == [before + 1]
+
+
+def test_the_age_of_gradients_after_a_restart_of_the_learner():
+    counter, written = Counter(), []
+    monitor = SimpleNamespace(write=lambda _, row: written.append(row))
+    saved = PlanLearner(make_setup(FlowDQN), counter=Counter(), monitor=monitor).save()
+    checkpointer = SimpleNamespace(get=lambda _: {**saved, "steps": 5}, put=lambda *_: None)
+    counter.increment(learner_steps=8)  # Three are lost.
+    learner = PlanLearner(
+        make_setup(FlowDQN, learner_log_period=1),
+        counter=counter,
+        monitor=monitor,
+        checkpointer=checkpointer,
+    )
+    version = learner.block.version
+    gradients = [() for _ in learner.learner._parameters]
+    for _ in range(2):
+        learner.apply(Gradients(gradients, torch.zeros(()), {}, torch.tensor(version)))
+    assert [row["gradient_age"] for row in written] == [0, 1]
 
 
 def test_the_worker_ends_after_the_last_step_has_ended_the_program():
