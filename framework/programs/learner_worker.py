@@ -89,10 +89,8 @@ class ProgramLearner:
         self._publish_period = 1 if self._is_on_policy else config.publish_period
         self._steps = 0
         self._uncounted = 0
-        self.waited_s = 0.0
         self.finished = self._has_ended = False
         self.num_actors: int | None = None
-        self._times_sampled = 0.0
         self._metrics: Mapping[str, SupportsFloat] | None = None  # Of the last step.
         self.published = threading.Condition()
         self.block = VariableBlock(self.learner.parameters(), shared_path())
@@ -215,6 +213,7 @@ class ProgramLearner:
         # Env steps and time of the last checkpoint; steps, env steps and time of the last row.
         self._checkpointed = (0 if state is None else env_steps, time.monotonic())
         self._logged = (self._steps, env_steps, time.perf_counter())
+        self.waited_s = self._times_sampled = 0.0  # Since then.
 
     def _checkpoint_if_due(self, counts: dict[str, int]) -> None:
         period, minutes = self._config.checkpoint_period, self._config.checkpoint_minutes

@@ -7,6 +7,7 @@ import threading
 import time
 from types import SimpleNamespace
 
+import numpy as np
 import torch
 
 from agents.flow_dqn import FlowDQN, FlowDQNConfig
@@ -16,6 +17,7 @@ from framework.programs import RunConfig
 from framework.programs.plan_worker import PlanLearner, PlanWorker
 from framework.programs.services import Counter
 from framework.programs.worker import Setup
+from framework.replay import EmbeddedClient, ReplaySample, SampleInfo
 from framework.types import Gradients, StepResult
 
 GRADIENTS = Gradients([], torch.zeros(()), {}, torch.tensor(7))
@@ -95,6 +97,28 @@ def test_the_age_of_gradients_after_a_restart_of_the_learner():
     for _ in range(2):
         learner.apply(Gradients(gradients, torch.zeros(()), {}, torch.tensor(version)))
     assert [row["gradient_age"] for row in written] == [0, 1]
+
+
+def test_rows_after_the_loss_of_another_learner_are_of_the_steps_since_then():
+    setup, written, state = make_setup(FlowDQN, learner_log_period=5), [], {}
+    learner = PlanLearner(
+        setup,
+        replay=EmbeddedClient(setup.agent.make_tables(setup.spec), concurrent=False),
+        counter=Counter(),
+        monitor=SimpleNamespace(write=lambda _, row: written.append(row)),
+        checkpointer=SimpleNamespace(get=state.get, put=state.__setitem__),
+    )
+    learner.keep_first_state()
+    learner.learner.step = lambda _: StepResult({})
+    info = SampleInfo(*[np.full(2, 3)] * len(SampleInfo._fields))
+    for _ in range(4):
+        learner.step(ReplaySample(info, {}))
+    learner.waited_s = 1e6
+    learner.go_back(RuntimeError("lost"))
+    while not written:
+        learner.step(ReplaySample(info, {}))
+    assert written[0]["times_sampled"] == 3
+    assert written[0]["time/waited_for_data_fraction"] < 1
 
 
 def test_the_worker_ends_after_the_last_step_has_ended_the_program():
