@@ -7,14 +7,23 @@ import itertools
 import socket
 import threading
 import uuid
+from types import SimpleNamespace
 
 import pytest
+import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from framework.learners import LearnerGroup, distributed
-from framework.programs.learner_group import Generations, GroupChanged, GroupLost, Place, SharedKeys
+from framework.programs.learner_group import (
+    Generations,
+    GroupChanged,
+    GroupLost,
+    GroupMember,
+    Place,
+    SharedKeys,
+)
 from launch.rpc import client, sockets
 from launch.rpc.server import Server
 
@@ -196,6 +205,14 @@ def test_a_closed_group_ends_every_wait():
         thread.join(PATIENCE)
     assert answers[0] is False and isinstance(answers[1], GroupChanged)
     assert generations.join(1, Place("learner-1", "a"), "late") is None
+
+
+def test_a_learner_gives_up_when_three_groups_were_lost_before_a_step():
+    member = GroupMember(SimpleNamespace(device=torch.device("cpu")), 1, 2, SimpleNamespace())
+    assert [member.has_lost(GroupLost()) for _ in range(2)] == [True, True]
+    member.stepped()
+    assert [member.has_lost(GroupLost()) for _ in range(3)] == [True, True, False]
+    assert not member.has_lost(ValueError())
 
 
 def test_a_group_is_formed_through_a_store_of_calls():
