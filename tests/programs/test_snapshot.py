@@ -353,6 +353,14 @@ def test_a_lower_limit_than_the_next_evaluation_ends_the_run(tmp_path):
     assert result["env_steps"] == 400
 
 
+def test_no_learner_step_is_made_above_a_limit_that_is_set_at_the_resume(tmp_path):
+    config = dataclasses.replace(BASE, directory=str(tmp_path))
+    run("dqn", CARTPOLE, config, 60)
+    steps = last_checkpoint(config.directory).state("learner")["steps"]
+    result = run("dqn", CARTPOLE, dataclasses.replace(config, max_learner_steps=steps))
+    assert steps > 0 and result == {"reason": "max_learner_steps", "learner_steps": steps}
+
+
 @pytest.mark.parametrize("limit", [700, 733])
 def test_a_lower_limit_than_the_granted_steps_is_exact(tmp_path, limit):
     config = dataclasses.replace(BASE, directory=str(tmp_path), max_env_steps=100_000)
