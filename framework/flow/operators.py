@@ -114,12 +114,13 @@ class Flow(Iterator[Any]):
 
         An error ends a generator. The next request calls `function` again, with the items that follow.
         """
-        made: Iterator[Any] | None = iter(function(self))
+        made: Iterator[Any] | None = None  # `function` may take items at once.
 
         def take() -> Any:
             nonlocal made
-            made = made or iter(function(self))
             try:
+                if made is None:
+                    made = iter(function(self))
                 return next(made)
             except StopIteration:
                 raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import gc
+import itertools
 import queue
 import sys
 import threading
@@ -256,6 +257,15 @@ def test_several_items_for_one_request_wait_for_other_flows(operate, expected):
     plan = concurrent(alone, Flow.of(iter(lambda: left.append(1), 0)), threads=False)
     found = filter(lambda item: item is not None, plan)
     assert [next(found) for _ in expected] == expected
+
+
+def test_a_transformation_that_takes_items_at_once_waits_for_a_request():
+    taken = []
+    plan = Flow.of(range(3)).map(lambda item: taken.append(item) or item)
+    plan = plan.transform(lambda items: itertools.chain([next(items)], items))
+    assert taken == []
+    assert next(plan) == 0 and taken == [0]
+    assert list(plan) == [1, 2]
 
 
 @pytest.mark.parametrize("threads", [None, True], ids=["alone", "in a thread"])
