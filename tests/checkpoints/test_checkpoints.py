@@ -206,9 +206,10 @@ def fail_with(code):
 
 
 FULL = {
-    "disk": (errno.ENOSPC, "no space is left"),
-    "quota": (errno.EDQUOT, "quota"),
-    "other": (errno.EIO, "[Ii]nput/output error"),
+    "disk": (errno.ENOSPC, "no space is left.* Free some space there, or"),
+    "quota": (errno.EDQUOT, "quota.* Free some space there, or"),
+    "permission": (errno.EACCES, "permission is denied.* Make that place writable, or"),
+    "other": (errno.EIO, "[Ii]nput/output error.* Make that place writable, or"),
 }
 
 
