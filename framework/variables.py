@@ -279,11 +279,17 @@ class VariableClient:
             self._calls = 0
             self._accept(self._block.read(self._targets, self.version))
             if self._may_move:
-                self._look_for_block()
+                self._look_for_block(wait and self.version == before)
         return self.version != before
 
-    def _look_for_block(self) -> None:
-        """Asks for the block again from time to time: the node may have been restarted on another machine."""
+    def _look_for_block(self, now: bool) -> None:
+        """Asks for the block again from time to time: the node may have been restarted on another machine.
+
+        With `now`, asks at once, and copies newer parameters.
+        """
+        if now:
+            self._lookup = self._source.futures.variable_block()
+            concurrent.futures.wait([self._lookup], self._timeout)
         if self._lookup is None and time.monotonic() >= self._look_at:
             self._lookup = self._source.futures.variable_block()
         elif self._lookup is not None and self._lookup.done():
@@ -291,6 +297,10 @@ class VariableClient:
             self._look_at = time.monotonic() + _LOOK_S
             if lookup.exception() is None:  # Otherwise the node is not there at the moment.
                 self._block = lookup.result()
+        if now and self._block is None:
+            self._exchange(True, True)
+        elif now and self._block is not None:
+            self._accept(self._block.read(self._targets, self.version))
 
     def _exchange(self, due: bool, wait: bool) -> None:
         """Takes the answer of the node if it has arrived, and sends the next request if it is due."""

@@ -48,6 +48,12 @@ def value(networks):
     return networks.policy.weight[0, 0].item()
 
 
+def answered(result):
+    future = concurrent.futures.Future()
+    future.set_result(result)
+    return future
+
+
 class Source:
     """A node whose block cannot be reached: it answers when told to. ``requests`` holds the open futures."""
 
@@ -57,9 +63,7 @@ class Source:
         self.block = block
 
     def variable_block(self):
-        future = concurrent.futures.Future()
-        future.set_result(self.block)
-        return future
+        return answered(self.block)
 
     def get_variables(self, names, newer_than):
         future = concurrent.futures.Future()
@@ -102,6 +106,30 @@ def test_on_ray_it_finds_the_block_of_a_node_that_was_restarted_elsewhere(monkey
     for _ in range(4):
         client.update()
     assert source.asked
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_on_ray_a_wait_takes_the_newest_parameters_of_a_node_that_was_restarted_elsewhere(mapped):
+    old, new = VariableBlock(parameters(0.0)), VariableBlock(parameters(0.0))
+    old.publish(1, parameters(1.0))
+    source, networks = Source(old), Networks()
+    with entered(None, NodeContext("test", "actor", 0, "actor-0", "ray")):
+        client = VariableClient(source, networks, ActsOnly())
+    assert client.update(wait=True) and value(networks) == 1.0
+    new.publish(2, parameters(2.0))
+    source.block = new if mapped else None
+    source.get_variables = lambda names, newer_than: answered(new.get_variables(names, newer_than))
+    assert client.update(wait=True) and (value(networks), client.version) == (2.0, 2)
+
+
+def test_on_ray_a_wait_keeps_the_block_of_a_node_that_is_not_there():
+    source, networks = Source(VariableBlock(parameters(0.0))), Networks()
+    source.block.publish(1, parameters(1.0))
+    with entered(None, NodeContext("test", "actor", 0, "actor-0", "ray")):
+        client = VariableClient(source, networks, ActsOnly(), timeout=0.1)
+    assert client.update(wait=True)
+    source.variable_block = concurrent.futures.Future
+    assert not client.update(wait=True) and (value(networks), client.version) == (1.0, 1)
 
 
 def test_only_what_the_policy_names_is_copied():

@@ -44,6 +44,8 @@ REASONS = {
     errno.EROFS: "the file system is read-only",
 }
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
 # The contents of a file, its blocks, or a function that writes a file or folder at a path.
 Part = bytes | Iterable[Any] | Callable[[Path], object]
 
@@ -154,8 +156,8 @@ class Checkpointer:
                 safe = f"The newest intact one is {existing[-1]}" if existing else "There was none before it"
                 raise CheckpointError(
                     f"Checkpoint {final} was not saved: could not write {explain(error)}. Nothing "
-                    f"saved before was touched. {safe}. Free some space there, or give the run another "
-                    "folder with --directory."
+                    f"saved before was touched. {safe}. {remedy(error)}, or give the run another folder "
+                    "with --directory."
                 ) from error
             for path in self.checkpoints()[: -self._keep]:
                 try:
@@ -384,6 +386,11 @@ def explain(error: OSError) -> str:
     """Returns a message with the file that could not be written, and the reason."""
     reason = REASONS.get(error.errno or 0, error.strerror or str(error))
     return f"{error.filename}: {reason}" if error.filename else reason
+
+
+def remedy(error: OSError) -> str:
+    """Returns what to do about a file that could not be written, as the beginning of a sentence."""
+    return "Free some space there" if error.errno in _FULL else "Make that place writable"
 
 
 def damaged(path: Path, reason: str) -> CheckpointError:

@@ -17,7 +17,7 @@ import numpy as np
 
 _ARRAY = "__numpy_array__"
 _SCALAR = "__numpy_scalar__"
-_PLAIN = (type(None), bool, int, float, str, bytes)
+_PLAIN = (type(None), bool, int, float, str, bytes)  # Not what derives from them, as enums do.
 
 
 def torch_part(state: Any) -> Callable[[Path], None]:
@@ -52,7 +52,7 @@ def pack(state: Any, where: str = "state") -> Any:
     """Returns the same nest without numpy types."""
     import torch
 
-    if isinstance(state, _PLAIN) and not isinstance(state, np.generic):
+    if _is_plain(state):
         return state
     if isinstance(state, torch.Tensor):
         return state.detach()
@@ -66,7 +66,7 @@ def pack(state: Any, where: str = "state") -> Any:
             ) from error
     if type(state) in (dict, OrderedDict):
         for key in state:
-            if not isinstance(key, str | int | float | bool | tuple):
+            if not (_is_plain(key) or (type(key) is tuple and all(map(_is_plain, key)))):
                 raise TypeError(f"{where}: got the key {key!r}, expected a string or number.")
         return type(state)((key, pack(value, f"{where}[{key!r}]")) for key, value in state.items())
     if type(state) in (list, tuple):
@@ -75,6 +75,10 @@ def pack(state: Any, where: str = "state") -> Any:
         f"{where}: got a {type(state).__name__}, expected tensors, arrays, numbers, strings, dicts, lists or "
         "tuples. Convert it in save()."
     )
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) in _PLAIN
 
 
 def unpack(state: Any) -> Any:

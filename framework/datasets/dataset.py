@@ -215,7 +215,7 @@ class Dataset:
     def _fetch(self, n: int, timeout: float | None) -> _Batch:
         """Draws a batch of `n` items and starts to copy it to the device."""
         pinned = self._pinned
-        out = None if pinned is None or self._pad or n != self.batch_size else pinned.buffers()
+        out = None if pinned is None or self._pad or n != self.batch_size else pinned.buffers(n)
         sample, drawn = self._draw(n, timeout, out)
         try:
             if self._device is not None and out is None:

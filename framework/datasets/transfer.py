@@ -19,7 +19,7 @@ class PinnedTransfer:
     learning:
 
     ```python
-    out = transfer.buffers()                  # None at first, when the shapes are not known
+    out = transfer.buffers(n)                 # None at first, when the shapes are not known
     sample = transfer.send(gathered, ...)     # starts the copy (the thread that fetches ahead)
     sample = transfer.receive(sample)         # orders the consumer's stream after it
     ```
@@ -36,15 +36,21 @@ class PinnedTransfer:
     def __reduce__(self) -> Any:
         return PinnedTransfer, (self._device,)  # Between two batches it holds nothing but memory for reuse.
 
-    def buffers(self) -> list[np.ndarray] | None:
-        """Returns arrays to gather the next batch into; None before the first batch."""
+    def buffers(self, n: int) -> list[np.ndarray] | None:
+        """Returns arrays to gather the next batch into; None before the first batch.
+
+        `n` is its number of items, the same in all calls.
+        """
         if not self._template:
             return None
         if len(self._free) > 1 or (self._free and self._free[0][1].query()):
             tensors, event = self._free.popleft()
             event.synchronize()
         else:
-            tensors = [torch.empty(like.shape, dtype=like.dtype, pin_memory=True) for like in self._template]
+            tensors = [
+                torch.empty((n, *like.shape[1:]), dtype=like.dtype, pin_memory=True)
+                for like in self._template
+            ]
         self._current = tensors
         return [tensor.numpy() for tensor in tensors]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import contextvars
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,6 +20,9 @@ from launch import context
 
 Take = Callable[[], Any]
 Ready = Callable[[], bool]
+
+# Whether several flows take turns in this thread, so that none of them may wait for another.
+_taking_turns = contextvars.ContextVar("_taking_turns", default=False)
 
 
 class NotReady(launch.DeadlockError):
@@ -40,7 +44,6 @@ class Flow(Iterator[Any]):
     def __init__(self, take: Take, ready: Ready = lambda: True) -> None:
         self._take = take
         self.ready = ready
-        self._waits = _use_threads(None)
 
     @classmethod
     def of(cls, items: Iterable[Any], ready: Ready = lambda: True) -> Flow:
@@ -52,7 +55,7 @@ class Flow(Iterator[Any]):
 
     def _further(self) -> Any:
         """Takes another item for the same request: the flow was ready for one only."""
-        if not self._waits and not self.ready():
+        if (_taking_turns.get() or _on_serial()) and not self.ready():
             raise NotReady(
                 "Flow: got a flow that is not ready, expected further items of it for one request."
             )
@@ -111,12 +114,13 @@ class Flow(Iterator[Any]):
 
         An error ends a generator. The next request calls `function` again, with the items that follow.
         """
-        made: Iterator[Any] | None = iter(function(self))
+        made: Iterator[Any] | None = None  # `function` may take items at once.
 
         def take() -> Any:
             nonlocal made
-            made = made or iter(function(self))
             try:
+                if made is None:
+                    made = iter(function(self))
                 return next(made)
             except StopIteration:
                 raise
@@ -254,6 +258,7 @@ def _take_turns(turns: collections.deque[Flow], skip: bool) -> Flow:
     """Returns the items of flows in turn; with `skip`, of those that are ready."""
 
     def take() -> Any:
+        has_ended = False
         while turns:
             for _ in range(len(turns)):
                 if not skip or turns[0].ready():
@@ -263,10 +268,12 @@ def _take_turns(turns: collections.deque[Flow], skip: bool) -> Flow:
                 raise NotReady(f"concurrent: none of {len(turns)} flows is ready.")
             flow = turns[0]
             try:
-                item = next(flow)
+                with _turn(skip):
+                    item = flow._further() if has_ended else next(flow)
             except StopIteration:
                 while flow in turns:
                     turns.remove(flow)
+                has_ended = True  # The others are asked for the same request.
                 continue
             except NotReady:
                 if not skip:
@@ -300,6 +307,20 @@ class _Gate(threading.Condition):
             raise launch.ProgramStopped(f"{what}: the program stops.")
 
 
+@contextlib.contextmanager
+def _turn(taken: bool) -> Iterator[None]:
+    """With `taken`, other flows of this thread have turns too. A function, which `Snapshot` can pickle."""
+    token = _taking_turns.set(taken or _taking_turns.get())
+    try:
+        yield
+    finally:
+        _taking_turns.reset(token)
+
+
 def _use_threads(threads: bool | None) -> bool:
+    return threads if threads is not None else context.find_context() is not None and not _on_serial()
+
+
+def _on_serial() -> bool:
     node = context.find_context()
-    return threads if threads is not None else node is not None and node.engine != "serial"
+    return node is not None and node.engine == "serial"

@@ -121,7 +121,8 @@ class LearnerGroup:
         # Without it, gloo uses the address of the machine's host name. Another group may need another one.
         variable = f"{backend.upper()}_SOCKET_IFNAME"
         self._variable = None if variable in os.environ else variable
-        os.environ.setdefault(variable, interface_of(address))
+        if self._variable is not None:
+            os.environ[variable] = interface_of(address)
         try:
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
         except BaseException:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from framework.checkpoints.checkpointer import explain
+from framework.checkpoints.checkpointer import explain, remedy
 from framework.loggers.base import Logger, Row, to_scalars
 
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -186,6 +186,6 @@ def explained(error: OSError, path: str | os.PathLike) -> OSError:
     reason = explain(OSError(error.errno, error.strerror or str(error), os.fspath(path)))
     return OSError(
         error.errno,
-        f"could not write {reason}. What was written before is intact. Free some space "
-        "there, or choose another folder with --directory",
+        f"could not write {reason}. What was written before is intact. {remedy(error)}, or choose another "
+        "folder with --directory",
     )

@@ -337,7 +337,7 @@ class GroupMember:
                 return False
             self._losses += 1
         self.leave()
-        return self._losses <= _MAX_LOSSES
+        return self._losses < _MAX_LOSSES
 
     def stepped(self) -> None:
         """Tells that a step is complete."""

@@ -59,7 +59,6 @@ class ProgramLearner:
       block: the published parameters.
       published: notified at each new version.
       waited_s: seconds waited for data since the last row. The caller adds to it.
-      finished: whether all of `max_learner_steps` are made.
       num_actors: number of actors whose data the last batch has, with `min_actors`; None otherwise.
     """
 
@@ -89,20 +88,23 @@ class ProgramLearner:
         self._publish_period = 1 if self._is_on_policy else config.publish_period
         self._steps = 0
         self._uncounted = 0
-        self.waited_s = 0.0
-        self.finished = self._has_ended = False
+        self._has_ended = False
         self.num_actors: int | None = None
-        self._times_sampled = 0.0
         self._metrics: Mapping[str, SupportsFloat] | None = None  # Of the last step.
         self.published = threading.Condition()
         self.block = VariableBlock(self.learner.parameters(), shared_path())
         self._restore()
         self.publish()
 
+    @property
+    def finished(self) -> bool:
+        """Whether all of `max_learner_steps` are made, which an exact resume may change."""
+        limit = self._config.max_learner_steps
+        return limit is not None and self._steps >= limit
+
     def step(self, sample: ReplaySample) -> StepResult:
         """One learner step on a batch of the learner's device. Writes priorities back to replay."""
-        if torch.get_num_threads() != self._threads:  # On serial, nodes that were made later have set it.
-            torch.set_num_threads(self._threads)
+        self._set_threads()
         result = self.learner.step(sample)
         if result.priorities is not None and self.dataset is not None:
             self.dataset.update_priorities(sample.info.key, result.priorities)
@@ -163,13 +165,15 @@ class ProgramLearner:
         self._restore()
         self.publish()
 
+    def _set_threads(self) -> None:
+        if torch.get_num_threads() != self._threads:  # On serial, nodes that were made later have set it.
+            torch.set_num_threads(self._threads)
+
     def _count(self, metrics: Mapping[str, SupportsFloat]) -> None:
         """Counts a step, and publishes, logs and saves if that is due."""
         self._metrics = metrics
         self._steps += 1
         self._uncounted += 1
-        limit = self._config.max_learner_steps
-        self.finished = limit is not None and self._steps >= limit
         if self.finished or self._steps % self._publish_period == 0:
             counts = self.publish()
             if self._checkpointer is not None:
@@ -206,12 +210,11 @@ class ProgramLearner:
         if self.block.version >= (0 if self._is_on_policy else 1):
             self._steps = max(self._steps, self.block.version + 1)
         self._uncounted = self._steps - made
-        limit = self._config.max_learner_steps
-        self.finished = limit is not None and self._steps >= limit
         self.learner.env_steps = env_steps
         # Env steps and time of the last checkpoint; steps, env steps and time of the last row.
         self._checkpointed = (0 if state is None else env_steps, time.monotonic())
         self._logged = (self._steps, env_steps, time.perf_counter())
+        self.waited_s = self._times_sampled = 0.0  # Since then.
 
     def _checkpoint_if_due(self, counts: dict[str, int]) -> None:
         period, minutes = self._config.checkpoint_period, self._config.checkpoint_minutes

@@ -46,7 +46,11 @@ class PlanLearner(ProgramLearner):
     def apply(self, gradients: Gradients) -> StepResult:
         """One optimizer step with the gradients of a `GradientWorker`."""
         with self._step():
+            self._set_threads()
+            # Workers know the version, which is ahead of the learner's own steps after its restart.
+            age = self._steps - gradients.learner_steps
             result = self.learner.apply(as_tensors(gradients, self._device))
+            result = result._replace(metrics={**result.metrics, "gradient_age": age})
             self._count(result.metrics)
             return result
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import gc
+import itertools
+import queue
 import sys
 import threading
 import time
@@ -250,11 +252,44 @@ def test_several_items_for_one_request_wait_for_other_flows(operate, expected):
     limited = Flow.of((left.pop(), i)[1] for i in range(4))
     limited.ready = lambda: bool(left)
     alone = operate(limited)
-    with pytest.raises(NotReady, match="a flow that is not ready"):
-        next(alone)
+    with pytest.raises(NotReady, match="none of 1 flows is ready"):
+        next(concurrent(alone, threads=False))
     plan = concurrent(alone, Flow.of(iter(lambda: left.append(1), 0)), threads=False)
     found = filter(lambda item: item is not None, plan)
     assert [next(found) for _ in expected] == expected
+
+
+def test_a_transformation_that_takes_items_at_once_waits_for_a_request():
+    taken = []
+    plan = Flow.of(range(3)).map(lambda item: taken.append(item) or item)
+    plan = plan.transform(lambda items: itertools.chain([next(items)], items))
+    assert taken == []
+    assert next(plan) == 0 and taken == [0]
+    assert list(plan) == [1, 2]
+
+
+@pytest.mark.parametrize("threads", [None, True], ids=["alone", "in a thread"])
+def test_several_items_for_one_request_wait_where_nothing_takes_turns(threads):
+    items: queue.SimpleQueue[int] = queue.SimpleQueue()
+    plan = Flow(items.get, lambda: not items.empty()).batch(3)
+    if threads:
+        plan = concurrent(plan, threads=True)
+    items.put(0)
+    timers = [threading.Timer(0.05 * i, items.put, (i,)) for i in (1, 2)]
+    for timer in timers:
+        timer.start()
+    assert in_a_thread(lambda: next(plan)) == [0, 1, 2]
+
+
+def test_alternate_asks_whether_a_flow_is_ready_after_the_end_of_another():
+    left = [0, 1]
+    limited = Flow(lambda: left.pop(0), lambda: bool(left))
+    plan = concurrent(alternate(limited, Flow.of("a")), threads=False)
+    assert [next(plan), next(plan), next(plan)] == [0, "a", 1]
+    with pytest.raises(NotReady):
+        next(plan)
+    left.append(2)
+    assert next(plan) == 2
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.integers(1, 40))

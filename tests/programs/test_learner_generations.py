@@ -7,14 +7,23 @@ import itertools
 import socket
 import threading
 import uuid
+from types import SimpleNamespace
 
 import pytest
+import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from framework.learners import LearnerGroup, distributed
-from framework.programs.learner_group import Generations, GroupChanged, GroupLost, Place, SharedKeys
+from framework.programs.learner_group import (
+    Generations,
+    GroupChanged,
+    GroupLost,
+    GroupMember,
+    Place,
+    SharedKeys,
+)
 from launch.rpc import client, sockets
 from launch.rpc.server import Server
 
@@ -198,6 +207,14 @@ def test_a_closed_group_ends_every_wait():
     assert generations.join(1, Place("learner-1", "a"), "late") is None
 
 
+def test_a_learner_gives_up_when_three_groups_were_lost_before_a_step():
+    member = GroupMember(SimpleNamespace(device=torch.device("cpu")), 1, 2, SimpleNamespace())
+    assert [member.has_lost(GroupLost()) for _ in range(2)] == [True, True]
+    member.stepped()
+    assert [member.has_lost(GroupLost()) for _ in range(3)] == [True, True, False]
+    assert not member.has_lost(ValueError())
+
+
 def test_a_group_is_formed_through_a_store_of_calls():
     keys = SharedKeys()
     store = distributed.CallStore(lambda operation, *arguments: getattr(keys, operation)(*arguments))
@@ -220,6 +237,14 @@ def test_a_group_listens_on_the_interface_of_its_address():
     assert distributed.interface_of("127.0.0.1").startswith("lo")
     with pytest.raises(ValueError, match=r"address: got '192\.0\.2\.1', expected an IP address of this"):
         distributed.interface_of("192.0.2.1")
+
+
+def test_an_interface_that_is_named_needs_no_address_of_this_machine(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", distributed.interface_of("127.0.0.1"))
+    store = distributed.host_store(1)
+    group = LearnerGroup(0, 1, store.port, timeout_s=20, address="192.0.2.1")
+    assert group.counts(7) == [[7]]
+    group.close()
 
 
 class Line:

@@ -17,6 +17,7 @@ import launch
 from agents.a2c import A2C, A2CConfig
 from agents.a3c import A3C
 from agents.dqn import DQN, DQNConfig
+from agents.flow_dqn import FlowDQN, FlowDQNConfig
 from agents.impact import IMPACT, IMPACTConfig
 from agents.impala import IMPALA, IMPALAConfig
 from agents.iqn import IQN, IQNConfig
@@ -53,6 +54,7 @@ AGENTS = {
     "random": lambda: RandomActions(),
     "a2c": lambda: A2C(A2CConfig(unroll_length=2)),
     "a3c": lambda: A3C(A2CConfig(unroll_length=2)),
+    "flow-dqn": lambda: FlowDQN(FlowDQNConfig(min_replay_size=100, batch_size=16)),
 }
 BASE = RunConfig(
     num_actors=2,
@@ -349,6 +351,14 @@ def test_a_lower_limit_than_the_next_evaluation_ends_the_run(tmp_path):
     run("ppo", CARTPOLE, config, passes=20)
     result = run("ppo", CARTPOLE, dataclasses.replace(config, max_env_steps=400))
     assert result["env_steps"] == 400
+
+
+def test_no_learner_step_is_made_above_a_limit_that_is_set_at_the_resume(tmp_path):
+    config = dataclasses.replace(BASE, directory=str(tmp_path))
+    run("dqn", CARTPOLE, config, 60)
+    steps = last_checkpoint(config.directory).state("learner")["steps"]
+    result = run("dqn", CARTPOLE, dataclasses.replace(config, max_learner_steps=steps))
+    assert steps > 0 and result == {"reason": "max_learner_steps", "learner_steps": steps}
 
 
 @pytest.mark.parametrize("limit", [700, 733])

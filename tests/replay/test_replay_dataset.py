@@ -1,15 +1,19 @@
 """`Dataset`: exact counts, giving back, mixing, padding, ends and errors; on every way in."""
 
+import contextlib
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from framework import replay
 from framework.datasets import Dataset, table_numbers
 from framework.datasets.mixture import Mixture
+from framework.datasets.transfer import PinnedTransfer
 from framework.replay.remote.client import ServedClient
 
 
@@ -263,6 +267,28 @@ def test_ragged_items_of_several_tables_are_padded_or_refused(make):
     ):
         next(dataset)
     assert counters(client, "a")[1] == counters(client, "b")[1] == 2
+
+
+def test_batches_of_several_sizes_share_no_pinned_buffers(make, monkeypatch):
+    """On a GPU, which other objects stand for here."""
+    empty, event = (
+        torch.empty,
+        SimpleNamespace(record=lambda: None, query=lambda: True, synchronize=lambda: None),
+    )
+    stream = SimpleNamespace(wait_event=lambda event: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
+    monkeypatch.setattr(torch, "empty", lambda shape, dtype, pin_memory: empty(shape, dtype=dtype))
+    client = make(uniform())
+    fill(client, 20)
+    with Dataset(client, "t", 4, device="cpu") as dataset:
+        dataset._pinned = PinnedTransfer("cpu")
+        sizes = [3, 4, 4, 2, 4]
+        assert [dataset.take(n).data["y"].shape for n in sizes] == [(n, 3) for n in sizes]
 
 
 def test_take_is_refused_while_another_thread_fetches(make):
