@@ -61,6 +61,11 @@ WRONG = {
         2,
         ["MiniGrid's tasks are 'minigrid:TASK' here"],
     ),
+    "a strategy that elastic actors cannot have": (
+        (*TRAIN, "--min-actors", "1", "--resources", "actor.strategy=PACK"),
+        2,
+        ["resources['actor']: got strategy 'PACK'", "expected SPREAD or None"],
+    ),
     "no episodes": (("eval", "somewhere", "--episodes", "0"), 2, ["--episodes: got 0"]),
     "seed of an evaluation": (("eval", "somewhere", "--seed", "-1"), 2, ["--seed: got -1", "at least 0"]),
     "no pictures": (("video", "somewhere", "--episodes", "0"), 2, ["--episodes: got 0"]),
