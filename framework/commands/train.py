@@ -138,7 +138,7 @@ def parse_new(name: str | None, arguments: Sequence[str]) -> tuple[AgentEntry, T
         del given["environment"]
     entry = find(_agent_name(name, given.pop("agent", None), early.config))
     environment = early.environment or given.get("environment") or default_environment(entry)
-    preset = presets_of(entry.load()).get(environment, Preset())
+    preset = presets_of(entry.load()).get(str(environment), Preset())
     agent_config, agent_preset = entry.make_config(), preset.agent
     if agent_config is None:
         agent_config, agent_preset = _NoSettings(), {}
