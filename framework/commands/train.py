@@ -258,6 +258,7 @@ def _check_same_settings(folder: RunFolder, flags: Sequence[str]) -> None:
     """Raises `UsageError` if `flags` of `repertory train` give settings other than those of the run."""
     file = f"{folder.path}/config.yaml"
     known = ["--config", file, "--environment", folder.environment or TrainOptions.environment]
+    known += ["--directory", str(folder.path)]
     of_run, given = (parse_new(None, [*known, *more])[2:] for more in ([], flags))
     changed = "; ".join(
         filter(None, (differences(vars(old), vars(new)) for old, new in zip(of_run, given, strict=True)))

@@ -291,15 +291,18 @@ class TestResume:
         folder = make_run(steps=[1000], agent="dqn")
         before = (folder.path / "config.yaml").read_bytes()
         arguments = ("train", "--resume", folder.path, "--max-env-steps=1000", "--num-actors", "1")
+        arguments += ("--directory", folder.path)
         code, _, err = repertory(*arguments, "--learning-rate", "1e-2", "--no-double")
         assert code == 2 and "num_actors" not in err
         assert "learning_rate: got 0.01, expected 0.001; double: got False, expected True" in err
-        assert f"--config {folder.path}/config.yaml --num-actors 1 --learning-rate 1e-2 --no-double" in err
+        assert "--learning-rate 1e-2 --no-double\n" in err and f"--config {folder.path}/config.yaml --num-" in err
         assert (folder.path / "config.yaml").read_bytes() == before
         assert "--num-actor" in repertory(*arguments, "--num-actor", "2")[2]
         folder.write_json("result.json", {})
         code, _, err = repertory(*arguments)  # The settings of the run: no error of theirs.
         assert code == 1 and "has made 1,000 env steps" in err
+        code, _, err = repertory("train", "--resume", folder.path, "--directory", "elsewhere")
+        assert code == 2 and f"elsewhere', expected '{folder.path}'" in err
 
     def test_without_a_checkpoint(self, repertory, make_run):
         code, _, err = repertory("train", "--resume", make_run().path)
