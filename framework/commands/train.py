@@ -64,6 +64,7 @@ class ResumeOptions:
     def __post_init__(self) -> None:
         config_checks.types(self)
         config_checks.at_least(self, 0, "restarts")
+        config_checks.device(self, "device", "inference_device")
 
 
 def main(arguments: Sequence[str]) -> int:
