@@ -138,6 +138,7 @@ def as_table(curves: dict[str, list[Curve]], what: str, axis: Axis, band: Band) 
         joined = join(members, band)
         last, center, low, high = (float(v[-1]) for v in (joined.x, joined.center, joined.low, joined.high))
         spread = f" ± {high - center:.4g}" if band == "std" else f" ({low:.4g} … {high:.4g})"
+        spread = spread if len(members) > 1 else ""  # One seed says nothing of others.
         least, most = joined.values[:, -1].min(), joined.values[:, -1].max()
         lines.append(
             f"| {name} | {len(members)} | {last:,.{3 if axis == 'hours' else 0}f} "
