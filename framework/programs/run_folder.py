@@ -379,7 +379,7 @@ def _lock(file: IO[str], kind: int, timeout: float | None) -> bool:
 
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()
-    thread.join(timeout)
+    thread.join(None if timeout is None else min(timeout, threading.TIMEOUT_MAX))
     return bool(locked)
 
 

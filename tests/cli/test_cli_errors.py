@@ -68,6 +68,8 @@ WRONG = {
     ),
     "no episodes": (("eval", "somewhere", "--episodes", "0"), 2, ["--episodes: got 0"]),
     "seed of an evaluation": (("eval", "somewhere", "--seed", "-1"), 2, ["--seed: got -1", "at least 0"]),
+    "a time that ends no wait": (("stop", "somewhere", "--timeout", "nan"), 2, ["timeout: got nan"]),
+    "a time before the start": (("stop", "somewhere", "--timeout", "-1"), 2, ["timeout: got -1"]),
     "no pictures": (("video", "somewhere", "--episodes", "0"), 2, ["--episodes: got 0"]),
     "no steps": (("video", "somewhere", "--max-steps", "-3"), 2, ["--max-steps: got -3"]),
     "no frames per second": (("video", "somewhere", "--fps", "0"), 2, ["--fps: got 0, expected at least 1"]),
