@@ -9,6 +9,7 @@ import datetime
 import errno
 import itertools
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -268,7 +269,7 @@ def _check_same_settings(folder: RunFolder, flags: Sequence[str]) -> None:
         raise UsageError(
             f"{folder.path}: {changed}. A resumed run keeps its settings, but for the flags of repertory "
             "train --resume RUN --help. Leave the others out, or start a new run with them: repertory train "
-            f"--config {file} {' '.join(flags)}"
+            f"--config {shlex.join([file, *flags])}"
         )
 
 

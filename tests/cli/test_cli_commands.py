@@ -135,14 +135,14 @@ class TestRunFolder:
     def test_the_first_command_stays(self, make_run, monkeypatch):
         folder = make_run()
         first = config_file.read(folder.path / "config.yaml")["recorded"]
-        for command in (["repertory", "train", "--resume"], ["repertory", "again"]):
+        for command in (["repertory", "train", "--resume"], ["repertory", "again", "Flatten()"]):
             monkeypatch.setattr(sys, "argv", command)
             folder.save()
         content = config_file.read(folder.path / "config.yaml")["recorded"]
         assert content["command"] == first["command"] and content["started_at"] == first["started_at"]
         assert [start["command"] for start in content["resumed"]] == [
             "repertory train --resume",
-            "repertory again",
+            "repertory again 'Flatten()'",
         ]
         assert RunFolder.open(folder.path) == folder
 

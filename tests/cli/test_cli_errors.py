@@ -301,6 +301,8 @@ class TestResume:
         assert "--learning-rate 1e-2 --no-double\n" in err and f"--config {folder.path}/config.yaml --num-" in err
         assert (folder.path / "config.yaml").read_bytes() == before
         assert "--num-actor" in repertory(*arguments, "--num-actor", "2")[2]
+        err = repertory("train", "--resume", folder.path, "--wrappers", "StepLimit(limit=200)")[2]
+        assert "--wrappers 'StepLimit(limit=200)'" in err  # For the shell.
         folder.write_json("result.json", {})
         code, _, err = repertory(*arguments)  # The settings of the run: no error of theirs.
         assert code == 1 and "has made 1,000 env steps" in err
