@@ -298,7 +298,10 @@ class TestResume:
         code, _, err = repertory(*arguments, "--learning-rate", "1e-2", "--no-double")
         assert code == 2 and "num_actors" not in err
         assert "learning_rate: got 0.01, expected 0.001; double: got False, expected True" in err
-        assert "--learning-rate 1e-2 --no-double\n" in err and f"--config {folder.path}/config.yaml --num-" in err
+        assert (
+            "--learning-rate 1e-2 --no-double\n" in err
+            and f"--config {folder.path}/config.yaml --num-" in err
+        )
         assert (folder.path / "config.yaml").read_bytes() == before
         assert "--num-actor" in repertory(*arguments, "--num-actor", "2")[2]
         err = repertory("train", "--resume", folder.path, "--wrappers", "StepLimit(limit=200)")[2]
