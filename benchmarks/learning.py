@@ -340,14 +340,18 @@ def train(name: str, row: Row, seed: int, folder: pathlib.Path) -> dict[str, Any
     result = json.loads((directory / "evaluation.json").read_text(encoding="utf-8"))
     return {
         "seed": seed,
-        # With several agents, of the worst of them.
-        "return": min(result.get("agents", {"": result["mean"]}).values()),
+        "return": return_of(result),
         **({} if row.gain is None else {"before": result["mean_return_before"]}),
         "cpu_seconds": round(sum(cpu for cpu, _ in sittings), 1),
         "wall_seconds": round(sum(wall for _, wall in sittings), 1),
         **({} if len(sittings) == 1 else {"sittings": len(sittings)}),
         "steps": row.steps,
     }
+
+
+def return_of(evaluation: dict[str, Any]) -> float:
+    """The mean return of an evaluation; with several agents, of the worst of them."""
+    return min(evaluation.get("agents", {"": evaluation["mean"]}).values())
 
 
 def train_peer(peer: str, name: str, seed: int, python: str) -> dict[str, Any]:

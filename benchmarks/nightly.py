@@ -106,7 +106,7 @@ def run(python: str, name: str, row: learning.Row, engine: str, seed: int) -> di
     ]
     return {
         "seed": seed,
-        "return": result["mean"],
+        "return": learning.return_of(result),
         "staleness": round(statistics.fmean(staleness), 2) if staleness else None,
         "samples_per_insert": round(ratios[-1], 3) if ratios else None,
         "learner_steps": learner[-1]["steps"],

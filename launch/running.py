@@ -51,24 +51,17 @@ def start(
         result = job.wait()
     ```
     """
-    defaults = {group: {"strategy": strategy} for group, strategy in program.strategies.items()}
-    options = Options(
-        resources={
-            group: dataclasses.replace(given, strategy=given.strategy or program.strategies.get(group))
-            if isinstance(given, Resources)
-            else Resources(**{**defaults.get(group, {}), **given})
-            for group, given in {**defaults, **program.resources, **(resources or {})}.items()
-        },
+    options = make_options(
+        program,
+        resources,
+        min_nodes,
         restarts=dict(restarts or {}),
-        min_nodes={**program.min_nodes, **(min_nodes or {})},
         min_nodes_timeout=program.min_nodes_timeout if min_nodes_timeout is None else min_nodes_timeout,
         stop_timeout=stop_timeout,
-        stop_timeouts=program.stop_timeouts,
         heartbeat_timeout=heartbeat_timeout,
         directory=None if directory is None else os.path.abspath(os.fspath(directory)),
         preload=program.preload if preload is None else preload,
     )
-    check_options(program, options)
     if engine not in ENGINES:
         raise ValueError(f"engine: got {engine!r}, expected one of {list(ENGINES)}")
     module, name = ENGINES[engine]
@@ -82,6 +75,33 @@ def start(
         job: Job = make_job(program, engine, dataclasses.replace(options, files=files))
         job.outcome.leave_at_end(entered.pop_all())
     return job
+
+
+def make_options(
+    program: Program,
+    resources: Mapping[str, Resources | Mapping[str, Any]] | None = None,
+    min_nodes: Mapping[str, int] | None = None,
+    **others: Any,
+) -> Options:
+    """Returns the options of a launch: those of the program, and what `launch` was given instead.
+
+    Raises:
+      ValueError: They do not fit the program or each other.
+    """
+    defaults = {group: {"strategy": strategy} for group, strategy in program.strategies.items()}
+    options = Options(
+        resources={
+            group: dataclasses.replace(given, strategy=given.strategy or program.strategies.get(group))
+            if isinstance(given, Resources)
+            else Resources(**{**defaults.get(group, {}), **given})
+            for group, given in {**defaults, **program.resources, **(resources or {})}.items()
+        },
+        min_nodes={**program.min_nodes, **(min_nodes or {})},
+        stop_timeouts=program.stop_timeouts,
+        **others,
+    )
+    check_options(program, options)
+    return options
 
 
 def launch(

@@ -15,6 +15,7 @@ from framework.programs import make
 from framework.programs.run_config import RunConfig
 from launch import Program
 from launch.engines.base import ENGINES
+from launch.running import make_options
 
 # Engines, replay back ends and suites that need a package: its module, and how to install it.
 _PACKAGES = {
@@ -86,6 +87,8 @@ def check_agent(agent: core.Agent, spec: specs.EnvironmentSpec) -> None:
 def build_program(agent: core.Agent, environment: str | Callable[..., Any], config: RunConfig) -> Program:
     """Returns the program of a run without writing files; raises `CommandError` if it cannot be built."""
     try:
-        return make.make_program(agent, environment, config)
+        program = make.make_program(agent, environment, config)
+        make_options(program)  # Its errors, too, come before the first file.
+        return program
     except (ValueError, TypeError, ImportError) as error:
         raise UsageError(f"This run cannot be built: {error}") from error

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 import tyro
+import yaml
 from tyro import constructors
 
 from framework import config_checks
@@ -70,7 +71,7 @@ def _mapping(
 
 
 def read_pairs(pairs: Sequence[str]) -> dict[str, Any]:
-    """Reads `KEY=VALUE ...`. Raises ValueError for a pair without `=`, and `yaml.YAMLError` for a value."""
+    """Reads `KEY=VALUE ...`. Raises ValueError for a pair that is none, and for a key that is given twice."""
     made: dict[str, Any] = {}
     for pair in pairs:
         path, equals, text = pair.partition("=")
@@ -82,7 +83,12 @@ def read_pairs(pairs: Sequence[str]) -> dict[str, Any]:
             inner = inner.setdefault(folder, {})
             if not isinstance(inner, dict):
                 raise ValueError(f"got {pair!r} after a value of {folder}, expected one of them")
-        inner[name] = config_file.parse(text)
+        if name in inner:
+            raise ValueError(f"got {pair!r} after another value of {name}, expected one of them")
+        try:
+            inner[name] = config_file.parse(text)
+        except yaml.YAMLError as error:
+            raise ValueError(f"got {pair!r}, expected a value that is YAML: {error}") from error
     return made
 
 

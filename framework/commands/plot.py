@@ -54,7 +54,8 @@ def main(arguments: Sequence[str]) -> int:
     if not options.runs:
         raise UsageError("plot: got no runs, expected repertory plot RUN [RUN ...].")
     groups: dict[str, list[RunFolder]] = {}
-    for path in options.runs:
+    paths = {Path(path).resolve(): path for path in options.runs}  # A run counts once.
+    for path in paths.values():
         folder = RunFolder.open(path)
         groups.setdefault(json.dumps(_settings(folder)), []).append(folder)
     labels = options.label.split(",")
@@ -75,7 +76,7 @@ def main(arguments: Sequence[str]) -> int:
         output = Path(f"{output}.png")  # As matplotlib writes it.
     done = "replaced" if output.exists() else "written"
     draw(curves, what, output, axis=options.x, band=options.band)
-    print(f"{len(options.runs)} runs in {output}, which was {done}")
+    print(f"{len(paths)} runs in {output}, which was {done}")
     if options.table:
         text = as_table(curves, what, options.x, options.band)
         output.with_suffix(".md").write_text(text + "\n", encoding="utf-8")
@@ -138,6 +139,7 @@ def as_table(curves: dict[str, list[Curve]], what: str, axis: Axis, band: Band) 
         joined = join(members, band)
         last, center, low, high = (float(v[-1]) for v in (joined.x, joined.center, joined.low, joined.high))
         spread = f" ± {high - center:.4g}" if band == "std" else f" ({low:.4g} … {high:.4g})"
+        spread = spread if len(members) > 1 else ""  # One seed says nothing of others.
         least, most = joined.values[:, -1].min(), joined.values[:, -1].max()
         lines.append(
             f"| {name} | {len(members)} | {last:,.{3 if axis == 'hours' else 0}f} "

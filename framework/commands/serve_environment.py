@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import tree
-import yaml
 
 from framework import environments
 from framework import nest as nests
@@ -71,6 +70,6 @@ def main(arguments: Sequence[str]) -> int:
     chosen = parser.parse_args(arguments)
     try:
         options = read_pairs(chosen.options)
-    except (ValueError, yaml.YAMLError) as error:
+    except ValueError as error:
         raise UsageError(f"--options: {error}") from error
     return environment_server.run(lambda: _Environments(chosen.environment, options, chosen.stepping), chosen)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import psutil
 
+from framework import config_checks
 from framework.commands.options import CommandError, Run, parse
 from framework.programs.run_folder import RunFolder
 
@@ -17,6 +18,10 @@ class StopOptions:
 
     run: Run  # Folder of the run.
     timeout: float = 60.0  # Seconds to wait for its end.
+
+    def __post_init__(self) -> None:
+        config_checks.types(self, may_be_infinite=["timeout"])
+        config_checks.at_least(self, 0, "timeout")
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -9,6 +9,7 @@ import datetime
 import errno
 import itertools
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -64,6 +65,7 @@ class ResumeOptions:
     def __post_init__(self) -> None:
         config_checks.types(self)
         config_checks.at_least(self, 0, "restarts")
+        config_checks.device(self, "device", "inference_device")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -138,7 +140,7 @@ def parse_new(name: str | None, arguments: Sequence[str]) -> tuple[AgentEntry, T
         del given["environment"]
     entry = find(_agent_name(name, given.pop("agent", None), early.config))
     environment = early.environment or given.get("environment") or default_environment(entry)
-    preset = presets_of(entry.load()).get(environment, Preset())
+    preset = presets_of(entry.load()).get(str(environment), Preset())
     agent_config, agent_preset = entry.make_config(), preset.agent
     if agent_config is None:
         agent_config, agent_preset = _NoSettings(), {}
@@ -258,6 +260,7 @@ def _check_same_settings(folder: RunFolder, flags: Sequence[str]) -> None:
     """Raises `UsageError` if `flags` of `repertory train` give settings other than those of the run."""
     file = f"{folder.path}/config.yaml"
     known = ["--config", file, "--environment", folder.environment or TrainOptions.environment]
+    known += ["--directory", str(folder.path)]
     of_run, given = (parse_new(None, [*known, *more])[2:] for more in ([], flags))
     changed = "; ".join(
         filter(None, (differences(vars(old), vars(new)) for old, new in zip(of_run, given, strict=True)))
@@ -266,7 +269,7 @@ def _check_same_settings(folder: RunFolder, flags: Sequence[str]) -> None:
         raise UsageError(
             f"{folder.path}: {changed}. A resumed run keeps its settings, but for the flags of repertory "
             "train --resume RUN --help. Leave the others out, or start a new run with them: repertory train "
-            f"--config {file} {' '.join(flags)}"
+            f"--config {shlex.join([file, *flags])}"
         )
 
 

@@ -59,7 +59,8 @@ def frames(policy: LoadedPolicy, episodes: int, max_steps: int, seed: int) -> It
             if episodes == 0:
                 return
     except NotImplementedError as error:
-        raise CommandError(f"This environment cannot be filmed: {error}") from error
+        reason = str(error) or "it has no render() of its own."  # gymnasium's raises without a text.
+        raise CommandError(f"This environment cannot be filmed: {reason}") from error
     finally:
         environment.close()
 

@@ -57,15 +57,21 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
 
     Raises:
       OSError: The file cannot be read.
-      ValueError: It is not YAML, or not a mapping.
+      ValueError: It is not YAML, or not a mapping, or has a name twice.
     """
     try:
         content = parse(Path(path).read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or a date that does not exist.
         raise ValueError(f"{path}: got text that is not YAML: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path}: got {type(content).__name__}, expected lines of the form NAME: VALUE.")
-    return {str(name).replace("-", "_"): value for name, value in content.items()}
+    settings: dict[str, Any] = {}
+    for name, value in content.items():
+        plain = str(name).replace("-", "_")
+        if plain in settings:
+            raise ValueError(f"{path}: got {plain!r} in two spellings, expected one.")
+        settings[plain] = value
+    return settings
 
 
 def parse(text: str) -> Any:

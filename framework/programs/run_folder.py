@@ -8,6 +8,7 @@ import datetime
 import fcntl
 import json
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -184,7 +185,7 @@ class RunFolder:
         The command, time and versions of the first start stay; those of later starts follow in `resumed`.
         """
         start: dict[str, Any] = {
-            "command": " ".join(sys.argv),
+            "command": shlex.join(sys.argv),
             "started_at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             "versions": package_versions(),
             "git_commit": git_commits(),
@@ -379,7 +380,7 @@ def _lock(file: IO[str], kind: int, timeout: float | None) -> bool:
 
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()
-    thread.join(timeout)
+    thread.join(None if timeout is None else min(timeout, threading.TIMEOUT_MAX))
     return bool(locked)
 
 

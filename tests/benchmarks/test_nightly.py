@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import subprocess
 import sys
 from importlib import metadata
 
@@ -55,6 +56,21 @@ def test_a_short_real_run_and_a_refused_one(tmp_path, monkeypatch):
     table = nightly.table(tmp_path, ["cartpole-dqn", "cartpole-a2c"])
     assert "| cartpole-a2c | served | ≥ 501 | refused |" in table
     assert f"| {run['samples_per_insert']:.2f} |" in table and "| 1 of 1 |" in table
+
+
+def test_the_worst_of_several_agents_counts(monkeypatch):
+    def evaluated(command, **_):
+        if "eval" in command:
+            folder = pathlib.Path(command[4])
+            folder.mkdir()
+            content = {"mean": 475.0, "agents": {"dqn": 450.0, "ppo": 500.0}}
+            (folder / "evaluation.json").write_text(json.dumps(content))
+            (folder / "metrics.jsonl").write_text('{"label": "learner", "steps": 1}\n')
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(nightly.subprocess, "run", evaluated)
+    name = "four-cartpoles-ppo-dqn"
+    assert nightly.run("python", name, nightly.rows()[name], "processes", 1)["return"] == 450
 
 
 def test_a_run_below_its_floor_is_counted_and_not_made_again(tmp_path):

@@ -10,6 +10,7 @@ import sys
 import xml.etree.ElementTree as ElementTree
 from types import SimpleNamespace
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -135,14 +136,14 @@ class TestRunFolder:
     def test_the_first_command_stays(self, make_run, monkeypatch):
         folder = make_run()
         first = config_file.read(folder.path / "config.yaml")["recorded"]
-        for command in (["repertory", "train", "--resume"], ["repertory", "again"]):
+        for command in (["repertory", "train", "--resume"], ["repertory", "again", "Flatten()"]):
             monkeypatch.setattr(sys, "argv", command)
             folder.save()
         content = config_file.read(folder.path / "config.yaml")["recorded"]
         assert content["command"] == first["command"] and content["started_at"] == first["started_at"]
         assert [start["command"] for start in content["resumed"]] == [
             "repertory train --resume",
-            "repertory again",
+            "repertory again 'Flatten()'",
         ]
         assert RunFolder.open(folder.path) == folder
 
@@ -169,7 +170,7 @@ class TestRunFolder:
                     pass
             finally:
                 other.stdin.close()
-            assert folder.wait_until_free(20)
+            assert folder.wait_until_free(float("inf"))
         assert folder.running_pid() is None
 
 
@@ -359,6 +360,22 @@ def test_frames_of_several_agents_end_with_the_episode():
     policy = SimpleNamespace(make_environment=lambda *_, **__: environment, make_actor=lambda *_: actor)
     one, two = (len([*video.frames(policy, episodes, 100, 1)]) for episodes in (1, 2))
     assert 5 < one < two < 50
+
+
+def test_what_cannot_be_filmed_says_why():
+    class Unseen(gymnasium.Env):
+        observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+        action_space = gymnasium.spaces.Discrete(2)
+
+        def reset(self, seed=None, options=None):
+            return np.zeros(2, np.float32), {}
+
+    actor = SimpleNamespace(observe_first=lambda timestep: None)
+    policy = SimpleNamespace(
+        make_environment=lambda *_, **__: environments.make(Unseen), make_actor=lambda *_: actor
+    )
+    with pytest.raises(CommandError, match="cannot be filmed: it has no render"):
+        next(video.frames(policy, 1, 100, 1))
 
 
 RESULTS = {

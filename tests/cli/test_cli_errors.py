@@ -61,8 +61,15 @@ WRONG = {
         2,
         ["MiniGrid's tasks are 'minigrid:TASK' here"],
     ),
+    "a strategy that elastic actors cannot have": (
+        (*TRAIN, "--min-actors", "1", "--resources", "actor.strategy=PACK"),
+        2,
+        ["resources['actor']: got strategy 'PACK'", "expected SPREAD or None"],
+    ),
     "no episodes": (("eval", "somewhere", "--episodes", "0"), 2, ["--episodes: got 0"]),
     "seed of an evaluation": (("eval", "somewhere", "--seed", "-1"), 2, ["--seed: got -1", "at least 0"]),
+    "a time that ends no wait": (("stop", "somewhere", "--timeout", "nan"), 2, ["timeout: got nan"]),
+    "a time before the start": (("stop", "somewhere", "--timeout", "-1"), 2, ["timeout: got -1"]),
     "no pictures": (("video", "somewhere", "--episodes", "0"), 2, ["--episodes: got 0"]),
     "no steps": (("video", "somewhere", "--max-steps", "-3"), 2, ["--max-steps: got -3"]),
     "no frames per second": (("video", "somewhere", "--fps", "0"), 2, ["--fps: got 0, expected at least 1"]),
@@ -277,24 +284,33 @@ class TestResume:
         folder = make_run("other", steps=[10], agent="dqn")
         before = (folder.path / "config.yaml").read_bytes()
         code, _, err = repertory("train", "--resume", folder.path, "--device", "gpu")
-        assert code != 0 and "device: got 'gpu', expected the name of a torch device" in err
+        assert code == 2 and "device: got 'gpu', expected the name of a torch" in err
+        assert "Correct the file" not in err
         code, _, err = repertory("train", "--resume", folder.path, "--inference-device", "gpu")
-        assert code == 2 and "inference_device: got 'gpu', expected the name of a torch device" in err
+        assert code == 2 and "inference_device: got 'gpu', expected" in err
         assert (folder.path / "config.yaml").read_bytes() == before
 
     def test_with_other_settings(self, repertory, make_run):
         folder = make_run(steps=[1000], agent="dqn")
         before = (folder.path / "config.yaml").read_bytes()
         arguments = ("train", "--resume", folder.path, "--max-env-steps=1000", "--num-actors", "1")
+        arguments += ("--directory", folder.path)
         code, _, err = repertory(*arguments, "--learning-rate", "1e-2", "--no-double")
         assert code == 2 and "num_actors" not in err
         assert "learning_rate: got 0.01, expected 0.001; double: got False, expected True" in err
-        assert f"--config {folder.path}/config.yaml --num-actors 1 --learning-rate 1e-2 --no-double" in err
+        assert (
+            "--learning-rate 1e-2 --no-double\n" in err
+            and f"--config {folder.path}/config.yaml --num-" in err
+        )
         assert (folder.path / "config.yaml").read_bytes() == before
         assert "--num-actor" in repertory(*arguments, "--num-actor", "2")[2]
+        err = repertory("train", "--resume", folder.path, "--wrappers", "StepLimit(limit=200)")[2]
+        assert "--wrappers 'StepLimit(limit=200)'" in err  # For the shell.
         folder.write_json("result.json", {})
         code, _, err = repertory(*arguments)  # The settings of the run: no error of theirs.
         assert code == 1 and "has made 1,000 env steps" in err
+        code, _, err = repertory("train", "--resume", folder.path, "--directory", "elsewhere")
+        assert code == 2 and f"elsewhere', expected '{folder.path}'" in err
 
     def test_without_a_checkpoint(self, repertory, make_run):
         code, _, err = repertory("train", "--resume", make_run().path)

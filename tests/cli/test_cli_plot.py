@@ -213,6 +213,19 @@ class TestCommand:
         assert code == 0 and row in out
         assert row in output.with_suffix(".md").read_text() and curves.BANDS[band] in output.read_text()
 
+    @pytest.mark.parametrize("band", curves.BANDS)
+    def test_one_seed_has_no_spread(self, make_run, tmp_path, repertory, band):
+        path = make_run(returns=[1.0, 2.0]).path
+        code, out, _ = repertory("plot", path, "--output", tmp_path / "a.png", "--band", band, "--table")
+        assert code == 0 and "| 1 | 200 | 2 | 2 … 2 |" in out
+
+    def test_a_run_that_is_given_twice_counts_once(self, make_run, tmp_path, repertory, drawn, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        runs = [make_run("a", returns=[1.0, 2.0]).path, "a/", "b", "../" + tmp_path.name + "/a"]
+        make_run("b", returns=[1.0, 3.0], seed=1)
+        code, out, _ = repertory("plot", *runs)
+        assert code == 0 and "2 runs in curves.png" in out and list(drawn["curves"].values()) == [2]
+
     @pytest.mark.parametrize("axis, text", curves.AXES.items())
     def test_axes_and_labels(self, make_run, tmp_path, repertory, drawn, axis, text):
         folder = make_run()
