@@ -76,7 +76,7 @@ class Adder(abc.ABC):
 
     @abc.abstractmethod
     def ready(self) -> bool:
-        """Returns whether no item waits for room in its table and every table takes at least one more.
+        """Returns whether no item waits for room in its table and every table can take at least one more.
 
         With a client that is not concurrent (the serial engine), items of the next step that find no room
         wait in the writer, and `ready()` is False until they are in their tables.

@@ -91,7 +91,7 @@ class SerialJob(LocalJob):
         self._end()
 
     def _begin(self, place: Place) -> None:
-        """Creates a node's object, and calls it if it is a function; again after a failure, if it may."""
+        """Creates a node's object or calls its function, and tries again while it has restarts left."""
         node = place.leaf.node
         while not self._runtime.stopped.is_set():
             try:
