@@ -66,7 +66,7 @@ class Adder(abc.ABC):
         """Ends the open episodes as if they were truncated. Call `add_first` next.
 
         Without this call, the last items of episodes that do not continue wait for the next `add_first`. It
-        has no effect if items go on with the next episode.
+        has no effect if items continue into the next episode.
         """
         return
 

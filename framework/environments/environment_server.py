@@ -1,5 +1,5 @@
 # ruff: noqa: B905, UP035  (Python 3.8)
-"""Serves environments to a run of Repertory from a process of their own.
+"""Serves environments to a run of Repertory from a separate process.
 
 This file imports nothing of Repertory: copy it to where the environment is, another host or another Python.
 It needs Python 3.8 or newer, numpy, pyzmq, msgpack, and the package of the environment:

@@ -1,4 +1,4 @@
-"""Environments of `repertory serve-environment`, in processes of their own, of another Python or host.
+"""Environments of `repertory serve-environment`, which run in other processes, Pythons or hosts.
 
 `environment_server` has the protocol. Each server connects to one of the environments here and offers its
 envs. That environment takes as many of them as it still needs.

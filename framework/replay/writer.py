@@ -395,8 +395,8 @@ class Writer:
 class LateFlush:
     """Calls methods after a delay, in timer threads that live no longer than their owner.
 
-    A writer stages small pieces until they make a block, but an actor may wait for parameters that the
-    learner makes only from what is staged. What is staged is therefore written after a delay at the latest,
+    A writer stages small pieces until they fill a block, but an actor may wait for parameters that the
+    learner can make only from the staged pieces. These are therefore written after a delay at the latest,
     even if the actor makes no further call.
 
     Methods are referenced weakly: a method whose object is gone is not called.
@@ -412,7 +412,7 @@ class LateFlush:
         weakref.finalize(owner, self.close)
 
     def call_later(self, method: Callable[[], object], delay: float) -> None:
-        """Calls `method` once, after `delay` seconds; a call that is due already stays as it is."""
+        """Calls `method` once, after `delay` seconds; a call that is already scheduled keeps its time."""
         reference = weakref.WeakMethod(method)
         if reference not in self._timers:
             timer = threading.Timer(min(delay, threading.TIMEOUT_MAX), self._call, [reference])

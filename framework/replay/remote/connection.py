@@ -90,7 +90,7 @@ class Connection:
 
     @property
     def is_open(self) -> bool:
-        """Whether the session goes on, as far as this side knows."""
+        """Whether the session is open, as far as this side knows."""
         return self._greeted
 
     def open(self, timeout: float | None = None) -> None:

@@ -147,7 +147,7 @@ class ServedWriter(Writer):
         return held
 
     def _lease(self, held: HeldRows, n: int) -> np.ndarray:
-        """Takes spare rows. Asks for more now if there are too few, and with the next message if few stay."""
+        """Takes spare rows. Asks for more now if needed, and with the next message if few are left."""
         short = n - len(held.spare)
         if short > 0:
             message = {"op": "lease", "stream": held.stream}

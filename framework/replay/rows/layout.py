@@ -224,7 +224,7 @@ class Binding:
 
     Attributes:
       columns: the column of each leaf.
-      kinds: what items in one batch have in common, for each leaf: all but the length.
+      kinds: for each leaf, what the items in one batch must have in common: everything except the length.
       item_bytes: bytes of one gathered item.
       parts: as in `Layout`, with the streams themselves.
 

@@ -359,7 +359,7 @@ class Items:
     # Changes.
 
     def find(self, keys: np.ndarray) -> np.ndarray:
-        """Returns the slot of each key, int64 `[n]`; -1 for keys that are gone or never were."""
+        """Returns the slot of each key, int64 `[n]`; -1 for keys that are gone or never existed."""
         if self._key_map is None:
             self._key_map = KeyMap(self.keys)
         return self._key_map.find(keys)

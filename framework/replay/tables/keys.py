@@ -41,7 +41,7 @@ class KeyMap:
                 self._strays.pop(key, None)
 
     def find(self, keys: np.ndarray) -> np.ndarray:
-        """Returns the slot of each key, int64 `[n]`; -1 for keys that are gone or never were."""
+        """Returns the slot of each key, int64 `[n]`; -1 for keys that are gone or never existed."""
         slots = self._cells.take((keys & self._mask).view(np.int64))  # an index of another type is slower
         found = self._keys.take(slots) == keys
         if np.count_nonzero(keys) < len(keys):  # free slots have key 0

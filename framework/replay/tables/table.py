@@ -232,8 +232,8 @@ class Table:
     ) -> Delivery:
         """Draws `n` samples and keeps their rows; waits while the rate limiter refuses.
 
-        Samples count when they are drawn, one by one as the limiter allows, so that writers can go on while
-        this call waits for the rest. If the call fails, what it has drawn is given back.
+        Samples count when they are drawn, one by one as the limiter allows, so that writers can continue
+        while this call waits for the rest. If the call fails, what it has drawn is given back.
 
         Args:
           n: number of samples.

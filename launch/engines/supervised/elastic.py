@@ -1,4 +1,4 @@
-"""Groups that may lose nodes while the program goes on."""
+"""Groups that may lose nodes while the program continues."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class SupervisedJob(Job):
         """Removes the engine's own resources, after all processes have ended."""
 
     def _report(self, message: dict[str, Any]) -> None:
-        """Wakes the supervisor with a report (`launch.engines.supervised.process.Report`); `{}` has none."""
+        """Wakes the supervisor with a report, a `launch.engines.supervised.process.Report` or `{}`."""
         with contextlib.suppress(OSError):  # the run is over
             self._outbox.send(message)
 
