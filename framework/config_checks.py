@@ -4,7 +4,7 @@
 config_checks.at_least(self, 1, "batch_size", "hidden_sizes")
 ```
 
-A field that is None passes every check. Of a tuple or list, each element is checked.
+A field that is None passes every check. In a tuple or list, each element is checked.
 """
 
 from __future__ import annotations

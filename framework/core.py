@@ -99,7 +99,7 @@ class Policy(abc.ABC):
         """`(observation [B, ...], state)` to `(action [B, ...], extras [B, ...], next state)`.
 
         Observations, actions and extras are numpy arrays. The policy chooses the type of the state. The
-        networks may be on another device than the CPU.
+        networks may be on a device other than the CPU.
         """
 
     def begins(self, timestep: Any) -> Nest:

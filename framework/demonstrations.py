@@ -44,7 +44,7 @@ def record(environment: BatchedEnvironment, act: Callable[[Nest], Nest], num_epi
     If the environment loses its env in mid-episode, that episode is dropped and another one is played.
 
     Args:
-      environment: of one env; see `environments.make`.
+      environment: an environment of one env; see `environments.make`.
       act: observation `[1, ...]` to action `[1, ...]`, such as a function or a `LoadedPolicy` without memory.
       num_episodes: number of episodes.
 
@@ -97,7 +97,7 @@ def load(source: str) -> list[Step]:
         passes arguments.
 
     Raises:
-      ValueError: There are no episodes, or their rows are not as the module says.
+      ValueError: There are no episodes, or their rows do not have the format that the module describes.
       OSError: The file cannot be read.
     """
     if source.endswith(".npz"):

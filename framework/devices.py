@@ -9,7 +9,7 @@ import torch
 
 
 def device_of_learner(device: str, rank: int, num_learners: int) -> str:
-    """`device`; for "cuda" and several learners, a GPU of this one's own.
+    """Returns `device`; for "cuda" and several learners, a GPU for this learner alone.
 
     The learner of rank r takes the r-th GPU that its process sees, and starts again at the first one: on
     `processes` all learners see the same GPUs and divide them, and on Ray each sees those that are reserved
@@ -44,9 +44,9 @@ def gpu_id(device: torch.device) -> str:
 
 
 def restore_generator(generator: torch.Generator, state: torch.Tensor) -> None:
-    """Sets the state of `generator`. The state of a GPU's generator on the CPU, and the reverse, seeds it.
+    """Sets the state of `generator`. A GPU's state only seeds a generator on the CPU, and the reverse.
 
-    The two are of different kinds, so that their numbers differ in any case.
+    The two kinds of generators draw different numbers in any case.
     """
     state = state.cpu()
     if state.numel() == generator.get_state().numel():

@@ -60,7 +60,7 @@ class AgentGroup(NamedTuple):
         return tree.map_structure(lambda leaf: leaf.reshape(-1, len(self.agents), *leaf.shape[1:]), rows)
 
     def step_types(self, timestep: MultiAgentTimeStep) -> np.ndarray:
-        """Those of the rows. Agents end with their env, also where a wrapper ended its episode."""
+        """The step types of the rows. Agents end with their env, even where a wrapper ended its episode."""
         of_env = timestep.step_type
         types = {}
         for agent in self.agents:
@@ -86,8 +86,8 @@ def group_agents(spec: specs.EnvironmentSpec, policy_of: Callable[[str], str]) -
     """The agents of each policy, by the policy's name.
 
     Args:
-      spec: of a multi-agent environment.
-      policy_of: from an agent's name to its policy's.
+      spec: spec of a multi-agent environment.
+      policy_of: function from an agent's name to the name of its policy.
 
     Raises:
       ValueError: The environment has one agent, or the agents of a policy have different specs.

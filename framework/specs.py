@@ -223,7 +223,7 @@ def choices(action_spec: Nest) -> list[int]:
 
 
 def legal(spec: EnvironmentSpec, observation: Nest, action: Nest) -> np.ndarray:
-    """bool`[B]`: whether the mask in a batch of observations, which fits the actions, allows these."""
+    """bool`[B]`: whether the mask in a batch of observations allows the actions, which it must fit."""
     mask = np.concatenate(tree.flatten(action_mask(observation)), -1)
     chosen = [
         (np.asarray(array, np.int64) - leaf.minimum).reshape(len(mask), -1)

@@ -337,7 +337,7 @@ class OffPolicyAgent(TorchAgent):
         return Dataset(client, adders.REPLAY_TABLE, size, device=self.device)
 
     def rewards(self, data: Transition) -> tuple[torch.Tensor, torch.Tensor]:
-        """The rewards of `Transition`s, and the discounts of what follows, both float32[N]."""
+        """The rewards of `Transition`s, and the discounts of the values that follow, both float32[N]."""
         # The adder omits one factor of the n-step discount; apply it here.
         return data.reward.float(), self.config.discount * data.discount.float()
 

@@ -105,8 +105,9 @@ class Program:
           The handle that represents the node in the arguments of other nodes.
 
         Raises:
-          ValueError: There is no label outside of a group, another label inside of one, or a node that serves
-            calls is already in a program. A node that serves nothing may be added again; a copy of it runs.
+          ValueError: The label is missing outside a group or differs from that of the open group, or a node
+            that serves calls is already in a program. A node that serves nothing may be added again; a copy
+            of it runs.
           TypeError: `node` is not a `Node`.
         """
         if self.current_group is not None and label not in (None, self.current_group):

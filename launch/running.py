@@ -83,7 +83,7 @@ def make_options(
     min_nodes: Mapping[str, int] | None = None,
     **others: Any,
 ) -> Options:
-    """Returns the options of a launch: those of the program, and what `launch` was given instead.
+    """Returns the options of a launch: those of the program, overridden by the arguments of `launch`.
 
     Raises:
       ValueError: They do not fit the program or each other.
@@ -121,7 +121,7 @@ def launch(
 
     Args:
       program: the program.
-      engine: name of the engine, such as "serial", "threads" or "processes".
+      engine: name of the engine: "serial", "threads", "processes", "ray", "launchpad" or "launchpad_mt".
       resources: by group, `Resources` or a dict of its fields, instead of those of the program.
       restarts: by group, how often each of its nodes may fail and be restarted, with a growing pause; 0 for
         other groups.
@@ -176,7 +176,7 @@ def launch(
 def stopped_by_signals(job: Job) -> Iterator[list[int]]:
     """Makes a first SIGINT, SIGTERM or SIGHUP stop the job cleanly and a second one kill it.
 
-    The list holds the received signals. Has no effect on another thread than the main one.
+    The list holds the received signals. Has no effect on threads other than the main one.
     """
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():

@@ -22,7 +22,7 @@ from framework.types import FIRST, LAST, MID, Nest
 class PolicyActor(core.Actor, core.Saveable):
     """Acts for `num_envs` envs with `policy`, writes experience to `adder`, and updates parameters.
 
-    Each env's recurrent state restarts when its episode does, or an agent's when its own does; see
+    An env's recurrent state restarts with its episode, and an agent's with the agent's own episode; see
     `Policy.begins`. The extras that the policy returns with an action are stored in the row of that action.
     The calls have the order that `framework.core` shows:
 
@@ -41,9 +41,9 @@ class PolicyActor(core.Actor, core.Saveable):
       variable_client: updates the networks of the policy. None does not update them.
       num_envs: number of envs of the environment, B.
       seed: seeds the policy's random choices. None does not seed them.
-      offset: index of the first of these envs among all envs that act with such a policy. Policies may treat
-        envs differently.
-      total: number of all those envs. None is `num_envs`.
+      offset: index of the first of these envs among all envs that act with this kind of policy. Policies may
+        treat envs differently.
+      total: number of all envs that act with this kind of policy. None means `num_envs`.
     """
 
     def __init__(
@@ -148,8 +148,8 @@ class EnvironmentLoop:
     Attributes:
       environment: the environment.
       num_steps: transitions of all envs since the construction of the loop.
-      num_dropped: episodes that the environment cut short with FIRST, or whose beginning it had before a
-        reset (`BatchedEnvironment.cut`), since then. They have no return.
+      num_dropped: number of episodes, also since then, that the environment cut short with FIRST, or that
+        began before a reset (`BatchedEnvironment.cut`). They have no return.
       seconds: seconds spent in `reset`, `select_action`, `step` and `observe` since the last row. Without
         rows, the caller may set them to 0.
     """
@@ -283,10 +283,10 @@ class EnvironmentLoop:
     def run_episodes(self, num_episodes: int) -> dict[str, Any]:
         """Plays `num_episodes` whole episodes from a reset and returns their metrics, as `step` does.
 
-        An episode that an env continues over the reset (`BatchedEnvironment.cut`) is none of them. Each env
-        plays a fixed share of the episodes, because a choice of those that end first would favor
-        short episodes. Episodes that an env plays beyond its share, while others finish theirs, are neither
-        returned nor logged. The next use of the loop starts from a reset.
+        An episode that an env continues across the reset (`BatchedEnvironment.cut`) does not count. Each env
+        plays a fixed share of the episodes, because taking those that end first would favor short episodes.
+        Episodes that an env plays beyond its share, while others finish theirs, are neither returned nor
+        logged. The next use of the loop starts from a reset.
         """
         num_envs = self.environment.num_envs
         share = np.full(num_envs, num_episodes // num_envs)

@@ -3,7 +3,7 @@ states.
 
 The server runs a batch
 
-- immediately, when `max_batch` rows or all clients wait that connected or asked within `PATIENCE` seconds;
+- immediately, when `max_batch` rows wait, or all clients that connected or asked within `PATIENCE` seconds;
 - `timeout` seconds after the first request, if at least `min_batch` rows wait;
 - `PATIENCE` seconds after the first request in any case, so that a dead client does not block the others.
 
@@ -104,10 +104,10 @@ class InferenceServer:
       policy: chooses the actions.
       spec: the `EnvironmentSpec` of one env.
       capacity: number of envs of all clients together.
-      variables: a `VariableClient` of the policy's networks. None does not update the parameters.
+      variables: a `VariableClient` of the policy's networks. With None, the parameters are never updated.
       updates: whether to request newer parameters after batches. If False, only `update_variables` does.
       min_batch: smallest number of rows in a batch once `timeout` has passed.
-      max_batch: largest number of rows in one step of the policy. None is all.
+      max_batch: largest number of rows in one step of the policy. None means all.
       timeout: seconds that the first request of a batch waits for others.
       concurrent: whether to start a thread. If False, each call acts by itself.
       shared_memory: whether clients of other processes may use shared memory. If False, they use messages.

@@ -144,7 +144,7 @@ class Slots:
           envs: number of rows.
           offset: index, among the envs of the program, of the client's first env. Policies may treat envs
             differently.
-          total: number of envs of the program. None is `offset + envs`.
+          total: number of envs of the program. None means `offset + envs`.
 
         Raises:
           ValueError: There are not enough free rows, or a known client asks for another number of envs.

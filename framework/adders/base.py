@@ -66,7 +66,7 @@ class Adder(abc.ABC):
         """Ends the open episodes as if they were truncated. Call `add_first` next.
 
         Without this call, the last items of episodes that do not continue wait for the next `add_first`. It
-        has no effect if items go on with the next episode.
+        has no effect if items continue into the next episode.
         """
         return
 
@@ -76,7 +76,7 @@ class Adder(abc.ABC):
 
     @abc.abstractmethod
     def ready(self) -> bool:
-        """Returns whether no item waits for room in its table and every table takes at least one more.
+        """Returns whether no item waits for room in its table and every table can take at least one more.
 
         With a client that is not concurrent (the serial engine), items of the next step that find no room
         wait in the writer, and `ready()` is False until they are in their tables.

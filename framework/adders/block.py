@@ -269,7 +269,7 @@ class BlockAdder(Adder):
         """
 
     def _check(self, kinds: np.ndarray) -> None:
-        """Raises `ValueError` if the step to a time step of `kinds` is refused; row `_t + 1` is not taken."""
+        """Raises `ValueError` if the step to a time step of `kinds` is refused; row `_t + 1` is unused."""
 
     def _allocate(self, observation: Nest) -> None:
         """Allocates the arrays of the observations, which fix the size of a block."""

@@ -109,7 +109,7 @@ class EpisodeAdder(RowAdder):
             rows[:] = NO_ROW
 
     def _count_lost(self, kinds: np.ndarray) -> None:
-        """Nothing: an episode is counted when it ends."""
+        """Does nothing: an episode is counted when it ends."""
 
     def _padding_values(self) -> dict[str, np.ndarray]:
         values = super()._padding_values()

@@ -15,7 +15,7 @@ from framework.types import FIRST, Nest
 class UnrollAdder(SequenceAdder):
     """Writes a `Step` item of `unroll_length + 1` rows per env after each `unroll_length` steps.
 
-    Each step gives one row, also a step that is a reset, so that all envs write at the same time:
+    Each step gives one row, even if it is a reset, so that all envs write at the same time:
 
     ```text
     calls of add     1     2     3     4   |   5     6     7     8   |

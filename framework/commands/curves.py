@@ -41,12 +41,12 @@ class Joined:
 def read_curve(folder: RunFolder, label: str, metric: str, axis: Axis = "steps") -> Curve:
     """Reads a metric of a label's rows; the label `actor` means all actors.
 
-    A run that was resumed makes the steps after its checkpoint again. The rows of the first time are left
-    out, except against `hours`: time is spent, even if its work was lost.
+    A resumed run repeats the steps after its checkpoint. The rows of the first attempt are left out, except
+    against `hours`, because the time was spent even if its work was lost.
 
     Args:
       folder: the run.
-      label: of the rows, such as `evaluator`; also of rows named `label-NUMBER`.
+      label: label of the rows, such as `evaluator`. Rows named `label-NUMBER` count, too.
       metric: name in the rows.
       axis: `steps`: env steps of the program. `updates`: learner steps; for evaluators and actors, those that
         made the parameters they act with. `hours`: wall time of the program, without pauses before a resume.
@@ -71,7 +71,7 @@ def read_curve(folder: RunFolder, label: str, metric: str, axis: Axis = "steps")
 
 
 def kept_rows(folder: RunFolder) -> list[dict[str, Any]]:
-    """Returns the rows of metrics without those of work that was lost with a resume from a checkpoint."""
+    """Returns the rows of metrics without those of work that was lost in a resume from a checkpoint."""
     hours, starts = Hours(), 0
     rows: list[dict[str, Any]] = []
     for row in folder.rows():
@@ -87,7 +87,7 @@ class Hours:
     """The time of rows, which begins at 0 with each start of the program.
 
     Attributes:
-      starts: number of starts that its rows so far come from, after the first.
+      starts: number of starts, after the first, that its rows so far come from.
     """
 
     def __init__(self) -> None:
@@ -139,7 +139,7 @@ def join(curves: Sequence[Curve], band: Band = "std") -> Joined:
         (Agarwal et al., 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice").
 
     Raises:
-      CommandError: There is no such point.
+      CommandError: There is no point where all curves have data.
     """
     first, last = max(curve.x[0] for curve in curves), min(curve.x[-1] for curve in curves)
     if first > last:

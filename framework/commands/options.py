@@ -58,7 +58,7 @@ _FLAGS = constructors.ConstructorRegistry()
 def _mapping(
     info: constructors.PrimitiveTypeInfo,
 ) -> constructors.PrimitiveConstructorSpec[Any] | None:
-    """Mappings are `KEY=VALUE ...`; a dot in a key makes a mapping in the mapping."""
+    """Mappings are `KEY=VALUE ...`; a dot in a key makes a nested mapping."""
     if typing.get_origin(info.type) is not Mapping:
         return None
     return constructors.PrimitiveConstructorSpec(
@@ -71,7 +71,7 @@ def _mapping(
 
 
 def read_pairs(pairs: Sequence[str]) -> dict[str, Any]:
-    """Reads `KEY=VALUE ...`. Raises ValueError for a pair that is none, and for a key that is given twice."""
+    """Reads `KEY=VALUE ...`. Raises ValueError for an invalid pair, and for a key that is given twice."""
     made: dict[str, Any] = {}
     for pair in pairs:
         path, equals, text = pair.partition("=")

@@ -286,7 +286,7 @@ def _advice(folder: RunFolder) -> str:
 def _new_folder(agent: str, environment: str, seed: int) -> Path:
     """Makes a folder such as `runs/dqn-CartPole-v1-seed1-20260131-120000`.
 
-    A run that begins in the same second has another one.
+    A run that begins in the same second gets another folder.
     """
     place = environment.partition(":")[2].replace("/", "-").replace(":", "-")
     now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
@@ -343,7 +343,7 @@ def chosen_checkpoint(folder: RunFolder, which: str) -> Iterator[None]:
 
 
 def _aside(path: Path) -> Path:
-    """Returns a free name for a checkpoint that is set aside; it may have been done before."""
+    """Returns a free name for a checkpoint that is set aside, which may have happened before."""
     names = (f"set-aside-{path.name}{f'-{n}' if n > 1 else ''}" for n in itertools.count(1))
     return next(free for name in names if not (free := path.with_name(name)).exists())
 

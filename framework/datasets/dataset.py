@@ -46,7 +46,7 @@ class Dataset:
       table: a name, or `{name: weight}` for batches with items of several tables; see `Mixture`. In that
         case, call `update_priorities` of the dataset, not of the client.
       batch_size: number of items N in a batch.
-      max_in_flight: largest number of items that are drawn and not handed out. Sets `prefetch` if that is
+      max_in_flight: largest number of items that are drawn but not handed out. Sets `prefetch` if that is
         None.
       rate_limiter_timeout: seconds without a batch after which the iteration ends; None waits without a
         limit.
@@ -144,7 +144,7 @@ class Dataset:
         return sample if self._pinned is None else self._pinned.receive(sample)
 
     def take(self, n: int, timeout: float | None = None) -> Any:
-        """Draws a batch of `n` items instead of `batch_size`, without any that were fetched ahead.
+        """Draws a batch of `n` items instead of `batch_size`, and uses none that were fetched ahead.
 
         Args:
           n: number of items.
@@ -154,8 +154,8 @@ class Dataset:
           The batch; None if the iteration would end.
 
         Raises:
-          RuntimeError: Batches are fetched ahead: `next` or `ready` was called, and the client is one that
-            two threads may not use at a time.
+          RuntimeError: Batches are fetched ahead, because `next` or `ready` was called, and two threads may
+            not use the client at the same time.
         """
         if self._thread is not None:
             raise RuntimeError(
@@ -193,7 +193,7 @@ class Dataset:
         self._items.update_priorities(self._table, keys, priorities)
 
     def close(self) -> None:
-        """Ends the iteration, and gives back what was fetched and not handed out."""
+        """Ends the iteration, and gives back the batches that were fetched but not handed out."""
         with self._changed:
             if self._closed:
                 return

@@ -38,7 +38,8 @@ class Mixture(JoinedSource):
     Args:
       client: client of the tables.
       weights: `{table: weight > 0}` of at most 8 tables.
-      only_first: number of batches that hold items of the first table alone, before the weights apply.
+      only_first: number of batches at the start that hold items of the first table alone; then the weights
+        apply.
     """
 
     def __init__(self, client: Client, weights: Mapping[str, float], only_first: int = 0) -> None:

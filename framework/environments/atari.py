@@ -58,7 +58,7 @@ class AtariOptions:
 
 
 def check_options(options: dict[str, Any]) -> AtariOptions:
-    """The options, or a ValueError that names the unknown one and all known."""
+    """Returns the options; raises a ValueError that names an unknown one and all known ones."""
     known = [field.name for field in dataclasses.fields(AtariOptions)]
     unknown = sorted(set(options) - set(known))
     if unknown:
@@ -76,7 +76,7 @@ class AtariEnvironment(dm_env.Environment):
 
         Raises:
           ImportError: ale-py is missing, or OpenCV, which resizes frames.
-          ValueError: there is no such game.
+          ValueError: There is no such game.
         """
         self._game = game
         self._options = options or AtariOptions()

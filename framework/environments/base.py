@@ -58,12 +58,12 @@ class BatchedEnvironment(dm_env.Environment):
 
     @property
     def cut(self) -> np.ndarray | None:
-        """bool[B]: envs that the last `reset` could not reset, whose FIRST is in mid-episode; None: none."""
+        """bool[B]: envs that the last `reset` could not reset: their FIRST is in mid-episode. None: none."""
         return None
 
     @abc.abstractmethod
     def reset(self) -> dm_env.TimeStep:
-        """Starts a new episode in every env, in the middle of an episode as well."""
+        """Starts a new episode in every env, even in the middle of an episode."""
 
     @abc.abstractmethod
     def step(self, action: Nest) -> dm_env.TimeStep:

@@ -50,8 +50,8 @@ def check_environment(
 
     Args:
       environment: a name or a factory, as for `make`. Two environments are built, to compare them.
-      num_steps: how many steps to play.
-      seed: of the actions, and of both environments.
+      num_steps: number of steps to play.
+      seed: seed of the actions and of both environments.
       options: keyword arguments of the factory.
     """
     source = suites.find(environment, dict(options or {}), None)

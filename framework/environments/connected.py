@@ -30,11 +30,11 @@ class ConnectedEnvironment(BatchedEnvironment):
 
     The environments of several actors on one machine listen at one address (`SO_REUSEPORT`). A peer reaches
     one of them, which admits it only while envs are missing; otherwise the peer tries again. A peer that is
-    lost takes its envs with it. The step that notices it waits for others, whose envs begin with FIRST in
-    mid-episode.
+    lost takes its envs with it. The step that notices the loss waits for other peers, whose envs begin with
+    FIRST in mid-episode.
 
     Args:
-      name: for errors.
+      name: name of the environment, for errors.
       address: `tcp://INTERFACE:PORT`.
       num_envs: B.
       timeout: seconds that a step may wait for envs to connect and for their answers.
@@ -72,7 +72,7 @@ class ConnectedEnvironment(BatchedEnvironment):
         return self._exchange(self._check_action(action))
 
     def _exchange(self, actions: Sequence[np.ndarray] | None) -> dm_env.TimeStep:
-        """One step of all envs; a reset with None."""
+        """Steps all envs, or resets them if `actions` is None."""
         self._columns = columns = [np.empty((self.num_envs, *shape), dtype) for dtype, shape in self._layout]
         self._missing[:] = True
         try:
@@ -184,7 +184,7 @@ class ConnectedEnvironment(BatchedEnvironment):
         """Gives the peers their actions; None resets their envs."""
 
     def _abandon(self) -> None:
-        """After a failed request: its late answers must not be taken for those of the next one."""
+        """Cleans up after a failed request: its late answers must not pass for those of the next one."""
 
     @abc.abstractmethod
     def _receive(self, timeout: float) -> None:

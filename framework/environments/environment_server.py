@@ -1,5 +1,5 @@
 # ruff: noqa: B905, UP035  (Python 3.8)
-"""Serves environments to a run of Repertory from a process of their own.
+"""Serves environments to a run of Repertory from a separate process.
 
 This file imports nothing of Repertory: copy it to where the environment is, another host or another Python.
 It needs Python 3.8 or newer, numpy, pyzmq, msgpack, and the package of the environment:
@@ -16,9 +16,10 @@ Messages are msgpack lists `[kind, ...]` over a ZeroMQ DEALER socket with CURVE;
     server to run    hello protocol envs spec    timestep leaves    fault text
     run to server    take envs seed    reset    step leaves    release    refuse text    ping
 
-`leaves` are the bytes of arrays `[envs, ...]`, of dicts in the order of their sorted keys: of the actions; or
-of step type (int64), rewards, discounts and observations, and with several agents the step type of each. An
-env whose last step was LAST begins an episode at the next `step`, which ignores its action.
+`leaves` are the bytes of arrays `[envs, ...]`; those of a dict are in the order of its sorted keys. In `step`
+they are the actions. In `timestep` they are the step type (int64), rewards, discounts and observations, and
+with several agents the step type of each. An env whose last step was LAST begins an episode at the next
+`step`, which ignores its action.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _ENDED = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_
 
 
 class MalformedMessage(ValueError):
-    """A peer sent what is not a message of this protocol."""
+    """A peer sent something that is not a message of this protocol."""
 
 
 def pack(kind: str, *content: Any) -> bytes:
@@ -546,8 +547,8 @@ def serve(
         number of envs and a seed or None, that returns a batch with `reset()`, `step(leaves)` and `close()`.
       connect: `HOST:PORT` of the hosts where the run's actors are, tried in turn.
       key: the file with the run's key.
-      num_envs: how many envs are offered.
-      idle_timeout: in seconds; None serves without a limit.
+      num_envs: number of envs that are offered.
+      idle_timeout: seconds; None serves without a limit.
       stopped: called at least once a second; True ends the server.
 
     Raises:

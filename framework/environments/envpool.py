@@ -21,7 +21,7 @@ class EnvPoolEnvironment(VectorEnvironment):
     Args:
       task: a name of `envpool.list_all_envs()`, such as `Pong-v5`.
       num_envs: B.
-      seed: of all envs. None: different at every run.
+      seed: seed of all envs. None: a different one in every run.
       options: fields of the task's config, such as `num_threads` (0 is one per core) or `stack_num`.
 
     Raises:

@@ -44,13 +44,13 @@ class _Client:
     """One connection.
 
     Attributes:
-      env: the env that it is; -1 before hello.
+      env: index of its env; -1 before hello.
       is_open: whether an episode is open.
       asks: whether it waits for an action.
       is_new: whether the open episode has no observation yet.
       is_cut: whether the run was reset in the open episode, whose next observation begins an episode.
       has_acted: whether the open episode has had an action.
-      reward: logged since the last action.
+      reward: sum of the rewards logged since the last action.
     """
 
     def __init__(self, connection: socket.socket):
@@ -99,8 +99,8 @@ class _Client:
 class ExternalEnvironment(ConnectedEnvironment):
     """B clients as B envs. A client is lost with its connection, and a new one takes its place.
 
-    Clients cannot be reset: a reset in mid-episode continues with their present observation as a first one,
-    and is marked in `cut`.
+    Clients cannot be reset: after a reset in mid-episode, the env continues with its present observation as
+    the first one, and is marked in `cut`.
 
     Args:
       address: `tcp://INTERFACE:PORT`.
@@ -222,7 +222,7 @@ class ExternalEnvironment(ConnectedEnvironment):
         self._selector.register(connection, selectors.EVENT_READ, client)
 
     def _handle(self, client: _Client) -> None:
-        """Takes the client's messages up to its next time step; others wait."""
+        """Takes the client's messages up to its next time step; later ones wait."""
         try:
             while client in self._clients and (client.env < 0 or self._awaits(client)):
                 message = client.next_message()
@@ -329,7 +329,7 @@ class ExternalEnvironment(ConnectedEnvironment):
         self._end(client)
 
     def _end(self, client: _Client) -> None:
-        """Ends a connection. The env of the client is vacant."""
+        """Ends a connection. The env of the client becomes vacant."""
         self._clients.discard(client)
         self._selector.unregister(client.connection)
         client.connection.close()

@@ -45,7 +45,7 @@ def make(
         or a batched environment of this package. Its parameter `seed` receives the env's seed. A callable
         with a parameter `num_envs` is called once and returns all envs; any other is called once for each.
       num_envs: B.
-      seed: of all envs; each env gets its own seed from it. None: different at every run.
+      seed: seed of all envs, from which each env gets its own. None: a different one in every run.
       stepping: how the envs are stepped. `inline`: one after the other in this thread. `vector`: by
         gymnasium's vector environment, computed together where the environment has such an implementation.
         `processes`: by `num_processes` child processes, for slow environments. `auto`: `vector` if there is

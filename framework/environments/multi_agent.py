@@ -22,7 +22,7 @@ class MultiAgentCartPole(BatchedEnvironment):
     Args:
       num_agents: A. The agents are `agent_0`, `agent_1`, …
       num_envs: B. All envs and agents are computed together, and share one random generator.
-      seed: of the generator. None: different at every run.
+      seed: seed of the generator. None: a different one in every run.
       max_episode_steps: steps until an episode is truncated.
     """
 

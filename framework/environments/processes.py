@@ -101,7 +101,7 @@ class ProcessEnvironment(BatchedEnvironment):
         Args:
           source: makes the environments; cloudpickle sends it to the children.
           seeds: one per env.
-          num_processes: how many children; by default one per usable core, at most one per env.
+          num_processes: number of children; by default one per usable core, at most one per env.
           start_timeout: seconds that building the environments may take.
           step_timeout: seconds that one call may take; None: as long as the children live.
           close_timeout: seconds that children have to close their environments before they are killed.

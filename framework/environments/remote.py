@@ -1,7 +1,7 @@
-"""Environments of `repertory serve-environment`, in processes of their own, of another Python or host.
+"""Environments of `repertory serve-environment`, which run in other processes, Pythons or hosts.
 
 `environment_server` has the protocol. Each server connects to one of the environments here and offers its
-envs, of which that one takes as many as it misses.
+envs. That environment takes as many of them as it still needs.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class _Server(NamedTuple):
     """A connected server.
 
     Attributes:
-      envs: its envs, indices.
-      layout: of its time steps.
+      envs: indices of its envs.
+      layout: layout of its time steps.
     """
 
     envs: np.ndarray
@@ -40,7 +40,7 @@ class RemoteEnvironment(ConnectedEnvironment):
     Args:
       address: `tcp://INTERFACE:PORT`.
       num_envs: B.
-      seed: of all envs. None: different at every run.
+      seed: seed of all envs. None: a different one in every run.
       key: file of the key that servers need; created if it does not exist.
       timeout: seconds that a step may wait for envs to connect and for their answers.
 

@@ -152,7 +152,7 @@ class DmEnvAdapter(SingleEnv):
 
 
 class BatchOfOne(DmEnvAdapter):
-    """A batched environment of one env, as a single one: what a factory makes with `environments.make`."""
+    """Presents a batched environment of one env as a single one, such as one of `environments.make`."""
 
     def reset(self) -> Nest:
         return self._only(self._environment.reset()).observation
@@ -190,8 +190,8 @@ def make_env(environment: Any, seed: int | None) -> SingleEnv:
     """Wraps what a factory returned.
 
     Raises:
-      TypeError: it is neither dm_env's nor gymnasium's.
-      ValueError: it is a batch of several envs.
+      TypeError: It is neither dm_env's nor gymnasium's.
+      ValueError: It is a batch of several envs.
     """
     import gymnasium  # 0.2 s
 
@@ -222,8 +222,8 @@ def call_factory(
 ) -> Any:
     """Calls `factory`; `seed` and `num_envs` are passed if it names such a parameter and `options` do not.
 
-    Warns if the seed is lost: what `environments.make` returns must be made with it. Environments of dm_env
-    may have no random numbers, and gymnasium's are seeded at their first reset.
+    Warns if the seed is lost, because an environment of `environments.make` must be made with it.
+    Environments of dm_env may have no random numbers, and gymnasium's are seeded at their first reset.
     """
     known: Mapping[str, Any] = {"seed": seed, "num_envs": num_envs}
     arguments = {**{name: value for name, value in known.items() if takes(factory, name)}, **options}

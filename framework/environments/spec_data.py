@@ -1,4 +1,4 @@
-"""Specs from data: what environments in other processes say of their arrays, in msgpack or JSON.
+"""Specs from data: how environments in other processes describe their arrays, in msgpack or JSON.
 
 A leaf is a dict of `shape` and `dtype`, and where they apply `minimum` and `maximum` (a number or nested
 lists), `num_values` (of a discrete value that counts from 0) and `stacked` (the newest frames, oldest first;
@@ -25,7 +25,7 @@ _MAX_DEPTH = 16
 def parse_environment_spec(data: Any) -> specs.EnvironmentSpec:
     """Returns the specs of a dict with `observations` and `actions`.
 
-    `rewards` and `discounts` are one float32 each, or as entries of the dict say.
+    `rewards` and `discounts` are one float32 each, unless the dict has entries for them.
 
     Raises:
       ValueError: The data does not describe arrays. The text names the place.

@@ -181,7 +181,7 @@ class InlineEnvironment(BatchedEnvironment):
         """Builds the envs.
 
         Args:
-          name: for errors.
+          name: name of the environment, for errors.
           make_envs: one function per env.
           first_env: the number of env 0 in errors (a process has only some of all envs).
         """
@@ -298,7 +298,7 @@ class InlineEnvironment(BatchedEnvironment):
         return picture
 
     def close(self) -> None:
-        """Closes every env, also if some fail; a failure is raised at the end."""
+        """Closes every env, even if some fail; a failure is raised at the end."""
         with contextlib.ExitStack() as stack:
             while self._envs:
                 stack.callback(self._envs.pop().close)
@@ -317,7 +317,7 @@ class VectorEnvironment(BatchedEnvironment):
         """Takes over `environment`, which must not have been reset yet.
 
         Raises:
-          ValueError: the environment resets in another mode than NEXT_STEP.
+          ValueError: The environment resets in a mode other than NEXT_STEP.
         """
         from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv  # 0.2 s
 

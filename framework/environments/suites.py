@@ -23,7 +23,7 @@ class Source:
     """Makes one environment, or B of them at once.
 
     Attributes:
-      name: for errors and logs.
+      name: name in errors and logs.
       make_one: `make_one(**options)` returns one dm_env or gymnasium environment.
       options: keyword arguments of `make_one`.
       make_vector: `make_vector(num_envs)` returns a gymnasium vector environment; None if there is none.
@@ -299,7 +299,7 @@ def _testing(full: str, name: str, options: dict[str, Any], render_mode: str | N
 def options_in(
     directory: str | None, environment: str | Callable[..., Any], evaluation: bool = False
 ) -> dict[str, Any]:
-    """Options of an environment in a run: what its servers or clients need is a file in its directory."""
+    """Options of an environment in a run, such as the path of the file that its servers or clients need."""
     suite = environment.partition(":")[0] if isinstance(environment, str) else ""
     files = {"remote": ("key", "environments.key"), "external": ("token", "clients.token")}
     option, name = files.get(suite, ("", ""))

@@ -71,7 +71,7 @@ class Navigation2D(TaskEnvironment):
 
         Args:
           num_envs: B.
-          seed: of the tasks.
+          seed: seed of the tasks.
           max_steps: steps after which an episode is truncated.
         """
         if max_steps < 1:

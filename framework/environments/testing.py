@@ -79,10 +79,10 @@ class FakeEnvironment(_Episodes):
         """Makes the environment.
 
         Args:
-          spec: what it gives and takes; by default float32[3] observations, 2 actions, float32 rewards.
+          spec: spec of the environment; by default float32[3] observations, 2 actions, float32 rewards.
           episode_length: transitions per episode, at least 1.
           truncate: whether episodes end by truncation (discount 1) instead of termination (discount 0).
-          seed: of the random numbers.
+          seed: seed of the random numbers.
         """
         self._spec = spec or _DEFAULT_SPEC
         self._length = episode_length
@@ -121,7 +121,7 @@ def make_spec(
     rewards: Nest | None = None,
     discounts: Nest | None = None,
 ) -> specs.EnvironmentSpec:
-    """An environment spec; what is not given is float32[3], 2 actions, a float32 reward and discount."""
+    """An environment spec. Defaults: float32[3] observations, 2 actions, a float32 reward and discount."""
     given = specs.EnvironmentSpec(observations, actions, rewards, discounts)
     return specs.EnvironmentSpec(
         *[other if part is None else part for part, other in zip(given, _DEFAULT_SPEC, strict=True)]
@@ -178,7 +178,7 @@ class EchoEnvironment(_Episodes):
 class SleepEnvironment(FakeEnvironment):
     """A `FakeEnvironment` whose step takes `step_time` seconds and hardly any CPU time.
 
-    It stands for a slow simulator: how a program scales shows without a core for each actor.
+    It stands for a slow simulator, so that you can see how a program scales without a core for each actor.
     """
 
     def __init__(self, step_time: float = 0.005, episode_length: int = 100, seed: int | None = 0):
@@ -279,7 +279,7 @@ class TupleEnvironment(_Episodes):
     Args:
       choices: for each discrete part, the number of its values.
       numbers: for each continuous part, the number of its entries.
-      seed: of the random numbers.
+      seed: seed of the random numbers.
     """
 
     _length = 1

@@ -69,9 +69,8 @@ class EnvironmentWrapper(BatchedEnvironment):
 class ActionRepeat(EnvironmentWrapper):
     """Gives the same action `num_repeats` times: rewards summed, discounts multiplied.
 
-    An env whose episode ends in between stops there, and one whose action mask no longer allows the action.
-    With rewards r_i and discounts d_i of the inner steps:
-    reward = Σ_i (Π_{j<i} d_j) r_i and discount = Π_i d_i.
+    An env stops early if its episode ends or if its action mask no longer allows the action. With rewards r_i
+    and discounts d_i of the inner steps: reward = Σ_i (Π_{j<i} d_j) r_i and discount = Π_i d_i.
     """
 
     needs_envs = True
@@ -329,7 +328,7 @@ class OneHotPlanes(_ObservationWrapper):
     """Images of codes `[H, W, C]` as float32`[P, H, W]` of zeros and ones: a plane for each code.
 
     The codes of a channel go from 0 to its largest bound. Other leaves of the observation stay as they are.
-    For codes that are names and not quantities, as those of MiniGrid.
+    For codes that are names, not quantities, such as those of MiniGrid.
     """
 
     def __init__(self, environment: BatchedEnvironment):
@@ -359,7 +358,7 @@ class OneHotPlanes(_ObservationWrapper):
 
 
 def _codes(spec: specs.Array, name: str) -> tuple[np.ndarray, np.ndarray] | None:
-    """Of each plane of an image, its channel `[P]` and its code `[P, 1, 1]`; None for what is no image."""
+    """The channel `[P]` and the code `[P, 1, 1]` of each plane of an image; None for other leaves."""
     if len(spec.shape) != 3 or spec.dtype.kind not in "iu" or not isinstance(spec, specs.BoundedArray):
         return None
     low, high = (np.broadcast_to(bound, spec.shape) for bound in (spec.minimum, spec.maximum))

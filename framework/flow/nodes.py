@@ -33,14 +33,14 @@ class StepError(RuntimeError):
 
 
 class UnknownFunction(LookupError):
-    """A node does not have the function: it was restarted, or has had calls of very many `Node`s since."""
+    """A node no longer has the function: it was restarted, or too many `Node`s have called it since."""
 
 
 def run(function: Step, obj: Any, args: tuple) -> Any:
     """Returns `function(obj, *args)`.
 
-    A step may raise the errors by which a plan knows that its own call was lost and has to be repeated: when
-    the step calls a node that was restarted. They become a RuntimeError, which is the step's.
+    A step that calls a restarted node may raise the same errors by which a plan recognizes that its own call
+    was lost and has to be repeated. They become a RuntimeError, so that they count as errors of the step.
     """
     try:
         return function(obj, *args)
@@ -60,8 +60,8 @@ class Host:
 
         Args:
           key: the caller, and its number of the function. A caller counts the functions that it sends.
-          function: sent once for each key; None refers to the one that was sent before, which may be one of
-            the caller's last 32.
+          function: sent once for each key. None refers to the function sent before with this key, which must
+            be one of the caller's last 32.
           args: further arguments.
 
         Raises:
@@ -112,7 +112,7 @@ class Node:
     def call(self, function: Step, *args: Any) -> Future:
         """Runs `function(object, *args)` in the node and returns the future of its result.
 
-        A function travels once, and again after 32 others. Functions of modules and classes travel by name,
+        A function is sent once, and again after 32 others. Functions of modules and classes are sent by name,
         others by value.
         """
         with self._sending:  # The function must travel with the first of its calls.

@@ -26,10 +26,10 @@ _taking_turns = contextvars.ContextVar("_taking_turns", default=False)
 
 
 class NotReady(launch.DeadlockError):
-    """A flow needs a further item, which the same thread has to make possible first.
+    """A flow needs a further item, for which the same thread has to do other work first.
 
-    What was taken so far is kept. A plan on the serial engine, and `concurrent` without threads, ask again
-    after others had their turns.
+    The items taken so far are kept. A plan on the serial engine, and `concurrent` without threads, ask again
+    after other flows have had their turns.
     """
 
 
@@ -54,7 +54,7 @@ class Flow(Iterator[Any]):
         return self._take()
 
     def _further(self) -> Any:
-        """Takes another item for the same request: the flow was ready for one only."""
+        """Takes another item for the same request, although the flow was known to be ready for one only."""
         if (_taking_turns.get() or _on_serial()) and not self.ready():
             raise NotReady(
                 "Flow: got a flow that is not ready, expected further items of it for one request."
@@ -90,7 +90,7 @@ class Flow(Iterator[Any]):
         return Flow(take, lambda: bool(rest) or self.ready())
 
     def batch(self, size: int) -> Flow:
-        """Returns the flow of lists of `size` consecutive items. A shorter rest at the end is left out."""
+        """Returns the flow of lists of `size` consecutive items. A shorter rest at the end is dropped."""
         if size < 1:
             raise ValueError(f"batch(size): got {size}, expected at least 1.")
         items: list[Any] = []
@@ -184,7 +184,7 @@ def alternate(*flows: Flow, weights: Sequence[int] | None = None) -> Flow:
     """Returns the items of several flows in turn, in one thread.
 
     Args:
-      *flows: the flows. The others go on when one has ended.
+      *flows: the flows. The others continue when one has ended.
       weights: number of consecutive items of each flow; None means one of each.
     """
     counts = [1] * len(flows) if weights is None else list(weights)
@@ -309,7 +309,7 @@ class _Gate(threading.Condition):
 
 @contextlib.contextmanager
 def _turn(taken: bool) -> Iterator[None]:
-    """With `taken`, other flows of this thread have turns too. A function, which `Snapshot` can pickle."""
+    """With `taken`, other flows of this thread have turns too. `Snapshot` can pickle this function."""
     token = _taking_turns.set(taken or _taking_turns.get())
     try:
         yield

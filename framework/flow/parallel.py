@@ -35,7 +35,8 @@ class Par:
     def sync(self) -> Flow:
         """Returns rounds: lists of one item per node, in the order of the nodes.
 
-        A round begins when it is asked for. What was sent to a node before that is in its item.
+        A round begins when it is asked for. A node's item reflects everything that was sent to the node
+        before that.
         """
 
         def take() -> list[Any]:
@@ -51,7 +52,8 @@ class Par:
         """Returns items as they become ready.
 
         An item is *in hand* until the next one is asked for. Meanwhile its node works on `depth` further
-        items. With 0, what is sent to the node of the item in hand is in that node's next item.
+        items. With 0, the next item of that node reflects everything that you send to it while its item is in
+        hand.
 
         Args:
           depth: number of requests in flight behind the item in hand, at least 0.

@@ -51,8 +51,9 @@ class CallStore(dist.Store):
     """A store whose operations are calls of `call(operation, *arguments)`, in any process.
 
     The operations are `set(key, value)`, `get(key, timeout_s)`, `wait(keys, timeout_s)`, `check(keys)` and
-    `add(key, amount, call_id)`, with values as bytes. `call` may carry out an operation twice if an `add` of
-    the same `call_id` returns the same. An error that `call` raises ends what uses the store.
+    `add(key, amount, call_id)`, with values as bytes. `call` may carry out an operation twice if a repeated
+    `add` with the same `call_id` returns the same value. An error that `call` raises ends the operation that
+    uses the store.
     """
 
     def __init__(self, call: Callable[..., Any], timeout_s: float = EXCHANGE_TIMEOUT_S):
@@ -83,13 +84,14 @@ class LearnerGroup:
     """The membership of one process in the learners of a program.
 
     The constructor waits until all learners have joined, and raises after `timeout_s`. Tensors travel with
-    gloo on the CPU and NCCL on GPUs, one GPU for each learner. They are not encrypted, and who can reach the
-    address can disturb them: use a private network.
+    gloo on the CPU and NCCL on GPUs, one GPU for each learner. They are not encrypted, and anyone who can
+    reach the address can disturb them, so use a private network.
 
     Args:
       rank: rank of this learner, 0 to `size - 1`.
       size: number of learners.
-      store: where the learners tell each other their addresses; an int is the port of `host_store`.
+      store: the store through which the learners exchange their addresses; an int is the port of
+        `host_store`.
       device: device of the learner, which determines the backend.
       timeout_s: seconds that one exchange may take, including the wait for the slowest learner's step.
       address: IP address of this process's machine that all others can reach. The group listens on its

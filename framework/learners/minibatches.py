@@ -55,11 +55,11 @@ class MinibatchLearner(SGDLearner):
       loss_fn: as in `SGDLearner`, of one minibatch of `Prepared.data`.
       optimizer_fn: as in `SGDLearner`.
       epochs: passes over a batch.
-      minibatch_size: rows of a minibatch. The number of minibatches is the one closest to this size. None
-        makes one of the whole batch, in its order. Several learners use the same order and the same
-        minibatches as one learner would; each computes the rows that are in its shard. If it has none of
-        them, the loss must be finite and its weight 0.
-      finish_fn: called after the last epoch. Its result is added to the metrics. None is not called.
+      minibatch_size: rows of a minibatch. The batch is divided into minibatches of the nearest possible size.
+        None makes one minibatch of the whole batch, in its order. Several learners use the same order and the
+        same minibatches as one learner would; each computes the rows that are in its shard. If a minibatch
+        has no rows in the shard, the loss must be finite and its weight 0.
+      finish_fn: called after the last epoch. Its result is added to the metrics. None adds nothing.
 
     Other arguments as in `SGDLearner`.
     """

@@ -101,10 +101,10 @@ def with_own_rate(networks: nn.Module, prefix: str, rate: float | None, field: s
     """Groups of parameters for an optimizer: those whose names begin with `prefix` learn at `rate`.
 
     Args:
-      networks: what is optimized. Parameters that need no gradient are left out.
-      prefix: begin of the names.
-      rate: their initial learning rate; None is that of the others.
-      field: name of the field of the config that holds `rate`, for the error.
+      networks: module whose parameters are optimized. Those that need no gradient are left out.
+      prefix: beginning of the names.
+      rate: their initial learning rate; None means that of the others.
+      field: name of the config field that holds `rate`, for the error.
 
     Raises:
       ValueError: No name begins with `prefix`, and there is a rate.

@@ -84,7 +84,7 @@ class LossContext(NamedTuple):
         return self._shard(self._whole_like(tensor).normal_(generator=self.generator))
 
     def uniform_like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Uniform numbers of [0, 1) for items, as `normal_like`."""
+        """Uniform numbers in [0, 1) for items; otherwise like `normal_like`."""
         return self._shard(self._whole_like(tensor).uniform_(generator=self.generator))
 
     def _whole_like(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -267,7 +267,7 @@ class SGDLearner(core.Learner):
         return StepResult(metrics, priorities)
 
     def _minimize(self, batch: Any, context: LossContext) -> tuple[LossOutput, torch.Tensor]:
-        """One optimizer step on `batch`: what the loss gave, and the norm of the gradient before clipping."""
+        """One optimizer step on `batch`. Returns the loss output, and the gradient's norm before clipping."""
         output = self._backward(batch, context)
         return output, self._descend(output)
 

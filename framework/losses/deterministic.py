@@ -41,8 +41,8 @@ def smoothed_actions(actions: torch.Tensor, noise: torch.Tensor, std: float, cli
     Args:
       actions: `[..., D]` between -1 and 1.
       noise: `[..., D]` standard normals.
-      std: standard deviation of what is added.
-      clip: what is added is clipped to +- this. The result is clipped to +- 1.
+      std: standard deviation of the added noise.
+      clip: the added noise is clipped to +- this. The result is clipped to +- 1.
     """
     check_alike(actions=actions, noise=noise)
     return (actions + (std * noise).clamp(-clip, clip)).clamp(-1.0, 1.0)
@@ -52,8 +52,8 @@ def deterministic_policy_loss(action_values: torch.Tensor, mask: torch.Tensor | 
     """-Q(o, mu(o)): its gradient is the deterministic policy gradient (Silver et al., 2014, equation 9).
 
     Args:
-      action_values: of the policy's own actions, with the gradient through the actions; the critics' own
-        parameters must be frozen (`networks.frozen`), or have their gradients thrown away.
+      action_values: values of the policy's own actions, with the gradient through the actions. The critics'
+        own parameters must be frozen (`networks.frozen`), or their gradients discarded.
       mask: 1 where the element counts.
     """
     return masked_mean(-action_values, mask)

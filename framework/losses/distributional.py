@@ -40,8 +40,8 @@ def categorical_projection(
 ) -> torch.Tensor:
     """The distribution of `r + d * z` on the atoms (Bellemare et al., 2017, C51, algorithm 1): `[N, K]`.
 
-    The probability of each atom `z` is divided between the two atoms next to `r + d * z`, the nearer one gets
-    more, and values beyond the first and the last atom go to these. No gradient.
+    The probability of each atom `z` is divided between the two atoms next to `r + d * z`, and the nearer one
+    gets more. Values beyond the first or the last atom go to that atom. The result has no gradient.
 
     Args:
       atoms: `[K]` returns at equal distances, increasing; K is at least 2.
@@ -70,7 +70,7 @@ def categorical_cross_entropy(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Cross entropies of target distributions and softmax(logits), and their divergences, both `[...]`.
 
-    The divergence is the cross entropy without the entropy of the target, which no learning removes; it has
+    The divergence is the cross entropy minus the entropy of the target, which learning cannot remove. It has
     no gradient. It is the priority of an item in Rainbow (Hessel et al., 2018).
 
     Args:

@@ -1,7 +1,7 @@
 """Model-agnostic meta-learning (Finn et al., 2017): inner steps that gradients pass through, and a baseline.
 
 The parameters of a module are a dict, as `dict(module.named_parameters())`; `torch.func.functional_call`
-evaluates the module with other ones. All functions work under `torch.func.vmap` over tasks.
+evaluates the module with other parameters. All functions work under `torch.func.vmap` over tasks.
 """
 
 from __future__ import annotations

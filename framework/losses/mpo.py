@@ -1,6 +1,6 @@
 """Losses of maximum a posteriori policy optimization (MPO; Abdolmaleki et al., 2018a and 2018b).
 
-The E-step weighs S actions, drawn from the target policy, by their values. The M-step fits the policy to the
+The E-step weights S actions, drawn from the target policy, by their values. The M-step fits the policy to the
 weighted actions, and bounds by how much its mean and its standard deviation move. Acme's MPO is the model.
 
 `mask [N]` is 1 where the observation counts; None counts all. An observation that does not count changes
@@ -25,7 +25,7 @@ def mpo_weights(action_values: torch.Tensor, temperature: torch.Tensor | float) 
 
     Args:
       action_values: `[N, S]`, of actions that the target policy drew.
-      temperature: more than 0; large ones weigh all actions alike.
+      temperature: more than 0; a large one weights all actions alike.
     """
     return (action_values / temperature).detach().softmax(-1)
 
@@ -38,7 +38,7 @@ def mpo_temperature_loss(
 ) -> torch.Tensor:
     """The dual of the E-step (2018a): T (epsilon + mean log mean exp(Q / T)), convex in T.
 
-    At its minimum, the divergence of the weighted actions from the drawn ones is `epsilon` in the mean.
+    At its minimum, the divergence of the weighted actions from the drawn ones is `epsilon` on average.
 
     Args:
       action_values: `[N, S]`, held constant.
@@ -70,8 +70,8 @@ class KLConstraint(NamedTuple):
     """A bound on a divergence as two losses; scalars.
 
     Attributes:
-      penalty: for the policy: the divergence times the multiplier, which is held constant.
-      multiplier_loss: for the multiplier: it grows while the divergence is above its bound.
+      penalty: loss of the policy: the divergence times the multiplier, which is held constant.
+      multiplier_loss: loss of the multiplier, which grows while the divergence is above its bound.
     """
 
     penalty: torch.Tensor

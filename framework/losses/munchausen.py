@@ -13,7 +13,7 @@ from framework.losses.masking import check_alike, discounted
 def munchausen_rewards(
     values: torch.Tensor, actions: torch.Tensor, scale: float, temperature: float, clip: float
 ) -> torch.Tensor:
-    """What is added to the rewards: `scale * max(-clip, temperature * log pi(action))`, `[N]`, at most 0.
+    """The term added to the rewards: `scale * max(-clip, temperature * log pi(action))`, `[N]`, at most 0.
 
     Args:
       values: `[N, A]` values of the target network in the first state.

@@ -67,10 +67,10 @@ def policy_gradient_loss(
 
 
 class Surrogate(NamedTuple):
-    """A surrogate loss and what to log beside it; scalars.
+    """A surrogate loss and values to log with it; scalars.
 
     Attributes:
-      loss: to minimize.
+      loss: the loss to minimize.
       kl: mean KL divergence between the old and the new policy: exact where the caller gave one, else
         Schulman's estimate E[ratio - 1 - log ratio].
       clip_fraction: share of the elements whose ratio lay outside the clip range; 0 where nothing is clipped.
@@ -123,8 +123,8 @@ def impact_surrogate(
 ) -> Surrogate:
     """IMPACT's clipped objective with a target network (Luo et al., 2020), negated.
 
-    The ratio is min(mu/pi_target, largest) pi/mu, where mu acted: pi/pi_target, but for actions that mu chose
-    with more than `largest` times the probability of pi_target.
+    The ratio is min(mu/pi_target, largest) pi/mu, where mu acted. That is pi/pi_target, except for actions
+    that mu chose with more than `largest` times the probability of pi_target.
 
     Args:
       log_probs: log pi(a|o) under the parameters that are trained.
@@ -159,7 +159,7 @@ def kl_penalty_surrogate(
 
     Args:
       kl: divergence of the new policy from the old one, elementwise, with its gradient.
-      coefficient: weight of the penalty; `adapt_kl_coefficient` moves it.
+      coefficient: weight of the penalty; `adapt_kl_coefficient` adapts it.
       target_kl: divergence that an update should have.
       cutoff_factor: multiple of the target above which the quadratic penalty applies.
       cutoff_coefficient: weight of the quadratic penalty.
@@ -224,8 +224,8 @@ def clipped_value_loss(
     """Value loss of OpenAI's PPO: the larger error of the value and of the clipped value.
 
     Args:
-      values: under the parameters that are trained.
-      old_values: under those that acted. New values are clipped to these +- epsilon.
+      values: values under the parameters that are trained.
+      old_values: values under those that acted. New values are clipped to these +- epsilon.
       targets: held constant.
       mask: 1 where the element counts.
       epsilon: in units of the return, so it depends on the scale of rewards.

@@ -75,7 +75,7 @@ def lambda_returns(
 ) -> torch.Tensor:
     """Lambda-returns (Sutton, 1988), `[N, T]`: G_t = r_t + d_t ((1 - lambda) V_{t+1} + lambda G_{t+1}).
 
-    Arguments as in `generalized_advantages`, of which this is the sum with the values.
+    Arguments as in `generalized_advantages`. The result is the sum of those advantages and the values.
     """
     return values.detach() + generalized_advantages(rewards, discounts, values, mask, lambda_)
 
@@ -89,7 +89,8 @@ def n_step_returns(
 ) -> torch.Tensor:
     """n-step returns (Watkins, 1989), `[N, T]`: n rewards, then the value of the n-th next row.
 
-    Fewer rewards where the episode or the sequence ends sooner. Arguments as in `generalized_advantages`.
+    There are fewer rewards where the episode or the sequence ends sooner. Arguments as in
+    `generalized_advantages`.
     """
     whole_number("n", n, 1)
     with torch.no_grad():
@@ -106,7 +107,7 @@ class VTrace(NamedTuple):
     """The result of `vtrace`; each field is `[N, T]`.
 
     Attributes:
-      targets: of the values; the value itself where there is no transition.
+      targets: targets of the values; the value itself where there is no transition.
       advantages: for the policy gradient, the clipped importance weight included.
       clipped: 1 where the importance weight was larger than `clip_rho`, for the logs.
     """
@@ -174,7 +175,7 @@ def retrace(
       action_values: `[N, T]` value of each row's action, of the target network.
       expected_values: `[N, T]` mean over pi of the values of each row, closing rows included.
 
-    Other arguments as in `generalized_advantages`. Rows that are no transition get `action_values`.
+    Other arguments as in `generalized_advantages`. Rows that are not transitions get `action_values`.
     """
     with torch.no_grad():
         _check(log_rhos=log_rhos, rewards=rewards, discounts=discounts, mask=mask)
@@ -227,7 +228,7 @@ def peng_q_lambda(
 ) -> torch.Tensor:
     """Peng and Williams' Q(lambda) (1994), `[N, T]`: lambda-returns over the largest values.
 
-    Faster than Watkins' and biased where actions explore. Arguments as in `watkins_q_lambda`.
+    Faster than Watkins', but biased where actions explore. Arguments as in `watkins_q_lambda`.
     """
     with torch.no_grad():
         _check(rewards=rewards, action_values=action_values)

@@ -20,7 +20,7 @@ def soft_value(
     """Value of an observation from one sampled action: Q - temperature log pi, elementwise.
 
     Args:
-      action_values: of an action drawn from the policy: the smaller of the target critics'.
+      action_values: value of an action drawn from the policy: the smaller one of the target critics.
       log_probs: log pi of that action.
       temperature: weight of the entropy.
     """
@@ -75,7 +75,7 @@ def sac_actor_loss(
     Args:
       log_probs: log pi of the drawn actions, with gradient.
       action_values: the smaller of the critics' values of those actions, with the gradient through the
-        actions; the critics' own parameters must be frozen, or have their gradients thrown away.
+        actions; the critics' own parameters must be frozen, or their gradients discarded.
       temperature: held constant.
       mask: 1 where the element counts.
     """

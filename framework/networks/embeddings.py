@@ -16,7 +16,8 @@ from framework.types import Nest
 def avg_l1_norm(inputs: torch.Tensor, epsilon: float = 1e-8) -> torch.Tensor:
     """Divides each vector `[..., F]` by the mean size of its entries (Fujimoto et al., 2023, section 4.1).
 
-    It keeps the scale of features that are learned without a fixed target, and of what stands beside them.
+    It preserves the scale of features that are learned without a fixed target, and of the inputs next to
+    them.
     """
     return inputs / inputs.abs().mean(-1, keepdim=True).clamp(min=epsilon)
 
@@ -73,7 +74,7 @@ class EmbeddedPolicy(_Embedded):
     Args:
       observation_spec: nest of dm_env specs of one env.
       action_size: D.
-      embeddings: what it copies.
+      embeddings: the embeddings that it copies.
       hidden_sizes: widths of the hidden layers, with a ReLU after each. Before them, a linear layer of the
         first width makes features of the observation.
       layer_norm: normalizes each hidden layer before its activation.
@@ -105,7 +106,7 @@ class EmbeddedCritics(_Embedded):
     Args:
       observation_spec: nest of dm_env specs of one env.
       action_size: D, width of the action `[..., D]`.
-      embeddings: what they copy.
+      embeddings: the embeddings that they copy.
       hidden_sizes: widths of the hidden layers of each critic, with an ELU after each. Before them, a linear
         layer of the first width makes features of observation and action.
       count: number of critics.

@@ -76,10 +76,10 @@ def epsilon_greedy(
     """The best legal action `[N]` of values `[N, A]`, or with probability `epsilon` a random legal one.
 
     Args:
-      values: of the actions.
-      observation: what they are values of, with or without a mask.
+      values: values of the actions.
+      observation: the observation that they belong to, with or without a mask.
       epsilon: one number, or one for each env, `[N]`.
-      generator: of the random numbers.
+      generator: generator of the random numbers.
     """
     greedy = mask_values(values, observation).argmax(-1)
     explores = torch.rand(len(greedy), generator=generator, device=values.device) < epsilon
@@ -90,9 +90,9 @@ def check_action_mask(spec: EnvironmentSpec, agent: str, takes_masks: bool) -> N
     """Raises ValueError unless the observations have no mask, or one that fits the actions and the agent.
 
     Args:
-      spec: of one env.
-      agent: its name, for the error.
-      takes_masks: whether it can use a mask.
+      spec: spec of one env.
+      agent: name of the agent, for the error.
+      takes_masks: whether the agent can use a mask.
     """
     masks = [leaf for path, leaf in specs.leaves(spec.observations) if specs.ACTION_MASK in path]
     if not masks:

@@ -1,6 +1,6 @@
 """Normalization by running statistics that are variables: the learner updates them, and actors receive them.
 
-The wrappers of `framework.environments` use the data of one actor. These modules use the data that is learned
+A wrapper of an environment would see the data of one actor only. These modules use the data that is learned
 from. They change between learner steps only, so acting and learning use the same numbers.
 """
 

@@ -53,10 +53,10 @@ class RecurrentEncoder(nn.Module):
         """Features `[N, T - burn_in, F]` of the rows `[N, T, ...]` after the burn-in.
 
         Args:
-          observation: of the rows.
-          state: before the first row, as the actor had it.
+          observation: observations of the rows.
+          state: state before the first row, as the actor had it.
           start_of_episode: bool`[N, T]`; where True, the state restarts before that row.
-          burn_in: rows that bring the state up to date, and pass on no gradients.
+          burn_in: number of rows that only bring the state up to date, without gradients.
         """
         if self.core is not None and burn_in:
             with torch.no_grad():

@@ -203,7 +203,7 @@ class ShallowConv(_Stack):
 class DataEfficientConv(_Stack):
     """The small network of data-efficient Rainbow (van Hasselt et al., 2019), with a last layer of 256.
 
-    A seventh of the operations of `NatureConv`. Images smaller than 36 pixels get MinAtar's network.
+    It takes a seventh of the operations of `NatureConv`. Images smaller than 36 pixels get MinAtar's network.
     """
 
     def __init__(self, shape: Sequence[int], hidden_size: int | None = None):

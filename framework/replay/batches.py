@@ -79,7 +79,7 @@ class JoinedSource(Source):
         out: list[Any] | None,
         pad: bool,
     ) -> tuple[ReplaySample | PaddedSample, list[tuple[Source, Any]]]:
-        """Draws `counts[i]` samples of the source and table `parts[i]`, the first part's first: all or none.
+        """Draws `counts[i]` samples from the source and table `parts[i]`, in order of the parts: all or none.
 
         The keys of part i have the number i from bit `shift` on.
         """

@@ -128,7 +128,7 @@ class Client(Protocol):
         self._call_table(table, "mutate", keys, priorities, deletes)
 
     def _call_table(self, table: str, method: str, *arguments: Any) -> Any:
-        """Calls a method of a `Table`; for clients that do not answer in other ways."""
+        """Calls a method of a `Table`. Clients that override the methods that use it do not need it."""
         return None
 
     def can_sample(self, table: str, n: int = 1) -> bool:

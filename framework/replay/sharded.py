@@ -123,7 +123,7 @@ class ShardedClient(ReverbApi, contracts.Client):
             shard.update_priorities(table, keys[mine] & _KEY, priorities[mine])
 
     def _split(self, keys: np.ndarray) -> list[tuple[Any, np.ndarray]]:
-        """Returns the servers' clients with the places of their keys, those that have any."""
+        """Returns the clients of the servers that have any of the keys, with the positions of those keys."""
         numbers = (keys >> _SHIFT) & np.uint64(MAX_SHARDS - 1)
         places = [(shard, np.flatnonzero(numbers == n)) for n, shard in enumerate(self.shards)]
         return [(shard, mine) for shard, mine in places if len(mine)]
@@ -272,7 +272,7 @@ class ShardedSource(JoinedSource):
         return _Servers(weights, np.where(weights > 0, allowed, 0).astype(np.int64), int(sizes.sum()))
 
     def _wait(self, table: str, deadline: float) -> _Servers:
-        """Returns `_servers` when one has items."""
+        """Waits until a server has items; returns `_servers`."""
         for source in itertools.cycle(self._sources):
             servers = self._servers(table)
             if servers is not None:

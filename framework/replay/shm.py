@@ -117,7 +117,7 @@ class MappedStore:
     """A client's view of the rows of a server on its machine. Several threads may use it.
 
     Args:
-      server: the name of that life of the server.
+      server: the server's name, a new one after each restart.
       directory: where its columns are; empty if it offers no memory.
 
     Attributes:
@@ -210,7 +210,7 @@ def _map(path: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 @contextlib.contextmanager
 def _sized(shape: tuple[int, ...], dtype: np.dtype) -> Iterator[None]:
-    """Says so if a column is too large for the addresses of this process, or for a file."""
+    """Raises a clear error if a column is too large for the addresses of this process, or for a file."""
     try:
         yield
     except (OSError, OverflowError) as error:

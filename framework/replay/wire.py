@@ -46,7 +46,7 @@ _ERRORS: dict[str, type[BaseException]] = {
 
 
 class MalformedMessage(ValueError):
-    """A peer sent what is not a message of this protocol."""
+    """A peer sent something that is not a message of this protocol."""
 
 
 def encode(message: dict[str, Any]) -> list[Any]:
@@ -81,7 +81,7 @@ def decode(frames: Sequence[Any]) -> dict[str, Any]:
     Arrays are views of the frames, read-only where the frames are.
 
     Raises:
-      MalformedMessage: anything that `encode` cannot have written.
+      MalformedMessage: The frames are not something that `encode` can have written.
     """
     try:
         if not 1 <= len(frames) <= MAX_ARRAYS + 1:

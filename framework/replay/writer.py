@@ -68,7 +68,7 @@ def check_held(what: str, held: HeldRows | None, rows: np.ndarray) -> HeldRows:
 
 
 def joined(items: Iterable[tuple[_Table, NewItems]]) -> Iterator[tuple[_Table, NewItems]]:
-    """Joins items of one kind and table that follow one another: many go in for hardly more than one."""
+    """Joins consecutive items of one kind and table, because inserting many costs hardly more than one."""
     for (table, *_), run in itertools.groupby(items, lambda item: (item[0], *item[1].kind())):
         yield table, NewItems.join([new for _, new in run])
 
@@ -92,12 +92,13 @@ class Writer:
     Args:
       store: where rows are written; None if the subclass overrides `_declare`, `_lease` and `_free`.
       max_in_flight_items: items that may wait for room before `create_items` waits too; None for the default.
-      dropped: where a writer that is dropped without `close` puts itself, to be ended.
+      dropped: queue to which a writer that is dropped without `close` adds itself, to be ended.
       has_room: the client's `can_insert`.
 
     Attributes:
       num_pending: number of created items that are not known to be in their tables.
-      shard: the server's number, which the keys that `create_items` returns have; 0 for a single server.
+      shard: the server's number, which is part of the keys that `create_items` returns; 0 for a single
+        server.
     """
 
     num_pending: int = 0
@@ -394,8 +395,8 @@ class Writer:
 class LateFlush:
     """Calls methods after a delay, in timer threads that live no longer than their owner.
 
-    A writer stages small pieces until they make a block, but an actor may wait for parameters that the
-    learner makes only from what is staged. What is staged is therefore written after a delay at the latest,
+    A writer stages small pieces until they fill a block, but an actor may wait for parameters that the
+    learner can make only from the staged pieces. These are therefore written after a delay at the latest,
     even if the actor makes no further call.
 
     Methods are referenced weakly: a method whose object is gone is not called.
@@ -411,7 +412,7 @@ class LateFlush:
         weakref.finalize(owner, self.close)
 
     def call_later(self, method: Callable[[], object], delay: float) -> None:
-        """Calls `method` once, after `delay` seconds; a call that is due already stays as it is."""
+        """Calls `method` once, after `delay` seconds; a call that is already scheduled keeps its time."""
         reference = weakref.WeakMethod(method)
         if reference not in self._timers:
             timer = threading.Timer(min(delay, threading.TIMEOUT_MAX), self._call, [reference])

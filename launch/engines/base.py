@@ -63,7 +63,7 @@ class Resources:
         `"PACK"` and the strict ones start when there is room for all of the group.
 
     Raises:
-      ValueError: A field has another value. The text names it.
+      ValueError: A field has an invalid value. The text names it.
     """
 
     threads: int = 1
@@ -260,7 +260,7 @@ class Outcome:
             self.changed.notify_all()
 
     def leave_at_end(self, entered: contextlib.ExitStack) -> None:
-        """Leaves the contexts when the run is over: at once, if it is."""
+        """Leaves the contexts when the run is over, or at once if it already is."""
         with self.changed:
             self._entered = entered
             if self.over.is_set():
@@ -340,7 +340,8 @@ class Job(abc.ABC):
 
         Raises:
           NodeError: A node failed; the error is that of the first one.
-          TimeoutError: They have not ended after `timeout` seconds. The program continues.
+          TimeoutError: The program or the groups have not ended after `timeout` seconds. The program
+            continues.
           ValueError: There is no such group.
         """
         ended = self.ended(labels)

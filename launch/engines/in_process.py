@@ -216,7 +216,7 @@ class LocalRuntime(Runtime):
     def _begin(
         self, place: Place, name: str, args: tuple, kwargs: dict[str, Any], timeout: float | None
     ) -> Future:
-        """Begins a call and returns its future; without threads, the call is then over."""
+        """Begins a call and returns its future. Without threads, the call is over when this returns."""
         future: Future = Future()
 
         def work() -> None:

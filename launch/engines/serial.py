@@ -1,4 +1,4 @@
-"""Steps the workers on one thread in the order of their addition; for debugging and exact repetition.
+"""Steps the workers on one thread in the order of their addition, for debugging and exactly repeatable runs.
 
 Within a group, the worker with the fewest turns goes first.
 
@@ -91,7 +91,7 @@ class SerialJob(LocalJob):
         self._end()
 
     def _begin(self, place: Place) -> None:
-        """Creates a node's object, and calls it if it is a function; again after a failure, if it may."""
+        """Creates a node's object or calls its function, and tries again while it has restarts left."""
         node = place.leaf.node
         while not self._runtime.stopped.is_set():
             try:
@@ -118,7 +118,7 @@ class SerialJob(LocalJob):
             self._begin(place)
 
     def _recovers(self, place: Place, error: BaseException) -> bool:
-        """Whether to restart a node that raised `error`; if not, it has returned or the program ends."""
+        """Whether to restart a node that raised `error`; False if it ended normally or the program ends."""
         if ended_normally(error, self._runtime.stopped.is_set()):
             place.state = "returned"
             return False

@@ -64,7 +64,7 @@ class ThreadsJob(LocalJob):
         self.outcome.notify()
 
     def _pause(self, place: Place, error: BaseException) -> bool:
-        """Waits before a restart; returns False if the program stops, which is then due to `error`."""
+        """Waits before a restart; returns False if the program stops, in which case `error` is the cause."""
         if self._runtime.stopped.wait(place.back_off.after(time.monotonic() - place.born)):
             self._fail(place, error)
             return False

@@ -219,7 +219,7 @@ class Connection:
                 settle(call.future, error=ClientClosed(error))
 
     def _has_room(self) -> bool:
-        """Whether `submit` need not wait; also once it must fail."""
+        """Whether `submit` can go on without waiting; also True once it must fail."""
         gone = self._stopped.is_set() and not self._here
         return self._closed or gone or self._num_futures < self._max_in_flight
 
@@ -354,7 +354,7 @@ class Connection:
             settle(call.future, error=failure)
 
     def _lose(self, calls: Iterable[_Call]) -> list[_Call]:
-        """Marks the calls that the node had to be sent again; returns those that must not be repeated."""
+        """Marks the lost calls to be sent again; returns those that must not be repeated."""
         lost = [call for call in calls if call.sent]
         if self._repeat_lost:
             for call in lost:

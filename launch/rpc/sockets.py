@@ -92,7 +92,7 @@ class CurveKeys:
 def read_secret(path: str, new: bytes) -> bytes:
     """Returns the contents of a file of mode 0600; if there is none, creates it with the contents `new`.
 
-    The file appears whole: a process that is killed in between leaves no part of it.
+    The file appears complete or not at all, even if the process is killed while it writes.
 
     Raises:
       ValueError: Other users may read or change the file.
@@ -128,7 +128,7 @@ class Authenticator(threading.Thread):
         self._socket.bind(_ZAP_ENDPOINT)
 
     def admit(self, domain: bytes, keys: CurveKeys | None) -> None:
-        """Admits peers with `keys` from now on. None turns all away, who may try again."""
+        """Admits peers with `keys` from now on. None refuses all peers, which may try again."""
         self._programs[domain] = keys
 
     def run(self) -> None:
@@ -287,7 +287,8 @@ def make_server_socket(
       max_frame_bytes: largest frame; a peer that sends a larger one is disconnected.
       max_queued_messages: number of messages that may wait here for one peer, each way; 0 means no limit.
         Sending more raises `zmq.Again`.
-      descriptor: of a listening TCP socket at `address`, which this one then owns. None opens one.
+      descriptor: descriptor of a listening TCP socket at `address`, which the returned socket then owns. None
+        opens one.
       domain: name of this socket for `admit_peers`. None shares that of the keys.
 
     Returns:
@@ -346,7 +347,7 @@ def make_client_socket(
 
 
 def admit_peers(domain: bytes, curve: CurveKeys | None) -> None:
-    """Makes the server socket of `domain` admit peers with the keys `curve`; None turns all away."""
+    """Makes the server socket of `domain` admit peers with the keys `curve`; None refuses all peers."""
     _process.authenticator().admit(domain, curve)
 
 

@@ -317,7 +317,8 @@ class ReverbWriter(Writer):
     def _confirm(self, keep: int, deadline: float | None) -> bool:
         """Waits until at most `keep` items are unconfirmed; returns whether that is so by the deadline.
 
-        After the deadline, goes on for a few seconds while no rate limiter refuses items: the server is busy.
+        After the deadline, continues for a few seconds while no rate limiter refuses items, because the
+        server is then only busy.
         """
         busy_until = time.monotonic() + _SETTLE
         while self.num_pending > keep:

@@ -54,7 +54,7 @@ class EmbeddedClient(ReverbApi, Client):
       concurrent: whether other threads use the tables too. If not, a call that would wait without an end is
         a `WouldBlockError`.
       store: where rows are kept; None creates one in this process's memory.
-      checkpointer: what `checkpoint` writes to, and what the tables are restored from now.
+      checkpointer: where `checkpoint` writes, and from which the constructor restores the tables.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class EmbeddedClient(ReverbApi, Client):
         return getattr(self.tables[table], method)(*arguments)
 
     def weight(self, table: str) -> tuple[float, int, int]:
-        """Returns the sum of the sampler's weights, the number of its items, and that of samples to draw now.
+        """Returns the sum of the sampler's weights, the number of its items, and of samples to be had now.
 
         The sum is the number of items if the sampler is not `Prioritized`. The third number is the limit of
         one draw without waiting.
@@ -202,10 +202,10 @@ class EmbeddedSource(Source):
 class LocalWriter(Writer):
     """Writes into the row store and the tables of an `EmbeddedClient`. See `contracts.Writer`.
 
-    Items that a rate limiter refuses wait here, first in, first out. Rows are released after the items that
-    were created before, which may refer to them. A writer that is dropped without `close` is ended when a
-    table is read or another writer is made: its rows are released, and its items go in as soon as there is
-    room.
+    Items that a rate limiter refuses wait here, first in, first out. Rows are released only after the items
+    that were created earlier, because those may refer to them. A writer that is dropped without `close` is
+    ended when a table is read or another writer is made: its rows are released, and its items go in as soon
+    as there is room.
     """
 
     def __init__(self, client: EmbeddedClient, max_in_flight_items: int | None = None):
@@ -229,7 +229,7 @@ class LocalWriter(Writer):
         self._closed = False
 
     def show(self) -> None:
-        """Inserts all that was staged and created so far, as far as there is room.
+        """Inserts everything that was staged and created so far, as far as there is room.
 
         Tables call it before they are read, in any thread.
         """
@@ -239,7 +239,7 @@ class LocalWriter(Writer):
             self._insert()
 
     def end(self) -> bool:
-        """Closes a writer that was dropped once its items are in their tables; whether it is closed."""
+        """Closes a dropped writer once its items are in their tables; returns whether it is closed."""
         with contextlib.suppress(ServerClosed):
             self.show()
             with self._lock:
@@ -294,7 +294,7 @@ class LocalWriter(Writer):
             self._rows.streams[stream].release(rows)
 
     def _release_rows(self, done: int) -> None:
-        """Releases the rows to which none but the first `done` items may refer."""
+        """Releases the rows to which only the first `done` items may refer."""
         while self._releases and self._releases[0][0] <= done:
             _, stream, rows = self._releases.popleft()
             self._rows.streams[stream].release(rows)

@@ -1,7 +1,7 @@
 """The client of a server in another process, on this machine or elsewhere.
 
-On the server's machine rows are read from and written to shared memory, and only indices travel; from
-elsewhere arrays travel in the messages. The caller does not notice.
+On the server's machine, rows are read from and written to shared memory, and only indices travel. From
+elsewhere, arrays travel in the messages. The interface is the same.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class ServedClient(ReverbApi, Channel, Client):
         return writer
 
     def show(self) -> None:
-        """Sends what this client's writers have created, before anything is read.
+        """Sends the items that this client's writers have created, before anything is read.
 
         Writers that were dropped without `close` end: they insert what they can without waiting.
         """

@@ -1,13 +1,13 @@
 """The connections of a client to its server.
 
 A connection is one socket, one session and one waiting request. The server keeps what a client holds (leased
-rows, samples, waiting requests) by connection, and takes it back when the connection ends. So there is one
-rule for a lost connection, whether the network failed, the server was killed or it was restarted: the old
+rows, samples, waiting requests) by connection, and takes it back when the connection ends. One rule therefore
+covers every lost connection, whether the network failed, the server was killed or it was restarted: the old
 session is gone. A writer ends with it; everything else opens a new session and asks again.
 `Connection.session` counts the sessions. A connection that a forked child inherits is lost, too.
 
 A request waits for its answer, for the end of the connection and for an interrupt of the client in one poll.
-A server that is not there is waited for up to `reconnect_timeout` seconds.
+Calls wait up to `reconnect_timeout` seconds for a server that does not answer.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Connection:
 
     @property
     def is_open(self) -> bool:
-        """Whether the session goes on, as far as this side knows."""
+        """Whether the session is open, as far as this side knows."""
         return self._greeted
 
     def open(self, timeout: float | None = None) -> None:
@@ -333,7 +333,7 @@ class Channel:
       address: where the server is: `tcp://host:port` or `ipc://path`.
       curve: the keys of the program, if the server has any.
       local: None maps the rows of a server on this machine; False does not.
-      reconnect_timeout: seconds for which calls wait for a server that is not there.
+      reconnect_timeout: seconds for which calls wait for a server that does not answer.
 
     Attributes:
       away: whether the server is being moved; calls wait for it longer than `reconnect_timeout`.

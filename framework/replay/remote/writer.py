@@ -62,7 +62,7 @@ class ServedWriter(Writer):
     Args:
       connection: the writer's own.
       max_in_flight_items: items that may wait for room before `create_items` waits too; None for 512.
-      dropped: where a writer that is dropped without `close` puts itself, to be closed.
+      dropped: queue to which a writer that is dropped without `close` adds itself, to be closed.
       has_room: the client's `can_insert`.
 
     Attributes:
@@ -90,10 +90,10 @@ class ServedWriter(Writer):
         self._closed = False
 
     def show(self) -> None:
-        """Has the server try all that was created so far; does not wait for room.
+        """Asks the server to insert everything that was created so far; does not wait for room.
 
-        Called before something is read through the same client, from any thread. Nothing happens while
-        another thread waits in this writer for room that perhaps only the reader can make.
+        Called before something is read through the same client, from any thread. Does nothing while another
+        thread waits in this writer for room, because perhaps only the reader can make that room.
         """
         if self._before_read is not None:
             self._before_read()
@@ -147,7 +147,7 @@ class ServedWriter(Writer):
         return held
 
     def _lease(self, held: HeldRows, n: int) -> np.ndarray:
-        """Takes spare rows. Asks for more now if there are too few, and with the next message if few stay."""
+        """Takes spare rows. Asks for more now if needed, and with the next message if few are left."""
         short = n - len(held.spare)
         if short > 0:
             message = {"op": "lease", "stream": held.stream}
@@ -208,7 +208,7 @@ class ServedWriter(Writer):
             self._send()
 
     def _send(self) -> None:
-        """Sends the message, if there is anything in it but a request for rows."""
+        """Sends the message, if it holds anything other than a request for rows."""
         message = self._message
         if not (self._items or message["write"] or message["release"]):
             return
@@ -232,13 +232,13 @@ class ServedWriter(Writer):
                     self._late.call_later(self._send_late, _LOOK)
 
     def _sync(self) -> None:
-        """Learns what the server could carry out of all that was created so far."""
+        """Asks the server which of the items created so far it could insert."""
         self._send()
         self._call(self._connection.request, {"op": "sync"})
         self._collect(0.0)
 
     def _collect(self, timeout: float | None, watch: bool = True) -> bool:
-        """Notes the answers to inserts; waits for one as `Connection.poll` does. Whether any message came."""
+        """Notes the answers to inserts; waits as `Connection.poll` does. Returns whether any message came."""
         answers = self._call(self._connection.poll, timeout, watch)
         for answer in answers:
             count = self._in_flight.pop(answer["id"], None)

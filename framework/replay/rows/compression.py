@@ -17,7 +17,7 @@ _OVERHEAD = 41
 
 
 class CompressedColumn:
-    """An array `[capacity, *shape]` with what a row store needs of it: rows are set, and read with `take`.
+    """An array `[capacity, *shape]` as a row store needs it: rows are set, and read with `take`.
 
     Rows that were never written, or were cleared since, are zeros. Threads may use different rows at once.
 

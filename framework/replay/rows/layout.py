@@ -110,12 +110,12 @@ class Layout:
             raise ValueError(f"lengths: got {lengths.min()} to {lengths.max()}, expected 1 to {most}.")
 
     def to_wire(self) -> list[Any]:
-        """Returns what a message or JSON can hold: tuples become lists there."""
+        """Returns a value that a message or JSON can hold, in which tuples become lists."""
         return [self.groups, self.leaves, self.structure]
 
     @classmethod
     def from_wire(cls, value: Sequence[Any]) -> Layout:
-        """Inverts `to_wire`; `ValueError` if the value is not sound."""
+        """Inverts `to_wire`; `ValueError` if the value is not valid."""
         groups = tuple(Group(str(s), int(n), bool(r)) for s, n, r in value[0])
         leaves = tuple(Leaf(str(c), int(g), bool(t), bool(s)) for c, g, t, s in value[1])
         layout = cls(groups, leaves, nests.freeze(value[2]))
@@ -224,7 +224,7 @@ class Binding:
 
     Attributes:
       columns: the column of each leaf.
-      kinds: what items in one batch have in common, for each leaf: all but the length.
+      kinds: for each leaf, what the items in one batch must have in common: everything except the length.
       item_bytes: bytes of one gathered item.
       parts: as in `Layout`, with the streams themselves.
 

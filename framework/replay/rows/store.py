@@ -103,7 +103,7 @@ class Stream:
     Attributes:
       columns: arrays `[capacity, ...]` by name; `CompressedColumn` where `RowStore` compresses.
       specs: shape of one row and dtype of each column.
-      num_leased: rows that were ever in use: those before this number.
+      num_leased: number of rows that were ever in use. They are the first rows.
       row_bytes: bytes of one row over all columns that are not compressed, its reference count included.
     """
 
@@ -217,7 +217,7 @@ class Stream:
             np.add.at(self._counts, rows, _ONE)
 
     def release(self, rows: np.ndarray) -> None:
-        """Counts one reference less to each of `rows`, which may repeat; rows without one are free."""
+        """Removes one reference to each of `rows`, which may repeat; rows without references are free."""
         with self._lock:
             np.subtract.at(self._counts, rows, _ONE)
             left = self._counts.take(rows)
@@ -381,7 +381,7 @@ class RowStore:
         return (1 << 62) if self.max_bytes is None else max(0, self.max_bytes - self.num_bytes)
 
     def account(self, stream: str, num_bytes: int) -> None:
-        """Books `num_bytes` more; `StoreFullError` if that exceeds `max_bytes`."""
+        """Adds `num_bytes` to `self.num_bytes`; `StoreFullError` if that exceeds `max_bytes`."""
         with self._lock:
             if num_bytes > self.room():
                 raise StoreFullError(

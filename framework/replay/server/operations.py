@@ -14,12 +14,12 @@ Every message has an `op`, and an `id` if it is to be answered. The operations a
 - `give_back`: `deliveries` that were not used.
 - `mutate`, `reset`, `can_sample`, `can_insert`, `weight`: `table`, `arguments` of that method of `Table` →
   `value`.
-- `sync`: nothing → `inserted`, how many items of this client are in tables. It was sent after all that the
-  client has sent before, so its answer comes after the answers to what could be carried out.
+- `sync`: nothing → `inserted`, how many items of this client are in tables. The answer comes after the
+  answers to all earlier requests that could be carried out.
 - `info`, `checkpoint`.
 - `cancel` (of `Service`): requests of this client that wait are answered with an error.
 
-Any message may carry `done`: the deliveries of which the client has read the rows.
+Any message may carry `done`: the deliveries whose rows the client has read.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Session:
       waiting: requests that wait.
       unsent: trackers and bytes of large answers that the client may not have read yet.
       layouts: layouts that the client has defined, by its numbers.
-      known: layouts that the client has been told, with the server's numbers.
+      known: layouts that the server has sent to the client, with the server's numbers.
       deliveries: samples that the client holds: the table, the delivery, and whether the samples are given
         back (True) or released (False) when the session ends.
       held: the rows that the client has leased, by stream.
@@ -95,7 +95,7 @@ class Session:
                 (table.give_back if give_back else table.release)(delivery)
 
     def check(self, stream: str, rows: np.ndarray) -> None:
-        """ValueError unless the client holds all of `rows`."""
+        """Raises ValueError unless the client holds all of `rows`."""
         if len(rows) or rows.ndim != 1:
             check_held(f"stream {stream!r}", self.held.get(stream) if rows.ndim == 1 else None, rows)
 
@@ -207,7 +207,7 @@ class Operations:
         raise ValueError(f"op: got {message['op']!r}, expected one of those of this protocol.")
 
     def close(self, session: Session) -> None:
-        """Takes back what a session held. Samples that its client has not confirmed were never drawn."""
+        """Takes back what a session held. Samples that its client has not confirmed count as never drawn."""
         for table, delivery, unused in session.deliveries.values():
             (table.give_back if unused else table.release)(delivery)
         session.deliveries.clear()
@@ -333,7 +333,7 @@ class Operations:
         yield reply
 
     def _describe(self, session: Session, message: dict[str, Any], table: Table, delivery: Delivery) -> Reply:
-        """The answer for samples that were drawn; notes what the client holds of them."""
+        """Returns the answer for drawn samples, and notes which of them the client holds."""
         local, hold = bool(message["local"]), bool(message["hold"])
         reply: Reply = {"info": list(delivery.info), "define": []}
         if not local:
@@ -372,7 +372,7 @@ class Operations:
     # --- checkpoints ---
 
     def _save(self) -> Steps:
-        """Writes a checkpoint in another thread, so that the service goes on."""
+        """Writes a checkpoint in another thread, so that the service continues."""
         future = self._saver.submit(self._checkpoint)
         future.add_done_callback(lambda _: self.wake())
         try:

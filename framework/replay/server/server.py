@@ -38,21 +38,24 @@ class Server:
     """Serves tables until `stop`, from a thread of its own.
 
     Args:
-      tables: of different names; a table belongs to one server.
+      tables: tables with different names; a table belongs to one server.
       port: on 127.0.0.1; None takes a free one.
-      checkpointer: where `Client.checkpoint` writes to and what is restored from now, before anybody may
-        connect.
+      checkpointer: where `Client.checkpoint` writes, and from which the constructor restores the tables
+        before clients may connect.
       address: where to serve instead of `port`: `ipc://<path in a 0700 directory>` or `tcp://interface:port`.
-      curve: keys that clients must have; needed for interfaces other machines can reach.
-      embedded: no sockets and no shared memory: clients of this process only.
+      curve: keys that clients must have; required for interfaces that other machines can reach.
+      embedded: whether to use no sockets and no shared memory, for clients of this process only.
       concurrent: with `embedded`, whether more than one thread uses the tables.
-      max_bytes: what the rows of all tables may take together; None leaves it to the machine.
+      max_bytes: memory, in bytes, that the rows of all tables together may take; None for no limit but the
+        machine's.
       compress: patterns of columns whose rows are kept compressed; see `RowStore`. Other processes then get
-        and send arrays in messages, as from another machine: what is compressed they could not read in place.
+        and send arrays in messages, as from another machine, because they cannot read compressed rows in
+        place.
 
     Raises:
-      ValueError: no tables, two of one name, or an address that others could reach without keys.
-      OSError: the port is taken.
+      ValueError: There are no tables, two have the same name, or other machines could reach the address
+        without keys.
+      OSError: The port is taken.
     """
 
     def __init__(

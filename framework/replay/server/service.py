@@ -4,8 +4,8 @@ The loop keeps a request that has to wait for a rate limiter, with its deadline,
 table has changed (`Service.wake`). Requests of one line (samples of one table, inserts of one client) go
 through in order.
 
-A `Session` has what its client holds, and ends with the connection: ZeroMQ's monitor reports that some
-connection has ended, then the loop probes all sessions and closes those whose peer is unreachable.
+A `Session` records what its client holds, and ends with the connection: when ZeroMQ's monitor reports that
+some connection has ended, the loop probes all sessions and closes those whose peer is unreachable.
 """
 
 from __future__ import annotations
@@ -180,8 +180,8 @@ class Service(threading.Thread):
     def _send(self, identity: bytes, answer: Reply | Exception, number: int | None = None) -> None:
         """Answers a client's message `number`, or sends a notice.
 
-        A message without a number gets no answer but an error. If the client has gone or does not read its
-        answers, its session ends.
+        A message without a number gets no answer other than an error. If the client has gone or does not read
+        its answers, its session ends.
         """
         if isinstance(answer, Exception):
             answer = {"error": wire.pack_error(answer)}

@@ -269,7 +269,7 @@ class Items:
     def draw(self, n: int) -> tuple[np.ndarray, SampleInfo]:
         """Counts up to `n` samples of a table that is not empty.
 
-        The result is shorter if an item leaves with its last turn, which the next sample must not see.
+        The result is shorter if an item leaves with its last turn, because the next sample must not see it.
         """
         limit, sampler, size = self.max_times_sampled, self.sampler, self.limiter.size
         in_order = limit == 1 and sampler.deterministic  # each item is chosen once
@@ -321,13 +321,13 @@ class Items:
         return parts
 
     def release(self, slots: np.ndarray) -> None:
-        """Readers have their copies of the items in `slots`."""
+        """Notes that readers have made their copies of the items in `slots`."""
         np.add.at(self.done, slots, _ONE)
         if self.num_left:
             self._end_left(slots)
 
     def _end_left(self, slots: np.ndarray) -> None:
-        """Ends those of the items that have left the table and have no reader any more."""
+        """Ends those of the items that have left the table and no longer have a reader."""
         read = self.times.take(slots) != self.done.take(slots)
         slots = np.unique(slots[(self.state.take(slots) > LIVE) & ~read])
         self._forget(slots[self.state.take(slots) == SPENT])
@@ -336,8 +336,9 @@ class Items:
     def give_back(self, slots: np.ndarray) -> None:
         """Undoes the samples of `slots`: items that left with them take their old places again.
 
-        If others have come in the meantime, the table then holds more than `max_size` items, until they are
-        sampled or the next insert removes the surplus. A queue may not lose any: it first has to be sampled.
+        If other items were inserted in the meantime, the table then holds more than `max_size` items, until
+        they are sampled or the next insert removes the surplus. A queue must not lose items, so there the
+        surplus is sampled first.
         """
         np.subtract.at(self.times, slots, _ONE)
         revived = np.unique(slots[self.state.take(slots) == SPENT])
@@ -358,7 +359,7 @@ class Items:
     # Changes.
 
     def find(self, keys: np.ndarray) -> np.ndarray:
-        """Returns the slot of each key, int64 `[n]`; -1 for keys that are gone or never were."""
+        """Returns the slot of each key, int64 `[n]`; -1 for keys that are gone or never existed."""
         if self._key_map is None:
             self._key_map = KeyMap(self.keys)
         return self._key_map.find(keys)
@@ -382,7 +383,7 @@ class Items:
         return slots[np.argsort(self.stamps[slots], kind="stable")]
 
     def save(self) -> tuple[dict[str, Any], dict[str, np.ndarray], list[SavedPart]]:
-        """Returns numbers and copies of arrays from which `restore` goes on in exactly the same way.
+        """Returns numbers and copies of arrays, from which `restore` continues in exactly the same way.
 
         The third result has the rows of the items: one `(binding, slots, index)` for each layout that has
         any. Samples count when they are drawn, so items that had their last turn are left out.
@@ -422,7 +423,7 @@ class Items:
         """Fills empty `Items`; the streams of the layouts exist.
 
         Args:
-          numbers, arrays: what `save` has returned, but with `arrays["index"]` in places in `rows`.
+          numbers, arrays: what `save` has returned, but with `arrays["index"]` as positions in `rows`.
           rows: the rows of each stream.
           roles: of `("sampler", "remover")`, the selectors whose own order is in `arrays`.
         """
@@ -480,7 +481,7 @@ class Delivery:
 
     Attributes:
       table: name of the table.
-      items: the `Items` that the samples were drawn from; a reset of the table makes other ones. None before
+      items: the `Items` that the samples were drawn from; a reset of the table makes new ones. None before
         the first draw, and after the delivery was released or given back.
       slots: the table's numbers of the items, int64 `[n]`.
       info: `SampleInfo` of arrays `[n]`.

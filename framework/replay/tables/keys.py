@@ -9,8 +9,8 @@ class KeyMap:
     """Finds the slots of keys.
 
     Keys of one writer are consecutive, so their lowest bits lead to most slots without a search. `_cells`
-    holds slots, which count where the slot has a key of that cell. An item whose cell belongs to another is a
-    stray.
+    holds slots. An entry is valid if the key of its slot belongs to that cell. An item whose cell is taken by
+    another item is a stray.
 
     Args:
       keys: uint64 `[slots]`, the key of each slot, 0 for none. The caller changes it and tells the map.
@@ -41,7 +41,7 @@ class KeyMap:
                 self._strays.pop(key, None)
 
     def find(self, keys: np.ndarray) -> np.ndarray:
-        """Returns the slot of each key, int64 `[n]`; -1 for keys that are gone or never were."""
+        """Returns the slot of each key, int64 `[n]`; -1 for keys that are gone or never existed."""
         slots = self._cells.take((keys & self._mask).view(np.int64))  # an index of another type is slower
         found = self._keys.take(slots) == keys
         if np.count_nonzero(keys) < len(keys):  # free slots have key 0

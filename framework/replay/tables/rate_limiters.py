@@ -186,8 +186,8 @@ class Waiting:
       concurrent: whether other threads use the table. If not, a call that would wait raises
         `WouldBlockError`.
       counts: number of calls that wait, by side, those of other processes included.
-      seconds: for which the calls of a side have waited. Of the calls of other processes that wait for one
-        another, the first counts.
+      seconds: how long the calls of a side have waited. If calls of other processes wait for one another,
+        only the first one counts.
       listeners: called, with the lock held, when calls of other processes should look again.
       closed: why the table is closed; None if it is not.
     """
@@ -220,7 +220,7 @@ class Waiting:
             self.notify(INSERTERS)
 
     def count(self, side: int, change: int) -> None:
-        """Counts a call of another process that begins (1) or ceases (-1) to wait."""
+        """Counts a call of another process that begins (1) or stops (-1) waiting."""
         with self._lock:
             self.counts[side] += change
 

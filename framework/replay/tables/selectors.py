@@ -81,9 +81,9 @@ class Selector(abc.ABC):
 
     @abc.abstractmethod
     def sample(self, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Chooses `n` times, without a change: slots int64 `[n]` and probabilities float64 `[n]`.
+        """Chooses `n` times without a change: slots int64 `[n]` and probabilities float64 `[n]`.
 
-        It must not be empty.
+        The selector must not be empty.
         """
 
     def first(self, n: int) -> np.ndarray:
@@ -107,7 +107,7 @@ class Selector(abc.ABC):
         return float(len(self))
 
     def order(self) -> np.ndarray | None:
-        """Returns the slots in an order in which inserting them restores it exactly; None for that of age."""
+        """Returns the slots in an order in which inserting them restores it exactly; None for age order."""
         return None
 
     def config(self) -> dict[str, Any]:
@@ -182,8 +182,8 @@ class SumTree:
     """Weights >= 0 of the leaves 0, 1, …; a leaf that was never set weighs 0. The tree grows with its leaves.
 
     Each node is the sum of `_FANOUT` nodes of the level below. Every sum is computed from the children, never
-    by adding differences, so that it does not drift. The weights are float64 because with float32 a few
-    million weights of very different sizes do not add up to within one of the small ones.
+    by adding differences, so that it does not drift. The weights are float64, because in float32 the sum of a
+    few million weights of very different sizes would be off by more than one of the small ones.
 
     Attributes:
       levels: float64, the levels, leaves first.

@@ -38,17 +38,17 @@ class Table:
                   rate_limiter=rate_limiters.MinSize(1))
     ```
 
-    A new item goes to both selectors first, and the table is brought down to `max_size` after that, so the
-    new item may be the one that is removed. An item that was sampled `max_times_sampled` times is removed.
-    Every public method may be called from several threads.
+    A new item first goes to both selectors. Then the table is reduced to `max_size`, so the new item may be
+    the one that is removed. An item that was sampled `max_times_sampled` times is removed. Every public
+    method may be called from several threads.
 
     Args:
       name: name of the table.
       sampler: chooses what is sampled. One selector serves one table, in one role.
       remover: chooses what is removed from a full table.
-      max_size: number of items that the table holds.
+      max_size: largest number of items that the table holds.
       rate_limiter: when the table may be sampled and inserted into.
-      max_times_sampled: an item is removed when it was sampled that often; below 1 for never.
+      max_times_sampled: number of samples after which an item is removed; below 1 for never.
       extensions: kept for Reverb's signature; must be empty.
       signature: nest of specs (anything with `shape` and `dtype`) that every item must match; None checks
         nothing.
@@ -232,8 +232,8 @@ class Table:
     ) -> Delivery:
         """Draws `n` samples and keeps their rows; waits while the rate limiter refuses.
 
-        Samples count when they are drawn, one by one as the limiter allows, so that writers can go on while
-        this call waits for the rest. If the call fails, what it has drawn is given back.
+        Samples count when they are drawn, one by one as the limiter allows, so that writers can continue
+        while this call waits for the rest. If the call fails, what it has drawn is given back.
 
         Args:
           n: number of samples.
@@ -265,7 +265,7 @@ class Table:
     def draw(self, n: int, delivery: Delivery) -> bool:
         """Draws the next samples of a delivery of `n`, as far as the rate limiter allows; never waits.
 
-        A reset of the table ends what the delivery holds, and it begins again.
+        If the table was reset, the delivery drops what it holds and begins again.
 
         Returns:
           Whether the delivery is complete.
@@ -378,7 +378,7 @@ class Table:
             return self.rate_limiter.allowed_inserts(num_inserts) == num_inserts
 
     def weight(self) -> tuple[float, int, int]:
-        """The sum of the weights, the number of items, and that of samples that need not wait."""
+        """The sum of the weights, the number of items, and how many samples need not wait."""
         self.drain()
         with self.lock:
             return self.sampler.total_weight(), len(self.sampler), self._allowed_samples(1 << 31)

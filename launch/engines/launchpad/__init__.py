@@ -162,7 +162,7 @@ class LaunchpadHost(Host):
         self._listener.close()
 
     def _watch(self) -> None:
-        """Waits for Launchpad's end and then reports the end of the nodes that did not."""
+        """Waits until Launchpad ends, then reports the end of the nodes that did not report it."""
         code = self._driver.wait()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes `_listen`

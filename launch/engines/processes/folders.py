@@ -41,7 +41,7 @@ class Folders:
             raise
 
     def remove(self) -> None:
-        """Removes the folders with what is in them."""
+        """Removes the folders and their contents."""
         remove(self.paths)
         for lock in self.locks:
             os.close(lock)

@@ -143,7 +143,7 @@ class _ForkServer:
         remove(self._settings["folders"])
 
     def _wait(self, for_number: Callable[[int], bool]) -> None:
-        """Waits until all such children have ended, at most for their grace periods."""
+        """Waits until all children that `for_number` selects have ended, at most for their grace periods."""
         began = time.monotonic()
         while waited_for := list(filter(for_number, self._children.values())):
             left = began + max(map(self._graces.__getitem__, waited_for)) - time.monotonic()

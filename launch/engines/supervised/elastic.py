@@ -1,4 +1,4 @@
-"""Groups that may lose nodes while the program goes on."""
+"""Groups that may lose nodes while the program continues."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _THERE = ("running", "returned", "closing", "closed")
 
 
 class ElasticGroups:
-    """The groups of `min_nodes`: how many of their nodes are there, and since when too few.
+    """Counts the nodes of the groups in `min_nodes`, and notes since when a group has too few.
 
-    A node is there from the end of its constructor until its process ends.
+    A node counts from the end of its constructor until its process ends.
 
     Args:
       min_nodes: the smallest number of nodes by group.
-      timeout: seconds for which a group may have fewer, also at the start of the program.
+      timeout: seconds for which a group may have fewer nodes, including at the start of the program.
     """
 
     def __init__(self, min_nodes: Mapping[str, int], timeout: float) -> None:
@@ -42,10 +42,11 @@ class ElasticGroups:
         return limit / 2 if limit is not None and halves else limit
 
     def forgives(self, process: Process) -> bool:
-        """Whether the loss of this process is no failure of the program.
+        """Whether the program tolerates the loss of this process.
 
-        An exception is one while its group has never had enough nodes, and when a node had too many in a row:
-        then it is most likely an error in the program, which the user should see.
+        An exception is not tolerated while the group has never had enough nodes, nor after too many
+        exceptions of one node in a row. It is then most likely an error in the program, which the user should
+        see.
         """
         group = process.unit.group
         recurs = self._errors.get(process.unit.label, 0) >= _ERRORS

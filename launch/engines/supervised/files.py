@@ -16,8 +16,8 @@ _log = logging.getLogger("launch")
 class Files:
     """Writes the files of a run. A failure is logged and does not end the program.
 
-    A full disk or a file server that is away for a moment must not cost a run. The first failure of a file is
-    logged, and the next one after it could be written again.
+    A full disk, or a file server that is briefly unavailable, must not end a run. The first failure to write
+    a file is logged. Later ones are logged only if a write succeeded in between.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Files:
                 raise
 
     def append(self, path: str, data: bytes) -> None:
-        """Appends to a log. What cannot be written is lost."""
+        """Appends to a log. Output that cannot be written is lost."""
         with self._writing(path), open(path, "ab") as file:
             file.write(data)
 

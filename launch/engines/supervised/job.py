@@ -2,8 +2,8 @@
 
 A private channel connects the launcher and each node. It carries the node's setup, its heartbeats and
 failures, and the orders to stop and to close. One thread of the launcher, the supervisor, reads all channels
-and takes all decisions. A `Host` creates the processes: that of `launch.engines.processes` forks them, that
-of `launch.engines.ray` makes Ray place them.
+and makes all decisions. A `Host` creates the processes: the one in `launch.engines.processes` forks them, and
+the one in `launch.engines.ray` makes Ray place them.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class SupervisedJob(Job):
         """Removes the engine's own resources, after all processes have ended."""
 
     def _report(self, message: dict[str, Any]) -> None:
-        """Wakes the supervisor with a report (`launch.engines.supervised.process.Report`); `{}` has none."""
+        """Wakes the supervisor with a report, a `launch.engines.supervised.process.Report` or `{}`."""
         with contextlib.suppress(OSError):  # the run is over
             self._outbox.send(message)
 
@@ -147,7 +147,7 @@ class SupervisedJob(Job):
             self._listen(0.0)  # Unread reports would block the host, which then could not fork.
 
     def _listen(self, timeout: float) -> None:
-        """Reads and sends what can be read and sent, after waiting `timeout` seconds for it at most."""
+        """Waits up to `timeout` seconds until something can be read or sent, then reads and sends it."""
         for key, events in self._selector.select(timeout):
             self._exchange(key.fileobj, key.data, events)
 
@@ -179,9 +179,10 @@ class SupervisedJob(Job):
         self._selector.register(channel, selectors.EVENT_READ, process)
 
     def _order(self, process: Process, what: Any) -> None:
-        """Gives an order without waiting. What the process has no room for yet follows in `_exchange`.
+        """Sends an order without waiting. `_exchange` sends any part that the channel has no room for yet.
 
-        A process that has not begun gets none: its setup, when it begins, says all.
+        A process that has not begun gets no orders: the setup that it gets when it begins contains
+        everything.
         """
         if process.channel is None or not process.begun or process.kill_reason is not None:
             return
@@ -192,7 +193,7 @@ class SupervisedJob(Job):
         self._watch(process)
 
     def _watch(self, process: Process) -> None:
-        """Makes the selector report room for orders while some wait."""
+        """Makes the selector report when there is room for orders that wait."""
         assert process.channel is not None
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if process.channel.unsent else 0)
         with contextlib.suppress(KeyError):  # the channel broke: the process is ending
@@ -392,7 +393,7 @@ class SupervisedJob(Job):
                 return
 
     def _look_at_clock(self, listened: float) -> None:
-        """Does what is due. All that nodes said before the time `listened` has been read."""
+        """Does what is due. Everything that nodes sent before the time `listened` has been read."""
         now = time.monotonic()
         for process in self._processes:
             if process.restart_at is not None and now >= process.restart_at:
@@ -417,7 +418,7 @@ class SupervisedJob(Job):
             self._write_status()
 
     def _ending(self) -> list[Process]:
-        """Returns the processes that a stop waits for now and that were not told to die."""
+        """Returns the processes that a stop waits for now, except those that are being killed."""
         if self._state == "stopping":
             ending = [process for process in self._processes if process.working]
         else:

@@ -219,7 +219,8 @@ class NodeProcess:
     def close_if_alone(self) -> None:
         """Closes a service whose launcher has died; a worker closes when its work has returned.
 
-        While the launcher lives, it says when: others may need this service to save their state.
+        While the launcher lives, it decides when, because other nodes may need this service to save their
+        state.
         """
         self._told_to_close = True
         if self._is_alone:
@@ -266,7 +267,7 @@ class NodeProcess:
 
 
 def allow_files() -> None:
-    """Raises this process's limit of open files. At the usual one, 1,024, further clients wait in vain."""
+    """Raises this process's limit of open files. At the usual 1,024, further clients wait in vain."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
     if soft != resource.RLIM_INFINITY and soft < most:
