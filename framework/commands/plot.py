@@ -153,10 +153,14 @@ def _read(folder: RunFolder, label: str, options: PlotOptions) -> Curve:
     curve = read_curve(folder, label, options.metric, options.x)
     if len(curve.x):
         return smooth(curve, _PLACES)
-    labels = sorted({str(row.get("label")).partition("-")[0] for row in folder.rows()})
+    names: dict[str, set[str]] = {}
+    for row in folder.rows():
+        names.setdefault(str(row.get("label")).partition("-")[0], set()).update(row)
+    metrics = sorted(names.get(label, set()) - {"label"})
     raise CommandError(
         f"{folder.path} has no {options.metric!r} of {label!r} against {AXES[options.x]} in metrics.jsonl "
-        f"yet; it has {'rows of ' + ', '.join(labels) if labels else 'no rows at all'}."
+        f"yet; it has {'rows of ' + ', '.join(sorted(names)) if names else 'no rows at all'}."
+        + (f" Those of {label!r} have {', '.join(metrics)}." if metrics else "")
     )
 
 

@@ -318,7 +318,8 @@ class Session:
 
     def _ids(self, env_ids: Sequence[Hashable] | None, observation: Nest) -> list[Hashable]:
         if env_ids is None:
-            env_ids = range(len(tree.flatten_up_to(self._spec.observations, observation)[0]))
+            shape = np.shape(_leaves("observation", self._spec.observations, observation)[0])
+            env_ids = range(shape[0] if shape else 1)
         ids = list(env_ids)
         if len(set(ids)) < len(ids) or not ids:
             raise ValueError(f"env_ids: got {ids}, expected at least one, and each once.")
@@ -331,9 +332,13 @@ class Session:
         def check(path: Any, leaf: Any, value: Any) -> np.ndarray:
             array = np.asarray(value)
             if array.shape != (count, *leaf.shape):
+                expected, advice = (count, *leaf.shape), ""
+                if array.shape == leaf.shape:
+                    expected = (1, *leaf.shape)
+                    advice = f" Add a batch dimension to values of a single env: [{name}], or each leaf."
                 raise ValueError(
-                    f"{path_name(name, path)}: got shape {array.shape}, expected {(count, *leaf.shape)}, one "
-                    "row for each of env_ids."
+                    f"{path_name(name, path)}: got shape {array.shape}, expected {expected}, one row for "
+                    f"each env.{advice}"
                 )
             if not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
                 raise ValueError(
@@ -342,6 +347,7 @@ class Session:
                 )
             return array.astype(leaf.dtype, copy=False)
 
+        _leaves(name, spec, values)
         return tree.map_structure_with_path(check, spec, values)
 
 
@@ -356,6 +362,14 @@ _SAVED = (
     "env_steps",
     "learner_steps",
 )
+
+
+def _leaves(name: str, spec: Nest, values: Nest) -> list[Any]:
+    """The leaves of `values`, a nest like the spec."""
+    try:
+        return tree.flatten_up_to(spec, values)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name}: got a nest that does not fit the spec {spec}: {error}") from error
 
 
 def _flags(name: str, values: Any, count: int) -> np.ndarray:

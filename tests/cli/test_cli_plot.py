@@ -243,6 +243,7 @@ class TestCommand:
     def test_what_is_not_there(self, make_run, repertory):
         code, _, err = repertory("plot", make_run(returns=[1.0]).path, "--metric", "los")
         assert code == 1 and "'los'" in err and "rows of evaluator" in err
+        assert "Those of 'evaluator' have env_steps, episode_return" in err
         code, _, err = repertory("plot", make_run("no times", returns=[1.0]).path, "--x", "hours")
         assert code == 1 and "against hours" in err
         code, _, err = repertory("plot", make_run("empty").path)

@@ -30,6 +30,8 @@ SPEC = specs.EnvironmentSpec(
     rewards=dm_specs.Array((), np.float32),
     discounts=dm_specs.BoundedArray((), np.float32, 0.0, 1.0),
 )
+CELL = SPEC._replace(observations=dm_specs.DiscreteArray(5))
+DICT = SPEC._replace(observations={"a": SPEC.observations, "b": SPEC.observations})
 BYTES = SPEC._replace(observations=dm_specs.Array((2,), np.uint8))
 LEARNS = {"min_replay_size": 16, "batch_size": 8, "insert_burst": 16}
 AGENTS = {
@@ -256,6 +258,14 @@ def acted():
         (lambda: acted().observe([[0, 0]], [0], False, env_ids=[5]), "env 5 has no action"),
         (lambda: acted().observe([[0, 0]], [0, 1], False), r"reward: got shape \(2,\), expected \(1,\)"),
         (lambda: acted().observe([[0, 0, 0]], [0], False), r"observation: got shape \(1, 3\)"),
+        (
+            lambda: AGENTS["dqn"]().session(SPEC).act(np.zeros(2, np.float32)),
+            r"observation: got shape \(2,\), expected \(1, 2\), .* \[observation\]",
+        ),
+        (lambda: acted().observe([[0, 0]], 0, False), r"reward: got shape \(\), .* \[reward\]"),
+        (lambda: AGENTS["dqn"]().session(CELL).act(3), r"observation: got shape \(\), expected \(1,\)"),
+        (lambda: AGENTS["dqn"]().session(DICT).act([[0, 0]]), "observation: got a nest that does not fit"),
+        (lambda: AGENTS["dqn"]().session(DICT).act({"a": [[0, 0]]}, [7]), "observation: got a nest"),
         (
             lambda: AGENTS["dqn"]().session(BYTES).act(np.zeros((1, 2), np.float32)),
             "observation: got dtype float32, expected uint8",
