@@ -295,6 +295,23 @@ def test_restarts(engine, tmp_path, failures, restarts):
         assert lp.launch(program, engine, restarts={"fragile": restarts}) == failures + 1
 
 
+def test_a_stop_before_a_restart(concurrent_engine):
+    """The node had a restart left, so its failure is none of the program."""
+    if concurrent_engine.startswith("launchpad"):
+        return  # Launchpad does not restart nodes.
+
+    def fail():
+        raise Refused("always")
+
+    program = lp.Program("test")
+    program.add_node(lp.PyNode(fail), label="fragile")
+    with lp.start(program, concurrent_engine, restarts={"fragile": 1_000}) as job:
+        while job.status()["nodes"][0]["restarts"] < 5:  # The next pause is of 1.6 s.
+            time.sleep(0.01)
+        job.stop("stopped")
+        assert job.wait(timeout=PATIENCE) == "stopped"
+
+
 class Threaded:
     """A service whose own thread fails in its first lives."""
 
