@@ -70,10 +70,11 @@ class ThreadsJob(LocalJob):
             self._fail(place, error)  # Its thread may still run, and cannot be ended.
         elif self._may_restart(place, error):
             before = self._threads[place.label]
-            self._threads[place.label] = threading.Thread(
+            thread = threading.Thread(
                 target=self._live_again, args=(place, before), name=place.label, daemon=True
             )
-            self._threads[place.label].start()
+            thread.start()
+            self._threads[place.label] = thread  # Only now: a stop joins the threads.
 
     def _live_again(self, place: Place, before: threading.Thread) -> None:
         before.join()  # It may still be in the constructor.
