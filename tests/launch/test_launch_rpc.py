@@ -474,6 +474,20 @@ def test_oversized_frame_ends_the_connection(keys, directory):
     server.close()
 
 
+def test_the_limit_of_a_frame_holds_for_answers(keys, directory):
+    class Zeros:
+        def zeros(self, count):
+            return np.zeros(count, np.uint8)
+
+    server = Server(Zeros(), f"ipc://{directory}/s", keys).start()
+    connection = Connection(server.address, keys, max_frame_bytes=100_000)
+    assert connection.call("zeros", (90_000,), {}, PATIENCE).nbytes == 90_000
+    with pytest.raises(lp.LaunchError, match="max_frame_bytes=100000"):
+        connection.call("zeros", (200_000,), {}, PATIENCE)
+    connection.close()
+    server.close()
+
+
 @pytest.fixture(scope="module")
 def fuzzed():
     keys, directory = sockets.CurveKeys.generate(), sockets.make_private_directory()
