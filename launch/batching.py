@@ -154,7 +154,7 @@ class BatchedMethod:
             return
         try:
             calls = [
-                (tuple(map(_vector, call.args)), {name: _vector(value) for name, value in call.kwargs.items()})
+                (tuple(map(_vector, call.args)), {name: _vector(arg) for name, arg in call.kwargs.items()})
                 for call in batch
             ]
             if self._options.pad:

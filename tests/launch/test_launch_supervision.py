@@ -332,7 +332,7 @@ class RayError(Exception):
 
 
 def life_on_ray(monkeypatch, ended=lambda: False, **methods):
-    """Returns the number of a life on a Ray that only has an actor with `methods`, its channel and reports."""
+    """Returns the number, channel, and reports of a life on a Ray whose actor has these `methods`."""
 
     def method(result):
         def remote(*args):
