@@ -153,7 +153,10 @@ class BatchedMethod:
         if not batch:
             return
         try:
-            calls = [(tuple(map(_vector, call.args)), call.kwargs) for call in batch]
+            calls = [
+                (tuple(map(_vector, call.args)), {name: _vector(arg) for name, arg in call.kwargs.items()})
+                for call in batch
+            ]
             if self._options.pad:
                 calls += [calls[-1]] * (self._options.batch_size - len(calls))
             args, kwargs = _stack(calls)

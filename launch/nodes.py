@@ -108,7 +108,7 @@ class CourierNode(Node):
     Args:
       constructor: creates the object in the node's process.
       courier_kwargs: `thread_pool_size` (number of calls carried out at once, default 128) and
-        `max_frame_bytes`.
+        `max_frame_bytes` (largest array of a call or an answer, default 1 GiB).
       courier_client_kwargs: `call_timeout` (seconds or a `timedelta`; by default, and for None and 0, calls
         wait without a limit), `max_in_flight` (number of open futures of one client before the next call
         waits, default 1024) and `repeat_lost` (whether a call that was lost in a restart of the node is made
@@ -135,6 +135,7 @@ class CourierNode(Node):
             {"call_timeout": None, "max_in_flight": 1024, "repeat_lost": False},
         )
         self.client_options["call_timeout"] = timeout_seconds(self.client_options["call_timeout"])
+        self.client_options["max_frame_bytes"] = self.server_options["max_frame_bytes"]
 
 
 class PyClassNode(Node):

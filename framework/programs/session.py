@@ -123,9 +123,13 @@ class Session:
         places = np.array([self._places[env] for env in ids])
         state = self._state
         if self._has_state:
+            if begins:  # Kept before the policy acts: it may be interrupted, and then called again.
+                new = places[begins]
+                state = tree.map_structure(
+                    lambda leaf, first: _put(leaf, new, first[new]), state, self._initial
+                )
+                self._state = state
             state = tree.map_structure(lambda leaf: leaf[places], state)
-            initial = tree.map_structure(lambda leaf: leaf[places[begins]], self._initial)
-            state = tree.map_structure(lambda leaf, new: _put(leaf, begins, new), state, initial)
         action, extras, state = self._policy.step(observation, state)
         if self._has_state:
             self._state = tree.map_structure(lambda leaf, new: _put(leaf, places, new), self._state, state)

@@ -143,7 +143,11 @@ class ShardedClient(ReverbApi, contracts.Client):
             shard.reset(table)
 
     def server_info(self, timeout: float | None = None) -> dict[str, TableInfo]:
-        """Returns each table's counts, summed over the servers; `shards` has those of each server."""
+        """Returns each table's counts, summed over the servers; `shards` has those of each server.
+
+        `why_not_sample` is empty if a server gives a sample. `why_not_insert` is that of the first server
+        that takes no item: its writers wait.
+        """
         infos = [shard.server_info(timeout) for shard in self.shards]
         return {name: _add([info[name] for info in infos]) for name in infos[0]}
 
@@ -295,5 +299,7 @@ def _add(infos: Sequence[TableInfo]) -> TableInfo:
             insert_stats=CallStats(*map(sum, inserts)), sample_stats=CallStats(*map(sum, samples))
         ),
         max_priority=max(info.max_priority for info in infos),
+        why_not_sample="" if any(not info.why_not_sample for info in infos) else infos[0].why_not_sample,
+        why_not_insert=next((info.why_not_insert for info in infos if info.why_not_insert), ""),
         **{name: sum(getattr(info, name) for info in infos) for name in _SUMMED},
     )

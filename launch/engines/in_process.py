@@ -7,6 +7,7 @@ import collections
 import functools
 import os
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -207,9 +208,11 @@ class LocalRuntime(Runtime):
     def _submit(
         self, place: Place, name: str, args: tuple, kwargs: dict[str, Any], timeout: float | None
     ) -> Future:
+        began = time.monotonic()
         if not place.room.acquire(timeout=timeout):
             raise CallTimeout(f"{place.label}.{name} was not sent within {timeout} s: too many open futures.")
-        future = self._begin(place, name, args, kwargs, timeout)
+        left = None if timeout is None else max(0.0, began + timeout - time.monotonic())
+        future = self._begin(place, name, args, kwargs, left)
         future.add_done_callback(lambda _: place.room.release())
         return future
 
@@ -230,7 +233,7 @@ class LocalRuntime(Runtime):
         else:
             work()
         if timeout is not None:
-            expire(future, timeout, CallTimeout(f"{place.label}.{name} was not answered within {timeout} s."))
+            expire(future, timeout, CallTimeout(f"{place.label}.{name} was not answered in time."))
         return future
 
 

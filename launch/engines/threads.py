@@ -57,34 +57,30 @@ class ThreadsJob(LocalJob):
                 if ended_normally(error, self._runtime.stopped.is_set()):
                     place.state = "returned"
                     break
-                if not self._may_restart(place, error):
-                    break
-                if not self._pause(place, error):
+                if not self._may_restart(place, error) or not self._pause(place):
                     break
         self.outcome.notify()
 
-    def _pause(self, place: Place, error: BaseException) -> bool:
-        """Waits before a restart; returns False if the program stops, in which case `error` is the cause."""
-        if self._runtime.stopped.wait(place.back_off.after(time.monotonic() - place.born)):
-            self._fail(place, error)
-            return False
-        return True
+    def _pause(self, place: Place) -> bool:
+        """Waits before a restart; returns False if the program stops."""
+        return not self._runtime.stopped.wait(place.back_off.after(time.monotonic() - place.born))
 
     def _has_failed(self, place: Place, error: BaseException) -> None:
         if place.works:
             self._fail(place, error)  # Its thread may still run, and cannot be ended.
         elif self._may_restart(place, error):
             before = self._threads[place.label]
-            self._threads[place.label] = threading.Thread(
-                target=self._live_again, args=(place, error, before), name=place.label, daemon=True
+            thread = threading.Thread(
+                target=self._live_again, args=(place, before), name=place.label, daemon=True
             )
-            self._threads[place.label].start()
+            thread.start()
+            self._threads[place.label] = thread  # Only now: a stop joins the threads.
 
-    def _live_again(self, place: Place, error: BaseException, before: threading.Thread) -> None:
+    def _live_again(self, place: Place, before: threading.Thread) -> None:
         before.join()  # It may still be in the constructor.
         place.built = False
         place.state = "restarting"
-        if self._pause(place, error):
+        if self._pause(place):
             self._live(place)
         self.outcome.notify()
 

@@ -57,6 +57,7 @@ class Connection:
         answer.
       repeat_lost: whether to repeat a call that was lost in a restart of the node; if not, it raises
         `CallLost`.
+      max_frame_bytes: largest frame of an answer.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Connection:
         max_in_flight: int = 1024,
         stopped: threading.Event | None = None,
         repeat_lost: bool = False,
+        max_frame_bytes: int = sockets.DEFAULT_MAX_FRAME_BYTES,
     ) -> None:
         self._address = address
         self._curve = curve
@@ -75,6 +77,7 @@ class Connection:
         self._max_in_flight = max_in_flight
         self._stopped = threading.Event() if stopped is None else stopped
         self._repeat_lost = repeat_lost
+        self._max_frame_bytes = max_frame_bytes
         self._here = address is not None
         self._closed = False
         self._begin()
@@ -181,7 +184,7 @@ class Connection:
             if address != self._address:
                 self._address = address
                 if self._connected:
-                    self._socket.replace(sockets.make_client_socket(address, self._curve))
+                    self._open_socket(address)
                 lost = self._lose(self._open.values())
             for call in self._open.values():
                 if not call.sent:
@@ -225,10 +228,14 @@ class Connection:
 
     def _connect(self) -> None:
         if self._address is not None:
-            self._socket.replace(sockets.make_client_socket(self._address, self._curve))
+            self._open_socket(self._address)
         self._probe_at = self._look_at = time.monotonic() + PROBE_INTERVAL
         threading.Thread(target=self._run, name=f"futures-{self._name}", daemon=True).start()
         self._connected = True
+
+    def _open_socket(self, address: str) -> None:
+        limit = self._max_frame_bytes
+        self._socket.replace(sockets.make_client_socket(address, self._curve, max_frame_bytes=limit))
 
     def _send(self, call: _Call) -> None:
         """Sends a call with the lock held. If the node refused the connection, `_look` fails the call."""
@@ -346,7 +353,10 @@ class Connection:
                 elif self._stopped.is_set() and (absent if call.sent else not self._here):
                     failed.append((call, self._gone(call.method)))
                 elif refused or (self._here and not call.sent):
-                    error = f"Node {self._name!r} refused this client: it belongs to another program."
+                    error = (
+                        f"Node {self._name!r} refused this client: it belongs to another program, or an "
+                        f"array of an answer is larger than max_frame_bytes={self._max_frame_bytes}."
+                    )
                     failed.append((call, LaunchError(error)))
             deadlines = [call.deadline for call in self._open.values() if call.deadline is not None]
             self._look_at = min([self._probe_at, *(deadline for deadline in deadlines if deadline > now)])

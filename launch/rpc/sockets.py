@@ -299,7 +299,7 @@ def make_server_socket(
       PermissionError: Other users can access the directory of an ipc address.
     """
     transport = check_address(address, curve)
-    with _new_socket(zmq.ROUTER, max_frame_bytes) as socket:
+    with _new_socket(zmq.ROUTER, address, max_frame_bytes) as socket:
         socket.sndhwm = socket.rcvhwm = max_queued_messages
         socket.router_mandatory = True  # sending to a disconnected peer is an error, not a silent loss
         if curve is not None:
@@ -331,7 +331,7 @@ def make_client_socket(
     The call does not wait for the server. The arguments and errors are those of `make_server_socket`.
     """
     transport = check_address(address, curve, connecting=True)
-    with _new_socket(zmq.DEALER, max_frame_bytes) as socket:
+    with _new_socket(zmq.DEALER, address, max_frame_bytes) as socket:
         socket.reconnect_ivl = 10
         socket.reconnect_ivl_max = 500
         if curve is not None:
@@ -404,7 +404,7 @@ def _check_ipc_path(path: str) -> None:
 
 
 @contextlib.contextmanager
-def _new_socket(kind: int, max_frame_bytes: int) -> Iterator[zmq.Socket]:
+def _new_socket(kind: int, address: str, max_frame_bytes: int) -> Iterator[zmq.Socket]:
     """Creates a socket with the options of both sides; closes it if the `with` block fails."""
     socket = context().socket(kind)
     try:
@@ -412,7 +412,7 @@ def _new_socket(kind: int, max_frame_bytes: int) -> Iterator[zmq.Socket]:
         socket.linger = 0
         socket.sndhwm = 0  # the callers limit the number in flight; dropping or blocking here would hide it
         socket.rcvhwm = 0
-        socket.ipv6 = False
+        socket.ipv6 = address.startswith("tcp://[")
         socket.tcp_keepalive = 1
         # The kernel notices within a minute that a peer's machine has vanished, whether data is in flight or
         # not. Unlike ZeroMQ's heartbeats, it does not mistake a long frame or a paused process for that.

@@ -16,6 +16,7 @@ import threading
 import time
 import warnings
 
+import numpy as np
 import psutil
 import pytest
 
@@ -100,6 +101,23 @@ def test_clients_reach_a_restarted_node():
         first, second = job.wait(timeout=PATIENCE)
         assert first != second
         assert node_status(job, "service-0")["restarts"] == 1
+
+
+def test_a_nodes_limit_of_arrays_holds_for_its_answers():
+    def main(service):
+        assert len(service.echo(b"x")) == 1
+        with pytest.raises(lp.LaunchError, match="max_frame_bytes=50000"):
+            service.zeros(60_000)
+        lp.stop("refused")
+
+    class Large(Service):
+        def zeros(self, count):
+            return np.zeros(count, np.uint8)
+
+    program = lp.Program("test")
+    node = lp.CourierNode(Large, courier_kwargs={"max_frame_bytes": 50_000})
+    program.add_node(lp.PyNode(main, program.add_node(node, label="service")), label="main")
+    assert lp.launch(program) == "refused"
 
 
 def test_call_under_way_when_the_node_dies_is_lost_and_not_repeated():

@@ -454,3 +454,14 @@ def test_a_batched_method_that_calls_that_of_its_base_class():
 
     assert Derived().act.submit((np.array(3),), {}).result(PATIENCE) == 8
     assert Base().act(np.array(3)) == 4
+
+
+def test_batched_methods_take_lists_of_numbers_by_keyword():
+    class Server:
+        @lp.batched_handler(batch_size=2)
+        def double(self, x, *, y):
+            return 2 * x + y
+
+    method = Server().double
+    calls = [method.submit(([1, 2, 3],), {"y": [i, i, i]}) for i in (0, 1)]
+    assert [call.result(PATIENCE).tolist() for call in calls] == [[2, 4, 6], [3, 5, 7]]

@@ -7,6 +7,7 @@ import contextlib
 import os
 import pickle
 import shutil
+import socket
 import stat
 import sys
 import threading
@@ -470,6 +471,33 @@ def test_oversized_frame_ends_the_connection(keys, directory):
     with pytest.raises((lp.CallTimeout, lp.CallLost)):
         ask(connection, np.zeros(200_000, np.uint8), timeout=0.5)
     assert ask(connection, np.zeros(50_000, np.uint8)).nbytes == 50_000
+    connection.close()
+    server.close()
+
+
+def test_addresses_of_ipv6(keys):
+    """As a node on Ray has them whose machine has no other."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("This machine has no IPv6.")
+    server = Server(Thing(), "tcp://[::1]:*", keys).start()
+    connection = Connection(server.address, keys)
+    assert ask(connection, 5) == 5
+    connection.close()
+    server.close()
+
+
+def test_the_limit_of_a_frame_holds_for_answers(keys, directory):
+    class Zeros:
+        def zeros(self, count):
+            return np.zeros(count, np.uint8)
+
+    server = Server(Zeros(), f"ipc://{directory}/s", keys).start()
+    connection = Connection(server.address, keys, max_frame_bytes=100_000)
+    assert connection.call("zeros", (90_000,), {}, PATIENCE).nbytes == 90_000
+    with pytest.raises(lp.LaunchError, match="max_frame_bytes=100000"):
+        connection.call("zeros", (200_000,), {}, PATIENCE)
     connection.close()
     server.close()
 

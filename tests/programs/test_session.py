@@ -214,6 +214,22 @@ def test_an_action_is_the_same_whatever_else_acts():
     np.testing.assert_allclose(next(iter(together._state))[:1], row, atol=1e-6)
 
 
+def test_an_episode_whose_first_action_was_interrupted_begins_without_a_memory(monkeypatch):
+    sessions = [AGENTS["ppo"]().session(SPEC, num_envs=1) for _ in range(2)]
+    for session in sessions:
+        play(session, {"a": Game(1, 3)}, [["a"]] * 3)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(sessions[0]._policy, "step", interrupted)
+        sessions[0].act([[2, 0]], ["b"])
+    for session in sessions:
+        session.act([[2, 0]], ["b"])
+    tree.map_structure(np.testing.assert_array_equal, *(session._state for session in sessions))
+
+
 def test_learning_leaves_the_global_generators():
     torch.manual_seed(3)
     expected = torch.rand(2)

@@ -181,6 +181,16 @@ def test_inserts_are_spread(shards):
     assert not client.can_sample("t", 1) and client.can_insert("t", 5)
 
 
+def test_why_not_is_that_of_all_servers(shards):
+    client = shards(*[replay.Table.queue("t", 1) for _ in range(2)], served=False)
+    info = client.server_info()["t"]
+    assert "size 0" in info.why_not_sample and info.why_not_insert == ""
+    write(next(each for each in (client.batch_writer(), client.batch_writer()) if each.shard == 1), [0])
+    info = client.server_info()["t"]
+    assert info.why_not_sample == "" and "max_diff" in info.why_not_insert
+    assert client.can_sample("t") and not client.can_insert("t")
+
+
 def test_too_many_shards():
     with pytest.raises(ValueError, match="1 to 32"):
         ShardedClient([])

@@ -102,11 +102,9 @@ class NodeProcess:
                 self.close.wait()
             if self._failed:
                 return 1
-            for living in reversed(self._living):
-                with entered(self._runtime, living.leaf.context):
-                    living.leaf.node.close(living.object)
-                    if living.server is not None:
-                        living.server.close()
+            with contextlib.ExitStack() as closing:  # after an error, the others are closed too
+                for living in self._living:
+                    closing.callback(self._close, living)
             self._runtime.close()
         except BaseException as error:
             self._tell("failed", wire.describe_error(error))
@@ -190,6 +188,12 @@ class NodeProcess:
             address = living.server.address
         if entry.address is None:
             self._tell("serving", {node.node_id: address})
+
+    def _close(self, living: _Living) -> None:
+        with entered(self._runtime, living.leaf.context):
+            living.leaf.node.close(living.object)
+            if living.server is not None:
+                living.server.close()
 
     def _listen(self) -> None:
         """Carries out the launcher's orders. Ends the process when the channel breaks: the launcher died."""

@@ -96,6 +96,7 @@ class RemoteRuntime(Runtime):
                 max_in_flight=entry.options["max_in_flight"],
                 stopped=self.stopped,
                 repeat_lost=entry.options["repeat_lost"],
+                max_frame_bytes=entry.options["max_frame_bytes"],
             )
             self._connections[node_id] = connection
 

@@ -250,6 +250,28 @@ def test_call_timeout(concurrent_engine):
     assert launch(program, concurrent_engine) == "ok"
 
 
+def test_a_timeout_includes_the_wait_for_room(concurrent_engine):
+    class Slow:
+        def wait(self, seconds):
+            return lp.wait_for_stop(seconds)
+
+    def main(slow):
+        slow.wait(0.0)  # The node has started.
+        first = slow.futures.wait(2.0)
+        began = time.monotonic()
+        with pytest.raises(TimeoutError):
+            slow.with_timeout(3.0).futures.wait(PATIENCE).result(PATIENCE)
+        lp.stop((first.done(), time.monotonic() - began))
+
+    program = lp.Program("test")
+    options = {"max_in_flight": 1}
+    slow = program.add_node(lp.CourierNode(Slow, courier_client_kwargs=options), label="slow")
+    program.add_node(lp.PyNode(main, slow), label="main")
+    there_was_room, seconds = launch(program, concurrent_engine)
+    assert there_was_room
+    assert seconds < 4.5
+
+
 def test_calls_that_block_do_not_hold_up_others(concurrent_engine):
     class Meeting:
         def __init__(self):

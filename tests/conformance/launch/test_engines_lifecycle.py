@@ -295,6 +295,23 @@ def test_restarts(engine, tmp_path, failures, restarts):
         assert lp.launch(program, engine, restarts={"fragile": restarts}) == failures + 1
 
 
+def test_a_stop_before_a_restart(concurrent_engine):
+    """The node had a restart left, so its failure is none of the program."""
+    if concurrent_engine.startswith("launchpad"):
+        return  # Launchpad does not restart nodes.
+
+    def fail():
+        raise Refused("always")
+
+    program = lp.Program("test")
+    program.add_node(lp.PyNode(fail), label="fragile")
+    with lp.start(program, concurrent_engine, restarts={"fragile": 1_000}) as job:
+        while job.status()["nodes"][0]["restarts"] < 5:  # The next pause is of 1.6 s.
+            time.sleep(0.01)
+        job.stop("stopped")
+        assert job.wait(timeout=PATIENCE) == "stopped"
+
+
 class Threaded:
     """A service whose own thread fails in its first lives."""
 
@@ -350,3 +367,25 @@ def test_a_failure_with_an_error_that_cannot_be_printed(engine):
     program.add_node(lp.CourierNode(Counter), label="counter")
     with pytest.raises(lp.NodeError, match="'main-0' failed with Wordless: <its"):
         lp.launch(program, engine)
+
+
+class Closing:
+    """Notes in a file that it is closed, and may fail then."""
+
+    def __init__(self, path, fails):
+        self._path, self._fails = path, fails
+
+    def close(self):
+        self._path.write_text("closed")
+        if self._fails:
+            raise Refused("at the close")
+
+
+def test_an_error_at_the_close_of_a_node_does_not_keep_the_others_open(engine, tmp_path):
+    program = lp.Program("test")
+    nodes = [lp.CourierNode(Closing, tmp_path / name, name == "last") for name in ("first", "last")]
+    program.add_node(lp.MultiThreadingColocation(nodes), label="both")
+    program.add_node(lp.PyNode(lp.stop), label="main")
+    with pytest.raises(lp.NodeError, match="Refused: at the close"):
+        lp.launch(program, engine)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "last"]
