@@ -68,14 +68,13 @@ python3.8 python3.10 python3.11: python%:
 test-reverb: .venv-reverb/installed
 	$(call tests,.venv-reverb,-n 2 tests/conformance/replay tests/replay/test_reverb_backend.py)
 
-# Whole files, since the tests of a file share a Ray. The second in a process of its own: after other clusters in
-# one process Ray asks its job server for a token. The third makes hosts of namespaces, which needs root; without,
-# nodes of Ray on one host stand in (a warning says so), and the tests that need hosts are skipped.
-# REPERTORY_TEST_HOSTS=cluster uses the nodes as root, too.
+# The second in a process of its own: after other clusters in one process Ray asks its job server for a token.
+# The third makes hosts of namespaces, which needs root; without, nodes of Ray on one host stand in (a warning
+# says so), and the tests that need hosts are skipped. REPERTORY_TEST_HOSTS=cluster uses the nodes as root, too.
 # RAY=ray runs the idioms of launch on Ray too, which takes minutes more.
 RAY ?= ray and not test_idioms
 test-ray: .venv-ray/installed
-	$(call tests,.venv-ray,-n 2 --dist loadfile tests/conformance/launch tests/conformance/flow tests/conformance/programs -k "$(RAY)" --ignore tests/conformance/launch/test_ray_jobs.py)
+	$(call tests,.venv-ray,tests/conformance/launch tests/conformance/flow tests/conformance/programs -k "$(RAY)" --ignore tests/conformance/launch/test_ray_jobs.py)
 	$(call tests,.venv-ray,tests/conformance/launch/test_ray_jobs.py)
 	$(call tests,.venv-ray,tests/cluster)
 
