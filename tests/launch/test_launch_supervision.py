@@ -4,7 +4,6 @@ import contextlib
 import json
 import logging
 import os
-import queue
 import select
 import shutil
 import signal
@@ -327,12 +326,11 @@ def test_a_node_that_does_not_read_holds_up_no_other(monkeypatch, has_a_place):
             assert not select.select([theirs], [], [], 0)[0]
 
 
-class RayError(Exception):
-    pass
+def test_a_node_on_ray_that_misses_an_order_is_ended(monkeypatch):
+    """What Ray could not deliver is gone, and what follows it would make no sense."""
 
-
-def life_on_ray(monkeypatch, ended=lambda: False, **methods):
-    """Returns the number, channel, and reports of a life on a Ray whose actor has these `methods`."""
+    class RayError(Exception):
+        pass
 
     def method(result):
         def remote(*args):
@@ -340,53 +338,33 @@ def life_on_ray(monkeypatch, ended=lambda: False, **methods):
 
         return SimpleNamespace(remote=remote, options=lambda **_: SimpleNamespace(remote=remote))
 
-    monkeypatch.setattr(RayHost, "__init__", lambda host: None)
-    host, reports = RayHost(), queue.SimpleQueue()
-    host._lives, host.report = {}, reports.put
-    host._ray = SimpleNamespace(
-        exceptions=SimpleNamespace(RayError=RayError),
-        get=lambda call: call(),
-        wait=lambda calls, timeout: (calls, []) if ended() else ([], calls),
-        kill=lambda actor: None,
-    )
-    actor = SimpleNamespace(**{name: method(result) for name, result in methods.items()})
-    monkeypatch.setattr(_Life, "_find_place", lambda life: setattr(life, "_born", {"pid": 1}) or actor)
-    number, channel = host.fork(Unit("node-0", "node", 0, ()), None, None)
-    assert reports.get(timeout=PATIENCE)["forked"] == number
-    return number, channel, reports
-
-
-def test_a_node_on_ray_that_misses_an_order_is_ended(monkeypatch):
-    """What Ray could not deliver is gone, and what follows it would make no sense."""
-
     def give(data):
         raise RayError("the machine could not be reached")
 
-    def take(seconds):
-        time.sleep(0.01)
-        return b""
+    reports, exited = [], threading.Event()
 
-    number, channel, reports = life_on_ray(monkeypatch, live=lambda: 0, give=give, take=take)
-    channel.post("stop")
-    end = reports.get(timeout=PATIENCE)
-    assert end["exit"] == number and "could not be reached" in end["reason"]
+    def report(message):
+        reports.append(message)
+        if "exit" in message:
+            exited.set()
 
-
-def test_the_last_words_of_a_node_on_ray_arrive(monkeypatch):
-    """The node says them, and ends, just after a read that found none."""
-    reads = iter([b"", b"last ", b"words", b""])
-    progress = []
-
-    def take(seconds):
-        progress.append(seconds)
-        return next(reads)
-
-    number, channel, reports = life_on_ray(
-        monkeypatch, ended=lambda: bool(progress), live=lambda: 0, take=take
+    monkeypatch.setattr(RayHost, "__init__", lambda host: None)
+    host = RayHost()
+    host._lives, host.report = {}, report
+    host._ray = SimpleNamespace(
+        exceptions=SimpleNamespace(RayError=RayError),
+        get=lambda call: call(),
+        wait=lambda calls, timeout: ([], calls),
+        kill=lambda actor: None,
     )
-    assert reports.get(timeout=PATIENCE) == {"exit": number, "code": 0, "reason": None}
-    channel._socket.setblocking(False)
-    assert channel._socket.recv(100) == b"last words"
+    actor = SimpleNamespace(
+        live=method(lambda: 0), give=method(give), take=method(lambda seconds: exited.wait(0.01) and b"")
+    )
+    monkeypatch.setattr(_Life, "_find_place", lambda life: setattr(life, "_born", {"pid": 1}) or actor)
+    number, channel = host.fork(Unit("node-0", "node", 0, ()), None, None)
+    channel.post("stop")
+    assert exited.wait(PATIENCE)
+    assert reports[-1]["exit"] == number and "could not be reached" in reports[-1]["reason"]
 
 
 def test_the_start_of_many_nodes_does_not_fill_the_channels(monkeypatch):

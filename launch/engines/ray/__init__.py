@@ -235,12 +235,10 @@ class _Life:
         life = actor.live.options(concurrency_group="life").remote()
         threading.Thread(target=self._give, args=(actor,), daemon=True).start()
         while True:
-            # Before the read: the node may say its last words between an empty read and its end.
-            ended = bool(ray.wait([life], timeout=0)[0])
-            data = ray.get(actor.take.options(concurrency_group="out").remote(0.0 if ended else _SILENCE))
+            data = ray.get(actor.take.options(concurrency_group="out").remote(_SILENCE))
             if data:
                 self._line.sendall(data)
-            elif ended:
+            elif ray.wait([life], timeout=0)[0]:
                 return ray.get(life)
             if self._undelivered is not None:
                 raise self._undelivered
