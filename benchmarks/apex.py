@@ -161,6 +161,7 @@ def grid(options: argparse.Namespace, make: Callable[[int], Callable[[int], int]
 
 
 def our_worker(environment: str) -> Callable[[int], Callable[[int], int]]:
+    import atexit
     import functools
 
     import torch
@@ -186,6 +187,8 @@ def our_worker(environment: str) -> Callable[[int], Callable[[int], int]]:
         block.publish(1, parameters)
         replay = EmbeddedClient(agent.make_tables(spec))
         worker = PriorityWorker(setup, replay=replay, learner=block, counter=Counter(), monitor=Monitor())
+        # An adder's thread that is in torch when the interpreter ends would abort the process.
+        atexit.register(worker._close_adders, timeout=0.0)
         return worker.collect
 
     return make
