@@ -22,9 +22,9 @@ import throughput_control
 from throughput_window import Window
 
 ENVIRONMENT = "CartPole-v1"
-LANES, UNROLL, EPOCHS, MINIBATCH, HIDDEN = 8, 500, 6, 128, 32
+NUM_ENVS, UNROLL, EPOCHS, MINIBATCH, HIDDEN = 8, 500, 6, 128, 32
 PONG_UNROLL, PONG_BATCH_UNROLLS = 40, 8
-PONG_PPO_LANES, PONG_PPO_UNROLL, PONG_PPO_EPOCHS, PONG_PPO_MINIBATCH = 16, 128, 4, 256
+PONG_PPO_ENVS, PONG_PPO_UNROLL, PONG_PPO_EPOCHS, PONG_PPO_MINIBATCH = 16, 128, 4, 256
 RUNNERS, BATCH_UNROLLS, IMPALA_UNROLL, IMPALA_HIDDEN = 2, 10, 50, 64
 
 
@@ -36,16 +36,16 @@ def hand_written_ppo(window: Window) -> None:
     from torch.nn import functional
 
     torch.manual_seed(0)
-    environments = [gymnasium.make(ENVIRONMENT) for _ in range(LANES)]
+    environments = [gymnasium.make(ENVIRONMENT) for _ in range(NUM_ENVS)]
     now = np.stack([each.reset(seed=i)[0] for i, each in enumerate(environments)])
     body, policy, value = torch.nn.Linear(4, HIDDEN), torch.nn.Linear(HIDDEN, 2), torch.nn.Linear(HIDDEN, 1)
     parameters = [p for layer in (body, policy, value) for p in layer.parameters()]
     optimizer = torch.optim.Adam(parameters, lr=1e-3, eps=1e-5, fused=True)
-    observations = np.zeros((UNROLL + 1, LANES, 4), np.float32)
-    actions = np.zeros((UNROLL, LANES), np.int64)
-    rewards, going_on, cut = (np.zeros((UNROLL, LANES), np.float32) for _ in range(3))
-    logits_of = np.zeros((UNROLL, LANES, 2), np.float32)
-    after_cut = np.zeros((UNROLL, LANES, 4), np.float32)
+    observations = np.zeros((UNROLL + 1, NUM_ENVS, 4), np.float32)
+    actions = np.zeros((UNROLL, NUM_ENVS), np.int64)
+    rewards, going_on, cut = (np.zeros((UNROLL, NUM_ENVS), np.float32) for _ in range(3))
+    logits_of = np.zeros((UNROLL, NUM_ENVS, 2), np.float32)
+    after_cut = np.zeros((UNROLL, NUM_ENVS, 4), np.float32)
     steps = 0
     while window.at(steps):
         for t in range(UNROLL):
@@ -68,19 +68,19 @@ def hand_written_ppo(window: Window) -> None:
             every = torch.from_numpy(observations)
             values = value(torch.tanh(body(every))).squeeze(-1).numpy()
             ends = value(torch.tanh(body(torch.from_numpy(after_cut)))).squeeze(-1).numpy()
-        advantages, last = np.zeros_like(rewards), np.zeros(LANES, np.float32)
+        advantages, last = np.zeros_like(rewards), np.zeros(NUM_ENVS, np.float32)
         for t in reversed(range(UNROLL)):
             ahead = going_on[t] * values[t + 1] + cut[t] * ends[t]
             error = rewards[t] + 0.99 * ahead - values[t]
             advantages[t] = last = error + 0.99 * 0.95 * going_on[t] * last
         data = [
-            torch.from_numpy(array.reshape(UNROLL * LANES, *array.shape[2:]).copy())
+            torch.from_numpy(array.reshape(UNROLL * NUM_ENVS, *array.shape[2:]).copy())
             for array in (observations[:-1], actions, advantages, advantages + values[:-1], logits_of)
         ]
         data[2] = (data[2] - data[2].mean()) / (data[2].std() + 1e-8)
         data[4] = data[4].log_softmax(-1).gather(1, data[1][:, None]).squeeze(1)
         for _ in range(EPOCHS):
-            order = torch.randperm(UNROLL * LANES)
+            order = torch.randperm(UNROLL * NUM_ENVS)
             for part in zip(*(leaf[order].split(MINIBATCH) for leaf in data), strict=True):
                 observation, taken, advantage, target, old = part
                 features = torch.tanh(body(observation))
@@ -93,7 +93,7 @@ def hand_written_ppo(window: Window) -> None:
                 loss.backward()
                 torch.nn.utils.clip_grad_norm_(parameters, 0.5)
                 optimizer.step()
-        steps += UNROLL * LANES
+        steps += UNROLL * NUM_ENVS
 
 
 def stable_baselines3_ppo(window: Window) -> None:
@@ -113,7 +113,7 @@ def stable_baselines3_ppo(window: Window) -> None:
 
     model = sb3.PPO(
         "MlpPolicy",
-        make_vec_env(ENVIRONMENT, LANES),
+        make_vec_env(ENVIRONMENT, NUM_ENVS),
         n_steps=UNROLL,
         batch_size=MINIBATCH,
         n_epochs=EPOCHS,
@@ -146,7 +146,7 @@ def stable_baselines3_pong(window: Window, threads: int = 1, processes: bool = F
     torch.set_num_threads(threads)
     environments = make_atari_env(
         make,
-        PONG_PPO_LANES,
+        PONG_PPO_ENVS,
         wrapper_kwargs={"terminal_on_life_loss": False, "clip_reward": False},
         vec_env_cls=SubprocVecEnv if processes else DummyVecEnv,
         vec_env_kwargs={"start_method": "fork"} if processes else {},  # starts sooner
@@ -210,9 +210,12 @@ def rllib_ppo(window: Window, runners: int = 1) -> None:
     config = (
         PPOConfig()
         .environment(ENVIRONMENT)
-        .env_runners(num_env_runners=runners, num_envs_per_env_runner=LANES // runners)
+        .env_runners(num_env_runners=runners, num_envs_per_env_runner=NUM_ENVS // runners)
         .training(
-            train_batch_size_per_learner=UNROLL * LANES, minibatch_size=MINIBATCH, num_epochs=EPOCHS, lr=1e-3
+            train_batch_size_per_learner=UNROLL * NUM_ENVS,
+            minibatch_size=MINIBATCH,
+            num_epochs=EPOCHS,
+            lr=1e-3,
         )
         .rl_module(model_config=_model(HIDDEN, 1))
         .learners(num_learners=0)
@@ -228,7 +231,7 @@ def rllib_impala(window: Window, unrolls: int = BATCH_UNROLLS) -> None:
         IMPALAConfig()
         .environment(ENVIRONMENT)
         .env_runners(
-            num_env_runners=RUNNERS, num_envs_per_env_runner=LANES, rollout_fragment_length=IMPALA_UNROLL
+            num_env_runners=RUNNERS, num_envs_per_env_runner=NUM_ENVS, rollout_fragment_length=IMPALA_UNROLL
         )
         .training(train_batch_size_per_learner=unrolls * IMPALA_UNROLL, lr=1e-3)
         .rl_module(model_config=_model(IMPALA_HIDDEN, 2))
@@ -261,7 +264,7 @@ def _rllib_on_pong(config: Any) -> Any:
     )
     return (
         config.environment("pong")
-        .env_runners(num_env_runners=RUNNERS, num_envs_per_env_runner=LANES)
+        .env_runners(num_env_runners=RUNNERS, num_envs_per_env_runner=NUM_ENVS)
         .rl_module(model_config=model)
         .learners(num_learners=0)
     )
@@ -285,7 +288,7 @@ def rllib_ppo_pong(window: Window) -> None:
     from ray.rllib.algorithms.ppo import PPOConfig
 
     config = _rllib_on_pong(PPOConfig()).training(
-        train_batch_size_per_learner=PONG_PPO_UNROLL * PONG_PPO_LANES,
+        train_batch_size_per_learner=PONG_PPO_UNROLL * PONG_PPO_ENVS,
         minibatch_size=PONG_PPO_MINIBATCH,
         num_epochs=PONG_PPO_EPOCHS,
         lr=2.5e-4,
@@ -326,7 +329,7 @@ def _sample_factory(arguments: list[str], window: Window) -> None:
 _ASYNCHRONOUS = [
     "--algo=APPO",
     f"--num_workers={RUNNERS}",
-    f"--num_envs_per_worker={LANES}",
+    f"--num_envs_per_worker={NUM_ENVS}",
     "--num_epochs=1",
     "--num_batches_per_epoch=1",
     "--with_vtrace=False",

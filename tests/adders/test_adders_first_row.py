@@ -10,22 +10,25 @@ from framework import adders, replay
 from framework.environments.testing import make_spec
 
 TABLE = adders.REPLAY_TABLE
-LANES = 3
+NUM_ENVS = 3
 
 
 def play(adder, steps=60):
     """Episodes of different lengths in each env; extras say time and env."""
-    kinds = np.zeros(LANES, np.int64)
+    kinds = np.zeros(NUM_ENVS, np.int64)
     for t in range(steps):
-        one = np.ones(LANES, np.float32)
-        timestep = dm_env.TimeStep(kinds, one, one, np.full((LANES, 3), t, np.float32))
+        one = np.ones(NUM_ENVS, np.float32)
+        timestep = dm_env.TimeStep(kinds, one, one, np.full((NUM_ENVS, 3), t, np.float32))
         if t == 0:
             adder.add_first(timestep)
         else:
-            state = 100.0 * t + np.arange(LANES)[:, None] + np.zeros((LANES, 2))
-            extras = {"log_prob": -one * t, "state": (state.astype(np.float32), {"age": np.full(LANES, t)})}
-            adder.add(np.zeros(LANES, np.int64), timestep, extras)
-        kinds = np.where(kinds == 2, 0, np.where((t + np.arange(LANES)) % 7 == 6, 2, 1))
+            state = 100.0 * t + np.arange(NUM_ENVS)[:, None] + np.zeros((NUM_ENVS, 2))
+            extras = {
+                "log_prob": -one * t,
+                "state": (state.astype(np.float32), {"age": np.full(NUM_ENVS, t)}),
+            }
+            adder.add(np.zeros(NUM_ENVS, np.int64), timestep, extras)
+        kinds = np.where(kinds == 2, 0, np.where((t + np.arange(NUM_ENVS)) % 7 == 6, 2, 1))
 
 
 def items(signature=None, **options):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from framework import losses
 
 GARBAGE = (math.nan, math.inf, -math.inf)
-LANES, LENGTH = 3, 9
+NUM_ENVS, LENGTH = 3, 9
 
 # Name: the arguments that carry a gradient, those that do not (their shape behind [N, T]; None is a 0-d
 # parameter), and the loss. Arguments are passed by name.
@@ -135,7 +135,7 @@ def all_finite(result):
 
 
 def drawn(random, extra):
-    shape = () if extra is None else (LANES, LENGTH, *extra)
+    shape = () if extra is None else (NUM_ENVS, LENGTH, *extra)
     return torch.tensor(random.normal(size=shape))
 
 
@@ -150,8 +150,8 @@ def filled(values, where, filler):
 
 def episodes(random):
     """Mask and discounts ``[N, T]`` of episodes that terminate or are truncated, with padding around them."""
-    mask, discounts = np.zeros((2, LANES, LENGTH))
-    for env in range(LANES):
+    mask, discounts = np.zeros((2, NUM_ENVS, LENGTH))
+    for env in range(NUM_ENVS):
         begin = random.integers(0, 3)
         while begin < LENGTH:
             end = begin + random.integers(1, 5)
@@ -198,7 +198,7 @@ def test_the_linear_baseline_does_not_see_padding(garbage):
 def test_losses_do_not_see_what_is_masked(name, seed, garbage, share):
     trained, constant, loss_fn = LOSSES[name]
     random = np.random.default_rng(seed)
-    mask = torch.tensor(random.random((LANES, LENGTH)) < share).double()
+    mask = torch.tensor(random.random((NUM_ENVS, LENGTH)) < share).double()
     arguments = {key: drawn(random, extra) for key, extra in {**trained, **constant}.items()}
 
     def loss_and_gradients(filler):
