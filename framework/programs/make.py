@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
 import functools
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +14,7 @@ from framework.loggers import Logger
 from framework.programs.actor_worker import ActorWorker
 from framework.programs.callbacks import Callback, OnWrite
 from framework.programs.evaluator import Evaluator
+from framework.programs.groups import connect_one, connect_shards, member, nearest
 from framework.programs.inference_worker import InferenceWorker
 from framework.programs.learner_group import LearnerReplica
 from framework.programs.learner_worker import LearnerWorker
@@ -35,12 +34,10 @@ from framework.programs.services import (
 from framework.programs.snapshot import Snapshot
 from framework.programs.variable_source import VariableSource
 from framework.programs.worker import Setup, derive_seed, make_tables
-from framework.replay import ShardedClient
 
 _REPLAY_MODULES = {"repertory": "framework.replay", "reverb": "framework.replay.dm_reverb"}
 # Seconds that a program waits at its end for the step of a learner, and for the last checkpoint.
 _STEP_S, _SAVE_S = 60.0, 600.0
-_NEAREST_S, _REST_S = 60.0, 5.0  # For the first answer of a variable source, and for those of the others.
 # Names of services and of parts of a checkpoint.
 _RESERVED = ("counter", "monitor", "checkpointer", "best", "program")
 
@@ -164,7 +161,7 @@ class Graph(core.Graph):
             handles.append(node.create_handle())
         if shards == 1:
             return handles[0]
-        return launch.HandleGroup(handles, functools.partial(_connect_shards, self._seed_of(name)))
+        return launch.HandleGroup(handles, functools.partial(connect_shards, self._seed_of(name)))
 
     def add_learner(
         self,
@@ -197,7 +194,7 @@ class Graph(core.Graph):
             for _ in range(self.config.variable_sources)
         ]
         self._strategies["variable_source"] = "SPREAD"
-        sources = handles[0] if len(handles) == 1 else launch.HandleGroup(handles, _connect_one)
+        sources = handles[0] if len(handles) == 1 else launch.HandleGroup(handles, connect_one)
         self._learners[sources] = self._learners.get(learner, ("learner", None))
         if self.config.min_actors is not None:  # They are lost with the machines of actors.
             self._min_nodes["variable_source"] = 1
@@ -217,7 +214,7 @@ class Graph(core.Graph):
                 name,
                 InferenceWorker,
                 agent or self._agent_of(variables),
-                learner=_nearest(variables, index),
+                learner=nearest(variables, index),
                 monitor=self.monitor,
                 checkpointer=self.checkpointer,
                 name=own,
@@ -226,7 +223,7 @@ class Graph(core.Graph):
                 repeat=False,
             )
             handles.append(node)
-        return handles[0] if count == 1 else launch.HandleGroup(handles, _connect_one)
+        return handles[0] if count == 1 else launch.HandleGroup(handles, connect_one)
 
     def add_actors(
         self,
@@ -265,9 +262,9 @@ class Graph(core.Graph):
                 name=name,
                 index=index,
                 seed=self._seed_of(f"{name}-{index}"),
-                replay=_member(replay, index),
-                learner=_nearest(variables, index),
-                inference=_member(inference, index),
+                replay=member(replay, index),
+                learner=nearest(variables, index),
+                inference=member(inference, index),
                 steps_name=self._steps_name(variables),
                 **self._handles,
             )
@@ -305,7 +302,7 @@ class Graph(core.Graph):
                 of_workers,
                 index=index,
                 seed=self._seed_of(f"actor-{index}"),
-                replay=_member(replay, index),
+                replay=member(replay, index),
                 learner=learner,
                 **self._handles,
             )
@@ -450,43 +447,6 @@ def make_environment(
         options={**environments.options_in(config.directory, factory, evaluation), **options},
         wrappers=(*wrappers_of(config), *agent.environment_wrappers()),
     )
-
-
-def _member(handle: launch.Handle | None, index: int) -> launch.Handle | None:
-    """The node that the worker `index` uses, of those that `handle` represents."""
-    return None if handle is None else handle.members()[index % len(handle.members())]
-
-
-def _nearest(variables: launch.Handle | None, index: int) -> launch.Handle | None:
-    """The variable source that the worker `index` uses: one on its machine, if there is one."""
-    if variables is None or len(handles := variables.members()) == 1:
-        return variables
-    first = index % len(handles)
-    return launch.HandleGroup([*handles[first:], *handles[:first]], _connect_nearest)
-
-
-def _connect_nearest(handles: Sequence[launch.Handle]) -> Any:
-    """A client of the source on this machine; if there is none, of one that answers."""
-    clients, node = [handle.dereference() for handle in handles], launch.get_node_context()
-    if node.engine != "ray":  # There is one machine.
-        return clients[0]
-    hosts = {client.futures.host(): client for client in clients}
-    # All sources that are there answer at about the same time; one that is lost would never.
-    done, rest = concurrent.futures.wait(hosts, _NEAREST_S, concurrent.futures.FIRST_COMPLETED)
-    done |= concurrent.futures.wait(rest, _REST_S).done
-    there = {hosts[future]: future.result() for future in done if future.exception() is None}
-    near = [client for client, host in there.items() if host == node.host]
-    return next((client for client in clients if client in (near or there)), clients[0])
-
-
-def _connect_shards(seed: int, handles: Sequence[launch.Handle]) -> ShardedClient:
-    return ShardedClient([handle.dereference() for handle in handles], seed=seed)
-
-
-def _connect_one(handles: Sequence[launch.Handle]) -> Any:
-    """A client of one of the nodes, another one in each node that asks."""
-    label = launch.get_node_context().label
-    return handles[zlib.crc32(label.encode()) % len(handles)].dereference()
 
 
 def _make_monitor(

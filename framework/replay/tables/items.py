@@ -21,9 +21,8 @@ from framework.replay.types import PaddedSample, ReplaySample, SampleInfo
 FREE, LIVE, SPENT, GONE = 0, 1, 2, 3
 
 _ONE = np.array(1, np.int32)  # numpy takes several times longer to convert a scalar
-# Samples drawn at once where some may be taken back, because an item has left before them.
-_MAX_PICK = 64
-# The arrays of `Items`, and those of them that a checkpoint holds.
+_MAX_PICK = 64  # Samples drawn at once where some may be taken back, because an item has left before them.
+# The arrays of `Items` that a checkpoint holds, and all of them.
 _SAVED = ("state", "keys", "priorities", "times", "stamps", "layouts", "episodes", "index", "lengths")
 _ARRAYS = (*_SAVED, "done")
 # The numbers of `Items` that a checkpoint holds.

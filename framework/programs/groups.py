@@ -1,0 +1,51 @@
+"""Which of several nodes a worker of a program uses: handles that stand for a group of nodes."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import launch
+from framework.replay import ShardedClient
+
+# Seconds for the first answer of a variable source, and for those of the others.
+_NEAREST_S, _REST_S = 60.0, 5.0
+
+
+def member(handle: launch.Handle | None, index: int) -> launch.Handle | None:
+    """The node that the worker `index` uses, of those that `handle` represents."""
+    return None if handle is None else handle.members()[index % len(handle.members())]
+
+
+def nearest(variables: launch.Handle | None, index: int) -> launch.Handle | None:
+    """The variable source that the worker `index` uses: one on its machine, if there is one."""
+    if variables is None or len(handles := variables.members()) == 1:
+        return variables
+    first = index % len(handles)
+    return launch.HandleGroup([*handles[first:], *handles[:first]], _connect_nearest)
+
+
+def _connect_nearest(handles: Sequence[launch.Handle]) -> Any:
+    """A client of the source on this machine; if there is none, of one that answers."""
+    clients, node = [handle.dereference() for handle in handles], launch.get_node_context()
+    if node.engine != "ray":  # There is one machine.
+        return clients[0]
+    hosts = {client.futures.host(): client for client in clients}
+    # All sources that are there answer at about the same time; one that is lost would never.
+    done, rest = concurrent.futures.wait(hosts, _NEAREST_S, concurrent.futures.FIRST_COMPLETED)
+    done |= concurrent.futures.wait(rest, _REST_S).done
+    there = {hosts[future]: future.result() for future in done if future.exception() is None}
+    near = [client for client, host in there.items() if host == node.host]
+    return next((client for client in clients if client in (near or there)), clients[0])
+
+
+def connect_shards(seed: int, handles: Sequence[launch.Handle]) -> ShardedClient:
+    return ShardedClient([handle.dereference() for handle in handles], seed=seed)
+
+
+def connect_one(handles: Sequence[launch.Handle]) -> Any:
+    """A client of one of the nodes, another one in each node that asks."""
+    label = launch.get_node_context().label
+    return handles[zlib.crc32(label.encode()) % len(handles)].dereference()
