@@ -41,7 +41,8 @@ _FIELDS = ("observation", "action", "reward", "discount", "start_of_episode")
 def record(environment: BatchedEnvironment, act: Callable[[Nest], Nest], num_episodes: int) -> Iterator[Step]:
     """Plays whole episodes, truncated ones included, and yields each as a `Step`.
 
-    If the environment loses its env in mid-episode, that episode is dropped and another one is played.
+    An episode that the environment loses before its end, or continues across a reset
+    (`BatchedEnvironment.cut`), is dropped, and another one is played.
 
     Args:
       environment: an environment of one env; see `environments.make`.
@@ -53,14 +54,16 @@ def record(environment: BatchedEnvironment, act: Callable[[Nest], Nest], num_epi
     """
     if environment.num_envs != 1:
         raise ValueError(f"environment: got {environment.num_envs} envs, expected 1. Pass num_envs=1.")
-    for _ in range(num_episodes):
+    num_yielded = 0
+    while num_yielded < num_episodes:
         rows: list[tuple[Any, ...]] = []
         timestep = environment.reset()
+        begun_before = environment.cut is not None and bool(environment.cut[0])
         while timestep.step_type[0] != LAST:
             action = act(timestep.observation)
             following = environment.step(action)
             if following.step_type[0] == FIRST:  # The env was lost, and its episode has no end.
-                rows, timestep = [], following
+                rows, timestep, begun_before = [], following, False
                 continue
             # The environment takes other dtypes; replay holds that of the spec.
             spec = environment.action_spec()
@@ -71,9 +74,12 @@ def record(environment: BatchedEnvironment, act: Callable[[Nest], Nest], num_epi
             row = (timestep.observation, action, *result, np.array([not rows]))
             rows.append(tree.map_structure(np.array, row))
             timestep = following
+        if begun_before:
+            continue
         closing = tree.map_structure(np.zeros_like, rows[-1])
         rows.append((tree.map_structure(np.array, timestep.observation), *closing[1:]))
         yield Step(*tree.map_structure(lambda *leaves: np.concatenate(leaves), *rows))
+        num_yielded += 1
 
 
 def save(path: str | os.PathLike[str], episodes: Iterable[Step]) -> None:

@@ -56,6 +56,30 @@ def test_an_episode_that_is_cut_short_is_left_out():
     np.testing.assert_array_equal(episode.start_of_episode, [True, False, False, False])
 
 
+class Continued(environments.EnvironmentWrapper):
+    """An environment whose first `reset` comes in mid-episode, and does not end the episode."""
+
+    num_resets = 0
+
+    def reset(self):
+        self.num_resets += 1
+        timestep = super().reset()
+        if self.num_resets == 1:
+            timestep = self.step(np.array([0]))._replace(step_type=timestep.step_type)
+        return timestep
+
+    @property
+    def cut(self):
+        return np.array([self.num_resets == 1])
+
+
+def test_an_episode_that_began_before_the_reset_is_left_out():
+    environment = Continued(environments.make(EchoEnvironment, options={"episode_length": 3}))
+    (episode,) = demonstrations.record(environment, lambda observation: np.array([0]), 1)
+    np.testing.assert_array_equal(episode.observation[:, 0], [4, 5, 6, 7])
+    np.testing.assert_array_equal(episode.start_of_episode, [True, False, False, False])
+
+
 def nested(num_episodes=3):
     pair = (specs.Array((), np.uint8),) * 2
     observations = {"a": specs.Array((2,), np.float32), "b": pair, "c": list(pair)}
