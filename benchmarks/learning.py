@@ -340,8 +340,7 @@ def train(name: str, row: Row, seed: int, folder: pathlib.Path) -> dict[str, Any
     result = json.loads((directory / "evaluation.json").read_text(encoding="utf-8"))
     return {
         "seed": seed,
-        "return": return_of(result),
-        **({} if row.gain is None else {"before": result["mean_return_before"]}),
+        **returns_of(result, row),
         "cpu_seconds": round(sum(cpu for cpu, _ in sittings), 1),
         "wall_seconds": round(sum(wall for _, wall in sittings), 1),
         **({} if len(sittings) == 1 else {"sittings": len(sittings)}),
@@ -349,9 +348,29 @@ def train(name: str, row: Row, seed: int, folder: pathlib.Path) -> dict[str, Any
     }
 
 
-def return_of(evaluation: dict[str, Any]) -> float:
-    """The mean return of an evaluation; with several agents, of the worst of them."""
-    return min(evaluation.get("agents", {"": evaluation["mean"]}).values())
+def returns_of(evaluation: dict[str, Any], row: Row) -> dict[str, float]:
+    """`return`, with several agents that of the worst of them, and `before`, where a gain is asked."""
+    result = {"return": min(evaluation.get("agents", {"": evaluation["mean"]}).values())}
+    return result if row.gain is None else {**result, "before": evaluation["mean_return_before"]}
+
+
+def asked_of(bounds: dict[str, Any]) -> str:
+    """What a row asks of every run: its `floor`, `ceiling`, and `gain`, in words."""
+    floor, ceiling, gain = (bounds.get(name) for name in ("floor", "ceiling", "gain"))
+    asked = f"≤ {ceiling:g}" if ceiling is not None else "" if floor is None else f"≥ {floor:g}"
+    return asked if gain is None else f"{asked} and {gain:g} above the return before"
+
+
+def meets(run: dict[str, Any], bounds: dict[str, Any]) -> bool:
+    """Whether a run met what its row asks; not if it has no return, since it failed."""
+    floor, ceiling, gain = (bounds.get(name) for name in ("floor", "ceiling", "gain"))
+    if "return" not in run:
+        return False
+    if ceiling is not None:
+        return bool(run["return"] <= ceiling)
+    if floor is None:
+        return False
+    return bool(run["return"] >= max(floor, float("-inf") if gain is None else run["before"] + gain))
 
 
 def train_peer(peer: str, name: str, seed: int, python: str) -> dict[str, Any]:
@@ -388,11 +407,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for name, result in results.items():
-        floor, ceiling, gain = result["floor"], result["ceiling"], result.get("gain")
-        bound = floor if ceiling is None else ceiling
-        asked = "" if bound is None else f"{'≥' if ceiling is None else '≤'} {bound:g}"
-        if gain is not None:
-            asked += f" and {gain:g} above the return before"
+        asked = asked_of(result)
         everyone = {"": result["runs"]}
         for peer, (who, _, _) in learning_peers.PEERS.items():
             everyone[f" ({who})"] = result["peers"].get(peer, [])
@@ -401,11 +416,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
                 continue
             returns = [each["return"] for each in runs]
             seconds = [each["cpu_seconds"] for each in runs]
-            reached = 0
-            if bound is not None:
-                reached = sum(value >= bound if ceiling is None else value <= bound for value in returns)
-            if gain is not None:
-                reached = sum(each["return"] >= max(floor, each["before"] + gain) for each in runs)
+            reached = sum(meets(each, result) for each in runs)
             digits = 2 if max(map(abs, returns)) < 10 else 1
             low, mean, high = (
                 f"{value:.{digits}f}" for value in (min(returns), statistics.fmean(returns), max(returns))
@@ -413,7 +424,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
             lines.append(
                 f"| {name}{who} | {runs[0]['steps']:,} | {asked} "
                 f"| {mean} ({low} … {high}) "
-                f"| {'' if bound is None else f'{reached} of {len(returns)}'} "
+                f"| {f'{reached} of {len(returns)}' if asked else ''} "
                 f"| {statistics.fmean(seconds):.0f} ({min(seconds):.0f} … {max(seconds):.0f}) "
                 f"| {ROWS[name].published if not who else ''} |"
             )

@@ -9,7 +9,7 @@ with the row's settings, but for what an engine of ENGINES changes, with at leas
 evaluations on the way; then ``repertory eval`` over 100 episodes, greedily, of the parameters at the last
 step. Every run is added to ``ROW.json`` in the output folder, and a seed that is in the file already is not
 run again. An engine whose package the interpreter lacks is left out; ``--python`` names an interpreter that
-has it. The exit code is 1 if a run failed or stayed below its floor.
+has it. The exit code is 1 if a run failed or missed its floor or gain.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def run(python: str, name: str, row: learning.Row, engine: str, seed: int) -> di
     ]
     return {
         "seed": seed,
-        "return": learning.return_of(result),
+        **learning.returns_of(result, row),
         "staleness": round(statistics.fmean(staleness), 2) if staleness else None,
         "samples_per_insert": round(ratios[-1], 3) if ratios else None,
         "learner_steps": learner[-1]["steps"],
@@ -125,13 +125,14 @@ def has(python: str, package: str) -> bool:
 def make_row(
     name: str, engines: list[str], seeds: list[int], folder: pathlib.Path, pythons: dict[str, str]
 ) -> int:
-    """Runs what is missing of one row, writes its file, and returns how many runs miss the floor."""
+    """Runs what is missing of one row, writes its file, and returns how many runs do not meet it."""
     row, file, missed = rows()[name], folder / f"{name}.json", 0
     result = {
         "agent": row.agent,
         "environment": row.environment,
         "steps": row.steps,
         "floor": row.floor,
+        **({} if row.gain is None else {"gain": row.gain}),
         "runs": {},
     }
     if file.exists():
@@ -147,7 +148,7 @@ def make_row(
                 done[:] = sorted([*(e for e in done if e["seed"] != seed), numbers], key=lambda e: e["seed"])
                 file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
                 print(name, engine, numbers, flush=True)
-            missed += "refused" not in numbers and not numbers.get("return", float("-inf")) >= row.floor
+            missed += "refused" not in numbers and not learning.meets(numbers, result)
     return missed
 
 
@@ -166,13 +167,13 @@ def table(folder: pathlib.Path, names: list[str]) -> str:
         for engine in ENGINES:
             runs = result["runs"].get(engine, [])
             done = [each for each in runs if "return" in each]
-            head = f"| {name} | {engine} | ≥ {result['floor']:g} |"
+            head = f"| {name} | {engine} | {learning.asked_of(result)} |"
             if not done:
                 if runs:
                     lines.append(f"{head} {'refused' if 'refused' in runs[0] else 'failed'} | | | | |")
                 continue
             returns = [each["return"] for each in done]
-            reached = sum(value >= result["floor"] for value in returns)
+            reached = sum(learning.meets(each, result) for each in done)
             low, mean, high = (
                 f"{each:.1f}" for each in (min(returns), statistics.fmean(returns), max(returns))
             )

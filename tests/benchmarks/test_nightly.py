@@ -77,3 +77,17 @@ def test_a_run_below_its_floor_is_counted_and_not_made_again(tmp_path):
     runs = [{"seed": 1, "return": 300.0}, {"seed": 2, "return": 500.0}, {"seed": 3, "refused": "no"}]
     (tmp_path / "cartpole-dqn.json").write_text(json.dumps({"runs": {"ray": runs}}))
     assert nightly.make_row("cartpole-dqn", ["ray"], [1, 2, 3], tmp_path, {"ray": "no such python"}) == 1
+
+
+def test_a_run_without_the_gain_that_its_row_asks_is_counted(tmp_path):
+    runs = [{"seed": seed, "return": -20.0, "before": before} for seed, before in ((1, -40.0), (2, -25.0))]
+    (tmp_path / "navigation-maml.json").write_text(json.dumps({"runs": {"processes": runs}}))
+    assert nightly.make_row("navigation-maml", ["processes"], [1, 2], tmp_path, {}) == 1
+
+
+def test_the_table_names_the_gain(tmp_path):
+    run = {"seed": 1, "return": -20.0, "before": -25.0, "staleness": 1.0, "samples_per_insert": None}
+    result = {"floor": -25, "gain": 10, "runs": {"processes": [{**run, "wall_seconds": 1.0}]}}
+    (tmp_path / "navigation-maml.json").write_text(json.dumps(result))
+    table = nightly.table(tmp_path, ["navigation-maml"])
+    assert "≥ -25 and 10 above the return before" in table and "| 0 of 1 |" in table

@@ -44,8 +44,8 @@ from framework.replay.writer import HeldRows, Writer, joined
 # through the same client, or for this many seconds.
 _SEND_ITEMS = 64
 _DELAY = 0.005
-# While `_MAX_MESSAGES` messages wait at the server, single items wait for others longer. The writer looks again
-# after `_LOOK` seconds.
+# While `_MAX_MESSAGES` messages wait at the server, single items wait for others longer. The writer looks
+# again after `_LOOK` seconds.
 _MAX_MESSAGES = 64
 _LOOK = 0.25
 _SEND_ROWS = 4096  # released rows that are sent without items
