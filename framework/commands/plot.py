@@ -58,7 +58,9 @@ def main(arguments: Sequence[str]) -> int:
     for path in paths.values():
         folder = RunFolder.open(path)
         groups.setdefault(json.dumps(_settings(folder)), []).append(folder)
-    labels = options.label.split(",")
+    labels = list(dict.fromkeys(label.strip() for label in options.label.split(",")))
+    if not all(labels):
+        raise UsageError(f"--label: got {options.label!r}, expected labels with commas between them.")
     curves = {
         f"{name}, {_ACTIONS.get(label, label)}" if len(labels) > 1 else name: [
             _read(folder, label, options) for folder in members
@@ -76,7 +78,8 @@ def main(arguments: Sequence[str]) -> int:
         output = Path(f"{output}.png")  # As matplotlib writes it.
     done = "replaced" if output.exists() else "written"
     draw(curves, what, output, axis=options.x, band=options.band)
-    print(f"{len(paths)} runs in {output}, which was {done}")
+    count = f"{len(paths)} runs" if len(paths) > 1 else "1 run"
+    print(f"{count} in {output}, which was {done}")
     if options.table:
         text = as_table(curves, what, options.x, options.band)
         output.with_suffix(".md").write_text(text + "\n", encoding="utf-8")

@@ -218,6 +218,7 @@ class TestCommand:
         path = make_run(returns=[1.0, 2.0]).path
         code, out, _ = repertory("plot", path, "--output", tmp_path / "a.png", "--band", band, "--table")
         assert code == 0 and "| 1 | 200 | 2 | 2 … 2 |" in out
+        assert out.startswith("1 run in ")
 
     def test_a_run_that_is_given_twice_counts_once(self, make_run, tmp_path, repertory, drawn, monkeypatch):
         monkeypatch.chdir(tmp_path)
@@ -248,6 +249,10 @@ class TestCommand:
         assert code == 1 and "against hours" in err
         code, _, err = repertory("plot", make_run("empty").path)
         assert code == 1 and "no rows at all" in err
+
+    def test_a_label_without_a_name(self, make_run, repertory):
+        code, _, err = repertory("plot", make_run(returns=[1.0]).path, "--label", "evaluator,")
+        assert code == 2 and "--label: got 'evaluator,'" in err
 
     def test_a_name_without_a_suffix_is_a_png(self, make_run, repertory, tmp_path):
         path = make_run(returns=[1.0]).path
