@@ -27,7 +27,7 @@ def is_absent(nest: Nest) -> bool:
 
 def result_dtype(dtype: np.dtype) -> np.dtype:
     """Returns the dtype in which rewards and discounts of `dtype` are kept: float, at least 32 bits."""
-    return np.dtype(dtype) if np.dtype(dtype).kind == "f" else np.dtype(np.float32)
+    return np.promote_types(dtype, np.float32) if np.dtype(dtype).kind == "f" else np.dtype(np.float32)
 
 
 def grown(array: np.ndarray, length: int, fill: int = 0) -> np.ndarray:

@@ -238,6 +238,17 @@ def test_numbers_of_another_kind_are_taken_as_rewards():
     np.testing.assert_array_equal(rewards, [0, 0.5, 2, 3, 1])
 
 
+def test_rewards_of_half_precision_are_summed_in_single_precision():
+    client = make_client()
+    adder = adders.NStepTransitionAdder(client, 2, 1.0)
+    adder.add_first(step(FIRST, 1))
+    for reward in (2048, 1):
+        adder.add(0, dm_env.transition(np.float16(reward), np.float32(1), discount=np.float16(1)))
+    rewards = client.sample_batch(TABLE, 2).data.reward
+    assert rewards.dtype == np.float32
+    assert rewards.tolist() == [2048, 2049]  # Numbers of 16 bits have no 2049.
+
+
 def test_envs_must_stay_the_same_number():
     adder = MAKERS["transitions"](make_client())
     adder.add_first(step(FIRST, 1, envs=3))
