@@ -227,11 +227,13 @@ def test_a_leaf_that_changes_is_an_error_that_names_it(value, message):
     assert client.server_info()[TABLE].current_size == 3
 
 
-def test_numbers_of_another_kind_are_taken_as_rewards():
+@pytest.mark.parametrize("clip", [None, 3.0])
+@pytest.mark.parametrize("first", [0, 0.0, np.int64(0), np.float32(0)])
+def test_numbers_of_another_kind_are_taken_as_rewards(first, clip):
     client = make_client()
-    adder = adders.NStepTransitionAdder(client, 1, 0.9)
+    adder = adders.NStepTransitionAdder(client, 1, 0.9, reward_clip=clip)
     adder.add_first(step(FIRST, 1))
-    for reward in (0, 0.5, np.float64(2), np.int64(3), True):
+    for reward in (first, 0.5, np.float64(2), np.int64(3), True):
         adder.add(0, dm_env.transition(reward, np.float32(1), discount=1))
     rewards = client.sample_batch(TABLE, 5).data.reward
     assert rewards.dtype == np.float32
@@ -262,6 +264,7 @@ ARGUMENTS = {
     "n of zero": lambda c: adders.NStepTransitionAdder(c, 0, 0.9),
     "fraction of n": lambda c: adders.NStepTransitionAdder(c, 1.5, 0.9),
     "discount above one": lambda c: adders.NStepTransitionAdder(c, 1, 1.1),
+    "clip below zero": lambda c: adders.NStepTransitionAdder(c, 1, 0.9, reward_clip=-1.0),
     "period above length": lambda c: adders.SequenceAdder(c, 3, 4),
     "period of zero": lambda c: adders.SequenceAdder(c, 3, 0),
     "length of zero": lambda c: adders.SequenceAdder(c, 0, 1),
