@@ -384,6 +384,24 @@ def test_forking_and_ignoring_extras():
     assert adder.close(timeout=60) == 0
 
 
+def test_an_error_at_the_close_of_one_fork_does_not_keep_the_others_open():
+    def fail(items):
+        raise ArithmeticError("no priorities")
+
+    fns = {"a": fail, "b": None, "c": fail}
+    client = replay.EmbeddedClient([replay.Table.queue(name, 100) for name in fns])
+    inner = [adders.EpisodeAdder(client, 5, priority_fns={name: fn}) for name, fn in fns.items()]
+    adder = adders.ForkingAdder(inner)
+    adder.add_first(step(FIRST, 1))
+    adder.add(0, step(LAST, 2))
+    with pytest.raises(ArithmeticError):
+        adder.close()
+    assert client.server_info()["b"].current_size == 1
+    for fork in inner:
+        with pytest.raises(ValueError, match="closed"):
+            fork.add_first(step(FIRST, 1))
+
+
 @each_adder
 def test_a_table_with_the_adders_signature_takes_its_items(make):
     one = specs.Array((), np.float32)
