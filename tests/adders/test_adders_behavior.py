@@ -172,6 +172,18 @@ def whole_sequences(client):
     return adders.SequenceAdder(client, 2, 1, "write")
 
 
+@each_adder
+def test_an_episode_without_a_step_is_not_dropped(make):
+    adder = make(make_client())
+    adder.add_first(step(FIRST, 1, envs=2))
+    adder.reset()
+    adder.add_first(step(FIRST, 1, envs=2))
+    adder.add(np.zeros(2, int), step([LAST, MID], 2, envs=2))
+    adder.add(np.zeros(2, int), step([FIRST, MID], 3, envs=2))
+    adder.reset()
+    assert adder.num_dropped_episodes == 1
+
+
 def test_reset_before_anything_and_twice():
     client = make_client()
     adder = MAKERS["transitions"](client)
