@@ -251,9 +251,9 @@ def _play(
                 observation, reward, discount, over = environment.step(action)
                 _check_values(report, "step().reward", spec.rewards, reward)
                 _check_values(report, "step().discount", spec.discounts, discount)
-                trace.append((call, np.array(reward, dtype=object)))
+                # Copies: environments may write into the same arrays again.
+                trace.append((call, tree.map_structure(np.array, reward)))
             _check_values(report, f"{call}.observation", spec.observations, observation)
-            # A copy: environments may write into the same array again.
             trace.append((call, tree.map_structure(np.array, observation)))
     except _Broken:
         raise
