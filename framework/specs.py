@@ -209,6 +209,16 @@ def num_discrete_actions(action_spec: Any) -> int:
     return int(action_spec.num_values)
 
 
+def has_action_mask(spec: EnvironmentSpec) -> bool:
+    """Whether the observations of an environment of one agent have an `action_mask` that fits the actions."""
+    if agents(spec) or (mask := action_mask(spec.observations)) is None:
+        return False
+    shapes = [leaf.shape for leaf in tree.flatten(mask)]
+    return (
+        all(len(shape) == 1 for shape in shapes) and sum(map(sum, shapes)) == sum(choices(spec.actions)) > 0
+    )
+
+
 def choices(action_spec: Nest) -> list[int]:
     """The number of values of each choice of an action, in the order of `tree.flatten`. Floats have none.
 
