@@ -216,8 +216,8 @@ class InlineEnvironment(BatchedEnvironment):
         if agents:
             types = dict.fromkeys(agents, specs.BoundedArray((), np.int64, FIRST, LAST))
             self._checks["agents"] = FieldChecker(name, "agents", types, num_envs, (), first_env)
-        # Discrete actions are given as Python's ints, all others as arrays.
-        self._discrete = [leaf.shape == () and leaf.dtype.kind in "iu" for leaf in tree.flatten(spec.actions)]
+        # Discrete actions of int64 are given as Python's ints, all others as arrays of their spec's dtype.
+        self._discrete = [leaf.shape == () and leaf.dtype == np.int64 for leaf in tree.flatten(spec.actions)]
         self._single_action = not tree.is_nested(spec.actions)
         # The reward and the discount of the step that starts an episode.
         self._first_reward = specs.zeros(spec.rewards)
