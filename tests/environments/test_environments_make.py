@@ -438,3 +438,18 @@ def test_a_discrete_action_has_the_dtype_of_its_spec(dtype):
     environment = environments.make(lambda: testing.FakeEnvironment(spec), num_envs=2)
     environment.reset()
     environment.step(np.array([0, 2]))  # FakeEnvironment validates its action.
+
+
+BOUNDED = {
+    "above": specs.BoundedArray((3,), np.float32, 5, np.inf),
+    "below": specs.BoundedArray((3,), np.float32, -np.inf, -5),
+    "none": specs.BoundedArray((3,), np.float32, -np.inf, np.inf),
+    "all int64": specs.BoundedArray((3,), np.int64, np.iinfo(np.int64).min, np.iinfo(np.int64).max),
+    "bools": specs.BoundedArray((3,), bool, False, True),
+}
+
+
+@pytest.mark.parametrize("spec", BOUNDED.values(), ids=BOUNDED)
+def test_drawn_values_are_within_their_spec(spec):
+    for seed in range(10):
+        spec.validate(testing.draw(spec, np.random.default_rng(seed)))
