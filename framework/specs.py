@@ -188,9 +188,9 @@ def action_mask(observation: Nest) -> Any:
         if ACTION_MASK in observation:
             return observation[ACTION_MASK]
         observation = tuple(observation.values())
-    if isinstance(observation, tuple):
+    if isinstance(observation, tuple | list):
         for child in observation:
-            if isinstance(child, dict | tuple) and (found := action_mask(child)) is not None:
+            if isinstance(child, dict | tuple | list) and (found := action_mask(child)) is not None:
                 return found
     return None
 

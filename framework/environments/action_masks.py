@@ -126,9 +126,9 @@ class CombineActions(EnvironmentWrapper):
 
 def _with_mask(observation: Nest, mask: Any) -> Nest:
     """The observation with another mask, if it has one."""
-    if isinstance(observation, tuple):
+    if isinstance(observation, tuple | list):
         entries = [_with_mask(entry, mask) for entry in observation]
-        return type(observation)(*entries) if hasattr(observation, "_fields") else tuple(entries)
+        return type(observation)(*entries) if hasattr(observation, "_fields") else type(observation)(entries)
     if not isinstance(observation, dict):
         return observation
     return {

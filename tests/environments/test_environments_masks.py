@@ -98,10 +98,20 @@ class InTuple(Several):
         return np.zeros(1, np.float32), {"action_mask": np.array([1, 0, 0, 1], bool)}
 
 
-def test_a_mask_in_a_tuple_becomes_that_of_combinations():
-    environment = environments.make(InTuple, num_envs=1, wrappers=[environments.CombineActions])
+class InList(InTuple):
+    def observation_spec(self):
+        return list(super().observation_spec())
+
+    def _observe(self):
+        return list(super()._observe())
+
+
+@pytest.mark.parametrize("one", [InTuple, InList])
+def test_a_mask_in_a_tuple_or_list_becomes_that_of_combinations(one):
+    environment = environments.make(one, num_envs=1, wrappers=[environments.CombineActions])
     _, entry = environment.reset().observation
     assert entry["action_mask"].tolist() == [[False, True, False, False]]
+    assert environment.spec.observations[1]["action_mask"].shape == (4,)
 
 
 def test_actions_of_several_agents_cannot_be_combined():
