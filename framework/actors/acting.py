@@ -43,7 +43,7 @@ class PolicyActor(core.Actor, core.Saveable):
       seed: seeds the policy's random choices. None does not seed them.
       offset: index of the first of these envs among all envs that act with this kind of policy. Policies may
         treat envs differently.
-      total: number of all envs that act with this kind of policy. None means `num_envs`.
+      total: number of all envs that act with this kind of policy. None means `offset + num_envs`.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class PolicyActor(core.Actor, core.Saveable):
         total: int | None = None,
     ):
         self.policy = policy
-        self._offset, self._total = offset, total
         self.num_envs = whole_number("num_envs", num_envs, 1)
+        self._offset, self._total = offset, offset + num_envs if total is None else total
         self.adder = adder
         self._variable_client = variable_client
         self._state: Nest = None
@@ -93,7 +93,7 @@ class PolicyActor(core.Actor, core.Saveable):
                 self._state = restarted(self._state, self._initial_state(), begins)
 
     def _initial_state(self) -> Nest:
-        states = self.policy.initial_state(self._total or self.num_envs)
+        states = self.policy.initial_state(self._total)
         mine = slice(self._offset, self._offset + self.num_envs)
         return tree.map_structure(lambda leaf: leaf[mine], states)
 

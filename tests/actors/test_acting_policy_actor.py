@@ -141,3 +141,14 @@ def test_an_acme_loop_may_have_nests_of_rewards():
     timestep = adder.calls[-1][2]
     assert timestep.reward["one"].tolist() == [1] and timestep.reward["two"].tolist() == [[1, 1]]
     assert timestep.discount.tolist() == [0.5]
+
+
+@pytest.mark.parametrize("total", [None, 9])
+def test_an_actor_has_the_states_of_its_own_envs(total):
+    class Numbered(CountingPolicy):
+        def initial_state(self, batch_size):
+            return {"count": np.arange(batch_size)}
+
+    actor = PolicyActor(Numbered(), num_envs=2, offset=3, total=total)
+    actor.observe_first(dm_env.restart(np.zeros((2, 1))))
+    assert actor.select_action(np.zeros((2, 1))).tolist() == [3, 4]
