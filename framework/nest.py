@@ -161,20 +161,23 @@ def flattener(template: Nest) -> Callable[[Nest], list[Any]]:
 
 
 def unflattener(template: Nest) -> Pack:
-    """A function from leaves to a nest like `template`, with the same classes and order of keys."""
+    """A function from leaves to a nest like `template`, with the same classes and order of keys.
+
+    Mappings of other classes become dicts.
+    """
     build, _ = _builder(template, 0)
     return build
 
 
 def _builder(template: Nest, at: int) -> tuple[Pack, int]:
     """The function for the leaves from index `at` on, and the index of the first leaf after them."""
-    if not isinstance(template, (dict, tuple, list)):
+    if not isinstance(template, (Mapping, tuple, list)):
         return lambda leaves: leaves[at], at + 1
-    keys = sorted(template) if isinstance(template, dict) else range(len(template))
+    keys = sorted(template) if isinstance(template, Mapping) else range(len(template))
     builds: dict[Any, Pack] = {}
     for key in keys:
         builds[key], at = _builder(template[key], at)
-    if isinstance(template, dict):
+    if isinstance(template, Mapping):
         ordered = [(key, builds[key]) for key in template]
         return lambda leaves: {key: build(leaves) for key, build in ordered}, at
     cls, parts = type(template), list(builds.values())

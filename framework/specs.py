@@ -188,9 +188,9 @@ def action_mask(observation: Nest) -> Any:
         if ACTION_MASK in observation:
             return observation[ACTION_MASK]
         observation = tuple(observation.values())
-    if isinstance(observation, tuple):
+    if isinstance(observation, tuple | list):
         for child in observation:
-            if isinstance(child, dict | tuple) and (found := action_mask(child)) is not None:
+            if isinstance(child, dict | tuple | list) and (found := action_mask(child)) is not None:
                 return found
     return None
 
@@ -207,6 +207,16 @@ def num_discrete_actions(action_spec: Any) -> int:
             "actions, or for several (docs/agents.md); --wrappers CombineActions makes one of discrete ones."
         )
     return int(action_spec.num_values)
+
+
+def has_action_mask(spec: EnvironmentSpec) -> bool:
+    """Whether the observations of an environment of one agent have an `action_mask` that fits the actions."""
+    if agents(spec) or (mask := action_mask(spec.observations)) is None:
+        return False
+    shapes = [leaf.shape for leaf in tree.flatten(mask)]
+    return (
+        all(len(shape) == 1 for shape in shapes) and sum(map(sum, shapes)) == sum(choices(spec.actions)) > 0
+    )
 
 
 def choices(action_spec: Nest) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import json
+import types
 
 import numpy as np
 import pytest
@@ -81,6 +82,12 @@ def test_a_flattener_refuses_other_structures(other):
 def test_unflattener_keeps_the_order_of_keys():
     assert list(nest.unflattener({"b": 0, "a": 0})([1, 2])) == ["b", "a"]
     assert nest.unflattener({"b": 0, "a": 0})([1, 2]) == {"a": 1, "b": 2}
+
+
+def test_the_fast_forms_take_mappings_of_any_class():
+    value = types.MappingProxyType({"b": (1, 2), "a": 0})
+    assert nest.flattener(value)(value) == [0, 1, 2]
+    assert nest.unflattener(value)([0, 1, 2]) == {"b": (1, 2), "a": 0}
 
 
 def test_known_named_tuples_come_back_as_their_class_and_others_as_one_alike():

@@ -13,8 +13,6 @@ four methods.
 
 from __future__ import annotations
 
-from typing import Any
-
 import dm_env
 import numpy as np
 import tree
@@ -65,5 +63,5 @@ def _batched_timestep(timestep: dm_env.TimeStep) -> dm_env.TimeStep:
     )
 
 
-def _float(value: Any, missing: float) -> np.ndarray:
-    return np.array([missing if value is None else value], np.float32)
+def _float(value: Nest, missing: float) -> Nest:
+    return tree.map_structure(lambda leaf: np.array([leaf], np.float32), missing if value is None else value)

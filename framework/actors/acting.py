@@ -43,7 +43,7 @@ class PolicyActor(core.Actor, core.Saveable):
       seed: seeds the policy's random choices. None does not seed them.
       offset: index of the first of these envs among all envs that act with this kind of policy. Policies may
         treat envs differently.
-      total: number of all envs that act with this kind of policy. None means `num_envs`.
+      total: number of all envs that act with this kind of policy. None means `offset + num_envs`.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class PolicyActor(core.Actor, core.Saveable):
         total: int | None = None,
     ):
         self.policy = policy
-        self._offset, self._total = offset, total
         self.num_envs = whole_number("num_envs", num_envs, 1)
+        self._offset, self._total = offset, offset + num_envs if total is None else total
         self.adder = adder
         self._variable_client = variable_client
         self._state: Nest = None
@@ -93,7 +93,7 @@ class PolicyActor(core.Actor, core.Saveable):
                 self._state = restarted(self._state, self._initial_state(), begins)
 
     def _initial_state(self) -> Nest:
-        states = self.policy.initial_state(self._total or self.num_envs)
+        states = self.policy.initial_state(self._total)
         mine = slice(self._offset, self._offset + self.num_envs)
         return tree.map_structure(lambda leaf: leaf[mine], states)
 
@@ -267,9 +267,8 @@ class EnvironmentLoop:
         """
         if num_episodes is not None and num_steps is not None:
             raise ValueError(f"run: got num_episodes={num_episodes} and num_steps={num_steps}, expected one.")
-        for name, limit in (("num_episodes", num_episodes), ("num_steps", num_steps)):
-            if limit is not None and limit < 0:
-                raise ValueError(f"{name}: got {limit}, expected a number >= 0.")
+        if num_steps is not None and num_steps < 0:
+            raise ValueError(f"num_steps: got {num_steps}, expected a number >= 0.")
         before = self.num_steps
         if num_episodes is not None:
             self.run_episodes(num_episodes)
@@ -287,7 +286,12 @@ class EnvironmentLoop:
         plays a fixed share of the episodes, because taking those that end first would favor short episodes.
         Episodes that an env plays beyond its share, while others finish theirs, are neither returned nor
         logged. The next use of the loop starts from a reset.
+
+        Raises:
+          ValueError: `num_episodes` is negative.
         """
+        if num_episodes < 0:
+            raise ValueError(f"num_episodes: got {num_episodes}, expected a number >= 0.")
         num_envs = self.environment.num_envs
         share = np.full(num_envs, num_episodes // num_envs)
         share[: num_episodes % num_envs] += 1
@@ -305,7 +309,8 @@ class EnvironmentLoop:
                 self._log(results[-1])
         self._timestep = None
         if not results:
-            return {"episode_return": np.zeros(0), "episode_length": none, "env": none}
+            returns = tree.unflatten_as(self._reward_spec, [total[:0] for total in self._returns])
+            return {"episode_return": returns, "episode_length": none, "env": none}
         return tree.map_structure(lambda *parts: np.concatenate(parts), *results)
 
     def _reset(self) -> dm_env.TimeStep:

@@ -17,6 +17,7 @@ import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout  # Another class in Python 3.10.
 from typing import Any
 
 import numpy as np
@@ -150,7 +151,7 @@ class ServerPort:
         future, self._future = self._future, None
         try:
             action, extras, self.version = future.result(self._timeout)
-        except TimeoutError:
+        except (TimeoutError, FutureTimeout):
             if future.done():  # The server itself raised this error.
                 raise
             raise InferenceError(_silent(self._name, self._timeout)) from None

@@ -189,8 +189,8 @@ class BlockAdder(Adder):
             if not self._open:
                 return
             self._write_block()
-            is_open = self._kinds[self._history] != LAST
-            self.num_dropped_episodes += int(np.count_nonzero(is_open & ~self._lost))
+            has_steps = self._kinds[self._history] == MID
+            self.num_dropped_episodes += int(np.count_nonzero(has_steps & ~self._lost))
             self._lost[:] = False
             self._forget()
             self._kinds[:] = NO_ROW

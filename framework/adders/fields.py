@@ -25,9 +25,14 @@ def is_absent(nest: Nest) -> bool:
     return nest is None or (isinstance(nest, (tuple, list, dict)) and len(nest) == 0)
 
 
+def dtype_of(leaf: Any) -> np.dtype:
+    """Returns the dtype of an array, or the one in which a Python number is kept."""
+    return _SCALARS[type(leaf)] if type(leaf) in _SCALARS else np.asarray(leaf).dtype
+
+
 def result_dtype(dtype: np.dtype) -> np.dtype:
     """Returns the dtype in which rewards and discounts of `dtype` are kept: float, at least 32 bits."""
-    return np.dtype(dtype) if np.dtype(dtype).kind == "f" else np.dtype(np.float32)
+    return np.promote_types(dtype, np.float32) if np.dtype(dtype).kind == "f" else np.dtype(np.float32)
 
 
 def grown(array: np.ndarray, length: int, fill: int = 0) -> np.ndarray:
@@ -82,7 +87,7 @@ class Field:
         self.arrays: list[np.ndarray] = []
         self._expected: list[tuple[tuple[int, ...], np.dtype]] = []  # the shape and dtype of each leaf
         for path, leaf in flat:
-            dtype: np.dtype = _SCALARS.get(type(leaf), np.asarray(leaf).dtype)
+            dtype = dtype_of(leaf)
             if to_float:
                 dtype = result_dtype(dtype)
             if dtype.kind not in _KINDS:

@@ -11,7 +11,7 @@ from dm_env import specs as dm_specs
 
 from framework import nest as nests
 from framework.adders.block import NO_EXTRAS, NO_ROW, BlockAdder, PriorityFns
-from framework.adders.fields import Field, is_absent, result_dtype
+from framework.adders.fields import Field, dtype_of, is_absent, result_dtype
 from framework.adders.frames import Frames
 from framework.config_checks import whole_number
 from framework.specs import path_name
@@ -83,6 +83,8 @@ class NStepTransitionAdder(BlockAdder):
         """
         if not 0.0 <= discount <= 1.0:
             raise ValueError(f"discount: got {discount!r}, expected a number in [0, 1].")
+        if reward_clip is not None and not reward_clip > 0:
+            raise ValueError(f"reward_clip: got {reward_clip!r}, expected more than 0, or None.")
         self._n = whole_number("n_step", n_step, 1)
         self._g = float(discount)
         self._one_step, self._reward_clip = one_step, reward_clip
@@ -148,11 +150,7 @@ class NStepTransitionAdder(BlockAdder):
 
     def add(self, action: Nest, next_timestep: Any, extras: Nest = NO_EXTRAS) -> None:
         if (limit := self._reward_clip) is not None:
-            clipped = tree.map_structure(
-                # A FIRST step of dm_env has no reward.
-                lambda reward: None if reward is None else np.clip(reward, -limit, limit),
-                next_timestep.reward,
-            )
+            clipped = tree.map_structure(lambda reward: _clipped(reward, limit), next_timestep.reward)
             next_timestep = next_timestep._replace(reward=clipped)
         super().add(action, next_timestep, extras)
 
@@ -229,6 +227,13 @@ class NStepTransitionAdder(BlockAdder):
             self._write_items(trajectory, len(own), data)
         finally:  # A priority function may fail.
             self._release(_TRANSITIONS, own)
+
+
+def _clipped(reward: Any, limit: float) -> Any:
+    """Returns `reward` clipped to +- `limit`, in the dtype that it is kept in without a limit."""
+    if reward is None:  # Of a FIRST step of dm_env.
+        return None
+    return np.clip(reward, -limit, limit).astype(result_dtype(dtype_of(reward)), copy=False)
 
 
 class Returns:

@@ -48,7 +48,16 @@ class ForkingAdder(Adder):
 
     def close(self, timeout: float | None = None) -> int:
         deadline = None if timeout is None else time.monotonic() + timeout
-        return sum([adder.close(_left(deadline)) for adder in self._adders])
+        dropped = 0
+        error: Exception | None = None
+        for adder in self._adders:
+            try:
+                dropped += adder.close(_left(deadline))
+            except Exception as raised:  # The others have items to write, too.
+                error = error or raised
+        if error is not None:
+            raise error
+        return dropped
 
 
 class IgnoreExtrasAdder(ForkingAdder):

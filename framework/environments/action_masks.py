@@ -29,13 +29,8 @@ class MaskChecker:
         self._name, self._first_env = name, first_env
         sizes = specs.choices(spec.actions)
         self._starts = np.cumsum([0, *sizes])[:-1]
-        mask = specs.action_mask(spec.observations)
-        # Agents that are not in the episode have masks of zeros.
-        self._has_mask = (
-            mask is not None
-            and not specs.agents(spec)
-            and sum(math.prod(leaf.shape) for leaf in tree.flatten(mask)) == sum(sizes) > 0
-        )
+        # Not with several agents: those that are not in the episode have masks of zeros.
+        self._has_mask = specs.has_action_mask(spec)
 
     def __call__(self, step_type: np.ndarray, observation: Nest) -> None:
         """Checks a time step `[B, ...]`; raises EnvironmentFault."""
@@ -77,6 +72,14 @@ class CombineActions(EnvironmentWrapper):
             raise ValueError(
                 f"action spec: got {actions!r}, expected discrete actions only. Use an agent for nests of "
                 "actions, such as PPO."
+            )
+        mask = specs.action_mask(self.spec.observations)
+        if mask is not None and not specs.has_action_mask(self.spec):
+            shapes = [leaf.shape for leaf in tree.flatten(mask)]
+            raise ValueError(
+                f"{environment.name}: {specs.ACTION_MASK}: got shapes {shapes} in the observation, expected "
+                f"{sum(self._sizes)} entries along one axis, one for each value of each discrete action in "
+                f"{actions!r}. Fix the environment's mask."
             )
         self._build = nests.unflattener(actions)
         count = math.prod(self._sizes)
@@ -123,9 +126,9 @@ class CombineActions(EnvironmentWrapper):
 
 def _with_mask(observation: Nest, mask: Any) -> Nest:
     """The observation with another mask, if it has one."""
-    if isinstance(observation, tuple):
+    if isinstance(observation, tuple | list):
         entries = [_with_mask(entry, mask) for entry in observation]
-        return type(observation)(*entries) if hasattr(observation, "_fields") else tuple(entries)
+        return type(observation)(*entries) if hasattr(observation, "_fields") else type(observation)(entries)
     if not isinstance(observation, dict):
         return observation
     return {

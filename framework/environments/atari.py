@@ -10,7 +10,7 @@ from typing import Any
 import dm_env
 import numpy as np
 
-from framework import specs
+from framework import config_checks, specs
 
 _INTER_AREA = 3  # cv2.INTER_AREA
 
@@ -45,6 +45,7 @@ class AtariOptions:
     max_frames: int = 108_000
 
     def __post_init__(self) -> None:
+        config_checks.types(self)
         for field, valid, expected in (
             ("sticky_actions", 0 <= self.sticky_actions < 1, "0 <= p < 1"),
             ("noop_max", self.noop_max >= 0, "at least 0"),

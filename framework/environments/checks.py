@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -113,10 +114,10 @@ class _Gymnasium:
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
             fix = "return the pair (observation, info), info a dict"
             raise _Broken("reset()", f"returned {_describe(result)}", fix)
-        return _shift(result[0], self.spec.observations, self._starts, -1)
+        return _shift(result[0], self.spec.observations, self._starts, operator.sub)
 
     def step(self, action: Nest) -> tuple[Nest, Nest, Nest, bool]:
-        result = self._environment.step(_shift(action, self.spec.actions, self._action_starts, 1))
+        result = self._environment.step(_shift(action, self.spec.actions, self._action_starts, operator.add))
         if not (isinstance(result, tuple) and len(result) == 5):
             raise _Broken(
                 "step()",
@@ -131,7 +132,7 @@ class _Gymnasium:
         if not isinstance(info, dict):
             what = f"is {_describe(info)}, expected a dict"
             self._report.add("step().info", what, "return {} if there is none")
-        observation = _shift(observation, self.spec.observations, self._starts, -1)
+        observation = _shift(observation, self.spec.observations, self._starts, operator.sub)
         return observation, reward, 0.0 if terminated else 1.0, bool(terminated or truncated)
 
 
@@ -179,20 +180,20 @@ class _Other:
         return self._observed(self._environment.reset())
 
     def step(self, action: Nest) -> tuple[Nest, Nest, Nest, bool]:
-        shifted = _shift(action, self.spec.actions, self._environment.action_starts, 1)
+        shifted = _shift(action, self.spec.actions, self._environment.action_starts, operator.add)
         observation, reward, discount, step_type = self._environment.step(shifted)
         return self._observed(observation), reward, discount, step_type == LAST
 
     def _observed(self, observation: Nest) -> Nest:
-        return _shift(observation, self.spec.observations, self._environment.observation_starts, -1)
+        return _shift(observation, self.spec.observations, self._environment.observation_starts, operator.sub)
 
 
-def _shift(nest: Nest, spec: Nest, starts: Sequence[int], sign: int) -> Nest:
+def _shift(nest: Nest, spec: Nest, starts: Sequence[int], by: Callable[[Any, int], Any]) -> Nest:
     """Adds or subtracts the first value of each Discrete space."""
     if not any(starts):
         return nest
     values = [specs.pick(nest, path) for path, _ in specs.leaves(spec)]
-    return nests.unflattener(spec)([v + sign * start for v, start in zip(values, starts, strict=True)])
+    return nests.unflattener(spec)([by(v, start) for v, start in zip(values, starts, strict=True)])
 
 
 def _adapt(environment: Any, report: _Report, seed: int) -> _Gymnasium | _DmEnv | _Other:
@@ -251,9 +252,9 @@ def _play(
                 observation, reward, discount, over = environment.step(action)
                 _check_values(report, "step().reward", spec.rewards, reward)
                 _check_values(report, "step().discount", spec.discounts, discount)
-                trace.append((call, np.array(reward, dtype=object)))
+                # Copies: environments may write into the same arrays again.
+                trace.append((call, tree.map_structure(np.array, reward)))
             _check_values(report, f"{call}.observation", spec.observations, observation)
-            # A copy: environments may write into the same array again.
             trace.append((call, tree.map_structure(np.array, observation)))
     except _Broken:
         raise

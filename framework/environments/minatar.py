@@ -47,12 +47,15 @@ class MinAtarEnvironment(dm_env.Environment):
           max_steps: steps after which an episode is truncated; None for no limit. Without one a ball of
             Breakout can bounce without end between walls and a paddle that does not move.
         """
+        if max_steps is not None and max_steps < 1:
+            raise ValueError(f"max_steps: got {max_steps}, expected at least 1 or None.")
         # It warns at import that it cannot draw without seaborn; render() below needs none.
-        logging.disable(logging.WARNING)
+        disabled = logging.root.manager.disable
+        logging.disable(max(disabled, logging.WARNING))
         try:
             import minatar
         finally:
-            logging.disable(logging.NOTSET)
+            logging.disable(disabled)
         self._game = minatar.Environment(
             GAMES.get(game, game), sticky_action_prob=sticky_actions, difficulty_ramping=ramping
         )

@@ -53,8 +53,7 @@ class FieldChecker:
         for (path, leaf), start in zip(leaves, starts or [0] * len(leaves), strict=True):
             bounded = field == "action" and isinstance(leaf, specs.BoundedArray) and leaf.dtype.kind in "iu"
             bounds = (leaf.minimum, leaf.maximum) if bounded else None
-            shift = start if field == "action" else -start
-            self._leaves.append((path, leaf.shape, leaf.dtype, bounds, shift))
+            self._leaves.append((path, leaf.shape, leaf.dtype, bounds, start))
 
     def __call__(self, nest: Nest) -> list[np.ndarray]:
         """Takes a nest of `[B, ...]`; returns one array per leaf, possibly the caller's own.
@@ -106,7 +105,7 @@ class FieldChecker:
 
     def _check(self, arrays: list[np.ndarray], envs: Sequence[int]) -> list[np.ndarray]:
         """Checks the values of arrays of the right shapes, and converts them."""
-        for index, (path, _, dtype, bounds, shift) in enumerate(self._leaves):
+        for index, (path, _, dtype, bounds, start) in enumerate(self._leaves):
             array = arrays[index]
             if array.dtype != dtype:
                 numbers = array.dtype.kind in ("iubf" if dtype.kind == "f" else "iub")
@@ -125,7 +124,9 @@ class FieldChecker:
                 outside = (array < bounds[0]) | (array > bounds[1])
                 if np.count_nonzero(outside):
                     raise self._bad_value(path, array, outside, envs, f"outside {bounds[0]} ... {bounds[1]}")
-            arrays[index] = array + shift if shift else array
+            if start:  # Not negated: the dtype may be unsigned.
+                array = array + start if self._field == "action" else array - start
+            arrays[index] = array
         return arrays
 
     def _find_misfit(
@@ -216,8 +217,8 @@ class InlineEnvironment(BatchedEnvironment):
         if agents:
             types = dict.fromkeys(agents, specs.BoundedArray((), np.int64, FIRST, LAST))
             self._checks["agents"] = FieldChecker(name, "agents", types, num_envs, (), first_env)
-        # Discrete actions are given as Python's ints, all others as arrays.
-        self._discrete = [leaf.shape == () and leaf.dtype.kind in "iu" for leaf in tree.flatten(spec.actions)]
+        # Discrete actions of int64 are given as Python's ints, all others as arrays of their spec's dtype.
+        self._discrete = [leaf.shape == () and leaf.dtype == np.int64 for leaf in tree.flatten(spec.actions)]
         self._single_action = not tree.is_nested(spec.actions)
         # The reward and the discount of the step that starts an episode.
         self._first_reward = specs.zeros(spec.rewards)

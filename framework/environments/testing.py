@@ -129,16 +129,19 @@ def make_spec(
 
 
 def draw(spec: specs.Array, rng: np.random.Generator, batch_shape: tuple[int, ...] = ()) -> np.ndarray:
-    """A random value `[*batch_shape, *shape]` within the spec; infinite bounds count as -1 and 1."""
+    """A random value `[*batch_shape, *shape]` within the spec.
+
+    Infinite bounds count as -1 and 1, or as the other bound where that lies beyond.
+    """
     shape = (*batch_shape, *spec.shape)
     if spec.dtype.kind in "iub":
         bounds = np.iinfo(spec.dtype) if spec.dtype.kind != "b" else None
         low: Any = getattr(spec, "minimum", max(bounds.min, -100) if bounds else 0)
         high: Any = getattr(spec, "maximum", min(bounds.max, 100) if bounds else 1)
-        return rng.integers(low, np.asarray(high, np.int64) + 1, shape).astype(spec.dtype)
+        return rng.integers(low, np.asarray(high, np.int64), shape, endpoint=True).astype(spec.dtype)
     low = np.asarray(getattr(spec, "minimum", -1.0), np.float64)
     high = np.asarray(getattr(spec, "maximum", 1.0), np.float64)
-    low = np.where(np.isfinite(low), low, -1.0)
+    low = np.where(np.isfinite(low), low, np.minimum(-1.0, high))
     high = np.where(np.isfinite(high), high, np.maximum(1.0, low))
     return (low + (high - low) * rng.random(shape)).astype(spec.dtype)
 

@@ -87,7 +87,7 @@ class ActionRepeat(EnvironmentWrapper):
                     f"{self.name}: {field}: got the spec {spec}, expected a scalar for ActionRepeat."
                 )
         self._num_repeats = num_repeats
-        self._has_mask = specs.action_mask(self.spec.observations) is not None
+        self._has_mask = specs.has_action_mask(self.spec)
         if num_repeats > 1:  # stacks of frames move by more than one frame a step here
             self.spec = self.spec._replace(observations=specs.unstacked(self.spec.observations))
 

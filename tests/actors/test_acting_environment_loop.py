@@ -225,6 +225,9 @@ def test_both_limits_or_a_negative_one_are_errors():
         loop.run(num_episodes=1, num_steps=2)
     with pytest.raises(ValueError, match="num_steps: got -1"):
         loop.run(num_steps=-1)
+    for play in (loop.run, loop.run_episodes):
+        with pytest.raises(ValueError, match="num_episodes: got -1"):
+            play(num_episodes=-1)
     with pytest.raises(ValueError, match="max_steps: got 0"):
         loop.step(max_steps=0)
 
@@ -300,6 +303,7 @@ def test_nested_rewards_give_nested_returns():
     result = loop.run_episodes(2)
     np.testing.assert_allclose(result["episode_return"]["a"], np.sum(actor.steps, axis=0), atol=1e-5)
     assert result["episode_return"]["b"].shape == (2,)
+    assert loop.run_episodes(0)["episode_return"]["a"].shape == (0, 2)
     row = logger.rows[1]
     names = ["episode_return/a/0", "episode_return/a/1", "episode_return/b"]
     assert [name for name in row if name.startswith("episode_return")] == names

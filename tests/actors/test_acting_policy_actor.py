@@ -7,6 +7,7 @@ import torch
 
 from framework import core
 from framework.actors import PolicyActor
+from framework.actors.acme import AcmeActor
 
 FIRST, MID, LAST = (int(kind) for kind in dm_env.StepType)
 
@@ -129,3 +130,25 @@ def test_the_policys_random_state_is_seeded_and_saved():
     other = CountingPolicy()
     PolicyActor(other).restore(saved)
     assert other.seeded_with == 7
+
+
+def test_an_acme_loop_may_have_nests_of_rewards():
+    adder = RecordingAdder()
+    actor = AcmeActor(PolicyActor(CountingPolicy(), adder))
+    actor.observe_first(dm_env.restart(np.zeros(2)))
+    rewards = {"one": 1.0, "two": np.ones(2)}
+    actor.observe(actor.select_action(np.zeros(2)), dm_env.TimeStep(MID, rewards, 0.5, np.zeros(2)))
+    timestep = adder.calls[-1][2]
+    assert timestep.reward["one"].tolist() == [1] and timestep.reward["two"].tolist() == [[1, 1]]
+    assert timestep.discount.tolist() == [0.5]
+
+
+@pytest.mark.parametrize("total", [None, 9])
+def test_an_actor_has_the_states_of_its_own_envs(total):
+    class Numbered(CountingPolicy):
+        def initial_state(self, batch_size):
+            return {"count": np.arange(batch_size)}
+
+    actor = PolicyActor(Numbered(), num_envs=2, offset=3, total=total)
+    actor.observe_first(dm_env.restart(np.zeros((2, 1))))
+    assert actor.select_action(np.zeros((2, 1))).tolist() == [3, 4]

@@ -1,8 +1,10 @@
 """The inference server: whose rows are whose, when a batch is fired, what a client sees of a failure."""
 
+import concurrent.futures
 import socket
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
@@ -477,3 +479,14 @@ def test_states_of_torch_and_extras_that_are_views_of_them():
     assert slots.read(a)[0].tolist() == [300, 101] and slots.read(c)[0].tolist() == [200, 201]
     assert slots.act([b, c], 3) == [3, 1]
     assert slots.read(b)[0].tolist() == [200, 201] and slots.read(c)[0].tolist() == [300, 301]
+
+
+def test_a_server_that_is_silent_is_named():
+    silent = types.SimpleNamespace(
+        connect=lambda *args, **options: None,
+        futures=types.SimpleNamespace(act=lambda *args: concurrent.futures.Future()),
+    )
+    port = ServerPort(silent, "actor", 2, timeout=0.01)
+    ask(port)
+    with pytest.raises(InferenceError, match=r"no answer for 'actor' within 0\.01 s"):
+        port.answer()

@@ -172,6 +172,18 @@ def whole_sequences(client):
     return adders.SequenceAdder(client, 2, 1, "write")
 
 
+@each_adder
+def test_an_episode_without_a_step_is_not_dropped(make):
+    adder = make(make_client())
+    adder.add_first(step(FIRST, 1, envs=2))
+    adder.reset()
+    adder.add_first(step(FIRST, 1, envs=2))
+    adder.add(np.zeros(2, int), step([LAST, MID], 2, envs=2))
+    adder.add(np.zeros(2, int), step([FIRST, MID], 3, envs=2))
+    adder.reset()
+    assert adder.num_dropped_episodes == 1
+
+
 def test_reset_before_anything_and_twice():
     client = make_client()
     adder = MAKERS["transitions"](client)
@@ -227,15 +239,28 @@ def test_a_leaf_that_changes_is_an_error_that_names_it(value, message):
     assert client.server_info()[TABLE].current_size == 3
 
 
-def test_numbers_of_another_kind_are_taken_as_rewards():
+@pytest.mark.parametrize("clip", [None, 3.0])
+@pytest.mark.parametrize("first", [0, 0.0, np.int64(0), np.float32(0)])
+def test_numbers_of_another_kind_are_taken_as_rewards(first, clip):
     client = make_client()
-    adder = adders.NStepTransitionAdder(client, 1, 0.9)
+    adder = adders.NStepTransitionAdder(client, 1, 0.9, reward_clip=clip)
     adder.add_first(step(FIRST, 1))
-    for reward in (0, 0.5, np.float64(2), np.int64(3), True):
+    for reward in (first, 0.5, np.float64(2), np.int64(3), True):
         adder.add(0, dm_env.transition(reward, np.float32(1), discount=1))
     rewards = client.sample_batch(TABLE, 5).data.reward
     assert rewards.dtype == np.float32
     np.testing.assert_array_equal(rewards, [0, 0.5, 2, 3, 1])
+
+
+def test_rewards_of_half_precision_are_summed_in_single_precision():
+    client = make_client()
+    adder = adders.NStepTransitionAdder(client, 2, 1.0)
+    adder.add_first(step(FIRST, 1))
+    for reward in (2048, 1):
+        adder.add(0, dm_env.transition(np.float16(reward), np.float32(1), discount=np.float16(1)))
+    rewards = client.sample_batch(TABLE, 2).data.reward
+    assert rewards.dtype == np.float32
+    assert rewards.tolist() == [2048, 2049]  # Numbers of 16 bits have no 2049.
 
 
 def test_envs_must_stay_the_same_number():
@@ -251,6 +276,7 @@ ARGUMENTS = {
     "n of zero": lambda c: adders.NStepTransitionAdder(c, 0, 0.9),
     "fraction of n": lambda c: adders.NStepTransitionAdder(c, 1.5, 0.9),
     "discount above one": lambda c: adders.NStepTransitionAdder(c, 1, 1.1),
+    "clip below zero": lambda c: adders.NStepTransitionAdder(c, 1, 0.9, reward_clip=-1.0),
     "period above length": lambda c: adders.SequenceAdder(c, 3, 4),
     "period of zero": lambda c: adders.SequenceAdder(c, 3, 0),
     "length of zero": lambda c: adders.SequenceAdder(c, 0, 1),
@@ -368,6 +394,24 @@ def test_forking_and_ignoring_extras():
     assert client.sample_batch("a", 1).data.extras["logits"].shape == (1, 2)
     assert client.sample_batch("b", 1).data.extras == ()
     assert adder.close(timeout=60) == 0
+
+
+def test_an_error_at_the_close_of_one_fork_does_not_keep_the_others_open():
+    def fail(items):
+        raise ArithmeticError("no priorities")
+
+    fns = {"a": fail, "b": None, "c": fail}
+    client = replay.EmbeddedClient([replay.Table.queue(name, 100) for name in fns])
+    inner = [adders.EpisodeAdder(client, 5, priority_fns={name: fn}) for name, fn in fns.items()]
+    adder = adders.ForkingAdder(inner)
+    adder.add_first(step(FIRST, 1))
+    adder.add(0, step(LAST, 2))
+    with pytest.raises(ArithmeticError):
+        adder.close()
+    assert client.server_info()["b"].current_size == 1
+    for fork in inner:
+        with pytest.raises(ValueError, match="closed"):
+            fork.add_first(step(FIRST, 1))
 
 
 @each_adder

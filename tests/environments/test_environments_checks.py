@@ -184,6 +184,7 @@ class Picky(dm_env.Environment):
         testing.EchoEnvironment,
         testing.FakeEnvironment,
         testing.MemoryEnvironment,
+        lambda: testing.FakeEnvironment(testing.make_spec(rewards={"a": specs.Array((2,), np.float32)})),
         "gymnasium:CartPole-v1",
     ],
 )

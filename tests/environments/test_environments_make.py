@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from framework import environments
+from framework import environments, specs
 from framework.environments import FIRST, LAST, MID, testing
 from framework.environments.stepping import InlineEnvironment, VectorEnvironment
 
@@ -430,3 +430,26 @@ def test_a_seed_that_is_not_lost_causes_no_warning(factory, arguments):
 def test_a_batch_of_the_wrong_size_is_refused_when_it_is_made(factory, arguments, message):
     with pytest.raises(ValueError, match=message):
         environments.make(factory, **arguments)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint8])
+def test_a_discrete_action_has_the_dtype_of_its_spec(dtype):
+    spec = testing.make_spec(actions=specs.DiscreteArray(3, dtype))
+    environment = environments.make(lambda: testing.FakeEnvironment(spec), num_envs=2)
+    environment.reset()
+    environment.step(np.array([0, 2]))  # FakeEnvironment validates its action.
+
+
+BOUNDED = {
+    "above": specs.BoundedArray((3,), np.float32, 5, np.inf),
+    "below": specs.BoundedArray((3,), np.float32, -np.inf, -5),
+    "none": specs.BoundedArray((3,), np.float32, -np.inf, np.inf),
+    "all int64": specs.BoundedArray((3,), np.int64, np.iinfo(np.int64).min, np.iinfo(np.int64).max),
+    "bools": specs.BoundedArray((3,), bool, False, True),
+}
+
+
+@pytest.mark.parametrize("spec", BOUNDED.values(), ids=BOUNDED)
+def test_drawn_values_are_within_their_spec(spec):
+    for seed in range(10):
+        spec.validate(testing.draw(spec, np.random.default_rng(seed)))

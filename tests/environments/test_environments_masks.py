@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from framework import environments, specs
-from framework.environments.testing import MaskedEnvironment, TupleEnvironment
+from framework.environments.testing import FakeEnvironment, MaskedEnvironment, TupleEnvironment, make_spec
 from framework.networks import check_action_mask
 
 ACTIONS = {"a": specs.DiscreteArray(2), "b": specs.BoundedArray((2,), np.int64, [1, 0], [3, 1])}
@@ -98,10 +98,20 @@ class InTuple(Several):
         return np.zeros(1, np.float32), {"action_mask": np.array([1, 0, 0, 1], bool)}
 
 
-def test_a_mask_in_a_tuple_becomes_that_of_combinations():
-    environment = environments.make(InTuple, num_envs=1, wrappers=[environments.CombineActions])
+class InList(InTuple):
+    def observation_spec(self):
+        return list(super().observation_spec())
+
+    def _observe(self):
+        return list(super()._observe())
+
+
+@pytest.mark.parametrize("one", [InTuple, InList])
+def test_a_mask_in_a_tuple_or_list_becomes_that_of_combinations(one):
+    environment = environments.make(one, num_envs=1, wrappers=[environments.CombineActions])
     _, entry = environment.reset().observation
     assert entry["action_mask"].tolist() == [[False, True, False, False]]
+    assert environment.spec.observations[1]["action_mask"].shape == (4,)
 
 
 def test_actions_of_several_agents_cannot_be_combined():
@@ -125,6 +135,27 @@ def test_a_vector_environment_that_begins_with_nothing_to_do_is_named():
     environment = environments.make(make, num_envs=2)
     with pytest.raises(environments.EnvironmentFault, match=r"env 0: action_mask is \[0 0\]"):
         environment.reset()
+
+
+UNFIT = {
+    # name: (shape of the mask, actions)
+    "two axes": ((2, 3), specs.BoundedArray((2,), np.int64, 0, 2)),
+    "combinations": ((9,), specs.BoundedArray((2,), np.int64, 0, 2)),
+    "real numbers": ((2,), specs.BoundedArray((2,), np.float32, -1, 1)),
+}
+
+
+@pytest.mark.parametrize(("shape", "actions"), UNFIT.values(), ids=UNFIT)
+def test_a_mask_that_does_not_fit_is_not_checked(shape, actions):
+    observations = {"action_mask": specs.BoundedArray(shape, np.int8, 0, 0)}
+    spec = make_spec(observations=observations, actions=actions)
+    repeat = functools.partial(environments.ActionRepeat, num_repeats=2)
+    environment = environments.make(lambda: FakeEnvironment(spec), wrappers=[repeat])
+    environment.reset()
+    environment.step(np.zeros((1, 2), actions.dtype))
+    if actions.dtype.kind == "i":
+        with pytest.raises(ValueError, match=r"action_mask: got shapes .* expected 6 entries along one axis"):
+            environments.CombineActions(environment)
 
 
 def test_real_numbers_cannot_be_combined():

@@ -55,6 +55,24 @@ def test_nested_spaces_and_discrete_starts(stepping):
         assert timestep.observation["both"][1].tolist() == [[1, 2]] * 3
 
 
+class _Unsigned(gymnasium.Env):
+    observation_space = spaces.Discrete(3, start=1, dtype=np.uint8)
+    action_space = spaces.Discrete(2, start=1, dtype=np.uint8)
+
+    def reset(self, *, seed=None, options=None):
+        return np.uint8(1), {}
+
+    def step(self, action):
+        return np.uint8(action + 1), 0.0, False, False, {}
+
+
+def test_discrete_starts_of_unsigned_dtypes():
+    environment = environments.make(_Unsigned, num_envs=2)
+    assert environment.reset().observation.tolist() == [0, 0]
+    assert environment.step(np.array([0, 1])).observation.tolist() == [1, 2]
+    assert environments.check_environment(_Unsigned, num_steps=5) == []
+
+
 def test_vector_stepping_knows_discrete_starts():
     class Shifted(gymnasium.Env):
         observation_space = spaces.Discrete(3, start=7)

@@ -1,6 +1,7 @@
 """Atari and dm_control, where they are installed."""
 
 import functools
+import logging
 
 import numpy as np
 import pytest
@@ -183,6 +184,8 @@ def test_atari_bad_names_and_options(atari):
             r"Atari options: got \['reward_clip'\], expected fields of AtariOptions: sticky_actions",
         ),
         (lambda: atari(frame_skip=0), "AtariOptions.frame_skip: got 0"),
+        (lambda: atari(frame_skip=2.5), "frame_skip: got 2.5, expected a whole number"),
+        (lambda: atari(size="84"), "size: got '84', expected a whole number or None"),
         (lambda: atari(sticky_actions=1.5), "AtariOptions.sticky_actions: got 1.5"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -288,6 +291,18 @@ def test_an_episode_of_minatar_is_truncated_at_its_limit():
     # FIRST, two steps, LAST, and so on; the ball needs more than three steps to fall.
     assert (step_type.ravel()[2::4] == LAST).all() and (step_type == LAST).sum() == 3
     assert (discount[step_type == LAST] == 1).all()
+
+
+def test_minatar_leaves_logging_as_it_is_and_refuses_a_limit_of_zero():
+    pytest.importorskip("minatar")
+    logging.disable(logging.CRITICAL)
+    try:
+        environments.make("minatar:Breakout")
+        assert logging.root.manager.disable == logging.CRITICAL
+    finally:
+        logging.disable(logging.NOTSET)
+    with pytest.raises(ValueError, match="max_steps: got 0, expected at least 1 or None"):
+        environments.make("minatar:Breakout", options={"max_steps": 0})
 
 
 def test_minigrid():
