@@ -445,10 +445,18 @@ def test_a_tanh_keeps_the_mean_in_the_range_of_the_actions():
     torch.testing.assert_close(policy.mean, torch.tanh(networks.head.mean(networks.body(observation))))
 
 
-def test_without_bounds_the_mean_has_no_range():
-    spec = CONTINUOUS._replace(actions=dm_specs.Array((2,), np.float32))
+@pytest.mark.parametrize(
+    "actions",
+    [
+        dm_specs.Array((2,), np.float32),
+        dm_specs.BoundedArray((2,), np.float32, np.finfo(np.float32).min, np.finfo(np.float32).max),
+    ],
+    ids=["none", "largest"],
+)
+def test_without_bounds_the_mean_has_no_range(actions):
+    spec = CONTINUOUS._replace(actions=actions)
     with pytest.raises(
-        ValueError, match=r"tanh_mean: got True for Array.*, expected False without finite bounds"
+        ValueError, match=r"tanh_mean: got True for .*Array.*, expected False without finite bounds"
     ):
         PPO(PPOConfig(tanh_mean=True)).make_networks(spec)
     PPO(PPOConfig()).make_networks(spec)
