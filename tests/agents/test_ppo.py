@@ -209,6 +209,19 @@ def test_the_penalty_follows_the_divergence():
         assert float(learner.networks.kl_coefficient) == pytest.approx(factor)
 
 
+@pytest.mark.parametrize("recurrent", [None, "lstm"])
+def test_a_batch_without_real_steps_changes_nothing(recurrent):
+    """Agents that wait for others write such unrolls."""
+    config = dataclasses.replace(SMALL, recurrent=recurrent)
+    learner, batch = make_learner(config), make_batch(config)
+    before = [parameter.detach().clone() for parameter in learner.networks.parameters()]
+    data = batch.data._replace(mask=np.zeros_like(batch.data.mask))
+    metrics = learn(learner, batch._replace(data=data)).metrics
+    assert all(np.isfinite(float(value)) for value in metrics.values())
+    for old, new in zip(before, learner.networks.parameters(), strict=True):
+        assert torch.equal(old, new)
+
+
 # --- normalisation ---
 
 
