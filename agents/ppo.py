@@ -211,7 +211,7 @@ class PPO(OnPolicyAgent):
             real = mask.flatten().nonzero().squeeze(-1)
             rows = rows._replace(mask=(), starts=())
             rows = tree.map_structure(lambda leaf: leaf.flatten(0, 1)[real], rows)
-        staleness = context.learner_steps - data.extras["version"][mask > 0].float().mean()
+        staleness = losses.masked_mean(context.learner_steps - data.extras["version"].float(), mask)
         metrics = {
             "staleness": staleness,
             "explained_variance": losses.explained_variance(values, targets, mask),

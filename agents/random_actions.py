@@ -15,6 +15,7 @@ from framework import adders, core, replay, specs
 from framework import config_checks as check
 from framework.datasets import Dataset
 from framework.networks import check_action_mask
+from framework.networks.heads import UNBOUNDED
 from framework.programs.presets import Preset
 from framework.replay.contracts import Client
 from framework.types import Nest, StepResult
@@ -37,7 +38,7 @@ class RandomActionsConfig:
 class RandomPolicy(core.Policy):
     """Uniform over the action spec: integers and floats between their bounds, and bools.
 
-    Unbounded floats are drawn between -1 and 1.
+    Floats without a bound are drawn as if it were -1 or 1, or 1 from their other bound if that lies beyond.
     """
 
     def __init__(self, action_spec: Nest):
@@ -53,16 +54,18 @@ class RandomPolicy(core.Policy):
 
     def _draw(self, spec: Any, envs: int) -> np.ndarray:
         shape = (envs, *spec.shape)
-        low: Any = -1.0
-        high: Any = 1.0
+        low: Any = -1
+        high: Any = 1
         if isinstance(spec, dm_specs.BoundedArray):
-            low = np.maximum(spec.minimum, np.finfo(np.float32).min / 2)
-            high = np.minimum(spec.maximum, np.finfo(np.float32).max / 2)
+            low, high = spec.minimum, spec.maximum
         if np.issubdtype(spec.dtype, np.integer):
             return self._random.integers(low, high, shape, endpoint=True).astype(spec.dtype)
         if np.issubdtype(spec.dtype, np.bool_):
             return self._random.random(shape) < 0.5
-        return self._random.uniform(low, high, shape).astype(spec.dtype)
+        low, high = np.asarray(low, np.float64), np.asarray(high, np.float64)
+        least = np.where(low > -UNBOUNDED, low, np.minimum(-1.0, high - 1.0))
+        most = np.where(high < UNBOUNDED, high, np.maximum(1.0, low + 1.0))
+        return self._random.uniform(least, most, shape).astype(spec.dtype)
 
     def seed(self, seed: int) -> None:
         self._random = np.random.default_rng(seed)

@@ -73,10 +73,15 @@ class SACConfig(OffPolicyConfig):
 class Temperature(nn.Module):
     """Logarithm of the weight of the entropy: a parameter if it is learned."""
 
+    log: torch.Tensor
+
     def __init__(self, config: SACConfig):
         super().__init__()
-        value = config.initial_temperature if config.temperature is None else config.temperature
-        self.log = nn.Parameter(torch.tensor(math.log(value)), requires_grad=config.temperature is None)
+        if config.temperature is None:
+            self.log = nn.Parameter(torch.tensor(math.log(config.initial_temperature)))
+        else:
+            # Not saved: a resumed run may have another temperature.
+            self.register_buffer("log", torch.tensor(math.log(config.temperature)), persistent=False)
 
 
 class SACNetworks(nn.Module):

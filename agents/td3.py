@@ -148,7 +148,7 @@ class TD3Policy(TorchPolicy):
             return torch.empty_like(action).uniform_(-1.0, 1.0, generator=self.random), (), state
         noise, std = torch.empty_like(action).normal_(generator=self.random), config.exploration_std
         if len(state):
-            # A stationary standard normal: the discrete Ornstein-Uhlenbeck process.
+            # The discrete Ornstein-Uhlenbeck process, which approaches a standard normal.
             kept = config.exploration_correlation
             noise, std = kept * state["noise"] + math.sqrt(1.0 - kept**2) * noise, state["std"]
             state = {"std": std, "noise": noise}

@@ -104,9 +104,13 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def whole_number(name: str, value: Any, least: int) -> int:
     """Returns an argument as an int. Raises `ValueError` if it is not whole, or less than `least`."""
-    if value != int(value) or value < least:
+    try:
+        whole = int(value)
+    except (OverflowError, TypeError, ValueError):  # Infinity, None, NaN.
+        whole = least - 1
+    if value != whole or whole < least:
         raise ValueError(f"{name}: got {value!r}, expected a whole number of at least {least}.")
-    return int(value)
+    return whole
 
 
 @functools.cache

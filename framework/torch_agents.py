@@ -166,7 +166,8 @@ class TorchPolicy(core.Policy):
     @torch.inference_mode()
     def step(self, observation: Nest, state: Nest) -> tuple[Nest, Nest, Nest]:
         drawn, extras, state = self.act(as_tensors(observation, self.device), state)
-        return self.actions.to_environment(drawn.cpu().numpy()), as_numpy(extras) if extras else (), state
+        has_extras = isinstance(extras, torch.Tensor) or bool(extras)
+        return self.actions.to_environment(drawn.cpu().numpy()), as_numpy(extras) if has_extras else (), state
 
     def seed(self, seed: int) -> None:
         self.random.manual_seed(seed)

@@ -86,3 +86,9 @@ def test_what_the_annotation_says_is_accepted(field, value):
 def test_what_it_does_not_say_is_refused(field, value, expected):
     with pytest.raises(ValueError, match=re.escape(f"{field}: got {value!r}, expected {expected}") + "$"):
         Config(**{field: value})
+
+
+@pytest.mark.parametrize("value", [0, 2.5, math.inf, math.nan, None, "3", "a"])
+def test_an_argument_that_is_no_whole_number_is_refused(value):
+    with pytest.raises(ValueError, match=f"count: got {value!r}, expected a whole number of at least 1"):
+        config_checks.whole_number("count", value, 1)

@@ -92,6 +92,18 @@ def test_a_policy_is_in_evaluation_mode_and_without_gradients():
     assert isinstance(extras["drawn"], np.ndarray)
 
 
+@pytest.mark.parametrize("envs", [1, 6])
+def test_extras_may_be_one_tensor(envs):
+    class OneTensor(Dropped):
+        def act(self, observation, state):
+            drawn, _, state = super().act(observation, state)
+            return drawn, torch.zeros(envs), state
+
+    policy = OneTensor(nn.Linear(3, 4), Actions(DISCRETE.actions))
+    _, extras, _ = policy.step(np.ones((envs, 3), np.float32), ())
+    np.testing.assert_array_equal(extras, np.zeros(envs))
+
+
 def test_random_choices_are_seeded_saved_and_restored():
     policy, other = (Dropped(nn.Linear(3, 4), Actions(DISCRETE.actions)) for _ in range(2))
     observation = np.ones((6, 3), np.float32)

@@ -365,10 +365,10 @@ class SGDLearner(core.Learner):
     def _check(self) -> None:
         """Raises FloatingPointError if a step since the last check was not finite."""
         sound = torch.stack([value for _, value in self._unchecked]).isfinite().tolist()
-        steps = [step for step, _ in self._unchecked]
-        self._unchecked.clear()
         if not all(sound):
-            self._raise_unsound(steps[sound.index(False)], {})
+            # The steps stay unchecked, so that nothing is published or saved after the error, either.
+            self._raise_unsound(self._unchecked[sound.index(False)][0], {})
+        self._unchecked.clear()
 
     def _raise_unsound(self, step: int, metrics: dict[str, torch.Tensor]) -> None:
         seen = ", ".join(f"{name}={float(value.detach()):.6g}" for name, value in metrics.items())

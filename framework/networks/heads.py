@@ -23,7 +23,7 @@ from framework.types import Nest
 
 # A small last layer makes the first policy nearly uniform, whatever the features are.
 _GAIN = 0.01
-_UNBOUNDED = 1e30  # Environments without bounds may name the largest number of their dtype.
+UNBOUNDED = 1e30  # Environments without bounds may name the largest number of their dtype.
 
 
 class CategoricalHead(nn.Module):
@@ -287,7 +287,7 @@ class Actions:
         high = np.broadcast_to(spec.maximum if bounded else np.inf, spec.shape).reshape(size)
         self._low, self._high = low, high
         # Bounds of the largest numbers are none.
-        ranged = (abs(low.astype(np.float64)) < _UNBOUNDED) & (abs(high.astype(np.float64)) < _UNBOUNDED)
+        ranged = (abs(low.astype(np.float64)) < UNBOUNDED) & (abs(high.astype(np.float64)) < UNBOUNDED)
         self._squash, self._free = self.continuous and squash, np.arange(size)
         if self._squash:
             self._free = np.flatnonzero(low < high)

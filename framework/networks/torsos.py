@@ -394,11 +394,12 @@ class RecurrentCore(nn.Module):
 
     def step(self, inputs: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
         """`[B, input_size]` and a state to `[B, hidden_size]` and the next state."""
-        if self._parts == 1:
-            hidden = self.cell(inputs, state[0])
-            return hidden, (hidden,)
-        hidden, memory = self.cell(inputs, state)
-        return hidden, (hidden, memory)
+        after: State = (self.cell(inputs, state[0]),) if self._parts == 1 else self.cell(inputs, state)
+        hidden = after[0]
+        if not torch.is_grad_enabled():
+            # Replay stores the states of acting. With autocast on a GPU they are bfloat16, unknown to numpy.
+            after = tuple(part.to(before.dtype) for part, before in zip(after, state, strict=True))
+        return hidden, after
 
     def unroll(
         self, inputs: torch.Tensor, state: State, start_of_episode: torch.Tensor | None = None

@@ -209,6 +209,19 @@ def test_the_penalty_follows_the_divergence():
         assert float(learner.networks.kl_coefficient) == pytest.approx(factor)
 
 
+@pytest.mark.parametrize("recurrent", [None, "lstm"])
+def test_a_batch_without_real_steps_changes_nothing(recurrent):
+    """Agents that wait for others write such unrolls."""
+    config = dataclasses.replace(SMALL, recurrent=recurrent)
+    learner, batch = make_learner(config), make_batch(config)
+    before = [parameter.detach().clone() for parameter in learner.networks.parameters()]
+    data = batch.data._replace(mask=np.zeros_like(batch.data.mask))
+    metrics = learn(learner, batch._replace(data=data)).metrics
+    assert all(np.isfinite(float(value)) for value in metrics.values())
+    for old, new in zip(before, learner.networks.parameters(), strict=True):
+        assert torch.equal(old, new)
+
+
 # --- normalisation ---
 
 
@@ -445,10 +458,18 @@ def test_a_tanh_keeps_the_mean_in_the_range_of_the_actions():
     torch.testing.assert_close(policy.mean, torch.tanh(networks.head.mean(networks.body(observation))))
 
 
-def test_without_bounds_the_mean_has_no_range():
-    spec = CONTINUOUS._replace(actions=dm_specs.Array((2,), np.float32))
+@pytest.mark.parametrize(
+    "actions",
+    [
+        dm_specs.Array((2,), np.float32),
+        dm_specs.BoundedArray((2,), np.float32, np.finfo(np.float32).min, np.finfo(np.float32).max),
+    ],
+    ids=["none", "largest"],
+)
+def test_without_bounds_the_mean_has_no_range(actions):
+    spec = CONTINUOUS._replace(actions=actions)
     with pytest.raises(
-        ValueError, match=r"tanh_mean: got True for Array.*, expected False without finite bounds"
+        ValueError, match=r"tanh_mean: got True for .*Array.*, expected False without finite bounds"
     ):
         PPO(PPOConfig(tanh_mean=True)).make_networks(spec)
     PPO(PPOConfig()).make_networks(spec)

@@ -405,6 +405,13 @@ def test_a_constant_among_the_actions_changes_nothing():
         }
 
 
+def test_a_fixed_temperature_is_that_of_the_config_after_a_resume():
+    saved = make_learner(dataclasses.replace(SMALL, temperature=0.3)).save()
+    learner = make_learner(dataclasses.replace(SMALL, temperature=0.1))
+    learner.restore(saved)
+    assert learn(learner, make_batch()).metrics["temperature"].item() == pytest.approx(0.1)
+
+
 def test_a_fixed_temperature_stays():
     learner = make_learner(dataclasses.replace(SMALL, temperature=0.3))
     for seed in range(3):

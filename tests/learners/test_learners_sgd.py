@@ -170,6 +170,23 @@ def test_what_is_not_finite_is_an_error_before_the_parameters_change(where):
     assert learner.steps == 2
 
 
+def test_what_a_gpu_finds_late_is_never_published_or_saved():
+    def loss(networks, batch, context):
+        value = networks.model(batch.data["x"]).sum()
+        return LossOutput(value * math.nan if context.learner_steps == 1 else value, {})
+
+    learner = make_learner(loss)
+    good = learner.save()
+    learner.device = torch.device("cuda")  # Checks as on a GPU; the tensors are on the CPU.
+    learner.step(make_batch())
+    learner.step(make_batch())
+    for read in (learner.parameters, learner.save, learner.save):
+        with pytest.raises(FloatingPointError, match="Learner step 1"):
+            read()
+    learner.restore(good)
+    learner.save()
+
+
 def test_parameters_are_those_of_the_children_without_a_copy():
     learner = make_learner()
     parameters = learner.parameters()

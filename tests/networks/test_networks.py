@@ -214,6 +214,23 @@ def test_an_unroll_without_resets_is_torchs_own(kind, module):
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_acting_keeps_the_dtype_of_the_state(kind, monkeypatch):
+    """With autocast, cells on a GPU return bfloat16, which numpy does not have."""
+    core = networks.RecurrentCore(3, 4, kind)
+    forward = type(core.cell).forward
+
+    def in_bfloat16(*args):
+        result = forward(*args)
+        return result.bfloat16() if kind == "gru" else tuple(part.bfloat16() for part in result)
+
+    monkeypatch.setattr(type(core.cell), "forward", in_bfloat16)
+    before = core.initial_state(2)
+    with torch.inference_mode():
+        _, after = core.step(torch.zeros(2, 3), before)
+    assert [part.dtype for part in after] == [part.dtype for part in before]
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_an_unroll_over_episodes_is_what_acting_saw(kind):
     torch.manual_seed(2)
     core = networks.RecurrentCore(3, 4, kind)
