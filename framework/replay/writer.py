@@ -334,7 +334,7 @@ class Writer:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.close()
+        self.close(None if error[0] is None else 0)  # after an error, do not wait for a rate limiter
 
     def __del__(self) -> None:
         # Ended by a later call of a client: garbage collection must wait for neither locks nor servers.
