@@ -224,6 +224,18 @@ def test_rows_that_the_writer_does_not_hold_are_refused(call, wrong):
     assert contents(client) == [0, 1]
 
 
+def test_a_row_that_is_released_twice_in_one_call_is_refused():
+    client = make()
+    writer = client.batch_writer()
+    rows = writer.append("s", {"x": np.arange(2)})
+    writer.create_items("t", writer.slice("s", "x", rows))
+    with pytest.raises(ValueError, match="one row twice"):
+        writer.release("s", rows[[0, 1, 0]])
+    writer.append("s", {"x": np.full(2, 99)})
+    assert contents(client) == [0, 1], "the rows of items are not used again"
+    writer.release("s", rows)
+
+
 def test_a_row_that_is_dropped_twice_in_one_call_is_free_once():
     stream = RowStore(capacity=64).stream("s", {"x": ((), np.float32)})
     rows = stream.lease(4)
