@@ -66,6 +66,15 @@ def test_ragged_items():
     assert sample.data["first"].tolist() == [0, 2, 5]
 
 
+def test_strings_are_padded_with_empty_strings():
+    client = make(sampler=selectors.Fifo(), times=1)
+    writer = client.batch_writer()
+    rows = writer.append("s", {"x": np.array(["a", "b"])})
+    writer.create_items("t", [writer.slice("s", "x", rows[None, :1])])
+    writer.create_items("t", [writer.slice("s", "x", rows[None])])
+    assert client.sample_batch("t", 2, pad=True).data[0].tolist() == [["a", ""], ["a", "b"]]
+
+
 def test_items_of_different_layouts_in_one_batch():
     client = make(sampler=selectors.Fifo(), times=1)
     writer = client.batch_writer()
