@@ -278,7 +278,7 @@ class Writer:
           ValueError: The writer does not hold the rows, or one of them is given twice. Nothing is released.
         """
         with self._lock:
-            if self._ended or self._errors:
+            if self._ended:  # late errors are left to the next call that writes, which has no effect then
                 self._raise()
             rows = np.asarray(rows, np.int64).ravel()
             held = check_held("release", self._streams.get(stream), rows)
