@@ -127,6 +127,7 @@ def test_unknown_table():
         ({"a": np.array([1, 2])}, r"'a': got int64\[2\], expected int64\[\]"),
         ({"a": {"b": 1}}, "got structure .* at /a, expected"),
         ({"z": object()}, "'z': got dtype object"),
+        ({"z/b": 1, "z": {"b": 1}}, "expected different paths"),
     ],
 )
 def test_append_checks_and_writes_nothing(step, message):
