@@ -56,6 +56,20 @@ def test_batches_come_back_as_they_were_written(connect):
         np.testing.assert_array_equal(following, observation[first + 4])
 
 
+def test_a_padded_batch_belongs_to_its_reader(connect):
+    client = connect(table())
+    writer = client.batch_writer()
+    rows = writer.append("s", {"x": np.arange(3)})
+    writer.create_items(
+        "t", {"x": writer.slice("s", "x", rows[None], [2]), "y": writer.slice("s", "x", rows[:1])}
+    )
+    writer.flush()
+    sample = client.sample_batch("t", 2, pad=True)
+    assert sample.data["x"].tolist() == [[0, 1]] * 2 and sample.lengths["y"] is None
+    for array in (*sample.info, sample.data["x"], sample.lengths["x"]):
+        array[:] = 7  # all are copies
+
+
 def test_out_is_filled(connect):
     client = connect(table())
     write(client.batch_writer(), 50)
