@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from framework.replay.errors import CheckpointError
 from framework.replay.server.server import Server
 from launch.rpc.sockets import CurveKeys
 
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             max_bytes=chosen.max_bytes,
             compress=tuple(chosen.compress),
         )
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, CheckpointError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as SIGINT

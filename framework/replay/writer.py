@@ -275,13 +275,16 @@ class Writer:
         """Releases `rows`, to which no later item of this writer refers.
 
         Raises:
-          ValueError: The writer does not hold the rows.
+          ValueError: The writer does not hold the rows, or one of them is given twice. Nothing is released.
         """
         with self._lock:
-            if self._ended or self._errors:
+            if self._ended:  # late errors are left to the next call that writes, which has no effect then
                 self._raise()
             rows = np.asarray(rows, np.int64).ravel()
             held = check_held("release", self._streams.get(stream), rows)
+            ascending = np.count_nonzero(rows[1:] > rows[:-1]) >= len(rows) - 1  # usual, and needs no sort
+            if not ascending and not np.diff(np.sort(rows)).all():
+                raise ValueError("release: got one row twice. Release each row once.")
             held.held[rows] = False
             self._free(held.stream, rows)
 
@@ -334,7 +337,7 @@ class Writer:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.close()
+        self.close(None if error[0] is None else 0)  # after an error, do not wait for a rate limiter
 
     def __del__(self) -> None:
         # Ended by a later call of a client: garbage collection must wait for neither locks nor servers.

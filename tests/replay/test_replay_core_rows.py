@@ -66,6 +66,15 @@ def test_ragged_items():
     assert sample.data["first"].tolist() == [0, 2, 5]
 
 
+def test_strings_are_padded_with_empty_strings():
+    client = make(sampler=selectors.Fifo(), times=1)
+    writer = client.batch_writer()
+    rows = writer.append("s", {"x": np.array(["a", "b"])})
+    writer.create_items("t", [writer.slice("s", "x", rows[None, :1])])
+    writer.create_items("t", [writer.slice("s", "x", rows[None])])
+    assert client.sample_batch("t", 2, pad=True).data[0].tolist() == [["a", ""], ["a", "b"]]
+
+
 def test_items_of_different_layouts_in_one_batch():
     client = make(sampler=selectors.Fifo(), times=1)
     writer = client.batch_writer()
@@ -222,6 +231,18 @@ def test_rows_that_the_writer_does_not_hold_are_refused(call, wrong):
         other.create_items("t", writer.slice("s", "x", rows))
     writer.create_items("t", writer.slice("s", "x", rows))
     assert contents(client) == [0, 1]
+
+
+def test_a_row_that_is_released_twice_in_one_call_is_refused():
+    client = make()
+    writer = client.batch_writer()
+    rows = writer.append("s", {"x": np.arange(2)})
+    writer.create_items("t", writer.slice("s", "x", rows))
+    with pytest.raises(ValueError, match="one row twice"):
+        writer.release("s", rows[[0, 1, 0]])
+    writer.append("s", {"x": np.full(2, 99)})
+    assert contents(client) == [0, 1], "the rows of items are not used again"
+    writer.release("s", rows)
 
 
 def test_a_row_that_is_dropped_twice_in_one_call_is_free_once():

@@ -127,6 +127,7 @@ def test_unknown_table():
         ({"a": np.array([1, 2])}, r"'a': got int64\[2\], expected int64\[\]"),
         ({"a": {"b": 1}}, "got structure .* at /a, expected"),
         ({"z": object()}, "'z': got dtype object"),
+        ({"z/b": 1, "z": {"b": 1}}, "expected different paths"),
     ],
 )
 def test_append_checks_and_writes_nothing(step, message):
@@ -138,6 +139,27 @@ def test_append_checks_and_writes_nothing(step, message):
         writer.append(step)
     assert (writer.episode_steps, num_rows(client)) == (2, rows)
     fill(writer, 1)
+
+
+def test_an_error_that_comes_during_an_append_is_raised_by_the_next_one(monkeypatch):
+    client = make()
+    writer = client.trajectory_writer(1)
+    fill(writer, 1)
+    inner = writer._writer
+    lease = inner._lease
+
+    def lease_while_another_thread_fails(held, n):
+        inner._errors.append(ValueError("an earlier item was refused"))
+        return lease(held, n)
+
+    monkeypatch.setattr(inner, "_lease", lease_while_another_thread_fails)
+    fill(writer, 1, 1)
+    monkeypatch.undo()
+    assert (writer.episode_steps, len(writer.history["a"]), num_rows(client)) == (2, 2, 1)
+    with pytest.raises(ValueError, match="an earlier item was refused"):
+        fill(writer, 1, 2)
+    fill(writer, 1, 2)
+    assert (writer.episode_steps, len(writer.history["a"]), num_rows(client)) == (3, 3, 1)
 
 
 def test_structure_may_grow_and_have_gaps():

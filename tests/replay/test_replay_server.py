@@ -56,6 +56,20 @@ def test_batches_come_back_as_they_were_written(connect):
         np.testing.assert_array_equal(following, observation[first + 4])
 
 
+def test_a_padded_batch_belongs_to_its_reader(connect):
+    client = connect(table())
+    writer = client.batch_writer()
+    rows = writer.append("s", {"x": np.arange(3)})
+    writer.create_items(
+        "t", {"x": writer.slice("s", "x", rows[None], [2]), "y": writer.slice("s", "x", rows[:1])}
+    )
+    writer.flush()
+    sample = client.sample_batch("t", 2, pad=True)
+    assert sample.data["x"].tolist() == [[0, 1]] * 2 and sample.lengths["y"] is None
+    for array in (*sample.info, sample.data["x"], sample.lengths["x"]):
+        array[:] = 7  # all are copies
+
+
 def test_out_is_filled(connect):
     client = connect(table())
     write(client.batch_writer(), 50)
@@ -131,8 +145,9 @@ def test_a_batch_larger_than_the_limiters_window_fills_as_items_come(connect):
 def test_a_batch_that_does_not_fill_in_time_takes_nothing(connect):
     client = connect(replay.Table.queue("t", 10))
     write(client.batch_writer(), 6)
-    with pytest.raises(replay.DeadlineExceededError):
-        client.sample_batch("t", 8, timeout=0.1)
+    for timeout in (0.1, 0):
+        with pytest.raises(replay.DeadlineExceededError, match=r"8 items \(6 went through\): size 0"):
+            client.sample_batch("t", 8, timeout=timeout)
     info = client.server_info()["t"]
     assert info.rate_limiter_info.sample_stats.completed == 0 and info.current_size == 6
     np.testing.assert_array_equal(client.sample_batch("t", 6).data["x"], np.arange(6))

@@ -355,6 +355,21 @@ def test_a_config_without_tables(tmp_path, text, capsys):
     assert "tables" in capsys.readouterr().err
 
 
+def test_a_checkpoint_of_other_tables(tmp_path, capsys):
+    from framework.replay.__main__ import main
+
+    folder = tmp_path / "checkpoints"
+    checkpointer = replay.checkpointers.DefaultCheckpointer(folder)
+    replay.EmbeddedClient([replay.Table.queue("a", 1)], checkpointer=checkpointer).checkpoint()
+    (tmp_path / "tables.py").write_text(
+        "from framework import replay\n"
+        "tables = lambda: [replay.Table.queue('b', 1)]\n"
+        f"checkpointer = lambda: replay.checkpointers.DefaultCheckpointer({str(folder)!r})\n"
+    )
+    assert main(["--config", str(tmp_path / "tables.py")]) == 2
+    assert "expected tables of the server, ['b']" in capsys.readouterr().err
+
+
 def _use_in_a_child(client, writer, source, report):
     """What a forked child does with what it inherits, in the order of the words that it reports."""
     assert client.sample_batch("t", 4, timeout=10).data["x"].shape == (4,)

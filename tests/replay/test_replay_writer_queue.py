@@ -188,3 +188,19 @@ def test_two_writers_may_use_one_name_for_different_columns():
         second.flush()
     assert client.sample_batch("a", 2, timeout=0).data.tolist() == [1, 2]
     assert client.sample_batch("b", 1, timeout=0).data.tolist() == [[1, 1]]
+
+
+@pytest.mark.parametrize("connect", ["embedded", "remote"], indirect=True)
+def test_an_error_in_the_block_of_a_writer_does_not_wait_for_room(connect):
+    client = connect(replay.Table.queue("a", 1))
+
+    def fail():
+        with pytest.raises(KeyError, match="mine"), client.batch_writer() as writer:
+            create(writer, "a", [1, 2])
+            raise KeyError("mine")
+
+    thread = threading.Thread(target=fail, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert client.server_info()["a"].current_size == 1

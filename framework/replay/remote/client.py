@@ -73,7 +73,8 @@ class ServedSource(Source):
                 _into(array, None if out is None else out[at]) for at, array in enumerate(answer["leaves"])
             ]
             if pad:
-                return PaddedSample(info, pack(leaves), pack(answer["lengths"])), drawn
+                lengths = [None if each is None else _into(each, None) for each in answer["lengths"]]
+                return PaddedSample(info, pack(leaves), pack(lengths)), drawn
             return ReplaySample(info, pack(leaves)), drawn
         except BaseException:
             (self.give_back if hold else self.release)(drawn)

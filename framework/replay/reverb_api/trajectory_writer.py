@@ -114,7 +114,10 @@ class TrajectoryWriter:
         kind = repr(structure)
         columns, history = self._columns_of.get(kind), self._history
         if columns is None:
-            columns = {path: self._column(path) for path in nests.paths(structure)}
+            paths = nests.paths(structure)
+            if len(set(paths)) < len(paths):
+                raise ValueError(f"append: got leaves {paths}, expected different paths. Rename keys.")
+            columns = {path: self._column(path) for path in paths}
             history = _merge(history, nests.packer(structure)(list(columns.values())))
         step = self._open_step or Step()
         given = zip(columns, leaves, strict=True)

@@ -367,7 +367,7 @@ def gather(
             else:
                 array[at, : values.shape[1]] = values[:, : shape[1]]
         if each is not None:
-            array[np.arange(shape[1]) >= each[:, None]] = 0
+            array[np.arange(shape[1]) >= each[:, None]] = np.zeros((), array.dtype)  # "" for strings, not "0"
         leaves.append(array)
     data = first.pack(leaves)
     return PaddedSample(info, data, first.pack(lengths)) if pad else ReplaySample(info, data)

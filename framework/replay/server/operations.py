@@ -112,6 +112,7 @@ class Request:
       tables: the tables whose changes it waits for.
       side: the side on which it waits for them, `SAMPLERS` or `INSERTERS`.
       n: number of samples that it is for.
+      delivery: the samples drawn so far; None if it is for none.
       session: the session of the client; the service sets it.
       id: the client's number of the message; the service sets it.
     """
@@ -122,12 +123,14 @@ class Request:
     tables: Collection[Table] = ()
     side: int = SAMPLERS
     n: int = 0
+    delivery: Delivery | None = None
     session: Session = dataclasses.field(init=False)
     id: int | None = None
 
     def late(self) -> DeadlineExceededError:
-        """Returns the error of a request whose timeout expired."""
-        why = [table.waiting.refusal(self.side, self.n, 0) for table in self.tables]
+        """Returns the error of a request whose timeout expired, before `steps` are closed."""
+        done = 0 if self.delivery is None else len(self.delivery.slots)
+        why = [table.waiting.refusal(self.side, self.n, done) for table in self.tables]
         return DeadlineExceededError("; ".join([*why, "the timeout expired"]))
 
 
@@ -200,8 +203,9 @@ class Operations:
         match message["op"]:
             case "sample":
                 timeout, n = message["timeout"], _number("n", message["n"], 1, _MAX_SAMPLES)
-                steps = self._sample(session, message, table, n)
-                return Request(("sample", table.name), timeout, steps, {table}, SAMPLERS, n)
+                delivery = Delivery(table.name)
+                steps = self._sample(session, message, table, n, delivery)
+                return Request(("sample", table.name), timeout, steps, {table}, SAMPLERS, n, delivery)
             case "mutate" | "reset" | "can_sample" | "can_insert" | "weight" as method:
                 return {"value": getattr(table, method)(*message["arguments"])}
         raise ValueError(f"op: got {message['op']!r}, expected one of those of this protocol.")
@@ -316,9 +320,10 @@ class Operations:
 
     # --- reading ---
 
-    def _sample(self, session: Session, message: dict[str, Any], table: Table, n: int) -> Steps:
-        """Draws samples as the rate limiter of their table allows."""
-        delivery = Delivery(table.name)
+    def _sample(
+        self, session: Session, message: dict[str, Any], table: Table, n: int, delivery: Delivery
+    ) -> Steps:
+        """Draws the samples of a new delivery as the rate limiter of their table allows."""
         try:
             got = 0
             while not table.draw(n, delivery):

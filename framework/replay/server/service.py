@@ -225,13 +225,16 @@ class Service(threading.Thread):
         if timeout is not None and (type(timeout) not in (int, float) or not timeout >= 0):  # NaN is not
             raise ValueError(f"timeout: got {timeout!r}, expected seconds >= 0 or None.")
         answer = None if request.line in self._lines else next(request.steps)
-        if answer is not None or timeout == 0 or len(session.waiting) >= _MAX_WAITING:
+        refusal: Exception | None = None
+        if answer is None and timeout == 0:
+            refusal = request.late()
+        elif answer is None and len(session.waiting) >= _MAX_WAITING:
+            text = f"requests that wait: got more than {_MAX_WAITING} of one client. Wait for answers first."
+            refusal = ValueError(text)
+        if answer is not None or refusal is not None:
             request.steps.close()
-            if answer is None:
-                text = (
-                    f"requests that wait: got more than {_MAX_WAITING} of one client. Wait for answers first."
-                )
-                raise request.late() if timeout == 0 else ValueError(text)
+            if refusal is not None:
+                raise refusal
             return answer
         session.waiting.add(request)
         self._lines.setdefault(request.line, []).append(request)
