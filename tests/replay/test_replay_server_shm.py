@@ -146,3 +146,13 @@ def test_wide_rows_have_fewer_addresses_and_narrow_ones_all(tmp_path):
     with pytest.raises(StoreFullError, match="first append"):  # for which there are too many rows already
         store.claim("s~2", {"image": ((3, 1080, 1920), np.uint8)}, "s~2")
     store.close()
+
+
+def test_arrays_of_many_shapes_find_a_stream_each(tmp_path):
+    store = RowStore(allocator=shm.SharedMemory(str(tmp_path)))
+    for length in range(7200, 7400):  # With 4 TiB for each, the 72nd found no addresses.
+        stream, _ = store.claim("s", {"x": ((length,), F4)})
+        stream.write("x", stream.lease(1), np.ones((1, length), np.float32))
+    assert len(store.streams) == 200
+    assert store.num_bytes < 200 * (2 << 20)
+    store.close()

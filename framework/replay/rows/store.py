@@ -34,8 +34,9 @@ from framework.replay.rows.compression import CompressedColumn
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _HUGE_PAGE = 2 << 20
 # Bytes of addresses of one stream of wide rows: more than a machine has memory, but far less than the 128 TiB
-# of addresses that a process has, and less than the largest file of some file systems.
-_MAX_STREAM_BYTES = 1 << 42
+# of addresses that a process has, and less than the largest file of some file systems. After each
+# `_STREAMS` streams it is halved, so that arrays of thousands of shapes find a place, each in its stream.
+_MAX_STREAM_BYTES, _LEAST_STREAM_BYTES, _STREAMS = 1 << 42, 1 << 34, 8
 _ONE = np.array(1, np.int32)  # numpy takes several times longer to convert a scalar
 
 # (shape of one row, dtype) of a column.
@@ -246,7 +247,7 @@ class Stream:
             )
         # Beside compressed columns the rest is small, and must not take the room that they need.
         megabyte = 0 if self._compressed else (1 << 20) // self.row_bytes
-        step = max(256, megabyte, self._reserved // 8)
+        step = max(256 if self._compressed else 1, megabyte, self._reserved // 8)
         target = min(self.capacity, max(rows, self._reserved + step))
         target = max(rows, min(target, self._reserved + self._store.room() // self.row_bytes))
         num_bytes = (target - self._reserved) * self.row_bytes
@@ -269,7 +270,7 @@ class RowStore:
       max_bytes: physical memory that all rows together may take; None for no limit but the machine's.
       allocator: allocates the columns; None uses this process's own memory.
       capacity: rows that one stream can address; virtual, so it costs nothing until it is used. Streams of
-        wide rows, from 64 KiB on, can address 4 TiB.
+        wide rows, from 64 KiB on, can address 4 TiB, and half of it after each eight streams, down to 16 GiB.
       compress: patterns, as of file names, of columns whose rows are kept compressed: `("*pixels*",)`;
         `framework.replay.rows.compression` says when that pays. They are in this process's memory, whatever
         the allocator.
@@ -372,9 +373,10 @@ class RowStore:
                     self.dropped_writers.append(writer)
 
     def rows_of(self, columns: Mapping[str, ColumnSpec]) -> int:
-        """Returns how many rows a stream with these columns can address: fewer if they are wide."""
+        """Returns how many rows a new stream with these columns can address: fewer if they are wide."""
         row_bytes = sum(math.prod(shape) * np.dtype(kind).itemsize for shape, kind in columns.values())
-        return min(self.capacity, max(1, _MAX_STREAM_BYTES // max(1, row_bytes)))
+        addresses = max(_LEAST_STREAM_BYTES, _MAX_STREAM_BYTES >> len(self.streams) // _STREAMS)
+        return min(self.capacity, max(1, addresses // max(1, row_bytes)))
 
     def room(self) -> int:
         """Returns the bytes that may still be reserved."""
