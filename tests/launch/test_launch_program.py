@@ -155,6 +155,13 @@ def test_empty_program():
         lp.launch(lp.Program("test"))
 
 
+def test_settings_that_are_added_to_a_program_are_those_of_no_other():
+    first, second = lp.Program("first"), lp.Program("second")
+    for name in ("resources", "strategies", "min_nodes", "stop_timeouts"):
+        getattr(first, name)["main"] = {}
+        assert not getattr(second, name), name
+
+
 # Handles.
 
 
