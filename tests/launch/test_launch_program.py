@@ -118,6 +118,16 @@ NODES = {
         ValueError,
         "call_timeout",
     ),
+    "no threads": (
+        lambda: lp.CourierNode(Nothing, courier_kwargs={"thread_pool_size": 0}),
+        ValueError,
+        "thread_pool_size: got 0",
+    ),
+    "no futures": (
+        lambda: lp.CourierNode(Nothing, courier_client_kwargs={"max_in_flight": 0}),
+        ValueError,
+        "max_in_flight: got 0",
+    ),
     "cacher of no handle": (lambda: lp.CacherNode(Nothing(), 1.0), TypeError, "handle"),
     "negative interval": (lambda: lp.CacherNode(lp.PyNode(nothing).create_handle(), -1), ValueError, ">= 0"),
     "empty colocation": (lambda: lp.MultiThreadingColocation([]), TypeError, "list of nodes"),
