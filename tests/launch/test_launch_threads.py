@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 
+import pytest
+
 import launch as lp
 
 PATIENCE = 15.0
@@ -40,3 +42,26 @@ def test_a_stop_before_the_thread_of_a_restart_has_started(monkeypatch):
     jobs.append(lp.start(program, "threads", restarts={"service": 1}))
     begun.set()
     assert jobs[0].wait(timeout=PATIENCE) == "stopped"
+
+
+def test_a_node_that_does_not_close_is_reported_with_its_stack():
+    release, closed = threading.Event(), []
+
+    class Stubborn:
+        def close(self):
+            release.wait(PATIENCE)
+
+    class Obliging:
+        def close(self):
+            closed.append(self)
+
+    program = lp.Program("test")
+    program.add_node(lp.CourierNode(Obliging), label="obliging")
+    program.add_node(lp.CourierNode(Stubborn), label="stubborn")
+    program.add_node(lp.PyNode(lp.stop), label="main")
+    try:
+        with pytest.raises(lp.LaunchError, match=r"stubborn-0(?s:.*)release\.wait"):
+            lp.launch(program, "threads", stop_timeout=0.5)
+    finally:
+        release.set()
+    assert closed
