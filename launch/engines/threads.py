@@ -38,7 +38,8 @@ class ThreadsJob(LocalJob):
 
     def _workers_returned(self) -> bool:
         workers = [place for place in self._places if place.works]
-        known = all(place.works or place.state == "running" for place in self._places)
+        # A node whose constructor ended with `sys.exit()` has returned, and is no worker.
+        known = all(place.works or place.state in ("running", "returned") for place in self._places)
         return known and bool(workers) and all(place.state == "returned" for place in workers)
 
     def _live(self, place: Place) -> None:

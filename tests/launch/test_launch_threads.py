@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 
@@ -65,3 +66,15 @@ def test_a_node_that_does_not_close_is_reported_with_its_stack():
     finally:
         release.set()
     assert closed
+
+
+def test_a_constructor_that_ends_its_node_does_not_keep_the_program():
+    class Done:
+        def __init__(self):
+            sys.exit(0)
+
+    program = lp.Program("test")
+    program.add_node(lp.PyClassNode(Done), label="done")
+    program.add_node(lp.PyNode(lambda: None), label="main")
+    with lp.start(program, "threads") as job:
+        job.wait(timeout=PATIENCE)
