@@ -18,6 +18,8 @@ T = TypeVar("T")
 def load_object(target: str) -> Any:
     """Imports `module:name`. Raises ImportError or AttributeError."""
     module, _, name = target.partition(":")
+    if module.startswith("."):  # As in ./my_module, for which Python raises a TypeError.
+        raise ImportError(f"{module!r} begins with a dot, expected the full name of a module")
     return functools.reduce(getattr, name.split("."), importlib.import_module(module))
 
 
@@ -51,7 +53,7 @@ def named(text: str, known: Mapping[str, Callable[..., T]], where: str) -> Calla
     Raises:
       ValueError: There is no such function, or the arguments are not literals.
     """
-    name, _, arguments = text.partition("(")
+    name, opened, arguments = text.partition("(")
     if ":" in name:
         try:
             function: Callable[..., T] = load_object(name)
@@ -66,7 +68,7 @@ def named(text: str, known: Mapping[str, Callable[..., T]], where: str) -> Calla
             f"{where}: got {text!r}, expected one of {', '.join(known)}, or module:object."
             f"{nearest(name, known)}"
         )
-    if not arguments:
+    if not opened:
         return function
     try:
         call: Any = ast.parse(f"call({arguments}", mode="eval").body
