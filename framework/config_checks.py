@@ -9,6 +9,7 @@ A field that is None passes every check. In a tuple or list, each element is che
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -104,9 +105,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def whole_number(name: str, value: Any, least: int) -> int:
     """Returns an argument as an int. Raises `ValueError` if it is not whole, or less than `least`."""
-    if value != int(value) or value < least:
+    whole: int | None = None
+    with contextlib.suppress(TypeError, ValueError, OverflowError):  # It is no number, or not a finite one.
+        whole = int(value)
+    if whole is None or value != whole or value < least:
         raise ValueError(f"{name}: got {value!r}, expected a whole number of at least {least}.")
-    return int(value)
+    return whole
 
 
 @functools.cache

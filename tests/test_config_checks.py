@@ -86,3 +86,10 @@ def test_what_the_annotation_says_is_accepted(field, value):
 def test_what_it_does_not_say_is_refused(field, value, expected):
     with pytest.raises(ValueError, match=re.escape(f"{field}: got {value!r}, expected {expected}") + "$"):
         Config(**{field: value})
+
+
+@pytest.mark.parametrize("value", [0, 1.5, math.nan, math.inf, None, "x", [1]], ids=repr)
+def test_an_argument_that_is_not_whole_is_refused(value):
+    expected = re.escape(f"steps: got {value!r}, expected a whole number of at least 1.")
+    with pytest.raises(ValueError, match=expected):
+        config_checks.whole_number("steps", value, 1)
