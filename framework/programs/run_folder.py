@@ -422,10 +422,15 @@ def git_commits() -> dict[str, str]:
     """The git commits of Repertory and of the working folder, with `-dirty` after uncommitted changes."""
     commits = {}
     for name, folder in (("repertory", Path(framework.__path__[0])), ("working_folder", Path.cwd())):
-        git = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
         try:
-            answer = subprocess.run(git, capture_output=True, text=True, timeout=10, check=True)
+            if name == "repertory":  # It may be in an environment within another repository.
+                _git(folder, "ls-files", "--error-unmatch", "__init__.py")
+            commits[name] = _git(folder, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
         except (OSError, subprocess.SubprocessError):
             continue  # No git, or no checkout: an installed package has only a version.
-        commits[name] = answer.stdout.strip()
     return commits
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
