@@ -231,6 +231,11 @@ class RunFolder:
                 f"in. It was:\n  {known.environment_spec}\nand now is:\n  {self.environment_spec}\n"
                 "Install the version of it that config.yaml names, or start a new run."
             )
+        if known.environment != self.environment and _has_suite(known) and _has_suite(self):
+            raise RunError(
+                f"{self.path} is a run in {known.environment!r}, not in {self.environment!r}. Use another "
+                "folder."
+            )
 
     def write_json(self, name: str, content: Any) -> None:
         """Writes one file of the folder. Replaces an old file atomically."""
@@ -407,6 +412,12 @@ def changed_settings(directory: str | os.PathLike[str], agent: core.Agent) -> st
     _, fields = describe_agent(agent)
     plain = json.loads(json.dumps(fields, default=_plain))
     return differences(RunFolder.open(directory).agent_config, plain)
+
+
+def _has_suite(run: RunFolder) -> bool:
+    """Whether the name of the environment says which it is. A function or an address may be another now."""
+    name = run.environment or ""
+    return name.partition(":")[0] in SUITES and "://" not in name
 
 
 def _as_text(run: RunFolder) -> str:
