@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import inspect
 import pathlib
 import sys
 from collections.abc import Callable, Mapping
@@ -33,7 +34,8 @@ def target_of(function: Callable[..., Any]) -> str | None:
         main = sys.modules["__main__"]
         spec = getattr(main, "__spec__", None)
         module = spec.name if spec is not None else pathlib.Path(getattr(main, "__file__", "__main__")).stem
-    return None if module is None or "<" in name else f"{module}:{name}"
+    of_instance = inspect.ismethod(function) and not isinstance(function.__self__, type)
+    return None if module is None or "<" in name or of_instance else f"{module}:{name}"
 
 
 def named(text: str, known: Mapping[str, Callable[..., T]], where: str) -> Callable[..., T]:
