@@ -405,6 +405,19 @@ def test_constructors_are_called_on_demand():
     assert lp.launch(program, "serial") == "hello"
 
 
+@pytest.mark.parametrize("engine", ["serial", "threads"])
+def test_a_cacher_calls_the_object_itself(engine):
+    class Adder:
+        def __call__(self, a, b):
+            return a + b
+
+    program = lp.Program("test")
+    adder = program.add_node(lp.CourierNode(Adder), label="adder")
+    cached = program.add_node(lp.CacherNode(adder, 1.0), label="cached")
+    program.add_node(lp.PyNode(lambda cached: lp.stop(cached(1, b=2)), cached), label="main")
+    assert lp.launch(program, engine) == 3
+
+
 # The engine of threads.
 
 
