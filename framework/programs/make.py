@@ -359,6 +359,8 @@ class Graph(core.Graph):
                     learners=sorted({learner for learner, _ in self._learners.values()}),
                 )
             program.add_node(node, label=label)
+        if self._snapshot is not None:
+            self._snapshot.num_nodes = {group: len(nodes) for group, nodes in program.groups.items()}
         learners = {learner for learner, _ in self._learners.values()}
         times = {**dict.fromkeys(learners, _STEP_S), "checkpointer": _SAVE_S}
         program.stop_timeouts = {group: times[group] for group in program.groups if group in times}
