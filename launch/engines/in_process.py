@@ -300,6 +300,6 @@ class LocalJob(Job):
             with entered(self._runtime, place.leaf.context):
                 place.leaf.node.close(place.object)
             place.state = "failed" if failed else "closed"
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             place.state = "failed"
             self.outcome.fail(node_error(place.label, error))

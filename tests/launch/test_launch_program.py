@@ -418,6 +418,27 @@ def test_a_cacher_calls_the_object_itself(engine):
     assert lp.launch(program, engine) == 3
 
 
+@pytest.mark.parametrize("engine", ["serial", "threads"])
+def test_the_other_nodes_are_closed_after_one_that_exits(engine):
+    closed = []
+
+    class First:
+        def close(self):
+            closed.append(self)
+
+    class Exits:
+        def close(self):
+            sys.exit(0)
+
+    program = lp.Program("test")
+    program.add_node(lp.CourierNode(First), label="first")
+    program.add_node(lp.CourierNode(Exits), label="exits")
+    program.add_node(lp.PyNode(lp.stop), label="main")
+    with pytest.raises(lp.NodeError, match="'exits-0' failed with SystemExit"):
+        lp.launch(program, engine)
+    assert closed
+
+
 # The engine of threads.
 
 
