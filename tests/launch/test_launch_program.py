@@ -147,6 +147,8 @@ OPTIONS = {
     "group of restarts": ({"restarts": {"nobody": 1}}, "nobody"),
     "number of restarts": ({"restarts": {"main": -1}}, ">= 0"),
     "group of resources": ({"resources": {"nobody": {}}}, "nobody"),
+    "env of resources": ({"resources": {"main": {"env": "A=1"}}}, "env: got 'A=1'"),
+    "custom of resources": ({"resources": {"main": {"custom": 5}}}, "custom: got 5"),
     "stop_timeout": ({"stop_timeout": -1.0}, "stop_timeout"),
     "heartbeat_timeout": ({"heartbeat_timeout": 0.0}, "heartbeat_timeout"),
 }
