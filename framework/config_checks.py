@@ -9,6 +9,7 @@ A field that is None passes every check. In a tuple or list, each element is che
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -104,11 +105,10 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def whole_number(name: str, value: Any, least: int) -> int:
     """Returns an argument as an int. Raises `ValueError` if it is not whole, or less than `least`."""
-    try:
+    whole: int | None = None
+    with contextlib.suppress(TypeError, ValueError, OverflowError):  # It is no number, or not a finite one.
         whole = int(value)
-    except (OverflowError, TypeError, ValueError):  # Infinity, None, NaN.
-        whole = least - 1
-    if value != whole or whole < least:
+    if whole is None or value != whole or value < least:
         raise ValueError(f"{name}: got {value!r}, expected a whole number of at least {least}.")
     return whole
 

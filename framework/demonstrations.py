@@ -133,6 +133,10 @@ def load(source: str) -> list[Step]:
             Step(*tree.map_structure(lambda leaf, a=a, b=b: leaf[a:b], rows[:5]))
             for a, b in zip(begins, [*begins[1:], len(rows.start_of_episode)], strict=True)
         ]
+    elif ":" not in source:
+        raise ValueError(
+            f"demonstrations: got {source!r}, expected a file whose name ends in .npz, or module:function."
+        )
     else:
         made: Callable[..., Iterable[Step]] = named(source, {}, "demonstrations")
         episodes = list(made())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import inspect
 import pathlib
 import sys
 from collections.abc import Callable, Mapping
@@ -18,6 +19,8 @@ T = TypeVar("T")
 def load_object(target: str) -> Any:
     """Imports `module:name`. Raises ImportError or AttributeError."""
     module, _, name = target.partition(":")
+    if module.startswith("."):  # As in ./my_module, for which Python raises a TypeError.
+        raise ImportError(f"{module!r} begins with a dot, expected the full name of a module")
     return functools.reduce(getattr, name.split("."), importlib.import_module(module))
 
 
@@ -31,7 +34,8 @@ def target_of(function: Callable[..., Any]) -> str | None:
         main = sys.modules["__main__"]
         spec = getattr(main, "__spec__", None)
         module = spec.name if spec is not None else pathlib.Path(getattr(main, "__file__", "__main__")).stem
-    return None if module is None or "<" in name else f"{module}:{name}"
+    of_instance = inspect.ismethod(function) and not isinstance(function.__self__, type)
+    return None if module is None or "<" in name or of_instance else f"{module}:{name}"
 
 
 def named(text: str, known: Mapping[str, Callable[..., T]], where: str) -> Callable[..., T]:
@@ -51,7 +55,7 @@ def named(text: str, known: Mapping[str, Callable[..., T]], where: str) -> Calla
     Raises:
       ValueError: There is no such function, or the arguments are not literals.
     """
-    name, _, arguments = text.partition("(")
+    name, opened, arguments = text.partition("(")
     if ":" in name:
         try:
             function: Callable[..., T] = load_object(name)
@@ -66,7 +70,7 @@ def named(text: str, known: Mapping[str, Callable[..., T]], where: str) -> Calla
             f"{where}: got {text!r}, expected one of {', '.join(known)}, or module:object."
             f"{nearest(name, known)}"
         )
-    if not arguments:
+    if not opened:
         return function
     try:
         call: Any = ast.parse(f"call({arguments}", mode="eval").body

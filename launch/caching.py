@@ -30,6 +30,9 @@ class Cacher:
             raise AttributeError(name)
         return lambda *args, **kwargs: self._ask(name, args, kwargs)
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._ask("__call__", args, kwargs)
+
     def _ask(self, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
         if self._timeless:
             return getattr(self._client, name)(*args, **kwargs)

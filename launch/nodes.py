@@ -287,4 +287,8 @@ def _known(field: str, given: Mapping[str, Any] | None, defaults: dict[str, Any]
     unknown = sorted(set(given or {}) - set(defaults))
     if unknown:
         raise ValueError(f"{field}: got {unknown}, expected some of {sorted(defaults)}.")
-    return {**defaults, **(given or {})}
+    options = {**defaults, **(given or {})}
+    for name in ("thread_pool_size", "max_in_flight"):
+        if options.get(name, 1) < 1:  # Calls would wait without end.
+            raise ValueError(f"{field}: {name}: got {options[name]}, expected at least 1.")
+    return options

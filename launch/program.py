@@ -59,16 +59,8 @@ class Program:
 
     #: Keeps the state of an interrupted program of the serial engine; None keeps none.
     snapshot: Snapshot | None = None
-    #: By group, fields of `Resources`; those given to `launch` replace them.
-    resources: Mapping[str, Mapping[str, Any]] = {}
-    #: By group, the `strategy` of `Resources` that holds unless its resources have another.
-    strategies: Mapping[str, str] = {}
-    #: By group, the number of nodes with which the program goes on; those given to `launch` replace them.
-    min_nodes: Mapping[str, int] = {}
-    #: Seconds for which such a group may have fewer nodes, if `launch` is not given others.
+    #: Seconds for which a group with `min_nodes` may have fewer nodes, if `launch` is not given others.
     min_nodes_timeout: float = 300.0
-    #: By group, seconds that its nodes have to return and to close, where they need more than `stop_timeout`.
-    stop_timeouts: Mapping[str, float] = {}
     #: Modules that processes are forked with, unless `launch` is given others; None as there.
     preload: Sequence[str] | None = None
     #: Functions that return context managers. The launching process enters them before it makes the first
@@ -79,6 +71,15 @@ class Program:
     def __init__(self, name: str) -> None:
         if not name:
             raise ValueError("Program(name): got an empty string, expected a name.")
+        #: By group, fields of `Resources`; those given to `launch` replace them.
+        self.resources: Mapping[str, Mapping[str, Any]] = {}
+        #: By group, the `strategy` of `Resources` that holds unless its resources have another.
+        self.strategies: Mapping[str, str] = {}
+        #: By group, the number of nodes with which the program goes on; those given to `launch` replace them.
+        self.min_nodes: Mapping[str, int] = {}
+        #: By group, seconds that its nodes have to return and to close, where they need more than
+        #: `stop_timeout`.
+        self.stop_timeouts: Mapping[str, float] = {}
         self.name = name
         self.groups: dict[str, list[Node]] = {}
         self._members: list[tuple[str, int, Node]] = []

@@ -121,6 +121,8 @@ def test_an_iterator_is_a_source():
         demonstrations.load(f"{__name__}:echo(count=0)")
     with pytest.raises(ValueError, match="cannot be imported"):
         demonstrations.load("no_module:episodes")
+    with pytest.raises(ValueError, match=r"got 'episodes\.pkl', expected a file whose name ends in \.npz"):
+        demonstrations.load("episodes.pkl")
 
 
 def test_only_one_env_is_recorded():

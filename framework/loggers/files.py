@@ -109,6 +109,9 @@ def read_jsonl(path: str | os.PathLike) -> Iterator[Row]:
             except json.JSONDecodeError as error:
                 warnings.warn(f"{path}:{number}: left out a line that is not JSON ({error}).")
                 continue
+            if not isinstance(row, dict):
+                warnings.warn(f"{path}:{number}: left out a line that is not a row ({type(row).__name__}).")
+                continue
             for name, value in row.items():
                 if isinstance(value, str):
                     row[name] = _NOT_FINITE.get(value, value)

@@ -27,6 +27,7 @@ from framework.programs.worker import (
     seeded,
 )
 from framework.replay import ReplaySample, TableInfo
+from framework.replay.errors import DeadlineExceededError, ServerClosed
 from framework.types import StepResult
 from framework.variables import VariableBlock, Variables, shared_path
 
@@ -237,7 +238,10 @@ class ProgramLearner:
         row["time/waited_for_data_fraction"] = self.waited_s / seconds
         if self._replay is not None:
             row["times_sampled"] = self._times_sampled / made
-            row.update(replay_numbers(self._replay.server_info(timeout=5)))
+            try:
+                row.update(replay_numbers(self._replay.server_info(timeout=5)))
+            except (DeadlineExceededError, ServerClosed) as error:  # It is busy, or being restarted.
+                _LOG.warning("%s: a row without the numbers of replay: %s", self._name, error)
         self._logged = (steps, env_steps, now)
         self.waited_s = self._times_sampled = 0.0
         self._monitor.write(self._name, row)

@@ -359,6 +359,8 @@ class Graph(core.Graph):
                     learners=sorted({learner for learner, _ in self._learners.values()}),
                 )
             program.add_node(node, label=label)
+        if self._snapshot is not None:
+            self._snapshot.num_nodes = {group: len(nodes) for group, nodes in program.groups.items()}
         learners = {learner for learner, _ in self._learners.values()}
         times = {**dict.fromkeys(learners, _STEP_S), "checkpointer": _SAVE_S}
         program.stop_timeouts = {group: times[group] for group in program.groups if group in times}
@@ -457,6 +459,9 @@ def _make_monitor(
         callbacks = (RecordRun(run), *callbacks)
     elif run is not None:
         run.record()
-    # After a restart of this node alone, what was written since the checkpoint still holds.
-    resumed_at = None if reader is None else max(reader.step, counter.get_counts().get("env_steps", 0))
+    resumed_at = None
+    if reader is not None or (run is not None and run.rows()):  # Rows of a run that has no checkpoint yet.
+        # After a restart of this node alone, what was written since the checkpoint still holds.
+        step = 0 if reader is None else reader.step
+        resumed_at = max(step, counter.get_counts().get("env_steps", 0))
     return Monitor(logger_factory(), callbacks=callbacks, counter=counter, resumed_at=resumed_at)

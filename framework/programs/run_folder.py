@@ -231,6 +231,11 @@ class RunFolder:
                 f"in. It was:\n  {known.environment_spec}\nand now is:\n  {self.environment_spec}\n"
                 "Install the version of it that config.yaml names, or start a new run."
             )
+        if known.environment != self.environment and _has_suite(known) and _has_suite(self):
+            raise RunError(
+                f"{self.path} is a run in {known.environment!r}, not in {self.environment!r}. Use another "
+                "folder."
+            )
 
     def write_json(self, name: str, content: Any) -> None:
         """Writes one file of the folder. Replaces an old file atomically."""
@@ -409,6 +414,12 @@ def changed_settings(directory: str | os.PathLike[str], agent: core.Agent) -> st
     return differences(RunFolder.open(directory).agent_config, plain)
 
 
+def _has_suite(run: RunFolder) -> bool:
+    """Whether the name of the environment says which it is. A function or an address may be another now."""
+    name = run.environment or ""
+    return name.partition(":")[0] in SUITES and "://" not in name
+
+
 def _as_text(run: RunFolder) -> str:
     return json.dumps(dataclasses.asdict(run), default=_plain, sort_keys=True)
 
@@ -422,10 +433,15 @@ def git_commits() -> dict[str, str]:
     """The git commits of Repertory and of the working folder, with `-dirty` after uncommitted changes."""
     commits = {}
     for name, folder in (("repertory", Path(framework.__path__[0])), ("working_folder", Path.cwd())):
-        git = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
         try:
-            answer = subprocess.run(git, capture_output=True, text=True, timeout=10, check=True)
+            if name == "repertory":  # It may be in an environment within another repository.
+                _git(folder, "ls-files", "--error-unmatch", "__init__.py")
+            commits[name] = _git(folder, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
         except (OSError, subprocess.SubprocessError):
             continue  # No git, or no checkout: an installed package has only a version.
-        commits[name] = answer.stdout.strip()
     return commits
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()

@@ -206,7 +206,7 @@ class Monitor:
       callbacks: called after rows, evaluations and checkpoints.
       counter: the counter, whose counts are part of the snapshot.
       resumed_at: env steps of the checkpoint from which the run continues with new episodes, for the
-        first row of each label; None if it continues from none.
+        first row of each label; 0 if a run with rows begins again, and None if there were none.
     """
 
     def __init__(

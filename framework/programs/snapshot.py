@@ -61,6 +61,9 @@ class Snapshot:
       run: the run's folder.
       callbacks: those of the new `Monitor`.
       logger_factory: makes the logger of the new `Monitor`. None continues the files of the saved one.
+
+    Attributes:
+      num_nodes: number of nodes of the program by group.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class Snapshot:
     ):
         self._run, self._config, self._callbacks = run, run.config, callbacks
         self._logger_factory = logger_factory
+        self.num_nodes: dict[str, int] = {}
 
     def save(self, state: ProgramState) -> None:
         """Adds the state to the checkpoint that the run writes when it closes.
@@ -124,14 +128,14 @@ class Snapshot:
         file = io.BytesIO(data)
         about = json.loads(file.readline())
         now = self._about()
-        parts = ("versions", "config", "agent")
+        parts = ("versions", "config", "agent", "nodes")
         changed = [differences(about[name], now[name]) for name in parts]
         changed.append(
             differences(*({name: of[name] for name in now if name not in parts} for of in (about, now)))
         )
         if any(changed):
             _LOG.warning(
-                "The run's settings or packages have changed, so new episodes begin: %s.",
+                "The run's nodes, settings or packages have changed, so new episodes begin: %s.",
                 "; ".join(filter(None, changed)),
             )
             return None
@@ -164,6 +168,7 @@ class Snapshot:
             "versions": package_versions(),
             "config": {key: value for key, value in vars(self._config).items() if key not in _MAY_DIFFER},
             "agent": self._run.agent_config,
+            "nodes": {f"nodes of {group}": count for group, count in self.num_nodes.items()},
             "environment": self._run.environment,
             "own_logger": self._logger_factory is not None,
         }

@@ -74,6 +74,9 @@ class Resources:
     strategy: str | None = None
 
     def __post_init__(self) -> None:
+        for name, given in (("env", self.env), ("custom", self.custom)):
+            if not isinstance(given, Mapping):
+                raise ValueError(f"resources: {name}: got {given!r}, expected values by name.")
         amounts = {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus, **dict(self.custom)}
         for name, amount in amounts.items():
             if isinstance(amount, str) or (amount is not None and not 0 <= amount < math.inf):

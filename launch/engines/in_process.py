@@ -289,14 +289,17 @@ class LocalJob(Job):
     def _close(self, places: list[Place]) -> None:
         """Closes the nodes in reverse order of addition and ends the run."""
         for place in reversed([place for place in places if place.built]):
-            failed = place.state == "failed"
-            place.state = "closing"
-            try:
-                with entered(self._runtime, place.leaf.context):
-                    place.leaf.node.close(place.object)
-                place.state = "failed" if failed else "closed"
-            except Exception as error:
-                place.state = "failed"
-                self.outcome.fail(node_error(place.label, error))
+            self._close_place(place)
         deactivate(self._runtime)
         self.outcome.end()
+
+    def _close_place(self, place: Place) -> None:
+        failed = place.state == "failed"
+        place.state = "closing"
+        try:
+            with entered(self._runtime, place.leaf.context):
+                place.leaf.node.close(place.object)
+            place.state = "failed" if failed else "closed"
+        except (Exception, SystemExit) as error:
+            place.state = "failed"
+            self.outcome.fail(node_error(place.label, error))

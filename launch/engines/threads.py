@@ -38,7 +38,8 @@ class ThreadsJob(LocalJob):
 
     def _workers_returned(self) -> bool:
         workers = [place for place in self._places if place.works]
-        known = all(place.works or place.state == "running" for place in self._places)
+        # A node whose constructor ended with `sys.exit()` has returned, and is no worker.
+        known = all(place.works or place.state in ("running", "returned") for place in self._places)
         return known and bool(workers) and all(place.state == "returned" for place in workers)
 
     def _live(self, place: Place) -> None:
@@ -92,11 +93,20 @@ class ThreadsJob(LocalJob):
             self._threads[place.label].join(max(0.0, deadline - time.monotonic()))
         return {label: thread for label, thread in self._threads.items() if thread.is_alive()}
 
+    def _close_place(self, place: Place) -> None:
+        """Closes a node on a thread of its own, for which the others do not wait without end."""
+        thread = threading.Thread(target=super()._close_place, args=(place,), daemon=True)
+        thread.start()
+        thread.join(self._options.time_to_end(place.unit.group))
+        if thread.is_alive():
+            self.outcome.fail(LaunchError(self._describe_late({place.label: thread})))
+
     def _describe_late(self, late: dict[str, threading.Thread]) -> str:
         frames = sys._current_frames()
         text = (
             f"Nodes {sorted(late)} did not end within stop_timeout={self._options.stop_timeout:g} s of the "
-            "stop, and a thread cannot be killed. Let run() return when launch.stop_event() is set."
+            "stop, and a thread cannot be killed. Let run() return when launch.stop_event() is set, and let "
+            "close() return sooner."
         )
         for label, thread in late.items():
             frame = frames.get(thread.ident or 0)

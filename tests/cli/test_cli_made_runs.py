@@ -153,6 +153,8 @@ def test_the_folder_of_another_run_is_refused(tmp_path):
         make_program(Own(SMALL), "gymnasium:CartPole-v1", config_of(path))
     with pytest.raises(RunError, match="is not the one that the run was trained"):
         make_program(DQN(SMALL), "gymnasium:Acrobot-v1", config_of(path))
+    with pytest.raises(RunError, match="in 'gymnasium:CartPole-v1', not in 'gymnasium:CartPole-v0'"):
+        make_program(DQN(SMALL), "gymnasium:CartPole-v0", config_of(path))  # Its specs are equal.
     before = (path / "config.yaml").read_bytes()
     launch.launch(make_program(DQN(SMALL), "gymnasium:CartPole-v1", config_of(path)), engine="serial")
     assert (path / "config.yaml").read_bytes() == before

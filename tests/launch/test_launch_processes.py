@@ -71,10 +71,11 @@ def test_a_node_may_have_more_clients_than_the_launcher_may_open_files():
     assert allowed == (1 << 16 if hard == resource.RLIM_INFINITY else min(hard, 1 << 16))
 
 
-def test_killed_node_ends_the_program():
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGKILL, "SIGKILL"), (40, "signal 40")])
+def test_killed_node_ends_the_program(number, name):
     job = lp.start(service_program())
-    os.kill(job.client("service").pid(), signal.SIGKILL)
-    with pytest.raises(lp.NodeError, match=r"service-0.*SIGKILL") as caught:
+    os.kill(job.client("service").pid(), number)
+    with pytest.raises(lp.NodeError, match=rf"service-0.*{name}") as caught:
         job.wait(timeout=PATIENCE)
     assert caught.value.kind == "ProcessDied"
     assert job.status()["state"] == "failed"

@@ -118,6 +118,16 @@ NODES = {
         ValueError,
         "call_timeout",
     ),
+    "no threads": (
+        lambda: lp.CourierNode(Nothing, courier_kwargs={"thread_pool_size": 0}),
+        ValueError,
+        "thread_pool_size: got 0",
+    ),
+    "no futures": (
+        lambda: lp.CourierNode(Nothing, courier_client_kwargs={"max_in_flight": 0}),
+        ValueError,
+        "max_in_flight: got 0",
+    ),
     "cacher of no handle": (lambda: lp.CacherNode(Nothing(), 1.0), TypeError, "handle"),
     "negative interval": (lambda: lp.CacherNode(lp.PyNode(nothing).create_handle(), -1), ValueError, ">= 0"),
     "empty colocation": (lambda: lp.MultiThreadingColocation([]), TypeError, "list of nodes"),
@@ -137,6 +147,8 @@ OPTIONS = {
     "group of restarts": ({"restarts": {"nobody": 1}}, "nobody"),
     "number of restarts": ({"restarts": {"main": -1}}, ">= 0"),
     "group of resources": ({"resources": {"nobody": {}}}, "nobody"),
+    "env of resources": ({"resources": {"main": {"env": "A=1"}}}, "env: got 'A=1'"),
+    "custom of resources": ({"resources": {"main": {"custom": 5}}}, "custom: got 5"),
     "stop_timeout": ({"stop_timeout": -1.0}, "stop_timeout"),
     "heartbeat_timeout": ({"heartbeat_timeout": 0.0}, "heartbeat_timeout"),
 }
@@ -153,6 +165,13 @@ def test_options_that_make_no_sense(options, message):
 def test_empty_program():
     with pytest.raises(ValueError, match="no nodes"):
         lp.launch(lp.Program("test"))
+
+
+def test_settings_that_are_added_to_a_program_are_those_of_no_other():
+    first, second = lp.Program("first"), lp.Program("second")
+    for name in ("resources", "strategies", "min_nodes", "stop_timeouts"):
+        getattr(first, name)["main"] = {}
+        assert not getattr(second, name), name
 
 
 # Handles.
@@ -386,6 +405,40 @@ def test_constructors_are_called_on_demand():
     one.configure(program.add_node(lp.CourierNode(Second), label="second"))
     program.add_node(lp.PyNode(lambda client: lp.stop(client.get()), first), label="main")
     assert lp.launch(program, "serial") == "hello"
+
+
+@pytest.mark.parametrize("engine", ["serial", "threads"])
+def test_a_cacher_calls_the_object_itself(engine):
+    class Adder:
+        def __call__(self, a, b):
+            return a + b
+
+    program = lp.Program("test")
+    adder = program.add_node(lp.CourierNode(Adder), label="adder")
+    cached = program.add_node(lp.CacherNode(adder, 1.0), label="cached")
+    program.add_node(lp.PyNode(lambda cached: lp.stop(cached(1, b=2)), cached), label="main")
+    assert lp.launch(program, engine) == 3
+
+
+@pytest.mark.parametrize("engine", ["serial", "threads"])
+def test_the_other_nodes_are_closed_after_one_that_exits(engine):
+    closed = []
+
+    class First:
+        def close(self):
+            closed.append(self)
+
+    class Exits:
+        def close(self):
+            sys.exit(0)
+
+    program = lp.Program("test")
+    program.add_node(lp.CourierNode(First), label="first")
+    program.add_node(lp.CourierNode(Exits), label="exits")
+    program.add_node(lp.PyNode(lp.stop), label="main")
+    with pytest.raises(lp.NodeError, match="'exits-0' failed with SystemExit"):
+        lp.launch(program, engine)
+    assert closed
 
 
 # The engine of threads.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+
+import pytest
 
 import launch as lp
 
@@ -40,3 +43,38 @@ def test_a_stop_before_the_thread_of_a_restart_has_started(monkeypatch):
     jobs.append(lp.start(program, "threads", restarts={"service": 1}))
     begun.set()
     assert jobs[0].wait(timeout=PATIENCE) == "stopped"
+
+
+def test_a_node_that_does_not_close_is_reported_with_its_stack():
+    release, closed = threading.Event(), []
+
+    class Stubborn:
+        def close(self):
+            release.wait(PATIENCE)
+
+    class Obliging:
+        def close(self):
+            closed.append(self)
+
+    program = lp.Program("test")
+    program.add_node(lp.CourierNode(Obliging), label="obliging")
+    program.add_node(lp.CourierNode(Stubborn), label="stubborn")
+    program.add_node(lp.PyNode(lp.stop), label="main")
+    try:
+        with pytest.raises(lp.LaunchError, match=r"stubborn-0(?s:.*)release\.wait"):
+            lp.launch(program, "threads", stop_timeout=0.5)
+    finally:
+        release.set()
+    assert closed
+
+
+def test_a_constructor_that_ends_its_node_does_not_keep_the_program():
+    class Done:
+        def __init__(self):
+            sys.exit(0)
+
+    program = lp.Program("test")
+    program.add_node(lp.PyClassNode(Done), label="done")
+    program.add_node(lp.PyNode(lambda: None), label="main")
+    with lp.start(program, "threads") as job:
+        job.wait(timeout=PATIENCE)

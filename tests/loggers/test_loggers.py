@@ -92,6 +92,13 @@ def test_a_cut_last_line_costs_only_itself(tmp_path):
         assert list(loggers.read_jsonl(path)) == [{"a": 1}, {"a": 3}]
 
 
+def test_a_line_that_is_not_a_row_is_left_out(tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"a": 1}\n2\n{"a": 3}\n')
+    with pytest.warns(UserWarning, match=r"m\.jsonl:2"):
+        assert list(loggers.read_jsonl(path)) == [{"a": 1}, {"a": 3}]
+
+
 def test_a_table_that_ends_within_quotes_is_continued(tmp_path):
     path = tmp_path / "m.csv"
     path.write_text('step,text\n1,ok\n2,"hal')

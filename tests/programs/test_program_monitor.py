@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import json
 import pathlib
+import shutil
 import time
 
 import pytest
 
 import launch
 from agents.random_actions import RandomActions
+from framework.commands.curves import kept_rows
 from framework.environments.testing import FakeEnvironment
 from framework.loggers import InMemoryLogger
 from framework.programs import Callback, RunConfig, make_program
@@ -27,6 +29,18 @@ def test_rows_since_the_checkpoint_hold_after_a_restart_of_the_monitor(tmp_path)
         counter.increment(env_steps=steps)
         monitor = _make_monitor(RunFolder.open(tmp_path), InMemoryLogger, (), counter=counter)
         assert monitor._resumed_at == resumed_at
+
+
+def test_rows_of_a_run_without_a_checkpoint_do_not_count_when_it_begins_again(tmp_path):
+    config = RunConfig(directory=str(tmp_path), max_env_steps=100, evaluate_period=None, log_period=20)
+    first, both = [], []
+    for rows in (first, both):
+        launch.launch(make_program(RandomActions(), FakeEnvironment, config), "serial")
+        shutil.rmtree(tmp_path / "checkpoints")
+        rows += RunFolder.open(tmp_path).rows()
+    assert {row["resumed_at"] for row in both if "resumed_at" in row} == {0}
+    assert not any("resumed_at" in row for row in first)
+    assert kept_rows(RunFolder.open(tmp_path)) == both[len(first) :]
 
 
 def test_seconds_do_not_follow_the_wall_clock_backwards(monkeypatch):

@@ -1,7 +1,9 @@
 """Workers on their own: the version of a restarted learner, the parameters that the evaluator takes."""
 
+import dataclasses
 import functools
 
+import numpy as np
 import pytest
 
 from agents.dqn import DQN, DQNConfig
@@ -9,11 +11,13 @@ from agents.ppo import PPO, PPOConfig
 from agents.sac import SAC, SACConfig
 from framework import environments, replay, specs
 from framework.environments.testing import FakeEnvironment
+from framework.loggers import InMemoryLogger
 from framework.programs import RunConfig, learner_worker
 from framework.programs.evaluator import Evaluator
 from framework.programs.learner_worker import LearnerWorker
 from framework.programs.services import Counter, Monitor
 from framework.programs.worker import Setup
+from framework.replay.errors import DeadlineExceededError, ServerLost
 from framework.variables import VariableBlock
 
 
@@ -50,6 +54,31 @@ def test_the_version_of_a_restarted_learner(tmp_path, monkeypatch, agent, steps,
         first._learner._steps = first._learner._uncounted = steps
         first._learner.publish()
     assert make().variable_block().version == version
+
+
+@pytest.mark.parametrize("error", [DeadlineExceededError, ServerLost])
+def test_a_learner_goes_on_while_replay_does_not_answer(error, monkeypatch):
+    log, environment = InMemoryLogger(), fake(2)
+    agent = DQN(dataclasses.replace(DQN_CONFIG, min_replay_size=10, batch_size=4))
+    spec = specs.make_environment_spec(environment)
+    client = replay.EmbeddedClient(agent.make_tables(spec))
+    setup = Setup(agent, fake, spec, RunConfig(learner_log_period=1))
+    learner = LearnerWorker(setup, replay=client, counter=Counter(), monitor=Monitor(log))
+    adder = agent.make_adder(client, spec)
+    adder.add_first(environment.reset())
+    for _ in range(20):
+        action = np.zeros(2, spec.actions.dtype)
+        adder.add(action, environment.step(action))
+
+    def server_info(timeout):
+        raise error("no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(client, "server_info", server_info)
+        learner.step()
+    learner.step()
+    assert ["replay/size" in row for row in log.rows] == [False, True]
+    assert all("loss" in row for row in log.rows)
 
 
 class Kept(dict):

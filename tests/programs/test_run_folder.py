@@ -5,16 +5,18 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import os
+import subprocess
 import threading
 import time
 
 import gymnasium
 import pytest
 
+import framework
 import launch
 from agents.random_actions import RandomActions, RandomActionsConfig
 from framework.programs import RunConfig, make_program
-from framework.programs.run_folder import RunError, RunFolder
+from framework.programs.run_folder import RunError, RunFolder, git_commits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,3 +82,16 @@ def test_a_start_during_a_run_is_refused(tmp_path):
     assert run.wait_until_free(30)
     with run.locked():
         pass
+
+
+def test_the_commit_of_another_repository_is_not_that_of_an_installed_package(tmp_path, monkeypatch):
+    identity = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+    (tmp_path / ".gitignore").write_text(".venv")
+    installed = tmp_path / ".venv" / "framework"
+    installed.mkdir(parents=True)
+    (installed / "__init__.py").touch()
+    for command in (["init"], ["add", "."], [*identity, "commit", "-m", "first"]):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True, capture_output=True)
+    monkeypatch.setattr(framework, "__path__", [str(installed)])
+    monkeypatch.chdir(tmp_path)
+    assert git_commits().keys() == {"working_folder"}

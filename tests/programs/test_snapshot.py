@@ -225,6 +225,30 @@ def test_other_settings_begin_new_episodes(tmp_path, caplog):
     assert result["env_steps"] == BASE.max_env_steps
 
 
+class Watched(RandomActions):
+    """Its graph is changed between two runs."""
+
+    num_watchers = 1
+
+    def build(self, graph):
+        super().build(graph)
+        for _ in range(self.num_watchers):
+            graph.add_node("watcher", launch.CourierNode(object))
+
+
+@pytest.mark.parametrize("num_watchers", [0, 2])
+def test_another_graph_begins_new_episodes(tmp_path, caplog, monkeypatch, num_watchers):
+    config = dataclasses.replace(BASE, directory=str(tmp_path / "run"))
+    job = launch.start(make_program(Watched(), CARTPOLE, config), engine="serial")
+    with pytest.raises(TimeoutError):
+        job.wait(timeout=0.0)
+    job.stop()
+    monkeypatch.setattr(Watched, "num_watchers", num_watchers)
+    result = launch.launch(make_program(Watched(), CARTPOLE, config), engine="serial")
+    assert result["env_steps"] == config.max_env_steps
+    assert f"nodes of watcher: got {num_watchers or None}, expected 1" in caplog.text
+
+
 def test_a_state_of_another_user_is_not_unpickled(tmp_path, caplog, monkeypatch):
     config = dataclasses.replace(BASE, directory=str(tmp_path / "run"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "one"))

@@ -295,7 +295,9 @@ class SupervisedJob(Job):
             if reason is not None:
                 text = reason
             elif code < 0:
-                text = f"The process was killed by {signal.Signals(-code).name}."
+                # Few real-time signals have a name.
+                names = [each.name for each in signal.Signals if each == -code]
+                text = f"The process was killed by {names[0] if names else f'signal {-code}'}."
             if process.kill_reason is not None:
                 kind, text = "Hung", process.kill_reason
             process.error = f"{kind}: {text}"
