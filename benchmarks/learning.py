@@ -222,7 +222,7 @@ ROWS = {
     "pong-impala": Row("impala", "atari:Pong", 10_000_000, 19),
     # Beside its curve, on a CPU that has no units for bfloat16.
     "pong-appo": Row("appo", "atari:Pong", 3_000_000, flags=("--no-autocast", "--no-actor-autocast")),
-    "pong-impact": Row("impact", "atari:Pong", 2_500_000, flags=("--no-autocast", "--no-actor-autocast")),
+    "pong-impact": Row("impact", "atari:Pong", 2_000_000, flags=("--no-autocast", "--no-actor-autocast")),
     # Five times the mean return of random actions over 100 episodes, 0.42 and 0.12.
     "freeway-dqn": Row("dqn", "minatar:Freeway", 1_000_000, 2.1),
     "freeway-rainbow": Row("rainbow", "minatar:Freeway", 1_000_000, 2.1),
