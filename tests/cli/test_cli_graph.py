@@ -1,0 +1,112 @@
+"""`repertory graph`: pictures of graphs, made by hand and of every agent."""
+
+import re
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pytest
+
+from framework.commands.graph import Group, as_svg, as_text
+from framework.programs.registry import agent_names
+
+
+class TestGraph:
+    GROUPS = [
+        Group("replay", "ReplayNode", 1, ()),
+        Group("learner", "CourierNode(LearnerWorker)", 1, ("replay",)),
+        Group("actor", "CourierNode(<Actor>)", 2, ("replay", "learner")),
+    ]
+
+    def test_text(self):
+        assert as_text("dqn", self.GROUPS) == (
+            "program dqn\n"
+            "  replay    ReplayNode\n"
+            "  learner   CourierNode(LearnerWorker)  ->  replay\n"
+            "  actor x2  CourierNode(<Actor>)        ->  replay, learner"
+        )
+
+    def test_svg(self):
+        root = ElementTree.fromstring(as_svg("dqn", self.GROUPS))
+        space = "{http://www.w3.org/2000/svg}"
+        texts = {element.text: float(element.get("y")) for element in root.iter(f"{space}text")}
+        assert texts["actor x2"] < texts["learner"] < texts["replay"]
+        arrows = [path for path in root.iter(f"{space}path") if path.get("marker-end")]
+        assert len(arrows) == 3
+
+    @pytest.mark.parametrize("name", agent_names())
+    def test_no_arrow_runs_behind_a_box_and_no_text_over_its_edge(self, repertory, tmp_path, name):
+        repertory("graph", name, "--svg", tmp_path / "g.svg")
+        root = ElementTree.parse(tmp_path / "g.svg").getroot()
+        space = "{http://www.w3.org/2000/svg}"
+        boxes = [
+            tuple(float(rect.get(key)) for key in ("x", "y", "width", "height"))
+            for rect in root.iter(f"{space}rect")
+            if rect.get("x")
+        ]
+        for path in root.iter(f"{space}path"):
+            if not path.get("marker-end"):
+                continue
+            numbers = [float(number) for number in re.findall(r"-?[\d.]+(?:e-?\d+)?", path.get("d"))]
+            corners = np.array(numbers).reshape(-1, 2)
+            t = np.linspace(0, 1, 50)[:, None]
+            for at in range(0, len(corners) - 1, 3):
+                p, q, r, s = corners[at : at + 4]
+                curve = (1 - t) ** 3 * p + 3 * (1 - t) ** 2 * t * q + 3 * (1 - t) * t**2 * r + t**3 * s
+                for x, y, width, height in boxes:
+                    inside = (
+                        abs(curve - (x + width / 2, y + height / 2)) < (width / 2 - 6, height / 2 - 6)
+                    ).all(1)
+                    assert not inside.any(), (name, p, s)
+        widest = max(len(text.text) for text in root.iter(f"{space}text") if text.get("font-size") == "10")
+        assert boxes[0][2] >= 5.5 * widest
+
+    def test_a_circle_of_calls_can_be_drawn(self):
+        groups = [Group("a", "A", 1, ("b",)), Group("b", "B", 1, ("a",)), Group("c", "C", 1, ("c",))]
+        root = ElementTree.fromstring(as_svg("circle", groups))
+        texts = {element.text for element in root.iter("{http://www.w3.org/2000/svg}text")}
+        assert {"a", "b", "c"} <= texts
+
+    @pytest.mark.parametrize("name", agent_names())
+    def test_of_every_agent(self, repertory, tmp_path, name):
+        code, out, _ = repertory("graph", name, "--num-actors", "3", "--svg", tmp_path / "g.svg")
+        assert code == 0
+        assert re.search(r"actor x3 .*->  (replay|learner)", out) and "evaluator" in out
+        ElementTree.parse(tmp_path / "g.svg")
+
+
+WATCHED = """
+import launch
+from agents.dqn import DQN
+
+def watch(learners, replay):
+    pass
+
+class Watched(DQN):
+    def build(self, graph):
+        super().build(graph)
+        replay = graph.add_replay(name="other_replay")
+        learner = graph.add_learner(replay, name="other_learner")
+        graph.add_node("watcher", launch.PyNode(watch, [learner], replay=replay))
+"""
+
+
+def test_what_build_made_is_drawn_with_its_own_nodes(repertory, tmp_path, monkeypatch):
+    (tmp_path / "watched.py").write_text(WATCHED)
+    monkeypatch.syspath_prepend(tmp_path)
+    flags = ("--num-actors", "4", "--replay-shards", "2", "--variable-sources", "2")
+    code, text, _ = repertory("graph", "watched:Watched", *flags)
+    assert code == 0
+    assert re.search(r"watcher +PyNode\(watch\) +-> +other_learner, other_replay\n", text)
+    assert re.search(r"\n +replay x2 +ReplayNode\(make_tables\)\n", text) and "other_replay x2" in text
+    assert re.search(r"actor x4 .*-> +replay, variable_source, ", text)
+    code, mermaid, _ = repertory("graph", "watched:Watched", *flags, "--format", "mermaid")
+    ids = {title: node for node, title in re.findall(r'  (n\d+)\["([^<]+)<br/>', mermaid)}
+    arrows = set(re.findall(r"  (n\d+) --> (n\d+)", mermaid))
+    assert code == 0 and "flowchart TD" in mermaid
+    assert {(ids["watcher"], ids["other_learner"]), (ids["watcher"], ids["other_replay x2"])} <= arrows
+    assert len(arrows) == sum(
+        len(line.split("->")[1].split(",")) for line in text.splitlines() if "->" in line
+    )
+    code, svg, _ = repertory("graph", "watched:Watched", *flags, "--format", "svg")
+    texts = {text.text for text in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")}
+    assert code == 0 and {"watcher", "other_learner", "PyNode(watch)"} <= texts

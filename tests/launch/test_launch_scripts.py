@@ -1,0 +1,264 @@
+"""Scripts that launch programs: signals to them, their death, and what they leave."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+
+import psutil
+import pytest
+
+import launch as lp
+from launch.engines.processes import folders
+
+PATIENCE = 60.0
+
+SCRIPT = """
+    import os, sys, threading
+    import launch as lp
+
+    def say(line):  # in one write: several processes share the pipe
+        os.write(1, (line + "\\n").encode())
+
+    class Box:
+        def __init__(self):
+            say(f"node {os.getpid()}")
+        def put(self, x):
+            return x
+        def close(self):
+            say("closed")
+
+    def work(box):
+        say(f"node {os.getpid()}")
+        box.put(1)
+        say("working")
+        {wait}
+
+    program = lp.Program("script")
+    box = program.add_node(lp.CourierNode(Box), label="box")
+    program.add_node(lp.PyNode(work, box), label="work")
+    try:
+        lp.launch(program, stop_timeout=5)
+    except lp.ProgramInterrupted as error:
+        say(f"interrupted {error.signal.name} {error.job.over} {error.job.result}")
+        raise
+"""
+
+
+class Script:
+    """A launcher in a process of its own; it defines its nodes in ``__main__`` and has no main guard."""
+
+    def __init__(self, tmp_path, wait, script=SCRIPT, *arguments):
+        path = tmp_path / "script.py"
+        path.write_text(textwrap.dedent(script).replace("{wait}", wait))
+        self.sockets = tmp_path / "s"
+        self.sockets.mkdir(exist_ok=True)
+        environment = {**os.environ, "TMPDIR": str(self.sockets), "XDG_RUNTIME_DIR": ""}
+        root = os.path.dirname(os.path.dirname(os.path.abspath(lp.__file__)))
+        environment["PYTHONPATH"] = root
+        self.process = subprocess.Popen(
+            [sys.executable, str(path), *arguments],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
+        self.lines = []
+        self.nodes = []
+
+    def read_until(self, word):
+        for line in self.process.stdout:
+            self.lines.append(line.strip())
+            if line.startswith("node"):
+                self.nodes.append(psutil.Process(int(line.split()[1])))
+            if line.startswith(word):
+                return
+        raise AssertionError(f"{word!r} did not come; there was {self.lines}")
+
+    def finish(self):
+        rest, _ = self.process.communicate(timeout=PATIENCE)
+        self.lines += rest.split("\n")
+        _, alive = psutil.wait_procs(self.nodes, timeout=PATIENCE)
+        assert not alive
+        return self.process.returncode
+
+
+@pytest.fixture
+def short_tmp(tmp_path_factory):
+    """Unix sockets have short names."""
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as path:
+        yield Path(path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
+def test_signal_stops_in_good_order(short_tmp, number):
+    script = Script(short_tmp, "lp.wait_for_stop(); lp.stop('partial')")
+    script.read_until("working")
+    os.kill(script.process.pid, number)
+    assert script.finish() != 0
+    assert "closed" in script.lines
+    assert f"interrupted {number.name} True partial" in script.lines
+    assert list(script.sockets.iterdir()) == []
+
+
+def test_second_interrupt_ends_at_once(short_tmp):
+    script = Script(short_tmp, "lp.wait_for_stop(); say('stopping'); threading.Event().wait()")
+    script.read_until("working")
+    os.kill(script.process.pid, signal.SIGINT)
+    script.read_until("stopping")
+    os.kill(script.process.pid, signal.SIGINT)
+    assert script.finish() != 0
+    assert list(script.sockets.iterdir()) == []
+
+
+def test_nodes_end_when_the_launcher_is_killed(short_tmp):
+    script = Script(short_tmp, "lp.wait_for_stop()")
+    script.read_until("working")
+    (server,) = [p for p in psutil.Process(script.process.pid).children() if p not in script.nodes]
+    os.kill(script.process.pid, signal.SIGKILL)
+    assert script.finish() == -signal.SIGKILL
+    psutil.wait_procs([server], timeout=PATIENCE)
+    assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
+    assert "closed" in script.lines
+    assert list(script.sockets.iterdir()) == []
+
+
+SAVES = """
+    import contextlib, fcntl, os, sys, time
+    import launch as lp
+
+    @contextlib.contextmanager
+    def locked_file(path):
+        with open(path, "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield file
+
+    def say(line):
+        os.write(1, (line + "\\n").encode())
+
+    class Store:
+        def __init__(self):
+            say(f"node {os.getpid()}")
+            self.saved = None
+        def put(self, value):
+            self.saved = value
+        def close(self):
+            say(f"store closes with {self.saved}")
+
+    class Learner:
+        def __init__(self, store):
+            say(f"node {os.getpid()}")
+            self.store = store
+        def run(self):
+            say("working")
+            lp.wait_for_stop()
+            time.sleep(0.5)
+            self.store.put("parameters")
+        def close(self):
+            say("learner closes")
+
+    program = lp.Program("saves")
+    program.contexts = [lambda: locked_file(sys.argv[1])] if sys.argv[1:] else []
+    store = program.add_node(lp.CourierNode(Store), label="store")
+    program.add_node(lp.CourierNode(Learner, store), label="learner")
+    lp.launch(program)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP], ids=lambda n: n.name)
+def test_workers_save_before_services_close(short_tmp, number):
+    """Also when the launcher dies without a word."""
+    script = Script(short_tmp, "", SAVES)
+    script.read_until("working")
+    os.kill(script.process.pid, number)
+    assert script.finish() != 0
+    said = [line for line in script.lines if "closes" in line]
+    assert said == ["learner closes", "store closes with parameters"]
+    assert list(script.sockets.iterdir()) == []
+
+
+def test_a_lock_of_the_program_lasts_until_its_last_process_has_ended(short_tmp):
+    path = short_tmp / "lock"
+    script = Script(short_tmp, "", SAVES, str(path))
+    script.read_until("working")
+    script.process.kill()
+    with open(path, encoding="utf-8") as file:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert not [node for node in script.nodes if node.is_running()]
+    script.finish()
+    assert "store closes with parameters" in script.lines
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2], ids=lambda n: n.name)
+def test_a_signal_to_all_processes_of_a_program(short_tmp, number):
+    """As Slurm and systemd send it."""
+    script = Script(short_tmp, "", SAVES)
+    script.read_until("working")
+    launcher = psutil.Process(script.process.pid)
+    for process in launcher.children(recursive=True):
+        process.send_signal(number)
+    launcher.send_signal(number)  # It has no handler of SIGUSR2, which ends it.
+    assert script.finish() != 0
+    said = [line for line in script.lines if "closes" in line]
+    assert said == ["learner closes", "store closes with parameters"]
+    assert list(script.sockets.iterdir()) == []
+
+
+def test_what_a_killed_program_left_the_next_one_removes(short_tmp):
+    script = Script(short_tmp, "lp.wait_for_stop()")
+    script.read_until("working")
+    (folder,) = script.sockets.iterdir()
+    job = folder.name.split("-")[1]
+    assert os.path.isdir(f"/dev/shm/lp-{job}")
+    (server,) = [p for p in psutil.Process(script.process.pid).children() if p not in script.nodes]
+    folders.sweep()
+    assert os.path.isdir(f"/dev/shm/lp-{job}"), "its processes live"
+    server.suspend()  # else it cleans up
+    script.process.kill()
+    server.kill()
+    script.finish()
+    assert folder.exists()  # the other folder may be gone: programs of other tests remove it as well
+    again = Script(short_tmp, "lp.stop()")
+    again.finish()
+    assert not os.path.exists(f"/dev/shm/lp-{job}")
+    assert list(script.sockets.iterdir()) == []
+
+
+def test_a_cached_function_of_the_script(short_tmp):
+    path = short_tmp / "script.py"
+    path.write_text(
+        textwrap.dedent(
+            """
+            import functools
+            import launch as lp
+
+            @functools.lru_cache(maxsize=3)
+            def double(x):
+                return 2 * x
+
+            def main(function):
+                lp.stop((function(4), function.cache_parameters()["maxsize"], double(1)))
+
+            program = lp.Program("cached")
+            program.add_node(lp.PyNode(main, double), label="main")
+            print(lp.launch(program))
+            """
+        )
+    )
+    root = os.path.dirname(os.path.dirname(os.path.abspath(lp.__file__)))
+    done = subprocess.run(
+        [sys.executable, str(path)],
+        env={**os.environ, "PYTHONPATH": root},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.stdout.strip() == "(8, 3, 2)", done.stderr
