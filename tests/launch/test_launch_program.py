@@ -1,4 +1,4 @@
-"""Programs, nodes, and handles: what is refused before anything runs. And the rules of engines in one process."""
+"""Programs, nodes, and handles: what is refused before anything runs. Engines in one process: their rules."""
 
 from __future__ import annotations
 
