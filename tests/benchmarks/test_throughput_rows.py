@@ -32,7 +32,7 @@ def test_ppo_on_pong_has_the_batches_of_its_peers():
     assert ours
     for row in ours:
         envs = row.program["num_actors"] * row.program["envs_per_actor"]
-        assert envs == throughput_peers.PONG_PPO_LANES
+        assert envs == throughput_peers.PONG_PPO_ENVS
         assert row.config["unroll_length"] == throughput_peers.PONG_PPO_UNROLL
         assert row.config["epochs"] == throughput_peers.PONG_PPO_EPOCHS
         assert row.config["minibatch_size"] == throughput_peers.PONG_PPO_MINIBATCH
