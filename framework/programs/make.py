@@ -460,7 +460,7 @@ def _make_monitor(
     elif run is not None:
         run.record()
     resumed_at = None
-    if reader is not None or (run is not None and run.rows()):  # Rows of a run that has no checkpoint yet.
+    if reader is not None or (run is not None and run.has_rows):  # Rows of a run that has no checkpoint yet.
         # After a restart of this node alone, what was written since the checkpoint still holds.
         step = 0 if reader is None else reader.step
         resumed_at = max(step, counter.get_counts().get("env_steps", 0))

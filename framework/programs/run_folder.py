@@ -95,6 +95,11 @@ class RunFolder:
         return list(read_jsonl(self.metrics)) if self.metrics.exists() else []
 
     @property
+    def has_rows(self) -> bool:
+        """Whether rows of metrics were written. Does not read them."""
+        return self.metrics.exists() and self.metrics.stat().st_size > 0
+
+    @property
     def checkpointer(self) -> Checkpointer:
         """The checkpoints of the run."""
         return Checkpointer(self.path / "checkpoints", keep=self.config.keep_checkpoints)
