@@ -78,3 +78,4 @@ def test_a_constructor_that_ends_its_node_does_not_keep_the_program():
     program.add_node(lp.PyNode(lambda: None), label="main")
     with lp.start(program, "threads") as job:
         job.wait(timeout=PATIENCE)
+        assert job.over
