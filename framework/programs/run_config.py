@@ -115,6 +115,8 @@ class RunConfig:
     replay_backend: ReplayBackend = "repertory"  # Implementation of the tables. reverb is dm-reverb.
 
     def __post_init__(self) -> None:
+        if self.directory == "":
+            raise ValueError("directory: got '', expected a path or None. '.' is the current folder.")
         if self.directory is not None:
             object.__setattr__(self, "directory", os.path.abspath(self.directory))
         config_checks.types(self)

@@ -31,8 +31,9 @@ def test_wrong_arguments_are_refused(make):
         make()
 
 
-def test_number_is_a_window_around_the_minimum():
-    limiter = rl.SampleToInsertRatio(2.0, 5, 4.0)
+@pytest.mark.parametrize("buffer", [4.0, 4, np.int64(4), np.float32(4.0)], ids=lambda n: type(n).__name__)
+def test_number_is_a_window_around_the_minimum(buffer):
+    limiter = rl.SampleToInsertRatio(2.0, 5, buffer)
     assert (limiter.min_diff, limiter.max_diff) == (6.0, 14.0)
 
 

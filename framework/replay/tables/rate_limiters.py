@@ -17,7 +17,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBlockError
@@ -143,10 +143,10 @@ class SampleToInsertRatio(RateLimiter):
         self, samples_per_insert: float, min_size_to_sample: int, error_buffer: float | tuple[float, float]
     ):
         center = samples_per_insert * min_size_to_sample
-        if isinstance(error_buffer, (int, float)):
-            low, high = center - error_buffer, center + error_buffer
-        else:
+        if isinstance(error_buffer, Sequence):
             low, high = error_buffer
+        else:
+            low, high = center - error_buffer, center + error_buffer
         super().__init__(samples_per_insert, min_size_to_sample, low, high)
         narrowest = 2 * max(1.0, samples_per_insert)
         if not high - low >= narrowest or low > center:
