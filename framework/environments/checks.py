@@ -15,6 +15,7 @@ from framework import specs
 from framework.environments import suites, testing
 from framework.environments.base import LAST, BatchedEnvironment
 from framework.environments.single import SingleEnv, call_factory, make_env
+from framework.environments.stepping import VectorEnvironment
 from framework.types import Nest
 
 
@@ -211,6 +212,8 @@ def _adapt(environment: Any, report: _Report, seed: int) -> _Gymnasium | _DmEnv 
         fix = "set observation_space and action_space (or define the *_spec methods)"
         raise _Broken("spaces", str(error), fix) from error
     try:
+        if isinstance(environment, gymnasium.vector.VectorEnv):
+            environment = VectorEnvironment(type(environment).__name__, environment, seed)
         return _Other(make_env(environment, seed))
     except TypeError as error:
         what = f"is {type(environment).__name__}, neither a gymnasium.Env nor a dm_env.Environment"

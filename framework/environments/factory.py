@@ -107,7 +107,7 @@ def _batch(
         first = call_factory(source.make_one, seed, source.options, num_envs)
     else:
         first = call_factory(source.make_one, seeds[0], source.options)
-    many = isinstance(first, BatchedEnvironment) and (makes_batches or first.num_envs > 1)
+    many = isinstance(first, BatchedEnvironment) and (makes_batches or num_envs == 1 or first.num_envs > 1)
     if many or isinstance(first, gymnasium.vector.VectorEnv):
         if first.num_envs != num_envs:
             first.close()

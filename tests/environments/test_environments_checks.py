@@ -130,6 +130,7 @@ _CASES = {
     "not an environment": (lambda: 3, "type", "derive from one of the two"),
     "raises": (lambda: testing.FaultyEnvironment("raise"), "step()", "run it under a debugger"),
     "cannot be built": (lambda: 1 / 0, "constructor", "make it build"),
+    "several envs": (lambda: gymnasium.vector.SyncVectorEnv([Good] * 2), "constructor", "make it build"),
 }
 
 
@@ -186,6 +187,8 @@ class Picky(dm_env.Environment):
         testing.MemoryEnvironment,
         lambda: testing.FakeEnvironment(testing.make_spec(rewards={"a": specs.Array((2,), np.float32)})),
         "gymnasium:CartPole-v1",
+        lambda num_envs: gymnasium.make_vec("CartPole-v1", num_envs, vectorization_mode="vector_entry_point"),
+        lambda num_envs: gymnasium.vector.SyncVectorEnv([Good] * num_envs),
     ],
 )
 def test_nothing_is_found_where_nothing_is_wrong(environment):

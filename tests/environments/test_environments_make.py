@@ -372,6 +372,12 @@ def test_a_factory_may_return_a_batched_environment_of_one_env(factory):
     assert timestep.reward.tolist() == [100.0 * (counts[0] - 1) + k for k in (1, 2, 3)]
 
 
+def test_one_batched_environment_of_one_env_is_used_as_it_is():
+    """With all that it tells beyond its steps, such as `cut`."""
+    made = _one_env()
+    assert environments.make(lambda: made) is made
+
+
 @pytest.mark.parametrize("factory", [_as_asked, _vector_as_asked], ids=["make", "gymnasium's vector"])
 @pytest.mark.parametrize("num_envs", [1, 3])
 def test_a_factory_with_num_envs_makes_all_envs(factory, num_envs):
