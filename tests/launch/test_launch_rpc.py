@@ -1,93 +1,22 @@
-"""Calls between processes, here with both ends in one: answers, losses, strangers and broken messages."""
+"""Calls between processes, here with both ends in one: answers and losses."""
 
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import os
-import pickle
-import shutil
 import socket
-import stat
 import sys
 import threading
 
 import numpy as np
 import pytest
 import slow_package
-import zmq
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from served_thing import PATIENCE, Thing, Wordless, ask
 
 import launch as lp
-from launch.rpc import sockets, wire
+from launch.rpc import wire
 from launch.rpc.client import Connection
 from launch.rpc.server import Server
-
-PATIENCE = 30.0
-
-
-class Wordless(Exception):
-    def __str__(self):
-        return self.words  # which it does not have
-
-
-class Thing:
-    def __init__(self):
-        self.array = np.zeros(100_000, np.float32)
-        self.entered = threading.Semaphore(0)
-        self.release = threading.Event()
-
-    def echo(self, *args, **kwargs):
-        return args[0] if args else kwargs
-
-    def block(self):
-        self.entered.release()
-        return self.release.wait(PATIENCE)
-
-    def hand_out(self):
-        """An array of its own, which it changes right afterwards."""
-        threading.Thread(target=self._scribble).start()
-        return self.array
-
-    def _scribble(self):
-        self.array += 1
-
-    def unpicklable(self):
-        return threading.Lock()
-
-    def fail(self):
-        raise Wordless
-
-
-@pytest.fixture
-def keys():
-    return sockets.CurveKeys.generate()
-
-
-@pytest.fixture
-def directory():
-    path = sockets.make_private_directory()
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
-
-
-@pytest.fixture(params=["ipc", "tcp"])
-def served(request, keys, directory):
-    """(object, server, connection)"""
-    address = f"ipc://{directory}/s" if request.param == "ipc" else "tcp://127.0.0.1:*"
-    thing = Thing()
-    server = Server(thing, address, keys, name="thing").start()
-    connection = Connection(server.address, keys, name="thing")
-    yield thing, server, connection
-    thing.release.set()
-    connection.close()
-    server.close()
-
-
-def ask(connection, *args, timeout=PATIENCE):
-    return connection.call("echo", args, {}, timeout)
-
 
 VALUES = {
     "none": None,
@@ -323,158 +252,6 @@ def test_many_threads_share_a_client(served):
     assert not wrong
 
 
-# Strangers.
-
-
-@pytest.mark.parametrize("stranger", ["no keys", "other keys"])
-def test_strangers_are_not_heard(served, stranger):
-    _, server, connection = served
-    refused = sockets.refused_peers()
-    curve = None if stranger == "no keys" else sockets.CurveKeys.generate()
-    socket = sockets.make_client_socket(server.address, curve)
-    with contextlib.suppress(zmq.Again):  # refused already: there is nowhere to send to
-        socket.send(call_frames()[0], zmq.NOBLOCK)
-    assert not socket.poll(300)
-    assert ask(connection, 1) == 1
-    assert server.calls == 1
-    assert server.malformed == 0
-    if stranger == "other keys" and server.address.startswith("ipc"):
-        assert sockets.refused_peers() > refused
-    socket.close(linger=0)
-
-
-def test_client_of_another_program_is_told(served):
-    other = Connection(served[1].address, sockets.CurveKeys.generate(), name="thing")
-    with pytest.raises((lp.LaunchError, TimeoutError)):
-        other.call("echo", (1,), {}, 1.0)
-    assert served[1].calls == 0
-    other.close()
-
-
-def test_client_with_the_public_key_only_is_refused(keys):
-    """Knowing the server is not enough: the program's own key has to be shown."""
-    server = Server(Thing(), "tcp://127.0.0.1:*", keys).start()
-    public, secret = zmq.curve_keypair()
-    socket = sockets.context().socket(zmq.DEALER)
-    socket.linger = 0
-    socket.curve_serverkey, socket.curve_publickey, socket.curve_secretkey = keys.public, public, secret
-    socket.connect(server.address)
-    with contextlib.suppress(zmq.Again):
-        socket.send(call_frames()[0], zmq.NOBLOCK)
-    assert not socket.poll(300)
-    assert server.calls == 0
-    socket.close()
-    server.close()
-
-
-def test_server_wants_keys(directory):
-    with pytest.raises(ValueError, match="keys"):
-        Server(Thing(), f"ipc://{directory}/s", None)
-
-
-def test_keys_do_not_show(keys):
-    assert keys.secret.decode() not in repr(keys)
-    assert keys.public.decode() not in repr(keys)
-    assert pickle.loads(pickle.dumps(keys)) == keys
-
-
-ADDRESSES = {
-    "open interface without keys": ("tcp://0.0.0.0:*", None, "keys"),
-    "any interface without keys": ("tcp://*:*", None, "keys"),
-    "unknown transport": ("udp://127.0.0.1:1", True, "expected ipc"),
-    "no transport": ("127.0.0.1:1", True, "expected ipc"),
-    "relative path": ("ipc://socket", True, "absolute"),
-    "long path": ("ipc:///" + "x" * 200, True, "107"),
-    "directory is not there": ("ipc:///nonexistent/s", True, "does not exist"),
-}
-
-
-@pytest.mark.parametrize("address, with_keys, message", ADDRESSES.values(), ids=ADDRESSES.keys())
-def test_unsafe_addresses_are_errors(keys, address, with_keys, message):
-    with pytest.raises(ValueError, match=message):
-        sockets.make_server_socket(address, keys if with_keys else None)
-
-
-def test_private_directory(directory, keys):
-    assert stat.S_IMODE(os.stat(directory).st_mode) == 0o700
-    os.chmod(directory, 0o755)
-    for make in (sockets.make_server_socket, sockets.make_client_socket):
-        with pytest.raises(PermissionError, match="0755"):
-            make(f"ipc://{directory}/s", keys)
-
-
-def test_loopback_needs_no_keys():
-    server = sockets.make_server_socket("tcp://127.0.0.1:*", None)
-    client = sockets.make_client_socket(sockets.bound_address(server), None)
-    client.send(b"hello")
-    assert server.poll(int(PATIENCE * 1000))
-    assert server.recv_multipart()[1] == b"hello"
-    client.close()
-    server.close()
-
-
-# Broken messages from a peer that has the key.
-
-
-def call_frames(value=1):
-    data, buffers = wire.encode(("echo", (value,), {}))
-    return [wire.head(wire.CALL, 1, len(buffers)) + data, *[bytes(b.raw()) for b in buffers]]
-
-
-BROKEN = {
-    "empty": [b""],
-    "short": [b"abc"],
-    "unknown kind": [wire.head(99, 1)],
-    "reply to a server": [wire.head(wire.REPLY, 1) + pickle.dumps(1)],
-    "fewer buffers than said": [wire.head(wire.CALL, 1, 3) + pickle.dumps(("echo", (1,), {}))],
-    "more frames than said": [*call_frames(), b"more"],
-}
-
-
-@pytest.mark.parametrize("frames", BROKEN.values(), ids=BROKEN.keys())
-def test_broken_message_is_counted_and_its_sender_ignored(served, keys, frames):
-    _, server, connection = served
-    socket = sockets.make_client_socket(server.address, keys)
-    socket.send_multipart(frames)
-    socket.send_multipart(call_frames())  # proper, but the server no longer listens
-    assert not socket.poll(200)
-    assert ask(connection, 5) == 5
-    assert server.malformed == 1
-    socket.close(linger=0)
-
-
-NOT_CALLS = {
-    "no pickle": b"\x80\x05junk",
-    "truncated pickle": pickle.dumps(("echo", (1,), {}), 5)[:-4],
-    "not a call": pickle.dumps(7),
-    "strange method": pickle.dumps((b"echo", (1,), {})),
-    "arguments of the wrong kind": pickle.dumps(("echo", 5, 5)),
-    "class that is not here": b"cnowhere_at_all\nThing\n.",
-}
-
-
-@pytest.mark.parametrize("data", NOT_CALLS.values(), ids=NOT_CALLS.keys())
-def test_content_that_makes_no_sense_is_answered_with_an_error(served, keys, data):
-    _, server, connection = served
-    socket = sockets.make_client_socket(server.address, keys)
-    socket.send(wire.head(wire.CALL, 1) + data)
-    assert socket.poll(int(PATIENCE * 1000))
-    kind, number, _, _ = wire.parse(socket.recv_multipart(copy=False))
-    assert (kind, number) == (wire.ERROR, 1)
-    assert ask(connection, 5) == 5
-    socket.close(linger=0)
-
-
-def test_oversized_frame_ends_the_connection(keys, directory):
-    server = Server(Thing(), f"ipc://{directory}/s", keys, max_frame_bytes=100_000).start()
-    connection = Connection(server.address, keys)
-    with pytest.raises((lp.CallTimeout, lp.CallLost)):
-        ask(connection, np.zeros(200_000, np.uint8), timeout=0.5)
-    assert ask(connection, np.zeros(50_000, np.uint8)).nbytes == 50_000
-    connection.close()
-    server.close()
-
-
 def test_addresses_of_ipv6(keys):
     """As a node on Ray has them whose machine has no other."""
     try:
@@ -500,43 +277,6 @@ def test_the_limit_of_a_frame_holds_for_answers(keys, directory):
         connection.call("zeros", (200_000,), {}, PATIENCE)
     connection.close()
     server.close()
-
-
-@pytest.fixture(scope="module")
-def fuzzed():
-    keys, directory = sockets.CurveKeys.generate(), sockets.make_private_directory()
-    server = Server(Thing(), f"ipc://{directory}/s", keys).start()
-    connection = Connection(server.address, keys)
-    yield server, connection, keys
-    connection.close()
-    server.close()
-    shutil.rmtree(directory, ignore_errors=True)
-
-
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    st.lists(
-        st.one_of(
-            st.binary(max_size=64),
-            st.builds(
-                lambda kind, number, count, data: wire.head(kind, number, count) + data,
-                st.integers(0, 255),
-                st.integers(0, 2**64 - 1),
-                st.integers(0, 4),
-                st.one_of(st.binary(max_size=32), st.just(call_frames()[0][wire.HEAD.size :])),
-            ),
-        ),
-        min_size=1,
-        max_size=5,
-    )
-)
-def test_any_frames_leave_the_server_alive(fuzzed, frames):
-    server, connection, keys = fuzzed
-    socket = sockets.make_client_socket(server.address, keys)
-    socket.send_multipart(frames)
-    socket.send_multipart(frames[::-1])
-    assert ask(connection, len(frames)) == len(frames)
-    socket.close(linger=0)
 
 
 def test_a_call_of_a_future_s_callback_is_answered(keys, directory):
