@@ -153,6 +153,27 @@ def test_hung_node_is_found():
     assert caught.value.kind == "Hung"
 
 
+class LoadsSlowly:
+    """Takes longer to load than a node may be silent, as imports on a busy machine do."""
+
+    def __reduce__(self):
+        return _load, ()
+
+
+def _load():
+    threading.Event().wait(3.0)
+    return "loaded"
+
+
+def test_a_node_that_takes_long_to_load_is_not_taken_for_hung():
+    def main(what):
+        lp.stop(what)
+
+    program = lp.Program("test")
+    program.add_node(lp.PyNode(main, LoadsSlowly()), label="main")
+    assert lp.launch(program, heartbeat_timeout=1.5) == "loaded"
+
+
 def test_node_that_ignores_the_stop_is_killed():
     def stubborn():
         lp.stop("result")

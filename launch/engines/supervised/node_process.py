@@ -65,8 +65,17 @@ class NodeProcess:
     def __init__(self, channel: Channel, setup: Setup) -> None:
         self._channel = channel
         self._setup = setup
-        with _importing:
-            unit: Unit = wire.load(setup.unit, ())
+        self._living: list[_Living] = []
+        self._ended = threading.Event()
+        if setup.heartbeat is not None:
+            # Now: when many processes import at the same time, that can take longer than the limit.
+            threading.Thread(target=self._beat, name="launch-heartbeat", daemon=True).start()
+        try:
+            with _importing:
+                unit: Unit = wire.load(setup.unit, ())
+        except BaseException:
+            self._ended.set()
+            raise
         leaves = unit.leaves
         if setup.interface:
             here = setup.interface.strip("[]")
@@ -83,7 +92,6 @@ class NodeProcess:
         self.close = threading.Event()
         self._is_alone = False  # whether the launcher has died
         self._told_to_close = False
-        self._ended = threading.Event()
         self._failed = False  # whether a thread of a node reported its failure
         self._lock = threading.Lock()
         self._unbuilt = len(self._living)
@@ -92,8 +100,6 @@ class NodeProcess:
         """Runs the unit from start to end; returns the exit code."""
         context.activate(self._runtime)
         threading.Thread(target=self._listen, name="launch-control", daemon=True).start()
-        if self._setup.heartbeat is not None:
-            threading.Thread(target=self._beat, name="launch-heartbeat", daemon=True).start()
         try:
             self._live_all()
             self._runtime.finish_stop()
