@@ -141,6 +141,13 @@ def commit() -> str:
     return done.stdout.strip()
 
 
+def spread_of(returns: list[float]) -> str:
+    """The returns as `mean (min … max)`."""
+    digits = 2 if max(map(abs, returns)) < 10 else 1
+    low, mean, high = min(returns), statistics.fmean(returns), max(returns)
+    return f"{mean:.{digits}f} ({low:.{digits}f} … {high:.{digits}f})"
+
+
 def table(results: dict[str, dict[str, Any]]) -> str:
     """All rows as one table in Markdown."""
     lines = [
@@ -158,13 +165,9 @@ def table(results: dict[str, dict[str, Any]]) -> str:
             returns = [each["return"] for each in runs]
             seconds = [each["cpu_seconds"] for each in runs]
             reached = sum(meets(each, result) for each in runs)
-            digits = 2 if max(map(abs, returns)) < 10 else 1
-            low, mean, high = (
-                f"{value:.{digits}f}" for value in (min(returns), statistics.fmean(returns), max(returns))
-            )
             lines.append(
                 f"| {name}{who} | {runs[0]['steps']:,} | {asked} "
-                f"| {mean} ({low} … {high}) "
+                f"| {spread_of(returns)} "
                 f"| {f'{reached} of {len(returns)}' if asked else ''} "
                 f"| {statistics.fmean(seconds):.0f} ({min(seconds):.0f} … {max(seconds):.0f}) "
                 f"| {ROWS[name].published if not who else ''} |"

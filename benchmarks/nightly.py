@@ -174,11 +174,8 @@ def table(folder: pathlib.Path, names: list[str]) -> str:
                 continue
             returns = [each["return"] for each in done]
             reached = sum(learning.meets(each, result) for each in done)
-            low, mean, high = (
-                f"{each:.1f}" for each in (min(returns), statistics.fmean(returns), max(returns))
-            )
             lines.append(
-                f"{head} {mean} ({low} … {high}) "
+                f"{head} {learning.spread_of(returns)} "
                 f"| {reached} of {len(runs)} | {_mean(done, 'staleness', 1)} "
                 f"| {_mean(done, 'samples_per_insert', 2)} | {_mean(done, 'wall_seconds', 0)} |"
             )
