@@ -95,3 +95,10 @@ def test_the_commit_of_another_repository_is_not_that_of_an_installed_package(tm
     monkeypatch.setattr(framework, "__path__", [str(installed)])
     monkeypatch.chdir(tmp_path)
     assert git_commits().keys() == {"working_folder"}
+
+
+def test_an_empty_name_is_not_the_current_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="directory: got ''"):
+        RunConfig(directory="")
+    assert RunConfig(directory=".").directory == str(tmp_path)
