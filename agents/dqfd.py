@@ -147,7 +147,7 @@ class DQfD(DQN):
     def loss(self, networks: DQNNetworks, batch: replay.ReplaySample, context: LossContext) -> LossOutput:
         """The mean of `item_losses`, as DQN's, and the squares of the parameters."""
         data = batch.data
-        demonstrated = torch.as_tensor(_are_demonstrations(batch.info.key), device=data.reward.device)
+        demonstrated = torch.as_tensor(table_numbers(batch.info.key) == 0, device=data.reward.device)
         data = data._replace(extras=(data.extras, demonstrated))
         output = super().loss(networks, batch._replace(data=data), context)
         squares = torch.stack([parameter.square().sum() for parameter in networks.parameters()]).sum()
@@ -189,11 +189,6 @@ class DQfD(DQN):
         """What `NStepTransitionAdder` makes of them."""
         lengths = [len(episode.reward) - 1 for episode in episodes]
         return sum(length + min(length, self.config.n_step) - 1 for length in lengths)
-
-
-@torch.compiler.disable  # It cannot compile the shift of a uint64.
-def _are_demonstrations(keys: np.ndarray) -> np.ndarray:
-    return table_numbers(keys) == 0
 
 
 def mountain_car(count: int = 5, seed: int = 0) -> Iterator[Step]:

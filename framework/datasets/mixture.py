@@ -26,7 +26,8 @@ def table_numbers(keys: Any) -> np.ndarray:
 
     A table's number is its place in the `weights` of the `Mixture`, from 0.
     """
-    return (np.asarray(keys, np.uint64) >> np.uint64(_TABLE_SHIFT)).astype(np.int64)
+    signed = np.asarray(keys, np.uint64).view(np.int64)  # torch.compile cannot shift a uint64.
+    return (signed >> _TABLE_SHIFT) & (MAX_TABLES - 1)
 
 
 class Mixture(JoinedSource):

@@ -345,7 +345,7 @@ class Graph(core.Graph):
         """The program. Its nodes close in the opposite order: workers, the checkpointer, replay."""
         program = launch.Program(name)
         program.snapshot = self._snapshot
-        program.preload = ["torch", "framework.programs", *self._setup.agent.preload]
+        program.preload = ["torch", "framework.programs.make", *self._setup.agent.preload]
         program.resources, program.strategies = self.config.resources, self._strategies
         program.min_nodes, program.min_nodes_timeout = self._min_nodes, self.config.min_actors_timeout
         replays = [(label, node) for label, _, node in self._replays]

@@ -81,7 +81,7 @@ class _Forked:
 
 def serve(descriptor):
     """Forks a fork server for each request, until the line ends."""
-    for name in ("torch", "framework.programs"):
+    for name in ("torch", "framework.programs.make"):
         importlib.import_module(name)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # The forks are not waited for.
     line = socket.socket(fileno=descriptor)
