@@ -126,11 +126,11 @@ def test_values_of_illegal_actions_change_no_target(name, double):
 
 
 CONTINUOUS = {**REPLAY, "hidden_sizes": (32,), "batch_size": 64, "samples_per_insert": 16.0, "discount": 0.0}
-CONTINUOUS |= {"critic_learning_rate": 5e-3, "learning_rate": 3e-3, "learning_rate_decay": STEPS}
+CONTINUOUS |= {"critic_learning_rate": 5e-3, "learning_rate": 3e-3, "learning_rate_decay": FEW_STEPS}
 STRONG = {"target_update_period": 10, "epsilon_mean": 0.1, "initial_temperature": 0.1, "initial_std": 0.3}
-EMBEDDED = {"target_update_period": 100, "embedding_size": 16, "learning_rate_decay": FEW_STEPS}
+EMBEDDED = {"target_update_period": 100, "embedding_size": 16, "learning_rate_decay": FEW_STEPS // 2}
 NUMBERS, CHOICES = {"choices": (), "numbers": (1, 2)}, {"choices": (3, 2), "numbers": ()}
-ADVANTAGES = {**UNROLLS, "discount": 0.0, "entropy_coefficient": 0.0}
+ADVANTAGES = {**UNROLLS, "discount": 0.0, "entropy_coefficient": 0.0, "learning_rate_decay": FEW_STEPS}
 # Agent, options of the environment, and its wrappers.
 TUPLES = {
     "a2c": (A2C(A2CConfig(**ADVANTAGES, initial_std=0.5, normalize_advantages=True)), {}, ()),
@@ -149,6 +149,7 @@ TUPLES = {
 def test_tuples_of_actions(name, train):
     agent, options, wrappers = TUPLES[name]
     # A step of TD7 takes twice as long, and half as many suffice.
-    steps = FEW_STEPS if name == "td7" else STEPS
+    steps = FEW_STEPS // 2 if name == "td7" else FEW_STEPS
     result, _ = train(agent, "testing:Tuple", steps, environment_options=options, wrappers=wrappers)
-    assert result["episode_return"] >= 0.9
+    # Seeds 1 to 4 got 0.86 or more, and 1.0 with choices only; without training, up to 0.53 and 0.78.
+    assert result["episode_return"] >= (0.95 if options == CHOICES else 0.8)

@@ -16,16 +16,19 @@ ENGINES = ("serial", "threads", "processes", *RAY, *LAUNCHPAD)
 CONCURRENT = tuple(engine for engine in ENGINES if engine != "serial")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def ray_cluster():
-    """One for all tests of this file: starting Ray takes seconds."""
+    """One for all tests, as starting Ray takes seconds; files with clusters of their own shut it down first.
+
+    It ends with the process.
+    """
     import ray
 
+    if ray.is_initialized():
+        return
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     options = {"num_cpus": 4, "include_dashboard": False, "object_store_memory": 100 << 20}
     started(lambda: ray.init(address="local", **options), clean=ray.shutdown)
-    yield
-    ray.shutdown()
 
 
 @pytest.fixture(params=ENGINES)

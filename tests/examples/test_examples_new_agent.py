@@ -37,12 +37,6 @@ def test_the_new_agent_learns_and_its_curve_is_drawn(tmp_path, monkeypatch):
     assert (tmp_path / "curve.png").stat().st_size > 1_000
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_the_new_agent_solves_cartpole():
-    assert load("new_agent").main(seed=1)["episode_return"] >= 475
-
-
 GUIDE = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
 MODULES = (core, learners, networks, programs, presets, replay, specs, torch_agents, types)
 

@@ -50,5 +50,5 @@ def test_it_runs_on_processes():
 @pytest.mark.timeout(900)
 def test_only_novelty_finds_the_end_of_the_corridor():
     config = NOVELTY["DQNConfig"](**NOVELTY["SETTINGS"])
-    assert NOVELTY["main"](NOVELTY["DQN"](config), 8_000)["episode_return"] == 0.0
+    assert NOVELTY["main"](NOVELTY["DQN"](config), 4_000)["episode_return"] == 0.0
     assert NOVELTY["main"](rnd(min_replay_size=500), 16_000)["episode_return"] == 1.0

@@ -10,5 +10,5 @@ EXAMPLE = runpy.run_path(str(pathlib.Path(__file__).resolve().parents[2] / "exam
 
 @pytest.mark.timeout(300)
 def test_the_session_of_the_example_learns():
-    # After all of its 50,000 steps it is at 500. A random policy gets about 22.
-    assert EXAMPLE["main"](num_steps=15_000) > 250
+    # After all of its 50,000 steps it is at 500. A random policy gets about 22; seeds 1 to 3 got 165 to 306.
+    assert EXAMPLE["main"](num_steps=5_000) > 80

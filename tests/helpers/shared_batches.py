@@ -35,6 +35,7 @@ Info = collections.namedtuple("Info", "key probability table_size")
 Sample = collections.namedtuple("Sample", "info data")
 
 STEPS, BATCH, UNROLL = 20, 16, 5
+FEW_STEPS = 4  # For agents with dozens of minibatches in each.
 DISCRETE = dm_specs.DiscreteArray(3, np.int64)
 CONTINUOUS = dm_specs.BoundedArray((2,), np.float32, -2, 1)
 # One minibatch an epoch.
@@ -197,7 +198,7 @@ def make_learner(name, rank=0, size=1):
 
 def learn(name, learner, rank, size):
     mine = slice(rank * BATCH // size, (rank + 1) * BATCH // size)
-    for step in range(STEPS):
+    for step in range(FEW_STEPS if "minibatches" in name else STEPS):
         batch = tree.map_structure(lambda leaf: leaf[mine], make_batch(step, name))
         learner.env_steps = step
         result = learner.step(batch._replace(data=as_tensors(batch.data)))

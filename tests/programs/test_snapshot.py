@@ -59,7 +59,7 @@ AGENTS = {
 BASE = RunConfig(
     num_actors=2,
     envs_per_actor=2,
-    max_env_steps=700,
+    max_env_steps=450,
     evaluate_period=200,
     num_evaluation_episodes=1,
     log_period=50,
@@ -124,7 +124,7 @@ CASES = [
 )
 def test_an_interrupted_run_continues_bit_for_bit(tmp_path, agent, environment, inference):
     whole, parts = str(tmp_path / "whole"), str(tmp_path / "parts")
-    steps = 250 if agent in ("sac", "td3", "td7") else BASE.max_env_steps  # They learn in every step.
+    steps = 250 if agent in CONTINUOUS else BASE.max_env_steps  # They learn in every step.
     config = dataclasses.replace(BASE, inference=inference, directory=whole, max_env_steps=steps)
     run(agent, environment, config)
     config = dataclasses.replace(config, directory=parts)

@@ -25,6 +25,7 @@ def cluster():
     """A head and one machine ``left``; tests may add others."""
     from ray.cluster_utils import Cluster
 
+    ray.shutdown()  # The cluster of other files.
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     small = {"object_store_memory": 100 << 20, "num_cpus": 4}
     head = {**small, "include_dashboard": False, "resources": {"head": 10}}

@@ -86,6 +86,8 @@ def test_it_is_made_anew_after_a_failure_and_restored_with_the_run(engine, tmp_p
 
 
 def test_its_error_ends_the_program(engine, tmp_path):
+    if engine == "ray":
+        pytest.skip("on Ray the errors of other workers end programs in a test")
     (tmp_path / "fails").touch()
     with pytest.raises(launch.NodeError, match="watcher-0") as raised:
         run(tmp_path, engine, until=3)
