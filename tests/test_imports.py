@@ -114,3 +114,12 @@ def test_what_processes_are_forked_with_starts_no_thread(agent, environment):
     )
     assert {"framework.programs.make", *agent.preload} <= set(modules)
     assert found.stdout == "1\n"
+
+
+def test_names_and_modules_of_programs_are_imported_when_they_are_used():
+    code = (
+        "import framework.programs as p; print('Session' in dir(p), hasattr(p, 'Sessions'), "
+        "p.session.Session is p.Session, p.RunConfig().num_actors)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert found.stdout == "True False True 1\n", found.stderr

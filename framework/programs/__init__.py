@@ -1,6 +1,7 @@
 """Program graphs of agents, the workers and services in their nodes, and the folder of a run."""
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -46,11 +47,13 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    module = f"{__name__}.{_MODULES.get(name, name)}"
+    if name not in _MODULES and (name.startswith("_") or importlib.util.find_spec(module) is None):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
-    globals()[name] = value  # So that this function is called once for each name.
-    return value
+    found = importlib.import_module(module)
+    if name in _MODULES:
+        found = globals()[name] = getattr(found, name)  # So that this is called once for each name.
+    return found
 
 
 def __dir__() -> list[str]:
