@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import threading
 from typing import Any
 
@@ -61,6 +62,8 @@ def main() -> None:
     if plan["launch_type"] == "local_mp":
         from launchpad.nodes.python.local_multi_processing import PythonProcess
 
+        # For the files of Launchpad, whose exit hooks do not run. The launcher removes the folder.
+        tempfile.tempdir = os.path.dirname(plan["socket"])
         resources = {group: PythonProcess(env=env) for group, env in plan["environments"].items()}
     manager = lp.launch(
         build(plan), launch_type=plan["launch_type"], local_resources=resources, terminal="output_to_files"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import tempfile
 import threading
 import time
 
@@ -372,13 +373,17 @@ def test_two_programs_at_once_do_not_meet(concurrent_engine):
         assert not two.over
 
 
-def test_nothing_stays_behind(engine):
+def test_nothing_stays_behind(engine, monkeypatch):
     def main(client):
         lp.stop(client.add(1))
 
     before = set(threading.enumerate())
-    with start(calculator_program(main), engine) as job:
-        assert job.wait() == 1
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        with start(calculator_program(main), engine) as job:
+            assert job.wait() == 1
+        assert os.listdir(folder) == []
     deadline = time.monotonic() + PATIENCE
     while (left := [t for t in set(threading.enumerate()) - before if not t.daemon]) and left:
         left[0].join(deadline - time.monotonic())
