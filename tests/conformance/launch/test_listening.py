@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 
 import psutil
@@ -16,13 +17,15 @@ pytestmark = pytest.mark.skipif(not hasattr(psutil, "net_connections"), reason="
 class Service:
     def listening(self):
         """`[(interface, port)]` of this process and its children."""
-        me = psutil.Process()
-        return [
-            tuple(connection.laddr)
-            for process in [me, *me.children(recursive=True)]
-            for connection in process.net_connections("inet")
-            if connection.status == psutil.CONN_LISTEN
-        ]
+        me, found = psutil.Process(), []
+        for process in [me, *me.children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):  # A worker of Ray for an earlier test ends now.
+                found += [
+                    tuple(connection.laddr)
+                    for connection in process.net_connections("inet")
+                    if connection.status == psutil.CONN_LISTEN
+                ]
+        return found
 
 
 def test_only_authenticated_sockets_are_open_to_others(engine):
