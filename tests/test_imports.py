@@ -12,6 +12,7 @@ import pytest
 
 from agents.dqn import DQN
 from agents.maml import MAML
+from framework import programs
 from framework.programs import make_program
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -114,6 +115,15 @@ def test_what_processes_are_forked_with_starts_no_thread(agent, environment):
     )
     assert {"framework.programs.make", *agent.preload} <= set(modules)
     assert found.stdout == "1\n"
+
+
+def test_programs_has_the_names_that_type_checkers_see():
+    tree = ast.parse((ROOT / "framework" / "programs" / "__init__.py").read_text(encoding="utf-8"))
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level == 0]
+    shown = {node.names[0].name: node.module for node in imports if node.module.startswith("framework")}
+    assert shown == {name: f"framework.programs.{module}" for name, module in programs._MODULES.items()}
+    for name in shown:
+        assert getattr(programs, name).__name__ == name
 
 
 def test_names_and_modules_of_programs_are_imported_when_they_are_used():
