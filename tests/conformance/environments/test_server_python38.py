@@ -23,6 +23,7 @@ pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="no .venv-server: `m
 # The environment: a walk on a line whose end, on the right, pays 1. dm_env is not installed there.
 WALK = """
 import collections
+import random
 import types
 import numpy as np
 
@@ -41,12 +42,13 @@ class Walk:
     def _observe(self): return np.array([self.place / 5, 1], np.float32)
 
     def reset(self):
-        self.place, self.steps = 0, 0
+        # Episodes of several envs hardly ever end in the same step.
+        self.place, self.steps, self.limit = 0, 0, random.randrange(20, 40)
         return Step(0, None, None, self._observe())
 
     def step(self, action):
         self.place, self.steps = self.place + 2 * int(action) - 1, self.steps + 1
-        ended, cut = self.place == 5, self.steps == 30
+        ended, cut = self.place == 5, self.steps == self.limit
         return Step(2 if ended or cut else 1, float(ended), 0.0 if ended else 1.0, self._observe())
 """
 SMALL = {
