@@ -64,6 +64,7 @@ LIGHT = [
     "import framework, launch",
     "from framework import replay",
     "from framework.programs.services import Counter, RunCheckpointer",
+    "from framework.programs import RunConfig; RunConfig()",
     "from framework.commands import cli, status, stop, plot",
 ]
 
