@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 
+import cpu_budget
 import psutil
 import pytest
 import quarantine
@@ -34,6 +35,10 @@ os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")
 _RAY_LIMIT_S = 600
 
 _BEFORE_LIMIT_S = 10.0
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(cpu_budget.CpuBudget("CI" in os.environ), "cpu_budget")
 
 
 def pytest_collection_modifyitems(config, items):

@@ -5,10 +5,12 @@ Tests of `launch` and of the command line start theirs as users do.
 """
 
 import atexit
+import contextlib
 import functools
 import importlib
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -30,6 +32,15 @@ def start(line, inherited):
     about = {"env": {**os.environ, "OMP_NUM_THREADS": "1"}, "path": sys.path, "folder": os.getcwd()}
     socket.send_fds(template, [json.dumps(about).encode()], [line, 1, 2, *inherited])
     return _Forked(int(template.recv(100)))
+
+
+def cpu_seconds():
+    """The CPU seconds of the process that is forked, and of its forks that have ended."""
+    if not _template.cache_info().currsize:
+        return 0.0
+    line, _ = _template()
+    line.send(b"cpu seconds")
+    return float(line.recv(100))
 
 
 def servers():
@@ -83,12 +94,16 @@ def serve(descriptor):
     """Forks a fork server for each request, until the line ends."""
     for name in ("torch", "framework.programs.make"):
         importlib.import_module(name)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # The forks are not waited for.
+    signal.signal(signal.SIGCHLD, _reap)
     line = socket.socket(fileno=descriptor)
     while True:
         content, descriptors, _, _ = socket.recv_fds(line, 1 << 20, 64)
         if not content:
             return
+        if content == b"cpu seconds":
+            used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+            line.send(str(sum(each.ru_utime + each.ru_stime for each in used)).encode())
+            continue
         pid = os.fork()
         if pid == 0:
             line.close()
@@ -96,6 +111,12 @@ def serve(descriptor):
         for each in descriptors:
             os.close(each)
         line.send(str(pid).encode())
+
+
+def _reap(signum, frame):
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass  # Their CPU seconds are now among those of this process's children.
 
 
 def _become_fork_server(about, line, output, errors, *inherited):
