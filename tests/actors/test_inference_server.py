@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from framework import core
-from framework.actors import inference_client, inference_server
+from framework.actors import inference_server
 from framework.actors.inference_client import InferenceError, ServerPort, SharedMemoryPort
 from framework.actors.inference_client import connect as connect_port
 from framework.actors.inference_server import InferenceServer
@@ -330,7 +330,7 @@ def test_more_clients_than_the_socket_holds_requests_of_are_served():
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_server_that_is_killed_is_noticed_by_those_who_wait(monkeypatch):
-    monkeypatch.setattr(inference_client, "_LOOK", 0.05)
+    monkeypatch.setattr(SharedMemoryPort, "look_s", 0.05)
     gate = threading.Event()
     gate.set()
     server = InferenceServer(CountingPolicy(gate), SPEC, 4, shared_memory=True)

@@ -302,7 +302,7 @@ class Arrivals:
 
 
 def test_a_call_whose_answer_a_cut_line_lost_is_repeated_for_its_own_step(monkeypatch):
-    monkeypatch.setattr(client, "PROBE_INTERVAL", 0.05)
+    monkeypatch.setattr(client.Connection, "probe_interval_s", 0.05)
     generations, keys = Generations(2), sockets.CurveKeys.generate()
     (number, _), _ = joined(generations, Place("learner-0", "a"), Place("learner-1", "b"))
     arrivals = Arrivals(generations)

@@ -234,7 +234,7 @@ def test_a_session_ends_with_its_connection(gate, channel):
 
 
 def test_an_idle_client_is_not_probed_for_each_connection_that_ends(gate, channel, monkeypatch):
-    monkeypatch.setattr(service, "_PROBE_PERIOD", 1000.0, raising=False)
+    monkeypatch.setattr(service.Service, "probe_period_s", 1000.0)
     with channel.borrow() as idle:
         idle.open()
         for _ in range(10):
