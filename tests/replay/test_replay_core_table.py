@@ -1,5 +1,6 @@
 """Tables, embedded: what is drawn, removed, waited for and counted."""
 
+import functools
 import threading
 
 import numpy as np
@@ -13,7 +14,7 @@ from framework.replay import rate_limiters as rl
 from framework.replay import selectors
 from framework.replay.rows.layout import LayoutBuilder
 from framework.replay.tables.items import NewItems
-from framework.replay.tables.rate_limiters import SAMPLERS
+from framework.replay.tables.rate_limiters import INSERTERS, SAMPLERS
 
 
 @pytest.mark.parametrize(
@@ -267,31 +268,43 @@ def test_batch_larger_than_the_window_fills_while_it_waits():
     assert got == [[0, 1, 2, 3, 4, 5]]
 
 
-@pytest.mark.parametrize("how", ["close", "interrupt"])
-@pytest.mark.parametrize("side", ["sample", "insert"])
-def test_waiting_calls_are_woken(how, side):
-    client = make(limiter=rl.SampleToInsertRatio(1.0, 1, 2.0))
-    writer = client.batch_writer()
-    if side == "insert":
-        insert(client, [0, 1, 2], writer=writer)
-    errors = []
+# Whose calls wait, what happens to a table of the items `keys`, and whether it ends the calls.
+WAKES = {
+    "insert": (SAMPLERS, lambda client, keys, held: insert(client, [2]), False),
+    "give back": (SAMPLERS, lambda client, keys, held: client.tables["t"].give_back(held), False),
+    "sample": (INSERTERS, lambda client, keys, held: client.tables["t"].sample(1), False),
+    "delete": (INSERTERS, lambda client, keys, held: client.mutate_priorities("t", deletes=keys), False),
+    "reset": (INSERTERS, lambda client, keys, held: client.reset("t"), False),
+    "close, samplers": (SAMPLERS, lambda client, keys, held: client.tables["t"].waiting.close(), True),
+    "close, inserters": (INSERTERS, lambda client, keys, held: client.tables["t"].waiting.close(), True),
+    "interrupt, samplers": (SAMPLERS, lambda client, keys, held: client.interrupt(), True),
+    "interrupt, inserters": (INSERTERS, lambda client, keys, held: client.interrupt(), True),
+}
+
+
+@pytest.mark.parametrize("name", WAKES)
+def test_calls_that_wait_are_woken(name):
+    side, change, ends = WAKES[name]
+    client = make(limiter=rl.SampleToInsertRatio(1.0, 1, (0.0, 2.0)))
+    table, outcome = client.tables["t"], []
+    keys = insert(client, [0, 1])
+    held = table.sample(2) if side == SAMPLERS else None
 
     def wait():
+        call = table.wait_to_insert if side == INSERTERS else functools.partial(table.sample, 1)
         try:
-            insert(client, [3], timeout=None, writer=writer) if side == "insert" else client.sample_batch(
-                "t", 1
-            )
-        except replay.ServerClosed as error:
-            errors.append(error)
+            call(None, client.is_interrupted)
+            outcome.append("through")
+        except replay.ServerClosed:
+            outcome.append("ended")
 
-    thread = threading.Thread(target=wait)
+    thread = threading.Thread(target=wait, daemon=True)
     thread.start()
-    table = client.tables["t"]
-    while not any(table.waiting.counts):
+    while not table.waiting.counts[side]:
         pass
-    table.waiting.close() if how == "close" else client.interrupt()
+    change(client, keys, held)
     thread.join(10)
-    assert len(errors) == 1 and not thread.is_alive()
+    assert outcome == ["ended" if ends else "through"]
 
 
 def test_alone_it_does_not_wait_for_ever():
