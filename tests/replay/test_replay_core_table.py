@@ -308,16 +308,22 @@ def test_calls_that_wait_are_woken(name):
     assert outcome == ["ended" if ends else "through"]
 
 
-def test_an_item_that_comes_between_a_draw_and_its_wait_is_seen(monkeypatch):
+@pytest.mark.parametrize("flushes", [True, False])
+def test_an_item_that_comes_between_a_draw_and_its_wait_is_seen(flushes, monkeypatch):
     client = make()
-    table, draw = client.tables["t"], client.tables["t"].draw
+    table, writer = client.tables["t"], client.batch_writer()
+    draw, item = table.draw, {"x": writer.slice("s", "x", writer.append("s", {"x": np.zeros(1)}))}
 
-    def draw_before_the_insert(n, delivery):
-        return draw(n, delivery) or (not table.size and not len(insert(client, [7])))
+    def draw_before_the_item_comes(n, delivery):
+        complete = draw(n, delivery)
+        if not writer._created:
+            writer.create_items("t", item)
+            writer.flush(keep=not flushes)
+        return complete
 
-    monkeypatch.setattr(table, "draw", draw_before_the_insert)
-    table.sample(1, timeout=1.0)
-    assert table.waiting.seconds[SAMPLERS] == 0.0
+    monkeypatch.setattr(table, "draw", draw_before_the_item_comes)
+    table.sample(1, timeout=20.0)
+    assert table.waiting.seconds[SAMPLERS] < 10.0
 
 
 def test_an_insert_of_more_items_than_the_table_holds_goes_through_at_once():
@@ -393,7 +399,7 @@ def test_tables_are_checked(tables):
 
 
 def test_unknown_table():
-    with pytest.raises(RuntimeError, match="'nope' was not found"):
+    with pytest.raises(RuntimeError, match=r"'nope' was not found; there are \['t'\]"):
         make().sample_batch("nope", 1)
 
 

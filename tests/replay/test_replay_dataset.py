@@ -15,6 +15,7 @@ from framework.datasets import Dataset, table_numbers
 from framework.datasets.mixture import Mixture
 from framework.datasets.transfer import PinnedTransfer
 from framework.replay.remote.client import ServedClient
+from framework.replay.tables.rate_limiters import SAMPLERS
 
 
 def uniform(name="t", size=1000, limiter=None, **kwargs):
@@ -110,7 +111,8 @@ def test_ends_when_the_time_is_over(make, prefetch):
     assert counters(client)[1] == 20
 
 
-def test_without_a_timeout_the_thread_asks_when_the_consumer_does(make, monkeypatch):
+@pytest.mark.parametrize("asks", [True, False])
+def test_without_a_timeout_the_thread_asks_when_the_consumer_does(make, monkeypatch, asks):
     client = make(replay.Table.queue("t", 100))
     fill(client, 10)
     with Dataset(client, "t", 10, prefetch=2, rate_limiter_timeout=0) as dataset:
@@ -122,13 +124,13 @@ def test_without_a_timeout_the_thread_asks_when_the_consumer_does(make, monkeypa
             assert draws.acquire(timeout=60)
         assert not draws.acquire(timeout=0.2), "it drew again without a request"
         fill(client, 10)
-        while not dataset.ready():
+        while asks and not dataset.ready():
             assert draws.acquire(timeout=60)
         next(dataset)
         assert list(dataset) == []
 
 
-@pytest.mark.parametrize("how", ["interrupt", "stop"])
+@pytest.mark.parametrize("how", ["interrupt", "stop", "close"])
 def test_a_waiting_dataset_ends_with_the_program(make, how):
     table = uniform()
     client = make(table)
@@ -136,13 +138,26 @@ def test_a_waiting_dataset_ends_with_the_program(make, how):
     got = []
     thread = threading.Thread(target=lambda: got.extend(dataset), daemon=True)
     thread.start()
-    if how == "interrupt":
-        client.interrupt()
-    else:
-        table.waiting.close()
-    thread.join(10)
-    assert not thread.is_alive() and got == []
+    while not table.waiting.counts[SAMPLERS]:
+        pass
+    end = {"interrupt": client.interrupt, "stop": table.waiting.close, "close": dataset.close}[how]
+    ending = threading.Thread(target=end, daemon=True)
+    ending.start()
+    for each in (ending, thread):
+        each.join(10)
+        assert not each.is_alive()
+    assert got == []
     dataset.close()
+
+
+def test_no_more_batches_are_fetched_ahead_than_the_prefetch(make):
+    client = make(uniform())
+    fill(client, 10)
+    with Dataset(client, "t", 8, prefetch=2) as dataset:
+        dataset.ready()
+        while not dataset._changed._waiters:  # until the thread has enough
+            pass
+        assert counters(client)[1] == 16
 
 
 def test_errors_of_the_thread_are_raised_in_the_consumer(make):

@@ -142,6 +142,13 @@ def test_a_batch_larger_than_the_limiters_window_fills_as_items_come(connect):
     assert info.rate_limiter_info.sample_stats.completed == 30 and info.current_size == 0
 
 
+def test_a_batch_larger_than_one_draw_does_not_wait(connect, monkeypatch):
+    monkeypatch.setattr("framework.replay.tables.table._MAX_DRAW", 8)
+    client = connect(table())
+    write(client.batch_writer(), 3)
+    assert len(client.sample_batch("t", 20, timeout=10).info.key) == 20
+
+
 def test_a_batch_that_does_not_fill_in_time_takes_nothing(connect):
     client = connect(replay.Table.queue("t", 10))
     write(client.batch_writer(), 6)
@@ -221,6 +228,10 @@ WRONG_WRITES = {
         "with the same n",
     ),
     "nothing": (lambda w, rows: w.append("s", {}), "got columns of the shapes {}"),
+    "table": (
+        lambda w, rows: w.create_items("u", {"x": w.slice("s", "x", rows)}),
+        r"'u' was not found; .* \['t'\]",
+    ),
 }
 
 
@@ -247,6 +258,7 @@ def test_a_signature_is_checked_by_the_server(connect):
         writer.create_items("t", {"x": writer.slice("s", "x", rows)})
         writer.flush()
     assert client.server_info()["t"].current_size == 0
+    assert writer.close() == (2 if isinstance(client, ServedClient) else 0)  # refused after they were created
 
 
 def test_rows_are_reused(connect):
@@ -255,6 +267,7 @@ def test_rows_are_reused(connect):
     for n in range(100):
         write(writer, 20, start=n)
         writer.flush()
+        client.sample_batch("t", 20)
     stream = client.server._client.store.streams["s"]
     writer.close()
     assert stream.num_rows <= 1200  # 100 items, and blocks that writers lease

@@ -18,7 +18,7 @@ STRANGE = {"object": object(), "number": 1 << 70, "text": "\ud800", "objects": n
 
 
 class Gate:
-    """Answers "echo" at once; "pass" waits until the gate is open, one token for each."""
+    """Answers "echo" at once; "pass" waits at the gate for one token, or for as many as it says."""
 
     def __init__(self):
         self.tokens = self.late = 0
@@ -41,18 +41,21 @@ class Gate:
                 return {}
             case "pass":
                 self.waiting.set()
-                return service.Request("gate", message["timeout"], self.steps())
+                return service.Request("gate", message["timeout"], self.steps(message.get("tokens", 1)))
             case "crash":
                 raise SystemExit("the handler broke")
             case "strange":
                 return {"value": STRANGE[message["kind"]]}
         raise ValueError(f"unknown operation {message['op']!r}")
 
-    def steps(self):
-        while not self.tokens:
-            self.tokens, self.late = self.late, 0  # they come when nobody waits, so nobody is woken
+    def steps(self, tokens):
+        while self.tokens < tokens:
+            self.tokens, self.late = (
+                self.tokens + self.late,
+                0,
+            )  # no call of `wake`
             yield None
-        self.tokens -= 1
+        self.tokens -= tokens
         yield {"passed": True}
 
 
@@ -192,6 +195,29 @@ def test_waiting_requests_go_through_in_line(gate):
     for result in waits:
         result()
     assert order == [0, 1, 2, 3, 4]
+
+
+def test_a_request_waits_for_the_one_before_it_and_goes_on_when_that_is_canceled(gate, channel):
+    gate.tokens = 1
+    with channel.borrow() as first:
+        first.open()
+        first.post({"op": "pass", "tokens": 2, "timeout": None})
+        assert gate.waiting.wait(60)
+        with pytest.raises(DeadlineExceededError):
+            channel.call({"op": "pass"}, timeout=0.2, wait=True)
+        gate.waiting.clear()
+        result = in_thread(lambda: channel.call({"op": "pass"}, timeout=60, wait=True))
+        assert gate.waiting.wait(60)
+        first.post({"op": "cancel"})
+        assert result()["passed"]
+    assert not gate.service._deadlines
+
+
+def test_a_second_hello_ends_the_session_of_the_first(gate, channel):
+    with channel.borrow() as mine:
+        mine.open()
+        mine.post({"op": "hello", "protocol": wire.PROTOCOL})
+        assert gate.ended.wait(10)
 
 
 def test_stop_wakes_every_waiting_client_at_once(gate):

@@ -1,5 +1,7 @@
 """Several servers as one."""
 
+import concurrent.futures
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from framework.datasets import Dataset
 from framework.losses import importance_weights
 from framework.replay.remote.client import ServedClient
 from framework.replay.sharded import ShardedClient, shard_of
+from framework.replay.tables.rate_limiters import SAMPLERS
 
 
 def table(sampler=None, name="t", size=1000):
@@ -37,6 +40,17 @@ def shards():
         client.close()
         for server in servers:
             server.stop()
+
+
+def sample_while_waiting(client, tables, values):
+    """A batch of 20 that is asked for before `values` come to the second of two servers."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        batch = pool.submit(client.sample_batch, "t", 20, timeout=30)
+        while not tables[0].waiting.counts[SAMPLERS]:
+            pass
+        writers = [client.batch_writer() for _ in tables]
+        write(next(writer for writer in writers if writer.shard == 1), values)
+        return batch.result(15)
 
 
 def write(writer, values, priorities=None):
@@ -165,11 +179,12 @@ def test_a_dataset_over_shards_counts_exactly(shards):
 
 
 def test_empty_shards_are_waited_for(shards):
-    client = shards(table(), table())
+    tables = table(), table()
+    client = shards(*tables)
     with pytest.raises(replay.DeadlineExceededError):
         client.sample_batch("t", 4, timeout=0.2)
-    write(client.batch_writer(), [1, 2])
-    assert set(client.sample_batch("t", 20, timeout=60).data["x"].tolist()) == {1, 2}
+    batch = sample_while_waiting(client, tables, [1, 2])
+    assert set(batch.data["x"].tolist()) == {1, 2}
 
 
 def test_inserts_are_spread(shards):
@@ -228,7 +243,8 @@ def test_a_server_at_the_end_of_its_ratio_leaves_the_batch_to_the_others(shards,
         limiter = replay.rate_limiters.RateLimiter(1.0, 1, 100.0 - samples, 1e9)
         return replay.Table("t", replay.selectors.Uniform(), replay.selectors.Fifo(), 1000, limiter)
 
-    client = shards(limited(10), limited(50), served=served)
+    tables = limited(10), limited(50)
+    client = shards(*tables, served=served)
     for _ in range(2):
         write(client.batch_writer(), list(range(100)))
     source = client.source()
@@ -241,3 +257,4 @@ def test_a_server_at_the_end_of_its_ratio_leaves_the_batch_to_the_others(shards,
     client.sample_batch("t", 20, timeout=60)
     with pytest.raises(replay.DeadlineExceededError):
         client.sample_batch("t", 1, timeout=0.2)
+    assert len(sample_while_waiting(client, tables, list(range(30))).info.key) == 20
