@@ -74,14 +74,15 @@ def test_items_are_those_of_an_adder_that_stores_whole_stacks(
         tree.map_structure(np.testing.assert_array_equal, whole, pictures)
 
 
-def test_a_transition_costs_one_picture_and_an_episode_one_more():
+@pytest.mark.parametrize(("size", "pictures"), [(502, 502), (100, 104)])
+def test_a_transition_costs_one_picture_and_an_episode_one_more(size, pictures):
     client = replay.EmbeddedClient(
         [
             replay.Table(
                 TABLE,
                 replay.selectors.Uniform(),
                 replay.selectors.Fifo(),
-                1000,
+                size,
                 replay.rate_limiters.MinSize(1),
             )
         ]
@@ -97,8 +98,8 @@ def test_a_transition_costs_one_picture_and_an_episode_one_more():
             adder.add(np.zeros(1, np.int64), timestep)
     assert client.sample_batch(TABLE, 8).data.observation["pixels"].shape == (8, 4, 2, 3)
     # 501 observations and the black picture that fills up the first stack.
-    assert client.store.streams["frames"].num_rows == 502
-    assert client.server_info()[TABLE].current_size == 502
+    assert client.store.streams["frames"].num_rows == pictures
+    assert client.server_info()[TABLE].current_size == size
 
 
 def test_an_observation_that_does_not_continue_the_stack_is_an_error_and_is_not_taken():

@@ -327,8 +327,9 @@ def test_after_the_stop_a_running_call_is_waited_for_and_a_lost_node_is_not(
     assert isinstance(answer.exception(PATIENCE), ProgramStopped)
 
 
-def test_deadlines_of_threads_that_share_a_client(serve, connect, address):
+def test_deadlines_of_threads_that_share_a_client(serve, connect, address, monkeypatch):
     """The thread that receives keeps the deadlines of all others."""
+    monkeypatch.setattr(client.Connection, "probe_interval_s", 60.0)
     _, service = serve("first", address)
     connection = connect()
     receiving = in_background(connection.call, "hold", (), {}, None)

@@ -8,6 +8,9 @@ import threading
 import pytest
 
 import launch as lp
+from launch.engines.base import Unit
+from launch.engines.supervised.elastic import ElasticGroups
+from launch.engines.supervised.process import Process
 
 PATIENCE = 60.0
 
@@ -89,6 +92,20 @@ def test_too_few_nodes_for_too_long_end_the_program(given):
     with pytest.raises(lp.LaunchError, match=r"min_nodes\['member'\]: .* of 3 nodes .* at least 3"):
         job.wait(timeout=PATIENCE)
     assert all(node["state"] in ("closed", "killed") for node in job.nodes())
+
+
+def test_when_a_group_is_short_of_nodes_and_which_errors_it_forgives():
+    groups = ElasticGroups({"group": 1}, 0.0)
+    node = Process(Unit("group-0", "group", 0, ()), b"", None)
+    node.state, node.failure = "running", {"kind": "ValueError"}
+    assert not groups.forgives(node)  # there were never enough
+    assert groups.shortage([node], 1.0) is None
+    for _ in range(5):
+        assert groups.forgives(node)
+        groups.lost(node, 1.0)
+    assert not groups.forgives(node)
+    node.state = "restarting"
+    assert "0 of 1 nodes are there, expected at least 1" in groups.shortage([node], 1.0)
 
 
 def test_an_error_before_enough_nodes_were_there_ends_the_program_at_once():

@@ -114,7 +114,7 @@ def test_more_blocking_calls_than_threads_wait_their_turn(keys, directory):
     server = Server(thing, f"ipc://{directory}/s", keys, thread_pool_size=3).start()
     connection = Connection(server.address, keys)
     futures = [connection.submit("block", (), {}, None) for _ in range(6)]
-    for _ in range(2):
+    for _ in range(3):
         assert thing.entered.acquire(timeout=PATIENCE)
     thing.release.set()
     assert all(future.result(PATIENCE) for future in futures)

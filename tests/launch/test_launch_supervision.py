@@ -227,6 +227,22 @@ def test_a_stalled_launcher_reads_before_it_takes_a_node_for_silent(tmp_path, mo
     assert (tmp_path / "saved").read_text() == "saved\n" * 2
 
 
+def test_what_a_node_has_said_is_heard_though_its_end_is_known_first(monkeypatch):
+    def refuse():
+        raise ValueError("said before the end")
+
+    def hear_the_host_only(job, source, process, events):
+        if source is job._inbox:
+            exchange(job, source, process, events)
+
+    exchange = SupervisedJob._exchange
+    monkeypatch.setattr(SupervisedJob, "_exchange", hear_the_host_only)
+    program = lp.Program("test")
+    program.add_node(lp.PyNode(refuse), label="node")
+    with pytest.raises(lp.NodeError, match="said before the end"):
+        lp.launch(program, "processes")
+
+
 # Nodes that do not read.
 
 

@@ -135,8 +135,8 @@ def test_buffers_of_target_networks_follow():
 @pytest.mark.parametrize(
     "schedule, factors",
     [
-        (schedules.linear_decay(4), [1, 0.75, 0.5, 0.25, 0, 0]),
-        (schedules.linear_decay(2, end=0.5), [1, 0.75, 0.5, 0.5, 0.5, 0.5]),
+        (schedules.linear_decay(8), [1, 0.75, 0.5, 0.25, 0, 0]),
+        (schedules.linear_decay(4, end=0.5), [1, 0.75, 0.5, 0.5, 0.5, 0.5]),
         (schedules.linear_decay(None), [1] * 6),
         (None, [1] * 6),
     ],
@@ -145,7 +145,7 @@ def test_buffers_of_target_networks_follow():
 def test_the_learning_rate_follows_its_schedule(schedule, factors):
     learner = make_learner(learning_rate_schedule=schedule)
     rates = []
-    for env_steps in range(6):
+    for env_steps in range(0, 12, 2):
         learner.env_steps = env_steps
         rates.append(learner.step(make_batch()).metrics["learning_rate"].item())
     assert rates == pytest.approx([0.1 * factor for factor in factors])

@@ -105,6 +105,8 @@ def test_streams_and_layouts_whose_items_are_gone(tmp_path, left):
     write(writer, "here", "n", [6])
     seen = [client.sample_batch("t", 1).data[0] for _ in range(left + 2)]
     assert seen == [3, 4][:left] + [5.0, 6]
+    writer.close()
+    assert all(stream.num_rows == 0 for stream in client.store.streams.values())
 
 
 def test_larger_table_keeps_keys(tmp_path):
