@@ -65,5 +65,5 @@ class CpuBudget:
             terminalreporter.write_line(f"{seconds:7.1f} CPU s  {name}")
         path = os.environ.get("CPU_SECONDS_FILE")
         if path:
-            with open(path, "w", encoding="utf-8") as file:
+            with open(path, "a", encoding="utf-8") as file:
                 file.writelines(f"{seconds:.3f} {name}\n" for name, seconds in self._taken.most_common())
