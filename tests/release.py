@@ -5,8 +5,8 @@
     python tests/release.py check           fails if a suite is stale; `make tag` calls it
 
 `tests/release.json` is the record, which is committed: for each suite, the commit, a hash of the files on
-which the suite depends, seconds, and counts of tests. A suite is stale if the files at HEAD have another hash.
-It runs what is committed only, and a suite that fails leaves the record as it is.
+which the suite depends, seconds, and counts of tests. A suite is stale if the files at HEAD have another
+hash. It runs what is committed only, and a suite that fails leaves the record as it is.
 """
 
 from __future__ import annotations
@@ -137,9 +137,9 @@ def main() -> int:
         parser.error(f"run: got a tree with changes, expected what is committed. Commit these:\n{changed}")
     os.environ["CI"] = "true"  # The limits of CI hold.
     failed = [name for name in names if not run(name)]
-    print(
-        f"\n{len(names) - len(failed)} passed, {len(failed)} failed{': ' if failed else ''}{', '.join(failed)}"
-    )
+    if failed:
+        print(f"\n##### failed: {', '.join(failed)}")
+    print(f"\n{len(names) - len(failed)} passed, {len(failed)} failed")
     return 1 if failed else 0
 
 
