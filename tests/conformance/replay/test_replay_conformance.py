@@ -88,7 +88,7 @@ class Session:
 
     def can(self):
         """Whether one more ``(insert, sample)`` would go through at once."""
-        return self.table.can_insert(1), self.table.can_sample(1)
+        return self.table.can_insert(num_inserts=1), self.table.can_sample(num_samples=1)
 
     def inserts_until_blocked(self, most=50):
         for count in range(most):
