@@ -1,8 +1,34 @@
-"""A table, and what writes to it, for tests of a served replay."""
+"""A table, the ways to reach it, and what writes to it, for tests of a served replay."""
+
+import contextlib
 
 import numpy as np
 
 from framework import replay
+from framework.replay.remote.client import ServedClient
+from launch.rpc import sockets
+
+KEYS = sockets.CurveKeys.generate()
+WAYS = ["embedded", "local", "remote", "curve"]
+
+
+@contextlib.contextmanager
+def connections(way):
+    """Yields what serves tables and returns a client that comes in this way; closes all of them."""
+    with contextlib.ExitStack() as stack:
+
+        def build(*tables, **options):
+            keys = KEYS if way == "curve" else None
+            server = stack.enter_context(replay.Server(tables, curve=keys, **options))
+            if way == "embedded":
+                client = server.localhost_client()
+            else:
+                client = ServedClient(server.address, keys, local=way == "local", reconnect_timeout=10)
+                stack.callback(client.close)
+            client.server, client.keys = server, keys
+            return client
+
+        yield build
 
 
 def table(name="t", size=1000, limiter=None, sampler=None, **options):

@@ -79,5 +79,3 @@ def test_as_many_are_allowed_as_go_through_one_by_one(ratio, minimum, low, width
     ):
         allowed += 1
     assert limiter.allowed_inserts(n) == allowed
-
-

@@ -33,9 +33,6 @@ def test_removal_comes_after_insertion(remover, expected):
     assert counts(client) == (5, 0) and num_rows(client) == 3
 
 
-
-
-
 def test_sample_info():
     client = make(sampler=selectors.Prioritized(1.0))
     keys = insert(client, [0, 1], [1.0, 3.0])

@@ -23,7 +23,6 @@ def fill(writer, n, begin=0):
         writer.append({"a": i, "x": np.full(3, i, np.float32)})
 
 
-
 def one(client, table="t"):
     return next(client.sample(table, emit_timesteps=False, unpack_as_table_signature=True, timeout=0)).data
 
