@@ -87,23 +87,6 @@ def test_sampled_stacks_are_the_environments_byte_for_byte(case, n_step):
         each.close()
 
 
-def test_a_stacked_atari_transition_costs_a_tenth_more_than_a_frame():
-    environment = atari()
-    spec = specs.make_environment_spec(environment)
-    client = replay.EmbeddedClient([make_table()])
-    adder = dqn.DQN(dqn.DQNConfig(n_step=1)).make_adder(client, spec)
-    play(environment, [adder], 700)
-    environment.close()
-    adder.flush()
-    stored = sum(stream.num_rows * stream.row_bytes for stream in client.store.streams.values())
-    items = client.table(TABLE)._items
-    books = sum(array.nbytes for array in vars(items).values() if isinstance(array, np.ndarray))
-    number = len(client.table(TABLE))
-    assert number > 2000
-    assert (stored + books * number / len(items.state)) / number <= 1.1 * 84 * 84 + 24
-    adder.close()
-
-
 @pytest.mark.parametrize(
     "agent",
     [

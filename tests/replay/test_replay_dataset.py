@@ -108,10 +108,7 @@ def test_a_waiting_dataset_ends_with_the_program(make, how):
 
 def test_errors_of_the_thread_are_raised_in_the_consumer(make):
     client = make(table())
-    with (
-        Dataset(client, "no such table", 8) as dataset,
-        pytest.raises(RuntimeError, match="no such table"),
-    ):
+    with Dataset(client, "no such table", 8) as dataset, pytest.raises(RuntimeError, match="no such table"):
         next(dataset)
 
 

@@ -1,21 +1,12 @@
-"""What Acme's adders write, case by case: n-step transitions; one env, and several out of phase."""
+"""What Acme's adders write, case by case: n-step transitions; one env, and several."""
 
 import dataclasses
 from typing import Any
 
 import numpy as np
 import pytest
-from adder_cases import (
-    array,
-    check,
-    check_envs,
-    check_signature,
-    episode,
-    feed_envs,
-    feed_single,
-    spec_like,
-)
-from adder_items import drain, make_client
+from adder_cases import array, check, check_envs, check_signature, episode, feed, spec_like
+from adder_steps import drain, make_client
 
 from framework import adders
 from framework.specs import EnvironmentSpec
@@ -214,7 +205,7 @@ def test_transitions(case, repeat):
     client = make_client()
     adder = adders.NStepTransitionAdder(client, case.n, case.g)
     steps = episode(case.rewards, case.discounts, observe=case.observe)
-    feed_single(adder, [steps] * repeat, case.extras)
+    feed(adder, [steps] * repeat, case.extras)
     items = drain(client)
     check(items, transitions(case) * repeat)
     spec = EnvironmentSpec(
@@ -225,8 +216,8 @@ def test_transitions(case, repeat):
 
 
 @pytest.mark.parametrize("case", TRANSITIONS, ids=lambda case: case.name)
-def test_transitions_of_envs_out_of_phase(case):
+def test_transitions_of_several_envs(case):
     client = make_client()
     adder = adders.NStepTransitionAdder(client, case.n, case.g)
-    feed_envs(adder, [episode(case.rewards, case.discounts, observe=case.observe)] * 2, 3, case.extras)
+    feed(adder, [episode(case.rewards, case.discounts, observe=case.observe)] * 2, case.extras, envs=3)
     check_envs(drain(client), transitions(case) * 2, 3)
