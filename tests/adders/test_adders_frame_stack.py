@@ -137,7 +137,7 @@ def test_sequences_are_those_of_an_adder_that_stores_whole_stacks(
     spec = {"pixels": specs.StackedArray((k, 2, 3), np.uint8), "age": specs.Array((2,), np.float32)}
     fns = {TABLE: (lambda items: items.observation["pixels"][:, -1, 0, 0, 0]) if with_priorities else None}
 
-    def make(spec):
+    def make(observation_spec):
         return lambda client: adders.SequenceAdder(
             client,
             length,

@@ -8,7 +8,6 @@ from background import Background
 from embedded_table import make
 from served_table import counts
 
-from framework import replay
 from framework.replay import rate_limiters as rl
 from framework.replay import selectors
 
@@ -85,27 +84,3 @@ def test_ratio_is_exact_with_many_threads():
 
     run(write, write, read, read)
     assert counts(client) == (400, 1200)
-
-
-def test_queue_gives_each_item_once():
-    client = replay.EmbeddedClient([replay.Table.queue("t", 16)])
-    got = [[], []]
-
-    def write(begin):
-        with client.batch_writer() as writer:
-            for value in range(begin, begin + 150, 5):
-                rows = writer.append("s", {"x": np.arange(value, value + 5)})
-                writer.create_items("t", writer.slice("s", "x", rows), timeout=30)
-                writer.release("s", rows)
-
-    def read(into):
-        for _ in range(50):
-            into.extend(client.sample_batch("t", 3, timeout=30).data.tolist())
-
-    run(lambda: write(0), lambda: write(1000), lambda: read(got[0]), lambda: read(got[1]))
-    assert sorted(got[0] + got[1]) == [*range(150), *range(1000, 1150)]
-    for each in got:  # each reader sees each writer's items in order
-        assert all(
-            part == sorted(part) for part in ([v for v in each if v < 500], [v for v in each if v >= 500])
-        )
-    assert client.store.streams["s"].num_rows == 0

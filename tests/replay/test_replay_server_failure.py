@@ -15,6 +15,7 @@ from served_table import counts, num_rows, table, write, write_columns
 
 from framework import replay
 from framework.datasets import Dataset
+from framework.replay.__main__ import main
 from framework.replay.remote.client import ServedClient
 from launch.rpc.sockets import CurveKeys
 
@@ -123,36 +124,6 @@ def test_a_writer_ends_with_its_server_and_counts_what_is_lost(fork, local, end)
     client.close()
 
 
-@pytest.mark.parametrize("local", [True, False])
-def test_a_client_finds_a_server_that_was_restarted_and_makes_a_new_writer(local):
-    first = replay.Server([table()])
-    client = ServedClient(first.address, local=local, reconnect_timeout=20)
-    writer = client.batch_writer()
-    write(writer, 10)
-    writer.flush()
-    first.stop()
-    second = replay.Server([table()], port=first.port)
-    try:
-        until(lambda: _answers(client))
-        with pytest.raises(replay.ServerClosed):
-            write(writer, 1)
-            writer.flush(timeout=10)
-        again = client.batch_writer()
-        write(again, 3)
-        assert client.server_info()["t"].current_size == 3
-        assert again.close() == 0
-    finally:
-        client.close()
-        second.stop()
-
-
-def _answers(client):
-    try:
-        return client.server_info(timeout=60)
-    except replay.ServerClosed:
-        return None
-
-
 def test_full_shared_memory_is_an_error_at_the_writer(monkeypatch):
     reserve = os.posix_fallocate
 
@@ -209,24 +180,16 @@ def test_no_row_is_ever_torn(fork):
         until(lambda: num_rows(server._store) == 200)
 
 
-CONFIG = """
-from framework import replay
-def tables():
-    return [replay.Table.queue("q", 10)]
-"""
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_server_by_itself(tmp_path, number):
-    (tmp_path / "tables.py").write_text(CONFIG)
-    keys = tmp_path / "keys"
-    command = [sys.executable, "-m", "framework.replay", "--config", str(tmp_path / "tables.py")]
-    child = subprocess.Popen([*command, "--keys", str(keys)], stdout=subprocess.PIPE, text=True)
+    config, keys = tmp_path / "tables.py", str(tmp_path / "keys")
+    config.write_text("from framework import replay\ntables = lambda: [replay.Table.queue('q', 10)]")
+    command = [sys.executable, "-m", "framework.replay", "--config", str(config), "--keys", keys]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         address = child.stdout.readline().split()[-1]
-        client = replay.Client(address, curve=CurveKeys.from_file(str(keys)))
-        assert list(client.server_info(timeout=10)) == ["q"]
-        client.close()
+        with replay.Client(address, curve=CurveKeys.from_file(keys)) as client:
+            assert list(client.server_info(timeout=10)) == ["q"]
         child.send_signal(number)
         assert child.wait(10) == 0
     finally:
@@ -234,28 +197,27 @@ def test_a_server_by_itself(tmp_path, number):
         child.communicate()
 
 
-@pytest.mark.parametrize("text", ["", "def tables(): return []"])
-def test_a_config_without_tables(tmp_path, text, capsys):
-    from framework.replay.__main__ import main
-
-    (tmp_path / "tables.py").write_text(text)
-    assert main(["--config", str(tmp_path / "tables.py")]) == 2
-    assert "tables" in capsys.readouterr().err
-
-
-def test_a_checkpoint_of_other_tables(tmp_path, capsys):
-    from framework.replay.__main__ import main
-
-    folder = tmp_path / "checkpoints"
-    checkpointer = replay.checkpointers.DefaultCheckpointer(folder)
-    replay.EmbeddedClient([replay.Table.queue("a", 1)], checkpointer=checkpointer).checkpoint()
-    (tmp_path / "tables.py").write_text(
+WRONG_CONFIGS = {
+    "no tables": ("", "expected a function tables()"),
+    "an empty list": ("def tables(): return []", "tables: got none"),
+    "a checkpoint of others": (
         "from framework import replay\n"
         "tables = lambda: [replay.Table.queue('b', 1)]\n"
-        f"checkpointer = lambda: replay.checkpointers.DefaultCheckpointer({str(folder)!r})\n"
-    )
+        "checkpointer = lambda: replay.checkpointers.DefaultCheckpointer({folder!r})",
+        "expected tables of the server, ['b']",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_CONFIGS)
+def test_wrong_configurations(tmp_path, capsys, name):
+    config, message = WRONG_CONFIGS[name]
+    folder = str(tmp_path / "checkpoints")
+    checkpointer = replay.checkpointers.DefaultCheckpointer(folder)
+    replay.EmbeddedClient([replay.Table.queue("a", 1)], checkpointer=checkpointer).checkpoint()
+    (tmp_path / "tables.py").write_text(config.format(folder=folder))
     assert main(["--config", str(tmp_path / "tables.py")]) == 2
-    assert "expected tables of the server, ['b']" in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def _use_in_a_child(pipe, client, writer, source):

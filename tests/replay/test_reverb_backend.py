@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import pathlib
 import threading
 
@@ -333,28 +332,6 @@ def test_another_process_finds_the_port(tmp_path):
     again.stop()
 
 
-def _environment():
-    """Three steps, reward 1 for action 1."""
-
-    class Environment(dm_env.Environment):
-        def reset(self):
-            self._t = 0
-            return dm_env.restart(np.zeros(2, np.float32))
-
-        def step(self, action):
-            self._t += 1
-            observation = np.full(2, self._t, np.float32)
-            return (dm_env.termination if self._t == 3 else dm_env.transition)(float(action), observation)
-
-        def observation_spec(self):
-            return dm_env.specs.Array((2,), np.float32)
-
-        def action_spec(self):
-            return dm_env.specs.DiscreteArray(2)
-
-    return Environment()
-
-
 @pytest.mark.parametrize("engine", ["serial", "threads"])
 def test_dqn_trains(engine):
     pytest.importorskip("torch")
@@ -370,7 +347,7 @@ def test_dqn_trains(engine):
     )
     program = programs.make_program(
         DQN(config),
-        functools.partial(_environment),
+        "gymnasium:CartPole-v1",
         programs.RunConfig(
             max_env_steps=400, evaluate_period=400, num_evaluation_episodes=2, replay_backend="reverb"
         ),

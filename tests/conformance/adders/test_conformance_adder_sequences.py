@@ -26,6 +26,7 @@ class SequenceCase:
     truncated: bool = False
 
 
+CONTINUED = ["123", "345", "567", "712", "234", "456", "671", "123", "345", "567"]
 SEQUENCES = [
     SequenceCase("PeriodOne", 3, 1, "ZERO_PAD", 4, ["123", "234", "345"]),
     SequenceCase("PeriodTwo", 3, 2, "ZERO_PAD", 4, ["123", "345"]),
@@ -38,25 +39,8 @@ SEQUENCES = [
     SequenceCase("LongEpisodeNoPadding", 3, 3, "TRUNCATE", 7, ["123", "456", "78"]),
     SequenceCase("EndBehaviorWrite", 3, 2, "WRITE", 5, ["123", "345", "456"]),
     SequenceCase("ContinueOneEpisode", 3, 2, "CONTINUE", 7, ["123", "345", "567"]),
-    SequenceCase(
-        "ContinueMultipleTerminated",
-        3,
-        2,
-        "CONTINUE",
-        6,
-        ["123", "345", "567", "712", "234", "456", "671", "123", "345", "567"],
-        episodes=3,
-    ),
-    SequenceCase(
-        "ContinueMultipleTruncated",
-        3,
-        2,
-        "CONTINUE",
-        6,
-        ["123", "345", "567", "712", "234", "456", "671", "123", "345", "567"],
-        episodes=3,
-        truncated=True,
-    ),
+    SequenceCase("ContinueMultipleTerminated", 3, 2, "CONTINUE", 6, CONTINUED, episodes=3),
+    SequenceCase("ContinueMultipleTruncated", 3, 2, "CONTINUE", 6, CONTINUED, episodes=3, truncated=True),
     SequenceCase("L3p2T3ZeroPad", 3, 2, "ZERO_PAD", 3, ["123", "340"]),
     SequenceCase("L3p2T3Truncate", 3, 2, "TRUNCATE", 3, ["123", "34"]),
     SequenceCase("L3p2T3Write", 3, 2, "WRITE", 3, ["123", "234"]),

@@ -34,25 +34,6 @@ PAIR = (1.0, 2.0)
 TRANSITIONS = [
     TransitionCase("OneStepFinalReward", 1, 1.0, [0, 0, 1], [(1, 0, 1, 2), (2, 0, 1, 3), (3, 1, 0, 4)]),
     TransitionCase(
-        "OneStepDict", 1, 1.0, [0, 0, 1], [(1, 0, 1, 2), (2, 0, 1, 3), (3, 1, 0, 4)], observe=dict_observation
-    ),
-    TransitionCase(
-        "OneStepExtras",
-        1,
-        1.0,
-        [0, 0, 1],
-        [(1, 0, 1, 2, {"state": 0}), (2, 0, 1, 3, {"state": 1}), (3, 1, 0, 4, {"state": 2})],
-        extras=lambda i: {"state": array(i)},
-    ),
-    TransitionCase(
-        "OneStepExtrasZeroes",
-        1,
-        1.0,
-        [0, 0, 1],
-        [(1, 0, 1, 2, [0.0]), (2, 0, 1, 3, [0.0]), (3, 1, 0, 4, [0.0])],
-        extras=lambda i: np.zeros(1, np.float32),
-    ),
-    TransitionCase(
         "OneStepExtrasWithoutDimensions",
         1,
         1.0,
@@ -69,27 +50,6 @@ TRANSITIONS = [
         discounts=HALF,
     ),
     TransitionCase(
-        "TwoStepStructuredReward",
-        2,
-        1.0,
-        [PAIR] * 3,
-        [
-            (1, (1, 2), (0.5, 0.5), 2),
-            (1, (1.5, 3), (0.25, 0.25), 3),
-            (2, (1.5, 3), (0.0, 0.0), 4),
-            (3, (1, 2), (0.0, 0.0), 4),
-        ],
-        discounts=HALF,
-    ),
-    TransitionCase(
-        "TwoStepNDArrayReward",
-        2,
-        1.0,
-        [np.array(PAIR)] * 3,
-        [(1, [1, 2], 0.5, 2), (1, [1.5, 3], 0.25, 3), (2, [1.5, 3], 0, 4), (3, [1, 2], 0, 4)],
-        discounts=HALF,
-    ),
-    TransitionCase(
         "TwoStepStructuredDiscount",
         2,
         1.0,
@@ -101,19 +61,6 @@ TRANSITIONS = [
             (3, {"a": 1, "b": 1}, {"a": 0, "b": 0}, 4),
         ],
         discounts=[{"a": 0.5, "b": 0.1}, {"a": 0.5, "b": 0.1}, {"a": 0.0, "b": 0.0}],
-    ),
-    TransitionCase(
-        "TwoStepNDArrayDiscount",
-        2,
-        1.0,
-        [1, 1, 1],
-        [
-            (1, [1, 1], [0.5, 0.1], 2),
-            (1, [1.5, 1.1], [0.25, 0.01], 3),
-            (2, [1.5, 1.1], [0, 0], 4),
-            (3, [1, 1], [0, 0], 4),
-        ],
-        discounts=[np.array([0.5, 0.1]), np.array([0.5, 0.1]), np.array([0.0, 0.0])],
     ),
     TransitionCase(
         "TwoStepBroadcastedNDArrays",
@@ -140,20 +87,6 @@ TRANSITIONS = [
             (3, {"a": [[1, 2], [1, 2]]}, {"a": [[0], [0]]}, 4),
         ],
         discounts=[{"a": np.array([[0.5], [0.1]])}] * 2 + [{"a": np.zeros((2, 1))}],
-    ),
-    TransitionCase(
-        "TwoStepWithExtras",
-        2,
-        1.0,
-        [1, 1, 1],
-        [
-            (1, 1, 0.5, 2, {"state": 0}),
-            (1, 1.5, 0.25, 3, {"state": 0}),
-            (2, 1.5, 0, 4, {"state": 1}),
-            (3, 1, 0, 4, {"state": 2}),
-        ],
-        discounts=HALF,
-        extras=lambda i: {"state": array(i)},
     ),
     TransitionCase(
         "ThreeStepDiscounted",
