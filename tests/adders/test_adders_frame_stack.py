@@ -57,17 +57,19 @@ def play(adder, kinds, observations, flush, rng):
             adder.flush_pending()
 
 
+EPISODES = {
+    "envs": st.integers(1, 3),
+    "time": st.integers(2, 30),
+    "k": st.integers(2, 4),
+    "fill": st.sampled_from(["zeros", "repeated", "different"]),
+    "flush": st.sampled_from([0, 0.3, 1]),
+    "with_priorities": st.booleans(),
+    "seed": st.integers(0, 1000),
+}
+
+
 @settings(max_examples=40, deadline=None)
-@given(
-    envs=st.integers(1, 3),
-    time=st.integers(2, 25),
-    n=st.integers(1, 4),
-    k=st.integers(2, 4),
-    fill=st.sampled_from(["zeros", "repeated", "different"]),
-    flush=st.sampled_from([0, 0.3, 1]),
-    with_priorities=st.booleans(),
-    seed=st.integers(0, 1000),
-)
+@given(**EPISODES, n=st.integers(1, 4))
 def test_items_are_those_of_an_adder_that_stores_whole_stacks(
     envs, time, n, k, fill, flush, with_priorities, seed
 ):
@@ -117,17 +119,7 @@ def test_a_number_of_pictures_that_does_not_fit(frame_stack, shape):
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    envs=st.integers(1, 3),
-    time=st.integers(2, 30),
-    length=st.integers(1, 6),
-    period=st.integers(1, 6),
-    k=st.integers(2, 4),
-    fill=st.sampled_from(["zeros", "repeated", "different"]),
-    flush=st.sampled_from([0, 0.3, 1]),
-    with_priorities=st.booleans(),
-    seed=st.integers(0, 1000),
-)
+@given(**EPISODES, length=st.integers(1, 6), period=st.integers(1, 6))
 def test_sequences_are_those_of_an_adder_that_stores_whole_stacks(
     envs, time, length, period, k, fill, flush, with_priorities, seed
 ):

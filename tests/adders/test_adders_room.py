@@ -78,20 +78,6 @@ def test_where_nothing_else_runs_waiting_is_an_error_and_loses_nothing():
     assert observations(client) == [[i, i + 1] for i in range(5)]
 
 
-def test_where_nothing_else_runs_what_a_step_has_no_room_for_waits():
-    client = make_client(replay.Table.queue(TABLE, 3), concurrent=False)
-    adder = adders.NStepTransitionAdder(client, 1, 0.9)
-    adder.add_first(step(FIRST, 0, envs=2))
-    adder.add(np.zeros(2), step(MID, 1, envs=2))
-    assert adder.ready(), "room for one of two"
-    adder.add(np.zeros(2), step(MID, 2, envs=2))
-    assert not adder.ready(), "one waits"
-    assert client.server_info()[TABLE].current_size == 3
-    assert len(client.sample_batch(TABLE, 3).data.reward) == 3
-    assert adder.ready()
-    assert client.server_info()[TABLE].current_size == 1
-
-
 def test_where_nothing_else_runs_only_so_many_items_wait():
     client = make_client(replay.Table.queue(TABLE, 3), concurrent=False)
     adder = adders.NStepTransitionAdder(client, 1, 0.9)

@@ -109,22 +109,13 @@ def test_rows_are_used_again():
     assert contents(client)[-7:] == list(range(99, 106))
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        np.zeros((2, 3)),
-        np.zeros((2, 3), np.int32),
-        np.zeros((2, 1), np.float32),
-        np.zeros((1, 3), np.float32),
-    ],
-    ids=lambda values: f"{values.dtype}{values.shape}",
-)
-def test_rows_are_written_with_their_dtype_and_shape(values):
+def test_rows_are_written_with_their_dtype_and_shape():
     stream = RowStore().stream("s", {"x": ((3,), np.float32)})
     rows = stream.lease(2)
     stream.write("x", rows, np.ones((2, 3), np.float32))
-    with pytest.raises(ValueError, match=r"stream 's', column 'x': got .*, expected float32\[2, 3\]"):
-        stream.write("x", rows, values)
+    for shape, kind in (((2, 3), "f8"), ((2, 3), "i4"), ((2, 1), "f4"), ((1, 3), "f4")):
+        with pytest.raises(ValueError, match=r"stream 's', column 'x': got .*, expected float32\[2, 3\]"):
+            stream.write("x", rows, np.zeros(shape, kind))
     assert (stream.columns["x"][rows] == 1).all()
 
 

@@ -171,7 +171,8 @@ def test_items_share_rows_and_free_them():
             keys = [writer.create_item(table, 1.0, item) for table in "tu"]
             assert keys[0] != keys[1]
     writer.flush()
-    assert num_rows(client) == 4
+    client.mutate_priorities("t", {keys[0]: 7.0})
+    assert client.server_info()["t"].max_priority == 7.0 and num_rows(client) == 4
     writer.close()
     client.reset("t")
     client.reset("u")

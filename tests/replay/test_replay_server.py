@@ -199,44 +199,6 @@ def test_a_store_that_is_full_is_an_error_that_says_what_to_do(connect):
     assert client.server_info()["t"].current_size > 0
 
 
-def test_reverbs_own_calls(connect):
-    client = connect(table("a", sampler=replay.selectors.Fifo()), table("b"))
-    client.insert({"x": np.float32(3), "y": [1, 2]}, {"a": 1.0, "b": 2.0})
-    with client.trajectory_writer(num_keep_alive_refs=3) as writer:
-        for step in range(5):
-            writer.append({"x": np.float32(step), "y": np.array([step, step])})
-            if step >= 2:
-                parts = {"x": writer.history["x"][-3::2], "last": writer.history["y"][-1]}
-                key = writer.create_item("b", 1.5, parts)
-        writer.flush()
-        client.mutate_priorities("b", {key: 7.0})
-        writer.end_episode()
-    info = client.server_info()
-    assert info["a"].current_size == 1 and info["b"].current_size == 4
-    (steps,) = client.sample("a", 1)
-    assert float(steps[0].data[0]) == 3 and steps[0].info.key > 0
-    seen = {}
-    for sample in client.sample("b", 50, emit_timesteps=False, unpack_as_table_signature=True):
-        if "last" in sample.data:
-            seen[int(sample.data["last"][0])] = (sample.data["x"].tolist(), sample.info.priority)
-    assert seen == {2: ([0, 2], 1.5), 3: ([1, 3], 1.5), 4: ([2, 4], 7.0)}
-
-
-def test_a_checkpoint_and_a_server_that_starts_from_it(connect, tmp_path):
-    checkpointer = replay.checkpointers.DefaultCheckpointer(str(tmp_path))
-    client = connect(table(), checkpointer=checkpointer)
-    keys = write(client.batch_writer(), 30, priorities=np.arange(30.0))
-    assert client.checkpoint().startswith(str(tmp_path))
-    again = replay.Server([table()], checkpointer=replay.checkpointers.DefaultCheckpointer(str(tmp_path)))
-    with again:
-        other = ServedClient(again.address)
-        assert other.server_info()["t"].current_size == 30
-        sample = other.sample_batch("t", 200)
-        np.testing.assert_array_equal(sample.info.priority, sample.data["x"])
-        assert set(sample.info.key.tolist()) <= set(keys.tolist())
-        other.close()
-
-
 @pytest.mark.parametrize("connect", ["local", "remote"], indirect=True)
 def test_a_writer_refuses_one_shape_too_many_and_goes_on(connect, monkeypatch):
     monkeypatch.setattr(remote_writer, "MAX_LAYOUTS", 2)

@@ -1,6 +1,5 @@
 """Processes die, servers restart, memory is full: nothing is torn, lost twice or left behind."""
 
-import errno
 import os
 import signal
 import subprocess
@@ -122,25 +121,6 @@ def test_a_writer_ends_with_its_server_and_counts_what_is_lost(fork, local, end)
     assert writer.num_pending == 0 and writer.num_lost >= 6
     assert writer.close() == writer.num_lost
     client.close()
-
-
-def test_full_shared_memory_is_an_error_at_the_writer(monkeypatch):
-    reserve = os.posix_fallocate
-
-    def full(file, offset, size):
-        if offset + size > 3 << 20:
-            raise OSError(errno.ENOSPC, "no space")
-        reserve(file, offset, size)
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    with replay.Server([table(size=10**6)]) as server:
-        client = ServedClient(server.address)
-        writer = client.batch_writer()
-        with pytest.raises(replay.StoreFullError, match=r"\d+ more bytes"):
-            for n in range(1000):
-                write(writer, 10_000, start=n)
-        assert client.sample_batch("t", 10).data["x"].shape == (10,)
-        client.close()
 
 
 def _write_checked(pipe, address, local, end, seed):

@@ -120,19 +120,6 @@ def test_no_field_of_any_message_ends_the_server(op, waits, greeted, tmp_path):
         client.close()
 
 
-@pytest.mark.parametrize("timeout", [NAN, INF, -1.0, 1e17, 1e300, np.arange(3)], ids=str)
-def test_odd_timeouts_of_a_sample_that_waits(timeout):
-    with replay.Server([table()]) as server:
-        raw = Raw(server.address)
-        raw.hello()
-        raw.send({"op": "sample", "id": 1, **SAMPLE, "timeout": timeout})
-        client = ServedClient(server.address)
-        for _ in range(3):
-            assert client.server_info(timeout=10)["t"].current_size == 0
-        raw.close()
-        client.close()
-
-
 @pytest.mark.parametrize("way", ["embedded", "local", "remote"])
 def test_a_request_for_too_many_samples_honors_its_timeout_and_lets_others_go_on(way):
     with replay.Server([table()]) as server:
