@@ -268,12 +268,9 @@ def test_rows_are_free_again_as_soon_as_they_are_written(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpointers, "_BLOCK", 10_000)
     width = 1000
 
-    def make_client(**options):
-        table = replay.Table("t", selectors.Fifo(), selectors.Fifo(), 1000, rl.MinSize(1))
-        return replay.EmbeddedClient([table], **options)
-
     checkpointer = at(tmp_path)
-    client = make_client(store=RowStore(max_bytes=1_500 * width), checkpointer=checkpointer)
+    store = RowStore(max_bytes=1_500 * width)
+    client = make(selectors.Fifo(), size=1000, store=store, checkpointer=checkpointer)
     writer = client.batch_writer()
 
     def put(n):
@@ -303,11 +300,11 @@ def test_rows_are_free_again_as_soon_as_they_are_written(tmp_path, monkeypatch):
     client.checkpoint()
     assert inserted == 100
     assert client.store.streams["s"].num_rows == 1000
-    restored = make_client(checkpointer=at(tmp_path))
-    data = restored.sample_batch("t", 1).data
+    again = make(selectors.Fifo(), size=1000, checkpointer=at(tmp_path))
+    data = again.sample_batch("t", 1).data
     assert data["n"] == 100 and (data["x"] == 100).all()
-    assert restored.store.streams["s"].num_rows == 1000
+    assert again.store.streams["s"].num_rows == 1000
     for _ in range(100):
-        key = restored.sample_batch("t", 1)
+        key = again.sample_batch("t", 1)
         assert (key.data["x"] == key.data["n"]).all()
-        restored.mutate_priorities("t", deletes=[int(key.info.key[0])])
+        again.mutate_priorities("t", deletes=[int(key.info.key[0])])

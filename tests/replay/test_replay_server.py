@@ -189,16 +189,6 @@ def test_wrong_writes_are_errors_at_the_caller_and_change_nothing(connect):
     assert client.server_info()["t"].current_size == 2
 
 
-def test_a_store_that_is_full_is_an_error_that_says_what_to_do(connect):
-    client = connect(table(size=10**6), max_bytes=4 << 20)
-    writer = client.batch_writer()
-    with pytest.raises(replay.StoreFullError, match="max_bytes"):
-        for _ in range(100):
-            write(writer, 10_000)
-            writer.flush()
-    assert client.server_info()["t"].current_size > 0
-
-
 @pytest.mark.parametrize("connect", ["local", "remote"], indirect=True)
 def test_a_writer_refuses_one_shape_too_many_and_goes_on(connect, monkeypatch):
     monkeypatch.setattr(remote_writer, "MAX_LAYOUTS", 2)

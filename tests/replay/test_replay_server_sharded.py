@@ -1,5 +1,7 @@
 """Several servers as one."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import torch
@@ -18,23 +20,16 @@ def by_priority(exponent=1.0):
 
 @pytest.fixture
 def shards():
-    made = []
+    with contextlib.ExitStack() as stack:
 
-    def build(*tables, served=True):
-        servers = [replay.Server([each]) for each in tables]
-        if served:
-            clients = [ServedClient(server.address) for server in servers]
-        else:
-            clients = [server.localhost_client() for server in servers]
-        client = ShardedClient(clients, seed=0)
-        made.append((client, servers))
-        return client
+        def build(*tables, served=True):
+            servers = [stack.enter_context(replay.Server([each])) for each in tables]
+            clients = [ServedClient(each.address) if served else each.localhost_client() for each in servers]
+            client = ShardedClient(clients, seed=0)
+            stack.callback(client.close)
+            return client
 
-    yield build
-    for client, servers in made:
-        client.close()
-        for server in servers:
-            server.stop()
+        yield build
 
 
 def write(writer, values, priorities=None):
