@@ -283,7 +283,7 @@ SCRIPTS = {
     ),
     "ratio 8, minimum 10, window 80": (
         table(limiter=ratio(8.0, 10, 80.0)),
-        "inserts_until_blocked() == 20; sample(8) == [0] * 8; inserts_until_blocked() == 1",
+        "inserts_until_blocked() == 20; sample(8) == [0, 0, 0, 0, 0, 0, 0, 0]; inserts_until_blocked() == 1",
     ),
     "reset forgets items and counts": (
         table(limiter=ratio(1.0, 1, 1.0)),
