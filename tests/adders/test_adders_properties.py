@@ -241,7 +241,9 @@ def test_transitions_equal_the_reference(single):
                 for t, item in reference_transitions(rows, last, ended_at, how, n, g)
             ]
 
-        make = lambda client, fns: adders.NStepTransitionAdder(client, n, g, priority_fns=fns)  # noqa: E731
+        def make(client, fns):
+            return adders.NStepTransitionAdder(client, n, g, priority_fns=fns)
+
         compare(make, kinds, seed, flush, seen, single, reference)
 
     run()
@@ -279,9 +281,9 @@ def test_sequences_equal_the_reference(behavior, single):
                         found.append((t, b, as_step(fixed)))
             return found
 
-        make = lambda client, fns: adders.SequenceAdder(  # noqa: E731
-            client, length, period, behavior, priority_fns=fns
-        )
+        def make(client, fns):
+            return adders.SequenceAdder(client, length, period, behavior, priority_fns=fns)
+
         # A priority function sees padded items, also of those that are truncated.
         compare(make, kinds, seed, flush, seen and behavior != "TRUNCATE", single, reference)
 
@@ -303,9 +305,9 @@ def test_episodes_equal_the_reference(padded, single):
                         item += [None] * (longest - len(item)) if padded else []
                         yield ended_at, b, as_step(item)
 
-        make = lambda client, fns: adders.EpisodeAdder(  # noqa: E731
-            client, longest, np.zeros if padded else None, priority_fns=fns
-        )
+        def make(client, fns):
+            return adders.EpisodeAdder(client, longest, np.zeros if padded else None, priority_fns=fns)
+
         compare(make, kinds, seed, flush, seen and padded, single, reference)
 
     run()
