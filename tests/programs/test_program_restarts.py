@@ -28,7 +28,7 @@ from framework.loggers import read_jsonl
 from framework.programs import RunConfig, make_program
 
 PATIENCE = 60.0
-GROUPS = ("actor", "learner", "replay", "evaluator", "counter", "monitor", "checkpointer")
+GROUPS = ("actor", "learner", "monitor", "evaluator", "replay", "counter", "checkpointer")
 # Enough work that the program is still at it when the killed node is back.
 STEPS = 3000
 
@@ -68,14 +68,14 @@ def wait_for_steps(job, steps):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "groups",
-    [("actor", "monitor"), ("learner", "evaluator"), ("replay",), ("counter", "checkpointer")],
+    [("actor", "learner", "monitor", "evaluator"), ("replay", "counter", "checkpointer")],
     ids="-".join,
 )
 def test_any_one_node_may_be_killed(tmp_path, groups):
     """One after another: starting a program takes longer than all the rest."""
     with start(tmp_path, restarts=dict.fromkeys(GROUPS, 1)) as job:
         for number, group in enumerate(groups, 1):
-            wait_for_steps(job, 700 * number)
+            wait_for_steps(job, 600 * number)
             os.kill(node_of(job, group)["pid"], signal.SIGKILL)
         result = job.wait(timeout=PATIENCE)
         assert result["reason"] == "max_env_steps"
@@ -88,17 +88,6 @@ def test_any_one_node_may_be_killed(tmp_path, groups):
         versions = [row[name] for row in rows if row["label"] == label]
         assert versions == sorted(versions)  # they grow, whoever has died
         assert versions[-1] > versions[0]
-
-
-@pytest.mark.slow
-def test_a_hung_learner_is_found_and_made_anew(tmp_path):
-    with start(tmp_path, restarts={"learner": 1}, heartbeat_timeout=15.0) as job:
-        wait_for_steps(job, 700)
-        os.kill(node_of(job, "learner")["pid"], signal.SIGSTOP)
-        assert job.wait(timeout=PATIENCE)["env_steps"] == STEPS
-        learner = node_of(job, "learner")
-        assert learner["restarts"] == 1
-        assert "no sign of life" in learner["error"]
 
 
 LAUNCHER = """
