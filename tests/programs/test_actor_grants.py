@@ -55,6 +55,20 @@ def fake(num_envs, seed=0):
     return environments.make(make, num_envs=num_envs, seed=seed, stepping="inline")
 
 
+SPEC = specs.make_environment_spec(fake(1))
+
+
+def make_setup(actors, envs, counter, monitor, order):
+    """The set-up of workers, and their clients of the services, which answer late."""
+    config = programs.RunConfig(num_actors=actors, envs_per_actor=envs, log_period=100)
+    setup = Setup(WithoutTables(), fake, SPEC, config)
+    setup.evaluators.append("evaluator")  # It would end the program.
+    return setup, {
+        "counter": make_late_client(counter, order),
+        "monitor": make_late_client(monitor, order),
+    }
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     actors=st.integers(1, 3),
@@ -64,15 +78,8 @@ def fake(num_envs, seed=0):
 )
 def test_the_budget_is_made_exactly_however_late_the_counter_answers(actors, envs, budget, order):
     log = InMemoryLogger()
-    counter, monitor = Counter(budget), Monitor(log)
-    setup = Setup(
-        WithoutTables(),
-        fake,
-        specs.make_environment_spec(fake(1)),
-        programs.RunConfig(num_actors=actors, envs_per_actor=envs, log_period=100),
-    )
-    setup.evaluators.append("evaluator")  # It would end the program.
-    services = {"counter": make_late_client(counter, order), "monitor": make_late_client(monitor, order)}
+    counter = Counter(budget)
+    setup, services = make_setup(actors, envs, counter, Monitor(log), order)
 
     class Worker(ActorWorker):
         def _wanted(self):
@@ -128,14 +135,7 @@ class Versions:
 )
 def test_actors_in_lockstep_make_the_budget_exactly(actors, envs, unroll_length, lag, budget, order):
     counter, learner = Counter(budget), Versions()
-    setup = Setup(
-        WithoutTables(),
-        fake,
-        specs.make_environment_spec(fake(1)),
-        programs.RunConfig(num_actors=actors, envs_per_actor=envs),
-    )
-    setup.evaluators.append("evaluator")  # It would end the program.
-    services = {"counter": make_late_client(counter, order), "monitor": make_late_client(Monitor(), order)}
+    setup, services = make_setup(actors, envs, counter, Monitor(), order)
 
     class Worker(ActorWorker):
         def _version(self):

@@ -42,21 +42,17 @@ def test_rows_of_actors_lie_at_the_programs_env_steps():
     assert rows[-1]["env_steps"] == 1000 == sum(steps.values())
 
 
-def test_a_resumed_run_evaluates_no_step_twice(tmp_path):
-    evaluated = []
+def test_a_resumed_run_evaluates_no_step_twice_and_its_actors_count_from_its_beginning(tmp_path):
+    evaluated, counts = [], []
     for limit in (400, 1000):
-        rows = rows_of("evaluator", directory=str(tmp_path), evaluate_period=200, max_env_steps=limit)
-        evaluated += [row["env_steps"] for row in rows]
+        settings = {"evaluate_period": 200, "log_period": 100, "max_env_steps": limit}
+        for row in rows_of("", directory=str(tmp_path), **settings):
+            if row["label"] == "evaluator":
+                evaluated.append(row["env_steps"])
+            elif row["label"] == "actor-0":
+                counts.append((row["steps"], row["episodes"]))
     assert evaluated == sorted(set(evaluated)) and evaluated[-1] == 1000
     assert 3 <= len(evaluated) <= 5
-
-
-def test_actors_of_a_resumed_run_count_from_its_beginning(tmp_path):
-    settings = {"directory": str(tmp_path), "evaluate_period": None, "log_period": 100}
-    counts = []
-    for limit in (400, 1000):
-        rows = rows_of("actor", **settings, max_env_steps=limit)
-        counts += [(row["steps"], row["episodes"]) for row in rows]
     assert counts == sorted(counts) and counts[-1][0] == 1000
     # Of each of the 2 envs, an episode of 7 steps may be open at the end of each start.
     assert counts[-1][1] == pytest.approx(1000 / 7, abs=4)
