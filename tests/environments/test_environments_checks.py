@@ -54,15 +54,9 @@ class Changed(Good):
         self._changes = changes
 
     def step(self, action):
-        result = dict(
-            zip(
-                ("observation", "reward", "terminated", "truncated", "info"),
-                super().step(action),
-                strict=True,
-            )
-        )
-        result.update(self._changes)
-        return tuple(result.values())
+        names = ("observation", "reward", "terminated", "truncated", "info")
+        result = dict(zip(names, super().step(action), strict=True))
+        return tuple((result | self._changes).values())
 
 
 class Unseeded(Good):
@@ -199,35 +193,31 @@ def test_each_violation_is_reported_once():
     assert len(check_environment(_changed(reward=np.nan, info=3), num_steps=50)) == 2
 
 
-class NotFirst(testing.EchoEnvironment):
-    def reset(self):
-        return super().reset()._replace(step_type=dm_env.StepType.MID)
+def _odd(reset=lambda timestep: timestep, step=lambda timestep: timestep):
+    class Odd(testing.EchoEnvironment):
+        def reset(self):
+            return reset(super().reset())
+
+        def step(self, action):
+            return step(super().step(action))
+
+    return Odd
 
 
-class TooSoon(testing.EchoEnvironment):
-    def step(self, action):
-        return super().step(action)._replace(step_type=dm_env.StepType.FIRST)
+_MID, _FIRST = dm_env.StepType.MID, dm_env.StepType.FIRST
+_ODD = {
+    "not first": (_odd(lambda first: first._replace(step_type=_MID)), "reset()", "dm_env.restart"),
+    "too soon": (
+        _odd(step=lambda timestep: timestep._replace(step_type=_FIRST)),
+        "step()",
+        "dm_env.termination() or truncation()",
+    ),
+    "discount": (_odd(step=lambda timestep: timestep._replace(discount=1.5)), "step().discount", "clip it"),
+    "a tuple": (_odd(step=tuple), "step()", "dm_env.TimeStep"),
+}
 
 
-class WideDiscount(testing.EchoEnvironment):
-    def step(self, action):
-        return super().step(action)._replace(discount=1.5)
-
-
-class NoTimeStep(testing.EchoEnvironment):
-    def step(self, action):
-        return tuple(super().step(action))
-
-
-@pytest.mark.parametrize(
-    ("factory", "where", "fix"),
-    [
-        (NotFirst, "reset()", "dm_env.restart"),
-        (TooSoon, "step()", "dm_env.termination() or truncation()"),
-        (WideDiscount, "step().discount", "clip it"),
-        (NoTimeStep, "step()", "dm_env.TimeStep"),
-    ],
-)
+@pytest.mark.parametrize(("factory", "where", "fix"), _ODD.values(), ids=_ODD)
 def test_violations_of_dm_env(factory, where, fix):
     violation = check_environment(factory, num_steps=20)[0]
     assert violation.where == where and fix in violation.fix

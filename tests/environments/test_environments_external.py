@@ -66,6 +66,12 @@ def connect(port):
     return ExternalClient(f"127.0.0.1:{port}", "secret", OBSERVATION, ACTION)
 
 
+def connect_as_soon_as_possible(port):
+    while True:
+        with contextlib.suppress(ConnectionRefusedError):
+            return socket.create_connection(("127.0.0.1", port), timeout=30)
+
+
 def in_thread(work):
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
@@ -186,49 +192,31 @@ class Still(core.Policy):
         return np.zeros(len(observation), np.int64), (), ()
 
 
+HELLO = {"type": "hello", "protocol": 1, "token": "secret"}
+ADMITTED = [{**HELLO, "observation": OBSERVATION, "action": ACTION}]
+BEGUN = [*ADMITTED, {"type": "start_episode"}]
 BAD = {
-    "a wrong token": [{"type": "hello", "protocol": 1, "token": "wrong"}],
+    "a wrong token": [{**HELLO, "token": "wrong"}],
     "no JSON": [b"{]\n"],
     "no object": [b"[1]\n"],
     "no hello": [{"type": "start_episode"}],
-    "no specs": [{"type": "hello", "protocol": 1, "token": "secret"}],
-    "another protocol": [{"type": "hello", "protocol": 2, "token": "secret"}],
-    "an action without an episode": ["hello", {"type": "get_action", "observation": [0, 0]}],
-    "an observation of another shape": ["hello", "start", {"type": "get_action", "observation": [0]}],
-    "an observation that is not finite": [
-        "hello",
-        "start",
-        {"type": "get_action", "observation": [0, 1e999]},
-    ],
-    "no observation": ["hello", "start", {"type": "get_action"}],
-    "an unknown type": ["hello", "start", {"type": "dance"}],
+    "no specs": [HELLO],
+    "another protocol": [{**HELLO, "protocol": 2}],
+    "an action without an episode": [*ADMITTED, {"type": "get_action", "observation": [0, 0]}],
+    "an observation of another shape": [*BEGUN, {"type": "get_action", "observation": [0]}],
+    "an observation that is not finite": [*BEGUN, {"type": "get_action", "observation": [0, 1e999]}],
+    "no observation": [*BEGUN, {"type": "get_action"}],
+    "an unknown type": [*BEGUN, {"type": "dance"}],
 }
 
 
 @pytest.mark.parametrize("messages", list(BAD.values()), ids=list(BAD))
 def test_what_does_not_fit_ends_that_connection_only(port, messages, playing):
-    named = {
-        "hello": {
-            "type": "hello",
-            "protocol": 1,
-            "token": "secret",
-            "observation": OBSERVATION,
-            "action": ACTION,
-        },
-        "start": {"type": "start_episode"},
-    }
     answers = []
 
     def application():
-        while True:
-            try:
-                bad = socket.create_connection(("127.0.0.1", port), timeout=30)
-                break
-            except ConnectionRefusedError:
-                continue
-        with bad:
+        with connect_as_soon_as_possible(port) as bad:
             for message in messages:
-                message = named.get(message, message) if isinstance(message, str) else message
                 bad.sendall(message if isinstance(message, bytes) else json.dumps(message).encode() + b"\n")
             answers.extend(json.loads(line) for line in bad.makefile())
         with connect(port) as client:
@@ -385,12 +373,7 @@ def test_a_stranger_that_resets_its_connection_does_not_end_the_run(port, certif
         accept(environment)
 
     def application():
-        while True:
-            try:
-                stranger = socket.create_connection(("127.0.0.1", port), timeout=30)
-                break
-            except ConnectionRefusedError:
-                continue
+        stranger = connect_as_soon_as_possible(port)
         stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         stranger.close()
         has_left.set()
