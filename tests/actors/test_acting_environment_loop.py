@@ -47,30 +47,6 @@ def _make(num_envs=1, episode_length=5, **options):
     return EnvironmentLoop(environment, actor, counter, logger), actor, counter, logger
 
 
-@pytest.mark.parametrize("num_envs", [1, 3, 64])
-@pytest.mark.parametrize("num_steps", [0, 1, 7, 64, 101])
-def test_step_limits_are_exact(num_envs, num_steps):
-    loop, actor, counter, _ = _make(num_envs)
-    assert loop.run(num_steps=num_steps) == num_steps
-    assert loop.num_steps == num_steps == actor.transitions()
-    assert counter.get_counts().get("steps", 0) == num_steps
-
-
-@pytest.mark.parametrize("num_envs", [1, 4])
-def test_limits_stay_exact_over_many_calls(num_envs):
-    loop, actor, counter, logger = _make(num_envs)
-    rng = np.random.default_rng(0)
-    total = 0
-    for _ in range(50):
-        limit = int(rng.integers(1, 12))
-        total += limit
-        assert loop.run(num_steps=limit) == limit
-    assert loop.num_steps == actor.transitions() == counter.get_counts()["steps"] == total
-    assert len(logger.rows) == counter.get_counts()["episodes"]
-    # Every finished episode is whole.
-    assert {row["episode_length"] for row in logger.rows} == {5}
-
-
 def test_envs_beyond_the_limit_are_closed_by_first_and_reset_later():
     loop, actor, _, _ = _make(num_envs=4)
     loop.run(num_steps=6)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import pytest
+from helpers.small_programs import SMALL, small_program
 
 import launch
 from agents.dqn import DQN, DQNConfig
 from framework import replay
 from framework.checkpoints import Checkpointer, CheckpointError
-from framework.environments.testing import FakeEnvironment, make_spec
+from framework.environments.testing import make_spec
 from framework.loggers import read_jsonl, without_times
 from framework.programs import RunConfig, config_file, make_program
 from framework.programs.services import (
@@ -22,23 +22,11 @@ from framework.programs.services import (
     run_checkpoints,
 )
 
-SMALL = DQNConfig(min_replay_size=50, batch_size=16, samples_per_insert=4.0, hidden_sizes=(16,))
-
 
 def run(directory, **changes):
-    settings = {
-        "max_env_steps": 500,
-        "evaluate_period": None,
-        "publish_period": 5,
-        "checkpoint_period": 100,
-        "learner_log_period": 20,
-        "directory": str(directory),
-        **changes,
-    }
-    config = RunConfig(**settings)
-    environment = functools.partial(FakeEnvironment, episode_length=7)
-    launch.launch(make_program(DQN(SMALL), environment, config), "serial")
-    return config
+    settings = {"max_env_steps": 500, "checkpoint_period": 100, "directory": str(directory), **changes}
+    launch.launch(small_program(envs_per_actor=1, **settings), "serial")
+    return RunConfig(**settings)
 
 
 def saved_part(config, part):

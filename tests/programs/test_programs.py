@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import pathlib
 import warnings
 
 import numpy as np
 import pytest
+from helpers.small_programs import SMALL, small_program
 
 import launch
-from agents.dqn import DQN, DQNConfig
+from agents.dqn import DQN
 from agents.random_actions import RandomActions
 from framework.checkpoints import Checkpointer
 from framework.environments.testing import FakeEnvironment, FaultyEnvironment, make_spec
@@ -19,32 +20,17 @@ from framework.programs import RunConfig, make_program
 
 ENGINES = ["serial", "threads", "processes"]
 
-SMALL = DQNConfig(
-    min_replay_size=50, batch_size=16, samples_per_insert=4.0, hidden_sizes=(16,), insert_burst=64, n_step=2
-)
+TWO_STEPS = dataclasses.replace(SMALL, n_step=2)
 
 
-def small_program(directory: pathlib.Path | None = None, **changes) -> launch.Program:
-    settings: dict = {
-        "num_actors": 2,
-        "envs_per_actor": 3,
-        "max_env_steps": 500,
-        "evaluate_period": 200,
-        "num_evaluation_episodes": 3,
-        "log_period": 100,
-        "learner_log_period": 20,
-        "publish_period": 5,
-        "directory": directory,
-    }
-    settings.update(changes)
-    agent = settings.pop("agent", None) or DQN(SMALL)
-    factory = settings.pop("environment", functools.partial(FakeEnvironment, episode_length=7))
-    return make_program(agent, factory, RunConfig(**settings))
+def program(**changes) -> launch.Program:
+    settings = {"num_actors": 2, "max_env_steps": 500, "evaluate_period": 200, "log_period": 100}
+    return small_program(**{"agent": DQN(TWO_STEPS), **settings, **changes})
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_makes_exactly_the_steps_and_says_why_it_ended(engine, tmp_path):
-    result = launch.launch(small_program(tmp_path), engine=engine)
+    result = launch.launch(program(directory=tmp_path), engine=engine)
     assert result["reason"] == "max_env_steps"
     assert result["env_steps"] == 500
     # Actors may be 118 items ahead by the limiter; 2 x 64 wait for room, as many are staged. The rest has to
@@ -57,7 +43,7 @@ def test_makes_exactly_the_steps_and_says_why_it_ended(engine, tmp_path):
     learners = [row for row in rows if row["label"] == "learner"]
     learner = learners[-1]
     assert learner["steps"] > 0 and np.isfinite(learner["loss"])
-    assert learner["replay/sampled"] >= learner["steps"] * SMALL.batch_size - 64
+    assert learner["replay/sampled"] >= learner["steps"] * TWO_STEPS.batch_size - 64
     assert 0 < learner["replay/sample_age"] < learner["replay/inserted"]
     assert learner["acting_staleness"] >= 0 and learner["times_sampled"] >= 1
     # The last row may be of the moment after the last step.
@@ -68,33 +54,33 @@ def test_makes_exactly_the_steps_and_says_why_it_ended(engine, tmp_path):
     returns = [row["episode_return"] for row in rows if row["label"] == "evaluator"]
     best = reader.state("best")
     assert best["row"]["episode_return"] == max(returns)
-    DQN(SMALL).make_networks(make_spec()).load_state_dict(best["networks"])
+    DQN(TWO_STEPS).make_networks(make_spec()).load_state_dict(best["networks"])
 
 
 def test_replay_ratio_is_that_of_the_rate_limiter():
     """Neither actors nor the learner get further ahead than the error buffer says."""
-    result = launch.launch(small_program(max_env_steps=3000, evaluate_period=None), engine="processes")
+    result = launch.launch(program(max_env_steps=2000, evaluate_period=None), engine="processes")
     # An episode of 7 steps makes 7 + n - 1 items; its last ones may be missing at the end.
-    items = result["env_steps"] * (7 + SMALL.n_step - 1) / 7
-    drawn = result["learner_steps"] * SMALL.batch_size
-    slack = SMALL.insert_burst * SMALL.samples_per_insert + SMALL.batch_size
+    items = result["env_steps"] * (7 + TWO_STEPS.n_step - 1) / 7
+    drawn = result["learner_steps"] * TWO_STEPS.batch_size
+    slack = TWO_STEPS.insert_burst * TWO_STEPS.samples_per_insert + TWO_STEPS.batch_size
     # Beside the buffer: items on their way when the last step is made, and the beginning of learning.
-    on_the_way = 2 * (512 + 128) * SMALL.samples_per_insert
-    cursor = items * SMALL.samples_per_insert - drawn
+    on_the_way = 2 * (512 + 128) * TWO_STEPS.samples_per_insert
+    cursor = items * TWO_STEPS.samples_per_insert - drawn
     assert cursor >= -slack
-    assert cursor <= SMALL.min_replay_size * SMALL.samples_per_insert + slack + on_the_way
+    assert cursor <= TWO_STEPS.min_replay_size * TWO_STEPS.samples_per_insert + slack + on_the_way
 
 
 def test_another_seed_is_another_run(tmp_path):
     metrics = []
     for seed in (1, 2):
-        launch.launch(small_program(tmp_path / str(seed), seed=seed), engine="serial")
+        launch.launch(program(directory=tmp_path / str(seed), seed=seed), engine="serial")
         metrics.append([without_times(row) for row in read_jsonl(tmp_path / str(seed) / "metrics.jsonl")])
     assert metrics[0] != metrics[1]
 
 
 def test_target_return_ends_the_program():
-    result = launch.launch(small_program(target_return=-1e9, max_env_steps=100_000), engine="serial")
+    result = launch.launch(program(target_return=-1e9, max_env_steps=100_000), engine="serial")
     assert result["reason"] == "target_return"
     assert result["env_steps"] < 100_000
 
@@ -117,8 +103,8 @@ def test_a_stop_ends_an_evaluation():
 
 @pytest.mark.parametrize("engine", ["serial", "threads"])
 def test_max_learner_steps_ends_the_program(engine):
-    program = small_program(max_env_steps=None, max_learner_steps=40, evaluate_period=None)
-    result = launch.launch(program, engine=engine)
+    graph = program(max_env_steps=None, max_learner_steps=40, evaluate_period=None)
+    result = launch.launch(graph, engine=engine)
     assert result == {"reason": "max_learner_steps", "learner_steps": 40}
 
 
@@ -126,15 +112,15 @@ def test_a_resumed_program_makes_no_learner_steps_above_the_limit(tmp_path):
     settings = {"max_env_steps": None, "max_learner_steps": 20, "evaluate_period": None, "publish_period": 10}
     for limit, steps in ((20, 20), (20, 20), (30, 30)):
         settings["max_learner_steps"] = limit
-        result = launch.launch(small_program(tmp_path, **settings), engine="serial")
+        result = launch.launch(program(directory=tmp_path, **settings), engine="serial")
         assert result == {"reason": "max_learner_steps", "learner_steps": steps}
     assert Checkpointer(tmp_path / "checkpoints").restore().state("learner")["steps"] == 30
 
 
 def test_without_an_evaluator_the_last_actor_ends_the_program_also_below_the_steps_made(tmp_path):
     for limit in (500, 300):
-        program = small_program(tmp_path, evaluate_period=None, max_env_steps=limit)
-        result = launch.launch(program, engine="serial")
+        graph = program(directory=tmp_path, evaluate_period=None, max_env_steps=limit)
+        result = launch.launch(graph, engine="serial")
         assert result["reason"] == "max_env_steps" and result["env_steps"] == 500
 
 
@@ -150,7 +136,7 @@ def test_a_broken_environment_is_one_clear_error(engine):
     fault, message = FAULTS[engine]
     environment = functools.partial(FaultyEnvironment, fault, at=20)
     with pytest.raises(launch.NodeError, match=message):
-        launch.launch(small_program(environment=environment), engine=engine)
+        launch.launch(program(environment=environment), engine=engine)
 
 
 BAD = [{name: 0} for name in ("num_actors", "envs_per_actor", "max_env_steps", "evaluate_period")]
@@ -159,4 +145,4 @@ BAD = [{name: 0} for name in ("num_actors", "envs_per_actor", "max_env_steps", "
 @pytest.mark.parametrize("settings", [*BAD, {"target_return": 1.0, "evaluate_period": None}])
 def test_settings_that_make_no_sense_are_refused(settings):
     with pytest.raises(ValueError, match=next(iter(settings))):
-        small_program(**settings)
+        program(**settings)

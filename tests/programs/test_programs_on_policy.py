@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import pytest
+from helpers.small_programs import small_program
 
 import launch
 from agents.ppo import PPO, PPOConfig
@@ -23,12 +24,8 @@ CONFIG = {"unroll_length": 8, "epochs": 1, "hidden_sizes": (8,)}
 
 
 def program(lag, steps, **changes):
-    settings = {"evaluate_period": 200, "num_evaluation_episodes": 2, **changes}
-    return make_program(
-        PPO(PPOConfig(max_policy_lag=lag, **CONFIG)),
-        functools.partial(FakeEnvironment, episode_length=7),
-        RunConfig(num_actors=2, envs_per_actor=3, max_env_steps=steps, **settings),
-    )
+    settings = {"num_actors": 2, "max_env_steps": steps, "evaluate_period": 200, **changes}
+    return small_program(PPO(PPOConfig(max_policy_lag=lag, **CONFIG)), **settings)
 
 
 def slow_ppo(before_step):
@@ -47,9 +44,9 @@ def slow_ppo(before_step):
 @pytest.mark.parametrize(("num_actors", "lag"), [(1, 0), (2, 1)])
 def test_the_last_whole_batch_is_learned_from(num_actors, lag):
     agent = slow_ppo(lambda: time.sleep(0.2))(PPOConfig(max_policy_lag=lag, **CONFIG))
-    settings = {"num_actors": num_actors, "envs_per_actor": 3, "max_env_steps": num_actors * 3 * 8 * 4}
-    config = RunConfig(**settings, evaluate_period=None)
-    graph = make_program(agent, functools.partial(FakeEnvironment, episode_length=1_000), config)
+    environment = functools.partial(FakeEnvironment, episode_length=1_000)
+    steps = num_actors * 3 * 8 * 4
+    graph = small_program(agent, environment, num_actors=num_actors, max_env_steps=steps)
     assert launch.launch(graph, engine="threads")["learner_steps"] == 4
 
 
@@ -112,11 +109,11 @@ def test_an_actor_that_waits_for_parameters_learns_that_its_unroll_was_refused()
 @pytest.mark.slow
 def test_a_learner_that_comes_back_without_a_checkpoint_goes_on_above_the_versions_before():
     """Else actors that have version 9 would wait for a tenth while the new learner makes its first."""
-    with launch.start(program(0, 3000, evaluate_period=None), restarts={"learner": 1}) as job:
+    with launch.start(program(0, 2000, evaluate_period=None), restarts={"learner": 1}) as job:
         assert job.client("counter").wait_for("learner_steps", 9, timeout=60)
         (learner,) = [node for node in job.status()["nodes"] if node["group"] == "learner"]
         os.kill(learner["pid"], signal.SIGKILL)
-        assert job.wait(timeout=60)["env_steps"] == 3000
+        assert job.wait(timeout=60)["env_steps"] == 2000
         assert [node["restarts"] for node in job.status()["nodes"] if node["group"] == "learner"] == [1]
 
 
