@@ -1,5 +1,6 @@
 """Programs with several learners: they learn together, end together, and go on together."""
 
+import dataclasses
 import functools
 import os
 import pathlib
@@ -7,44 +8,27 @@ import signal
 
 import numpy as np
 import pytest
+from helpers.small_programs import SMALL, small_program
 
 import launch
-from agents.dqn import DQN, DQNConfig
+from agents.dqn import DQN
 from agents.ppo import PPO, PPOConfig
 from agents.random_actions import RandomActions
-from framework.environments.testing import FakeEnvironment
 from framework.loggers import read_jsonl
-from framework.programs import RunConfig, make_program
 
 PATIENCE = 240.0
-CONFIG = DQNConfig(
-    min_replay_size=50,
-    batch_size=16,
-    samples_per_insert=4.0,
-    hidden_sizes=(16,),
-    insert_burst=64,
-    prioritized=True,
-)
+CONFIG = dataclasses.replace(SMALL, prioritized=True)
 
 
-def small_program(agent=None, **changes):
-    settings = {
-        "num_learners": 2,
-        "envs_per_actor": 3,
-        "evaluate_period": None,
-        "learner_log_period": 20,
-        "publish_period": 5,
-        **changes,
-    }
-    environment = functools.partial(FakeEnvironment, episode_length=7)
-    return make_program(agent or DQN(CONFIG), environment, RunConfig(**settings))
+def program(agent=None, **settings):
+    return small_program(agent or DQN(CONFIG), **{"num_learners": 2, **settings})
 
 
 @pytest.mark.filterwarnings("error::launch.StopTimeoutWarning")
 def test_two_learners_make_the_steps_of_one_and_go_on_after_a_resume_until_they_are_stopped(tmp_path):
-    result = launch.launch(small_program(directory=tmp_path, max_learner_steps=40))
+    result = launch.launch(program(directory=tmp_path, max_learner_steps=40))
     assert (result["reason"], result["learner_steps"]) == ("max_learner_steps", 40)
-    with launch.start(small_program(directory=tmp_path)) as job:
+    with launch.start(program(directory=tmp_path)) as job:
         assert job.client("counter").wait_for("learner_steps", 60, timeout=PATIENCE)
         job.stop()  # Learners wait for data, and for each other.
         assert job.wait(timeout=60) is None
@@ -59,7 +43,7 @@ def test_two_learners_make_the_steps_of_one_and_go_on_after_a_resume_until_they_
 def test_two_on_policy_learners_share_the_envs(tmp_path):
     config = PPOConfig(hidden_sizes=(8, 8), unroll_length=6, epochs=2, minibatch_size=8, max_policy_lag=1)
     settings = {"envs_per_actor": 4, "max_learner_steps": 8, "learner_log_period": 1}
-    assert launch.launch(small_program(PPO(config), directory=tmp_path, **settings))["learner_steps"] == 8
+    assert launch.launch(program(PPO(config), directory=tmp_path, **settings))["learner_steps"] == 8
     rows = [row for row in read_jsonl(tmp_path / "metrics.jsonl") if row["label"] == "learner"]
     # Rows of all envs are counted; an episode of 7 steps has a closing row, which teaches nothing.
     assert all(4 * 5 <= row["rows"] <= 4 * 6 for row in rows)
@@ -106,8 +90,8 @@ def test_killed_learners_come_back_and_the_group_goes_on(tmp_path):
     agent = Dies(CONFIG)
     agent.folder = tmp_path
     settings = {"learner_log_period": 1, "publish_period": 1, "log_period": 10}
-    program = small_program(agent, directory=tmp_path, max_learner_steps=60, **settings)
-    with launch.start(program, restarts={"learner": 2}) as job:
+    graph = program(agent, directory=tmp_path, max_learner_steps=60, **settings)
+    with launch.start(graph, restarts={"learner": 2}) as job:
         result = job.wait(timeout=PATIENCE)
         assert (result["reason"], result["learner_steps"]) == ("max_learner_steps", 60)
         restarts = {node["label"]: node["restarts"] for node in job.nodes() if node["restarts"]}
@@ -137,7 +121,7 @@ class FailsAside(DQN):
 
 def test_a_learner_that_fails_ends_the_program_with_its_error():
     with pytest.raises(launch.NodeError) as raised:
-        launch.launch(small_program(FailsAside(CONFIG)))
+        launch.launch(program(FailsAside(CONFIG)))
     # The other one may be the first to be heard: it notices that its peer has gone.
     assert "out of paper" in str(raised.value) or raised.value.node == "learner-0"
 
@@ -145,7 +129,7 @@ def test_a_learner_that_fails_ends_the_program_with_its_error():
 def test_several_learners_need_processes():
     message = "num_learners: got 2 on engine 'serial', which has one process"
     with pytest.raises(launch.NodeError, match=message):
-        launch.launch(small_program(max_learner_steps=5), engine="serial")
+        launch.launch(program(max_learner_steps=5), engine="serial")
 
 
 @pytest.mark.parametrize(
@@ -160,4 +144,4 @@ def test_several_learners_need_processes():
 )
 def test_numbers_of_learners_that_make_no_sense_are_refused(agent, learners, message):
     with pytest.raises(ValueError, match=message):
-        small_program(agent, num_learners=learners, max_env_steps=10)
+        program(agent, num_learners=learners, max_env_steps=10)

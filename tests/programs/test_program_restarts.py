@@ -7,7 +7,7 @@ actor had made when it died: these were made, too.
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import glob
 import json
 import os
@@ -19,13 +19,12 @@ import textwrap
 
 import psutil
 import pytest
+from helpers.small_programs import SMALL, small_program
 
 import launch
-from agents.dqn import DQN, DQNConfig
+from agents.dqn import DQN
 from framework.checkpoints import Checkpointer
-from framework.environments.testing import FakeEnvironment
 from framework.loggers import read_jsonl
-from framework.programs import RunConfig, make_program
 
 PATIENCE = 60.0
 GROUPS = ("actor", "learner", "monitor", "evaluator", "replay", "counter", "checkpointer")
@@ -34,26 +33,10 @@ STEPS = 3000
 
 
 def start(directory, steps=STEPS, checkpoint_period=300, **options):
-    config = DQNConfig(
-        min_replay_size=50, batch_size=16, samples_per_insert=1.0, hidden_sizes=(16,), insert_burst=64
-    )
-    program = make_program(
-        DQN(config),
-        functools.partial(FakeEnvironment, episode_length=7),
-        RunConfig(
-            num_actors=2,
-            envs_per_actor=2,
-            max_env_steps=steps,
-            evaluate_period=1000,
-            num_evaluation_episodes=2,
-            log_period=200,
-            learner_log_period=20,
-            publish_period=5,
-            checkpoint_period=checkpoint_period,
-            directory=directory,
-        ),
-    )
-    return launch.start(program, "processes", directory=directory, **options)
+    settings = {"num_actors": 2, "envs_per_actor": 2, "evaluate_period": 1000, "log_period": 200}
+    settings |= {"max_env_steps": steps, "checkpoint_period": checkpoint_period, "directory": directory}
+    agent = DQN(dataclasses.replace(SMALL, samples_per_insert=1.0))
+    return launch.start(small_program(agent, **settings), "processes", directory=directory, **options)
 
 
 def node_of(job, group):
@@ -91,8 +74,6 @@ def test_any_one_node_may_be_killed(tmp_path, groups):
 
 
 LAUNCHER = """
-    import sys
-    sys.path.insert(0, {here!r})
     import test_program_restarts as tests
 
     if __name__ == "__main__":
@@ -105,10 +86,11 @@ LAUNCHER = """
 
 @pytest.mark.slow
 def test_when_the_launcher_is_killed_everything_ends_and_nothing_stays(tmp_path):
-    here, root = os.path.dirname(os.path.abspath(__file__)), os.path.dirname(launch.__path__[0])
-    code = textwrap.dedent(LAUNCHER).format(here=here, directory=str(tmp_path / "run"))
+    code = textwrap.dedent(LAUNCHER).format(directory=str(tmp_path / "run"))
+    root = os.path.dirname(launch.__path__[0])
+    path = f"{root}:{root}/tests:{root}/tests/programs"
     with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as sockets:  # unix sockets have short names
-        environment = {**os.environ, "TMPDIR": sockets, "XDG_RUNTIME_DIR": "", "PYTHONPATH": root}
+        environment = {**os.environ, "TMPDIR": sockets, "XDG_RUNTIME_DIR": "", "PYTHONPATH": path}
         process = subprocess.Popen(
             [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment
         )
