@@ -254,32 +254,28 @@ def test_a_module_may_register_its_environment(registered, stepping):
         environments.make("gymnasium:no_such_module:Walk-v0")
 
 
-def test_bad_arguments():
-    for arguments, message in (
-        (("CartPole-v1",), "Did you mean 'gymnasium:CartPole-v1'"),
-        (("gymnasium:NoSuch-v1",), "unknown environment 'gymnasium:NoSuch-v1'"),
-        (("gym:CartPole-v1",), "names look like gymnasium:CartPole-v1"),
-        (("atari:",), "unknown environment 'atari:'"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            environments.make(*arguments)
-    with pytest.raises(ValueError, match="num_envs: got 0"):
-        environments.make(CARTPOLE, num_envs=0)
-    with pytest.raises(ValueError, match=r"stepping: got 'fast'.*inline"):
-        environments.make(CARTPOLE, stepping="fast")
-    with pytest.raises(ValueError, match=r"num_processes: got 2 .* Use stepping='processes'"):
-        environments.make(CARTPOLE, num_processes=2)
-    with pytest.raises(ValueError, match="stepping='vector' needs"):
-        environments.make(testing.EchoEnvironment, stepping="vector")
-    with pytest.raises(TypeError, match="not the instance"):
-        environments.make(testing.EchoEnvironment())
-    with pytest.raises(TypeError, match=r"returned int.*dm_env.Environment"):
-        environments.make(lambda: 7)
-    # dm_env.Environment has the other methods.
-    methods = ("reset", "step", "observation_spec", "action_spec")
-    duck = dict.fromkeys(methods, lambda self: testing.make_spec().actions)
-    with pytest.raises(TypeError, match=r"returned Duck.*dm_env.Environment"):
-        environments.make(type("Duck", (), duck))
+# dm_env.Environment has the other methods.
+_METHODS = ("reset", "step", "observation_spec", "action_spec")
+_DUCK = type("Duck", (), dict.fromkeys(_METHODS, lambda self: testing.make_spec().actions))
+_BAD = [
+    ("CartPole-v1", {}, ValueError, "Did you mean 'gymnasium:CartPole-v1'"),
+    ("gymnasium:NoSuch-v1", {}, ValueError, "unknown environment 'gymnasium:NoSuch-v1'"),
+    ("gym:CartPole-v1", {}, ValueError, "names look like gymnasium:CartPole-v1"),
+    ("atari:", {}, ValueError, "unknown environment 'atari:'"),
+    (CARTPOLE, {"num_envs": 0}, ValueError, "num_envs: got 0"),
+    (CARTPOLE, {"stepping": "fast"}, ValueError, r"stepping: got 'fast'.*inline"),
+    (CARTPOLE, {"num_processes": 2}, ValueError, r"num_processes: got 2 .* Use stepping='processes'"),
+    (testing.EchoEnvironment, {"stepping": "vector"}, ValueError, "stepping='vector' needs"),
+    (testing.EchoEnvironment(), {}, TypeError, "not the instance"),
+    (lambda: 7, {}, TypeError, r"returned int.*dm_env.Environment"),
+    (_DUCK, {}, TypeError, r"returned Duck.*dm_env.Environment"),
+]
+
+
+@pytest.mark.parametrize(("environment", "arguments", "error", "message"), _BAD)
+def test_bad_arguments(environment, arguments, error, message):
+    with pytest.raises(error, match=message):
+        environments.make(environment, **arguments)
 
 
 @pytest.mark.filterwarnings("ignore:.*render method")

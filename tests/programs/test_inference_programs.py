@@ -223,34 +223,25 @@ def test_a_broken_policy_is_one_clear_error(engine, mode):
         launch.launch(program(mode, agent=BreaksWhenServed(SMALL)), engine=engine)
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"mode": "remote"}, "inference: got 'remote'"),
-        ({"mode": "alternating", "envs_per_actor": 1}, "envs_per_actor: got 1"),
-        ({"mode": "server", "inference_min_batch": 0}, "inference_min_batch: got 0"),
-        (
-            {"mode": "server", "inference_min_batch": 99},
-            "inference_min_batch: got 99, expected at most the envs",
-        ),
-        ({"mode": "server", "inference_max_batch": 0}, "inference_max_batch: got 0"),
-        (
-            {"mode": "server", "inference_min_batch": 4, "inference_max_batch": 3},
-            "inference_min_batch: got 4, expected at most inference_max_batch, which is 3",
-        ),
-        ({"mode": "local", "inference_nodes": 2}, "inference_nodes: got 2 with inference 'local'"),
-        ({"mode": "server", "inference_nodes": 3}, "inference_nodes: got 3, expected a divisor"),
-        (
-            {"mode": "server", "inference_nodes": 2, "inference_min_batch": 4},
-            "expected at most the envs of an inference node, 3",
-        ),
-        ({"mode": "server", "inference_device": "gpu"}, "inference_device: got 'gpu'"),
-        ({"mode": "server", "inference_timeout": -1.0}, r"inference_timeout: got -1.0.*at least 0"),
-    ],
-)
+WRONG = [
+    ({"mode": "remote"}, "inference: got 'remote'"),
+    ({"mode": "alternating", "envs_per_actor": 1}, "envs_per_actor: got 1"),
+    ({"mode": "local", "inference_nodes": 2}, "inference_nodes: got 2 with inference 'local'"),
+    ({"inference_min_batch": 0}, "inference_min_batch: got 0"),
+    ({"inference_min_batch": 99}, "inference_min_batch: got 99, expected at most the envs"),
+    ({"inference_max_batch": 0}, "inference_max_batch: got 0"),
+    ({"inference_min_batch": 4, "inference_max_batch": 3}, "at most inference_max_batch, which is 3"),
+    ({"inference_nodes": 3}, "inference_nodes: got 3, expected a divisor"),
+    ({"inference_nodes": 2, "inference_min_batch": 4}, "expected at most the envs of an inference node, 3"),
+    ({"inference_device": "gpu"}, "inference_device: got 'gpu'"),
+    ({"inference_timeout": -1.0}, r"inference_timeout: got -1.0.*at least 0"),
+]
+
+
+@pytest.mark.parametrize(("settings", "words"), WRONG)
 def test_settings_that_make_no_sense_are_refused(settings, words):
     with pytest.raises(ValueError, match=words):
-        program(**settings)
+        program(**{"mode": "server", **settings})
 
 
 class OneVersion(PPO):

@@ -50,6 +50,10 @@ ACTIONS = {  # Of agents that do not choose one of three.
 }
 
 
+def dqn(spec=SPEC, **options):
+    return AGENTS["dqn"]().session(spec, **options)
+
+
 class Game:
     """Two numbers of an env: its name and the time. Lasts as many steps as `length`, then begins again."""
 
@@ -239,12 +243,12 @@ def test_learning_leaves_the_global_generators():
     torch.manual_seed(3)
     expected = torch.rand(2)
     torch.manual_seed(3)
-    play(AGENTS["dqn"]().session(SPEC), {"a": Game(0, 4)}, [["a"]] * 30)
+    play(dqn(SPEC), {"a": Game(0, 4)}, [["a"]] * 30)
     assert torch.equal(torch.rand(2), expected)
 
 
 def test_an_env_that_is_gone_leaves_its_place():
-    session = AGENTS["dqn"]().session(SPEC, num_envs=1)
+    session = dqn(SPEC, num_envs=1)
     session.act([[0, 0]], ["a"])
     with pytest.raises(ValueError, match=r"num_envs: got 1 new .*end_episodes"):
         session.act([[0, 0]], ["b"])
@@ -265,49 +269,38 @@ def test_an_episode_that_is_ended_is_in_replay_as_if_it_was_truncated(n_step):
 
 
 def acted():
-    session = AGENTS["dqn"]().session(SPEC, num_envs=2)
+    session = dqn(SPEC, num_envs=2)
     session.act([[0, 0], [1, 0]])
     return session
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: acted().act([[0, 0]]), "env 0 has an action that was not observed"),
-        (lambda: acted().act([[0, 0]], [2]), "num_envs: got 1 new"),
-        (lambda: acted().act([[0, 0]] * 2, [2, 2]), "each once"),
-        (lambda: acted().observe([[0, 0]], [0], False, env_ids=[5]), "env 5 has no action"),
-        (lambda: acted().observe([[0, 0]], [0, 1], False), r"reward: got shape \(2,\), expected \(1,\)"),
-        (lambda: acted().observe([[0, 0, 0]], [0], False), r"observation: got shape \(1, 3\)"),
-        (
-            lambda: AGENTS["dqn"]().session(SPEC).act(np.zeros(2, np.float32)),
-            r"observation: got shape \(2,\), expected \(1, 2\), .* \[observation\]",
-        ),
-        (lambda: acted().observe([[0, 0]], 0, False), r"reward: got shape \(\), .* \[reward\]"),
-        (lambda: AGENTS["dqn"]().session(CELL).act(3), r"observation: got shape \(\), expected \(1,\)"),
-        (lambda: AGENTS["dqn"]().session(DICT).act([[0, 0]]), "observation: got a nest that does not fit"),
-        (lambda: AGENTS["dqn"]().session(DICT).act({"a": [[0, 0]]}, [7]), "observation: got a nest"),
-        (
-            lambda: AGENTS["dqn"]().session(BYTES).act(np.zeros((1, 2), np.float32)),
-            "observation: got dtype float32, expected uint8",
-        ),
-        (
-            lambda: acted().observe([[0, 0]] * 2, [0, 0], False, [[True]] * 2),
-            r"truncated: got shape \(2, 1\), expected \(2,\)",
-        ),
-        (
-            lambda: acted().observe([[0, 0]], [0], False, [True, False], [0]),
-            r"truncated: got shape \(2,\), expected \(1,\)",
-        ),
-        (lambda: acted().observe([[0, 0]] * 2, [0, 0], [True] * 3), r"terminated: got shape \(3,\)"),
-        (lambda: AGENTS["dqn"]().session(SPEC, num_envs=0), "num_envs: got 0"),
-        (lambda: AGENTS["dqn"]().session(SPEC).restore(acted().save()), "num_envs 2, expected 1"),
-        (
-            lambda: IMPALA(IMPALAConfig(previous_action_and_reward=True)).session(SPEC),
-            "environment wrappers: got",
-        ),
-    ],
-)
+ZEROS = np.zeros(2, np.float32)
+WRONG_CALLS = [
+    (lambda: acted().act([[0, 0]]), "env 0 has an action that was not observed"),
+    (lambda: acted().act([[0, 0]], [2]), "num_envs: got 1 new"),
+    (lambda: acted().act([[0, 0]] * 2, [2, 2]), "each once"),
+    (lambda: acted().observe([[0, 0]], [0], False, env_ids=[5]), "env 5 has no action"),
+    (lambda: acted().observe([[0, 0]], [0, 1], False), r"reward: got shape \(2,\), expected \(1,\)"),
+    (lambda: acted().observe([[0, 0, 0]], [0], False), r"observation: got shape \(1, 3\)"),
+    (lambda: dqn().act(ZEROS), r"observation: got shape \(2,\), expected \(1, 2\), .* \[observation\]"),
+    (lambda: acted().observe([[0, 0]], 0, False), r"reward: got shape \(\), .* \[reward\]"),
+    (lambda: dqn(CELL).act(3), r"observation: got shape \(\), expected \(1,\)"),
+    (lambda: dqn(DICT).act([[0, 0]]), "observation: got a nest that does not fit"),
+    (lambda: dqn(DICT).act({"a": [[0, 0]]}, [7]), "observation: got a nest"),
+    (lambda: dqn(BYTES).act(ZEROS[None]), "observation: got dtype float32, expected uint8"),
+    (lambda: acted().observe([[0, 0]] * 2, [0, 0], False, [[True]] * 2), r"truncated: got shape \(2, 1\)"),
+    (lambda: acted().observe([[0, 0]], [0], False, [True, False], [0]), r"truncated: got shape \(2,\)"),
+    (lambda: acted().observe([[0, 0]] * 2, [0, 0], [True] * 3), r"terminated: got shape \(3,\)"),
+    (lambda: dqn(num_envs=0), "num_envs: got 0"),
+    (lambda: dqn().restore(acted().save()), "num_envs 2, expected 1"),
+    (
+        lambda: IMPALA(IMPALAConfig(previous_action_and_reward=True)).session(SPEC),
+        "environment wrappers: got",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), WRONG_CALLS)
 def test_wrong_calls_are_errors_that_say_what_to_do(call, message):
     with pytest.raises(ValueError, match=message):
         call()
