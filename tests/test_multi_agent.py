@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import tree
+from helpers.two_agents import TwoAgents
 
 import launch
 from agents.dqn import DQN, DQNConfig
@@ -300,16 +301,17 @@ def test_settings_reach_both_algorithms():
         PPODQNConfig(ppo_epochs=0)
 
 
-class Masked(dm_env.Environment):
-    """Two agents in episodes of 8 steps, each of whom may do what its mask shows: the steps' parity."""
+class Masked(TwoAgents):
+    """Episodes of 8 steps, in which each agent may do what its mask shows: the steps' parity."""
+
+    observation = {"board": specs.Array((1,), np.float32), "action_mask": specs.Array((2,), bool)}
 
     def reset(self):
         self.steps = 0
         return dm_env.restart(self.observe())
 
     def observe(self):
-        legal = np.arange(2) == self.steps % 2
-        mask = legal & (self.steps < 8)  # Nothing is legal at the end.
+        mask = (np.arange(2) == self.steps % 2) & (self.steps < 8)  # Nothing is legal at the end.
         return self.of_both({"board": np.float32([self.steps]), "action_mask": mask})
 
     def step(self, action):
@@ -317,22 +319,6 @@ class Masked(dm_env.Environment):
         self.steps += 1
         end = dm_env.truncation if self.steps == 8 else dm_env.transition
         return end(self.of_both(1.0), self.observe(), self.of_both(1.0))
-
-    def of_both(self, value):
-        return dict.fromkeys(("agent_0", "agent_1"), value)
-
-    def observation_spec(self):
-        board = specs.Array((1,), np.float32)
-        return self.of_both({"board": board, "action_mask": specs.Array((2,), bool)})
-
-    def action_spec(self):
-        return self.of_both(specs.DiscreteArray(2, dtype=np.int64))
-
-    def reward_spec(self):
-        return self.of_both(specs.Array((), np.float32))
-
-    def discount_spec(self):
-        return self.of_both(specs.BoundedArray((), np.float32, 0.0, 1.0))
 
 
 def test_both_algorithms_take_action_masks():

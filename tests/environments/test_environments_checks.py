@@ -5,6 +5,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from helpers.two_agents import TwoAgents
 
 from framework import specs
 from framework.environments import check_environment, testing
@@ -138,36 +139,21 @@ def test_a_violation_is_reported_with_its_place_and_fix(name):
     assert violations[0].fix in str(violations[0])
 
 
-class Picky(dm_env.Environment):
-    """Two agents, each with several choices, of which its mask allows one value each."""
+class Picky(TwoAgents):
+    """Each agent has several choices, of which its mask allows one value each."""
 
     MASK = np.array([0, 1, 0, 1, 0, 1, 0], bool)
-
-    def observation_spec(self):
-        return self._each({"action_mask": specs.Array((7,), bool)})
-
-    def action_spec(self):
-        return self._each(
-            {"a": specs.DiscreteArray(2), "b": specs.BoundedArray((2,), np.int64, [1, 0], [3, 1])}
-        )
-
-    def reward_spec(self):
-        return self._each(specs.Array((), np.float32))
-
-    def discount_spec(self):
-        return self._each(specs.BoundedArray((), np.float32, 0.0, 1.0))
+    observation = {"action_mask": specs.Array((7,), bool)}
+    action = {"a": specs.DiscreteArray(2), "b": specs.BoundedArray((2,), np.int64, [1, 0], [3, 1])}
 
     def reset(self):
-        return dm_env.restart(self._each({"action_mask": self.MASK}))
+        return dm_env.restart(self.of_both({"action_mask": self.MASK}))
 
     def step(self, action):
-        for name in "xy":
-            assert (action[name]["a"], *action[name]["b"]) == (1, 2, 0)
-        observation = self._each({"action_mask": self.MASK})
-        return dm_env.TimeStep(dm_env.StepType.MID, self._each(0.0), self._each(1.0), observation)
-
-    def _each(self, value):
-        return {"x": value, "y": value}
+        for choices in action.values():
+            assert (choices["a"], *choices["b"]) == (1, 2, 0)
+        observation = self.of_both({"action_mask": self.MASK})
+        return dm_env.TimeStep(dm_env.StepType.MID, self.of_both(0.0), self.of_both(1.0), observation)
 
 
 @pytest.mark.parametrize(
