@@ -156,7 +156,7 @@ class ConnectedEnvironment(BatchedEnvironment):
         return text
 
     def _refuse_message(self, error: Exception) -> str:
-        """Counts an error of a peer's message and returns the text for the peer; raises a defect that repeats."""
+        """Counts an error of a peer's message and returns the text for the peer; raises a repeated defect."""
         if isinstance(error, MalformedMessage):
             self.malformed += 1
             _LOG.warning("%s: ended the connection of a peer: %s", self.name, error)

@@ -43,13 +43,8 @@ def parse_spec(data: Any, name: str, depth: int = 0) -> Nest:
     if is_leaf(data):
         try:
             return _leaf(data, name)
-        except (
-            TypeError,
-            ValueError,
-            OverflowError,
-            MemoryError,
-            SyntaxError,
-        ) as error:  # the last of np.dtype
+        except (TypeError, ValueError, OverflowError, MemoryError, SyntaxError) as error:
+            # np.dtype raises the last one, because it evaluates the numbers in such names as "2i4".
             raise ValueError(f"{name}: got {_short(data)}, expected the spec of an array: {error}") from None
     if depth < _MAX_DEPTH and isinstance(data, dict) and data and all(isinstance(key, str) for key in data):
         return {key: parse_spec(child, f"{name}/{key}", depth + 1) for key, child in data.items()}

@@ -107,8 +107,9 @@ class Request:
     Attributes:
       line: requests of one line go through in order; the first that must wait holds up the others.
       timeout: seconds that it may wait; None for no limit, 0 for no wait.
-      steps: yields None as long as the request must wait, then the answer, or an error that is the answer. The
-        service takes a step after `wake`, and closes `steps` when the request ends, with or without an answer.
+      steps: yields None as long as the request must wait, then the answer, or an error that is the answer.
+        The service takes a step after `wake`, and closes `steps` when the request ends, with or without an
+        answer.
       tables: the tables whose changes it waits for.
       side: the side on which it waits for them, `SAMPLERS` or `INSERTERS`.
       n: number of samples that it is for.

@@ -192,21 +192,22 @@ class Service:
 
     def _carry_out(self, identity: bytes, op: str, number: int | None, message: dict[str, Any]) -> None:
         session = self._sessions.get(identity)
-        if session is None and op != "hello":
+        if session is not None and op == "hello":
+            self._close(session)
+            session = None
+        elif session is None and op != "hello":
             self._send(identity, {"notice": "lost"})
             return
+        elif session is not None and op == "cancel":
+            for request in list(session.waiting):
+                self._end_request(request, ServerClosed("the request was canceled by its client"))
+            return
         answer: Reply | Request | Exception | None
-        try:
-            if op == "hello" or session is None:
-                if session is not None:
-                    self._close(session)
+        try:  # only what reads the fields of the message
+            if session is None:
                 session = Session(identity)
                 answer = self._handler.open(session, message)
                 self._sessions[identity] = session
-            elif op == "cancel":
-                answer = None
-                for request in list(session.waiting):
-                    self._end_request(request, ServerClosed("the request was canceled by its client"))
             else:
                 answer = self._handler.handle(session, message)
                 if isinstance(answer, Request):
