@@ -47,7 +47,17 @@ class Gate:
                 raise SystemExit("the handler broke")
             case "strange":
                 return {"value": STRANGE[message["kind"]]}
+            case "defect at once":
+                raise RuntimeError("a mistake of ours")
+            case "defect later":
+                return service.Request("gate", None, self.fail_later())
+            case "field":
+                return {"value": [][message["value"]]}
         raise ValueError(f"unknown operation {message['op']!r}")
+
+    def fail_later(self):
+        yield None
+        raise RuntimeError("a mistake of ours")
 
     def steps(self):
         while not self.tokens:
@@ -60,7 +70,8 @@ class Gate:
 def gate():
     handler = Gate()
     socket = sockets.make_server_socket("tcp://127.0.0.1:*", None)
-    server = service.Service(handler, socket)
+    handler.failures = []
+    server = service.Service(handler, socket, handler.failures.append)
     handler.address = sockets.bound_address(socket)
     handler.service = server
     server.start()
@@ -246,6 +257,45 @@ def test_garbage_is_counted_and_ignored(gate, channel):
     assert gate.service.malformed == 1
     assert channel.call({"op": "echo", "value": 1})["value"] == 1
     stranger.close(linger=0)
+
+
+@pytest.mark.parametrize("op", ["defect at once", "defect later"])
+def test_a_mistake_of_ours_is_logged_answered_and_ends_the_service_if_it_repeats(gate, channel, op, caplog):
+    for time_of_it in range(1, 3):
+        with pytest.raises(RuntimeError, match="a mistake of ours"):
+            channel.call({"op": op}, timeout=60, wait=True)
+        assert channel.call({"op": "echo", "value": 1})["value"] == 1
+        assert gate.service.defects == time_of_it
+    assert gate.service.error is None
+    with pytest.raises((RuntimeError, ServerClosed)):
+        channel.call({"op": op}, timeout=60, wait=True)
+    gate.service.join(60)
+    assert "a mistake of ours" in str(gate.service.error)
+    assert gate.failures == [gate.service.error]
+    assert gate.service.malformed == 0
+    assert caplog.text.count("Traceback") == 4  # each time, and at the end
+    assert "in fail_later" in caplog.text or "in handle" in caplog.text
+
+
+def test_a_mistake_of_ours_that_no_request_gets_is_not_malformed_either(gate, channel, caplog):
+    """The session ends when its client says hello again."""
+    gate.close = {}.__getitem__  # KeyError: a client's message may cause it only in its own fields
+    for _ in range(3):
+        channel.call({"op": "echo", "value": 1}, timeout=60)
+        with channel.borrow() as mine:
+            mine.post({"op": "hello"})
+    gate.service.join(60)
+    assert isinstance(gate.service.error, KeyError)
+    assert gate.service.malformed == 0
+    assert "in _close" in caplog.text
+
+
+def test_no_request_with_invalid_fields_is_a_defect(gate, channel):
+    for value in [0, "text", None, 1 << 70, [], {}]:
+        with pytest.raises((IndexError, TypeError)):
+            channel.call({"op": "field", "value": value}, timeout=60)
+    assert gate.service.defects == 0
+    assert channel.call({"op": "echo", "value": 1})["value"] == 1
 
 
 def test_an_error_of_the_loop_reaches_every_client(gate, channel):
