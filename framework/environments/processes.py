@@ -75,6 +75,12 @@ class _Child:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             theirs.close()
 
+    def close(self) -> None:
+        """Tells the process to end."""
+        self.connection.close()
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
 
 class ProcessEnvironment(BatchedEnvironment):
     """Steps groups of envs in child processes; observations come back through shared memory.
@@ -267,8 +273,7 @@ class ProcessEnvironment(BatchedEnvironment):
 def _shut_down(children: list[_Child], timeout: float) -> None:
     """Ends all children; called once, by `close()`, garbage collection or the interpreter's end."""
     for child in children:
-        child.connection.close()
-        child.process.stdin.close()
+        child.close()
     deadline = time.monotonic() + timeout
     for child in children:
         try:
