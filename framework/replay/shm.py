@@ -15,6 +15,8 @@ that has none (macOS) has it in the folder of temporary files, so the system may
   (SIGBUS).
 - The kernel releases the lock on `owner` when its process ends, however it ends. Every new server removes the
   directories whose lock is free.
+- A process reads rows only after a message that names them, and sockets order memory: rows are whole on
+  processors that reorder stores, too.
 - A process that has mapped a file keeps its memory until it unmaps it, also after the owner removed the file.
 """
 

@@ -22,7 +22,7 @@ PATIENCE = 60.0
 
 
 @pytest.fixture
-def temporary(monkeypatch):
+def temporary(monkeypatch, tmp_path):  # pytest makes its folder first
     """Switches everything off; the folder of temporary files, in which nothing may be left."""
     monkeypatch.setenv("REPERTORY_PLATFORM_WITHOUT", ",".join(platforms.ABILITIES))
     monkeypatch.setenv("XDG_RUNTIME_DIR", "")
@@ -80,6 +80,7 @@ def test_spawned_nodes_are_restarted_write_logs_and_fail_as_forked_ones(how, tem
     def main(box):
         folder = lp.shared_memory_directory()
         print(f"folder {folder} {os.stat(folder).st_mode & 0o777:o} threads {os.environ['OMP_NUM_THREADS']}")
+        print("interpreter with", sys.modules["sitecustomize"].__file__)
         assert box.pid() == box.session() != os.getsid(0)
         os.kill(first := box.pid(), signal.SIGKILL)
         with contextlib.suppress(lp.CallLost):
@@ -103,7 +104,8 @@ def test_spawned_nodes_are_restarted_write_logs_and_fail_as_forked_ones(how, tem
     assert expected in str(caught.value) and caught.value.node == "main-0"
     assert {node["label"]: node["restarts"] for node in job.status()["nodes"]} == {"box-0": 1, "main-0": 0}
     log = (tmp_path / "logs" / "main-0.log").read_text()
-    assert f"folder {temporary}/lp-{job.status()['job']} 700 threads 2" in log
+    assert f"folder {temporary}/lp-{job.status()['job']} 700 threads 2\n" in log
+    assert f"interpreter with {tmp_path}/sitecustomize.py\n" in log
     (said,) = [record.getMessage() for record in caplog.records if "on this machine" in record.getMessage()]
     assert f"no /dev/shm, so shared memory is in files in {temporary}/lp-" in said and "interpreter" in said
 
