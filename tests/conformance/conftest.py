@@ -1,34 +1,56 @@
-"""The engines that are installed here."""
+"""The engines of each test: those of this project, and other back ends as far as they are installed.
+
+Where Ray is not installed, a small one of `helpers` stands in for it. In the environments of Ray and of Launchpad
+`.ci/run` runs the tests with the mark `real` only; the others have the mark `release` there.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 
+import fake_ray
 import pytest
 from patient_ray import started
 
 # Launchpad's engines are there where dm-launchpad is (Python 3.10).
 LAUNCHPAD = ("launchpad_mt", "launchpad") if importlib.util.find_spec("launchpad") else ()
-# So is Ray's.
-RAY = ("ray",) if importlib.util.find_spec("ray") else ()
-ENGINES = ("serial", "threads", "processes", *RAY, *LAUNCHPAD)
+HAS_RAY = importlib.util.find_spec("ray") is not None
+ENGINES = ("serial", "threads", "processes", "ray", *LAUNCHPAD)
 CONCURRENT = tuple(engine for engine in ENGINES if engine != "serial")
 
 
-@pytest.fixture
-def ray_cluster():
-    """One for all tests, as starting Ray takes seconds; files with clusters of their own shut it down first.
+@pytest.hookimpl(tryfirst=True)  # Before pytest looks at marks.
+def pytest_collection_modifyitems(items):
+    for item in items:
+        parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        engine = next((value for value in parameters if value in ENGINES[3:]), None)
+        if engine is None:
+            continue
+        item.add_marker(engine.partition("_")[0])
+        is_real = engine != "ray" or HAS_RAY
+        if is_real and (engine == "launchpad" or not item.get_closest_marker("real")):
+            item.add_marker("release")
 
-    It ends with the process.
+
+@pytest.fixture
+def ray_cluster(monkeypatch):
+    """Ray's own is one for all tests, as starting it takes seconds, and ends with the process.
+
+    Files with clusters of their own shut it down first.
     """
+    if not HAS_RAY:
+        fake_ray.install(monkeypatch)
+        yield
+        fake_ray.shutdown()
+        return
     import ray
 
-    if ray.is_initialized():
-        return
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    options = {"num_cpus": 4, "include_dashboard": False, "object_store_memory": 100 << 20}
-    started(lambda: ray.init(address="local", **options), clean=ray.shutdown)
+    if not ray.is_initialized():
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        options = {"num_cpus": 4, "include_dashboard": False, "object_store_memory": 100 << 20}
+        started(lambda: ray.init(address="local", **options), clean=ray.shutdown)
+    yield
 
 
 @pytest.fixture(params=ENGINES)
