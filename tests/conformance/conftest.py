@@ -1,7 +1,7 @@
 """The engines of each test: those of this project, and other back ends as far as they are installed.
 
-Where Ray is not installed, a small one of `helpers` stands in for it. In the environments of Ray and of Launchpad
-`.ci/run` runs the tests with the mark `real` only; the others have the mark `release` there.
+Where Ray is not installed, a small one of `helpers` stands in for it. In the environments of Ray and of
+Launchpad `.ci/run` runs the tests with the mark `real` only; the others have the mark `release` there.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import os
 
 import fake_ray
 import pytest
+from fake_ray import HAS_RAY
 from patient_ray import started
 
 # Launchpad's engines are there where dm-launchpad is (Python 3.10).
 LAUNCHPAD = ("launchpad_mt", "launchpad") if importlib.util.find_spec("launchpad") else ()
-HAS_RAY = importlib.util.find_spec("ray") is not None
 ENGINES = ("serial", "threads", "processes", "ray", *LAUNCHPAD)
 CONCURRENT = tuple(engine for engine in ENGINES if engine != "serial")
 
@@ -62,6 +62,14 @@ def engine(request):
 
 @pytest.fixture(params=CONCURRENT)
 def concurrent_engine(request):
+    if request.param == "ray":
+        request.getfixturevalue("ray_cluster")
+    return request.param
+
+
+@pytest.fixture(params=["processes", "ray"])
+def supervised_engine(request):
+    """Those whose nodes a supervisor watches and restarts."""
     if request.param == "ray":
         request.getfixturevalue("ray_cluster")
     return request.param

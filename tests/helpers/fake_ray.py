@@ -9,6 +9,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import functools
+import importlib.util
 import itertools
 import os
 import socket
@@ -69,44 +70,45 @@ class _Cluster:
         return [m for m in at if all(self.free[m][name] >= need for name, need in actor.needs.items())]
 
 
-_cluster: _Cluster | None = None
+HAS_RAY = importlib.util.find_spec("ray") is not None  # The real one.
+cluster: _Cluster | None = None  # While it is initialized.
 _machine = ""  # Of the actor in this process.
 
 
 def init(address=None, **options):
-    global _cluster
-    assert _cluster is None, "ray.init was called twice"
-    _cluster = _Cluster()
+    global cluster
+    assert cluster is None, "ray.init was called twice"
+    cluster = _Cluster()
     add_node({"CPU": 4})
 
 
 def is_initialized():
-    return _cluster is not None
+    return cluster is not None
 
 
 def shutdown():
-    global _cluster
-    if _cluster is not None:
-        for machine in list(_cluster.machines):
+    global cluster
+    if cluster is not None:
+        for machine in list(cluster.machines):
             remove_node(machine)
-        _cluster.head.close()
-    _cluster = None
+        cluster.head.close()
+    cluster = None
 
 
 def add_node(resources):
     """Adds a machine; returns its name."""
-    name = f"machine-{len(_cluster.free)}"
-    with _cluster.changed:
-        _cluster.machines[name], _cluster.free[name] = resources, Counter(resources)
-        _cluster.changed.notify_all()
+    name = f"machine-{len(cluster.free)}"
+    with cluster.changed:
+        cluster.machines[name], cluster.free[name] = resources, Counter(resources)
+        cluster.changed.notify_all()
     return name
 
 
 def remove_node(name):
     """Takes a machine away, and the actors on it."""
-    with _cluster.changed:
-        del _cluster.machines[name]
-        lost = [actor for actor in _cluster.actors if actor.machine == name]
+    with cluster.changed:
+        del cluster.machines[name]
+        lost = [actor for actor in cluster.actors if actor.machine == name]
     for actor in lost:
         actor.kill()
         if actor.process is not None:  # It may hang.
@@ -117,16 +119,16 @@ def nodes():
     place = {"Alive": True, "NodeManagerAddress": PREFIX, "NodeManagerPort": 1}
     return [
         {**place, "NodeID": name, "NodeManagerHostname": name, "Resources": resources}
-        for name, resources in _cluster.machines.items()
+        for name, resources in cluster.machines.items()
     ]
 
 
 def available_resources():
-    return {name: dict(free) for name, free in _cluster.free.items()}
+    return {name: dict(free) for name, free in cluster.free.items()}
 
 
 def get_runtime_context():
-    address = f"{PREFIX}:{_cluster.head.getsockname()[1]}" if _cluster else ""
+    address = f"{PREFIX}:{cluster.head.getsockname()[1]}" if cluster else ""
     return SimpleNamespace(gcs_address=address, get_node_id=lambda: _machine)
 
 
@@ -178,7 +180,8 @@ class _Actor:
         self._channel, self._lock = Channel(self._end), threading.Lock()
         self._calls: dict[int, concurrent.futures.Future] | None = {}
         self._numbers, self._unsent = itertools.count(), []
-        run = functools.partial(self._run, _cluster, theirs, (kind, arguments))
+        self._cluster = cluster
+        run = functools.partial(self._run, theirs, (kind, arguments))
         threading.Thread(target=run, daemon=True).start()
 
     def __getattr__(self, name):
@@ -191,13 +194,13 @@ class _Actor:
         self.killed = True
         with contextlib.suppress(OSError):
             self._end.shutdown(socket.SHUT_RDWR)
-        with _cluster.changed:
-            _cluster.changed.notify_all()
+        with self._cluster.changed:
+            self._cluster.changed.notify_all()
 
     def _call(self, name, *arguments):
         future = concurrent.futures.Future()
         with self._lock, contextlib.suppress(OSError):  # It has ended: `_run` says so.
-            if name in _cluster.unreachable:
+            if name in self._cluster.unreachable:
                 future.set_exception(RayError(f"{name}: the machine could not be reached"))
             elif self._calls is None:
                 future.set_exception(RayActorError("The actor has ended."))
@@ -207,8 +210,8 @@ class _Actor:
                 self._channel.send(message) if self.machine else self._unsent.append(message)
         return future
 
-    def _run(self, cluster, theirs, first):
-        machine = cluster.place(self)
+    def _run(self, theirs, first):
+        machine = self._cluster.place(self)
         if machine is not None:
             start = functools.partial(warm_fork_server.start, preload=warm_fork_server.LAUNCH)
             self.process = start(theirs.fileno(), [], main="fake_ray:serve")
@@ -228,7 +231,7 @@ class _Actor:
             future.set_exception(RayActorError("The actor has ended."))
         if self.process is not None:
             self.process.wait()
-        cluster.remove(self)
+        self._cluster.remove(self)
         self._channel.close()
 
 
@@ -265,7 +268,7 @@ def NodeAffinitySchedulingStrategy(machine, soft):
 
 
 def placement_group(bundles, strategy):
-    names = list(_cluster.machines)
+    names = list(cluster.machines)
     return [names[index % len(names) if "SPREAD" in strategy else 0] for index in range(len(bundles))]
 
 
