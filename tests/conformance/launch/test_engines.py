@@ -227,7 +227,6 @@ class Peers:
     itself: Any = None
 
 
-@pytest.mark.real
 def test_handles_anywhere_in_the_arguments(engine):
     def main(nested, peers, keyword, partial):
         assert peers.itself.itself is not None
@@ -359,7 +358,6 @@ class Inference:
         return np.stack([x, np.full(len(x), len(x))], axis=1)
 
 
-@pytest.mark.real
 def test_batched_handler_gathers_calls(engine):
     def main(inference, size):
         calls = [inference.futures.act({"x": np.full(3, i)}, scale=2) for i in range(8)]

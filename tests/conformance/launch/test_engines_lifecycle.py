@@ -206,7 +206,6 @@ def test_ways_of_waiting_for_the_stop(concurrent_engine):
     assert lp.launch(program, concurrent_engine) == "over"
 
 
-@pytest.mark.real
 def test_stop_from_outside(concurrent_engine):
     program = lp.Program("test")
     program.add_node(lp.CourierNode(Counter), label="worker")
@@ -261,8 +260,9 @@ BROKEN = {
 }
 
 
-@pytest.mark.real
-@pytest.mark.parametrize("where", BROKEN)
+@pytest.mark.parametrize(
+    "where", ["in the constructor", "in a function", pytest.param("in run", marks=pytest.mark.real)]
+)
 def test_a_failing_node_ends_the_program(engine, where):
     program = lp.Program("test")
     program.add_node(BROKEN[where](), label="broken")
@@ -308,7 +308,6 @@ class Fragile:
         lp.wait_for_stop()
 
 
-@pytest.mark.real
 @pytest.mark.parametrize("failures, restarts", [(2, 2), (2, 1)])
 def test_restarts(engine, tmp_path, failures, restarts):
     program = lp.Program("test")
