@@ -6,30 +6,26 @@ Launchpad `.ci/run` runs the tests with the mark `real` only; the others have th
 
 from __future__ import annotations
 
-import importlib.util
 import os
 
 import fake_ray
 import pytest
+from engines import CONCURRENT, ENGINES, LAUNCHPAD, PROGRAM_ENGINES, REAL
 from fake_ray import HAS_RAY
 from patient_ray import started
-
-# Launchpad's engines are there where dm-launchpad is (Python 3.10).
-LAUNCHPAD = ("launchpad_mt", "launchpad") if importlib.util.find_spec("launchpad") else ()
-ENGINES = ("serial", "threads", "processes", "ray", *LAUNCHPAD)
-CONCURRENT = tuple(engine for engine in ENGINES if engine != "serial")
 
 
 @pytest.hookimpl(tryfirst=True)  # Before pytest looks at marks.
 def pytest_collection_modifyitems(items):
     for item in items:
         parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
-        engine = next((value for value in parameters if value in ENGINES[3:]), None)
+        engine = next(
+            (value for value in parameters if isinstance(value, str) and value in ("ray", *LAUNCHPAD)), None
+        )
         if engine is None:
             continue
         item.add_marker(engine.partition("_")[0])
-        is_real = engine != "ray" or HAS_RAY
-        if is_real and (engine == "launchpad" or not item.get_closest_marker("real")):
+        if engine in REAL and (engine == "launchpad" or not item.get_closest_marker("real")):
             item.add_marker("release")
 
 
@@ -53,23 +49,20 @@ def ray_cluster(monkeypatch):
     yield
 
 
-@pytest.fixture(params=ENGINES)
-def engine(request):
-    if request.param == "ray":
-        request.getfixturevalue("ray_cluster")
-    return request.param
+def fixture_of(engines):
+    """A fixture whose value is the name of one of `engines`."""
+
+    @pytest.fixture(params=engines)
+    def engine(request):
+        if request.param == "ray":
+            request.getfixturevalue("ray_cluster")
+        return request.param
+
+    return engine
 
 
-@pytest.fixture(params=CONCURRENT)
-def concurrent_engine(request):
-    if request.param == "ray":
-        request.getfixturevalue("ray_cluster")
-    return request.param
-
-
-@pytest.fixture(params=["processes", "ray"])
-def supervised_engine(request):
-    """Those whose nodes a supervisor watches and restarts."""
-    if request.param == "ray":
-        request.getfixturevalue("ray_cluster")
-    return request.param
+engine = fixture_of(ENGINES)
+concurrent_engine = fixture_of(CONCURRENT)
+supervised_engine = fixture_of(["processes", "ray"])  # Its nodes are watched and restarted.
+program_engine = fixture_of(PROGRAM_ENGINES)
+supervised_program_engine = fixture_of([name for name in PROGRAM_ENGINES if name in ("processes", "ray")])

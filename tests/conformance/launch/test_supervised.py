@@ -1,4 +1,4 @@
-"""What the supervisor of ``processes`` and ``ray`` does with nodes that die, hang, fail, or ignore the stop."""
+"""What the supervisor of `processes` and `ray` does with nodes that die, hang, fail, or ignore the stop."""
 
 from __future__ import annotations
 
