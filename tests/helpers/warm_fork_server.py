@@ -1,12 +1,12 @@
 """Fork servers of tests are forks of one process that has imported torch.
 
 Every program on `processes` has a fork server of its own, whose import of torch takes longer than most tests.
-Tests of `launch` and of the command line start theirs as users do.
+Those of tests of `launch` are forks of another process, which has imported what these tests use. Tests of the
+command line start theirs as users do.
 """
 
 import atexit
 import contextlib
-import functools
 import importlib
 import json
 import os
@@ -19,43 +19,49 @@ import sys
 import traceback
 
 from launch.engines import processes
-from launch.engines.processes import fork_server
 
 start_interpreter = processes.start_interpreter  # That of users.
+FORK_SERVER = "launch.engines.processes.fork_server:main"
+LAUNCH = ("launch.engines.processes.fork_server", "launch.rpc.client", "numpy", "pytest")
+TORCH = ("torch", "framework.programs.make")
 
 
-def start(line, inherited):
-    """As `launch.engines.processes.start_interpreter`."""
-    if "torch" not in sys.modules or not hasattr(os, "pidfd_open"):  # Not on a Mac.
+def start(line, inherited, preload=TORCH, main=FORK_SERVER):
+    """As `launch.engines.processes.start_interpreter`, or another function of the descriptor `line`."""
+    if (preload is TORCH and "torch" not in sys.modules) or not hasattr(os, "pidfd_open"):  # Not on a Mac.
         return start_interpreter(line, inherited)
-    template, _ = _template()
+    template, _ = _template(preload)
     about = {"env": {**os.environ, "OMP_NUM_THREADS": "1"}, "path": sys.path, "folder": os.getcwd()}
+    about["main"] = main
     socket.send_fds(template, [json.dumps(about).encode()], [line, 1, 2, *inherited])
     return _Forked(int(template.recv(100)))
 
 
 def cpu_seconds():
-    """The CPU seconds of the process that is forked, and of its forks that have ended."""
-    if not _template.cache_info().currsize:
-        return 0.0
-    line, _ = _template()
-    line.send(b"cpu seconds")
-    return float(line.recv(100))
+    """The CPU seconds of the processes that are forked, and of their forks that have ended."""
+    total = 0.0
+    for line, _ in _templates.values():
+        line.send(b"cpu seconds")
+        total += float(line.recv(100))
+    return total
 
 
 def servers():
     """Process ids of the parents of fork servers in this process's tests."""
-    made = _template.cache_info().currsize
-    return {os.getpid(), _template()[1].pid} if made else {os.getpid()}
+    return {os.getpid(), *(process.pid for _, process in _templates.values())}
 
 
-@functools.cache
-def _template():
+_templates = {}  # The line to each process that is forked, and the process, by what it has imported.
+
+
+def _template(preload):
     """The line to the process that is forked, and the process. It ends with the line."""
+    if preload in _templates:
+        return _templates[preload]
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    code = f"import sys; sys.path[:] = {sys.path!r}; import warm_fork_server as w; w.serve({theirs.fileno()})"
+    code = f"import sys; sys.path[:] = {sys.path!r}; import warm_fork_server as w; "
     process = subprocess.Popen(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", f"{code}w.serve({theirs.fileno()}, {preload!r})"],
         stdin=subprocess.DEVNULL,
         pass_fds=[theirs.fileno()],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -64,7 +70,7 @@ def _template():
     theirs.close()
     atexit.register(process.wait, 10)
     atexit.register(ours.close)  # The last one registered is the first one called.
-    return ours, process
+    return _templates.setdefault(preload, (ours, process))
 
 
 class _Forked:
@@ -87,12 +93,13 @@ class _Forked:
 
     def kill(self):
         if self._end is not None:
-            signal.pidfd_send_signal(self._end, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._end, signal.SIGKILL)
 
 
-def serve(descriptor):
+def serve(descriptor, preload):
     """Forks a fork server for each request, until the line ends."""
-    for name in ("torch", "framework.programs.make"):
+    for name in preload:
         importlib.import_module(name)
     signal.signal(signal.SIGCHLD, _reap)
     line = socket.socket(fileno=descriptor)
@@ -107,7 +114,7 @@ def serve(descriptor):
         pid = os.fork()
         if pid == 0:
             line.close()
-            _become_fork_server(json.loads(content), *descriptors)
+            _become(json.loads(content), *descriptors)
         for each in descriptors:
             os.close(each)
         line.send(str(pid).encode())
@@ -119,7 +126,7 @@ def _reap(signum, frame):
             pass  # Their CPU seconds are now among those of this process's children.
 
 
-def _become_fork_server(about, line, output, errors, *inherited):
+def _become(about, line, output, errors, *inherited):
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
@@ -130,7 +137,8 @@ def _become_fork_server(about, line, output, errors, *inherited):
         os.environ.update(about["env"])
         sys.path[:] = about["path"]
         os.chdir(about["folder"])
-        fork_server.main(line)
+        module, _, function = about["main"].partition(":")
+        getattr(importlib.import_module(module), function)(line)
         os._exit(0)
     except BaseException:
         traceback.print_exc()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import importlib
 import os
 import socket
 import sys
@@ -26,6 +27,9 @@ VALUES = {
     "large array": np.arange(500_000, dtype=np.float32),
     "fortran order": np.asfortranarray(np.arange(200_000.0).reshape(400, 500)),
     "strided": np.arange(400_000)[::2],
+    "strided small array": np.arange(6).reshape(2, 3)[:, ::2],
+    "array of text": np.array("text"),
+    "scalar of numpy": np.float32(2.5),
     "big bytes": os.urandom(300_000),
     "function": lambda x: x + 1,
 }
@@ -72,6 +76,31 @@ def test_answers_are_taken_before_the_object_goes_on(served):
 def test_answer_that_cannot_be_sent_is_an_error(served):
     with pytest.raises(TypeError, match="pickle"):
         served[2].call("unpicklable", (), {}, PATIENCE)
+
+
+def throw_picky():
+    class Picky(Exception):
+        def __init__(self, one, two):
+            super().__init__(f"{one} {two}")
+
+    raise Picky("so", "picky")
+
+
+def throw_unknown():
+    class Odd(Exception):
+        def __reduce__(self):
+            return importlib.import_module, ("only_there",)
+
+    raise Odd("a strange thing")
+
+
+@pytest.mark.parametrize(
+    ("throw", "text"), [(throw_picky, "Picky: so picky"), (throw_unknown, "Odd: a strange thing")]
+)
+def test_an_error_that_cannot_be_made_again_is_told_as_text(served, throw, text):
+    with pytest.raises(lp.RemoteError, match=text) as caught:
+        served[2].call("do", (throw,), {}, PATIENCE)
+    assert "in throw_" in str(caught.value.__cause__)
 
 
 def test_an_error_that_cannot_be_printed_is_an_answer(served):

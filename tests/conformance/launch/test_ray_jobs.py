@@ -20,6 +20,7 @@ import launch as lp
 pytest.importorskip("ray")
 pytestmark = [
     pytest.mark.ray,
+    pytest.mark.release,
     pytest.mark.skipif(
         importlib.util.find_spec("aiohttp") is None,
         reason='Ray has no job server here, so "ray job submit" is NOT tested: pip install "ray[default]"',
