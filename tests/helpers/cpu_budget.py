@@ -12,16 +12,16 @@ import os
 import resource
 
 import pytest
-import warm_fork_server
+import warm_python
 
 BUDGET_S = 12.0
 SHOWN = 10
 
 
 def cpu_seconds() -> float:
-    """Returns the CPU seconds of this process, its children that have ended, and the warm template's."""
+    """Returns the CPU seconds of this process, its children that have ended, and the templates'."""
     own = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(each.ru_utime + each.ru_stime for each in own) + warm_fork_server.cpu_seconds()
+    return sum(each.ru_utime + each.ru_stime for each in own) + warm_python.cpu_seconds()
 
 
 class CpuBudget:

@@ -4,7 +4,7 @@ Its import in each of them takes two seconds, and their nodes do not need it.
 """
 
 import pytest
-import warm_fork_server
+import warm_python
 
 import launch
 from launch.engines import processes
@@ -13,4 +13,4 @@ from launch.engines import processes
 @pytest.fixture(autouse=True)
 def no_preload(monkeypatch):
     monkeypatch.setattr(launch.Program, "preload", ())
-    monkeypatch.setattr(processes, "start_interpreter", warm_fork_server.start_interpreter)
+    monkeypatch.setattr(processes, "start_interpreter", warm_python.start_interpreter)
