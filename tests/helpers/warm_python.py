@@ -1,9 +1,10 @@
 """Python processes that are forks of one that has imported what takes long.
 
 An interpreter that imports torch takes as many CPU seconds as a dozen tests. `run` and `Popen` are those of
-`subprocess` for arguments of Python (`["-c", code]`, `["-m", module]`, `["script.py"]`), and the process begins
-with the modules of `preload` imported. It is a child of the process that is forked (the template), which tells
-its exit status; programs on `processes` that it starts have fork servers that are forks of the template, too.
+`subprocess` for arguments of Python (`["-c", code]`, `["-m", module]`, `["script.py"]`), and the process
+begins with the modules of `preload` imported. It is a child of the process that is forked (the template),
+which tells its exit status. Programs on `processes` that it starts have fork servers that are forks of the
+template, too.
 """
 
 import atexit
@@ -37,8 +38,8 @@ start_interpreter = processes.start_interpreter  # That of users.
 class Popen(subprocess.Popen):
     """As `subprocess.Popen`, for a process that is forked from the template of `preload`.
 
-    It leads a session of its own. Of the keyword arguments, ``pass_fds``, ``cwd``, ``env`` and those that concern
-    the streams have an effect.
+    It leads a session of its own. Of the keyword arguments, ``pass_fds``, ``cwd``, ``env`` and those that
+    concern the streams have an effect.
     """
 
     def __init__(self, args, *, preload=TORCH, **options):
@@ -57,7 +58,7 @@ class Popen(subprocess.Popen):
             "env": dict(os.environ if env is None else env),
         }
         request["cwd"] = os.path.abspath(cwd or "")
-        self._report = open(_template(self._preload).ask(request, [*streams, *pass_fds]), "rb")
+        self._report = os.fdopen(_template(self._preload).ask(request, [*streams, *pass_fds]), "rb")
         self.pid = int(self._report.readline())
         self._child_created = True
         self._close_pipe_fds(*rest[3:9])
@@ -145,8 +146,8 @@ def _template(preload):
 class _Template:
     """The line to a process that is forked.
 
-    Each request has a pipe of its own for the answers. The template ends with the line of the process that started
-    it, although its forks hold the line, too.
+    Each request has a pipe of its own for the answers. Forks hold the line, too, so that they can ask for
+    fork servers; the template ends with the process that started it.
     """
 
     def __init__(self, line, pid):
@@ -253,9 +254,9 @@ def _become(request, descriptors, preload, path):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.setsid()
     line = _take_descriptors(descriptors, [0, 1, 2, *request["pass_fds"]])
-    sys.stdin = sys.__stdin__ = open(0, closefd=False)
-    sys.stdout = sys.__stdout__ = open(1, "w", 1 if os.isatty(1) else -1, closefd=False)
-    sys.stderr = sys.__stderr__ = open(2, "w", 1, errors="backslashreplace", closefd=False)
+    sys.stdin = sys.__stdin__ = os.fdopen(0, closefd=False)
+    sys.stdout = sys.__stdout__ = os.fdopen(1, "w", 1 if os.isatty(1) else -1, closefd=False)
+    sys.stderr = sys.__stderr__ = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
