@@ -1,8 +1,8 @@
 """Measures the CPU seconds of each test, counts the processes that it started, and limits them.
 
 The seconds of a process are known once it has ended and its parent has waited for it. Time limits say little
-on a loaded machine; CPU seconds stay within a factor of about two. A test has `BUDGET_S` seconds unless a mark
-grants more: `@pytest.mark.cpu_budget(60)`. The ten tests that took most are printed at the end of a run.
+on a loaded machine; CPU seconds stay within a factor of about two. A test has `BUDGET_S` seconds unless a
+mark grants more: `@pytest.mark.cpu_budget(60)`. The ten tests that took most are printed at the end of a run.
 """
 
 from __future__ import annotations
