@@ -12,7 +12,7 @@ import contextlib
 import fcntl
 import functools
 import gc
-import importlib
+import importlib.util
 import json
 import os
 import random
@@ -28,7 +28,7 @@ import types
 
 from launch.engines import processes
 
-TORCH = ("torch", "framework.commands.train", "framework.programs.make")
+TORCH = ("torch", "framework.commands.train", "framework.programs.make", "gymnasium", "matplotlib.figure")
 LAUNCH = ("launch", "launch.engines.processes.fork_server")
 WARM = sys.platform == "linux"  # A Mac has no sockets that keep messages apart.
 
@@ -193,7 +193,8 @@ def serve(line, alive, preload, path):
     In a fork it returns once the fork's code has run, and the interpreter ends as always.
     """
     for name in preload:
-        importlib.import_module(name)
+        if importlib.util.find_spec(name.partition(".")[0]):
+            importlib.import_module(name)
     if len(os.listdir("/proc/self/task")) > 1:
         raise RuntimeError(f"preload: got {preload}, which start threads, expected modules that start none.")
     added = os.environ.get("PYTHONPATH", "").split(os.pathsep)
