@@ -4,13 +4,13 @@ import gc
 import os
 import signal
 import subprocess
-import sys
 import textwrap
 import threading
 
 import numpy as np
 import psutil
 import pytest
+import warm_python
 
 from framework import environments
 from framework.environments import LAST, EnvironmentFault, suites, testing
@@ -278,13 +278,7 @@ _PARENT = """
 
 def _start_parent(fault):
     code = textwrap.dedent(_PARENT.format(fault=fault))
-    parent = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    parent = warm_python.Popen(["-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     pids = [int(word) for word in parent.stdout.readline().split()]
     assert len(pids) == 2, parent.stderr.read()
     return parent, pids

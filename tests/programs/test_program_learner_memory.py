@@ -1,9 +1,9 @@
 """The memory of a learner's process."""
 
-import subprocess
 import sys
 
 import pytest
+import warm_python
 
 _CODE = """
 import resource, sys
@@ -25,6 +25,6 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 def test_freed_memory_is_used_again():
     faults = {}
     for mode in ("keep", "as usual"):
-        done = subprocess.run([sys.executable, "-c", _CODE, mode], capture_output=True, text=True, check=True)
+        done = warm_python.run(["-c", _CODE, mode], capture_output=True, text=True, check=True)
         faults[mode] = int(done.stdout)
     assert faults["keep"] < 200 < faults["as usual"]

@@ -5,12 +5,12 @@ import multiprocessing
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 
 import numpy as np
 import pytest
+import warm_python
 
 from framework import replay
 from framework.replay.remote.client import ServedClient
@@ -34,8 +34,8 @@ def say(*words):
 
 def start(code, *arguments):
     """A process that runs ``code``; wait for its words with ``child.stdout.readline()``."""
-    return subprocess.Popen(
-        [sys.executable, "-c", PRELUDE + code, *map(str, arguments)],
+    return warm_python.Popen(
+        ["-c", PRELUDE + code, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -332,8 +332,8 @@ def tables():
 def test_a_server_by_itself(tmp_path, number):
     (tmp_path / "tables.py").write_text(CONFIG)
     keys = tmp_path / "keys"
-    command = [sys.executable, "-m", "framework.replay", "--config", str(tmp_path / "tables.py")]
-    child = subprocess.Popen([*command, "--keys", str(keys)], stdout=subprocess.PIPE, text=True)
+    command = ["-m", "framework.replay", "--config", tmp_path / "tables.py", "--keys", keys]
+    child = warm_python.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         address = child.stdout.readline().split()[-1]
         client = replay.Client(address, curve=CurveKeys.from_file(str(keys)))

@@ -2,10 +2,10 @@
 
 import os
 import subprocess
-import sys
 
 import numpy as np
 import pytest
+import warm_python
 
 from framework.replay import shm
 from framework.replay.errors import StoreFullError
@@ -81,8 +81,8 @@ if sys.argv[2] == "wait":
 
 
 def start(tmp_path, what):
-    child = subprocess.Popen(
-        [sys.executable, "-c", CHILD, str(tmp_path), what],
+    child = warm_python.Popen(
+        ["-c", CHILD, tmp_path, what],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
