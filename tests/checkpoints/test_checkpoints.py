@@ -16,6 +16,7 @@ from importlib import metadata
 import numpy as np
 import psutil
 import pytest
+import warm_python
 
 from framework.checkpoints import Checkpointer, CheckpointError, torch_part
 from framework.checkpoints.checkpointer import open_checkpoint
@@ -262,7 +263,7 @@ def test_killed_while_writing(checkpointer):
         "from framework.checkpoints import Checkpointer\n"
         "Checkpointer(sys.argv[1]).save(2, {'a': b'x', 'b': lambda path: os._exit(9)})\n"
     )
-    done = subprocess.run([sys.executable, "-c", script, str(checkpointer.directory)], timeout=60)
+    done = warm_python.run(["-c", script, checkpointer.directory], timeout=60)
     assert done.returncode == 9
     assert any(name.startswith(".writing-") for name in os.listdir(checkpointer.directory))
     assert checkpointer.restore().step == 1

@@ -39,11 +39,11 @@ class Popen(subprocess.Popen):
     """As `subprocess.Popen`, for a process that is forked from the template of `preload`.
 
     It leads a session of its own. Of the keyword arguments, ``pass_fds``, ``cwd``, ``env`` and those that
-    concern the streams have an effect.
+    concern the streams have an effect. With ``own_fork_servers`` it starts its fork servers as users do.
     """
 
-    def __init__(self, args, *, preload=TORCH, **options):
-        self._preload, self._report = preload, None
+    def __init__(self, args, *, preload=TORCH, own_fork_servers=False, **options):
+        self._preload, self._report, self._own_fork_servers = preload, None, own_fork_servers
         super().__init__([sys.executable, *map(str, args)], **options)
 
     def _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest):
@@ -57,7 +57,7 @@ class Popen(subprocess.Popen):
             "pass_fds": list(pass_fds),
             "env": dict(os.environ if env is None else env),
         }
-        request["cwd"] = os.path.abspath(cwd or "")
+        request |= {"cwd": os.path.abspath(cwd or ""), "own_fork_servers": self._own_fork_servers}
         self._report = os.fdopen(_template(self._preload).ask(request, [*streams, *pass_fds]), "rb")
         self.pid = int(self._report.readline())
         self._child_created = True
@@ -269,9 +269,8 @@ def _become(request, descriptors, preload, path):
     added = [each for each in request["env"].get("PYTHONPATH", "").split(os.pathsep) if each]
     sys.path[:] = [*added, *path]
     sys.path_importer_cache.clear()
-    if line is not None:
-        _templates()[preload] = _Template(socket.socket(fileno=line), template)
-        processes.start_interpreter = start_fork_server
+    _templates()[preload] = _Template(socket.socket(fileno=line), template)
+    processes.start_interpreter = start_interpreter if request["own_fork_servers"] else start_fork_server
     _run(request["args"])
 
 
