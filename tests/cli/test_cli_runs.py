@@ -119,14 +119,6 @@ def test_a_run_of_a_gpu_is_evaluated_and_resumed_without_one(copied, repertory):
     assert config_file.read(copied / "config.yaml")["device"] == "cpu"
 
 
-def test_the_same_seed_gives_the_same_metrics(repertory, tmp_path):
-    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
-        flags = ("--engine", "serial", "--max-env-steps", "500", "--seed", seed)
-        code, _, err = repertory("train", "random_actions", *flags, "--directory", tmp_path / name, *SMALL)
-        assert code == 0, err
-    assert rows(tmp_path / "a") == rows(tmp_path / "b") != rows(tmp_path / "c")
-
-
 @pytest.fixture
 def endless(start, tmp_path):
     """Starts a run that does not end by itself in the folder ``run``."""
