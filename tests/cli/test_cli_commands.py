@@ -203,11 +203,8 @@ class TestStatusAndStop:
         ]
         folder.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
         out = repertory("status", folder.path)[1]
-        for name, value in (
-            ("env steps", "260 / 1,000"),
-            ("learner steps", "25"),
-            ("return, greedy", "20.0 .*"),
-        ):
+        expected = {"env steps": "260 / 1,000", "learner steps": "25", "return, greedy": "20.0 .*"}
+        for name, value in expected.items():
             assert re.search(rf"{name} +{value}\n", out), out
 
     def test_nodes_of_a_run_that_was_killed_are_not_called_running(self, repertory, make_run):
@@ -343,41 +340,33 @@ def test_what_cannot_be_filmed_says_why():
         next(video.frames(policy, 1, 100, 1))
 
 
+SPENT = "The budget of 50,000 env steps is spent; greedy mean return over 20 episodes"
+# By how a run ended: the greedy return and other numbers of its result, and what the run says.
 RESULTS = {
-    "goal": (
-        {"reason": "target_return", "env_steps": 38000, "episode_return": 487.25, "episodes": 20},
+    "target_return": (
+        {"env_steps": 38000, "episode_return": 487.25, "episodes": 20},
         "Reached the target return of 475 after 38,000 env steps; "
         "greedy mean return over 20 episodes: 487.2.",
     ),
-    "budget": (
-        {"reason": "max_env_steps", "env_steps": 50000, "episode_return": 200.0, "episodes": 20},
-        "The budget of 50,000 env steps is spent; greedy mean return over 20 episodes: 200.0. "
-        "The target return of 475 was not reached.",
+    "max_env_steps": (
+        {"env_steps": 50000, "episode_return": 200.0, "episodes": 20},
+        f"{SPENT}: 200.0. The target return of 475 was not reached.",
     ),
-    "not the last parameters": (
-        {
-            "reason": "max_env_steps",
-            "env_steps": 50000,
-            "episode_return": 500.0,
-            "episodes": 20,
-            "variables_version": 9870,
-        },
-        "The budget of 50,000 env steps is spent; "
-        "greedy mean return over 20 episodes (parameters of learner step 9,870): 500.0.",
+    "max_env_steps, not the last parameters": (
+        {"env_steps": 50000, "episode_return": 500.0, "episodes": 20, "variables_version": 9870},
+        f"{SPENT} (parameters of learner step 9,870): 500.0.",
     ),
-    "no evaluator": ({"reason": "max_learner_steps"}, "The budget of 70 learner steps is spent."),
-    "plan": (
-        {"reason": "plan_ended", "learner_steps": 1200},
-        "The plan has ended after 1,200 learner steps.",
-    ),
-    "nothing": ({}, "The program ended."),
+    "max_learner_steps": ({}, "The budget of 70 learner steps is spent."),
+    "plan_ended": ({"learner_steps": 1200}, "The plan has ended after 1,200 learner steps."),
+    "": ({}, "The program ended."),
 }
 
 
-@pytest.mark.parametrize("result, text", RESULTS.values(), ids=RESULTS)
-def test_what_a_run_says_at_its_end(result, text):
+@pytest.mark.parametrize("case", RESULTS)
+def test_what_a_run_says_at_its_end(case):
     config = RunConfig(max_env_steps=50_000, max_learner_steps=70, target_return=475.0)
-    assert train.describe_result(result, config) == text
+    (numbers, text), reason = RESULTS[case], case.partition(",")[0]
+    assert train.describe_result({**numbers, "reason": reason} if reason else {}, config) == text
 
 
 def test_options_of_served_environments_are_those_of_train(repertory, monkeypatch):
