@@ -213,7 +213,8 @@ class TestStatusAndStop:
         (folder.path / "status.json").write_text(json.dumps({"state": "running", "nodes": nodes}))
         code, out, _ = repertory("status", folder.path)
         assert code == 0 and "actor-0: killed" in out and "learner: returned" in out
-        assert "killed" in repertory("status", folder.path, "--watch")[1]
+        _, watched, _ = repertory("status", folder.path, "--watch")  # Once, as the run has ended.
+        assert "killed" in watched and "actor-0" in watched
         with folder.locked():
             assert "actor-0: running" in repertory("status", folder.path)[1]
 

@@ -123,9 +123,9 @@ def test_a_run_of_a_gpu_is_evaluated_and_resumed_without_one(copied, repertory):
 def endless(start, tmp_path):
     """Starts a run that does not end by itself in the folder ``run``."""
 
-    def begin(*more):
-        flags = ["--directory", tmp_path / "run", "--max-env-steps", "100000000", *SMALL, *more]
-        return start("train", "random_actions", "--engine", "processes", *flags, **PIPES)
+    def begin(engine="processes"):
+        flags = ("--directory", tmp_path / "run", "--max-env-steps", "100000000", *SMALL)
+        return start("train", "random_actions", "--engine", engine, *flags, **PIPES)
 
     return begin
 
@@ -138,9 +138,11 @@ def wait_for_steps(process):
     raise AssertionError(f"the run ended: {process.stderr.read()}")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
-def test_a_signal_ends_a_run_with_a_resumable_checkpoint(repertory, endless, tmp_path, number):
-    with endless() as process:
+@pytest.mark.parametrize(
+    "number, engine", [(signal.SIGINT, "processes"), (signal.SIGTERM, "threads"), (signal.SIGHUP, "serial")]
+)
+def test_a_signal_ends_a_run_with_a_resumable_checkpoint(repertory, endless, tmp_path, number, engine):
+    with endless(engine) as process:
         wait_for_steps(process)
         process.send_signal(number)
         out, err = process.communicate(timeout=40)
@@ -170,19 +172,6 @@ def test_a_serial_run_that_was_interrupted_is_the_same_run(repertory, start, tmp
     code, _, err = repertory("train", "--resume", parts, "--engine", "serial")
     assert code == 0, err
     assert rows(parts) == rows(whole)
-
-
-def test_status_and_stop_of_a_running_run(repertory, endless, tmp_path):
-    with endless() as process:
-        wait_for_steps(process)
-        code, out, _ = repertory("status", tmp_path / "run")
-        assert code == 0 and f"running as process {process.pid}" in out
-        assert repertory("train", "--resume", tmp_path / "run")[0] == 1
-        code, out, err = repertory("stop", tmp_path / "run")
-        assert code == 0, err
-        process.communicate(timeout=40)
-    assert process.returncode == 128 + signal.SIGTERM
-    assert "not running" in repertory("status", tmp_path / "run")[1]
 
 
 def test_environments_and_agents_of_the_folder_at_hand(tmp_path):

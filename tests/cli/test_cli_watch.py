@@ -13,23 +13,6 @@ import termios
 import pytest
 
 
-def reading(time, *nodes):
-    return {"program": "dqn", "engine": "processes", "state": "running", "time": time, "nodes": list(nodes)}
-
-
-def node(label, calls, pid=7, **changes):
-    usage = {"cpu_seconds": calls / 100, "memory_bytes": 250e6, "calls": calls, "error": None}
-    return {"label": label, "state": "running", "restarts": 0, "pid": pid, **usage, **changes}
-
-
-def test_watching_a_run_that_has_ended_shows_it_once(repertory, make_run):
-    folder = make_run()
-    (folder.path / "status.json").write_text(json.dumps(reading(1.0, node("learner-0", 1))))
-    code, out, _ = repertory("status", folder.path, "--watch")
-    assert code == 0
-    assert "learner-0" in out and "dqn on processes: killed" in out  # it is not running any more
-
-
 @pytest.fixture
 def train(start, tmp_path):
     environment = {**os.environ, "TERM": "xterm-256color"}
