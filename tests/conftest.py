@@ -12,7 +12,7 @@ import cpu_budget
 import psutil
 import pytest
 import quarantine
-import warm_fork_server
+import warm_python
 
 from launch.engines import processes
 
@@ -58,7 +58,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(autouse=True)
 def warm_fork_servers(monkeypatch):
-    monkeypatch.setattr(processes, "start_interpreter", warm_fork_server.start)
+    monkeypatch.setattr(processes, "start_interpreter", warm_python.start_fork_server)
 
 
 def abort_children(launcher: int) -> None:
@@ -67,10 +67,12 @@ def abort_children(launcher: int) -> None:
     Those that have processes of their own and were started by ``launcher`` itself (fork servers) are left:
     with them the others would end before they have written.
     """
+    templates = warm_python.templates()
     for process in psutil.Process(launcher).children(recursive=True):
         try:
-            starts_others = process.ppid() in warm_fork_server.servers() and process.children()
-            if "python" in process.name() and not starts_others:
+            if process.pid in templates or "python" not in process.name():
+                continue
+            if process.ppid() not in {launcher, *templates} or not process.children():
                 process.send_signal(signal.SIGABRT)
         except psutil.NoSuchProcess:
             continue  # it has ended meanwhile

@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-import warm_fork_server
+import warm_python
 
 import launch
 from agents.dqn import DQN, DQNConfig
@@ -118,4 +118,4 @@ def test_the_main_job_learns(engine, temporary, caplog):
     assert result["episode_return"] > 100, "random actions earn 22"
     assert (f"in files in {temporary}/lp-" in caplog.text) == (engine == "processes")
     children = {process.pid for process in psutil.Process().children(recursive=True)}
-    assert children <= warm_fork_server.servers()
+    assert children <= warm_python.templates()

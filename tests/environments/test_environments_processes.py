@@ -4,13 +4,13 @@ import gc
 import os
 import signal
 import subprocess
-import sys
 import textwrap
 import threading
 
 import numpy as np
 import psutil
 import pytest
+import warm_python
 
 from framework import environments
 from framework.environments import EnvironmentFault, suites, testing
@@ -250,13 +250,8 @@ _PARENT = """
 
 
 def _start_parent():
-    parent = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(_PARENT)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    code, pipes = textwrap.dedent(_PARENT), {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    parent = warm_python.Popen(["-c", code], **pipes, text=True)
     pids = [int(word) for word in parent.stdout.readline().split()]
     assert len(pids) == 2, parent.stderr.read()
     return parent, pids

@@ -18,7 +18,7 @@ import threading
 from collections import Counter
 from types import SimpleNamespace
 
-import warm_fork_server
+import warm_python
 
 from launch.engines.supervised.channel import Channel
 
@@ -213,8 +213,8 @@ class _Actor:
     def _run(self, theirs, first):
         machine = self._cluster.place(self)
         if machine is not None:
-            start = functools.partial(warm_fork_server.start, preload=warm_fork_server.LAUNCH)
-            self.process = start(theirs.fileno(), [], main="fake_ray:serve")
+            start = functools.partial(warm_python.start_fork_server, preload=warm_python.LAUNCH)
+            self.process = start(theirs.fileno(), [], main=("fake_ray", "serve"))
         theirs.close()
         with contextlib.suppress(EOFError, OSError):
             with self._lock:

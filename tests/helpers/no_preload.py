@@ -3,7 +3,7 @@
 import functools
 
 import pytest
-import warm_fork_server
+import warm_python
 
 import launch
 from launch.engines import processes
@@ -11,6 +11,6 @@ from launch.engines import processes
 
 @pytest.fixture(autouse=True)
 def no_preload(monkeypatch):
-    start = functools.partial(warm_fork_server.start, preload=warm_fork_server.LAUNCH)
+    start = functools.partial(warm_python.start_fork_server, preload=warm_python.LAUNCH)
     monkeypatch.setattr(launch.Program, "preload", ())
     monkeypatch.setattr(processes, "start_interpreter", start)

@@ -1,9 +1,9 @@
 """The memory of a learner's process."""
 
-import subprocess
 import sys
 
 import pytest
+import warm_python
 
 _CODE = """
 import resource
@@ -25,6 +25,6 @@ print(before, faults())
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="of glibc's malloc")
 def test_freed_memory_is_used_again():
-    done = subprocess.run([sys.executable, "-c", _CODE], capture_output=True, text=True, check=True)
+    done = warm_python.run(["-c", _CODE], capture_output=True, text=True, check=True)
     as_usual, kept = map(int, done.stdout.split())
     assert kept < 200 < as_usual

@@ -13,12 +13,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import textwrap
 
 import psutil
 import pytest
+import warm_python
 from helpers.small_programs import SMALL, small_program
 
 import launch
@@ -114,9 +114,7 @@ def test_when_the_launcher_is_killed_everything_ends_and_nothing_stays(tmp_path)
     path = f"{root}:{root}/tests:{root}/tests/programs"
     with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as sockets:  # unix sockets have short names
         environment = {**os.environ, "TMPDIR": sockets, "XDG_RUNTIME_DIR": "", "PYTHONPATH": path}
-        process = subprocess.Popen(
-            [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment
-        )
+        process = warm_python.Popen(["-c", code], stdout=subprocess.PIPE, text=True, env=environment)
         nodes = [psutil.Process(int(pid)) for pid in process.stdout.readline().split()]
         assert len(nodes) == 8
         job = json.loads((tmp_path / "run" / "status.json").read_text())["job"]

@@ -3,12 +3,12 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 import zlib
 
 import numpy as np
 import pytest
+import warm_python
 from background import Background, until
 from served_table import counts, num_rows, table, write, write_columns
 
@@ -164,8 +164,8 @@ def test_no_row_is_ever_torn(fork):
 def test_a_server_by_itself(tmp_path, number):
     config, keys = tmp_path / "tables.py", str(tmp_path / "keys")
     config.write_text("from framework import replay\ntables = lambda: [replay.Table.queue('q', 10)]")
-    command = [sys.executable, "-m", "framework.replay", "--config", str(config), "--keys", keys]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    command = ["-m", "framework.replay", "--config", str(config), "--keys", keys]
+    child = warm_python.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         address = child.stdout.readline().split()[-1]
         with replay.Client(address, curve=CurveKeys.from_file(keys)) as client:

@@ -132,7 +132,7 @@ def test_nodes_move_when_their_machine_is_lost(machines):
 @on_the_fake
 def test_a_node_whose_machine_is_lost_before_it_started_has_not_failed(machines, monkeypatch):
     """It is placed again, three times at most; a restart is not used up."""
-    start_process, lost = fake_ray.warm_fork_server.start, []
+    start_process, lost = fake_ray.warm_python.start_fork_server, []
 
     def lose(*args, main, **options):
         process = start_process(*args, main=main, **options)
@@ -141,7 +141,7 @@ def test_a_node_whose_machine_is_lost_before_it_started_has_not_failed(machines,
             process.kill()
         return process
 
-    monkeypatch.setattr(fake_ray.warm_fork_server, "start", lose)
+    monkeypatch.setattr(fake_ray.warm_python, "start_fork_server", lose)
     losses = 2
     with start({"num_cpus": 1}) as job:
         assert machine_of(job) and len(lost) == 2
