@@ -44,7 +44,6 @@ Parameters = Mapping[str, Mapping[str, Any]]
 
 _BEGUN, _DONE, _SLOTS = 0, 1, 2  # Places in the header.
 _HEADER_BYTES = _ALIGNMENT = 64
-_LOOK_S = 10.0  # Between two questions whether the block is still the learner's.
 
 
 class Variables(NamedTuple):
@@ -259,7 +258,12 @@ class VariableClient:
       policy: its `variables` are the children of `networks` to copy. None copies all.
       update_period: number of calls of `update` between two requests for newer parameters.
       timeout: seconds that `update` waits for an answer from the node. None waits without a limit.
+
+    Attributes:
+      look_s: seconds between two questions whether the block is still the learner's.
     """
+
+    look_s = 10.0
 
     def __init__(
         self,
@@ -286,7 +290,7 @@ class VariableClient:
         node = find_context()
         self._may_move = self._block is None and node is not None and node.engine == "ray"
         self._lookup: concurrent.futures.Future | None = None
-        self._look_at = time.monotonic() + _LOOK_S
+        self._look_at = time.monotonic() + self.look_s
 
     def update(self, wait: bool = False) -> bool:
         """Copies newer parameters that have arrived, and requests newer ones every `update_period` calls.
@@ -324,7 +328,7 @@ class VariableClient:
             self._lookup = self._source.futures.variable_block()
         elif self._lookup is not None and self._lookup.done():
             lookup, self._lookup = self._lookup, None
-            self._look_at = time.monotonic() + _LOOK_S
+            self._look_at = time.monotonic() + self.look_s
             if lookup.exception() is None:  # Otherwise the node is not there at the moment.
                 self._block = lookup.result()
         if now and self._block is None:

@@ -92,7 +92,7 @@ def test_newer_parameters_are_copied_from_the_block(through):
 
 
 def test_on_ray_it_finds_the_block_of_a_node_that_was_restarted_elsewhere(monkeypatch):
-    monkeypatch.setattr("framework.variables._LOOK_S", 0.0)
+    monkeypatch.setattr(VariableClient, "look_s", 0.0)
     source, networks = Source(VariableBlock(parameters(0.0))), Networks()
     source.block.publish(1, parameters(1.0))
     with entered(None, NodeContext("test", "actor", 0, "actor-0", "ray")):

@@ -30,9 +30,8 @@ from framework.nest import Structure
 from framework.replay.shm import attach
 from framework.types import FIRST, Nest
 
-_LOOK = 0.5  # Seconds between two checks for a stop of the program.
 _ALL = slice(None)
-_LIMIT = 60.0  # Seconds without an answer after which the request fails.
+_LIMIT_S = 60.0  # Seconds without an answer after which the request fails.
 
 
 class InferenceError(RuntimeError):
@@ -135,7 +134,7 @@ class ServerPort:
         envs: int,
         offset: int = 0,
         total: int | None = None,
-        timeout: float = _LIMIT,
+        timeout: float = _LIMIT_S,
     ):
         server.connect(name, envs, offset, total, messages=True)
         self._server, self._name, self._timeout = server, name, timeout
@@ -175,9 +174,14 @@ class SharedMemoryPort(ServerPort):
       name: name of this client.
       connection: the result of `server.connect`.
       timeout: seconds without an answer after which a request fails.
+
+    Attributes:
+      look_s: seconds of a wait, after which the port asks whether the server is still there.
     """
 
-    def __init__(self, server: Any, name: str, connection: Connection, timeout: float = _LIMIT):
+    look_s = 0.5
+
+    def __init__(self, server: Any, name: str, connection: Connection, timeout: float = _LIMIT_S):
         self._server, self._name, self._timeout = server, name, timeout
         rows = connection.rows.slice
         arrays = iter([attach(each.path, each.shape, each.dtype)[rows] for each in connection.columns])
@@ -192,7 +196,7 @@ class SharedMemoryPort(ServerPort):
         self._stopped = launch.stop_event()
         self._address = connection.client_address
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.settimeout(_LOOK)
+        self._socket.settimeout(self.look_s)
         self._socket.bind(self._address)
         self._socket.connect(connection.server_address)
 

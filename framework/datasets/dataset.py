@@ -26,8 +26,6 @@ from framework.datasets.transfer import PinnedTransfer
 from framework.replay.contracts import Client, Source
 from framework.replay.errors import DeadlineExceededError, ServerClosed, ServerLost
 
-_LOOK_S = 5.0  # Between two calls of `while_waiting`.
-
 
 class Dataset:
     """An iterator of `ReplaySample`: `info` of numpy arrays `[N]`, `data` of leaves `[N, ...]`.
@@ -56,15 +54,18 @@ class Dataset:
       ragged: `"error"` refuses items of different lengths; `"pad"` pads them with zeros and returns
         `PaddedSample`s, which hold the lengths.
       only_first: number of batches of the first table alone, before those of all tables; see `Mixture`.
-      while_waiting: called every five seconds in which there is no batch, in the thread that fetches it. It
-        may insert items that a server lost when it was restarted.
+      while_waiting: called every `look_s` seconds without a batch, in the thread that fetches it. It may
+        insert items that a server lost when it was restarted.
 
     Attributes:
       batch_size: the argument.
+      look_s: seconds between two calls of `while_waiting`; five.
 
     Raises:
       ValueError: An argument is out of range.
     """
+
+    look_s = 5.0
 
     def __init__(
         self,
@@ -235,7 +236,7 @@ class Dataset:
     def _draw(self, n: int, timeout: float | None, out: list[Any] | None) -> _Batch:
         while self._while_waiting is not None and timeout is None:
             try:
-                return self._source.draw(self._table, n, _LOOK_S, out, self._pad)
+                return self._source.draw(self._table, n, self.look_s, out, self._pad)
             except DeadlineExceededError:
                 self._while_waiting()
         return self._source.draw(self._table, n, timeout, out, self._pad)

@@ -40,7 +40,6 @@ from launch.rpc.sockets import CurveKeys
 _SHIFT = np.uint64(SHARD_SHIFT)
 _KEY = np.uint64((1 << SHARD_SHIFT) - 1)  # the bits of a server's own keys
 MAX_SHARDS = 32
-_LOOK = 0.05  # seconds of a wait for one server, before the others are asked again
 _SUMMED = (
     "current_size",
     "num_episodes",
@@ -196,7 +195,13 @@ class _Division(NamedTuple):
 
 
 class ShardedSource(JoinedSource):
-    """Draws batches from all servers; see `contracts.Source`."""
+    """Draws batches from all servers; see `contracts.Source`.
+
+    Attributes:
+      look_s: seconds of a wait for one server, before the others are asked again.
+    """
+
+    look_s = 0.05
 
     def __init__(self, client: ShardedClient, seed: int | None) -> None:
         self._client = client
@@ -216,7 +221,7 @@ class ShardedSource(JoinedSource):
         while True:
             counts, share, size = chosen or self._choose(n, self._wait(table, deadline))
             try:
-                left = max(0.0, min(_LOOK, deadline - time.monotonic()))
+                left = max(0.0, min(self.look_s, deadline - time.monotonic()))
                 sample, drawn = self.draw_parts(parts, counts, SHARD_SHIFT, left, out, pad)
             except DeadlineExceededError:
                 if time.monotonic() >= deadline:
@@ -283,7 +288,7 @@ class ShardedSource(JoinedSource):
                 return servers
             try:
                 left = max(0.0, deadline - time.monotonic())
-                source.give_back(source.draw(table, 1, min(_LOOK, left), None, True)[1])
+                source.give_back(source.draw(table, 1, min(self.look_s, left), None, True)[1])
             except DeadlineExceededError:
                 if time.monotonic() >= deadline:
                     raise

@@ -26,7 +26,6 @@ from launch.futures import settle
 from launch.rpc import sockets, wire
 from launch.rpc.shared_socket import SharedSocket
 
-PROBE_INTERVAL = 1.0  # seconds
 _SILENT_PROBES_AFTER_STOP = 2
 
 
@@ -58,7 +57,12 @@ class Connection:
       repeat_lost: whether to repeat a call that was lost in a restart of the node; if not, it raises
         `CallLost`.
       max_frame_bytes: largest frame of an answer.
+
+    Attributes:
+      probe_interval_s: seconds between two probes, while calls are open.
     """
+
+    probe_interval_s = 1.0
 
     def __init__(
         self,
@@ -229,7 +233,7 @@ class Connection:
     def _connect(self) -> None:
         if self._address is not None:
             self._open_socket(self._address)
-        self._probe_at = self._look_at = time.monotonic() + PROBE_INTERVAL
+        self._probe_at = self._look_at = time.monotonic() + self.probe_interval_s
         threading.Thread(target=self._run, name=f"futures-{self._name}", daemon=True).start()
         self._connected = True
 
@@ -332,7 +336,7 @@ class Connection:
         with self._lock:
             probing = now >= self._probe_at
             if probing:
-                self._probe_at = now + PROBE_INTERVAL
+                self._probe_at = now + self.probe_interval_s
             asked = [number for number, call in self._open.items() if call.sent]
             if probing and asked:
                 self._silent_probes += 1

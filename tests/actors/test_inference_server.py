@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from framework import core
-from framework.actors import inference_client, inference_server
+from framework.actors import inference_server
 from framework.actors.inference_client import InferenceError, ServerPort, SharedMemoryPort
 from framework.actors.inference_client import connect as connect_port
 from framework.actors.inference_server import InferenceServer
@@ -294,6 +294,18 @@ def test_what_an_earlier_life_of_a_client_sent_is_not_answered_to_the_next():
     server.close()
 
 
+def test_an_answer_that_an_earlier_life_of_a_client_cannot_take_leaves_the_next_connected():
+    server = InferenceServer(CountingPolicy(), SPEC, 8, shared_memory=True, timeout=0.0)
+    raw(server, "again").close()
+    earlier = server._clients["again"]
+    new = raw(server, "again")
+    server._answer(earlier)  # in a batch that was made while the client came back
+    new.send(inference_server.REQUEST)
+    assert new.recv(inference_server.MAX_ANSWER) == inference_server.ANSWER.pack(-1)
+    new.close()
+    server.close()
+
+
 def test_more_clients_than_the_socket_holds_requests_of_are_served():
     gate = threading.Event()
     gate.set()
@@ -319,7 +331,7 @@ def test_more_clients_than_the_socket_holds_requests_of_are_served():
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_server_that_is_killed_is_noticed_by_those_who_wait(monkeypatch):
-    monkeypatch.setattr(inference_client, "_LOOK", 0.05)
+    monkeypatch.setattr(SharedMemoryPort, "look_s", 0.05)
     gate = threading.Event()
     gate.set()
     server = InferenceServer(CountingPolicy(gate), SPEC, 4, shared_memory=True)

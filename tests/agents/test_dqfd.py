@@ -200,7 +200,7 @@ def test_demonstrations_are_written_once_and_whole():
 
 
 def test_demonstrations_are_written_again_for_a_server_that_has_lost_them(monkeypatch):
-    monkeypatch.setattr(datasets.dataset, "_LOOK_S", 0.1)
+    monkeypatch.setattr(datasets.Dataset, "look_s", 0.1)
     agent = DQfD(SMALL)
     client = replay.EmbeddedClient(agent.make_tables(SPEC))
     with agent.make_dataset(client) as dataset:

@@ -68,6 +68,16 @@ def test_only_the_newest_are_kept(checkpointer):
     assert len(os.listdir(checkpointer.directory)) == 3
 
 
+def test_all_is_on_disk_before_the_folder_has_its_name_and_then_the_name(checkpointer, monkeypatch):
+    done, fsync, rename = [], os.fsync, os.rename
+    monkeypatch.setattr(os, "fsync", lambda file: (done.append(os.fstat(file).st_ino), fsync(file)))
+    monkeypatch.setattr(os, "rename", lambda old, new: (done.append("renamed"), rename(old, new)))
+    path = checkpointer.save(7, parts())
+    at = done.index("renamed")
+    assert {each.stat().st_ino for each in [path, *path.rglob("*")]} <= set(done[:at])
+    assert done[at + 1 :] == [checkpointer.directory.stat().st_ino]
+
+
 def test_the_newest_is_the_last_saved_not_the_highest_step(checkpointer):
     for step in (100, 50, 50):
         checkpointer.save(step, parts())

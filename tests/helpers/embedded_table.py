@@ -22,6 +22,7 @@ def make(sampler=None, remover=None, size=100, limiter=None, times=0, **options)
         seed=options.pop("seed", 0),
         signature=options.pop("signature", None),
     )
+    table.waiting.look_s = 60.0  # A call that is not woken does not look again while a test waits for it.
     return replay.EmbeddedClient([table], **options)
 
 

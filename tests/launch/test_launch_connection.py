@@ -215,7 +215,7 @@ def test_closing_ends_calls_that_wait(connection):
 @pytest.fixture
 def impatient(monkeypatch):
     """Clients ask every 50 ms which of their calls the node has."""
-    monkeypatch.setattr(client, "PROBE_INTERVAL", 0.05)
+    monkeypatch.setattr(client.Connection, "probe_interval_s", 0.05)
 
 
 @pytest.fixture

@@ -215,7 +215,9 @@ def test_random_numbers_differ_between_nodes():
     box = program.add_node(lp.CourierNode(Box), label="box")
     for index in range(2):
         program.add_node(lp.PyNode(main, box, index), label="main")
-    one, two = lp.launch(program)
+    one, two = lp.launch(
+        program, preload=["numpy"]
+    )  # imported before the forks: its state is the same in all
     assert one[0] != two[0]
     assert one[1] != two[1]
 

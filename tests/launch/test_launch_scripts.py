@@ -108,7 +108,8 @@ def test_signal_stops_in_good_order(short_tmp, number):
 
 
 def test_second_interrupt_ends_at_once(short_tmp):
-    script = Script(short_tmp, "lp.wait_for_stop(); say('stopping'); threading.Event().wait()")
+    patient = SCRIPT.replace("stop_timeout=5", f"stop_timeout={2 * PATIENCE}")
+    script = Script(short_tmp, "lp.wait_for_stop(); say('stopping'); threading.Event().wait()", patient)
     script.read_until("working")
     os.kill(script.process.pid, signal.SIGINT)
     script.read_until("stopping")

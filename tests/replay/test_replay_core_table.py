@@ -1,5 +1,7 @@
 """Tables, embedded: what is drawn, removed, waited for and counted."""
 
+import functools
+
 import numpy as np
 import pytest
 from background import Background, until
@@ -13,7 +15,7 @@ from framework.replay import rate_limiters as rl
 from framework.replay import selectors
 from framework.replay.rows.layout import LayoutBuilder
 from framework.replay.tables.items import NewItems
-from framework.replay.tables.rate_limiters import SAMPLERS
+from framework.replay.tables.rate_limiters import INSERTERS, SAMPLERS
 
 
 @pytest.mark.parametrize(
@@ -143,23 +145,41 @@ def test_keys_are_found_where_their_cells_collide(steps):
     assert len(table) == len(live)
 
 
-@pytest.mark.parametrize("how", ["close", "interrupt"])
-@pytest.mark.parametrize("side", ["sample", "insert"])
-def test_waiting_calls_are_woken(how, side):
-    client = make(limiter=rl.SampleToInsertRatio(1.0, 1, 2.0))
-    writer = client.batch_writer()
-    if side == "insert":
-        insert(client, [0, 1, 2], writer=writer)
-    calls = {
-        "insert": lambda: insert(client, [3], timeout=None, writer=writer),
-        "sample": lambda: client.sample_batch("t", 1),
-    }
-    waiting = Background(calls[side])
-    table = client.tables["t"]
-    until(lambda: any(table.waiting.counts))
-    table.waiting.close() if how == "close" else client.interrupt()
-    with pytest.raises(replay.ServerClosed):
-        waiting.result(10)
+# Whose calls wait, what happens to a table of the items `keys`, and whether it ends the calls.
+WAKES = {
+    "insert": (SAMPLERS, lambda client, keys, held: insert(client, [2]), False),
+    "give back": (SAMPLERS, lambda client, keys, held: client.tables["t"].give_back(held), False),
+    "sample": (INSERTERS, lambda client, keys, held: client.tables["t"].sample(1), False),
+    "delete": (INSERTERS, lambda client, keys, held: client.mutate_priorities("t", deletes=keys), False),
+    "reset": (INSERTERS, lambda client, keys, held: client.reset("t"), False),
+    "close, samplers": (SAMPLERS, lambda client, keys, held: client.tables["t"].waiting.close(), True),
+    "close, inserters": (INSERTERS, lambda client, keys, held: client.tables["t"].waiting.close(), True),
+    "interrupt, samplers": (SAMPLERS, lambda client, keys, held: client.interrupt(), True),
+    "interrupt, inserters": (INSERTERS, lambda client, keys, held: client.interrupt(), True),
+}
+
+
+@pytest.mark.parametrize("name", WAKES)
+def test_calls_that_wait_are_woken(name):
+    side, change, ends = WAKES[name]
+    client = make(limiter=rl.SampleToInsertRatio(1.0, 1, (0.0, 2.0)))
+    table, outcome = client.tables["t"], []
+    keys = insert(client, [0, 1])
+    held = table.sample(2) if side == SAMPLERS else None
+
+    def wait():
+        call = table.wait_to_insert if side == INSERTERS else functools.partial(table.sample, 1)
+        try:
+            call(None, client.is_interrupted)
+            outcome.append("through")
+        except replay.ServerClosed:
+            outcome.append("ended")
+
+    waiting = Background(wait)
+    until(lambda: table.waiting.counts[side])
+    change(client, keys, held)
+    waiting.result(10)
+    assert outcome == ["ended" if ends else "through"]
 
 
 def test_alone_it_does_not_wait_for_ever():

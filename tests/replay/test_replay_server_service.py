@@ -22,7 +22,7 @@ class Gate:
     """Answers "echo" at once; "pass" waits until the gate is open, one token for each."""
 
     def __init__(self):
-        self.tokens = 0
+        self.tokens = self.late = 0
         self.ended = threading.Event()
         self.waiting = threading.Event()
 
@@ -61,6 +61,7 @@ class Gate:
 
     def steps(self):
         while not self.tokens:
+            self.tokens, self.late = self.late, 0  # they come when nobody waits, so nobody is woken
             yield None
         self.tokens -= 1
         yield {"passed": True}
@@ -161,6 +162,11 @@ def test_a_parked_request_goes_through_when_this_process_changes_something(gate,
     assert call.result()["passed"]
 
 
+def test_a_change_between_the_first_look_and_the_wait_is_seen(gate, channel):
+    gate.late = 1
+    assert channel.call({"op": "pass"}, 10, wait=True)["passed"]
+
+
 def test_waiting_requests_go_through_in_line(gate):
     order, waits = [], []
     for number in range(5):
@@ -212,8 +218,24 @@ def test_a_session_ends_with_its_connection(gate, channel):
     assert gate.ended.wait(60)
 
 
+def test_a_client_that_looks_reachable_at_the_first_probe_is_probed_again(gate, channel, monkeypatch):
+    send, probes = gate.service._send, []
+
+    def send_but_one(identity, answer, number=None):
+        if answer == {"notice": "ping"}:
+            probes.append(identity)
+        if len(probes) != 1:
+            send(identity, answer, number)
+
+    monkeypatch.setattr(gate.service, "_send", send_but_one)
+    with channel.borrow() as mine:
+        mine.open()
+        mine.close()
+    assert gate.ended.wait(10)
+
+
 def test_an_idle_client_is_not_probed_for_each_connection_that_ends(gate, channel, monkeypatch):
-    monkeypatch.setattr(service, "_PROBE_PERIOD", 1000.0, raising=False)
+    monkeypatch.setattr(service.Service, "probe_period_s", 1000.0)
     with channel.borrow() as idle:
         idle.open()
         for _ in range(10):

@@ -38,7 +38,7 @@ from launch.rpc import sockets
 # Single items wait for others, because many go in for hardly more than one: until there are this many, until
 # a table is read, or for this many seconds.
 _HELD_BACK = 32
-_DELAY = 0.005
+_DELAY_S = 0.005
 
 # The clients of the servers of this process, by address: their tables need no messages.
 _served_here: weakref.WeakValueDictionary[str, EmbeddedClient] = weakref.WeakValueDictionary()
@@ -270,7 +270,7 @@ class LocalWriter(Writer):
             if self._untried >= self._held_back or into.waiting.counts[SAMPLERS]:
                 self._insert()
             elif self._concurrent:
-                self._late.call_later(self._insert, _DELAY)
+                self._late.call_later(self._insert, _DELAY_S)
 
     def _insert(self) -> None:
         """Inserts the front of the queue as far as the rate limiters allow."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from framework.replay.contracts import Client, Source
 from framework.replay.errors import DeadlineExceededError, ServerClosed
-from framework.replay.remote.connection import LAST_WORDS, Channel, Connection, SessionLost
+from framework.replay.remote.connection import LAST_WORDS_S, Channel, Connection, SessionLost
 from framework.replay.remote.writer import ServedWriter
 from framework.replay.reverb_api.client import ReverbApi
 from framework.replay.rows.layout import Binding, Layout, gather
@@ -101,7 +101,7 @@ class ServedSource(Source):
     def _tell(self, message: dict[str, Any]) -> None:
         """Sends a message, and waits until the server has carried it out or cannot be reached."""
         with contextlib.suppress(SessionLost, ServerClosed, DeadlineExceededError):
-            self._connection.request(message, timeout=LAST_WORDS)
+            self._connection.request(message, timeout=LAST_WORDS_S)
 
 
 class ServedClient(ReverbApi, Channel, Client):

@@ -32,13 +32,11 @@ from launch.rpc import sockets
 
 DEFAULT_RECONNECT_TIMEOUT = 30.0
 # Seconds after the server's own deadline at which the client assumes that the server hangs.
-_GRACE = 30.0
+_GRACE_S = 30.0
 # Seconds for which an interrupted client still tries to reach its server with its last messages.
-LAST_WORDS = 2.0
+LAST_WORDS_S = 2.0
 # Seconds for which a client looks for a server that has stopped: it may have been started again.
-_COME_BACK = 0.25
-# Seconds between two checks of whether the server has moved, while a client looks for it.
-_LOOK = 1.0
+_COME_BACK_S = 0.25
 _PAUSE_MS = 50  # before the next attempt if a connection ends at once, as with wrong keys
 _LONGEST_POLL_MS = 1e9
 
@@ -108,8 +106,8 @@ class Connection:
         while True:
             if address != channel.address:  # at first, and when the server has moved
                 address, stopped = channel.address, channel.stopped
-                limit = _COME_BACK if stopped else channel.reconnect_timeout
-                limit = min(limit, LAST_WORDS) if interrupted else limit
+                limit = _COME_BACK_S if stopped else channel.reconnect_timeout
+                limit = min(limit, LAST_WORDS_S) if interrupted else limit
                 give_up = min(last, time.monotonic() + limit)
             if self._socket is None or self._address != address:
                 self.close()
@@ -121,7 +119,7 @@ class Connection:
                 self._socket.send_multipart(encode(hello))  # once the server is there, if it is not yet
             until = last if channel.away and not interrupted else give_up
             try:
-                while self._receive(min(until, time.monotonic() + _LOOK), not interrupted):
+                while self._receive(min(until, time.monotonic() + channel.look_s), not interrupted):
                     answer = self._answers.pop(self._next_id, None)
                     if answer is not None:
                         return self._begin(answer)
@@ -248,9 +246,9 @@ class Connection:
         watch = wait and not self.wake.is_set
         if wait:
             message["timeout"] = timeout if watch else 0.0
-            limit = None if message["timeout"] is None else message["timeout"] + _GRACE
+            limit = None if message["timeout"] is None else message["timeout"] + _GRACE_S
         else:
-            limit = _GRACE if timeout is None else timeout
+            limit = _GRACE_S if timeout is None else timeout
         number = self.post(message)
         deadline = None if limit is None else time.monotonic() + limit
         while number not in self._answers:
@@ -260,7 +258,7 @@ class Connection:
             except Interrupted:
                 # The server ends the request with an error, or has answered it already.
                 self.post({"op": "cancel"})
-                deadline, watch = time.monotonic() + LAST_WORDS, False
+                deadline, watch = time.monotonic() + LAST_WORDS_S, False
             except BaseException as failure:
                 if not isinstance(failure, (SessionLost, ServerClosed)):  # such as KeyboardInterrupt
                     self.close()  # ends the request on the server
@@ -338,7 +336,10 @@ class Channel:
     Attributes:
       away: whether the server is being moved; calls wait for it longer than `reconnect_timeout`.
       stopped: whether the server has said that it stops, and has not answered since.
+      look_s: seconds between two checks of whether the server has moved, while a connection looks for it.
     """
+
+    look_s = 1.0
 
     def __init__(
         self,

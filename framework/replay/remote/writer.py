@@ -32,7 +32,7 @@ from framework.replay.errors import (
     ServerLost,
     UnknownTableError,
 )
-from framework.replay.remote.connection import LAST_WORDS, Connection, Interrupted, SessionLost
+from framework.replay.remote.connection import LAST_WORDS_S, Connection, Interrupted, SessionLost
 from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import ColumnSpec
 from framework.replay.tables.items import NewItems
@@ -43,11 +43,9 @@ from framework.replay.writer import HeldRows, Writer, joined
 # Single items wait for others, which makes them cheaper: until there are this many, until something is read
 # through the same client, or for this many seconds.
 _SEND_ITEMS = 64
-_DELAY = 0.005
-# While `_MAX_MESSAGES` messages wait at the server, single items wait for others longer. The writer looks
-# again after `_LOOK` seconds.
+_DELAY_S = 0.005
+# While this many messages wait at the server, single items wait for others longer.
 _MAX_MESSAGES = 64
-_LOOK = 0.25
 _SEND_ROWS = 4096  # released rows that are sent without items
 _SEND_BYTES = 1 << 20  # bytes of written rows that are sent without items
 _MAX_LEASE = 1 << 20  # rows that a server leases at once
@@ -67,7 +65,10 @@ class ServedWriter(Writer):
 
     Attributes:
       num_lost: items that were in flight when the server was lost.
+      look_s: seconds after which single items are sent that waited because many messages did.
     """
+
+    look_s = 0.25
 
     _message: dict[str, Any]
 
@@ -119,7 +120,7 @@ class ServedWriter(Writer):
                 # Some of a message may be in its table: the server says how many, once it has stopped trying.
                 with contextlib.suppress(ReverbError):
                     self._call(self._connection.post, {"op": "cancel"})
-                    answer = self._call(self._connection.request, {"op": "sync"}, LAST_WORDS)
+                    answer = self._call(self._connection.request, {"op": "sync"}, LAST_WORDS_S)
                     self.num_pending = self._created - self._failed - int(answer["inserted"])
         finally:
             self._connection.close()
@@ -194,7 +195,7 @@ class ServedWriter(Writer):
         self._created += n
         self._fill(n / _SEND_ITEMS)
         if self._items:
-            self._late.call_later(self._send_late, _DELAY)
+            self._late.call_later(self._send_late, _DELAY_S)
 
     def _begin_message(self) -> None:
         self._message = {"op": "insert", "layouts": [], "write": [], "release": [], "lease": {}}
@@ -229,7 +230,7 @@ class ServedWriter(Writer):
                 if len(self._in_flight) < _MAX_MESSAGES:
                     self._send()
                 elif self._items:
-                    self._late.call_later(self._send_late, _LOOK)
+                    self._late.call_later(self._send_late, self.look_s)
 
     def _sync(self) -> None:
         """Asks the server which of the items created so far it could insert."""
@@ -260,7 +261,7 @@ class ServedWriter(Writer):
             # Read once: an interrupt from here on must end the wait, wherever in the loop it comes.
             interrupted = self._connection.wake.is_set
             if interrupted:
-                timeout = LAST_WORDS if timeout is None else min(timeout, LAST_WORDS)
+                timeout = LAST_WORDS_S if timeout is None else min(timeout, LAST_WORDS_S)
             deadline = None if timeout is None else time.monotonic() + timeout
             self._waits = True
             try:

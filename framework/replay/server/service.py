@@ -29,11 +29,7 @@ from launch.rpc import sockets
 
 _LOG = logging.getLogger(__name__)
 _ROUND = 64  # messages that the loop receives before it tries the waiting requests
-# Seconds between the end of a connection and the probes: the peer looks reachable for a moment.
-_PROBE_DELAYS = (0.02, 1.0)
-# Least number of seconds between two probes: idle clients do not read them.
-_PROBE_PERIOD = 1.0
-_LONGEST_POLL = 3600.0  # seconds
+_LONGEST_POLL_S = 3600.0
 _UNBIND_MS = 5000  # for which `stop` waits until the address is free
 _MAX_WAITING = 1 << 14  # requests of one client
 # A session ends if its client leaves more bytes, in more large answers, unread. ZeroMQ bounds the number of
@@ -62,7 +58,13 @@ class Service:
       error: the error that ended the loop; None before, and after `stop`.
       messages: number of received messages.
       malformed: number of them that do not follow the protocol; the service ignores them.
+      probe_delays_s: seconds between the end of a connection and the probes: the peer looks reachable for a
+        moment.
+      probe_period_s: least seconds between two probes, because idle clients do not read them.
     """
+
+    probe_delays_s = (0.02, 1.0)
+    probe_period_s = 1.0
 
     def __init__(
         self,
@@ -145,7 +147,7 @@ class Service:
             poller.register(source, zmq.POLLIN)
         while not self._stopping:
             now = time.monotonic()
-            due = min([now + _LONGEST_POLL, *self._deadlines.values(), *self._probes])
+            due = min([now + _LONGEST_POLL_S, *self._deadlines.values(), *self._probes])
             again = self._lines and self._again
             ready = dict(poller.poll(0 if again else max(0, int(1000 * (due - now) + 0.999))))
             if self._wake.descriptor in ready:
@@ -154,7 +156,7 @@ class Service:
                 while monitor.poll(0):
                     monitor.recv_multipart()
                 # Rounded, so that the set stays small when many connections end.
-                due_at = (max(self._next_probe, time.monotonic() + delay) for delay in _PROBE_DELAYS)
+                due_at = (max(self._next_probe, time.monotonic() + delay) for delay in self.probe_delays_s)
                 self._probes |= {round(moment, 2) for moment in due_at}
             if self._socket in ready:
                 self._receive()
@@ -334,7 +336,7 @@ class Service:
         for request in [each for each, deadline in self._deadlines.items() if deadline <= now]:
             self._end_request(request, request.late())
         if any(moment <= now for moment in self._probes):
-            self._next_probe = now + _PROBE_PERIOD
+            self._next_probe = now + self.probe_period_s
             self._probes = {max(moment, self._next_probe) for moment in self._probes if moment > now}
             for identity in list(self._sessions):
                 self._send(identity, {"notice": "ping"})

@@ -24,8 +24,6 @@ from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBl
 
 # The two sides of a table: calls of one wait for calls of the other.
 SAMPLERS, INSERTERS = 0, 1
-# Seconds of a single wait, which keep Ctrl-C working.
-_LOOK = 5.0
 
 _MAX = sys.float_info.max
 _NUMBERS = ("samples_per_insert", "min_size_to_sample", "min_diff", "max_diff")
@@ -190,7 +188,10 @@ class Waiting:
         only the first one counts.
       listeners: called, with the lock held, when calls of other processes should look again.
       closed: why the table is closed; None if it is not.
+      look_s: seconds after which a call that waits looks again, though nothing has woken it.
     """
+
+    look_s = 5.0
 
     def __init__(self, table: str, limiter: RateLimiter, lock: threading.Lock) -> None:
         self.limiter = limiter
@@ -260,7 +261,8 @@ class Waiting:
             raise WouldBlockError(f"{text}; nothing else runs in this thread, so the wait would never end")
         self.counts[side] += 1
         try:
-            self._conditions[side].wait(_LOOK if deadline is None else min(_LOOK, deadline - begin))
+            left = self.look_s if deadline is None else min(self.look_s, deadline - begin)
+            self._conditions[side].wait(left)
         finally:
             self.counts[side] -= 1
             self.seconds[side] += time.monotonic() - begin
