@@ -51,21 +51,9 @@ def test_groups_collect_nodes_in_order():
     ]
 
 
-def no_label(program):
-    program.add_node(lp.PyNode(nothing))
-
-
-def empty_label(program):
-    program.add_node(lp.PyNode(nothing), label="")
-
-
-def strange_label(program):
-    program.add_node(lp.PyNode(nothing), label="../x")
-
-
-def other_label(program):
-    with program.group("a"):
-        program.add_node(lp.PyNode(nothing), label="b")
+def add_in_group(program, group, label):
+    with program.group(group):
+        program.add_node(lp.PyNode(nothing), label=label)
 
 
 def nested_group(program):
@@ -75,8 +63,8 @@ def nested_group(program):
 
 def added_twice(program):
     node = lp.CourierNode(Nothing)
-    program.add_node(node, label="a")
-    program.add_node(node, label="a")
+    for _ in range(2):
+        program.add_node(node, label="a")
 
 
 def inner_node_added_too(program):
@@ -85,23 +73,22 @@ def inner_node_added_too(program):
     program.add_node(node, label="a")
 
 
-def nested_colocation(program):
-    lp.MultiThreadingColocation([lp.MultiProcessingColocation([lp.PyNode(nothing)])])
+REFUSED = {
+    "no label": (lambda program: program.add_node(lp.PyNode(nothing)), "label="),
+    "empty label": (lambda program: program.add_node(lp.PyNode(nothing), label=""), "label"),
+    "strange label": (lambda program: program.add_node(lp.PyNode(nothing), label="../x"), "letters"),
+    "other label": (lambda program: add_in_group(program, "a", "b"), "'a' is open"),
+    "nested group": (nested_group, "nested"),
+    "added twice": (added_twice, "already"),
+    "inner node added too": (inner_node_added_too, "already"),
+    "nested colocation": (
+        lambda _: lp.MultiThreadingColocation([lp.MultiProcessingColocation([lp.PyNode(nothing)])]),
+        "nested",
+    ),
+}
 
 
-REFUSED = [
-    (no_label, "label="),
-    (empty_label, "label"),
-    (strange_label, "letters"),
-    (other_label, "'a' is open"),
-    (nested_group, "nested"),
-    (added_twice, "already"),
-    (inner_node_added_too, "already"),
-    (nested_colocation, "nested"),
-]
-
-
-@pytest.mark.parametrize("build, message", REFUSED, ids=[build.__name__ for build, _ in REFUSED])
+@pytest.mark.parametrize("build, message", REFUSED.values(), ids=REFUSED.keys())
 def test_programs_that_make_no_sense(build, message):
     with pytest.raises(ValueError, match=message):
         build(lp.Program("test"))

@@ -152,26 +152,6 @@ def test_more_blocking_calls_than_threads_wait_their_turn(keys, directory):
     server.close()
 
 
-def test_max_in_flight_holds_the_caller_back(keys, directory):
-    thing = Thing()
-    server = Server(thing, f"ipc://{directory}/s", keys).start()
-    connection = Connection(server.address, keys, max_in_flight=2)
-    first = [connection.submit("block", (), {}, None) for _ in range(2)]
-    done = threading.Event()
-
-    def third():
-        connection.submit("echo", (1,), {}, None).result(PATIENCE)
-        done.set()
-
-    threading.Thread(target=third).start()
-    assert not done.wait(0.1)
-    thing.release.set()
-    assert done.wait(PATIENCE)
-    assert all(future.result(PATIENCE) for future in first)
-    connection.close()
-    server.close()
-
-
 HALF_MADE = """
 import pathlib
 seen = pathlib.Path(__file__).with_name("seen")
@@ -202,83 +182,6 @@ def test_threads_whose_imports_want_each_others_locks(tmp_path, monkeypatch):
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         loads = [pool.submit(wire.load, pickled, ()) for pickled in (package, module)]
         assert [load.result(PATIENCE).leaves for load in loads] == [("package",), ("module",)]
-
-
-def test_timeout(served):
-    _, _, connection = served
-    with pytest.raises(lp.CallTimeout, match=r"thing\.block"):
-        connection.call("block", (), {}, 0.05)
-    with pytest.raises(lp.CallTimeout):
-        connection.submit("block", (), {}, 0.05).result(PATIENCE)
-    assert ask(connection, "later") == "later"
-
-
-def test_call_waits_for_a_server_that_comes_later(keys, directory):
-    connection = Connection(f"ipc://{directory}/s", keys)
-    future = connection.submit("echo", (1,), {}, PATIENCE)
-    with pytest.raises(lp.CallTimeout):
-        ask(connection, 2, timeout=0.05)
-    server = Server(Thing(), f"ipc://{directory}/s", keys).start()
-    assert future.result(PATIENCE) == 1
-    connection.close()
-    server.close()
-
-
-def test_restart_of_the_server_loses_its_calls_and_no_others(keys, directory):
-    address = f"ipc://{directory}/s"
-    thing = Thing()
-    server = Server(thing, address, keys).start()
-    connection = Connection(address, keys)
-    lost = connection.submit("block", (), {}, None)
-    assert thing.entered.acquire(timeout=PATIENCE)
-    server.close()
-    again = Server(Thing(), address, keys).start()
-    assert isinstance(lost.exception(PATIENCE), lp.CallLost)
-    assert ask(connection, 3) == 3
-    assert connection.submit("echo", (4,), {}, None).result(PATIENCE) == 4
-    thing.release.set()
-    connection.close()
-    again.close()
-
-
-def test_close_wakes_waiting_calls(served):
-    thing, _, connection = served
-    future = connection.submit("block", (), {}, None)
-    errors = []
-
-    def wait():
-        try:
-            connection.call("block", (), {}, None)
-        except lp.ClientClosed as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    for _ in range(2):
-        assert thing.entered.acquire(timeout=PATIENCE)
-    connection.close()
-    assert isinstance(future.exception(PATIENCE), lp.ClientClosed)
-    thread.join(PATIENCE)
-    assert len(errors) == 1
-    with pytest.raises(lp.ClientClosed):
-        ask(connection, 1)
-
-
-def test_many_threads_share_a_client(served):
-    _, _, connection = served
-    wrong = []
-
-    def work(seed):
-        for i in range(50):
-            if ask(connection, (seed, i)) != (seed, i):
-                wrong.append((seed, i))
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert not wrong
 
 
 def test_addresses_of_ipv6(keys):

@@ -118,18 +118,6 @@ def test_second_interrupt_ends_at_once(short_tmp):
     assert list(script.sockets.iterdir()) == []
 
 
-def test_nodes_end_when_the_launcher_is_killed(short_tmp):
-    script = Script(short_tmp, "lp.wait_for_stop()")
-    script.read_until("working")
-    (server,) = [p for p in psutil.Process(script.process.pid).children() if p not in script.nodes]
-    os.kill(script.process.pid, signal.SIGKILL)
-    assert script.finish() == -signal.SIGKILL
-    psutil.wait_procs([server], timeout=PATIENCE)
-    assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
-    assert "closed" in script.lines
-    assert list(script.sockets.iterdir()) == []
-
-
 SAVES = """
     import contextlib, fcntl, os, sys, time
     import launch as lp
@@ -177,8 +165,11 @@ def test_workers_save_before_services_close(short_tmp, number):
     """Also when the launcher dies without a word."""
     script = Script(short_tmp, "", SAVES)
     script.read_until("working")
+    servers = [p for p in psutil.Process(script.process.pid).children() if p not in script.nodes]
     os.kill(script.process.pid, number)
     assert script.finish() != 0
+    psutil.wait_procs(servers, timeout=PATIENCE)
+    assert not [p for p in servers if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
     said = [line for line in script.lines if "closes" in line]
     assert said == ["learner closes", "store closes with parameters"]
     assert list(script.sockets.iterdir()) == []

@@ -107,7 +107,7 @@ def agents_on_engines():
             yield pytest.param(agent, engine, marks=[pytest.mark.release] * is_release)
 
 
-@pytest.mark.parametrize(("agent", "engine"), agents_on_engines())
+@pytest.mark.parametrize(("agent", "engine"), list(agents_on_engines()))
 def test_a_plan_agent_makes_exactly_its_env_steps(request, directory, engine, agent):
     """And one seed gives one learning curve on every engine, if the plan is synchronous."""
     if engine == "ray":
@@ -162,17 +162,17 @@ def run_and_kill(agent, labels, steps, engine, directory):
 
 
 def test_a_plan_goes_on_with_restarted_nodes(tmp_path):
-    run_and_kill("a2c", ["actor-1", "learner-0"], 6_000, "processes", tmp_path)
+    run_and_kill("a2c", ["actor-1", "learner-0"], 3_000, "processes", tmp_path)
 
 
 @pytest.mark.real
 @pytest.mark.timeout(400)
 def test_a_program_whose_nodes_are_killed_goes_on_and_is_resumed(supervised_program_engine, tmp_path):
     """Ape-X: a plan, workers, replay, checkpoints. The whole program that `.ci/run` has on the real Ray."""
-    first = run_and_kill("apex", ["actor-1", "replay-0"], 6_000, supervised_program_engine, tmp_path)
-    again = program(AGENTS["apex"], tmp_path, max_env_steps=6_500, evaluate_period=6_500)
+    first = run_and_kill("apex", ["actor-1", "replay-0"], 3_000, supervised_program_engine, tmp_path)
+    again = program(AGENTS["apex"], tmp_path, max_env_steps=3_500, evaluate_period=3_500)
     second = launch.launch(again, supervised_program_engine, heartbeat_timeout=None)
-    assert second["env_steps"] == 6_500
+    assert second["env_steps"] == 3_500
     assert second["learner_steps"] >= first["learner_steps"] + 8
 
 
