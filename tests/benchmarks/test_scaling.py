@@ -76,7 +76,7 @@ def test_processes_that_are_needed(actors, costs, expected):
 
 
 def test_the_check_runs_real_services_with_dummy_actors(capsys):
-    found = scaling.check("mujoco", actors=4, rate=16.0, seconds=2.0, alone=0.2)
+    found = scaling.check("mujoco", actors=4, rate=16.0, seconds=1.0, alone=0.1)
     assert set(found) == {"counter", "monitor", "source", "replay"}
     assert min(found["replay"]) > 0
     assert "4 actors x 16 steps/s of mujoco: predicted 64 env steps/s" in capsys.readouterr().out

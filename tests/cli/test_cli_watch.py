@@ -43,7 +43,7 @@ def on_a_terminal(train, *flags):
 
 def test_training_on_a_terminal_shows_the_nodes(train, tmp_path):
     # Long enough for the display to come round while the nodes run.
-    text = on_a_terminal(train, "--max-env-steps", "20000")
+    text = on_a_terminal(train, "--max-env-steps", "10000")
     assert "messages/s" in text
     *_, last = text.split(" on processes: ")
     assert last.startswith("finished")

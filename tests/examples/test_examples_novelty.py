@@ -17,6 +17,7 @@ def rnd(**changes):
     return NOVELTY["RND"](NOVELTY["RNDConfig"](**{**SETTINGS, **changes}))
 
 
+@pytest.mark.cpu_budget(30)
 def test_the_predictor_learns_is_used_and_is_saved_with_the_run(tmp_path):
     options = {"directory": str(tmp_path), "learner_log_period": 20, "checkpoint_period": None}
     NOVELTY["main"](rnd(), 2_000, **options)
