@@ -38,7 +38,7 @@ AGENTS = {
     "dqn": lambda: DQN(DQNConfig(prioritized=True, epsilon_ladder=3.0, n_step=2, **LEARNS)),
     "ppo": lambda: PPO(PPOConfig(**UNROLLS, recurrent="lstm", normalize_observations=True, epochs=2)),
     "impala": lambda: IMPALA(IMPALAConfig(**UNROLLS, lstm_size=8, batch_size=4)),
-    "r2d2": lambda: R2D2(R2D2Config(**UNROLLS, **SEQUENCES)),
+    "r2d2": lambda: R2D2(R2D2Config(**UNROLLS, **SEQUENCES, samples_per_insert=2.0)),
     "ppo-tuple": lambda: PPO(PPOConfig(**UNROLLS, minibatch_size=4)),
     "batch_ppo": lambda: BatchPPO(BatchPPOConfig(episodes_per_batch=3, hidden_sizes=(16,))),
     "sac": lambda: SAC(SACConfig(samples_per_insert=2.0, **LEARNS)),

@@ -30,7 +30,7 @@ from framework.programs import RunConfig, make_program, snapshot
 CARTPOLE, PENDULUM = "gymnasium:CartPole-v1", "gymnasium:Pendulum-v1"
 SMALL = {"min_replay_size": 100, "batch_size": 16, "hidden_sizes": (16,)}
 CONTROL = {**SMALL, "samples_per_insert": 4.0}
-SEQUENCES = {"unroll_length": 6, "burn_in": 3, "period": 6, "batch_size": 4, "lstm_size": 16}
+SEQUENCES = {"unroll_length": 6, "burn_in": 3, "period": 6, "batch_size": 4, "samples_per_insert": 2.0}
 AGENTS = {
     "dqn": lambda: DQN(DQNConfig(**SMALL)),
     "prioritized": lambda: DQN(DQNConfig(**SMALL, prioritized=True)),
