@@ -26,17 +26,17 @@ def program(agent=None, **settings):
 
 @pytest.mark.filterwarnings("error::launch.StopTimeoutWarning")
 def test_two_learners_make_the_steps_of_one_and_go_on_after_a_resume_until_they_are_stopped(tmp_path):
-    result = launch.launch(program(directory=tmp_path, max_learner_steps=40))
-    assert (result["reason"], result["learner_steps"]) == ("max_learner_steps", 40)
+    result = launch.launch(program(directory=tmp_path, max_learner_steps=20))
+    assert (result["reason"], result["learner_steps"]) == ("max_learner_steps", 20)
     with launch.start(program(directory=tmp_path)) as job:
-        assert job.client("counter").wait_for("learner_steps", 60, timeout=PATIENCE)
+        assert job.client("counter").wait_for("learner_steps", 30, timeout=PATIENCE)
         job.stop()  # Learners wait for data, and for each other.
         assert job.wait(timeout=60) is None
     rows = [row for row in read_jsonl(tmp_path / "metrics.jsonl") if row["label"] == "learner"]
-    assert rows[-1]["steps"] >= 60 and np.isfinite(rows[-1]["loss"])
+    assert rows[-1]["steps"] >= 30 and np.isfinite(rows[-1]["loss"])
     # Each learner takes its half of the batch of 16, and no batch is taken for nothing but the last few.
-    taken = next(row["replay/sampled"] for row in rows if row["steps"] == 40)
-    assert 40 * 16 <= taken <= 40 * 16 + 4 * 16
+    taken = next(row["replay/sampled"] for row in rows if row["steps"] == 20)
+    assert 20 * 16 <= taken <= 20 * 16 + 4 * 16
 
 
 @pytest.mark.filterwarnings("error::launch.StopTimeoutWarning")
@@ -51,7 +51,7 @@ def test_two_on_policy_learners_share_the_envs(tmp_path):
 
 
 class Dies(DQN):
-    """Learners are killed, one after the other: each in its tenth step, or before it."""
+    """Learners are killed, one after the other: each in its fifth step, or before it."""
 
     DEATHS = [(1, True), (0, True), (1, False)]  # rank, and whether in a step
     folder: pathlib.Path
@@ -68,7 +68,7 @@ class Dies(DQN):
     def die(self, in_step):
         deaths = len(list(self.folder.glob("death-*")))
         due = deaths < len(self.DEATHS) and self.DEATHS[deaths] == (self.rank, in_step)
-        if due and self.learner.steps >= 10:
+        if due and self.learner.steps >= 5:
             (self.folder / f"death-{deaths}").touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -90,10 +90,10 @@ def test_killed_learners_come_back_and_the_group_goes_on(tmp_path):
     agent = Dies(CONFIG)
     agent.folder = tmp_path
     settings = {"learner_log_period": 1, "publish_period": 1, "log_period": 10}
-    graph = program(agent, directory=tmp_path, max_learner_steps=60, **settings)
+    graph = program(agent, directory=tmp_path, max_learner_steps=40, **settings)
     with launch.start(graph, restarts={"learner": 2}) as job:
         result = job.wait(timeout=PATIENCE)
-        assert (result["reason"], result["learner_steps"]) == ("max_learner_steps", 60)
+        assert (result["reason"], result["learner_steps"]) == ("max_learner_steps", 40)
         restarts = {node["label"]: node["restarts"] for node in job.nodes() if node["restarts"]}
         assert restarts == {"learner-0": 1, "learner-1": 2}
     rows = list(read_jsonl(tmp_path / "metrics.jsonl"))

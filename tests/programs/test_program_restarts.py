@@ -29,7 +29,7 @@ from framework.loggers import read_jsonl
 PATIENCE = 60.0
 GROUPS = ("actor", "learner", "monitor", "evaluator", "replay", "counter", "checkpointer")
 # Enough work that the program is still at it when the killed node is back.
-STEPS = 3000
+STEPS = 2500
 
 
 def start(directory, steps=STEPS, checkpoint_period=300, **options):
@@ -58,7 +58,7 @@ def test_any_one_node_may_be_killed(tmp_path, groups):
     """One after another: starting a program takes longer than all the rest."""
     with start(tmp_path, restarts=dict.fromkeys(GROUPS, 1)) as job:
         for number, group in enumerate(groups, 1):
-            wait_for_steps(job, 600 * number)
+            wait_for_steps(job, 500 * number)
             os.kill(node_of(job, group)["pid"], signal.SIGKILL)
         result = job.wait(timeout=PATIENCE)
         assert result["reason"] == "max_env_steps"

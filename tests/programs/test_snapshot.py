@@ -28,14 +28,14 @@ from framework.loggers import InMemoryLogger
 from framework.programs import RunConfig, make_program, snapshot
 
 CARTPOLE, PENDULUM = "gymnasium:CartPole-v1", "gymnasium:Pendulum-v1"
-SMALL = {"min_replay_size": 100, "batch_size": 16}
-CONTROL = {**SMALL, "samples_per_insert": 8.0, "hidden_sizes": (16, 16)}
+SMALL = {"min_replay_size": 100, "batch_size": 16, "hidden_sizes": (16,)}
+CONTROL = {**SMALL, "samples_per_insert": 4.0}
 SEQUENCES = {"unroll_length": 6, "burn_in": 3, "period": 6, "batch_size": 4, "samples_per_insert": 2.0}
 AGENTS = {
     "dqn": lambda: DQN(DQNConfig(**SMALL)),
     "prioritized": lambda: DQN(DQNConfig(**SMALL, prioritized=True)),
-    "ppo": lambda: PPO(PPOConfig(unroll_length=16)),
-    "impala": lambda: IMPALA(IMPALAConfig(unroll_length=8, lstm_size=8)),
+    "ppo": lambda: PPO(PPOConfig(unroll_length=16, hidden_sizes=(16,))),
+    "impala": lambda: IMPALA(IMPALAConfig(unroll_length=8, lstm_size=8, hidden_sizes=(16,))),
     "mpo": lambda: MPO(MPOConfig(**CONTROL)),
     "r2d2": lambda: R2D2(R2D2Config(**SEQUENCES)),
     "sac": lambda: SAC(SACConfig(**CONTROL)),
@@ -127,9 +127,9 @@ def test_an_interrupted_run_continues_bit_for_bit(tmp_path, agent, inference):
 @pytest.mark.parametrize("leaves", [False, True], ids=["stop", "stop in with"])
 def test_a_stop_without_a_wait_saves_the_state(tmp_path, leaves):
     whole, parts = str(tmp_path / "whole"), str(tmp_path / "parts")
-    run("dqn", CARTPOLE, dataclasses.replace(BASE, directory=whole))
+    run("ppo", CARTPOLE, dataclasses.replace(BASE, directory=whole))
     config = dataclasses.replace(BASE, directory=parts)
-    job = launch.start(program("dqn", CARTPOLE, config), engine="serial")
+    job = launch.start(program("ppo", CARTPOLE, config), engine="serial")
     with job if leaves else contextlib.nullcontext():
         for _ in range(20):
             with pytest.raises(TimeoutError):
@@ -137,7 +137,7 @@ def test_a_stop_without_a_wait_saves_the_state(tmp_path, leaves):
         job.stop()
     assert job.over
     assert "program" in last_checkpoint(parts).names
-    run("dqn", CARTPOLE, config)
+    run("ppo", CARTPOLE, config)
     assert_same_run(whole, parts)
 
 
@@ -153,22 +153,9 @@ def test_a_run_with_shards_and_a_variable_source_continues_bit_for_bit(tmp_path)
     assert_same_run(whole, parts)
 
 
-@pytest.mark.parametrize(("environment", "stepping"), [(CARTPOLE, "vector"), (PENDULUM, "processes")])
-def test_environments_continue_bit_for_bit(tmp_path, environment, stepping):
-    whole, parts = str(tmp_path / "whole"), str(tmp_path / "parts")
-    settings = {"max_env_steps": 300, "evaluate_period": None, "stepping": stepping}
-    config = dataclasses.replace(BASE, directory=whole, **settings)
-    run("random", environment, config)
-    config = dataclasses.replace(config, directory=parts)
-    run("random", environment, config, passes=31)
-    assert "program" in last_checkpoint(parts).names
-    run("random", environment, config)
-    assert_same_run(whole, parts)
-
-
 def test_a_stop_within_a_pass_continues_with_the_next_node(tmp_path):
     whole, parts = str(tmp_path / "whole"), str(tmp_path / "parts")
-    run("dqn", CARTPOLE, dataclasses.replace(BASE, directory=whole))
+    run("ppo", CARTPOLE, dataclasses.replace(BASE, directory=whole))
     written = 0
 
     def stop_at_the_third_row(snapshot):
@@ -178,9 +165,9 @@ def test_a_stop_within_a_pass_continues_with_the_next_node(tmp_path):
             launch.stop()
 
     config = dataclasses.replace(BASE, directory=parts)
-    launch.launch(program("dqn", CARTPOLE, config, stop_at_the_third_row), engine="serial")
+    launch.launch(program("ppo", CARTPOLE, config, stop_at_the_third_row), engine="serial")
     assert "program" in last_checkpoint(parts).names
-    run("dqn", CARTPOLE, config)
+    run("ppo", CARTPOLE, config)
     assert_same_run(whole, parts)
 
 
@@ -194,7 +181,8 @@ CHANGES = {
 def test_other_settings_begin_new_episodes(tmp_path, caplog, settings, of_agent, message):
     config = dataclasses.replace(BASE, directory=str(tmp_path))
     run("ppo", CARTPOLE, config, passes=20)
-    job = start(dataclasses.replace(config, **settings), PPO(PPOConfig(unroll_length=16, **of_agent)))
+    agent = PPO(dataclasses.replace(AGENTS["ppo"]().config, **of_agent))
+    job = start(dataclasses.replace(config, **settings), agent)
     assert job.wait()["env_steps"] == BASE.max_env_steps
     assert "settings or packages have changed, so new episodes begin: " + message in caplog.text
 
