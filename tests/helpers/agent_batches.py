@@ -122,6 +122,19 @@ def unrolls(agent: Any, spec: Any = DISCRETE, seed: int = 0) -> ReplaySample:
     return ReplaySample(_info(random, envs), data)
 
 
+def unrolled(network: Any, data: Any, n: int, burn_in: int) -> torch.Tensor:
+    """Outputs `[T, ...]` of a recurrent network for all rows of sequence `n`, one step at a time."""
+    state = tuple(torch.as_tensor(part[n : n + 1]) for part in data.extras.get("state", ()))
+    rows = []
+    for t in range(data.mask.shape[1]):
+        if data.start_of_episode[n, t]:
+            state = network.initial_state(1)
+        with torch.set_grad_enabled(t >= burn_in):
+            values, state = network.step(torch.as_tensor(data.observation[n : n + 1, t]), state)
+        rows.append(values[0])
+    return torch.stack(rows)
+
+
 def _observe(spec: Any, random: Any, *leading: int) -> Any:
     def make(leaf: Any) -> np.ndarray:
         if leaf.dtype.kind != "f":
@@ -136,7 +149,9 @@ def _info(random: Any, size: int) -> replay.SampleInfo:
     return replay.SampleInfo(keys, random.dirichlet(ones), np.full(size, size), ones, ones)
 
 
-def played(agent: Any, environment: Any, steps: int = 90, envs: int = 3, **options: Any) -> tuple[Any, Any, Any]:
+def played(
+    agent: Any, environment: Any, steps: int = 90, envs: int = 3, **options: Any
+) -> tuple[Any, Any, Any]:
     """All that an actor writes, as one batch; the networks that acted; and the spec."""
     torch.manual_seed(0)
     wrappers = agent.environment_wrappers()

@@ -99,9 +99,10 @@ def written(agent, spec):
 
 def fetched(agent, spec):
     """What the dataset is asked to keep ready, and the adder to keep under way."""
-    with mock.patch("framework.torch_agents.Dataset") as dataset, mock.patch(
-        "framework.adders.UnrollAdder"
-    ) as adder:
+    with (
+        mock.patch("framework.torch_agents.Dataset") as dataset,
+        mock.patch("framework.adders.UnrollAdder") as adder,
+    ):
         agent.make_dataset(None), agent.make_adder(None, spec)
     return str((dataset.call_args, adder.call_args))
 
@@ -253,13 +254,17 @@ SIZES, COUNT, RATE, SHARE = (64, (0,), (8, 0.5)), (0, 1.5, None), (-1.0, NAN, "1
 WRONG = {
     **dict.fromkeys(("hidden_sizes", "head_sizes", "encoder_sizes", "embedding_hidden_sizes"), SIZES),
     **dict.fromkeys(("n_step", "max_replay_size", "min_replay_size", "batch_size", "insert_burst"), COUNT),
-    **dict.fromkeys(("target_update_period", "num_critics", "actor_delay", "num_atoms", "num_cosines"), COUNT),
+    **dict.fromkeys(
+        ("target_update_period", "num_critics", "actor_delay", "num_atoms", "num_cosines"), COUNT
+    ),
     **dict.fromkeys(("unroll_length", "period", "queue_batches", "unrolls_in_flight", "epochs"), COUNT),
     **dict.fromkeys(("num_quantiles", "num_target_quantiles", "embedding_size", "epsilon_decay"), COUNT),
     **dict.fromkeys(("importance_sampling_annealing", "recurrent_size", "evaluation_tasks"), COUNT),
     **dict.fromkeys(("tasks_per_worker", "minibatch_tasks", "rollout_length"), COUNT),
     **dict.fromkeys(("normalize_advantages", "double", "shared", "random_start", "autocast"), ("no", 1)),
-    **dict.fromkeys(("learning_rate_decay", "episodes_per_batch", "lstm_size", "minibatch_size"), (0, 1.5, "8")),
+    **dict.fromkeys(
+        ("learning_rate_decay", "episodes_per_batch", "lstm_size", "minibatch_size"), (0, 1.5, "8")
+    ),
     **dict.fromkeys(("num_samples", "num_policy_quantiles"), (1, 2.5)),
     **dict.fromkeys(("burn_in", "max_policy_lag", "prefetch_batches", "pretraining_steps"), (-1, 1.5)),
     **dict.fromkeys(("inner_steps", "evaluation_inner_steps"), (-1, 1.5)),
@@ -269,7 +274,9 @@ WRONG = {
     **dict.fromkeys(("priority_exponent", "epsilon_ladder", "initial_kl_coefficient", "clip_rho"), RATE),
     **dict.fromkeys(("clip_c", "rmsprop_momentum", "smoothing_std", "exploration_std"), RATE),
     **dict.fromkeys(("exploration_ladder", "demonstration_priority", "margin"), RATE),
-    **dict.fromkeys(("reward_clip", "max_gradient_norm", "huber_delta", "munchausen_temperature"), (0.0, NAN)),
+    **dict.fromkeys(
+        ("reward_clip", "max_gradient_norm", "huber_delta", "munchausen_temperature"), (0.0, NAN)
+    ),
     **dict.fromkeys(("munchausen_clip", "initial_noise", "samples_per_insert", "reward_scale"), (0, NAN)),
     **dict.fromkeys(("temperature", "initial_temperature", "smoothing_clip", "value_clip"), (0.0, INF)),
     **dict.fromkeys(("target_kl", "initial_std", "epsilon_mean", "epsilon_std", "clip_target"), (0.0, INF)),
@@ -301,7 +308,10 @@ def unchanged(agent, spec, table):
         if (base, probe) not in seen:
             seen[base, probe] = probe(type(agent)(base), spec)
             np.testing.assert_equal(probe(type(agent)(base), spec), seen[base, probe], field)
-        before, after = seen[base, probe], probe(type(agent)(dataclasses.replace(base, **{field: value})), spec)
+        before, after = (
+            seen[base, probe],
+            probe(type(agent)(dataclasses.replace(base, **{field: value})), spec),
+        )
         if np.shape(before) == np.shape(after) and np.all(np.asarray(before) == np.asarray(after)):
             names.append(field)
     return names
