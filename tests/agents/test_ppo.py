@@ -22,6 +22,7 @@ from framework import environments
 from framework.environments.testing import FakeEnvironment, MemoryEnvironment, make_spec
 from framework.learners import LossContext
 from framework.programs import RunConfig, make_program
+from framework.replay import ReplaySample
 from framework.types import Step
 
 SMALL = AGENTS["ppo"].config
@@ -96,7 +97,7 @@ def test_advantages_of_a_truncated_episode(before, behind):
     data = Step(values.unsqueeze(-1), zeros, rewards, discounts, zeros.bool(), extras, mask)
     config = PPOConfig(discount=0.9, gae_lambda=0.95, normalize_advantages=False)
     context = LossContext(None, torch.tensor(0), torch.tensor(0), torch.Generator())
-    prepared = PPO(config).prepare(ObservationIsValue(), Sample(None, data), context)
+    prepared = PPO(config).prepare(ObservationIsValue(), ReplaySample(None, data), context)
     at = int(sum(row[3] for row in before))
     assert prepared.rows == at + 2 + sum(row[3] for row in behind)
     assert prepared.data.advantage[at : at + 2].tolist() == pytest.approx([5.73, 6.0])
