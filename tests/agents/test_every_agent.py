@@ -1,4 +1,4 @@
-"""What every agent does: it resumes exactly, repeats from its seed, takes masks and nests, and runs in a program.
+"""What every agent does: it resumes exactly, repeats from its seed, takes masks and nests, and runs.
 
 Its loss against a second formulation, and what is particular to it, are in the file of its name.
 """

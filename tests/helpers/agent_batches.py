@@ -88,7 +88,7 @@ def transitions(spec: Any = DISCRETE, seed: int = 0, size: int = 16) -> ReplaySa
 
 
 def unrolls(agent: Any, spec: Any = DISCRETE, seed: int = 0) -> ReplaySample:
-    """Rows as an actor with other parameters wrote them, with ends of terminated and of truncated episodes."""
+    """Rows as an actor with other parameters wrote them, with terminated and with truncated episodes."""
     agent, random = agent.for_program(ENVS), np.random.default_rng(seed)
     on_policy, envs = isinstance(agent, OnPolicyAgent), agent.items_per_step
     shape = (envs, getattr(agent.config, "burn_in", 0) + agent.config.unroll_length + 1)

@@ -186,3 +186,14 @@ def test_a_queue_that_was_refilled_keeps_what_is_given_back():
     assert client.can_insert("t", 1) and not client.can_insert("t", 2)
     assert client.sample_batch("t", 3, timeout=0).data.tolist() == [5, 6, 7]
     assert client.can_insert("t", 4), "empty, it takes as many as before"
+
+
+def test_a_priority_that_is_set_after_the_last_turn_counts_once_the_item_is_back():
+    client = make(sampler=selectors.Prioritized(1.0), times=1)
+    insert(client, [0, 1], [1.0, 1.0])
+    table = client.tables["t"]
+    held = table.sample(1)
+    client.update_priorities("t", held.info.key, [5.0])
+    assert table.weight()[:2] == (1.0, 1)
+    table.give_back(held)
+    assert table.weight()[:2] == (6.0, 2)

@@ -72,6 +72,9 @@ def test_items_of_different_structures_are_no_batch():
 
 
 def test_max_bytes():
+    RowStore(max_bytes=1200).stream("s", {"x": ((), np.int64)}).lease(
+        100
+    )  # 8 bytes each, and 4 for the count
     store = RowStore(max_bytes=100_000)
     client = make(size=10_000, store=store)
     writer = client.batch_writer()

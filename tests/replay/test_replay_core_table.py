@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import pytest
 from background import Background, until
-from embedded_table import contents, drain, insert, make
+from embedded_table import contents, drain, insert, insert_now, make
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from served_table import counts, num_rows
@@ -85,6 +85,7 @@ def test_default_priority_is_the_largest_so_far():
     client = make(sampler=selectors.MaxHeap())
     insert(client, [0])
     keys = insert(client, [1], [4.0])
+    insert(client, [3], [2.0])
     insert(client, [2])
     client.mutate_priorities("t", {int(keys[0]): 9.0, 12345: 10.0}, keys)  # deletes come first
     sample = client.sample_batch("t", 1)
@@ -182,6 +183,26 @@ def test_calls_that_wait_are_woken(name):
     assert outcome == ["ended" if ends else "through"]
 
 
+def test_an_item_that_comes_between_a_draw_and_its_wait_is_seen(monkeypatch):
+    client = make()
+    table, draw = client.tables["t"], client.tables["t"].draw
+
+    def draw_before_the_insert(n, delivery):
+        return draw(n, delivery) or (not table.size and not len(insert(client, [7])))
+
+    monkeypatch.setattr(table, "draw", draw_before_the_insert)
+    table.sample(1, timeout=1.0)
+    assert table.waiting.seconds[SAMPLERS] == 0.0
+
+
+def test_an_insert_of_more_items_than_the_table_holds_goes_through_at_once():
+    client = make(size=3)
+    writer = client.batch_writer()
+    rows = writer.append("s", {"x": np.arange(8)})
+    assert insert_now(client.tables["t"], writer.slice("s", "x", rows))[1] == 8
+    assert contents(client) == [5, 6, 7]
+
+
 def test_alone_it_does_not_wait_for_ever():
     client = make(concurrent=False)
     with pytest.raises(replay.WouldBlockError, match="size 0 < min_size_to_sample 1"):
@@ -268,6 +289,14 @@ def test_the_age_of_samples_counts_those_that_were_used(used):
     assert table.info.sampled_age == (35 if used else 15)
     client.reset("t")
     assert table.info.sampled_age == 0
+
+
+def test_the_message_of_a_timeout_is_only_that():
+    client = replay.EmbeddedClient([replay.Table.queue("t", 3)])
+    with pytest.raises(replay.DeadlineExceededError) as error:
+        client.sample_batch("t", 1, timeout=0.01)
+    assert client.server_info()["t"].rate_limiter_info.sample_stats.pending == 0
+    assert str(error.value).startswith("table 't': cannot sample 1 items (0 went through): size 0 <")
 
 
 def test_items_that_were_sampled_more_often_than_a_restored_limit_leave_with_their_next_sample():

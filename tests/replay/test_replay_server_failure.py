@@ -148,9 +148,9 @@ def test_no_row_is_ever_torn(fork):
     """A small table, so that rows are reused all the time; 60 seconds with REPERTORY_TORN_SECONDS=60."""
     seconds = float(os.environ.get("REPERTORY_TORN_SECONDS", "2"))
     with replay.Server([table(size=200)]) as server:
-        children = [fork(_write_checked, server.address, number > 0, seconds, number) for number in range(3)]
-        children += [fork(_read_checked, server.address, number > 0, seconds) for number in range(3)]
-        assert [child.word() for child in children] == [0] * 6  # nothing dropped, nothing torn
+        children = [fork(_write_checked, server.address, number > 0, seconds, number) for number in range(4)]
+        children += [fork(_read_checked, server.address, number > 0, seconds) for number in range(4)]
+        assert [child.word() for child in children] == [0] * 8  # nothing dropped, nothing torn
         until(lambda: num_rows(server._store) == 200)
 
 
