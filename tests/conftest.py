@@ -34,8 +34,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # For processes that tests start: SIGABRT has Python write the stacks of all threads.
 os.environ.setdefault("PYTHONFAULTHANDLER", "1")
 
-# On a busy machine Ray needs minutes to start. Its own limit is 60 s. See helpers/patient_ray.py too.
-os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")
+# On a busy machine a start of Ray may fail. It then waits as long as this for a process that has ended, and
+# helpers/patient_ray.py starts it again.
+os.environ.setdefault("RAY_raylet_start_wait_time_s", "60")
 _RAY_LIMIT_S = 600
 
 _BEFORE_LIMIT_S = 10.0

@@ -13,7 +13,6 @@ import threading
 import time
 import warnings
 
-import numpy as np
 import psutil
 import pytest
 
@@ -80,23 +79,6 @@ def test_a_node_may_have_more_clients_than_the_launcher_may_open_files():
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert allowed == (1 << 16 if hard == resource.RLIM_INFINITY else min(hard, 1 << 16))
-
-
-def test_a_nodes_limit_of_arrays_holds_for_its_answers():
-    def main(service):
-        assert len(service.echo(b"x")) == 1
-        with pytest.raises(lp.LaunchError, match="max_frame_bytes=50000"):
-            service.zeros(60_000)
-        lp.stop("refused")
-
-    class Large(Service):
-        def zeros(self, count):
-            return np.zeros(count, np.uint8)
-
-    program = lp.Program("test")
-    node = lp.CourierNode(Large, courier_kwargs={"max_frame_bytes": 50_000})
-    program.add_node(lp.PyNode(main, program.add_node(node, label="service")), label="main")
-    assert lp.launch(program) == "refused"
 
 
 class LoadsSlowly:

@@ -198,12 +198,15 @@ def test_addresses_of_ipv6(keys):
 
 
 def test_the_limit_of_a_frame_holds_for_answers(keys, directory):
+    node = lp.CourierNode(Thing, courier_kwargs={"max_frame_bytes": 100_000})
+    limit = {"max_frame_bytes": node.client_options["max_frame_bytes"]}
+
     class Zeros:
         def zeros(self, count):
             return np.zeros(count, np.uint8)
 
     server = Server(Zeros(), f"ipc://{directory}/s", keys).start()
-    connection = Connection(server.address, keys, max_frame_bytes=100_000)
+    connection = Connection(server.address, keys, **limit)
     assert connection.call("zeros", (90_000,), {}, PATIENCE).nbytes == 90_000
     with pytest.raises(lp.LaunchError, match="max_frame_bytes=100000"):
         connection.call("zeros", (200_000,), {}, PATIENCE)

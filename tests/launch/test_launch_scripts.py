@@ -222,35 +222,3 @@ def test_what_a_killed_program_left_the_next_one_removes(short_tmp):
     again.finish()
     assert not os.path.exists(f"/dev/shm/lp-{job}")
     assert list(script.sockets.iterdir()) == []
-
-
-def test_a_cached_function_of_the_script(short_tmp):
-    path = short_tmp / "script.py"
-    path.write_text(
-        textwrap.dedent(
-            """
-            import functools
-            import launch as lp
-
-            @functools.lru_cache(maxsize=3)
-            def double(x):
-                return 2 * x
-
-            def main(function):
-                lp.stop((function(4), function.cache_parameters()["maxsize"], double(1)))
-
-            program = lp.Program("cached")
-            program.add_node(lp.PyNode(main, double), label="main")
-            print(lp.launch(program))
-            """
-        )
-    )
-    root = os.path.dirname(os.path.dirname(os.path.abspath(lp.__file__)))
-    done = subprocess.run(
-        [sys.executable, str(path)],
-        env={**os.environ, "PYTHONPATH": root},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-    assert done.stdout.strip() == "(8, 3, 2)", done.stderr
