@@ -27,7 +27,7 @@ _FAULTS = {
 
 @pytest.mark.parametrize(
     ("fault", "stepping"),
-    [*((fault, "inline") for fault in _FAULTS), ("nan_reward", "processes"), ("shape", "processes")],
+    [*((fault, "inline") for fault in _FAULTS), ("nan_reward", "processes")],
 )
 def test_a_fault_in_mid_episode_names_environment_env_and_field(fault, stepping):
     with environments.make(

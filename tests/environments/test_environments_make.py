@@ -27,10 +27,10 @@ def _roll(environment, actions):
     return [np.stack(field) for field in zip(*steps, strict=True)]
 
 
-@pytest.mark.parametrize("stepping", ["inline", "vector", "processes"])
+@pytest.mark.parametrize("stepping", ["inline", "vector"])
 def test_timesteps_follow_the_contract(stepping):
     actions = np.random.default_rng(0).integers(0, 2, (150, 4))
-    with environments.make(CARTPOLE, num_envs=4, seed=1, stepping=stepping, **_few(stepping)) as environment:
+    with environments.make(CARTPOLE, num_envs=4, seed=1, stepping=stepping) as environment:
         step_type, reward, discount, observation = _roll(environment, actions)
     assert step_type.dtype == np.int64 and reward.dtype == discount.dtype == np.float32
     assert observation.shape == (151, 4, 4) and observation.dtype == np.float32
@@ -46,15 +46,10 @@ def test_timesteps_follow_the_contract(stepping):
     assert (np.abs(observation[step_type == FIRST]) <= 0.05).all()
 
 
-def _few(stepping):
-    return {"num_processes": 2} if stepping == "processes" else {}
-
-
-@pytest.mark.parametrize("stepping", ["inline", "vector", "processes"])
+@pytest.mark.parametrize("stepping", ["inline", "vector"])
 def test_time_limit_is_a_truncation(stepping):
-    with environments.make(
-        CARTPOLE, num_envs=2, seed=1, stepping=stepping, options={"max_episode_steps": 5}, **_few(stepping)
-    ) as environment:
+    limit = {"max_episode_steps": 5}
+    with environments.make(CARTPOLE, num_envs=2, seed=1, stepping=stepping, options=limit) as environment:
         step_type, reward, discount, _ = _roll(environment, [np.array([0, 1]), np.array([1, 0])] * 4)
     assert step_type[:, 0].tolist() == [FIRST, MID, MID, MID, MID, LAST, FIRST, MID, MID]
     assert (discount == 1).all()

@@ -84,11 +84,9 @@ def test_dm_control_continues_byte_for_byte():
     _check(_make("dm_control:cartpole/balance", wrappers=[limit]))
 
 
-@pytest.mark.parametrize("stepping", ["vector", "processes"])
 @pytest.mark.parametrize(("name", "options"), [(CARTPOLE, {}), ("gymnasium:Acrobot-v1", _LIMIT)])
-def test_other_ways_to_step_continue_byte_for_byte(name, options, stepping):
-    few = {"num_processes": 2} if stepping == "processes" else {}
-    _check(_make(name, stepping, options=options, **few))
+def test_vector_environments_continue_byte_for_byte(name, options):
+    _check(_make(name, "vector", options=options))
 
 
 _LIMIT_OF_7 = functools.partial(environments.StepLimit, limit=7)
@@ -97,7 +95,6 @@ _REPEAT = functools.partial(environments.ActionRepeat, num_repeats=3)
 _SCALE = functools.partial(environments.RescaleAction, clip=True)
 _WRAPPERS = {
     "limit and stack": (CARTPOLE, "auto", [_LIMIT_OF_7, _STACK]),
-    "limit and stack in processes": (CARTPOLE, "processes", [_LIMIT_OF_7, _STACK]),
     "action repeat": (CARTPOLE, "auto", [_REPEAT]),
     "action repeat in processes": (CARTPOLE, "processes", [_REPEAT]),
     "inputs of the policy": (CARTPOLE, "auto", [environments.ObservationActionReward]),

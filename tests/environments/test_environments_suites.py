@@ -164,6 +164,7 @@ def test_atari_bad_names_and_options(atari):
             call()
 
 
+@pytest.mark.release
 @pytest.mark.filterwarnings("ignore:.*DISPLAY")
 def test_dm_control():
     pytest.importorskip("dm_control")
