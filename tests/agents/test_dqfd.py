@@ -146,7 +146,7 @@ def test_demonstrations_are_needed_and_fit_the_environment():
         make_program(DQfD(), FakeEnvironment)
     with pytest.raises(ValueError, match="demonstrations: got the observation"):
         make_program(DQfD(SMALL), EchoEnvironment)
-    with pytest.raises(ValueError, match="^demonstrations: got 3, expected "):
+    with pytest.raises(ValueError, match=r"^demonstrations: got 3, expected "):
         DQfDConfig(demonstrations=3)
 
 
