@@ -88,7 +88,7 @@ def transitions(spec: Any = DISCRETE, seed: int = 0, size: int = 16) -> ReplaySa
 
 
 def unrolls(agent: Any, spec: Any = DISCRETE, seed: int = 0) -> ReplaySample:
-    """Rows as an actor with other parameters wrote them, with terminated and with truncated episodes."""
+    """Rows of an actor with other parameters, with ends of terminated and of truncated episodes."""
     agent, random = agent.for_program(ENVS), np.random.default_rng(seed)
     on_policy, envs = isinstance(agent, OnPolicyAgent), agent.items_per_step
     shape = (envs, getattr(agent.config, "burn_in", 0) + agent.config.unroll_length + 1)
@@ -124,7 +124,7 @@ def unrolls(agent: Any, spec: Any = DISCRETE, seed: int = 0) -> ReplaySample:
 
 def unrolled(network: Any, data: Any, n: int, burn_in: int) -> torch.Tensor:
     """Outputs `[T, ...]` of a recurrent network for all rows of sequence `n`, one step at a time."""
-    state = tuple(torch.as_tensor(part[n : n + 1]) for part in data.extras.get("state", ()))
+    state = tuple(torch.as_tensor(part[n : n + 1]) for part in (data.extras["state"] if data.extras else ()))
     rows = []
     for t in range(data.mask.shape[1]):
         if data.start_of_episode[n, t]:

@@ -1,8 +1,7 @@
 """What is asked of every agent's config: each field changes something, and refuses what makes no sense.
 
 A table holds, for each field but `device`: another value than the default (None: the other one of True and
-False), a probe (agent, spec, seed of its networks to arrays or text) that shows it, and what else must be set
-for it to matter.
+False), a probe (agent and spec to arrays or text) that shows it, and what else has to be set for it to matter.
 """
 
 import ast
@@ -51,7 +50,9 @@ def _actions(policy, times):
 
 def explored(agent, spec):
     """How often each of two envs does what it would not have done greedily, after one env step."""
-    return (_actions(make_policy(agent, spec), 200) != _actions(make_policy(agent, spec, True), 1)).mean(0)
+    policy, greedy = make_policy(agent, spec), make_policy(agent, spec, evaluation=True)
+    policy.seed(1)
+    return (_actions(policy, 200) != _actions(greedy, 1)).mean(0)
 
 
 def evaluated(agent, spec):
