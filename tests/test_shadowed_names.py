@@ -27,6 +27,7 @@ STANDARD = {
     "abc.ABC",
     "argparse.Action",  # argparse takes nothing else
     "enum.Enum",
+    "multiprocessing.managers.BaseManager",  # its subclasses have the registered names
     "threading.Event",  # users know the stop of a program as one
     "threading.local",
     "typing.Generic",
@@ -55,14 +56,14 @@ OVERRIDDEN = {
 
 def bases_in(source: str) -> Iterator[tuple[str, str]]:
     """The classes in a module's source, nested ones too, and the full names of their bases."""
-    tree = ast.parse(source)
+    nodes = list(ast.walk(ast.parse(source)))
     names = {}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             names.update({alias.asname or alias.name: alias.name for alias in node.names})
         elif isinstance(node, ast.ImportFrom) and node.module:
             names.update({alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names})
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.ClassDef):
             for base in node.bases:
                 base = base.value if isinstance(base, ast.Subscript) else base  # Generic[T]
