@@ -124,6 +124,7 @@ setup(
     classifiers=[
         "License :: OSI Approved :: Apache Software License",
         "Programming Language :: Python :: 3",
+        *[f"Programming Language :: Python :: {version}" for version in ("3.10", "3.11", "3.12", "3.13")],
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
 )

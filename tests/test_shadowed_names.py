@@ -1,7 +1,7 @@
 """No name of ours shadows an attribute of a class of another package or of the standard library.
 
-A newer Python may add private attributes to its classes, as 3.13 added `Thread._handle`, which no test on an older
-one can know. Classes of the standard library with private state are therefore held, not inherited from.
+A newer Python may add private attributes to its classes, as 3.13 added `Thread._handle`, which no test on an
+older one can know. Classes of the standard library with private state are therefore held, not inherited from.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ STANDARD = {
 # What subclasses are there to define. A name that is defined as well and is not here shadows one.
 OVERRIDDEN = {
     "cloudpickle.cloudpickle.Pickler": {"reducer_override"},
-    "dm_env._environment.Environment": set(
-        ("reset", "step", "close", "action_spec", "observation_spec", "reward_spec", "discount_spec")
-    ),
+    "dm_env._environment.Environment": {
+        *("reset", "step", "close"),
+        *("action_spec", "observation_spec", "reward_spec", "discount_spec"),
+    },
     "threading.Event": {"wait"},
     "torch.distributed.distributed_c10d.Store": {"wait", "clone", "set", "add", "check", "get"},
     "torch.nn.modules.linear.Linear": {"forward"},
@@ -99,8 +100,7 @@ def names_of(cls: type) -> set[str]:
                 found.add(getattr(target, "id", None) or getattr(target, "name", None) or "")
         for child in ast.walk(node):
             if isinstance(child, ast.Attribute) and isinstance(child.ctx, ast.Store):
-                if isinstance(child.value, ast.Name) and child.value.id == "self":
-                    found.add(child.attr)
+                found |= {child.attr} if ast.unparse(child.value) == "self" else set()
     return {name for name in found if name and not (name.startswith("__") and name.endswith("__"))}
 
 
