@@ -7,6 +7,7 @@ older one can know. Classes of the standard library with private state are there
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import inspect
 import pathlib
@@ -83,24 +84,29 @@ def inherited_state(source: str) -> list[str]:
     ]
 
 
-def names_of(cls: type) -> set[str]:
-    """The names that the source of a class gives it: in its body, and as attributes of `self`."""
+@functools.cache
+def names_in(module: str) -> dict[str, set[str]]:
+    """The names that a module gives each of its classes: in the body, and as attributes of `self`."""
     try:
-        tree = ast.parse(inspect.getsource(sys.modules[cls.__module__]))
-    except (OSError, TypeError):  # of C
-        return set()
-    found = set()
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.ClassDef) or node.name != cls.__name__:
-            continue
-        for child in node.body:
-            targets = child.targets if isinstance(child, ast.Assign) else [child]
-            for target in targets:
-                target = target.target if isinstance(target, ast.AnnAssign) else target
-                found.add(getattr(target, "id", None) or getattr(target, "name", None) or "")
-        for child in ast.walk(node):
-            if isinstance(child, ast.Attribute) and isinstance(child.ctx, ast.Store):
-                found |= {child.attr} if ast.unparse(child.value) == "self" else set()
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+    except (KeyError, OSError, TypeError):  # of C
+        return {}
+    names = {}
+    for cls in ast.walk(tree):
+        if isinstance(cls, ast.ClassDef):
+            found = names.setdefault(cls.name, set())
+            for node in cls.body:
+                for target in node.targets if isinstance(node, ast.Assign) else [node]:
+                    target = target.target if isinstance(target, ast.AnnAssign) else target
+                    found.add(getattr(target, "id", None) or getattr(target, "name", ""))
+            for node in ast.walk(cls):
+                if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                    found |= {node.attr} if getattr(node.value, "id", "") == "self" else set()
+    return names
+
+
+def names_of(cls: type) -> set[str]:
+    found = names_in(cls.__module__).get(cls.__name__, set())
     return {name for name in found if name and not (name.startswith("__") and name.endswith("__"))}
 
 
