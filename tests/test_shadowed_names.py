@@ -7,6 +7,7 @@ older one can know. Classes of the standard library with private state are there
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import inspect
 import pathlib
@@ -27,6 +28,7 @@ STANDARD = {
     "abc.ABC",
     "argparse.Action",  # argparse takes nothing else
     "enum.Enum",
+    "multiprocessing.managers.BaseManager",  # its subclasses have the registered names
     "threading.Event",  # users know the stop of a program as one
     "threading.local",
     "typing.Generic",
@@ -38,7 +40,8 @@ STANDARD = {
 OVERRIDDEN = {
     "cloudpickle.cloudpickle.Pickler": {"reducer_override"},
     "dm_env._environment.Environment": {
-        *("reset", "step", "close", "action_spec", "observation_spec", "reward_spec", "discount_spec")
+        *("reset", "step", "close"),
+        *("action_spec", "observation_spec", "reward_spec", "discount_spec"),
     },
     "threading.Event": {"wait"},
     "torch.distributed.distributed_c10d.Store": {"wait", "clone", "set", "add", "check", "get"},
@@ -55,14 +58,14 @@ OVERRIDDEN = {
 
 def bases_in(source: str) -> Iterator[tuple[str, str]]:
     """The classes in a module's source, nested ones too, and the full names of their bases."""
-    tree = ast.parse(source)
+    nodes = list(ast.walk(ast.parse(source)))
     names = {}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             names.update({alias.asname or alias.name: alias.name for alias in node.names})
         elif isinstance(node, ast.ImportFrom) and node.module:
             names.update({alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names})
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.ClassDef):
             for base in node.bases:
                 base = base.value if isinstance(base, ast.Subscript) else base  # Generic[T]
@@ -81,25 +84,29 @@ def inherited_state(source: str) -> list[str]:
     ]
 
 
-def names_of(cls: type) -> set[str]:
-    """The names that the source of a class gives it: in its body, and as attributes of `self`."""
+@functools.cache
+def names_in(module: str) -> dict[str, set[str]]:
+    """The names that a module gives each of its classes: in the body, and as attributes of `self`."""
     try:
-        tree = ast.parse(inspect.getsource(sys.modules[cls.__module__]))
-    except (OSError, TypeError):  # of C
-        return set()
-    found = set()
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.ClassDef) or node.name != cls.__name__:
-            continue
-        for child in node.body:
-            targets = child.targets if isinstance(child, ast.Assign) else [child]
-            for target in targets:
-                target = target.target if isinstance(target, ast.AnnAssign) else target
-                found.add(getattr(target, "id", None) or getattr(target, "name", None) or "")
-        for child in ast.walk(node):
-            stored = isinstance(child, ast.Attribute) and isinstance(child.ctx, ast.Store)
-            if stored and isinstance(child.value, ast.Name) and child.value.id == "self":
-                found.add(child.attr)
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+    except (KeyError, OSError, TypeError):  # of C
+        return {}
+    names = {}
+    for cls in ast.walk(tree):
+        if isinstance(cls, ast.ClassDef):
+            found = names.setdefault(cls.name, set())
+            for node in cls.body:
+                for target in node.targets if isinstance(node, ast.Assign) else [node]:
+                    target = target.target if isinstance(target, ast.AnnAssign) else target
+                    found.add(getattr(target, "id", None) or getattr(target, "name", ""))
+            for node in ast.walk(cls):
+                if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                    found |= {node.attr} if getattr(node.value, "id", "") == "self" else set()
+    return names
+
+
+def names_of(cls: type) -> set[str]:
+    found = names_in(cls.__module__).get(cls.__name__, set())
     return {name for name in found if name and not (name.startswith("__") and name.endswith("__"))}
 
 
