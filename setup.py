@@ -50,8 +50,8 @@ setup(
         "numpy>=1.23",
         "dm-env>=1.6",
         "dm-tree>=0.1.8",
-        # Before 2.10, `autocast` under `no_grad` fills its cache of weights without their history: the forward
-        # after it loses gradients.
+        # Before 2.10, `autocast` under `no_grad` fills its cache of weights without their history, and the
+        # forward after it loses gradients.
         "torch>=2.10",
         "gymnasium[classic-control]>=1.1",
         "pyzmq>=26",
