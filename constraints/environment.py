@@ -4,10 +4,10 @@
     python constraints/environment.py FOLDER --requirements constraints/ray.txt [--no-deps] …
 
 Installing the packages takes minutes, so they are installed once for all checkouts of a user: into a folder
-of the cache (`$XDG_CACHE_HOME/repertory`, or `~/.cache/repertory`) that is named by a hash of `setup.py`, the
-constraints, and the Python. A new FOLDER consists of hard links to the files there (copies, if it lies on
-another file system) and of this checkout. A FOLDER that exists keeps what it has, and gets what it lacks; it
-is made anew if it is one of another Python.
+of the cache (`~/.cache/repertory/environments`, or below `$XDG_CACHE_HOME`) that is named by a hash of what
+`setup.py` asks for, the constraints, and the Python. A new FOLDER consists of hard links to the files there
+(copies, if it lies on another file system) and of this checkout. A FOLDER that exists keeps what it has, and
+gets what it lacks; it is made anew if it is one of another Python.
 
 The cache keeps what was used within the last 30 days, and can be removed at any time.
 """
@@ -17,13 +17,16 @@ import fcntl
 import hashlib
 import os
 import pathlib
+import runpy
 import shutil
 import subprocess
 import sys
 import time
+import types
+import unittest.mock
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "repertory"
+CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "repertory/environments"
 KEPT_S = 30 * 24 * 3600.0
 COMPLETE = "complete"  # The file that is written last.
 _ABOUT = "import platform, sys; print('%d.%d.%d' % sys.version_info[:3], platform.machine(), sys.platform)"
@@ -42,24 +45,34 @@ def pip(folder, checkout, *arguments):
     subprocess.run([*command, *arguments], cwd=checkout, check=True)
 
 
+def requirements(checkout, extras):
+    """What `setup.py` asks for."""
+    given = {}
+    setuptools = types.ModuleType("setuptools")
+    setuptools.setup, setuptools.find_packages = lambda **options: given.update(options), lambda **options: []
+    with unittest.mock.patch.dict(sys.modules, setuptools=setuptools):
+        runpy.run_path(str(checkout / "setup.py"))
+    return [*given["install_requires"], *(each for name in extras for each in given["extras_require"][name])]
+
+
 def packages(options, version):
-    """The arguments of pip that install everything but this checkout, and the file of their versions."""
+    """The arguments of pip that install everything but the checkout, and the file of their versions."""
     if options.requirements:
         return ["-r", options.requirements, *(["--no-deps"] if options.no_deps else [])], options.requirements
     constraints = "constraints/py{}{}.txt".format(*version.split("."))
-    extras = "[{}]".format(",".join(options.extras)) if options.extras else ""
+    asked = requirements(options.checkout, options.extras)
     if not (options.checkout / constraints).exists():
         print(f"No tested versions for Python {version}: installing the newest of everything.")
-        return ["-e", "." + extras], None
-    return ["-c", constraints, "-e", "." + extras], constraints
+        return asked, None
+    return ["-c", constraints, *asked], constraints
 
 
 def cached(options, about):
     """The folder of the cache with the packages, which are installed if it is new."""
     what, versions = packages(options, about.split()[0])
     digest = hashlib.sha256("\n".join([*what, about]).encode())
-    for name in ("setup.py", *([versions] if versions else [])):
-        digest.update((options.checkout / name).read_bytes())
+    if versions:
+        digest.update((options.checkout / versions).read_bytes())
     CACHE.mkdir(parents=True, exist_ok=True)
     folder = CACHE / "py{}{}-{}".format(*about.split(".")[:2], digest.hexdigest()[:16])
     with open(f"{folder}.lock", "w") as lock:
@@ -69,8 +82,6 @@ def cached(options, about):
             shutil.rmtree(folder, ignore_errors=True)
             subprocess.run([options.python, "-m", "venv", folder], check=True)
             pip(folder, options.checkout, *what)
-            uninstall = [folder / "bin/python", "-m", "pip", "uninstall", "--quiet", "--yes", "repertory"]
-            subprocess.run(uninstall, check=True)
             print(f"{folder.name}: installed in {time.monotonic() - begin:.0f} s", flush=True)
         (folder / COMPLETE).touch()
     return folder
@@ -126,7 +137,6 @@ def main():
         copy(cached(options, about), folder)
         remove_old()
     if not options.alone:
-        # Its dependencies are there; a dependency that is only a name in setup.py would be asked for again.
         pip(folder, options.checkout, "--no-deps", "-e", ".")
 
 
