@@ -50,7 +50,9 @@ setup(
         "numpy>=1.23",
         "dm-env>=1.6",
         "dm-tree>=0.1.8",
-        "torch>=2.6",
+        # Before 2.10, `autocast` under `no_grad` fills its cache of weights without their history, and the
+        # forward after it loses gradients.
+        "torch>=2.10",
         "gymnasium[classic-control]>=1.1",
         "pyzmq>=26",
         "msgpack>=1",
@@ -123,7 +125,8 @@ setup(
     },
     classifiers=[
         "License :: OSI Approved :: Apache Software License",
-        "Programming Language :: Python :: 3",
+        "Operating System :: POSIX :: Linux",
+        *(f"Programming Language :: Python :: 3.{minor}" for minor in (10, 11, 12, 13)),
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
 )

@@ -10,6 +10,7 @@ Groups are
 
     ppo          CartPole-v1: batches of 4,000 steps, 6 epochs of minibatches of 128, one hidden layer of 32
                  shared by policy and value, 8 envs stepped one after the other
+    dqn          CartPole-v1: the defaults, one env
     impala       CartPole-v1: unrolls of 50, batches of 10, two hidden layers of 64, 2 actors x 8 envs
     flow         the plans of PPO and of IMPALA: as ppo, and as impala with batches of 16, 2 workers
     pong         ALE Pong, 84 x 84 x 4: unrolls of 40, batches of 8, the network of DQN (1.7M parameters),
@@ -78,6 +79,10 @@ def ppo(
     return Ours("ppo", engine, config, _actors(actors, envs, stepping))
 
 
+def dqn(engine: str) -> Ours:
+    return Ours("dqn", engine, {"min_replay_size": 500}, _actors(1, 1, "inline"))
+
+
 def impala(engine: str, actors: int = 2, envs: int = 8, stepping: str = "inline", **config: Any) -> Ours:
     # The queue holds an actor's unrolls beside a batch; see IMPALAConfig.
     settings = {
@@ -138,6 +143,10 @@ GROUPS: dict[str, dict[str, Ours | Peer]] = {
         "Stable-Baselines3 PPO": Peer("stable-baselines3-ppo", "sb3"),
         "RLlib PPO, 1 runner x 8": Peer("rllib-ppo", "rllib"),
         "RLlib PPO, 2 runners x 4": Peer("rllib-ppo-2-runners", "rllib"),
+    },
+    "dqn": {
+        "repertory DQN, serial": dqn("serial"),
+        "repertory DQN, processes": dqn("processes"),
     },
     "impala": {
         "repertory IMPALA, serial": impala("serial"),

@@ -6,7 +6,7 @@ Two nodes are served, one over TCP and one on this machine, and a replay server.
 Peers with the program's key send random frames, proper messages with flipped bits (not inside of pickles),
 missing frames and frames too many; peers without it send raw bytes, some behind a proper ZeroMQ greeting. One
 client of each server checks all the time that it is answered rightly. Prints one table; the exit code is 1 if
-an answer was wrong or missing.
+an answer was wrong or missing, or a server failed with an error of the library.
 """
 
 from __future__ import annotations
@@ -77,17 +77,18 @@ class Echo:
         return x
 
 
-class Peer(threading.Thread):
-    """Repeats ``act`` until the end; keeps its first error and its slowest turn."""
+class Peer:
+    """Repeats ``act`` on a thread of its own until the end; keeps its first error and its slowest turn."""
 
     def __init__(self, name: str, act: Callable[[], Any], end: threading.Event) -> None:
-        super().__init__(name=name, daemon=True)
+        self.name = name
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._act, self._end = act, end
         self.turns = 0
         self.slowest = 0.0
         self.error: BaseException | None = None
 
-    def run(self) -> None:
+    def _run(self) -> None:
         try:
             while not self._end.is_set():
                 began = time.perf_counter()
@@ -245,18 +246,21 @@ def run(seconds: float, seed: int) -> int:
             ),
         ]
         for peer in peers:
-            peer.start()
+            peer.thread.start()
         end.wait(seconds)
         end.set()
         for peer in peers:
-            peer.join(PATIENCE)
-        hung = [peer.name for peer in peers if peer.is_alive()]
+            peer.thread.join(PATIENCE)
+        hung = [peer.name for peer in peers if peer.thread.is_alive()]
         print(f"{'peer':<26}{'turns':>8}{'slowest ms':>12}  error")
         for peer in peers:
             error = "" if peer.error is None else repr(peer.error)
             print(f"{peer.name:<26}{peer.turns:>8}{1000 * peer.slowest:>12.1f}  {error}")
         print(f"malformed messages counted by the node: {node.malformed}, on this machine: {local.malformed}")
-        failed = [peer.name for peer in peers if peer.error is not None] + hung
+        defects = {"node": node.defects, "local": local.defects, "replay": server.defects}
+        print(f"messages that failed with errors of the library: {defects}")
+        failed = [name for name, count in defects.items() if count]
+        failed += [peer.name for peer in peers if peer.error is not None] + hung
         failed += [peer.name for peer in peers[:3] if peer.turns == 0]
         if hung:
             print(f"still waiting: {hung}")

@@ -20,11 +20,13 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import fcntl
+import functools
 import math
 import os
-import platform
 import time
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +36,7 @@ import launch
 from framework import core
 from framework.config_checks import whole_number
 from framework.replay.shm import back_with_memory
+from launch import platforms
 from launch.context import find_context
 
 # Child of the networks, entry of its state dict, value.
@@ -41,8 +44,6 @@ Parameters = Mapping[str, Mapping[str, Any]]
 
 _BEGUN, _DONE, _SLOTS = 0, 1, 2  # Places in the header.
 _HEADER_BYTES = _ALIGNMENT = 64
-# Readers of other processes rely on stores that become visible in the order in which they were made.
-_ORDERED_STORES = ("x86_64", "AMD64")
 
 
 class Variables(NamedTuple):
@@ -86,6 +87,20 @@ class VariableBlock:
     versions, and the writer never waits for a reader. A writer that dies during a publication leaves the
     other slot intact, and its successor continues in the same file.
 
+    This needs loads and stores that keep their order, as on x86. Other processors (arm64) reorder them, so
+    both sides call `flock` on the block's file at each `·`:
+
+    ```text
+    publish   begun = n  ·  write the slot  ·  done = n
+    read      done  ·  copy the slot  ·  begun
+    ```
+
+    For all processes, the kernel changes the locks of a file in one critical section. So any two calls have
+    an order, and what precedes the first is visible after the second. A reader that finds `done = n` calls
+    `flock` after the writer's second call: it copies all of publication n. A copy with a byte of publication
+    n + 2 was made after the writer's first call, so the reader then finds `begun = n + 2`. The locks are
+    shared ones: none waits for another. In private memory, the interpreter's lock does the same.
+
     Args:
       parameters: tensors by child name and key. Only their shapes and dtypes are used.
       path: a file in shared memory, see `shared_path`. An existing file is continued. None: private memory.
@@ -115,7 +130,12 @@ class VariableBlock:
     ) -> None:
         self._layout, self._size, self._path = layout, size, path
         total = _HEADER_BYTES + 2 * size
+        self._order: Callable[[], None] | None = None
         if path is not None:
+            if not platforms.has_ordered_stores():
+                file = os.open(path, os.O_RDONLY)
+                weakref.finalize(self, os.close, file)
+                self._order = functools.partial(fcntl.flock, file, fcntl.LOCK_SH)
             memory = torch.from_numpy(np.memmap(path, np.uint8, "r+", shape=total))
         elif memory is None:
             memory = torch.zeros(total, dtype=torch.uint8)
@@ -138,6 +158,8 @@ class VariableBlock:
     def version(self) -> int:
         """The newest version; -1 before the first publication."""
         done = int(self._header[_DONE])
+        if self._order is not None:
+            self._order()
         return int(self._header[_SLOTS + 2 * (done % 2)]) if done else -1
 
     def publish(self, version: int, parameters: Parameters, env_steps: int = 0) -> None:
@@ -157,8 +179,12 @@ class VariableBlock:
             raise ValueError(f"version: got {version}, expected more than {newest}. Versions only grow.")
         slot = (done + 1) % 2
         self._header[_BEGUN] = done + 1
+        if self._order is not None:
+            self._order()
         copy_variables(parameters, self._slots[slot])
         self._header[_SLOTS + 2 * slot :][:2] = version, env_steps
+        if self._order is not None:
+            self._order()
         self._header[_DONE] = done + 1
 
     def read(self, targets: Parameters, newer_than: int = -1) -> core.Progress | None:
@@ -174,10 +200,14 @@ class VariableBlock:
         """
         while True:
             done = int(self._header[_DONE])
+            if self._order is not None:
+                self._order()
             version, env_steps = self._header[_SLOTS + 2 * (done % 2) :][:2].tolist()
             if done == 0 or version <= newer_than:
                 return None
             copy_variables(self._slots[done % 2], targets)
+            if self._order is not None:
+                self._order()
             if self._header[_BEGUN] < done + 2:
                 return core.Progress(version, env_steps)
 
@@ -345,7 +375,7 @@ class VariableClient:
 def shared_path() -> str | None:
     """The file of this node's block in shared memory; None where shared memory is not available."""
     directory = launch.shared_memory_directory()
-    if directory is None or platform.machine() not in _ORDERED_STORES:
+    if directory is None:
         return None
     return os.path.join(directory, f"variables-{launch.get_node_context().label}")
 

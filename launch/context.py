@@ -24,9 +24,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from launch import platforms
 from launch.errors import LaunchError
-
-SHARED_MEMORY = "/dev/shm"
 
 
 @dataclass(frozen=True)
@@ -56,10 +55,7 @@ class NodeContext:
     @property
     def host(self) -> str:
         """Identifies the machine (or container) of the caller; equal for nodes on one machine."""
-        boot = ""
-        with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
-            boot = file.read().strip()
-        return f"{platform.node()} {boot}".strip()
+        return f"{platform.node()} {platforms.boot_id()}".strip()
 
 
 class Runtime(abc.ABC):
@@ -229,8 +225,8 @@ def shared_memory_directory() -> str | None:
 
 
 def shared_memory_path(job: str) -> str:
-    """The folder of a run in shared memory, on a machine that has any."""
-    return os.path.join(SHARED_MEMORY, f"lp-{job}")
+    """The folder of a run in shared memory; see `launch.platforms.shared_memory_root`."""
+    return os.path.join(platforms.shared_memory_root(), f"lp-{job}")
 
 
 def stop(result: Any = None) -> None:

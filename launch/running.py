@@ -139,7 +139,7 @@ def launch(
       directory: folder of the run, for `logs/<group>-<index>.log` and `status.json`.
       preload: modules that the fork server imports once for all processes, instead of those of the program;
         None in both means torch if the launching process has imported it. They must not start threads or use
-        a GPU.
+        a GPU. Without effect where processes are not forked, see `launch.platforms`.
 
     Returns:
       The first result that a node gave to `launch.stop(result)`, else None.

@@ -12,7 +12,7 @@ import cpu_budget
 import psutil
 import pytest
 import quarantine
-import warm_fork_server
+import warm_python
 
 from launch.engines import processes
 
@@ -34,8 +34,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # For processes that tests start: SIGABRT has Python write the stacks of all threads.
 os.environ.setdefault("PYTHONFAULTHANDLER", "1")
 
-# On a busy machine Ray needs minutes to start. Its own limit is 60 s. See helpers/patient_ray.py too.
-os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")
+# On a busy machine a start of Ray may fail. It then waits as long as this for a process that has ended, and
+# helpers/patient_ray.py starts it again.
+os.environ.setdefault("RAY_raylet_start_wait_time_s", "60")
 _RAY_LIMIT_S = 600
 
 _BEFORE_LIMIT_S = 10.0
@@ -62,7 +63,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(autouse=True)
 def warm_fork_servers(monkeypatch):
-    monkeypatch.setattr(processes, "start_interpreter", warm_fork_server.start)
+    monkeypatch.setattr(processes, "start_interpreter", warm_python.start_fork_server)
 
 
 def abort_children(launcher: int) -> None:
@@ -71,10 +72,12 @@ def abort_children(launcher: int) -> None:
     Those that have processes of their own and were started by ``launcher`` itself (fork servers) are left:
     with them the others would end before they have written.
     """
+    templates = warm_python.templates()
     for process in psutil.Process(launcher).children(recursive=True):
         try:
-            starts_others = process.ppid() in warm_fork_server.servers() and process.children()
-            if "python" in process.name() and not starts_others:
+            if process.pid in templates or "python" not in process.name():
+                continue
+            if process.ppid() not in {launcher, *templates} or not process.children():
                 process.send_signal(signal.SIGABRT)
         except psutil.NoSuchProcess:
             continue  # it has ended meanwhile

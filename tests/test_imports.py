@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-import os
 import pathlib
 import subprocess
 import sys
 
 import pytest
+import warm_python
 
 from agents.dqn import DQN
 from agents.maml import MAML
@@ -60,22 +60,25 @@ def test_replay_imports_nothing_else_of_the_framework():
     assert not wrong
 
 
-LIGHT = [
-    "import framework, launch",
-    "from framework import replay",
-    "from framework.programs.services import Counter, RunCheckpointer",
-    "from framework.programs import RunConfig; RunConfig()",
-    "from framework.commands import cli, status, stop, plot",
-]
+LIGHT = """
+import framework, launch
+from framework import replay
+from framework.programs.services import Counter, RunCheckpointer
+from framework.programs import RunConfig; RunConfig()
+from framework.commands import cli, status, stop, plot
+"""
 
 
-@pytest.mark.parametrize("statement", LIGHT)
-def test_light_imports_stay_light(statement):
-    code = f"import sys; {statement}; print([m for m in {HEAVY!r} if m in sys.modules])"
-    found = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert found.stdout.strip() == "[]"
+def test_light_imports_stay_light():
+    code = f"""if True:
+        import sys
+        for line in {LIGHT.strip().splitlines()!r}:
+            exec(line)
+            print(line, [each for each in {HEAVY!r} if each in sys.modules])
+    """
+    options = {"capture_output": True, "text": True, "timeout": 60, "check": True}
+    found = subprocess.run([sys.executable, "-c", code], **options)
+    assert found.stdout == LIGHT.lstrip().replace("\n", " []\n")
 
 
 def import_graph() -> dict[str, set[str]]:
@@ -110,10 +113,7 @@ def test_no_imports_go_round_in_a_circle():
 def test_what_processes_are_forked_with_starts_no_thread(agent, environment):
     modules = make_program(agent, environment).preload
     code = f"import os; [__import__(name) for name in {modules!r}]; print(len(os.listdir('/proc/self/task')))"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # as the fork server has
-    found = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
-    )
+    found = warm_python.run(["-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert {"framework.programs.make", *agent.preload} <= set(modules)
     assert found.stdout == "1\n"
 
@@ -132,5 +132,5 @@ def test_names_and_modules_of_programs_are_imported_when_they_are_used():
         "import framework.programs as p; print('Session' in dir(p), hasattr(p, 'Sessions'), "
         "p.session.Session is p.Session, p.RunConfig().num_actors)"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    found = warm_python.run(["-c", code], capture_output=True, text=True, timeout=60)
     assert found.stdout == "True False True 1\n", found.stderr

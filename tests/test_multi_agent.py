@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import tree
+from helpers.two_agents import TwoAgents
 
 import launch
 from agents.dqn import DQN, DQNConfig
@@ -18,7 +19,7 @@ from agents.ppo_dqn import PPODQN, PPODQNConfig
 from framework import environments, specs
 from framework.actors import EnvironmentLoop, PolicyActor
 from framework.adders import NStepTransitionAdder, UnrollAdder
-from framework.environments import FIRST, LAST, MID, StepLimit
+from framework.environments import FIRST, LAST, MID
 from framework.environments.testing import make_spec
 from framework.learners import LossContext
 from framework.multi_agent import (
@@ -93,15 +94,6 @@ def test_rows_are_the_agents_of_each_env():
         np.testing.assert_array_equal(value, nest[agent])
 
 
-def test_a_wrapper_that_ends_an_episode_ends_it_for_all_agents():
-    environment = cartpoles(2, wrappers=[lambda inner: StepLimit(inner, 3)])
-    group = group_agents(environment.spec, half)["first"]
-    zeros = {agent: np.zeros(2, np.int64) for agent in specs.agents(environment.spec)}
-    kinds = [group.timestep(environment.reset()).step_type.tolist()]
-    kinds += [group.timestep(environment.step(zeros)).step_type.tolist() for _ in range(4)]
-    assert kinds == [[FIRST] * 4, [MID] * 4, [MID] * 4, [LAST] * 4, [FIRST] * 4]
-
-
 def test_each_policy_acts_for_its_agents():
     torch.manual_seed(0)
     spec = cartpoles(1).spec
@@ -116,21 +108,6 @@ def test_each_policy_acts_for_its_agents():
         alone = parts[part].make_policy(networks.part(part), evaluation=True)
         expected, _, _ = alone.step(observation[name], alone.initial_state(5))
         np.testing.assert_array_equal(actions[name], expected)
-
-
-def test_the_recurrent_state_has_an_entry_for_each_agent_of_each_env():
-    spec = cartpoles(1).spec
-    groups = group_agents(spec, lambda agent: "all")
-    part = PPO(PPOConfig(**SMALL, recurrent="lstm", recurrent_size=6))
-    networks = MultiAgentNetworks(groups, {"all": part.make_networks(groups["all"].spec)})
-    policy = MultiAgentPolicy(networks, {"all": part.make_policy(networks.part("all"))})
-    state = policy.initial_state(3)
-    assert {tuple(leaf.shape) for leaf in tree.flatten(state)} == {(3, 4, 6)}
-    observation = {name: np.ones((3, 4), np.float32) for name in specs.agents(spec)}
-    _, _, after = policy.step(observation, state)
-    assert tree.map_structure(lambda leaf: leaf.shape, after) == tree.map_structure(
-        lambda leaf: leaf.shape, state
-    )
 
 
 def visits(agents):
@@ -324,53 +301,30 @@ def test_settings_reach_both_algorithms():
         PPODQNConfig(ppo_epochs=0)
 
 
-class MaskedLines(dm_env.Environment):
-    """Two agents on lines of five places, which neither may leave; the last place earns 1 a step."""
+class Masked(TwoAgents):
+    """Episodes of 8 steps, in which each agent may do what its mask shows: the steps' parity."""
+
+    observation = {"board": specs.Array((1,), np.float32), "action_mask": specs.Array((2,), bool)}
 
     def reset(self):
-        self.steps, self.places = 0, {"agent_0": 2, "agent_1": 2}
+        self.steps = 0
         return dm_env.restart(self.observe())
 
     def observe(self):
-        masks = {name: np.array([place > 0, place < 4]) for name, place in self.places.items()}
-        over = self.steps == 8  # Nothing is legal then.
-        return {
-            name: {"board": np.eye(5, dtype=np.float32)[place], "action_mask": masks[name] & (not over)}
-            for name, place in self.places.items()
-        }
+        mask = (np.arange(2) == self.steps % 2) & (self.steps < 8)  # Nothing is legal at the end.
+        return self.of_both({"board": np.float32([self.steps]), "action_mask": mask})
 
     def step(self, action):
-        for name, place in self.places.items():
-            self.places[name] = place + 2 * int(action[name]) - 1
-            assert 0 <= self.places[name] <= 4, "an illegal action"
+        assert all(int(action[name]) == self.steps % 2 for name in action), "an illegal action"
         self.steps += 1
         end = dm_env.truncation if self.steps == 8 else dm_env.transition
-        rewards = {name: float(place == 4) for name, place in self.places.items()}
-        return end(rewards, self.observe(), self.of_both(1.0))
-
-    def of_both(self, value):
-        return dict.fromkeys(("agent_0", "agent_1"), value)
-
-    def observation_spec(self):
-        mask = specs.Array((2,), bool)
-        return self.of_both({"board": specs.Array((5,), np.float32), "action_mask": mask})
-
-    def action_spec(self):
-        return self.of_both(specs.DiscreteArray(2, dtype=np.int64))
-
-    def reward_spec(self):
-        return self.of_both(specs.Array((), np.float32))
-
-    def discount_spec(self):
-        return self.of_both(specs.BoundedArray((), np.float32, 0.0, 1.0))
+        return end(self.of_both(1.0), self.observe(), self.of_both(1.0))
 
 
 def test_both_algorithms_take_action_masks():
     config = PPODQNConfig(
         ppo_agents=("agent_0",), ppo_unroll_length=8, dqn_min_replay_size=50, dqn_batch_size=16
     )
-    run = RunConfig(
-        num_actors=1, envs_per_actor=4, max_env_steps=600, evaluate_period=600, num_evaluation_episodes=4
-    )
-    result = launch.launch(make_program(PPODQN(config), MaskedLines, run), "serial")
-    assert result["env_steps"] == 600 and result["episode_length"] == 8
+    run = RunConfig(envs_per_actor=4, max_env_steps=300, evaluate_period=300, num_evaluation_episodes=4)
+    result = launch.launch(make_program(PPODQN(config), Masked, run), "serial")
+    assert result["env_steps"] == 300 and result["episode_length"] == 8

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pathlib
 import re
-import subprocess
-import sys
+
+import warm_python
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -18,9 +18,7 @@ def blocks(language: str) -> list[str]:
 def test_the_ten_lines_train_an_agent(tmp_path):
     program = next(block for block in blocks("python") if "launch.launch" in block)
     assert len([line for line in program.splitlines() if line.strip()]) <= 12
-    run = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=110, cwd=tmp_path
-    )
+    run = warm_python.run(["-c", program], capture_output=True, text=True, timeout=110, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     reason, episode_return = run.stdout.split()
     assert reason == "max_env_steps" and float(episode_return) > 5

@@ -144,7 +144,7 @@ def publish_until(stop, block, ready):
 def test_no_reader_sees_parts_of_two_versions(where, tmp_path):
     path = str(tmp_path / "block") if where == "process" else None
     block = VariableBlock(filled(0), path)
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")
     make = threading if where == "thread" else context
     stop, ready = make.Event(), make.Event()
     start = threading.Thread if where == "thread" else context.Process

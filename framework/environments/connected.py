@@ -17,8 +17,11 @@ from framework import nest as nests
 from framework import specs
 from framework.environments.action_masks import MaskChecker
 from framework.environments.base import FIRST, LAST, BatchedEnvironment, EnvironmentFault
+from framework.environments.environment_server import MalformedMessage
+from framework.environments.spec_data import parse_environment_spec
 from framework.environments.stepping import FieldChecker
 from framework.types import MultiAgentTimeStep, Nest
+from launch.defects import Defects
 
 _LOG = logging.getLogger(__name__)
 _POLL_SECONDS = 0.5  # between two looks at whether the program stops and peers are still there
@@ -41,6 +44,8 @@ class ConnectedEnvironment(BatchedEnvironment):
 
     Attributes:
       malformed: messages that did not fit the protocol or the specs; each ends the connection of its peer.
+      defects: messages that failed with an error of this package. Each ends the connection of its peer, and
+        one that repeats is raised; see `launch.defects`.
 
     Raises:
       EnvironmentFault: There are too few envs after `timeout` seconds.
@@ -53,6 +58,7 @@ class ConnectedEnvironment(BatchedEnvironment):
         self.name, self.num_envs, self._timeout = name, num_envs, timeout
         self._host, self._port = parse_address(name, address)
         self.malformed = 0
+        self._defects = Defects()
         self._is_listening = False
         self._vacant = np.ones(num_envs, np.bool_)
         self._missing = np.ones(num_envs, np.bool_)  # Envs whose next time step has not arrived.
@@ -64,6 +70,10 @@ class ConnectedEnvironment(BatchedEnvironment):
         except BaseException:
             self.close()
             raise
+
+    @property
+    def defects(self) -> int:
+        return self._defects.count
 
     def reset(self) -> dm_env.TimeStep:
         return self._exchange(None)
@@ -145,9 +155,21 @@ class ConnectedEnvironment(BatchedEnvironment):
             text += f" Envs {_name(vacant)} are not connected. {self.how_to_connect}"
         return text
 
-    def _count_malformed(self, error: Exception) -> None:
-        self.malformed += 1
-        _LOG.warning("%s: ended the connection of a peer: %s", self.name, error)
+    def _refuse_message(self, error: Exception) -> str:
+        """Counts an error of a peer's message and returns the text for the peer; raises a repeated defect."""
+        if isinstance(error, MalformedMessage):
+            self.malformed += 1
+            _LOG.warning("%s: ended the connection of a peer: %s", self.name, error)
+            return str(error)
+        if self._defects.repeats(error, f"{self.name}: a message of a peer"):
+            raise error
+        return "The run failed on this message. Its log has the error."
+
+    def _parse_spec(self, data: object) -> specs.EnvironmentSpec:
+        try:
+            return parse_environment_spec(data)
+        except ValueError as error:
+            raise MalformedMessage(str(error)) from None
 
     def _put(self, envs: np.ndarray, leaves: Sequence[np.ndarray]) -> None:
         """Takes the time step of some envs."""

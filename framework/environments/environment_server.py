@@ -70,6 +70,12 @@ def unpack(frame: Any) -> tuple[str, list[Any]]:
     return message[0], message[1:]
 
 
+def _fields(kind: str, content: list[Any], count: int) -> list[Any]:
+    if len(content) != count:
+        raise MalformedMessage(f"{kind}: got {len(content)} fields, expected {count}.")
+    return content
+
+
 def flatten(nest: Any) -> list[Any]:
     """Leaves of dicts, by their sorted keys, and of lists and tuples."""
     if isinstance(nest, dict) and not is_leaf(nest):
@@ -468,12 +474,12 @@ class _Server:
             self._take_message(session, kind, content)
         except zmq.Again:
             return
-        except (MalformedMessage, ValueError, TypeError) as error:
+        except MalformedMessage as error:
             self._end(session, f"received an invalid message: {error}")
 
     def _take_message(self, session: _Session, kind: str, content: list[Any]) -> None:
         if kind == "take" and session is self._offer:
-            num_envs, seed = content
+            num_envs, seed = _fields(kind, content, 2)
             if type(num_envs) is not int or not 1 <= num_envs <= self._free:
                 raise MalformedMessage(f"take: got {num_envs!r} envs, expected 1 to {self._free}.")
             session.num_envs = num_envs
@@ -485,11 +491,11 @@ class _Server:
         elif kind == "reset" and session.batch is not None:
             self._reply(session, lambda: session.batch.reset())
         elif kind == "step" and session.batch is not None:
-            (leaves,) = content
+            (leaves,) = _fields(kind, content, 1)
             actions = from_bytes(leaves, session.actions)
             self._reply(session, lambda: session.batch.step(actions))
         elif kind == "refuse":
-            (text,) = content
+            (text,) = _fields(kind, content, 1)
             if session is self._offer:
                 raise Refused(text)
             self._end(session, f"the run has ended the connection: {text}")

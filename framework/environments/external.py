@@ -28,7 +28,6 @@ from framework.environments.base import FIRST, LAST, MID
 from framework.environments.connected import ConnectedEnvironment
 from framework.environments.environment_server import MalformedMessage
 from framework.environments.external_client import keep_alive
-from framework.environments.spec_data import parse_environment_spec
 from framework.types import Nest
 from launch.rpc.sockets import is_loopback, read_secret
 
@@ -232,22 +231,23 @@ class ExternalEnvironment(ConnectedEnvironment):
                     self._admit(client, message)
                 else:
                     self._take(client, message)
-        except (MalformedMessage, ValueError, TypeError, KeyError, OverflowError) as error:
+        except Exception as error:
             self._refuse(client, error)
 
     def _awaits(self, client: _Client) -> bool:
         return self._columns is not None and bool(self._missing[client.env])
 
     def _admit(self, client: _Client, message: dict[str, Any]) -> None:
-        given = str(message.get("token", ""))
+        token = message.get("token")
+        given = str(token) if isinstance(token, str | int) else ""
         if message.get("type") != "hello" or message.get("protocol") != PROTOCOL:
             raise MalformedMessage(
                 f"hello: got {_short(message)}, expected type hello of protocol {PROTOCOL}."
             )
-        if not hmac.compare_digest(given.encode(), self._token.encode()):
+        if not hmac.compare_digest(given.encode(errors="surrogatepass"), self._token.encode()):
             raise MalformedMessage("token: got one that differs from the token in the run's file.")
         data = {"observations": message.get("observation"), "actions": message.get("action")}
-        spec = parse_environment_spec(data)
+        spec = self._parse_spec(data)
         free = np.flatnonzero(self._vacant)
         if bool(message.get("evaluation")) is not self._evaluation or not len(free):
             client.send(type="busy")
@@ -258,7 +258,9 @@ class ExternalEnvironment(ConnectedEnvironment):
             self._build_action = nests.unflattener(spec.actions)
             self._last: list[Nest] = [None] * self.num_envs  # Observation that waits for an action, by env.
         elif data != self._spec_data:
-            raise ValueError(f"hello: got {spec.observations} and {spec.actions}, expected {self.spec}.")
+            raise MalformedMessage(
+                f"hello: got {spec.observations} and {spec.actions}, expected {self.spec}."
+            )
         client.env = int(free[0])
         self._vacant[client.env] = False
         client.send(type="welcome")
@@ -269,19 +271,22 @@ class ExternalEnvironment(ConnectedEnvironment):
             client.is_open = client.is_new = True
             client.has_acted = False
         elif kind == "log_reward" and client.is_open and not client.is_new:
-            client.reward += float(message["reward"])
+            try:
+                client.reward += float(message["reward"])
+            except (KeyError, TypeError, ValueError, OverflowError) as error:
+                raise MalformedMessage(f"reward: got {type(error).__name__}, expected a number.") from None
             if not abs(client.reward) <= _LARGEST_REWARD:
                 raise MalformedMessage(
                     f"reward: got {message['reward']!r}, expected a finite number of float32, also as a sum."
                 )
         elif kind == "get_action" and client.is_open:
-            leaves = self._observation(message["observation"])
+            leaves = self._observation(message)
             self._last[client.env] = leaves
             client.asks = True
             self._put_step(client, FIRST if client.is_new or client.is_cut else MID, 1.0, leaves)
             client.is_new = client.is_cut = False
         elif kind == "end_episode" and client.is_open and not client.is_new:
-            leaves = self._observation(message["observation"])
+            leaves = self._observation(message)
             client.is_open = False
             if not client.is_cut:  # Otherwise an episode that the run has not begun; the next one begins.
                 self._put_step(client, LAST, 1.0 if message.get("truncated") else 0.0, leaves)
@@ -298,9 +303,11 @@ class ExternalEnvironment(ConnectedEnvironment):
         leaves = [np.int64(kind), np.float32(reward), np.float32(discount), *observation]
         self._put(np.array([client.env]), [np.asarray(leaf)[None] for leaf in leaves])
 
-    def _observation(self, value: Any) -> list[np.ndarray]:
-        """The leaves of an observation in JSON: numbers in nested lists, or the bytes in base64."""
-        leaves = []
+    def _observation(self, message: dict[str, Any]) -> list[np.ndarray]:
+        """The leaves of a message's observation: numbers in nested lists, or the bytes in base64."""
+        if "observation" not in message:
+            raise MalformedMessage(f"message: got {_short(message)} without an observation, expected one.")
+        value, leaves = message["observation"], []
         for path, leaf in specs.leaves(self.spec.observations):
             try:
                 part = specs.pick(value, path) if path else value
@@ -324,9 +331,10 @@ class ExternalEnvironment(ConnectedEnvironment):
         return leaves
 
     def _refuse(self, client: _Client, error: Exception) -> None:
-        self._count_malformed(error)
-        client.send(type="error", message=f"{error}")
-        self._end(client)
+        text = self._refuse_message(error)
+        client.send(type="error", message=text)
+        if client in self._clients:
+            self._end(client)
 
     def _end(self, client: _Client) -> None:
         """Ends a connection. The env of the client becomes vacant."""
@@ -361,4 +369,5 @@ def read_token(path: str) -> str:
 
 def _short(message: dict[str, Any]) -> str:
     """A message for errors, without what may be secret or long."""
-    return f"type {str(message.get('type'))[:40]!r}"
+    kind = message.get("type")  # of any other type, it may be a nest that is too deep for `str`
+    return f"type {kind[:40] if isinstance(kind, str) else type(kind).__name__!r}"

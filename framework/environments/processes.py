@@ -12,7 +12,6 @@ import functools
 import mmap
 import os
 import pickle
-import select
 import signal
 import subprocess
 import sys
@@ -37,6 +36,7 @@ from framework.environments.states import dumps
 from framework.environments.stepping import FieldChecker, InlineEnvironment
 from framework.environments.suites import Source
 from framework.types import MultiAgentTimeStep, Nest
+from launch import platforms
 
 # Seconds that the envs of a child may take to close after the parent has closed its connection.
 CLOSE_GRACE = 2.0
@@ -52,6 +52,8 @@ class _Child:
         #: How errors name the envs.
         self.envs = f"env {last}" if first == last else f"envs {first} to {last}"
         self.connection, theirs = Pipe()
+        # The child reads the end of its standard input as the end of this process: a poll of the connection
+        # for nothing but its end does not return on macOS.
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; from framework.environments.processes import serve; "
             f"serve({theirs.fileno()}, {memory})"
@@ -66,12 +68,18 @@ class _Child:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", code],
                 pass_fds=(theirs.fileno(), memory),
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 env=variables,
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             theirs.close()
+
+    def close(self) -> None:
+        """Tells the process to end."""
+        self.connection.close()
+        assert self.process.stdin is not None
+        self.process.stdin.close()
 
 
 class ProcessEnvironment(BatchedEnvironment):
@@ -108,9 +116,7 @@ class ProcessEnvironment(BatchedEnvironment):
         """
         self.name = source.name
         self.num_envs = len(seeds)
-        # Processes may be bound to some of the cores only.
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        wanted = cores if num_processes is None else num_processes
+        wanted = platforms.num_cores() if num_processes is None else num_processes
         if wanted < 1:
             raise ValueError(f"{self.name}: num_processes: got {num_processes}, expected at least 1.")
         self._timeouts = start_timeout, step_timeout, close_timeout
@@ -267,7 +273,7 @@ class ProcessEnvironment(BatchedEnvironment):
 def _shut_down(children: list[_Child], timeout: float) -> None:
     """Ends all children; called once, by `close()`, garbage collection or the interpreter's end."""
     for child in children:
-        child.connection.close()
+        child.close()
     deadline = time.monotonic() + timeout
     for child in children:
         try:
@@ -280,7 +286,7 @@ def _shut_down(children: list[_Child], timeout: float) -> None:
 
 def _unnamed_file() -> int:
     """A descriptor of an empty file without a name, in memory where the system has such files."""
-    if hasattr(os, "memfd_create"):
+    if platforms.has("memfd"):
         return os.memfd_create("repertory-environments")
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
@@ -302,11 +308,7 @@ def _share(descriptor: int, spec: specs.EnvironmentSpec, num_envs: int) -> list[
     ]
     layout = np.dtype(fields, align=True)
     size = 2 * layout.itemsize
-    if hasattr(os, "posix_fallocate"):
-        # Reserved now: running out of memory later would kill the process with SIGBUS.
-        os.posix_fallocate(descriptor, 0, size)
-    else:
-        os.ftruncate(descriptor, size)
+    platforms.reserve(descriptor, os.fstat(descriptor).st_size, size)
     slots = np.frombuffer(mmap.mmap(descriptor, size), layout)
     build = nests.unflattener(shared)
     return [build([slots[name][slot] for name, *_ in fields]) for slot in range(2)]
@@ -318,16 +320,17 @@ def serve(connection_fd: int, memory: int) -> None:
         # A handler, because programs that environments start would inherit SIG_IGN, or the blocked signal.
         signal.signal(number, lambda number, frame: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_ALL_PROCESSES)
-    threading.Thread(target=_end_with_parent, args=(connection_fd,), name="parent", daemon=True).start()
+    parent = os.dup(0)
+    with open(os.devnull) as nothing:  # What environments and their programs read.
+        os.dup2(nothing.fileno(), 0)
+    threading.Thread(target=_end_with_parent, args=(parent,), name="parent", daemon=True).start()
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
         _serve(Connection(connection_fd), memory)
 
 
-def _end_with_parent(connection_fd: int) -> None:
+def _end_with_parent(parent: int) -> None:
     """Ends this process `CLOSE_GRACE` seconds after the parent is gone or done, even if a step hangs."""
-    poll = select.poll()
-    poll.register(connection_fd, 0)  # reports only that the other end was closed
-    poll.poll()
+    os.read(parent, 1)  # returns when the parent's end was closed
     time.sleep(CLOSE_GRACE)  # the process ends by itself in this time, unless an env hangs
     os._exit(1)
 

@@ -14,11 +14,11 @@ from typing import NamedTuple
 import numpy as np
 import zmq
 
+import launch
 from framework.environments import environment_server as protocol
 from framework.environments.base import EnvironmentFault
 from framework.environments.connected import ConnectedEnvironment
 from framework.environments.environment_server import MalformedMessage
-from framework.environments.spec_data import parse_environment_spec
 from launch.rpc.sockets import CurveKeys, admit_peers, make_server_socket
 
 
@@ -123,9 +123,11 @@ class RemoteEnvironment(ConnectedEnvironment):
                 self._admit(identity, content)
             else:  # Of a server that was too late.
                 self._send(identity, "release")
-        except (MalformedMessage, ValueError, TypeError) as error:
-            self._count_malformed(error)
-            self._send(identity, "refuse", str(error))
+        except (EnvironmentFault, launch.ProgramStopped):
+            raise
+        except Exception as error:
+            text = self._refuse_message(error)
+            self._send(identity, "refuse", text)
             self._forget(identity)
 
     def _take_answer(self, server: _Server, kind: str, content: list) -> None:
@@ -140,16 +142,18 @@ class RemoteEnvironment(ConnectedEnvironment):
         self._put(server.envs, leaves)
 
     def _admit(self, identity: bytes, content: list) -> None:
+        if len(content) != 3:
+            raise MalformedMessage(f"hello: got {len(content)} fields, expected protocol, envs and spec.")
         number, num_envs, data = content
         if number != protocol.PROTOCOL or type(num_envs) is not int or num_envs < 1:
             raise MalformedMessage(
                 f"hello: got protocol {number!r}, {num_envs!r} envs, expected {protocol.PROTOCOL}, 1 or more."
             )
-        spec = parse_environment_spec(data)
+        spec = self._parse_spec(data)
         if self._spec_data is None:
             self._set_spec(data, spec)
         elif data != self._spec_data:
-            raise ValueError(f"{self.name}: got an environment with {spec}, expected {self.spec}.")
+            raise MalformedMessage(f"{self.name}: got an environment with {spec}, expected {self.spec}.")
         envs = np.flatnonzero(self._vacant)[:num_envs]
         if not len(envs):
             self._send(identity, "release")

@@ -43,7 +43,8 @@ def parse_spec(data: Any, name: str, depth: int = 0) -> Nest:
     if is_leaf(data):
         try:
             return _leaf(data, name)
-        except (TypeError, ValueError, OverflowError, MemoryError) as error:
+        except (TypeError, ValueError, OverflowError, MemoryError, SyntaxError) as error:
+            # np.dtype raises the last one, because it evaluates the numbers in such names as "2i4".
             raise ValueError(f"{name}: got {_short(data)}, expected the spec of an array: {error}") from None
     if depth < _MAX_DEPTH and isinstance(data, dict) and data and all(isinstance(key, str) for key in data):
         return {key: parse_spec(child, f"{name}/{key}", depth + 1) for key, child in data.items()}
@@ -78,5 +79,8 @@ def _leaf(data: Mapping[str, Any], name: str) -> specs.Array:
 
 
 def _short(data: Any) -> str:
-    text = repr(data)
+    try:
+        text = repr(data)
+    except RecursionError:  # the decoder admits nests that are too deep for this
+        text = type(data).__name__
     return text if len(text) < 200 else f"{text[:200]}..."

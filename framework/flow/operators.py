@@ -287,22 +287,31 @@ def _take_turns(turns: collections.deque[Flow], skip: bool) -> Flow:
     return Flow(take, lambda: not turns or any(flow.ready() for flow in (turns if skip else [turns[0]])))
 
 
-class _Gate(threading.Condition):
+class _Gate:
     """A condition whose waits end with `ProgramStopped` when the program stops, or after `close`."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self._changed = threading.Condition()
         self._closed = False
         close = weakref.WeakMethod(self.close)
         launch.register_stop_handler(lambda: (method := close()) and method())
+
+    def __enter__(self) -> None:
+        self._changed.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._changed.__exit__(*error)
 
     def close(self) -> None:
         with self:
             self._closed = True
             self.notify_all()
 
-    def wait_for(self, predicate: Callable[[], Any], what: str) -> None:  # type: ignore[override]
-        super().wait_for(lambda: predicate() or self._closed)
+    def notify_all(self) -> None:
+        self._changed.notify_all()
+
+    def wait_for(self, predicate: Callable[[], Any], what: str) -> None:
+        self._changed.wait_for(lambda: predicate() or self._closed)
         if not predicate():
             raise launch.ProgramStopped(f"{what}: the program stops.")
 

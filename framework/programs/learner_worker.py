@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -30,6 +29,7 @@ from framework.replay import ReplaySample, TableInfo
 from framework.replay.errors import DeadlineExceededError, ServerClosed
 from framework.types import StepResult
 from framework.variables import VariableBlock, Variables, shared_path
+from launch import platforms
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # Of malloc.h.
 _WAIT_S = 0.5  # For the data of all actors that are there, between two checks for a stop of the program.
@@ -474,9 +474,9 @@ def keep_freed_memory() -> None:
     A learner on the CPU allocates the same large arrays at each step. By default each is mapped again, and
     clearing its pages took a fifth of a step with images. Only for glibc; has no effect elsewhere.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
-    if mallopt is None:  # Another C library.
+    if not platforms.has("mallopt"):
         return
+    mallopt = ctypes.CDLL(None).mallopt
     mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # The largest value that it accepts.
     mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
     mallopt(_M_TOP_PAD, 64 << 20)

@@ -1,6 +1,7 @@
 """Columns in shared memory: one sparse file per column, with pages reserved before they are used.
 
-A server owns one directory of mode 0700 under `/dev/shm` (a tmpfs: the files never reach a disk):
+A server owns one directory of mode 0700 under `/dev/shm` (a tmpfs: the files never reach a disk). A machine
+that has none (macOS) has it in the folder of temporary files, so the system may write rows to a disk:
 
 ```text
 /dev/shm/repertory-<pid>-<random>/owner      locked while the owner lives
@@ -9,11 +10,13 @@ A server owns one directory of mode 0700 under `/dev/shm` (a tmpfs: the files ne
 ```
 
 - A column's file has its full virtual size from the start, so that it is mapped once and never moves, but it
-  holds no pages. The row store reserves pages in growing steps with `posix_fallocate`. A full tmpfs therefore
+  holds no pages. The row store reserves pages in growing steps (`posix_fallocate`). A full tmpfs therefore
   raises a `StoreFullError` that names the bytes; a write to an unreserved page would kill the process
   (SIGBUS).
 - The kernel releases the lock on `owner` when its process ends, however it ends. Every new server removes the
   directories whose lock is free.
+- A process reads rows only after a message that names them, and sockets order memory: rows are whole on
+  processors that reorder stores, too.
 - A process that has mapped a file keeps its memory until it unmaps it, also after the owner removed the file.
 """
 
@@ -38,6 +41,7 @@ import numpy as np
 import launch
 from framework.replay.errors import ServerClosed, StoreFullError
 from framework.replay.rows.store import Allocator
+from launch import platforms
 from launch.rpc import sockets
 
 PREFIX = "repertory-"
@@ -48,8 +52,7 @@ def default_root() -> str:
 
     In a node of a program it is the run's folder, which the launcher removes if the node was killed.
     """
-    usual = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
-    return launch.shared_memory_directory() or usual
+    return launch.shared_memory_directory() or platforms.shared_memory_root()
 
 
 class SharedMemory(Allocator):
@@ -178,11 +181,8 @@ def back_with_memory(path: str, begin: int, end: int) -> None:
       StoreFullError: The machine's shared memory is full. The message says how much is needed and free.
     """
     with open(path, "r+b") as file:
-        if not hasattr(os, "posix_fallocate"):  # macOS: only writing shows that the disk is full
-            os.pwrite(file.fileno(), b"\0" * (end - begin), begin)
-            return
         try:
-            os.posix_fallocate(file.fileno(), begin, end - begin)
+            platforms.reserve(file.fileno(), begin, end)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
                 raise

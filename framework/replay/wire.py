@@ -95,6 +95,20 @@ def decode(frames: Sequence[Any]) -> dict[str, Any]:
     return message
 
 
+def parse_dtype(kind: Any) -> np.dtype:
+    """Returns the dtype that a peer has named as `dtype.str` does.
+
+    numpy reads other names too, as a list of fields with counts, and raises `SyntaxError` for some of them.
+
+    Raises:
+      ValueError: It is not the dtype of numbers, bools or fixed-width text.
+      TypeError: `kind` is no string, or numpy does not have the dtype.
+    """
+    if not _DTYPE.fullmatch(kind):
+        raise ValueError(f"got an array of dtype {kind!r}, expected numbers or text")
+    return np.dtype(kind)
+
+
 def pack_error(error: BaseException) -> list[str]:
     """An error as it travels: the nearest type that the other side knows, and its text."""
     for kind in type(error).__mro__:
@@ -114,9 +128,11 @@ def _unpack_array(frames: Sequence[Any], code: int, data: bytes) -> np.ndarray:
     """The array of an extension; an error of any kind if it is malformed."""
     kind, shape, where = msgpack.unpackb(data)
     buffer = where if isinstance(where, bytes) else frames[where]
-    if code != _ARRAY or buffer is frames[0] or not _DTYPE.fullmatch(kind):
-        raise ValueError(f"got an array of dtype {kind!r} in extension {code}, expected numbers or text")
-    dtype, num_bytes = np.dtype(kind), memoryview(buffer).nbytes
+    if code != _ARRAY or buffer is frames[0]:
+        raise ValueError(
+            f"got an array in extension {code}, expected a frame of its own in extension {_ARRAY}"
+        )
+    dtype, num_bytes = parse_dtype(kind), memoryview(buffer).nbytes
     # An array whose items have no bytes could have any length.
     if min(shape, default=0) < 0 or num_bytes != math.prod(shape) * dtype.itemsize or not dtype.itemsize:
         raise ValueError(f"got {num_bytes} bytes for an array {shape} of {dtype}")

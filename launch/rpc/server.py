@@ -11,11 +11,13 @@ import logging
 import struct
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import zmq
 
 from launch.batching import BatchedMethod
+from launch.defects import Defects
 from launch.handles import Target
 from launch.rpc import sockets, wire
 from launch.rpc.shared_socket import SharedSocket
@@ -35,11 +37,13 @@ class Server:
       thread_pool_size: number of calls that are carried out at once; further calls wait.
       max_frame_bytes: largest frame; a peer that sends a larger one is disconnected.
       enter: is called first on every thread that carries out calls.
+      on_failure: called with the error that ended the server.
 
     Attributes:
       address: address that clients connect to.
       calls: number of calls received.
       malformed: number of malformed messages received; further messages of their senders are ignored.
+      error: the error of this package that ended the server, because it repeated; see `launch.defects`.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class Server:
         thread_pool_size: int = 128,
         max_frame_bytes: int = sockets.DEFAULT_MAX_FRAME_BYTES,
         enter: Callable[[], None] | None = None,
+        on_failure: Callable[[BaseException], None] | None = None,
     ) -> None:
         if curve is None:
             raise ValueError(
@@ -59,6 +64,9 @@ class Server:
             )
         self.calls = 0
         self.malformed = 0
+        self.error: BaseException | None = None
+        self._defects = Defects()
+        self._on_failure = on_failure
         self._target = Target(obj, name)
         socket = sockets.make_server_socket(address, curve, max_frame_bytes=max_frame_bytes)
         self.address = sockets.bound_address(socket)
@@ -74,6 +82,11 @@ class Server:
         self._open: set[tuple[bytes, int]] = set()  # (client, number) of the calls without an answer
         self._ignored: set[bytes] = set()
         self._closed = False
+
+    @property
+    def defects(self) -> int:
+        """Returns the number of messages that could not be answered because of an error of this package."""
+        return self._defects.count
 
     def start(self) -> Server:
         """Starts to answer calls."""
@@ -99,29 +112,56 @@ class Server:
         threading.Thread(target=self._serve, name=f"{self._name}-{self._num_threads}", daemon=True).start()
 
     def _serve(self) -> None:
+        """Runs on every thread of the server."""
         if self._enter is not None:
             self._enter()
-        while True:
-            with self._reading:
-                frames = None
-                while frames is None:
-                    if self._closed:
-                        return
-                    frames = self._socket.receive(None)
-                message = self._parse(frames)
-                with self._lock:
-                    self._num_idle -= 1
-                    if self._num_idle == 0 and self._num_threads < self._thread_pool_size:
-                        self._add_thread()
+        try:
+            while self._take_turn():
+                pass
+        except Exception as error:
+            self._fail(error)
+
+    def _take_turn(self) -> bool:
+        """Reads a message, lets the next thread read, and carries the message out; False once closed."""
+        with self._reading:
+            frames = None
+            while frames is None:
+                if self._closed:
+                    return False
+                frames = self._socket.receive(None)
             try:
-                if message is not None:
-                    self._handle(*message)
-            except Exception:
-                # A thread that ended here would be missing among those that read.
-                _log.exception("node %r: a message could not be answered", self._name)
-            finally:
-                with self._lock:
-                    self._num_idle += 1
+                message = self._parse(frames)
+            except Exception as error:
+                self._note(error)
+                message = None
+            with self._lock:
+                self._num_idle -= 1
+                if self._num_idle == 0 and self._num_threads < self._thread_pool_size:
+                    self._add_thread()
+        try:
+            if message is not None:
+                self._handle(*message)
+        except Exception as error:
+            # A thread that ended here would be missing among those that read.
+            self._note(error)
+        finally:
+            with self._lock:
+                self._num_idle += 1
+        return True
+
+    def _note(self, error: Exception) -> None:
+        """Counts an error of this package; raises it if it repeats."""
+        if self._defects.repeats(error, f"node {self._name!r}: the answer to a message"):
+            raise error
+
+    def _fail(self, error: Exception) -> None:
+        if self._closed:
+            return  # its socket may be gone
+        self.error = error
+        _log.error("node %r: its server failed", self._name, exc_info=error)
+        if self._on_failure is not None:
+            self._on_failure(error)
+        self.close()
 
     def _parse(self, frames: list[zmq.Frame]) -> tuple[bytes, int, int, memoryview, list[Any]] | None:
         """The client and the parts of its message, or None if the message is malformed.
@@ -159,11 +199,18 @@ class Server:
             method = self._target.method(name)
             if isinstance(method, BatchedMethod):
                 future = method.submit(args, kwargs)
-                future.add_done_callback(lambda future: self._answer(client, number, future.result))
+                future.add_done_callback(lambda future: self._answer_later(client, number, future))
                 return
         except BaseException as error:
             method, args, kwargs = _raise, (error,), {}
         self._answer(client, number, lambda: method(*args, **kwargs))
+
+    def _answer_later(self, client: bytes, number: int, future: Future) -> None:
+        try:
+            self._answer(client, number, future.result)
+        except Exception as error:  # the thread that settles the future would only log it
+            if self._defects.repeats(error, f"node {self._name!r}: the answer of a batch"):
+                self._fail(error)
 
     def _answer(self, client: bytes, number: int, get: Callable[[], Any]) -> None:
         try:

@@ -112,26 +112,26 @@ def read_secret(path: str, new: bytes) -> bytes:
         return file.read()
 
 
-class Authenticator(threading.Thread):
-    """Decides which peers libzmq admits (ZAP, https://rfc.zeromq.org/spec/27/).
+class Authenticator:
+    """Decides, on a thread of its own, which peers libzmq admits (ZAP, https://rfc.zeromq.org/spec/27/).
 
     Attributes:
       refused: number of peers refused since the process began.
     """
 
     def __init__(self, context: zmq.Context) -> None:
-        super().__init__(name="launch-authenticator", daemon=True)
         self.refused = 0
         self._programs: dict[bytes, CurveKeys | None] = {}  # by domain; None while no peer may enter
         self._socket = context.socket(zmq.REP)
         self._socket.linger = 0
         self._socket.bind(_ZAP_ENDPOINT)
+        threading.Thread(target=self._run, name="launch-authenticator", daemon=True).start()
 
     def admit(self, domain: bytes, keys: CurveKeys | None) -> None:
         """Admits peers with `keys` from now on. None refuses all peers, which may try again."""
         self._programs[domain] = keys
 
-    def run(self) -> None:
+    def _run(self) -> None:
         while True:
             try:
                 request = self._socket.recv_multipart()
@@ -178,7 +178,6 @@ class _Process:
         with self._lock:
             if self._authenticator is None:
                 self._authenticator = Authenticator(context)
-                self._authenticator.start()
             return self._authenticator
 
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from adder_steps import FIRST, LAST, MID, TABLE, make_client, observations, play, step
 from dm_env import specs
+from served_table import table
 
 from framework import adders, replay
 from framework.adders import block
-from framework.replay import rate_limiters as rl
 from framework.replay import selectors
 from framework.replay.errors import ServerLost
 from framework.specs import EnvironmentSpec
@@ -122,20 +122,28 @@ ABORTED = {
 }
 
 
+def begin_episode(adder):
+    adder.add_first(step(FIRST, 1))
+    adder.add(0, step(MID, 2))
+    adder.add(0, step(MID, 3))
+
+
+def another_episode(kind):
+    """Its items."""
+    client = make_client()
+    play(MAKERS[kind](client), 2, start=11)
+    return observations(client)
+
+
 @pytest.mark.parametrize("kind, resets, expected", ABORTED.values(), ids=ABORTED)
 def test_an_episode_that_is_given_up(kind, resets, expected):
     client = make_client()
     adder = MAKERS[kind](client)
-    adder.add_first(step(FIRST, 1))
-    adder.add(0, step(MID, 2))
-    adder.add(0, step(MID, 3))
+    begin_episode(adder)
     if resets:
         adder.reset()
     play(adder, 2, start=11)
-    found = observations(client)
-    complete = make_client()
-    play(MAKERS[kind](complete), 2, start=11)
-    assert found == expected + observations(complete)
+    assert observations(client) == expected + another_episode(kind)
     assert adder.num_dropped_episodes == (1 if resets or kind == "episodes" else 0)
 
 
@@ -153,18 +161,13 @@ def test_an_episode_that_is_ended_from_outside(kind, expected, reads):
     client = make_client()
     adder = {**MAKERS, "whole sequences": whole_sequences}[kind](client)
     adder.end_episodes()
-    adder.add_first(step(FIRST, 1))
-    adder.add(0, step(MID, 2))
-    adder.add(0, step(MID, 3))
+    begin_episode(adder)
     found = observations(client) if reads else []
     for _ in range(2):
         adder.end_episodes()
-    found += observations(client)
-    assert found == expected
-    complete = make_client()
-    for target in (adder, MAKERS[kind.split()[-1]](complete)):
-        play(target, 2, start=11)
-    assert observations(client) == observations(complete)
+    assert found + observations(client) == expected
+    play(adder, 2, start=11)
+    assert observations(client) == another_episode(kind.split()[-1])
     assert adder.num_dropped_episodes == 0
 
 
@@ -197,21 +200,6 @@ def test_reset_before_anything_and_twice():
 
 
 # --- values ---
-
-
-@each_adder
-def test_what_the_caller_does_to_its_arrays_afterwards_changes_nothing(make):
-    client = make_client()
-    adder = make(client)
-    observation = np.zeros(3, np.float32)
-    adder.add_first(dm_env.restart(observation))
-    for i in range(3):
-        observation[:] = i + 1
-        adder.add(0, dm_env.truncation(1.0, observation) if i == 2 else dm_env.transition(1.0, observation))
-    observation[:] = 99
-    rows = np.concatenate([np.reshape(item, (-1, 3)) for item in observations(client)])
-    assert rows.max() == 3
-    assert {tuple(row) for row in rows} == {(i, i, i) for i in range(4)}
 
 
 BAD = {
@@ -322,13 +310,9 @@ def test_the_closing_row_of_a_truncated_episode_is_there_to_bootstrap_from(lengt
 
 
 def test_priorities_come_from_the_tables_own_functions():
-    tables = [
-        replay.Table(
-            name, replay.selectors.MaxHeap(), replay.selectors.Fifo(), 10, replay.rate_limiters.MinSize(1)
-        )
-        for name in ("by_reward", "plain")
-    ]
-    client = replay.EmbeddedClient(tables)
+    client = replay.EmbeddedClient(
+        [table(name, sampler=selectors.MaxHeap()) for name in ("by_reward", "plain")]
+    )
     adder = adders.NStepTransitionAdder(
         client, 1, 0.9, priority_fns={"by_reward": lambda items: items.reward * 2, "plain": None}
     )
@@ -436,36 +420,17 @@ def test_a_table_with_the_adders_signature_takes_its_items(make):
 # --- rows are given back, tables that are full, threads ---
 
 
-@each_adder
-def test_no_row_stays_behind(make):
-    client = make_client()
-    adder = make(client)
-    for i in range(30):
-        play(adder, 1 + i % 7)
-        if i % 5 == 0:
-            adder.add_first(step(FIRST, 1))
-            adder.add(0, step(MID, 2))
-            adder.reset()
-    observations(client)
-    adder.close()
-    assert {name: stream.num_rows for name, stream in client.store.streams.items()} == dict.fromkeys(
-        client.store.streams, 0
-    )
-
-
 @pytest.mark.parametrize("clip", [None, 1.0])
 def test_a_step_that_begins_an_episode_needs_no_reward(clip):
-    table = replay.Table("replay", selectors.Uniform(), selectors.Fifo(), 100, rl.MinSize(1))
-    client = replay.EmbeddedClient([table])
+    client = make_client()
     adder = adders.NStepTransitionAdder(client, 1, 0.9, reward_clip=clip)
     observation = np.zeros(2, np.float32)
     adder.add_first(dm_env.restart(observation))
     adder.add(0, dm_env.termination(2.0, observation))
     adder.add(0, dm_env.restart(observation))
     adder.add(0, dm_env.transition(0.5, observation))
-    adder.flush()
-    rewards = client.sample_batch("replay", 50).data.reward
-    assert set(rewards.tolist()) == {0.5, 2.0 if clip is None else 1.0}
+    rewards = client.sample_batch(TABLE, 2).data.reward
+    assert rewards.tolist() == [2.0 if clip is None else 1.0, 0.5]
 
 
 @pytest.mark.parametrize(
@@ -480,9 +445,8 @@ def test_no_rows_stay_behind_when_a_priority_function_fails(make):
     def broken(batch):
         raise ValueError("broken")
 
-    table = replay.Table("replay", selectors.Uniform(), selectors.Fifo(), 100, rl.MinSize(1))
-    client = replay.EmbeddedClient([table])
-    adder = make(client, {"replay": broken})
+    client = make_client()
+    adder = make(client, {TABLE: broken})
     observation, rows = np.zeros(2, np.float32), []
     adder.add_first(dm_env.restart(observation))
     for _ in range(20):

@@ -4,40 +4,32 @@ import dm_env
 import numpy as np
 import pytest
 import tree
+from adder_steps import TABLE, feed, make_client
 from dm_env import specs as dm_specs
 
 from framework import adders, replay
 from framework.environments.testing import make_spec
 
-TABLE = adders.REPLAY_TABLE
 NUM_ENVS = 3
 
 
-def play(adder, steps=60):
+def steps(length=60):
     """Episodes of different lengths in each env; extras say time and env."""
-    kinds = np.zeros(NUM_ENVS, np.int64)
-    for t in range(steps):
-        one = np.ones(NUM_ENVS, np.float32)
+    kinds, one = np.zeros(NUM_ENVS, np.int64), np.ones(NUM_ENVS, np.float32)
+    for t in range(length):
+        state = np.float32(100 * t + np.arange(NUM_ENVS)[:, None] + np.zeros((NUM_ENVS, 2)))
+        extras = {"log_prob": -one * t, "state": (state, {"age": np.full(NUM_ENVS, t)})}
         timestep = dm_env.TimeStep(kinds, one, one, np.full((NUM_ENVS, 3), t, np.float32))
-        if t == 0:
-            adder.add_first(timestep)
-        else:
-            state = 100.0 * t + np.arange(NUM_ENVS)[:, None] + np.zeros((NUM_ENVS, 2))
-            extras = {
-                "log_prob": -one * t,
-                "state": (state.astype(np.float32), {"age": np.full(NUM_ENVS, t)}),
-            }
-            adder.add(np.zeros(NUM_ENVS, np.int64), timestep, extras)
+        yield np.zeros(NUM_ENVS, np.int64), timestep, extras
         kinds = np.where(kinds == 2, 0, np.where((t + np.arange(NUM_ENVS)) % 7 == 6, 2, 1))
 
 
-def items(signature=None, **options):
-    table = replay.Table.queue(TABLE, 1000, signature=signature)
-    client = replay.EmbeddedClient([table])
-    adder = adders.SequenceAdder(client, **options)
-    play(adder)
+def items(signature=None, adder=adders.SequenceAdder, **options):
+    client = make_client(replay.Table.queue(TABLE, 1000, signature=signature))
+    adder = adder(client, **options)
+    feed(adder, steps())
     adder.flush()
-    return client.sample_batch(TABLE, table.info.current_size).data
+    return client.sample_batch(TABLE, client.server_info()[TABLE].current_size).data
 
 
 @pytest.mark.parametrize("end", ["ZERO_PAD", "WRITE", "CONTINUE"])
@@ -54,16 +46,10 @@ def test_they_are_those_of_the_first_row(length, period, end):
 
 
 def test_they_are_those_of_the_first_row_of_an_unroll():
-    data = []
-    for options in ({}, {"extras_of_first_row": ["state"]}):
-        table = replay.Table.queue(TABLE, 1000)
-        client = replay.EmbeddedClient([table])
-        adder = adders.UnrollAdder(client, 4, priority_fns={TABLE: None}, **options)
-        play(adder)
-        adder.flush()
-        data.append(client.sample_batch(TABLE, table.info.current_size).data)
-    expected = tree.map_structure(lambda leaf: leaf[:, 0], data[0].extras["state"])
-    tree.map_structure(np.testing.assert_array_equal, data[1].extras["state"], expected)
+    options = {"adder": adders.UnrollAdder, "unroll_length": 4, "priority_fns": {TABLE: None}}
+    every, first = items(**options), items(**options, extras_of_first_row=["state"])
+    expected = tree.map_structure(lambda leaf: leaf[:, 0], every.extras["state"])
+    tree.map_structure(np.testing.assert_array_equal, first.extras["state"], expected)
 
 
 def test_priority_functions_see_them_as_they_are_stored():
@@ -112,12 +98,11 @@ def test_a_name_that_no_extra_has_is_an_error():
 
 
 def test_the_rows_go_when_the_items_do():
-    table = replay.Table.queue(TABLE, 1000)
-    client = replay.EmbeddedClient([table])
+    client = make_client()
     adder = adders.SequenceAdder(client, 4, 3, extras_of_first_row=["state"])
-    play(adder)
+    feed(adder, steps())
     adder.close()
-    count = table.info.current_size
+    count = client.server_info()[TABLE].current_size
     assert client.store.streams["first_rows"].num_rows == count
     client.sample_batch(TABLE, count)
     assert client.store.streams["first_rows"].num_rows == 0

@@ -2,11 +2,10 @@
 
 import collections
 
-import dm_env
 import numpy as np
 import pytest
 import tree
-from adder_steps import FIRST, LAST, MID, TABLE, make_client, observations, step
+from adder_steps import FIRST, LAST, MID, TABLE, make_client, observations, read, stacked_episodes, step
 
 from framework import adders, replay, specs
 from framework.adders import block
@@ -33,8 +32,7 @@ MAKERS = {
 
 def play(make, failing=None):
     """Returns the items of three envs and 60 steps, and how often a call failed."""
-    rng = np.random.default_rng(0)
-    client = make_client(replay.Table.queue(TABLE, 1000))
+    client = make_client()
     adder = make(client)
     append, calls, errors = adder._writer.append, 0, 0
 
@@ -46,11 +44,7 @@ def play(make, failing=None):
         return append(*arguments)
 
     adder._writer.append = limited
-    kinds, observation = np.zeros(3, np.int64), np.ones((3, 2), np.float32)
-    for t in range(60):
-        reward = rng.normal(size=3).astype(np.float32)
-        timestep = dm_env.TimeStep(kinds, reward, np.ones(3, np.float32), observation)
-        action, extras = rng.integers(0, 9, 3), {"state": rng.normal(size=(3, 3))}
+    for t, (action, timestep, extras) in enumerate(stacked_episodes(60)):
         try:
             if t == 0:
                 adder.add_first(timestep)
@@ -58,14 +52,8 @@ def play(make, failing=None):
                 adder.add(action, timestep, extras)
         except replay.StoreFullError:
             errors += 1
-        kinds = np.where(kinds == LAST, FIRST, np.where((t + np.arange(3)) % 9 == 8, LAST, MID))
-        observation = np.stack([observation[:, 1], rng.normal(size=3).astype(np.float32)], axis=1)
     adder.flush()
-    items = []
-    while client.can_sample(TABLE, 1):
-        sample = client.sample_batch(TABLE, 1, timeout=0, pad=True)
-        leaves = tree.flatten((sample.data, getattr(sample, "lengths", ())))
-        items.append(b"".join(np.asarray(leaf).tobytes() for leaf in leaves))
+    items = [b"".join(np.asarray(leaf).tobytes() for leaf in tree.flatten(item)) for item in read(client)]
     dropped = adder.num_dropped_episodes
     assert adder.close() == 0
     assert all(stream.num_rows == 0 for stream in client.store.streams.values())

@@ -3,12 +3,12 @@
 import dm_env
 import numpy as np
 import pytest
+from adder_steps import FIRST, LAST, MID, TABLE, make_client, step
 
 from framework import adders, replay, specs
 from framework.environments.testing import make_spec
 from framework.types import OneStep
 
-TABLE = adders.REPLAY_TABLE
 DISCOUNT = 0.9
 
 
@@ -31,10 +31,6 @@ def play(client, n, frames=None, extras=False, priorities=None):
         adder.add(np.full(2, t - 1), timestep(t, kind), {"t": np.full(2, t - 1)} if extras else ())
     adder.flush()
     return client.sample_batch(TABLE, client.server_info()[TABLE].current_size).data
-
-
-def make_client():
-    return replay.EmbeddedClient([replay.Table.queue(TABLE, 100)])
 
 
 @pytest.mark.parametrize("n", [1, 3, 10])
@@ -76,26 +72,17 @@ def test_priority_functions_get_it_and_the_policys_extras_stay():
 def test_the_signature_is_that_of_the_items():
     spec = make_spec(observations=specs.Array((), np.float32), actions=specs.Array((), np.int64))
     signature = adders.NStepTransitionAdder.signature(spec, one_step=True)
-    table = replay.Table(
-        TABLE, replay.selectors.Fifo(), replay.selectors.Fifo(), 100,
-        replay.rate_limiters.MinSize(1), signature=signature,
-    )  # fmt: skip
-    assert isinstance(play(replay.EmbeddedClient([table]), 2).extras, OneStep)
+    client = make_client(replay.Table.queue(TABLE, 100, signature=signature))
+    assert isinstance(play(client, 2).extras, OneStep)
 
 
 def test_rewards_are_clipped_before_they_are_summed():
     client = make_client()
     adder = adders.NStepTransitionAdder(client, 3, 1.0, one_step=True, reward_clip=1.0)
-
-    def timestep(kind, reward=0.0):
-        one = np.ones(1, np.float32)
-        return dm_env.TimeStep(np.array([kind]), reward * one, one, np.zeros((1, 1), np.float32))
-
-    adder.add_first(timestep(0))
-    for t, reward in enumerate((5.0, -1.0, -7.0)):
-        adder.add(np.array([t]), timestep(2 if t == 2 else 1, reward))
-    adder.flush()
-    data = client.sample_batch(TABLE, client.server_info()[TABLE].current_size).data
+    adder.add_first(step(FIRST, 0))
+    for kind, reward in ((MID, 5.0), (MID, -1.0), (LAST, -7.0)):
+        adder.add(0, step(kind, 0, reward))
     # The windows 0->1, 0->2, 0->3, 1->3 and 2->3, in the order in which they end.
+    data = client.sample_batch(TABLE, 5).data
     assert data.reward.tolist() == [1.0, 0.0, -1.0, -2.0, -1.0]
     assert data.extras.reward.tolist() == [1.0, 1.0, 1.0, -1.0, -1.0]

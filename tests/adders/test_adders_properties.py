@@ -6,14 +6,12 @@ import dm_env
 import numpy as np
 import pytest
 import tree
-from adder_items import TABLE, drain, make_client
+from adder_steps import FIRST, LAST, MID, TABLE, drain, make_client
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from framework import adders
 from framework.types import Step, Transition
-
-FIRST, MID, LAST = 0, 1, 2
 
 
 @st.composite
@@ -196,133 +194,120 @@ def in_order(found):
     return [item for *_, item in sorted(found, key=lambda entry: entry[:2])]
 
 
-common = settings(max_examples=60, deadline=None)
+def compare(make, kinds, seed, flush, seen, single, reference):
+    """What an adder writes, and what its priority function sees, equals the reference's items."""
+    client = make_client()
+    parts = []
+
+    def priority(items):
+        parts.extend(tree.map_structure(lambda x, i=i: x[i], items) for i in range(len(items.reward)))
+        return np.ones(len(items.reward))
+
+    adder = make(client, {TABLE: priority if seen else None})
+    events = play(adder, kinds, np.random.default_rng(seed), flush, single)
+    expected = in_order(reference(events))
+    check(expected, drain(client))
+    if seen:
+        check(expected, parts)
+    adder.close()
 
 
-@pytest.mark.parametrize("single", [False, True], ids=["batched", "single"])
-def test_transitions_equal_the_reference(single):
-    @common
-    @given(
+# One env may come without a dimension of envs.
+each_form = pytest.mark.parametrize("single", [False, True], ids=["batched", "single"])
+
+
+def arguments(single, examples=40, **others):
+    """A property's arguments: those of every adder, and its own."""
+    given_all = given(
         kinds=scripts(max_envs=1 if single else 4),
-        n=st.integers(1, 5),
-        g=st.sampled_from([0.0, 0.5, 0.9, 1.0]),
         seed=st.integers(0, 1000),
         flush=st.sampled_from([0, 0.3, 1]),
-        with_priorities=st.booleans(),
+        seen=st.booleans(),
+        **others,
     )
-    def run(kinds, n, g, seed, flush, with_priorities):
-        client = make_client()
-        seen = []
-        fns = {
-            TABLE: (lambda item: [seen.append(item), np.ones(len(item.reward))][1])
-            if with_priorities
-            else None
-        }
-        adder = adders.NStepTransitionAdder(client, n, g, priority_fns=fns)
-        events = play(adder, kinds, np.random.default_rng(seed), flush, single)
-        found = [
-            (t, b, item)
-            for b, env in enumerate(events)
-            for rows, last, ended_at, how in episodes(env)
-            if rows is not None
-            for t, item in reference_transitions(rows, last, ended_at, how, n, g)
-        ]
-        check(in_order(found), drain(client))
-        if with_priorities:
-            parts = [tree.map_structure(lambda x, i=i: x[i], p) for p in seen for i in range(len(p.reward))]
-            check(in_order(found), parts)
-        adder.close()
+    return lambda function: settings(max_examples=examples, deadline=None)(given_all(function))
+
+
+@each_form
+def test_transitions_equal_the_reference(single):
+    @arguments(single, 60, n=st.integers(1, 5), g=st.sampled_from([0.0, 0.5, 0.9, 1.0]))
+    def run(kinds, n, g, seed, flush, seen):
+        def reference(events):
+            return [
+                (t, b, item)
+                for b, env in enumerate(events)
+                for rows, last, ended_at, how in episodes(env)
+                if rows is not None
+                for t, item in reference_transitions(rows, last, ended_at, how, n, g)
+            ]
+
+        def make(client, fns):
+            return adders.NStepTransitionAdder(client, n, g, priority_fns=fns)
+
+        compare(make, kinds, seed, flush, seen, single, reference)
 
     run()
 
 
-@pytest.mark.parametrize("single", [False, True], ids=["batched", "single"])
+@each_form
 @pytest.mark.parametrize("behavior", ["ZERO_PAD", "TRUNCATE", "WRITE", "CONTINUE"])
 def test_sequences_equal_the_reference(behavior, single):
-    @settings(max_examples=40, deadline=None)
-    @given(
-        kinds=scripts(max_envs=1 if single else 4),
-        length=st.integers(1, 6),
-        data=st.data(),
-        seed=st.integers(0, 1000),
-        flush=st.sampled_from([0, 0.3, 1]),
-        with_priorities=st.booleans(),
-    )
-    def run(kinds, length, data, seed, flush, with_priorities):
+    @arguments(single, length=st.integers(1, 6), data=st.data())
+    def run(kinds, length, data, seed, flush, seen):
         period = data.draw(st.integers(1, length))
-        client = make_client()
-        seen = []
-        fns = {
-            TABLE: (lambda item: [seen.append(item), np.ones(len(item.reward))][1])
-            if with_priorities
-            else None
-        }
-        adder = adders.SequenceAdder(client, length, period, behavior, priority_fns=fns)
-        events = play(adder, kinds, np.random.default_rng(seed), flush, single)
-        zero = next((e[2] for env in events for e in env if e[2] is not None), None)
-        found = []
-        for b, env in enumerate(events):
-            stream = []
-            streams = []
-            for rows, last, ended_at, how in episodes(env):
-                stream += [] if rows is None else episode_rows(rows, last, how, ended_at)
-                if how == "reset" or behavior != "CONTINUE":
-                    streams.append((stream, how in ("last", "cut")))
-                    stream = []
-            streams.append((stream, False))
-            for rows, finished in streams:
-                for t, item in reference_sequences(rows, length, period, behavior, finished):
-                    if not any(row is not None and row[2] for row in item):
-                        continue
-                    fixed = []
-                    for row in item:
-                        if row is not None and not isinstance(row[3], Row):
-                            values = tree.map_structure(np.zeros_like, zero)._replace(observation=row[3])
-                            row = (*row[:3], values)
-                        fixed.append(None if row is None else row[1:])
-                    found.append((t, b, as_step(fixed)))
-        check(in_order(found), drain(client))
-        if with_priorities and behavior != "TRUNCATE":
-            parts = [tree.map_structure(lambda x, i=i: x[i], p) for p in seen for i in range(len(p.reward))]
-            check(in_order(found), parts)
-        adder.close()
+
+        def reference(events):
+            zero = next((e[2] for env in events for e in env if e[2] is not None), None)
+            found = []
+            for b, env in enumerate(events):
+                stream = []
+                streams = []
+                for rows, last, ended_at, how in episodes(env):
+                    stream += [] if rows is None else episode_rows(rows, last, how, ended_at)
+                    if how == "reset" or behavior != "CONTINUE":
+                        streams.append((stream, how in ("last", "cut")))
+                        stream = []
+                streams.append((stream, False))
+                for rows, finished in streams:
+                    for t, item in reference_sequences(rows, length, period, behavior, finished):
+                        if not any(row is not None and row[2] for row in item):
+                            continue
+                        fixed = []
+                        for row in item:
+                            if row is not None and not isinstance(row[3], Row):
+                                values = tree.map_structure(np.zeros_like, zero)._replace(observation=row[3])
+                                row = (*row[:3], values)
+                            fixed.append(None if row is None else row[1:])
+                        found.append((t, b, as_step(fixed)))
+            return found
+
+        def make(client, fns):
+            return adders.SequenceAdder(client, length, period, behavior, priority_fns=fns)
+
+        # A priority function sees padded items, also of those that are truncated.
+        compare(make, kinds, seed, flush, seen and behavior != "TRUNCATE", single, reference)
 
     run()
 
 
-@pytest.mark.parametrize("single", [False, True], ids=["batched", "single"])
+@each_form
 @pytest.mark.parametrize("padded", [False, True], ids=["ragged", "padded"])
 def test_episodes_equal_the_reference(padded, single):
     longest = 40
 
-    @settings(max_examples=40, deadline=None)
-    @given(
-        kinds=scripts(max_envs=1 if single else 4),
-        seed=st.integers(0, 1000),
-        flush=st.sampled_from([0, 0.3, 1]),
-        with_priorities=st.booleans(),
-    )
-    def run(kinds, seed, flush, with_priorities):
-        client = make_client()
-        seen = []
-        fns = {
-            TABLE: (lambda item: [seen.append(item), np.ones(len(item.reward))][1])
-            if with_priorities
-            else None
-        }
-        adder = adders.EpisodeAdder(client, longest, np.zeros if padded else None, priority_fns=fns)
-        events = play(adder, kinds, np.random.default_rng(seed), flush, single)
-        found = []
-        for b, env in enumerate(events):
-            for rows, last, ended_at, how in episodes(env):
-                if rows and how == "last":
-                    item = [row[1:] for row in episode_rows(rows, last, how, ended_at)]
-                    item += [None] * (longest - len(item)) if padded else []
-                    found.append((ended_at, b, as_step(item)))
-        check(in_order(found), drain(client))
-        if with_priorities and padded:
-            parts = [tree.map_structure(lambda x, i=i: x[i], p) for p in seen for i in range(len(p.reward))]
-            check(in_order(found), parts)
-        adder.close()
+    @arguments(single)
+    def run(kinds, seed, flush, seen):
+        def reference(events):
+            for b, env in enumerate(events):
+                for rows, last, ended_at, how in episodes(env):
+                    if rows and how == "last":
+                        item = [row[1:] for row in episode_rows(rows, last, how, ended_at)]
+                        item += [None] * (longest - len(item)) if padded else []
+                        yield ended_at, b, as_step(item)
+
+        def make(client, fns):
+            return adders.EpisodeAdder(client, longest, np.zeros if padded else None, priority_fns=fns)
+
+        compare(make, kinds, seed, flush, seen and padded, single, reference)
 
     run()

@@ -5,16 +5,15 @@ import threading
 import numpy as np
 import pytest
 from adder_steps import FIRST, MID, TABLE, make_client, observations, step
+from background import Background, until
+from served_table import num_rows, table
 
 from framework import adders, replay
+from framework.replay.tables.rate_limiters import INSERTERS
 
 
 def test_a_reader_sees_every_step_at_once():
-    client = make_client(
-        replay.Table(
-            TABLE, replay.selectors.Uniform(), replay.selectors.Fifo(), 50, replay.rate_limiters.MinSize(1)
-        )
-    )
+    client = make_client(table(TABLE))
     adder = adders.NStepTransitionAdder(client, 1, 0.9, max_delay=1e9)
     adder.add_first(step(FIRST, 0))
     for i in range(1, 20):
@@ -79,20 +78,6 @@ def test_where_nothing_else_runs_waiting_is_an_error_and_loses_nothing():
     assert observations(client) == [[i, i + 1] for i in range(5)]
 
 
-def test_where_nothing_else_runs_what_a_step_has_no_room_for_waits():
-    client = make_client(replay.Table.queue(TABLE, 3), concurrent=False)
-    adder = adders.NStepTransitionAdder(client, 1, 0.9)
-    adder.add_first(step(FIRST, 0, envs=2))
-    adder.add(np.zeros(2), step(MID, 1, envs=2))
-    assert adder.ready(), "room for one of two"
-    adder.add(np.zeros(2), step(MID, 2, envs=2))
-    assert not adder.ready(), "one waits"
-    assert client.server_info()[TABLE].current_size == 3
-    assert len(client.sample_batch(TABLE, 3).data.reward) == 3
-    assert adder.ready()
-    assert client.server_info()[TABLE].current_size == 1
-
-
 def test_where_nothing_else_runs_only_so_many_items_wait():
     client = make_client(replay.Table.queue(TABLE, 3), concurrent=False)
     adder = adders.NStepTransitionAdder(client, 1, 0.9)
@@ -129,11 +114,9 @@ def test_a_writer_that_waits_is_woken_by_a_reader_in_another_thread():
         for i in range(1, count + 1):
             adder.add(0, step(MID, i))
 
-    writer = threading.Thread(target=write, daemon=True)
-    writer.start()
+    writing = Background(write)
     got = [client.sample_batch(TABLE, 1, timeout=30).data.next_observation[0] for _ in range(count)]
-    writer.join(timeout=30)
-    assert not writer.is_alive()
+    writing.result()
     assert got == list(range(1, count + 1))
 
 
@@ -150,22 +133,8 @@ def test_what_is_staged_is_written_without_another_call():
     adder.close()
 
 
-def test_what_goes_wrong_meanwhile_is_raised_by_the_next_call():
-    failed = threading.Event()
-
-    def fail(items):
-        failed.set()
-        raise RuntimeError("no priority")
-
-    adder = adders.NStepTransitionAdder(make_client(), 1, 0.9, priority_fns={TABLE: fail}, max_delay=0.001)
-    adder.add_first(step(FIRST, 0))
-    adder.add(0, step(MID, 1))
-    assert failed.wait(30)
-    with pytest.raises(RuntimeError, match="no priority"):
-        adder.add(0, step(MID, 2))
-
-
-def test_what_goes_wrong_after_the_last_step_is_raised_by_close():
+@pytest.mark.parametrize("call", [lambda adder: adder.add(0, step(MID, 2)), lambda adder: adder.close()])
+def test_what_goes_wrong_meanwhile_is_raised_by_the_next_call(call):
     failed = threading.Event()
 
     def fail(items):
@@ -178,30 +147,18 @@ def test_what_goes_wrong_after_the_last_step_is_raised_by_close():
     adder.add(0, step(MID, 1))
     assert failed.wait(30)
     with pytest.raises(RuntimeError, match="no priority"):
-        adder.close()
+        call(adder)
     assert adder.close() == 0
-    assert all(stream.num_rows == 0 for stream in client.store.streams.values())
+    assert num_rows(client) == 0
 
 
 def test_an_interrupted_client_ends_the_wait():
     client = make_client(replay.Table.queue(TABLE, 1))
     adder = adders.NStepTransitionAdder(client, 1, 0.9, max_delay=0.0)
     adder.add_first(step(FIRST, 0))
-    waiting = threading.Event()
-    errors = []
-
-    def write():
-        try:
-            for i in range(1, 10_000):
-                waiting.set()
-                adder.add(0, step(MID, i))
-        except replay.ServerClosed as error:
-            errors.append(error)
-
-    writer = threading.Thread(target=write, daemon=True)
-    writer.start()
-    assert waiting.wait(30)
+    writing = Background(lambda: [adder.add(0, step(MID, i)) for i in range(1, 10_000)])
+    until(lambda: client.tables[TABLE].waiting.counts[INSERTERS])
     client.interrupt()
-    writer.join(timeout=30)
-    assert len(errors) == 1
+    with pytest.raises(replay.ServerClosed):
+        writing.result()
     assert adder.close(timeout=1) >= 0

@@ -6,6 +6,7 @@ import pickle
 import numpy as np
 import pytest
 import tree
+from served_table import table
 
 from agents import dqn, random_actions, sac
 from framework import adders, environments, replay, specs
@@ -32,17 +33,6 @@ CASES = {
 }
 
 
-def make_table():
-    return replay.Table(
-        TABLE,
-        replay.selectors.Uniform(),
-        replay.selectors.Fifo(),
-        10_000,
-        replay.rate_limiters.MinSize(1),
-        seed=0,
-    )
-
-
 def play(environment, adder_list, steps):
     """Random actions; how many steps of each type were seen."""
     rng = np.random.default_rng(1)
@@ -62,13 +52,12 @@ def play(environment, adder_list, steps):
     return ends
 
 
-@pytest.mark.parametrize("n_step", [1, 3])
 @pytest.mark.parametrize("case", CASES)
-def test_sampled_stacks_are_the_environments_byte_for_byte(case, n_step):
-    environment = CASES[case]()
+def test_sampled_stacks_are_the_environments_byte_for_byte(case):
+    environment, n_step = CASES[case](), 3
     spec = specs.make_environment_spec(environment)
     agent = dqn.DQN(dqn.DQNConfig(n_step=n_step, discount=0.9))
-    whole, once = [replay.EmbeddedClient([make_table()]) for _ in range(2)]
+    whole, once = [replay.EmbeddedClient([table(TABLE, size=10_000)]) for _ in range(2)]
     adder_list = [adders.NStepTransitionAdder(whole, n_step, 0.9), agent.make_adder(once, spec)]
     steps = 150
     ends = play(environment, adder_list, steps)
@@ -87,23 +76,6 @@ def test_sampled_stacks_are_the_environments_byte_for_byte(case, n_step):
         each.close()
 
 
-def test_a_stacked_atari_transition_costs_a_tenth_more_than_a_frame():
-    environment = atari()
-    spec = specs.make_environment_spec(environment)
-    client = replay.EmbeddedClient([make_table()])
-    adder = dqn.DQN(dqn.DQNConfig(n_step=1)).make_adder(client, spec)
-    play(environment, [adder], 700)
-    environment.close()
-    adder.flush()
-    stored = sum(stream.num_rows * stream.row_bytes for stream in client.store.streams.values())
-    items = client.table(TABLE)._items
-    books = sum(array.nbytes for array in vars(items).values() if isinstance(array, np.ndarray))
-    number = len(client.table(TABLE))
-    assert number > 2000
-    assert (stored + books * number / len(items.state)) / number <= 1.1 * 84 * 84 + 24
-    adder.close()
-
-
 @pytest.mark.parametrize(
     "agent",
     [
@@ -118,7 +90,7 @@ def test_agents_take_it_from_the_spec(agent, stacked):
     environment = cartpole() if stacked else environments.make("gymnasium:CartPole-v1", num_envs=2)
     spec = specs.make_environment_spec(environment)
     environment.close()
-    adder = agent.make_adder(replay.EmbeddedClient([make_table()]), spec)
+    adder = agent.make_adder(replay.EmbeddedClient([table(TABLE, size=10_000)]), spec)
     assert adder._frame_stack == (3 if stacked else None)
     adder.close()
 

@@ -1,10 +1,9 @@
 """Items of whole unrolls, against envs played by hand."""
 
-import threading
-
 import dm_env
 import numpy as np
 import pytest
+from background import Background, until
 
 from framework import adders, replay
 from framework.replay.remote.client import ServedClient
@@ -140,15 +139,13 @@ def test_an_unroll_waits_for_its_place_in_the_table(envs, in_flight):
             adder.add(np.zeros(envs, int), step, {"x": np.zeros(envs, int)})
             made.append(t)
 
-    actor = threading.Thread(target=act, daemon=True)
-    actor.start()
-    while not client.server_info()[TABLE].rate_limiter_info.insert_stats.pending:
-        pass  # two unrolls are in the table, others wait, and the adder holds the actor up with the next
+    acting = Background(act)
+    # Two unrolls are in the table, others wait, and the adder holds the actor up with the next.
+    until(lambda: client.server_info()[TABLE].rate_limiter_info.insert_stats.pending)
     assert len(made) == 2 * (2 + in_flight) + 1
     drawn = [client.sample_batch(TABLE, envs, timeout=10).data.observation[:, 0].tolist() for _ in range(6)]
     assert drawn == [[t] * envs for t in (0, 2, 4, 6, 8, 10)]
-    actor.join(10)
-    assert made[-1] == 12
+    acting.result(10)
 
 
 @pytest.mark.parametrize("served", [False, True])
@@ -159,11 +156,10 @@ def test_an_unroll_that_had_no_room_gets_in_though_no_step_follows(served):
         reader = ServedClient(server.address)
         adder = adders.UnrollAdder(client, 2)
         # One fits into the table; the last waits, in the server or in the writer.
-        actor = threading.Thread(target=play, args=(adder, [[FIRST]] + [[MID]] * 6), daemon=True)
-        actor.start()
+        acting = Background(play, adder, [[FIRST]] + [[MID]] * 6)
         seen = [reader.sample_batch(TABLE, 1, timeout=10).data.observation[0, 0] for _ in range(3)]
         assert seen == [0, 2, 4]
-        actor.join(10)
+        acting.result(10)
         assert adder.close(timeout=10) == 0
         reader.close()
         client.close()

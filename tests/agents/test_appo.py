@@ -1,28 +1,17 @@
-"""APPO and IMPACT: the loss against a loop, how often an unroll is drawn, every field of the config."""
+"""APPO and IMPACT: the loss against a loop, how often an unroll is drawn."""
 
 import dataclasses
 import math
 
-import agent_probes
-import config_fields
 import numpy as np
 import pytest
-import test_impala
 import torch
-from batches import learn
-from test_impala import SPEC, make_batch
+from agent_batches import DISCRETE, learn, make_learner, unrolls
+from agent_cases import SMALL
 
 from agents.appo import APPO, APPOConfig
 from agents.impact import IMPACT, IMPACTConfig
 from framework import adders, replay
-
-SMALL = APPOConfig(hidden_sizes=(8,), batch_size=4, unroll_length=5)
-
-
-def make_learner(config=SMALL, spec=SPEC):
-    torch.manual_seed(0)
-    agent = APPO(config)
-    return agent.make_learner(agent.make_networks(spec), spec)
 
 
 def log_probs_and_values(model, data, n):
@@ -53,10 +42,11 @@ def test_the_loss_against_a_loop(changes):
         "entropy_coefficient": 0.1,
     }
     bounds = {"reward_clip": 2.0, "clip_rho": 0.8, "clip_c": 0.7, "target_update_period": 3}
-    config = dataclasses.replace(SMALL, learning_rate=0.05, **changes, **weights, **bounds)
-    learner, batch = make_learner(config), make_batch(config)
+    config = dataclasses.replace(SMALL["appo"].config, learning_rate=0.05, **changes, **weights, **bounds)
+    agent = APPO(config)
+    learner, batch = make_learner(agent), unrolls(agent)
     with torch.enable_grad():
-        learn(learner, make_batch(config, seed=1))  # The networks leave the target network behind.
+        learn(learner, unrolls(agent, seed=1))  # The networks leave the target network behind.
     data, terms = batch.data, []
     for n in range(config.batch_size):
         log_probs, entropies, values = log_probs_and_values(learner.networks.actor_critic, data, n)
@@ -81,9 +71,10 @@ def test_the_loss_against_a_loop(changes):
 
 
 def test_the_target_network_is_copied_after_a_period():
-    learner, equal = make_learner(dataclasses.replace(SMALL, target_update_period=3)), []
+    agent, equal = APPO(dataclasses.replace(SMALL["appo"].config, target_update_period=3)), []
+    learner = make_learner(agent)
     for seed in range(6):
-        learn(learner, make_batch(seed=seed))
+        learn(learner, unrolls(agent, seed=seed))
         pairs = zip(learner.networks.actor_critic.parameters(), learner.targets.parameters(), strict=True)
         equal.append(all(torch.equal(online, target) for online, target in pairs))
     assert equal == [False, False, True, False, False, True]
@@ -91,8 +82,8 @@ def test_the_target_network_is_copied_after_a_period():
 
 @pytest.mark.parametrize("uses", [1, 3])
 def test_each_unroll_is_drawn_as_often_as_the_config_says(uses):
-    agent = APPO(dataclasses.replace(SMALL, samples_per_insert=uses, queue_batches=2))
-    client = replay.EmbeddedClient(agent.make_tables(SPEC), concurrent=False)
+    agent = APPO(dataclasses.replace(SMALL["appo"].config, samples_per_insert=uses, queue_batches=2))
+    client = replay.EmbeddedClient(agent.make_tables(DISCRETE), concurrent=False)
     drawn, inserted, waits = [], 0, 0
     while inserted < 40:
         if client.can_insert(adders.QUEUE_TABLE):
@@ -114,7 +105,7 @@ def test_each_unroll_is_drawn_as_often_as_the_config_says(uses):
 
 def test_a_fast_learner_does_not_draw_the_same_unrolls_again_and_again():
     agent = IMPACT(IMPACTConfig(batch_size=16))
-    client = replay.EmbeddedClient(agent.make_tables(SPEC), concurrent=False)
+    client = replay.EmbeddedClient(agent.make_tables(DISCRETE), concurrent=False)
     distinct, inserted = [], 0
     while inserted < 1_000:
         for _ in range(8):
@@ -125,64 +116,8 @@ def test_a_fast_learner_does_not_draw_the_same_unrolls_again_and_again():
     assert np.mean(distinct) > 14  # 8 if the learner could empty the buffer.
 
 
-def learned(config):
-    return agent_probes.after_three_steps(make_learner(config), lambda seed: make_batch(config, seed))
-
-
-def table(config):
-    return str(APPO(config).make_tables(SPEC)[0].info)
-
-
-INHERITED = {
-    name: (value, learned if probe is test_impala.learned else probe, others)
-    for name, (value, probe, others) in test_impala.FIELDS.items()
-}
-RMSPROP = {"optimizer": "rmsprop"}
-# See helpers/config_fields.py.
-FIELDS = {
-    **INHERITED,
-    **config_fields.of_gradients(learned, make_learner),
-    "optimizer": ("rmsprop", learned, {}),
-    "rmsprop_decay": (0.5, learned, RMSPROP),
-    "rmsprop_momentum": (0.5, learned, RMSPROP),
-    "max_gradient_norm": (1e-3, learned, RMSPROP),
-    "samples_per_insert": (3, table, {}),
-    "clip": (0.01, learned, {}),
-    "clip_target": (0.5, learned, {}),
-    "target_update_period": (1, learned, {}),
-}
-
-
-@pytest.mark.parametrize("config", [APPOConfig, IMPACTConfig])
-def test_every_field_is_in_the_table(config):
-    config_fields.assert_complete(FIELDS, config)
-
-
-@pytest.mark.parametrize("field", FIELDS)
-def test_every_field_changes_something(field):
-    config_fields.assert_changes_something(FIELDS, field, SMALL)
-
-
-WRONG = [
-    ("samples_per_insert", 0),
-    ("target_update_period", 0),
-    ("clip", 0.0),
-    ("clip", 1.0),
-    ("clip_target", -1.0),
-]
-
-
-@pytest.mark.parametrize(("field", "value"), WRONG)
-def test_a_value_that_makes_no_sense_is_refused(field, value):
-    config_fields.assert_refuses(APPOConfig, field, value)
-
-
-def test_the_learner_goes_to_the_configured_device():
-    config_fields.assert_learns_on_the_device(make_learner, SMALL, make_batch(SMALL))
-
-
 def test_impact_is_appo_with_a_circular_buffer():
     own = {field.name: field.default for field in dataclasses.fields(IMPACTConfig)}
     changed = {f.name for f in dataclasses.fields(APPOConfig) if f.default != own[f.name]}
     assert changed == {"samples_per_insert", "queue_batches"}
-    assert IMPACT().make_tables(SPEC)[0].max_times_sampled == 2
+    assert IMPACT().make_tables(DISCRETE)[0].max_times_sampled == 2

@@ -9,14 +9,13 @@ import re
 import numpy as np
 import pytest
 import torch
-from test_ppo import CONTINUOUS, play
+from agent_batches import CONTINUOUS
+from ppo_programs import play
 
-import launch
 from agents import batch_ppo
 from agents.batch_ppo import BatchPPO, BatchPPOConfig
 from agents.ppo import PPOConfig
 from framework.environments.testing import FakeEnvironment
-from framework.programs import RunConfig, make_program
 
 EPISODES = functools.partial(FakeEnvironment, CONTINUOUS, episode_length=6)
 
@@ -27,7 +26,7 @@ def test_the_networks_and_the_optimizers_of_the_experiment():
     shapes = {name: tuple(parameter.shape) for name, parameter in networks.named_parameters()}
     for part, head in (("body", "head.mean"), ("value_body", "value_head")):
         layers = [shape for name, shape in shapes.items() if name.startswith(f"{part}.") and len(shape) == 2]
-        assert layers == [(200, 3), (100, 200)]
+        assert layers == [(200, 4), (100, 200)]
         assert [shape[1] for name, shape in shapes.items() if name.startswith(head) and len(shape) == 2] == [
             100
         ]
@@ -36,7 +35,7 @@ def test_the_networks_and_the_optimizers_of_the_experiment():
     assert (policy["lr"], value["lr"]) == (1e-4, 1e-3)
     count = sum(p.numel() for p in networks.parameters() if p.requires_grad)
     assert sum(p.numel() for group in (policy, value) for p in group["params"]) == count
-    first, _ = networks(torch.randn(8, 3))
+    first, _ = networks(torch.randn(8, 4))
     assert (first.mean.abs() < 1).all()
 
 
@@ -67,23 +66,6 @@ def test_a_program_learns_from_full_batches_of_whole_episodes():
     for steps, batch, _ in batches:
         assert batch.data.mask.shape == (6, 7) and int(batch.data.mask.sum()) == 36
         assert (np.asarray(batch.data.extras["version"])[:, :-1] == steps).all()
-
-
-@pytest.mark.parametrize(
-    ("engine", "mode"),
-    [
-        ("threads", "local"),
-        ("processes", "local"),
-        ("serial", "alternating"),
-        ("threads", "server"),
-        ("processes", "alternating+server"),
-    ],
-)
-def test_it_learns_on_engines_and_in_acting_modes(engine, mode):
-    config = BatchPPOConfig(episodes_per_batch=6, unroll_length=6, hidden_sizes=(16,), epochs=2)
-    run = RunConfig(num_actors=2, envs_per_actor=3, max_env_steps=180, evaluate_period=None, inference=mode)
-    result = launch.launch(make_program(BatchPPO(config), EPISODES, run), engine=engine)
-    assert result["env_steps"] == 180 and result["learner_steps"] >= 3
 
 
 def test_it_only_changes_defaults():

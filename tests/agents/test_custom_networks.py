@@ -125,9 +125,8 @@ def test_they_learn_and_are_in_the_checkpoint_and_in_evaluations(name, tmp_path)
     assert again["env_steps"] >= 300 and again["learner_steps"] > result["learner_steps"]
 
 
-@pytest.mark.parametrize("name", ["dqn", "ppo"])
-def test_they_travel_to_other_processes(name):
-    result = launch.launch(make_program(AGENTS[name](), CARTPOLE, RUN), engine="processes")
+def test_they_travel_to_other_processes():
+    result = launch.launch(make_program(AGENTS["ppo"](), CARTPOLE, RUN), engine="processes")
     assert result["reason"] == "max_env_steps" and result["learner_steps"] > 0
 
 

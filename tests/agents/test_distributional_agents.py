@@ -1,90 +1,21 @@
-"""C51, QR-DQN and Rainbow: their losses against loops, and every field of their configs changes something."""
+"""C51, QR-DQN and Rainbow: their losses against loops."""
 
 import dataclasses
 
-import agent_probes
-import config_fields
 import numpy as np
 import pytest
 import torch
-from batches import learn
-from test_dqn import AGENT_OF, FIELDS, SPEC, learned, make_batch, make_learner, network
+from agent_batches import DISCRETE, apart, learn, make_learner, transitions
+from config_fields import learned
 
 from agents.c51 import C51, C51Config
-from agents.dqn import DQNConfig
+from agents.dqn import DQN, DQNConfig
 from agents.qr_dqn import QRDQN, QRDQNConfig
 from agents.rainbow import Rainbow, RainbowConfig
-from framework.environments.testing import FakeEnvironment
 from framework.networks import NoisyLinear
 from framework.types import Transition
 
-AGENT_OF |= {C51Config: C51, QRDQNConfig: QRDQN, RainbowConfig: Rainbow}
 SETTINGS = {"hidden_sizes": (8, 8), "batch_size": 16}
-PLAIN = {"num_atoms": 1, "noisy": False, "dueling": False, "prioritized": False}
-C51_FIELDS = {
-    **FIELDS,
-    **{
-        name: (value, probe, {**others, "num_atoms": 1})
-        for name, (value, probe, others) in FIELDS.items()
-        if name == "huber_delta" or name.startswith("munchausen")
-    },
-    "num_atoms": (11, network, {}),
-    "v_min": (-3.0, learned, {}),
-    "v_max": (3.0, learned, {}),
-}
-# Rainbow's defaults of these fields are what `FIELDS` changes them to, or hide what others do.
-EPSILON = {"noisy": False}
-RAINBOW_FIELDS = {
-    **C51_FIELDS,
-    "noisy": (False, network, {}),
-    "dueling": (False, network, {}),
-    "prioritized": (False, C51_FIELDS["prioritized"][1], {}),
-    **{
-        name: (value, probe, {**others, **EPSILON})
-        for name, (value, probe, others) in FIELDS.items()
-        if name.startswith("epsilon")
-    },
-}
-TABLES = {
-    C51Config(**SETTINGS): C51_FIELDS,
-    QRDQNConfig(**SETTINGS): {**FIELDS, "num_quantiles": (7, network, {})},
-    RainbowConfig(**SETTINGS): RAINBOW_FIELDS,
-}
-CASES = [(config, field) for config, table in TABLES.items() for field in table]
-
-
-@pytest.mark.parametrize("config", TABLES, ids=lambda config: type(config).__name__)
-def test_every_field_is_in_the_table(config):
-    config_fields.assert_complete(TABLES[config], type(config))
-
-
-@pytest.mark.parametrize(
-    "config, field", CASES, ids=lambda each: str(getattr(each, "__class__", each).__name__)
-)
-def test_every_field_changes_something(config, field):
-    config_fields.assert_changes_something(TABLES[config], field, config)
-
-
-WRONG = [
-    (C51Config, "num_atoms", 0),
-    (C51Config, "num_atoms", 2.5),
-    (C51Config, "v_min", 10.0),
-    (C51Config, "v_max", np.inf),
-    (C51Config, "huber_delta", 2.0),
-    (C51Config, "munchausen", 0.9),
-    (QRDQNConfig, "num_quantiles", 1),
-    (QRDQNConfig, "huber_delta", 0.0),
-]
-
-
-@pytest.mark.parametrize("config_class, field, value", WRONG)
-def test_a_value_that_makes_no_sense_is_refused(config_class, field, value):
-    config_fields.assert_refuses(config_class, field, value)
-
-
-@pytest.mark.parametrize("config", TABLES, ids=lambda config: type(config).__name__)
-def test_the_learner_goes_to_the_configured_device(config):
-    config_fields.assert_learns_on_the_device(make_learner, config, make_batch())
 
 
 def rows_of(learner, batch, double):
@@ -105,21 +36,14 @@ def rows_of(learner, batch, double):
         )
 
 
-def apart(learner):
-    """Makes the target network differ from the online one."""
-    with torch.no_grad():
-        for parameter in learner.targets.parameters():
-            parameter.mul_(1.5)
-    return learner
-
-
 @pytest.mark.parametrize("double", [True, False])
 def test_the_loss_of_c51_against_a_loop(double):
     config = C51Config(
         **SETTINGS, num_atoms=5, v_min=-3.0, v_max=2.0, discount=0.9, double=double, prioritized=True
     )
     config = dataclasses.replace(config, importance_sampling_exponent=0.0, priority_exponent=0.0)
-    learner, batch = apart(make_learner(config)), make_batch()
+    agent = C51(config)
+    learner, batch = apart(make_learner(agent)), transitions()
     expected, priorities = 0.0, []
     for reward, discount, outputs, following in rows_of(learner, batch, double):
         target = np.zeros(5)
@@ -143,7 +67,8 @@ def test_the_loss_of_c51_against_a_loop(double):
 @pytest.mark.parametrize("double", [True, False])
 def test_the_loss_of_qr_dqn_against_a_loop(double):
     config = QRDQNConfig(**SETTINGS, num_quantiles=3, discount=0.9, double=double, huber_delta=0.5)
-    learner, batch = apart(make_learner(config)), make_batch()
+    agent = QRDQN(config)
+    learner, batch = apart(make_learner(agent)), transitions()
     expected = 0.0
     for reward, discount, outputs, following in rows_of(learner, batch, double):
         for k, quantile in enumerate(outputs.tolist()):
@@ -155,13 +80,14 @@ def test_the_loss_of_qr_dqn_against_a_loop(double):
 
 
 def test_rainbow_without_its_parts_is_dqn():
-    plain = RainbowConfig(**SETTINGS, **PLAIN)
+    plain = RainbowConfig(**SETTINGS, num_atoms=1, noisy=False, dueling=False, prioritized=False)
     shared = {field.name: getattr(plain, field.name) for field in dataclasses.fields(DQNConfig)}
-    np.testing.assert_array_equal(learned(plain), learned(DQNConfig(**shared)))
+    dqn = DQN(DQNConfig(**shared))
+    np.testing.assert_array_equal(learned(Rainbow(plain), DISCRETE), learned(dqn, DISCRETE))
 
 
 def test_the_parts_of_rainbow():
-    networks = Rainbow().make_networks(SPEC)
+    networks = Rainbow().make_networks(DISCRETE)
     q_network = networks.q_network
     assert q_network.value is not None
     assert all(isinstance(each, NoisyLinear) for each in q_network.modules() if hasattr(each, "in_features"))
@@ -172,7 +98,7 @@ def test_the_parts_of_rainbow():
 
 @pytest.mark.parametrize("agent", [C51(), QRDQN()], ids=["c51", "qr_dqn"])
 def test_a_network_with_one_output_for_each_action_is_an_error(agent):
-    networks = agent.make_networks(SPEC)
+    networks = agent.make_networks(DISCRETE)
     networks.q_network = torch.nn.Linear(4, 3)
     with pytest.raises(ValueError, match=r"shape \(5, 3\), expected \(envs, 3, 5[01]\)"):
         agent.make_policy(networks).step(np.zeros((5, 4), np.float32), ())
@@ -182,13 +108,14 @@ def test_qr_dqn_with_munchausen_rewards_learns_soft_quantiles():
     config = QRDQNConfig(
         **SETTINGS, num_quantiles=3, munchausen=0.9, munchausen_temperature=0.5, discount=0.9
     )
-    learner, batch = apart(make_learner(config)), make_batch()
+    agent = QRDQN(config)
+    learner, batch = apart(make_learner(agent)), transitions()
     target, data = learner.targets["q_network"], batch.data
     with torch.no_grad():
         first = (target(torch.as_tensor(data.observation)).mean(-1) / 0.5).log_softmax(-1)
         samples = target(torch.as_tensor(data.next_observation))
         following = (samples.mean(-1) / 0.5).log_softmax(-1)
-        made = AGENT_OF[QRDQNConfig](config).target_samples(
+        made = agent.target_samples(
             learner.networks, target, Transition(*(torch.as_tensor(leaf) for leaf in data[:5]))
         )
     for i, action in enumerate(data.action):
@@ -202,23 +129,7 @@ def test_qr_dqn_with_munchausen_rewards_learns_soft_quantiles():
     assert np.isfinite(learn(learner, batch).metrics["loss"].item())
 
 
-@pytest.mark.parametrize("engine, inference", [("threads", "alternating"), ("processes", "server")])
-def test_rainbow_in_a_program(engine, inference):
-    settings = {"min_replay_size": 50, "batch_size": 16, "samples_per_insert": 2.0, "insert_burst": 64}
-    agent = Rainbow(RainbowConfig(hidden_sizes=(8,), **settings))
-    agent_probes.assert_trains_in_a_program(agent, FakeEnvironment, engine, inference=inference)
-
-
-@pytest.mark.parametrize("config", [C51Config(**SETTINGS), RainbowConfig(**SETTINGS)], ids=["c51", "rainbow"])
-def test_autocast_changes_the_loss_by_rounding_only(config):
-    losses = []
-    for autocast in (False, True):
-        learner = make_learner(dataclasses.replace(config, autocast=autocast))
-        losses.append(learn(learner, make_batch(0)).metrics["loss"].item())
-    assert losses[0] == pytest.approx(losses[1], rel=0.02)
-
-
 def test_a_resumed_learner_of_c51_has_the_limits_of_its_config():
-    narrow, wide = (make_learner(C51Config(**SETTINGS, v_max=limit)) for limit in (10.0, 100.0))
+    narrow, wide = (make_learner(C51(C51Config(**SETTINGS, v_max=limit))) for limit in (10.0, 100.0))
     wide.restore(narrow.save())
     assert wide.networks.atoms[-1] == 100.0

@@ -1,68 +1,20 @@
-"""IQN: its loss against a loop, its network, and every field of its config changes something."""
+"""IQN: its loss against a loop, its network, and its fractions."""
 
 import collections
 import dataclasses
 
-import config_fields
 import numpy as np
 import pytest
 import torch
-from batches import learn
-from test_dqn import AGENT_OF, FIELDS, SPEC, learned, make_batch, make_learner, network
+from agent_batches import DISCRETE, apart, learn, make_learner, transitions
 
 from agents.iqn import IQN, IQNConfig, stratified
 from framework import networks
 from framework.learners import LossContext
 from framework.types import Transition
 
-AGENT_OF[IQNConfig] = IQN
 Group = collections.namedtuple("Group", "rank size")
 SMALL = IQNConfig(hidden_sizes=(8, 8), batch_size=16, num_policy_quantiles=4)
-
-
-def values(config):
-    """Values by which the policy chooses."""
-    torch.manual_seed(0)
-    with torch.no_grad():
-        return IQN(config).make_networks(SPEC).values(torch.ones(2, 4)).numpy()
-
-
-FIELDS = {
-    **FIELDS,
-    "num_quantiles": (4, learned, {}),
-    "num_target_quantiles": (4, learned, {}),
-    "num_policy_quantiles": (8, values, {}),
-    "num_cosines": (8, network, {}),
-    "risk": (0.25, values, {}),
-}
-
-
-def test_every_field_is_in_the_table():
-    config_fields.assert_complete(FIELDS, IQNConfig)
-
-
-@pytest.mark.parametrize("field", FIELDS)
-def test_every_field_changes_something(field):
-    config_fields.assert_changes_something(FIELDS, field, SMALL)
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("num_quantiles", 0),
-        ("num_target_quantiles", 0),
-        ("num_policy_quantiles", 1),
-        ("num_cosines", 0),
-        ("risk", 0.0),
-        ("risk", 1.5),
-    ],
-)
-def test_a_value_that_makes_no_sense_is_refused(field, value):
-    config_fields.assert_refuses(IQNConfig, field, value)
-
-
-def test_the_learner_goes_to_the_configured_device():
-    config_fields.assert_learns_on_the_device(make_learner, SMALL, make_batch())
 
 
 @pytest.mark.parametrize(
@@ -70,11 +22,8 @@ def test_the_learner_goes_to_the_configured_device():
 )
 def test_the_loss_against_a_loop(changes):
     config = dataclasses.replace(SMALL, num_quantiles=3, num_target_quantiles=2, discount=0.9, **changes)
-    learner, batch = make_learner(config), make_batch()
+    learner, batch = apart(make_learner(IQN(config))), transitions()
     online, target = learner.networks.q_network, learner.targets["q_network"]
-    with torch.no_grad():
-        for parameter in target.parameters():  # Not those of the online network.
-            parameter.mul_(1.2)
     generator = torch.Generator()
     generator.set_state(learner.save()["generator"])
     # One fraction in each third, and one in each half for the targets.
@@ -106,7 +55,7 @@ def test_the_loss_against_a_loop(changes):
 
 @pytest.mark.parametrize("changes", [{}, {"dueling": True}, {"noise": 0.5, "layer_norm": True}])
 def test_the_network_gives_each_item_its_own_fractions(changes):
-    network = networks.ImplicitQuantileNetwork(SPEC.observations, 3, [0.25, 0.75], (8, 8), **changes)
+    network = networks.ImplicitQuantileNetwork(DISCRETE.observations, 3, [0.25, 0.75], (8, 8), **changes)
     generator = torch.Generator().manual_seed(0)
     observation, fractions = torch.randn(5, 4, generator=generator), torch.rand(5, 6, generator=generator)
     networks.redraw_noise(network, generator, rows=5)
@@ -123,7 +72,7 @@ def test_the_network_gives_each_item_its_own_fractions(changes):
 
 
 def test_the_embedding_of_a_fraction_is_equation_4():
-    network = networks.ImplicitQuantileNetwork(SPEC.observations, 1, [0.5], (8,), num_cosines=3)
+    network = networks.ImplicitQuantileNetwork(DISCRETE.observations, 1, [0.5], (8,), num_cosines=3)
     weight, bias = network.embedding.weight, network.embedding.bias
     observation, tau = torch.randn(1, 4), 0.3
     cosines = torch.tensor([np.cos(np.pi * i * tau) for i in range(3)], dtype=torch.float32)
@@ -131,15 +80,6 @@ def test_the_embedding_of_a_fraction_is_equation_4():
     torch.testing.assert_close(
         network(observation, torch.tensor([[tau]])).squeeze(-1), network.head(features)
     )
-
-
-def test_fractions_are_drawn_by_the_learners_generator():
-    learner, batch = make_learner(SMALL), make_batch()
-    state = learner.save()
-    first = learn(learner, batch).metrics["loss"].item()
-    assert learn(learner, batch).metrics["loss"].item() != first
-    learner.restore(state)
-    assert learn(learner, batch).metrics["loss"].item() == first
 
 
 def test_each_of_two_learners_draws_its_half_of_the_fractions_of_one():
@@ -160,7 +100,7 @@ def test_quantiles_of_a_random_reward_are_found_and_a_fraction_of_them_is_its_ri
     """Rewards of 0 and 1 by a fair coin, then the end: quantiles are 0 below 1/2 and 1 above."""
     config = dataclasses.replace(SMALL, learning_rate=1e-2, num_policy_quantiles=16, hidden_sizes=(32, 32))
     config = dataclasses.replace(config, batch_size=128, huber_delta=0.1)
-    learner, batch = make_learner(config), make_batch(size=128)
+    learner, batch = make_learner(IQN(config)), transitions(size=128)
     random = np.random.default_rng(0)
     for _ in range(200):
         coin = (random.random(128) < 0.5).astype(np.float32)
@@ -170,7 +110,7 @@ def test_quantiles_of_a_random_reward_are_found_and_a_fraction_of_them_is_its_ri
         quantiles = learner.networks.q_network(observation, torch.tensor([[0.2, 0.8]]))
     low, high = quantiles[range(128), action].mean(0).tolist()
     assert low == pytest.approx(0.0, abs=0.2) and high == pytest.approx(1.0, abs=0.2)
-    cautious = IQN(dataclasses.replace(config, risk=0.4)).make_networks(SPEC)
+    cautious = IQN(dataclasses.replace(config, risk=0.4)).make_networks(DISCRETE)
     cautious.load_state_dict(learner.networks.state_dict())
     with torch.no_grad():
         means, risks = (each.values(observation)[range(128), action] for each in (learner.networks, cautious))

@@ -1,4 +1,4 @@
-"""PPO: the update against numbers worked by hand, and acting against learning; see test_ppo_fields.py."""
+"""PPO: the update against numbers worked by hand, and acting against learning; see test_ppo_spaces.py."""
 
 import collections
 import dataclasses
@@ -9,8 +9,10 @@ import unittest.mock
 import numpy as np
 import pytest
 import torch
-from batches import learn
+from agent_batches import CONTINUOUS, DISCRETE, ENVS, learn, make_learner, unrolls
+from agent_cases import SMALL as AGENTS
 from dm_env import specs as dm_specs
+from ppo_programs import play
 
 import launch
 from agents.flow_ppo import FlowPPO
@@ -20,46 +22,11 @@ from framework import environments
 from framework.environments.testing import FakeEnvironment, MemoryEnvironment, make_spec
 from framework.learners import LossContext
 from framework.programs import RunConfig, make_program
+from framework.replay import ReplaySample
 from framework.types import Step
 
-Info = collections.namedtuple("Info", "key probability table_size")
-Sample = collections.namedtuple("Sample", "info data")
-
-DISCRETE = make_spec()
-CONTINUOUS = make_spec(actions=dm_specs.BoundedArray((2,), np.float32, -3.0, 1.0))
-SMALL = PPOConfig(hidden_sizes=(8, 8), unroll_length=6, epochs=2, minibatch_size=8)
-ENVS = 5
+SMALL = AGENTS["ppo"].config
 EPISODES = functools.partial(FakeEnvironment, episode_length=5)
-
-
-def make_batch(config=SMALL, spec=DISCRETE, seed=0, envs=ENVS):
-    """Unrolls of random experience, acted by other parameters than the learner's."""
-    random = np.random.default_rng(seed)
-    torch.manual_seed(seed + 100)
-    agent = PPO(config)
-    policy = agent.make_policy(agent.make_networks(spec))
-    policy.seed(seed)
-    state = policy.initial_state(envs)
-    rows = []
-    for t in range(config.unroll_length + 1):
-        observation = random.normal(size=(envs, 3)).astype(np.float32)
-        action, extras, state = policy.step(observation, state)
-        real = float(t < config.unroll_length) * (random.random(envs) < 0.9)
-        reward = random.normal(2.0, 3.0, envs) * real
-        discount = (random.random(envs) < 0.8) * real
-        start = random.random(envs) < 0.2
-        f = np.float32
-        rows.append(Step(observation, action, f(reward), f(discount), start, extras, f(real)))
-    data = torch.utils._pytree.tree_map(lambda *leaves: np.stack(leaves, 1), *rows)
-    if state:  # replay keeps that of the first row only
-        data.extras["state"] = tuple(part[:, 0] for part in data.extras["state"])
-    return Sample(Info(np.arange(envs, dtype=np.uint64), np.ones(envs), np.full(envs, envs)), data)
-
-
-def make_learner(config=SMALL, spec=DISCRETE):
-    torch.manual_seed(0)
-    agent = PPO(config).for_program(ENVS)
-    return agent.make_learner(agent.make_networks(spec), spec)
 
 
 # --- the update ---
@@ -75,7 +42,7 @@ def test_a_batch_without_a_transition_changes_no_statistics(minibatch_size, recu
         normalize_observations=True,
         normalize_rewards=True,
     )
-    learner, sample = make_learner(config), make_batch(config)
+    learner, sample = make_learner(PPO(config)), unrolls(PPO(config))
     before = {name: value.clone() for name, value in learner.networks.named_buffers()}
     learn(learner, sample._replace(data=sample.data._replace(mask=np.zeros_like(sample.data.mask))))
     assert all(torch.equal(value, before[name]) for name, value in learner.networks.named_buffers())
@@ -84,10 +51,10 @@ def test_a_batch_without_a_transition_changes_no_statistics(minibatch_size, recu
 
 def test_the_seed_chooses_the_minibatches():
     def parameters(seed):
-        learner = make_learner()
+        learner = make_learner(PPO(SMALL))
         torch.manual_seed(seed)
         another = PPO(SMALL).for_program(ENVS).make_learner(learner.networks, DISCRETE)
-        learn(another, make_batch())
+        learn(another, unrolls(PPO(SMALL)))
         return torch.nn.utils.parameters_to_vector(another.networks.parameters())
 
     first, again, other = (parameters(seed) for seed in (1, 1, 2))
@@ -130,7 +97,7 @@ def test_advantages_of_a_truncated_episode(before, behind):
     data = Step(values.unsqueeze(-1), zeros, rewards, discounts, zeros.bool(), extras, mask)
     config = PPOConfig(discount=0.9, gae_lambda=0.95, normalize_advantages=False)
     context = LossContext(None, torch.tensor(0), torch.tensor(0), torch.Generator())
-    prepared = PPO(config).prepare(ObservationIsValue(), Sample(None, data), context)
+    prepared = PPO(config).prepare(ObservationIsValue(), ReplaySample(None, data), context)
     at = int(sum(row[3] for row in before))
     assert prepared.rows == at + 2 + sum(row[3] for row in behind)
     assert prepared.data.advantage[at : at + 2].tolist() == pytest.approx([5.73, 6.0])
@@ -138,10 +105,10 @@ def test_advantages_of_a_truncated_episode(before, behind):
 
 
 def test_metrics_of_a_single_real_step():
-    batch = make_batch()
+    batch = unrolls(PPO(SMALL))
     batch.data.mask[:] = 0
     batch.data.mask[0, 0] = 1
-    metrics = learn(make_learner(), batch).metrics
+    metrics = learn(make_learner(PPO(SMALL)), batch).metrics
     assert {name for name, value in metrics.items() if not math.isfinite(float(value))} == set()
     assert metrics["explained_variance"] == 0
 
@@ -151,7 +118,7 @@ def test_masked_rows_teach_nothing(recurrent):
     config = dataclasses.replace(SMALL, recurrent=recurrent, target_kl=0.01)
     results = []
     for garbage in (0.0, 1e6):
-        learner, batch = make_learner(config), make_batch(config)
+        learner, batch = make_learner(PPO(config)), unrolls(PPO(config))
         masked = batch.data.mask == 0
         masked[:, -1] = False
         batch.data.reward[masked] = garbage
@@ -165,7 +132,7 @@ def test_the_first_loss_against_a_loop():
     config = dataclasses.replace(
         SMALL, epochs=1, minibatch_size=1000, entropy_coefficient=0.3, value_coefficient=0.7
     )
-    learner, batch = make_learner(config), make_batch(config)
+    learner, batch = make_learner(PPO(config)), unrolls(PPO(config))
     nets, data = learner.networks, batch.data
     with torch.no_grad():
         new, values = nets(torch.as_tensor(data.observation))
@@ -196,8 +163,8 @@ def test_the_first_loss_against_a_loop():
 
 def test_the_penalty_follows_the_divergence():
     for rate, target, factor in ((1e-6, 0.3, 1 / 1.5), (0.1, 0.001, 1.5)):
-        learner = make_learner(dataclasses.replace(SMALL, target_kl=target, learning_rate=rate))
-        batch = make_batch()
+        learner = make_learner(PPO(dataclasses.replace(SMALL, target_kl=target, learning_rate=rate)))
+        batch = unrolls(PPO(SMALL))
         # What acted is what learns, so that only learning makes a divergence.
         with torch.no_grad():
             logits = learner.networks(torch.as_tensor(batch.data.observation))[0].logits
@@ -213,7 +180,7 @@ def test_the_penalty_follows_the_divergence():
 def test_a_batch_without_real_steps_changes_nothing(recurrent):
     """Agents that wait for others write such unrolls."""
     config = dataclasses.replace(SMALL, recurrent=recurrent)
-    learner, batch = make_learner(config), make_batch(config)
+    learner, batch = make_learner(PPO(config)), unrolls(PPO(config))
     before = [parameter.detach().clone() for parameter in learner.networks.parameters()]
     data = batch.data._replace(mask=np.zeros_like(batch.data.mask))
     metrics = learn(learner, batch._replace(data=data)).metrics
@@ -227,18 +194,18 @@ def test_a_batch_without_real_steps_changes_nothing(recurrent):
 
 def test_statistics_follow_the_data_and_are_part_of_the_state():
     config = dataclasses.replace(SMALL, normalize_observations=True, normalize_rewards=True)
-    learner, seen = make_learner(config), []
+    learner, seen = make_learner(PPO(config)), []
     for seed in range(3):
-        batch = make_batch(config, seed=seed)
+        batch = unrolls(PPO(config), seed=seed)
         seen.append(batch.data.observation[batch.data.mask > 0])
         learn(learner, batch)
     every = np.concatenate(seen).astype(np.float64)
     moments = learner.networks.normalizer.moments[0]
     np.testing.assert_allclose(moments.mean.numpy(), every.mean(0), rtol=1e-9)
     np.testing.assert_allclose(moments.std().numpy(), every.std(0), rtol=1e-5)
-    other = make_learner(config)
+    other = make_learner(PPO(config))
     other.restore(learner.save())
-    batch = make_batch(config, seed=9)
+    batch = unrolls(PPO(config), seed=9)
     for each in (learner, other):
         learn(each, batch)
     for a, b in zip(
@@ -252,61 +219,12 @@ def test_evaluation_changes_no_statistics():
     nets = agent.make_networks(DISCRETE)
     before = {key: value.clone() for key, value in nets.state_dict().items()}
     policy = agent.make_policy(nets, evaluation=True)
-    policy.step(np.full((2, 3), 100.0, np.float32), ())
+    policy.step(np.full((2, 4), 100.0, np.float32), ())
     for key, value in nets.state_dict().items():
         torch.testing.assert_close(value, before[key], rtol=0, atol=0)
 
 
 # --- acting and learning fit each other ---
-
-
-class Recorded:
-    """What the learners of this process were given, in order."""
-
-    def __init__(self):
-        self.batches = []
-
-    def agent(self, config):
-        recorded = self
-
-        class RecordedPPO(PPO):
-            def make_learner(self, networks, spec):
-                learner = super().make_learner(networks, spec)
-                step = learner.step
-
-                def record(batch):
-                    recorded.batches.append((learner.steps, batch, recompute(learner.networks, batch)))
-                    return step(batch)
-
-                learner.step = record
-                return learner
-
-        return RecordedPPO(config)
-
-
-@torch.no_grad()
-def recompute(nets, batch):
-    """The distributions' parameters by the learner's networks, before they learn from the batch."""
-    data = batch.data
-    starts = torch.as_tensor(data.start_of_episode).clone()
-    starts[:, 0] = False
-    state = data.extras["state"] if nets.core is not None else ()
-    state = tuple(part if part.dim() == 2 else part[:, 0] for part in state)  # Episodes have all rows'.
-    parameters = nets.actions.parameters(nets(nets.normalizer(data.observation), state, starts)[0])
-    return {name: value.detach().clone() for name, value in parameters.items()}
-
-
-def play(config, environment, engine="serial", **changes):
-    recorded = Recorded()
-    settings = {"num_actors": 2, "envs_per_actor": 3, "max_env_steps": 300, "seed": 3, **changes}
-    program = make_program(
-        recorded.agent(config),
-        environment,
-        RunConfig(evaluate_period=None, num_evaluation_episodes=2, **settings),
-    )
-    result = launch.launch(program, engine=engine)
-    assert result["env_steps"] == settings["max_env_steps"]
-    return recorded.batches
 
 
 @pytest.mark.parametrize("engine", ["serial", "threads"])
@@ -414,9 +332,9 @@ def test_a_value_learning_rate_is_an_optimizer_of_its_own():
 
     def trained(**changes):
         config = dataclasses.replace(SMALL, max_gradient_norm=None, learning_rate_decay=80, **changes)
-        learner = make_learner(config)
+        learner = make_learner(PPO(config))
         learner.env_steps = 20
-        learn(learner, make_batch(config))
+        learn(learner, unrolls(PPO(config)))
         return dict(learner.networks.named_parameters())
 
     both = trained(learning_rate=1e-3, value_learning_rate=5e-3)
@@ -436,11 +354,14 @@ def test_a_value_learning_rate_needs_layers_of_the_value():
 
 def test_no_minibatch_size_is_one_step_an_epoch_on_all_rows():
     config = dataclasses.replace(SMALL, minibatch_size=None)
-    whole, large = make_learner(config), make_learner(dataclasses.replace(SMALL, minibatch_size=10_000))
+    whole, large = (
+        make_learner(PPO(config)),
+        make_learner(PPO(dataclasses.replace(SMALL, minibatch_size=10_000))),
+    )
     for learner in (whole, large):
         steps = learner.optimizer.step
         learner.optimizer.step = unittest.mock.Mock(side_effect=steps)
-        learn(learner, make_batch())
+        learn(learner, unrolls(PPO(SMALL)))
         assert learner.optimizer.step.call_count == SMALL.epochs
     for one, other in zip(whole.networks.parameters(), large.networks.parameters(), strict=True):
         torch.testing.assert_close(one, other)
@@ -451,7 +372,7 @@ def test_a_tanh_keeps_the_mean_in_the_range_of_the_actions():
     torch.manual_seed(0)
     networks = PPO(config).make_networks(CONTINUOUS)
     torch.nn.init.normal_(networks.head.mean.weight, std=10.0)
-    observation = 10 * torch.randn(50, 3)
+    observation = 10 * torch.randn(50, 4)
     policy, _ = networks(observation)
     inside = policy.mean.abs() <= 1
     assert inside.all() and (policy.mean.abs() > 0.99).any()

@@ -1,201 +1,21 @@
-"""R2D2: every field of its config changes something; stored states, burn-in and the ends of episodes."""
+"""R2D2: its loss against a loop; stored states, burn-in and the ends of episodes."""
 
-import collections
 import dataclasses
 import math
 
-import agent_probes
-import config_fields
 import numpy as np
 import pytest
 import torch
-from batches import learn
-from dm_env import specs as dm_specs
+from agent_batches import apart, learn, make_learner, played, unrolled, unrolls
+from agent_cases import SMALL as AGENTS
 
-import launch
-from agents.r2d2 import R2D2, R2D2Config, R2D2Networks
-from framework import environments, losses, networks, replay, specs
-from framework.actors import EnvironmentLoop, PolicyActor
-from framework.environments.testing import EchoEnvironment, FakeEnvironment
+from agents.r2d2 import R2D2, R2D2Networks
+from framework import losses, networks
+from framework.environments.testing import EchoEnvironment
 from framework.networks import as_tensors
-from framework.programs import RunConfig, make_program
 from framework.types import Step
 
-Info = collections.namedtuple("Info", "key probability table_size")
-Sample = collections.namedtuple("Sample", "info data")
-
-SPEC = specs.EnvironmentSpec(
-    dm_specs.Array((4,), np.float32),
-    dm_specs.DiscreteArray(3, np.int64),
-    dm_specs.Array((), np.float32),
-    dm_specs.BoundedArray((), np.float32, 0, 1),
-)
-IMAGES = SPEC._replace(observations=dm_specs.BoundedArray((4, 44, 44), np.uint8, 0, 255))
-SMALL = R2D2Config(
-    unroll_length=6,
-    burn_in=3,
-    period=3,
-    n_step=3,
-    batch_size=4,
-    hidden_sizes=(8,),
-    lstm_size=6,
-    head_sizes=(8,),
-)
-
-
-def make_batch(config=SMALL, seed=0, spec=SPEC):
-    """Rows of random numbers, with the ends of truncated and of terminated episodes among them."""
-    random = np.random.default_rng(seed)
-    shape = (config.batch_size, config.burn_in + config.unroll_length + 1)
-    mask, start = np.ones(shape, np.float32), np.zeros(shape, np.bool_)
-    discount = np.ones(shape, np.float32)
-    for n, t, last in ((0, 5, 1.0), (1, 1, 1.0), (1, 4, 0.0), (2, shape[1] - 1, 0.0)):
-        mask[n, t], discount[n, t - 1] = 0, last
-        if t + 1 < shape[1]:
-            start[n, t + 1] = True
-    extras = {}
-    if config.lstm_size:
-        size = (config.batch_size, config.lstm_size)
-        extras["state"] = tuple(random.normal(size=size).astype(np.float32) for _ in range(2))
-    observation = random.normal(size=(*shape, *spec.observations.shape))
-    if spec.observations.dtype == np.uint8:
-        observation = random.integers(0, 255, observation.shape)
-    data = Step(
-        observation.astype(spec.observations.dtype),
-        random.integers(0, 3, shape),
-        (3 * random.normal(size=shape)).astype(np.float32),
-        discount,
-        start,
-        extras,
-        mask,
-    )
-    count = config.batch_size
-    info = Info(np.arange(count, dtype=np.uint64), random.dirichlet(np.ones(count)), np.full(count, count))
-    return Sample(info, data)
-
-
-def make_learner(config=SMALL, spec=SPEC):
-    torch.manual_seed(0)
-    agent = R2D2(config)
-    return agent.make_learner(agent.make_networks(spec), spec)
-
-
-# --- fields ---
-
-
-def learned(config):
-    return agent_probes.after_three_steps(make_learner(config), lambda seed: make_batch(config, seed))
-
-
-def explored(config):
-    return agent_probes.explored(R2D2(config), make_learner(config).networks, SPEC)
-
-
-def evaluated(config):
-    return agent_probes.evaluated(R2D2(config), R2D2(config).make_networks(SPEC), SPEC)
-
-
-def table(config):
-    return agent_probes.table(R2D2(config), SPEC)
-
-
-def network(config):
-    return agent_probes.network(R2D2(config), SPEC)
-
-
-def written(config):
-    """Observations of the items."""
-    return played(config, steps=90)[0].data.observation
-
-
-def seen(config):
-    """What observations look like."""
-    environment = environments.make(EchoEnvironment, wrappers=R2D2(config).environment_wrappers())
-    environment.reset()
-    return str(environment.step(np.array([2])).observation)
-
-
-def initial(config):
-    """Priorities of new sequences."""
-    return played(config, steps=90)[0].info.priority
-
-
-# See helpers/config_fields.py.
-FIELDS = {
-    **config_fields.of_gradients(learned, make_learner),
-    **config_fields.of_replay(learned, table),
-    "unroll_length": (5, written, {}),
-    "burn_in": (2, written, {}),
-    "period": (2, written, {}),
-    "previous_action_and_reward": (True, seen, {}),
-    "n_step": (2, learned, {}),
-    "targets": ("watkins", learned, {}),
-    "trace_lambda": (0.5, learned, {"targets": "peng"}),
-    "double": (False, learned, {"learning_rate": 0.1}),
-    "rescale_values": (False, learned, {}),
-    "reward_clip": (0.1, learned, {}),
-    "priority_exponent": (0.5, table, {}),
-    "actor_priorities": (True, initial, {}),
-    "priority_eta": (0.5, learned, {}),
-    "importance_sampling_exponent": (0.9, learned, {}),
-    "epsilon_start": (0.2, explored, {}),
-    "epsilon_end": (0.9, explored, {"epsilon_decay": 1}),
-    "epsilon_decay": (2, explored, {}),
-    "epsilon_ladder": (0.0, explored, {"epsilon_start": 0.5}),
-    "evaluation_epsilon": (0.5, evaluated, {}),
-    "hidden_sizes": ((9,), network, {}),
-    "lstm_size": (7, network, {}),
-    "head_sizes": ((9,), network, {}),
-    "dueling": (False, network, {}),
-}
-
-
-def test_every_field_is_in_the_table():
-    config_fields.assert_complete(FIELDS, R2D2Config)
-
-
-@pytest.mark.parametrize("field", FIELDS)
-def test_every_field_changes_something(field):
-    config_fields.assert_changes_something(FIELDS, field, SMALL)
-
-
-WRONG = [
-    ("unroll_length", 0),
-    ("burn_in", -1),
-    ("period", 0),
-    ("period", 41),
-    ("targets", "retrace"),
-    ("trace_lambda", 1.1),
-    ("priority_eta", -0.1),
-    ("priority_exponent", -0.5),
-    ("importance_sampling_exponent", 1.5),
-    ("reward_clip", 0.0),
-    ("epsilon_start", 1.1),
-    ("epsilon_end", -0.1),
-    ("epsilon_decay", 0),
-    ("epsilon_ladder", -1.0),
-    ("evaluation_epsilon", 2.0),
-    ("hidden_sizes", (0,)),
-    ("head_sizes", 64),
-    ("lstm_size", 0),
-    ("rescale_values", "no"),
-    ("learning_rate", math.inf),
-]
-
-
-@pytest.mark.parametrize(("field", "value"), WRONG)
-def test_a_value_that_makes_no_sense_is_refused(field, value):
-    config_fields.assert_refuses(R2D2Config, field, value)
-
-
-def test_the_learner_goes_to_the_configured_device():
-    config_fields.assert_learns_on_the_device(make_learner, SMALL, make_batch(SMALL))
-
-
-def test_actions_of_real_numbers_are_refused():
-    with pytest.raises(ValueError, match="expected one discrete action"):
-        R2D2().make_networks(SPEC._replace(actions=dm_specs.BoundedArray((2,), np.float32, -1, 1)))
-
+SMALL = AGENTS["r2d2"].config
 
 # --- the priorities of new sequences ---
 
@@ -240,7 +60,7 @@ def test_actors_compute_priorities_by_hand(name):
 @pytest.mark.parametrize("targets", ["n_step", "watkins", "peng"])
 def test_actors_compute_the_priorities_of_a_learner_with_their_parameters(targets):
     config = dataclasses.replace(SMALL, actor_priorities=True, targets=targets, epsilon_start=0.3)
-    sample, nets = played(config)
+    sample, nets, _ = played(R2D2(config), EchoEnvironment, 300, episode_length=7)
     data = as_tensors(sample.data)
     errors, counted, _ = R2D2(config).errors(nets.q_network, nets.q_network, data)
     expected = networks.as_numpy(losses.sequence_priorities(errors, counted, config.priority_eta)) + 1e-6
@@ -248,39 +68,7 @@ def test_actors_compute_the_priorities_of_a_learner_with_their_parameters(target
     np.testing.assert_allclose(sample.info.priority, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("inference", ["alternating", "server"])
-def test_actors_compute_priorities_in_a_program(inference):
-    config = dataclasses.replace(SMALL, actor_priorities=True, min_replay_size=8, insert_burst=8)
-    run = RunConfig(
-        num_actors=2, envs_per_actor=2, max_env_steps=600, evaluate_period=None, inference=inference
-    )
-    result = launch.launch(make_program(R2D2(config), FakeEnvironment, run), engine="processes")
-    assert result["env_steps"] == 600 and result["learner_steps"] > 10
-
-
 # --- what is stored, and where it is learned from ---
-
-
-def played(config, steps=300, envs=3, networks_fn=None, episode_length=7, truncate=False):
-    """All that an actor of three envs wrote, as one batch, and the networks that acted."""
-    torch.manual_seed(0)
-    agent = R2D2(config, networks_fn)
-    environment = environments.make(
-        EchoEnvironment,
-        num_envs=envs,
-        options={"episode_length": episode_length, "truncate": truncate},
-        wrappers=agent.environment_wrappers(),
-    )
-    spec = specs.make_environment_spec(environment)
-    nets = agent.make_networks(spec)
-    tables = [replay.Table.queue("replay", 1000)]
-    client = replay.EmbeddedClient(tables, concurrent=False)
-    adder = agent.make_adder(client, spec)
-    loop = EnvironmentLoop(environment, PolicyActor(agent.make_policy(nets), adder, num_envs=envs, seed=0))
-    for _ in range(steps // envs):
-        loop.step()
-    adder.flush()
-    return client.sample_batch("replay", tables[0].info.current_size), nets
 
 
 class CountingCore(networks.RecurrentCore):
@@ -301,7 +89,7 @@ def counting(config, spec):
 @pytest.mark.parametrize("burn_in", [0, 3, 9])
 def test_the_stored_state_is_that_before_the_first_row_and_counts_on_through_burn_in_and_episodes(burn_in):
     config = dataclasses.replace(SMALL, burn_in=burn_in, lstm_size=4)  # As many counts as actions.
-    sample, nets = played(config, networks_fn=counting)
+    sample, nets, _ = played(R2D2(config, counting), EchoEnvironment, 300, episode_length=7)
     data = sample.data
     # Observations count the rows of an env, from 0. An episode has seven steps, thus eight rows.
     time = data.observation[..., 0] % 8
@@ -323,7 +111,7 @@ def test_the_stored_state_is_that_before_the_first_row_and_counts_on_through_bur
 @pytest.mark.parametrize("period", [3, 6])
 def test_each_step_is_learned_from_equally_often(period):
     config = dataclasses.replace(SMALL, period=period)
-    data = played(config)[0].data
+    data = played(R2D2(config), EchoEnvironment, 300, episode_length=7)[0].data
     counted = data.mask[:, config.burn_in : -1] == 1
     learned = data.observation[:, config.burn_in : -1, 0][counted].astype(int)
     times = np.bincount(learned)
@@ -336,7 +124,7 @@ def test_each_step_is_learned_from_equally_often(period):
 @pytest.mark.parametrize("truncate", [False, True], ids=["terminated", "truncated"])
 def test_rewards_tell_the_observation_and_action_of_their_row(truncate):
     config = dataclasses.replace(SMALL, previous_action_and_reward=True)
-    data = played(config, truncate=truncate)[0].data
+    data = played(R2D2(config), EchoEnvironment, 300, episode_length=7, truncate=truncate)[0].data
     real, observation = data.mask == 1, data.observation
     np.testing.assert_array_equal(
         data.reward[real], (100 * observation["observation"][..., 0] + data.action)[real]
@@ -358,19 +146,6 @@ def h(x):
 def h_inverse(x):
     root = (math.sqrt(1.0 + 4e-3 * (abs(x) + 1.0 + 1e-3)) - 1.0) / 2e-3
     return math.copysign(1.0, x) * (root**2 - 1.0)
-
-
-def unrolled(network, data, n, burn_in):
-    """Values `[T, A]` of all rows of sequence `n`, one step at a time."""
-    state = tuple(torch.as_tensor(part[n : n + 1]) for part in data.extras.get("state", ()))
-    rows = []
-    for t in range(data.mask.shape[1]):
-        if data.start_of_episode[n, t]:
-            state = network.initial_state(1)
-        with torch.set_grad_enabled(t >= burn_in):
-            values, state = network.step(torch.as_tensor(data.observation[n : n + 1, t]), state)
-        rows.append(values[0])
-    return torch.stack(rows)
 
 
 VARIANTS = {
@@ -401,11 +176,8 @@ def traced(config, data, n, values, rated, back):
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
 def test_the_loss_against_a_loop(changes):
     config = dataclasses.replace(SMALL, **changes, discount=0.9, reward_clip=2.0)
-    learner, batch = make_learner(config), make_batch(config)
+    learner, batch = apart(make_learner(R2D2(config))), unrolls(R2D2(config))
     data, online, target = batch.data, learner.networks.q_network, learner.targets["q_network"]
-    with torch.no_grad():
-        for parameter in target.parameters():
-            parameter.add_(0.3 * torch.randn(parameter.shape))
     there, back = (h, h_inverse) if config.rescale_values else (float, float)
     weights = (config.batch_size * batch.info.probability) ** -config.importance_sampling_exponent
     weights /= weights.max()
@@ -444,8 +216,8 @@ def test_the_loss_against_a_loop(changes):
 
 
 def test_what_does_not_count_may_be_anything():
-    batch = make_batch()
-    expected = learn(make_learner(), batch)
+    batch = unrolls(R2D2(SMALL))
+    expected = learn(make_learner(R2D2(SMALL)), batch)
     data = batch.data
     beyond = data.mask == 0
     for array in (data.reward, data.discount):
@@ -453,43 +225,6 @@ def test_what_does_not_count_may_be_anything():
     data.action[beyond] = 0
     data.reward[:, -1] = data.discount[:, -1] = np.nan  # the row to bootstrap from
     data.reward[:, : SMALL.burn_in] = np.nan
-    result = learn(make_learner(), batch)
+    result = learn(make_learner(R2D2(SMALL)), batch)
     assert result.metrics["loss"] == expected.metrics["loss"]
     torch.testing.assert_close(result.priorities, expected.priorities, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("autocast", [False, True])
-def test_images_are_learned_from(autocast):
-    config = dataclasses.replace(SMALL, autocast=autocast, batch_size=3, unroll_length=4)
-    learner, batch = make_learner(config, IMAGES), make_batch(config, spec=IMAGES)
-    before = [p.detach().clone() for p in learner.networks.parameters()]
-    assert np.isfinite(learn(learner, batch).metrics["loss"].item())
-    after = list(learner.networks.parameters())
-    assert all(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
-
-
-# --- acting ---
-
-
-def test_choices_repeat_from_the_seed_and_from_the_saved_state():
-    agent = R2D2(SMALL)
-    nets = agent.make_networks(SPEC)
-    observation = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
-
-    def act(policy, times=3):
-        state, actions = policy.initial_state(64), []
-        for _ in range(times):
-            action, _, state = policy.step(observation, state)
-            actions.append(action.tolist())
-        return actions
-
-    first, second = agent.make_policy(nets), agent.make_policy(nets)
-    first.seed(3)
-    second.seed(3)
-    assert act(first) == act(second)
-    second.restore(first.save())
-    assert act(first) == act(second)
-    second.seed(4)
-    assert act(first) != act(second)
-    greedy = agent.make_policy(nets, evaluation=True)
-    assert act(greedy) == act(greedy)

@@ -1,66 +1,17 @@
-"""TD7: every field changes something, and losses, frozen copies and the range of targets are the paper's."""
+"""TD7: losses, frozen copies and the range of targets are the paper's."""
 
 import dataclasses
 
-import agent_probes
-import config_fields
 import numpy as np
 import pytest
 import torch
-from batches import learn
-from test_sac import AGENT_OF, acted, learned, make_batch, make_learner, network, table
-from test_td3 import FIELDS as TD3_FIELDS
-from test_td3 import NOISY, SETTINGS, make_uneven_batch, weighted
+from agent_batches import CONTINUOUS, flat, learn, make_learner, moved_by, transitions
+from agent_cases import SMALL
 
-from agents.td7 import TD7, TD7Config
+from agents.td7 import TD7
 from framework.types import Transition
 
-AGENT_OF |= {TD7Config: TD7}
-SMALL = TD7Config(
-    **SETTINGS,
-    embedding_size=6,
-    embedding_hidden_sizes=(8,),
-    min_replay_size=50,
-    target_update_period=1,
-    learning_rate=1e-2,
-    critic_learning_rate=1e-2,
-    embedding_learning_rate=1e-2,
-)
-FIELDS = {
-    **TD3_FIELDS,
-    "learning_rate": (1e-3, learned, {}),
-    "critic_learning_rate": (1e-3, learned, {}),
-    "embedding_learning_rate": (1e-3, learned, {}),
-    "prioritized": (False, table, {}),
-    "importance_sampling_exponent": (0.9, weighted, {}),
-    "target_update_rate": (0.5, learned, {}),
-    "clip_targets": (False, learned, {}),
-    "exploration_std": (0.3, acted, NOISY),
-    "embedding_size": (5, network, {}),
-    "embedding_hidden_sizes": ((8, 8), network, {}),
-}
-
-
-def test_every_field_is_in_the_table():
-    config_fields.assert_complete(FIELDS, TD7Config)
-
-
-@pytest.mark.parametrize("field", FIELDS)
-def test_every_field_changes_something(field):
-    config_fields.assert_changes_something(FIELDS, field, SMALL)
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("embedding_size", 0),
-        ("embedding_hidden_sizes", (0,)),
-        ("embedding_learning_rate", -1.0),
-        ("hidden_sizes", ()),
-    ],
-)
-def test_a_value_that_makes_no_sense_is_refused(field, value):
-    config_fields.assert_refuses(TD7Config, field, value)
+SMALL_TD7 = SMALL["td7"].config
 
 
 def elu(x):
@@ -115,9 +66,9 @@ def values(critics, observation, action):
 def test_the_losses_against_a_loop(clip):
     """In NumPy, one item at a time, with targets and embeddings that differ from the networks'."""
     config = dataclasses.replace(
-        SMALL, discount=0.9, actor_delay=1, clip_targets=clip, importance_sampling_exponent=0.4
+        SMALL_TD7, discount=0.9, actor_delay=1, clip_targets=clip, importance_sampling_exponent=0.4
     )
-    learner, batch = make_learner(config), make_uneven_batch()
+    learner, batch = make_learner(TD7(config), CONTINUOUS), transitions(CONTINUOUS)
     nets, targets = learner.networks, learner.targets
     with torch.no_grad():
         for parameter in targets.parameters():
@@ -158,19 +109,15 @@ def test_the_losses_against_a_loop(clip):
     assert nets.target_range.seen.tolist() == pytest.approx([-min(seen), max(seen)], rel=1e-4)
 
 
-def parameters(module):
-    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
-
-
 def test_copies_are_renewed_with_the_targets_which_keep_those_before():
-    learner = make_learner(dataclasses.replace(SMALL, target_update_period=3))
+    learner = make_learner(TD7(dataclasses.replace(SMALL_TD7, target_update_period=3)), CONTINUOUS)
     nets, history = learner.networks, []
     for _ in range(8):
-        learn(learner, make_batch())
+        learn(learner, transitions(CONTINUOUS))
         copies = [nets.policy.embeddings, nets.critics.embeddings]
         older = [learner.targets[name].embeddings for name in ("policy", "critics")]
-        history.append([parameters(module) for module in (nets.embeddings, *copies, *older)])
-    first = parameters(make_learner(SMALL).networks.embeddings)
+        history.append([flat(module) for module in (nets.embeddings, *copies, *older)])
+    first = flat(make_learner(SMALL["td7"], CONTINUOUS).networks.embeddings)
     # Steps count from 1. Copies are renewed at the beginning of steps 4 and 7, targets at the end of 3 and 6.
     expected_copies = [first] * 3 + [history[2][0]] * 3 + [history[5][0]] * 2
     expected_older = [first] * 5 + [history[2][0]] * 3
@@ -181,17 +128,19 @@ def test_copies_are_renewed_with_the_targets_which_keep_those_before():
 
 
 def test_nothing_is_bootstrapped_before_the_first_renewal_and_more_after_each():
-    learner = make_learner(dataclasses.replace(SMALL, target_update_period=2, discount=0.9))
-    nets, rewards = learner.networks, torch.as_tensor(make_batch().data.reward)
+    learner = make_learner(
+        TD7(dataclasses.replace(SMALL_TD7, target_update_period=2, discount=0.9)), CONTINUOUS
+    )
+    nets, rewards = learner.networks, torch.as_tensor(transitions(CONTINUOUS).data.reward)
     used = []
     for step in range(4):
-        metrics = learn(learner, make_batch()).metrics
+        metrics = learn(learner, transitions(CONTINUOUS)).metrics
         if step < 2:
             assert metrics["target_max"] == rewards.max() and metrics["target_min"] == rewards.min()
         used.append(nets.target_range.used.tolist())
     assert used[0] == used[1] == [0.0, 0.0]
     assert used[2] == used[3] == [-rewards.min(), rewards.max()]
-    learn(learner, make_batch())
+    learn(learner, transitions(CONTINUOUS))
     assert all(np.greater_equal(nets.target_range.used.tolist(), used[3]))
 
 
@@ -200,43 +149,11 @@ def test_each_loss_has_parameters_of_its_own():
     parts = ("policy", "critics", "embeddings")
     for rate, part in zip(rates, parts, strict=True):
         stopped = {other: 0.0 for other in rates if other != rate}
-        learner = make_learner(dataclasses.replace(SMALL, target_update_period=100, actor_delay=1, **stopped))
-        before = {name: p.detach().clone() for name, p in learner.networks.named_parameters()}
-        for _ in range(3):
-            learn(learner, make_batch())
-        moved = {n for n, p in learner.networks.named_parameters() if not p.equal(before[n])}
-        assert {name.split(".")[0] for name in moved} == {part}
-        assert not any(".embeddings." in name for name in moved)
-
-
-def test_a_resumed_learner_goes_on_in_the_same_way():
-    config = dataclasses.replace(SMALL, target_update_period=3)
-    one, two = make_learner(config), make_learner(config)
-    for _ in range(3):
-        learn(one, make_batch())
-    two.restore(one.save())
-    for _ in range(4):
-        losses = [learn(learner, make_batch()).metrics["loss"].item() for learner in (one, two)]
-        assert losses[0] == losses[1]
-
-
-def test_autocast_changes_the_loss_by_rounding_only():
-    found = []
-    for autocast in (False, True):
-        learner = make_learner(dataclasses.replace(SMALL, autocast=autocast))
-        found.append(learn(learner, make_batch()).metrics["loss"].item())
-    assert found[0] == pytest.approx(found[1], rel=0.03)
-
-
-@pytest.mark.parametrize(
-    "engine, settings",
-    [
-        ("serial", {"inference": "alternating"}),
-        ("threads", {"inference": "server"}),
-        ("processes", {"replay_shards": 2}),
-    ],
-    ids=["serial", "threads", "processes"],
-)
-def test_td7_in_a_program(engine, settings):
-    config = dataclasses.replace(SMALL, samples_per_insert=4.0, target_update_period=5)
-    agent_probes.assert_trains_in_a_program(TD7(config), "gymnasium:Pendulum-v1", engine, **settings)
+        learner = make_learner(
+            TD7(dataclasses.replace(SMALL_TD7, target_update_period=100, actor_delay=1, **stopped)),
+            CONTINUOUS,
+        )
+        copies = flat(learner.networks.policy.embeddings), flat(learner.networks.critics.embeddings)
+        assert {name for _ in range(3) for name in moved_by(learner, transitions(CONTINUOUS))} == {part}
+        assert torch.equal(copies[0], flat(learner.networks.policy.embeddings))
+        assert torch.equal(copies[1], flat(learner.networks.critics.embeddings))

@@ -2,16 +2,16 @@
 
 import pathlib
 import re
-import subprocess
-import sys
+
+import warm_python
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "benchmarks" / "apex.py"
 
 
 def test_the_grid_of_a_worker():
-    command = [sys.executable, str(SCRIPT), "grid", "--environment", "gymnasium:CartPole-v1"]
-    options = ["--fragments", "2", "3", "--envs", "1", "2", "--seconds", "0.01"]
-    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=120, check=True)
+    command = [SCRIPT, "grid", "--environment", "gymnasium:CartPole-v1"]
+    command += ["--fragments", "2", "3", "--envs", "1", "2", "--seconds", "0.2"]
+    done = warm_python.run(command, capture_output=True, text=True, timeout=100, check=True)
     head, _, *rows = done.stdout.strip().splitlines()
     assert head == "| fragment | 1 envs | 2 envs |"
     assert [row.split("|")[1].strip() for row in rows] == ["2", "3"]

@@ -45,11 +45,8 @@ def test_the_curve_of_a_run_has_all_values_at_its_evaluations(pictures, tmp_path
     ]
     folder.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
     curve = pictures.curve_of(folder.path)
-    assert (curve["env_steps"], curve["hours"], curve["greedy"]) == (
-        [150.0, 310.0],
-        [0.015, 0.04],
-        [40.0, 60.0],
-    )
+    assert (curve["env_steps"], curve["hours"]) == ([150.0, 310.0], [0.015, 0.04])
+    assert curve["greedy"] == [40.0, 60.0]
 
 
 def test_runs_without_a_curve_are_left_out(pictures, tmp_path):

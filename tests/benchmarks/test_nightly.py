@@ -8,6 +8,7 @@ import sys
 from importlib import metadata
 
 import pytest
+import warm_python
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "benchmarks"))
 
@@ -26,10 +27,25 @@ def test_it_has_every_agent_with_a_floor_in_its_environments_once_and_more_rows(
     assert set(nightly.MORE_ROWS) <= set(rows)
     learning_agents = {entry.name for entry in metadata.entry_points(group=GROUP)} - {"random_actions"}
     assert {row.agent for row in rows.values()} == learning_agents
-    assert all(row.floor is not None for row in rows.values())
+    for name, row in rows.items():
+        assert row.floor is not None, name
+        assert nightly.envs_of(row, "processes")[0] >= 2, f"{name} needs two actors"
+        assert nightly.envs_of(row, "alternating")[1] >= 2, f"{name} needs envs to alternate"
 
 
-def test_the_flags_of_a_row_reach_the_run(tmp_path, monkeypatch):
+@pytest.fixture
+def warm(monkeypatch):
+    started = subprocess.run
+
+    def run(command, **options):
+        if command[0] == sys.executable:
+            return warm_python.run(command[1:], **options)
+        return started(command, **options)
+
+    monkeypatch.setattr(nightly.subprocess, "run", run)
+
+
+def test_the_flags_of_a_row_reach_the_run(tmp_path, monkeypatch, warm):
     row = dataclasses.replace(learning.ROWS["cartpole-munchausen"], flags=("--munchausen", "-1"))
     monkeypatch.setitem(learning.ROWS, "cartpole-munchausen", row)
     nightly.make_row("cartpole-munchausen", ["processes"], [1], tmp_path, {})
@@ -37,13 +53,7 @@ def test_the_flags_of_a_row_reach_the_run(tmp_path, monkeypatch):
     assert "munchausen: got -1" in run["refused"]
 
 
-@pytest.mark.parametrize("name", nightly.rows())
-def test_a_row_has_two_actors_with_envs_to_alternate(name):
-    row = nightly.rows()[name]
-    assert nightly.envs_of(row, "processes")[0] >= 2 and nightly.envs_of(row, "alternating")[1] >= 2
-
-
-def test_a_short_real_run_and_a_refused_one(tmp_path, monkeypatch):
+def test_a_short_real_run_and_a_refused_one(tmp_path, monkeypatch, warm):
     for name, agent, floor in (("cartpole-dqn", "dqn", 0.0), ("cartpole-a2c", "a2c", 501.0)):
         row = dataclasses.replace(learning.ROWS[name], agent=agent, steps=1500, floor=floor)
         monkeypatch.setitem(learning.ROWS, name, row)

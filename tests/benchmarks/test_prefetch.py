@@ -11,9 +11,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "benchmarks
 import prefetch
 
 
-@pytest.mark.parametrize("flags", [(), ("--idle",)], ids=["learner", "idle"])
+@pytest.mark.parametrize("flags", [[], ["--idle"]], ids=["learner", "idle"])
 def test_the_table(flags, capsys):
-    prefetch.main(["--batch-size", "4", "--items", "30", "--seconds", "0.05", "--prefetch", "0", "2", *flags])
+    prefetch.main(["--batch-size=4", "--items=30", "--seconds=0.05", "--prefetch", "0", "2", *flags])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("batches of 4, 0.2 MB, on cpu")
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[3:]]

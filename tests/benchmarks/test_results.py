@@ -6,10 +6,9 @@ import importlib
 import json
 import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
+import warm_python
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
@@ -19,37 +18,24 @@ TABLE = re.compile(r"<!-- table: benchmarks/learning.py(.*?) -->\n(.*?)<!-- end 
 PAGES = [ROOT / "docs" / "results.md", *sorted((ROOT / "docs" / "agents").glob("*.md"))]
 
 
+def printed(script, *arguments):
+    options = {"capture_output": True, "text": True, "timeout": 60, "check": True}
+    return warm_python.run([ROOT / "benchmarks" / script, *arguments], **options).stdout.strip()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_tables_of_a_page_are_those_of_the_files(page):
     tables = TABLE.findall(page.read_text(encoding="utf-8"))
     measured = {json.loads(file.read_text(encoding="utf-8"))["agent"] for file in RESULTS.glob("*.json")}
     assert tables or page.stem not in {"results", *measured}
     for rows, table in tables:
-        done = subprocess.run(
-            [
-                sys.executable,
-                str(ROOT / "benchmarks" / "learning.py"),
-                *rows.split(),
-                "--table",
-                "--out",
-                str(RESULTS),
-            ],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=True,
-        )
-        assert table.strip() == done.stdout.strip()
+        assert table.strip() == printed("learning.py", *rows.split(), "--table", "--out", RESULTS)
 
 
 def test_the_table_of_the_distributed_forms_is_that_of_its_files():
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    (table,) = re.findall(
-        r"<!-- table: benchmarks/nightly.py -->\n(.*?)<!-- end of table -->", page, re.DOTALL
-    )
-    command = [sys.executable, str(ROOT / "benchmarks" / "nightly.py"), "--table"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert table.strip() == done.stdout.strip()
+    (table,) = re.findall(r"<!-- table: benchmarks/nightly.py -->\n(.*?)<!-- end", page, re.DOTALL)
+    assert table.strip() == printed("nightly.py", "--table")
 
 
 def test_every_row_with_results_is_on_the_page_of_its_agent():

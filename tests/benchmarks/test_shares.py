@@ -11,11 +11,14 @@ from shares import Sections
 
 
 class _Clock:
-    def __init__(self):
-        self.now = 0.0
+    now = 0.0
 
     def __call__(self):
         return self.now
+
+    def wait(self, seconds):
+        self.now += seconds
+        return seconds
 
 
 @pytest.fixture
@@ -25,12 +28,8 @@ def sections():
     return made
 
 
-def test_a_section_is_without_those_that_it_calls(sections):
-    clock = sections._clock
-
-    def wait(seconds):
-        clock.now += seconds
-
+def test_a_section_is_without_those_that_it_calls_and_what_was_before_the_start(sections):
+    wait = sections._clock.wait
     inner = sections.timed("inner", wait)
 
     def call():
@@ -40,6 +39,8 @@ def test_a_section_is_without_those_that_it_calls(sections):
         inner(20)
 
     outer = sections.timed("outer", call)
+    sections.start()
+    outer()
     sections.start()
     wait(100)
     outer()
@@ -51,45 +52,27 @@ def test_a_section_is_without_those_that_it_calls(sections):
 
 def test_a_call_that_fails_ends_its_section(sections):
     def fail():
-        sections._clock.now += 1
+        sections._clock.wait(1)
         raise KeyError("x")
 
     sections.start()
     with pytest.raises(KeyError):
         sections.timed("failing", fail)()
-    sections._clock.now += 5
+    sections._clock.wait(5)
     sections.stop()
     assert sections.seconds == {"": 5, "failing": 1}
 
 
-def test_start_forgets_what_was_before(sections):
-    sections.start()
-    sections.timed("early", lambda: None)()
-    sections.start()
-    sections.stop()
-    assert "early" not in sections.calls
-
-
-def test_methods_of_a_class_are_timed_for_all_objects(sections):
+def test_methods_of_a_class_and_calls_inside_of_a_section(sections):
     class Worker:
         def step(self, seconds):
-            sections._clock.now += seconds
-            return seconds
+            return sections._clock.wait(seconds)
 
     sections.method(Worker, "step", "work")
+    timed = sections.timed("inference", lambda: sections._clock.wait(1), inside="policy")
     sections.start()
-    assert [Worker().step(2), Worker().step(3)] == [2, 3]
-    assert sections.seconds["work"] == 5
-
-
-def test_inside_counts_only_calls_of_that_section(sections):
-    def forward():
-        sections._clock.now += 1
-
-    timed = sections.timed("inference", forward, inside="policy")
-    sections.start()
+    assert [Worker().step(2), Worker().step(3)] == [2, 3]  # All objects of the class.
     for caller in ("policy", "learner"):
         sections.timed(caller, timed)()
-    timed()
     sections.stop()
-    assert sections.seconds == {"": 1, "policy": 0, "inference": 1, "learner": 1}
+    assert sections.seconds == {"": 0, "work": 5, "policy": 0, "inference": 1, "learner": 1}

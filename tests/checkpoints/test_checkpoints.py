@@ -16,6 +16,7 @@ from importlib import metadata
 import numpy as np
 import psutil
 import pytest
+import warm_python
 
 from framework.checkpoints import Checkpointer, CheckpointError, torch_part
 from framework.checkpoints.checkpointer import open_checkpoint
@@ -130,20 +131,14 @@ DAMAGE = {
     "truncated": (lambda c: cut(c / "learner"), "learner is truncated: it has"),
     "altered": (lambda c: flip(c / "learner"), "learner has been altered"),
     "longer": (lambda c: lengthen(c / "note"), "note is longer than written: it has 4 bytes, expected 3"),
-    "missing": (
-        lambda c: (c / "replay" / "tables" / "rows.bin").unlink(),
-        "replay/tables/rows.bin is missing",
-    ),
+    "missing": (lambda c: (c / "replay/tables/rows.bin").unlink(), "replay/tables/rows.bin is missing"),
     "manifest cut": (lambda c: cut(c / "manifest.json"), "manifest.json has been altered or truncated"),
     "manifest altered": (lambda c: flip(c / "manifest.json"), "manifest.json has been altered"),
     "manifest missing": (lambda c: (c / "manifest.json").unlink(), "it has no manifest.json"),
     "digest altered": (lambda c: flip(c / "DONE"), "manifest.json has been altered"),
     "newer format": (lambda c: edit_manifest(c / "manifest.json", format=99), "got format 99, expected"),
     "oldest format": (lambda c: edit_manifest(c / "manifest.json", format=...), "got format 1, expected"),
-    "points outside": (
-        lambda c: edit_manifest(c / "manifest.json", files={"../../x": [0, 0]}),
-        "outside of it",
-    ),
+    "points outside": (lambda c: edit_manifest(c / "manifest.json", files={"../x": [0, 0]}), "outside of it"),
 }
 
 
@@ -272,7 +267,7 @@ def test_killed_while_writing(checkpointer):
         "from framework.checkpoints import Checkpointer\n"
         "Checkpointer(sys.argv[1]).save(2, {'a': b'x', 'b': lambda path: os._exit(9)})\n"
     )
-    done = subprocess.run([sys.executable, "-c", script, str(checkpointer.directory)], timeout=60)
+    done = warm_python.run(["-c", script, checkpointer.directory], timeout=60)
     assert done.returncode == 9
     assert any(name.startswith(".writing-") for name in os.listdir(checkpointer.directory))
     assert checkpointer.restore().step == 1

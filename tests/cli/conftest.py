@@ -1,8 +1,11 @@
 """Run folders for the tests of the command line, without training."""
 
+import contextlib
 import dataclasses
+import resource
 
 import pytest
+import warm_python
 
 from framework.checkpoints import torch_part
 from framework.commands import building, cli
@@ -25,6 +28,34 @@ def repertory(capsys):
         return code, out, err
 
     return run
+
+
+@pytest.fixture
+def start(request):
+    """Starts a command in a process of its own."""
+
+    def popen(*arguments, **options):
+        process = warm_python.Popen(["-m", "framework.commands", *arguments], text=True, **options)
+        request.addfinalizer(process.kill)
+        return process
+
+    return popen
+
+
+@pytest.fixture
+def small_files():
+    """A context in which no file can grow beyond a number of bytes."""
+
+    @contextlib.contextmanager
+    def limited(size):
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    return limited
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """What the commands print and write, on run folders made by hand."""
 
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 import gymnasium
 import numpy as np
 import pytest
+import warm_python
 
 from framework import environments, specs
 from framework.commands import cli, serve_environment, train, video
@@ -22,17 +24,13 @@ from framework.programs.registry import agent_names, find_agent
 from framework.programs.run_folder import RunError, RunFolder
 
 
-@pytest.mark.parametrize("command", cli.COMMANDS)
-def test_every_command_has_help(repertory, command):
-    code, out, _ = repertory(command, "--help")
-    assert code == 0 and "usage: repertory" in out
-
-
-def test_general_help(repertory):
+def test_help(repertory):
     code, out, _ = repertory("--help")
     assert code == 0
     for command in cli.COMMANDS:
         assert command in out
+        code, of_command, _ = repertory(command, "--help")
+        assert code == 0 and "usage: repertory" in of_command
 
 
 @pytest.mark.parametrize("name", agent_names())
@@ -40,35 +38,22 @@ def test_flags_of_every_agent_have_help(repertory, name):
     config = type(find_agent(name).make_config())
     code, out, _ = repertory("train", name, "--help")
     assert code == 0
+    names = {field.name for field in dataclasses.fields(config)}
+    for cls in (RunConfig, TrainOptions):  # They would hide these.
+        assert not names & {field.name for field in dataclasses.fields(cls)}
     for field in dataclasses.fields(config):
         assert f"--{field.name.replace('_', '-').rstrip('-')}" in out
     text = re.sub(r"[│\s]+", " ", out)
-    assert (
-        re.findall(r"--[\w-]+(?: \{[^}]*\}\S*)?[^a-z({]*\(default", text) == []
-    )  # flags without a help text
+    without_help = re.findall(r"--[\w-]+(?: \{[^}]*\}\S*)?[^a-z({]*\(default", text)
+    assert without_help == []
 
 
 @pytest.mark.parametrize("name", agent_names())
-def test_no_field_of_a_config_hides_a_setting_of_the_run(name):
-    config = type(find_agent(name).make_config())
-    fields = {field.name for field in dataclasses.fields(config)}
-    for cls in (RunConfig, TrainOptions):
-        assert not fields & {field.name for field in dataclasses.fields(cls)}
-
-
-PRESETS = [
-    pytest.param(name, preset, id=f"{name}-{environment}")
-    for name in agent_names()
-    for environment, preset in presets_of(find_agent(name).load()).items()
-]
-
-
-@pytest.mark.parametrize("agent, preset", PRESETS)
-def test_presets_name_real_fields(agent, preset):
-    config = find_agent(agent).make_config(**preset.agent)
-    run = RunConfig(**preset.run)
-    assert {name: getattr(config, name) for name in preset.agent} == preset.agent
-    assert {name: getattr(run, name) for name in preset.run} == preset.run
+def test_presets_name_real_fields(name):
+    for preset in presets_of(find_agent(name).load()).values():
+        config, run = find_agent(name).make_config(**preset.agent), RunConfig(**preset.run)
+        assert {field: getattr(config, field) for field in preset.agent} == preset.agent
+        assert {field: getattr(run, field) for field in preset.run} == preset.run
 
 
 def test_an_agent_without_presets_has_none():
@@ -87,11 +72,9 @@ def test_flags_override_the_preset_which_overrides_the_default():
     assert other.target_return is None and options.environment == "gymnasium:Acrobot-v1"
 
 
-@pytest.mark.parametrize(
-    "agent, environment", [("dqn", "gymnasium:CartPole-v1"), ("sac", "gymnasium:Pendulum-v1")]
-)
-def test_the_environment_if_none_is_given_is_cartpole_or_that_of_the_first_preset(agent, environment):
-    assert train.parse_new(agent, [])[1].environment == environment
+def test_the_environment_if_none_is_given_is_cartpole_or_that_of_the_first_preset():
+    for agent, environment in (("dqn", "gymnasium:CartPole-v1"), ("sac", "gymnasium:Pendulum-v1")):
+        assert train.parse_new(agent, [])[1].environment == environment
 
 
 def test_fields_of_an_agent_by_name():
@@ -115,6 +98,33 @@ def test_list(repertory):
     assert code == 0
     for text in ("dqn", "random_actions", "gymnasium:CartPole-v1", "serial", "threads"):
         assert text in out
+
+
+HOLDER = """
+import signal, sys
+from framework.programs.run_folder import RunFolder
+
+def stop(*_):
+    print("asked", flush=True)
+    sys.exit(3)
+
+signal.signal(signal.SIGTERM, stop if sys.argv[2] == "stops" else signal.SIG_IGN)
+with RunFolder.open(sys.argv[1]).locked():
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def held(folder, at_sigterm="goes on"):
+    """Another process that holds the lock of a run."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with warm_python.Popen(["-c", HOLDER, folder.path, at_sigterm], **pipes) as other:
+        try:
+            assert other.stdout.readline() == "locked\n"
+            yield other
+        finally:
+            other.kill()
 
 
 class TestRunFolder:
@@ -150,24 +160,13 @@ class TestRunFolder:
         assert folder.running_pid() is None
         with folder.locked():
             pass
-        script = (
-            "import sys\nfrom framework.programs.run_folder import RunFolder\n"
-            "with RunFolder.open(sys.argv[1]).locked():\n"
-            "    print('locked', flush=True)\n    sys.stdin.read()\n"
-        )
-        command = [sys.executable, "-c", script, str(folder.path)]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-            try:
-                assert other.stdout.readline() == "locked\n"
-                assert folder.running_pid() == other.pid
-                assert not folder.wait_until_free(0.05)
-                with (
-                    pytest.raises(RunError, match=f"process {other.pid}.*repertory stop"),
-                    folder.locked(),
-                ):
-                    pass
-            finally:
-                other.stdin.close()
+        with held(folder) as other:
+            assert folder.running_pid() == other.pid
+            assert not folder.wait_until_free(0.05)
+            refused = pytest.raises(RunError, match=f"process {other.pid}.*repertory stop")
+            with refused, folder.locked():
+                pass
+            other.stdin.close()
             assert folder.wait_until_free(float("inf"))
         assert folder.running_pid() is None
 
@@ -204,11 +203,8 @@ class TestStatusAndStop:
         ]
         folder.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
         out = repertory("status", folder.path)[1]
-        for name, value in (
-            ("env steps", "260 / 1,000"),
-            ("learner steps", "25"),
-            ("return, greedy", "20.0 .*"),
-        ):
+        expected = {"env steps": "260 / 1,000", "learner steps": "25", "return, greedy": "20.0 .*"}
+        for name, value in expected.items():
             assert re.search(rf"{name} +{value}\n", out), out
 
     def test_nodes_of_a_run_that_was_killed_are_not_called_running(self, repertory, make_run):
@@ -217,7 +213,8 @@ class TestStatusAndStop:
         (folder.path / "status.json").write_text(json.dumps({"state": "running", "nodes": nodes}))
         code, out, _ = repertory("status", folder.path)
         assert code == 0 and "actor-0: killed" in out and "learner: returned" in out
-        assert "killed" in repertory("status", folder.path, "--watch")[1]
+        _, watched, _ = repertory("status", folder.path, "--watch")  # Once, as the run has ended.
+        assert "killed" in watched and "actor-0" in watched
         with folder.locked():
             assert "actor-0: running" in repertory("status", folder.path)[1]
 
@@ -227,40 +224,17 @@ class TestStatusAndStop:
 
     def test_stop_asks_in_good_order_and_waits(self, repertory, make_run):
         folder = make_run()
-        script = (
-            "import signal, sys\nfrom framework.programs.run_folder import RunFolder\n"
-            "def stop(*_):\n    print('asked', flush=True)\n    sys.exit(3)\n"
-            "signal.signal(signal.SIGTERM, stop)\n"
-            "with RunFolder.open(sys.argv[1]).locked():\n"
-            "    print('locked', flush=True)\n    signal.pause()\n"
-        )
-        command = [sys.executable, "-c", script, str(folder.path)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
-            try:
-                assert other.stdout.readline() == "locked\n"
-                code, out, _ = repertory("stop", folder.path)
-                assert code == 0 and f"--resume {folder.path}" in out
-                assert other.stdout.readline() == "asked\n"
-                assert other.wait(20) == 3
-            finally:
-                other.kill()
+        with held(folder, "stops") as other:
+            code, out, _ = repertory("stop", folder.path)
+            assert code == 0 and f"--resume {folder.path}" in out
+            assert other.stdout.readline() == "asked\n"
+            assert other.wait(20) == 3
 
     def test_stop_says_when_it_takes_too_long(self, repertory, make_run):
         folder = make_run()
-        script = (
-            "import signal, sys\nfrom framework.programs.run_folder import RunFolder\n"
-            "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-            "with RunFolder.open(sys.argv[1]).locked():\n"
-            "    print('locked', flush=True)\n    sys.stdin.read()\n"
-        )
-        command = [sys.executable, "-c", script, str(folder.path)]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-            try:
-                assert other.stdout.readline() == "locked\n"
-                code, _, err = repertory("stop", folder.path, "--timeout", "0.1")
-                assert code == 1 and "has not ended after 0.1 seconds" in err and "kill -9" in err
-            finally:
-                other.kill()
+        with held(folder):
+            code, _, err = repertory("stop", folder.path, "--timeout", "0.1")
+            assert code == 1 and "has not ended after 0.1 seconds" in err and "kill -9" in err
 
 
 class TestCheckpointChoice:
@@ -315,27 +289,18 @@ class TestCheckpointChoice:
             pass
         assert folder.checkpointer.checkpoints() == before
 
-    def test_latest_leaves_all(self, make_run):
-        folder = make_run(steps=[10, 20])
-        with train.chosen_checkpoint(folder, "latest"):
-            assert len(folder.checkpointer.checkpoints()) == 2
-
-    def test_a_failed_attempt_changes_nothing(self, make_run):
+    @pytest.mark.parametrize("which, left", [("previous", 2), ("latest", 3)])
+    def test_a_failed_attempt_keeps_checkpoints_settings_and_result(self, make_run, which, left):
         folder = make_run(steps=[10, 20, 30])
         before = folder.checkpointer.checkpoints()
-        with pytest.raises(RuntimeError), train.chosen_checkpoint(folder, "previous"):
-            assert len(folder.checkpointer.checkpoints()) == 2
-            raise RuntimeError("replay cannot be restored")
-        assert folder.checkpointer.checkpoints() == before
-
-    def test_a_failed_attempt_keeps_settings_and_result(self, make_run):
-        folder = make_run(steps=[10])
         (folder.path / "result.json").write_text("{}")
         settings = (folder.path / "config.yaml").read_text()
-        with pytest.raises(RuntimeError), train.chosen_checkpoint(folder, "latest"):
+        with pytest.raises(RuntimeError), train.chosen_checkpoint(folder, which):
+            assert len(folder.checkpointer.checkpoints()) == left
             dataclasses.replace(folder, engine="ray").save()
             (folder.path / "result.json").unlink()
             raise RuntimeError("no cluster")
+        assert folder.checkpointer.checkpoints() == before
         assert (folder.path / "config.yaml").read_text() == settings
         assert (folder.path / "result.json").read_text() == "{}"
 
@@ -376,56 +341,40 @@ def test_what_cannot_be_filmed_says_why():
         next(video.frames(policy, 1, 100, 1))
 
 
+SPENT = "The budget of 50,000 env steps is spent; greedy mean return over 20 episodes"
+# By how a run ended: the greedy return and other numbers of its result, and what the run says.
 RESULTS = {
-    "goal": (
-        {"reason": "target_return", "env_steps": 38000, "episode_return": 487.25, "episodes": 20},
+    "target_return": (
+        {"env_steps": 38000, "episode_return": 487.25, "episodes": 20},
         "Reached the target return of 475 after 38,000 env steps; "
         "greedy mean return over 20 episodes: 487.2.",
     ),
-    "budget": (
-        {"reason": "max_env_steps", "env_steps": 50000, "episode_return": 200.0, "episodes": 20},
-        "The budget of 50,000 env steps is spent; greedy mean return over 20 episodes: 200.0. "
-        "The target return of 475 was not reached.",
+    "max_env_steps": (
+        {"env_steps": 50000, "episode_return": 200.0, "episodes": 20},
+        f"{SPENT}: 200.0. The target return of 475 was not reached.",
     ),
-    "not the last parameters": (
-        {
-            "reason": "max_env_steps",
-            "env_steps": 50000,
-            "episode_return": 500.0,
-            "episodes": 20,
-            "variables_version": 9870,
-        },
-        "The budget of 50,000 env steps is spent; "
-        "greedy mean return over 20 episodes (parameters of learner step 9,870): 500.0.",
+    "max_env_steps, not the last parameters": (
+        {"env_steps": 50000, "episode_return": 500.0, "episodes": 20, "variables_version": 9870},
+        f"{SPENT} (parameters of learner step 9,870): 500.0.",
     ),
-    "no evaluator": ({"reason": "max_learner_steps"}, "The budget of 70 learner steps is spent."),
-    "plan": (
-        {"reason": "plan_ended", "learner_steps": 1200},
-        "The plan has ended after 1,200 learner steps.",
-    ),
-    "nothing": ({}, "The program ended."),
+    "max_learner_steps": ({}, "The budget of 70 learner steps is spent."),
+    "plan_ended": ({"learner_steps": 1200}, "The plan has ended after 1,200 learner steps."),
+    "": ({}, "The program ended."),
 }
 
 
-@pytest.mark.parametrize("result, text", RESULTS.values(), ids=RESULTS)
-def test_what_a_run_says_at_its_end(result, text):
+@pytest.mark.parametrize("case", RESULTS)
+def test_what_a_run_says_at_its_end(case):
     config = RunConfig(max_env_steps=50_000, max_learner_steps=70, target_return=475.0)
-    assert train.describe_result(result, config) == text
+    (numbers, text), reason = RESULTS[case], case.partition(",")[0]
+    assert train.describe_result({**numbers, "reason": reason} if reason else {}, config) == text
 
 
 def test_options_of_served_environments_are_those_of_train(repertory, monkeypatch):
     made = {}
     monkeypatch.setattr(serve_environment, "_Environments", lambda name, options, _: made.update(options))
     monkeypatch.setattr(serve_environment.environment_server, "run", lambda make, _: make() or 0)
-    arguments = (
-        "serve-environment",
-        "testing:Memory",
-        "--connect",
-        "localhost:1",
-        "--key",
-        "key",
-        "--options",
-    )
+    arguments = ("serve-environment", "testing:Memory", "--connect=localhost:1", "--key=key", "--options")
     assert repertory(*arguments, "lr=1e-3", "frame-skip=4", "a.b=[x]")[0] == 0
     assert made == {"lr": 1e-3, "frame_skip": 4, "a": {"b": ["x"]}}
     for wrong in ("flag", "a=["):

@@ -97,6 +97,9 @@ def test_a_run_is_repeated_from_its_own_file(repertory, write, tmp_path):
     assert first == second and len(first) > 5
     a, b = config_file.read(file), config_file.read(tmp_path / "b" / "config.yaml")
     assert a.pop("recorded") and b.pop("recorded") and a == b and a["seed"] == 3
+    code, _, err = repertory("train", "--config", file, "--directory", tmp_path / "c", "--seed", "4")
+    assert code == 0, err
+    assert first != [without_times(row) for row in read_jsonl(tmp_path / "c" / "metrics.jsonl")]
 
 
 def test_values_are_read_as_they_were_written(tmp_path):

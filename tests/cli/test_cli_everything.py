@@ -118,6 +118,10 @@ def groups(run):
     return {label: len(nodes) for label, nodes in run.program.groups.items()}
 
 
+def returns(run, label):
+    return [row["episode_return"] for row in run.rows(label)]
+
+
 def result(run):
     return (run.path / "result.json").read_text()
 
@@ -130,10 +134,7 @@ OPTIONS = {
     "restarts": ("served", lambda run: run.folder.restarts == 1),
     "directory": ("learns", lambda run: (run.path / "config.yaml").exists()),
     "seed": ("learns", lambda run: run.folder.config.seed == 7),
-    "num_actors": (
-        "learns",
-        lambda run: bool(run.rows("actor-0") and run.rows("actor-1")),
-    ),
+    "num_actors": ("learns", lambda run: bool(run.rows("actor-0") and run.rows("actor-1"))),
     "min_actors": ("built", lambda run: run.program.min_nodes["actor"] == 1),
     "min_actors_timeout": ("built", lambda run: run.program.min_nodes_timeout == 77),
     "envs_per_actor": ("learns", lambda run: run.folder.config.num_envs == 4),
@@ -144,9 +145,9 @@ OPTIONS = {
     # This option of CartPole gives 0 a step and -1 when the pole falls, instead of 1 a step.
     "environment_options": (
         "learns",
-        lambda run: max(row["episode_return"] for row in run.rows("actor")) <= 0,
+        lambda run: max(returns(run, "actor")) <= 0,
     ),
-    "evaluation_options": ("learns", lambda run: min(row["episode_return"] for row in run.rows("eval")) > 5),
+    "evaluation_options": ("learns", lambda run: min(returns(run, "eval")) > 5),
     "wrappers": ("learns", lambda run: max(row["episode_length"] for row in run.rows("actor")) <= 9),
     "observers": ("learns", lambda run: all("action_mean" in row for row in run.rows("eval"))),
     "loggers": ("learns", lambda run: (run.path / "metrics.csv").exists()),
@@ -196,9 +197,8 @@ def test_every_option_is_in_the_docs():
 
 
 def in_range(environment, low, high):
-    return (environment.action_spec().minimum == low).all() and (
-        environment.action_spec().maximum == high
-    ).all()
+    spec = environment.action_spec()
+    return (spec.minimum == low).all() and (spec.maximum == high).all()
 
 
 PENDULUM, CARTPOLE = "gymnasium:Pendulum-v1", "gymnasium:CartPole-v1"
@@ -208,7 +208,7 @@ WRAPPERS = {
     "ClipAction": ("", PENDULUM, lambda of, steps: in_range(of, -2, 2)),
     "CombineActions": (
         "",
-        "gymnasium:CartPole-v1",
+        CARTPOLE,
         lambda of, steps: of.action_spec().num_values == 2 and steps[1].reward[0] == 1.0,
     ),
     "Flatten": ("", "gymnasium:Blackjack-v1", lambda of, steps: steps[0].observation.shape == (2, 45)),
@@ -251,9 +251,7 @@ LOGGERS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", sorted(set(parts.LOGGERS) - {"wandb"})
-)  # in tests/loggers/test_loggers_wandb.py
+@pytest.mark.parametrize("name", sorted(set(parts.LOGGERS) - {"wandb"}))  # See test_loggers_wandb.py.
 def test_every_logger(run_of, name):
     assert LOGGERS[name](run_of("learns"))
 

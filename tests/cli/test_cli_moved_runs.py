@@ -55,13 +55,3 @@ def test_resumed_evaluated_and_filmed_in_another_place(repertory, tmp_path, capl
         code, _, err = repertory(*command)
         assert code == 0, err
     assert os.listdir(old.parent) == []  # nothing was written in the old place
-
-
-def test_a_copy_does_not_touch_the_original(repertory, tmp_path):
-    old, new = tmp_path / "run", tmp_path / "copy"
-    interrupt(old)
-    before = {path: path.read_bytes() for path in sorted(old.rglob("*")) if path.is_file()}
-    shutil.copytree(old, new)
-    code, _, err = repertory("train", "--resume", new, "--max-env-steps", "700")
-    assert code == 0, err
-    assert {path: path.read_bytes() for path in sorted(old.rglob("*")) if path.is_file()} == before

@@ -10,40 +10,18 @@ import sys
 import pytest
 import torch
 
+from framework.commands import cli
 from framework.loggers import read_jsonl, without_times
 from framework.programs import config_file, load_policy
 from framework.programs.run_folder import RunFolder
 
-SMALL = (
-    "--num-actors",
-    "2",
-    "--envs-per-actor",
-    "2",
-    "--evaluate-period",
-    "500",
-    "--num-evaluation-episodes",
-    "4",
-)
-DQN = (
-    "--learner-log-period",
-    "20",
-    "--min-replay-size",
-    "100",
-    "--batch-size",
-    "16",
-    "--samples-per-insert",
-    "4",
-    "--hidden-sizes",
-    "16",
-)
+SMALL = ("--num-actors=2", "--envs-per-actor=2", "--evaluate-period=500", "--num-evaluation-episodes=4")
+DQN = ("--learner-log-period=20", "--min-replay-size=100", "--batch-size=16", "--hidden-sizes=16")
+PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 
 
 def rows(path):
     return [without_times(row) for row in read_jsonl(path / "metrics.jsonl")]
-
-
-def environment():
-    return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
@@ -51,64 +29,56 @@ def trained(tmp_path_factory):
     """A finished run of DQN on the serial engine."""
     path = tmp_path_factory.mktemp("runs") / "dqn"
     arguments = ["train", "dqn", "--engine", "serial", "--max-env-steps", "600", "--directory", str(path)]
-    command = [sys.executable, "-m", "framework.commands", *arguments, *SMALL, *DQN, "--loggers", "csv"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, env=environment())
-    assert done.returncode == 0, done.stderr
-    return path, done.stdout
+    assert cli.main([*arguments, *SMALL, *DQN, "--samples-per-insert", "4", "--loggers", "csv"]) == 0
+    return path
+
+
+@pytest.fixture
+def copied(trained, tmp_path):
+    return shutil.copytree(trained, tmp_path / "copy")
 
 
 def test_what_a_run_leaves(trained):
-    path, out = trained
-    assert "The budget of 600 env steps is spent" in out
-    assert "The target return of 475 was not reached." in out
     for name in ("config.yaml", "metrics.jsonl", "metrics.csv", "checkpoints", "curve.png", "result.json"):
-        assert (path / name).exists(), name
-    assert json.loads((path / "result.json").read_text())["env_steps"] == 600
-    assert RunFolder.open(path).checkpointer.restore().step == 600
-    labels = {row["label"] for row in rows(path)}
+        assert (trained / name).exists(), name
+    assert json.loads((trained / "result.json").read_text())["env_steps"] == 600
+    assert RunFolder.open(trained).checkpointer.restore().step == 600
+    labels = {row["label"] for row in rows(trained)}
     assert {"learner", "evaluator", "actor-0", "actor-1"} <= labels
 
 
 def test_eval_of_a_run(trained, repertory):
-    path, _ = trained
-    code, out, _ = repertory("eval", path, "--episodes", "7", "--envs", "3", "--seed", "5")
-    assert code == 0 and out.startswith("7 episodes with the checkpoint of step 600: return")
-    first = json.loads((path / "evaluation.json").read_text())
-    assert len(first["returns"]) == first["episodes"] == 7
-    repertory("eval", path, "--episodes", "7", "--envs", "3", "--seed", "5")
-    assert json.loads((path / "evaluation.json").read_text()) == first
+    results = []
+    for _ in range(2):
+        code, out, _ = repertory("eval", trained, "--episodes", "7", "--envs", "3", "--seed", "5")
+        assert code == 0 and out.startswith("7 episodes with the checkpoint of step 600: return")
+        results.append(json.loads((trained / "evaluation.json").read_text()))
+    assert results[0] == results[1] and len(results[0]["returns"]) == results[0]["episodes"] == 7
 
 
-def test_eval_of_a_damaged_checkpoint(trained, repertory, tmp_path):
-    path, _ = trained
-    subprocess.run(["cp", "-r", str(path), str(tmp_path / "copy")], check=True, timeout=20)
-    part = RunFolder.open(tmp_path / "copy").checkpointer.latest() / "learner"
+def test_eval_of_a_damaged_checkpoint(copied, repertory):
+    part = RunFolder.open(copied).checkpointer.latest() / "learner"
     part.write_bytes(part.read_bytes()[:100])
-    code, _, err = repertory("eval", tmp_path / "copy")
+    code, _, err = repertory("eval", copied)
     assert code == 1 and "learner is truncated" in err and "--checkpoint" in err
 
 
 def test_a_policy_from_python(trained):
-    path, _ = trained
-    policy = load_policy(path)
+    policy = load_policy(trained)
     assert policy.step == 600
-    environment = policy.make_environment(num_envs=3, seed=1)
-    try:
+    with policy.make_environment(num_envs=3, seed=1) as environment:
         timestep = environment.reset()
         for _ in range(5):
             action = policy(timestep.observation)
             assert action.shape == (3,)
             timestep = environment.step(action)
-    finally:
-        environment.close()
 
 
 @pytest.mark.parametrize("name", ["film.mp4", "film.gif"])
 def test_video_of_a_run(trained, repertory, tmp_path, name):
     imageio = pytest.importorskip("imageio.v2")
     pytest.importorskip("pygame")
-    path, _ = trained
-    code, out, err = repertory("video", path, "--output", tmp_path / name, "--max-steps", "8")
+    code, out, err = repertory("video", trained, "--output", tmp_path / name, "--max-steps", "8")
     assert code == 0, err
     with imageio.get_reader(tmp_path / name) as reader:
         pictures = [picture.shape[:2] for picture in reader]
@@ -117,68 +87,47 @@ def test_video_of_a_run(trained, repertory, tmp_path, name):
 
 
 def test_unknown_video_format(trained, repertory):
-    code, _, err = repertory("video", trained[0], "--output", "film.avi")
+    code, _, err = repertory("video", trained, "--output", "film.avi")
     assert code == 2 and "film.avi" in err and ".mp4 or .gif" in err
 
 
-def test_resume_goes_on_to_a_new_limit(trained, repertory, tmp_path):
-    path, _ = trained
-    subprocess.run(["cp", "-r", str(path), str(tmp_path / "copy")], check=True, timeout=20)
-    before = rows(tmp_path / "copy")
-    code, out, err = repertory("train", "--resume", tmp_path / "copy", "--max-env-steps", "900")
+def test_resume_goes_on_to_a_new_limit(copied, repertory):
+    before = rows(copied)
+    code, out, err = repertory("train", "--resume", copied, "--max-env-steps", "900")
     assert code == 0, err
     assert "The budget of 900 env steps is spent" in out
-    after = rows(tmp_path / "copy")
+    assert "The target return of 475 was not reached." in out
+    after = rows(copied)
     assert after[: len(before)] == before  # what was logged stays
     learner_steps = [row["steps"] for row in after if row["label"] == "learner"]
     assert learner_steps == sorted(learner_steps)
-    assert RunFolder.open(tmp_path / "copy").checkpointer.restore().step == 900
-    assert RunFolder.open(tmp_path / "copy").config.max_env_steps == 900
+    assert RunFolder.open(copied).checkpointer.restore().step == 900
+    assert RunFolder.open(copied).config.max_env_steps == 900
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-def test_a_run_of_a_gpu_is_evaluated_and_resumed_without_one(trained, repertory, tmp_path):
-    copy = tmp_path / "copy"
-    subprocess.run(["cp", "-r", str(trained[0]), str(copy)], check=True, timeout=20)
-    content = config_file.read(copy / "config.yaml")
-    config_file.write(copy / "config.yaml", {**content, "device": "cuda"})
-    code, _, err = repertory("eval", copy, "--episodes", "1")
+def test_a_run_of_a_gpu_is_evaluated_and_resumed_without_one(copied, repertory):
+    content = config_file.read(copied / "config.yaml")
+    config_file.write(copied / "config.yaml", {**content, "device": "cuda"})
+    code, _, err = repertory("eval", copied, "--episodes", "1")
     assert code == 0, err
-    more = ("train", "--resume", copy, "--max-env-steps", "900")
+    more = ("train", "--resume", copied, "--max-env-steps", "700")
     code, _, err = repertory(*more)
     assert code == 1 and "device: got 'cuda', expected a device of this process, which sees no GPU" in err
     code, _, err = repertory(*more, "--device", "cpu")
     assert code == 0, err
-    assert config_file.read(copy / "config.yaml")["device"] == "cpu"
+    assert config_file.read(copied / "config.yaml")["device"] == "cpu"
 
 
-def test_the_same_seed_gives_the_same_metrics(repertory, tmp_path):
-    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
-        arguments = (
-            "--engine",
-            "serial",
-            "--max-env-steps",
-            "500",
-            "--seed",
-            seed,
-            "--directory",
-            tmp_path / name,
-        )
-        code, _, err = repertory("train", "random_actions", *arguments, *SMALL)
-        assert code == 0, err
-    assert rows(tmp_path / "a") == rows(tmp_path / "b") != rows(tmp_path / "c")
+@pytest.fixture
+def endless(start, tmp_path):
+    """Starts a run that does not end by itself in the folder ``run``."""
 
+    def begin(engine="processes"):
+        flags = ("--directory", tmp_path / "run", "--max-env-steps", "100000000", *SMALL)
+        return start("train", "random_actions", "--engine", engine, *flags, **PIPES)
 
-def start(path, engine="processes", *more):
-    arguments = ["train", "random_actions", "--engine", engine, "--directory", str(path)]
-    arguments += ["--max-env-steps", "100000000", *SMALL, *more]
-    return subprocess.Popen(
-        [sys.executable, "-m", "framework.commands", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(),
-    )
+    return begin
 
 
 def wait_for_steps(process):
@@ -189,69 +138,40 @@ def wait_for_steps(process):
     raise AssertionError(f"the run ended: {process.stderr.read()}")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_a_run_with_a_resumable_checkpoint(repertory, tmp_path, number):
-    with start(tmp_path / "run") as process:
-        try:
-            wait_for_steps(process)
-            process.send_signal(number)
-            out, err = process.communicate(timeout=40)
-        finally:
-            process.kill()
+@pytest.mark.parametrize(
+    "number, engine", [(signal.SIGINT, "processes"), (signal.SIGTERM, "threads"), (signal.SIGHUP, "serial")]
+)
+def test_a_signal_ends_a_run_with_a_resumable_checkpoint(repertory, endless, tmp_path, number, engine):
+    with endless(engine) as process:
+        wait_for_steps(process)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=40)
     assert process.returncode == 128 + number, err
     assert f"Stopped by {number.name}" in out and "--resume" in out
     step = RunFolder.open(tmp_path / "run").checkpointer.restore().step
     assert step > 0
-    limit = step + 500
-    code, out, err = repertory(
-        "train", "--resume", tmp_path / "run", "--engine", "serial", "--max-env-steps", limit
-    )
-    assert code == 0, err
-    assert f"The budget of {limit:,} env steps is spent" in out
+    if number == signal.SIGINT:
+        resume = ("train", "--resume", tmp_path / "run", "--engine", "serial")
+        code, out, err = repertory(*resume, "--max-env-steps", step + 500)
+        assert code == 0, err
+        assert f"The budget of {step + 500:,} env steps is spent" in out
 
 
-@pytest.mark.slow
-def test_a_serial_run_that_was_interrupted_is_the_same_run(tmp_path):
-    command = [sys.executable, "-m", "framework.commands", "train"]
-    settings = ["ppo", "--engine", "serial", "--max-env-steps", "6000", "--unroll-length", "32", *SMALL]
-    settings += ["--target-return", "1000"]  # It cannot end before its last step.
+def test_a_serial_run_that_was_interrupted_is_the_same_run(repertory, start, tmp_path):
+    settings = ["train", "ppo", "--engine", "serial", "--max-env-steps", "2500", "--unroll-length", "32"]
+    settings += [*SMALL, "--target-return", "1000"]  # It cannot end before its last step.
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment()}
-    done = subprocess.run([*command, *settings, "--directory", whole], **options, timeout=110)
-    assert done.returncode == 0, done.stderr
-    with subprocess.Popen([*command, *settings, "--directory", parts], **options) as process:
-        try:
-            wait_for_steps(process)
-            process.send_signal(signal.SIGINT)
-            _, err = process.communicate(timeout=40)
-        finally:
-            process.kill()
+    code, _, err = repertory(*settings, "--directory", whole)
+    assert code == 0, err
+    with start(*settings, "--directory", parts, **PIPES) as process:
+        wait_for_steps(process)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=40)
     assert process.returncode == 128 + signal.SIGINT, err
     assert len(rows(parts)) < len(rows(whole))
-    resume = [*command, "--resume", parts, "--engine", "serial"]
-    done = subprocess.run(resume, **options, timeout=110)
-    assert done.returncode == 0, done.stderr
+    code, _, err = repertory("train", "--resume", parts, "--engine", "serial")
+    assert code == 0, err
     assert rows(parts) == rows(whole)
-
-
-@pytest.mark.slow
-def test_status_and_stop_of_a_running_run(repertory, tmp_path):
-    with start(tmp_path / "run") as process:
-        try:
-            wait_for_steps(process)
-            code, out, _ = repertory("status", tmp_path / "run")
-            assert code == 0 and f"running as process {process.pid}" in out
-            code, _, err = repertory("train", "--resume", tmp_path / "run")
-            assert code == 1
-            code, out, err = repertory("stop", tmp_path / "run")
-            assert code == 0, err
-            process.communicate(timeout=40)
-        finally:
-            process.kill()
-    assert process.returncode == 128 + signal.SIGTERM
-    code, out, _ = repertory("status", tmp_path / "run")
-    assert "not running" in out
 
 
 def test_environments_and_agents_of_the_folder_at_hand(tmp_path):
@@ -270,39 +190,27 @@ def test_environments_and_agents_of_the_folder_at_hand(tmp_path):
     assert "mine:Mine in gymnasium:mine:Mine-v0" in done.stdout
 
 
-def test_a_disk_that_fills_up(tmp_path):
+def test_a_disk_that_fills_up(repertory, small_files, tmp_path):
     path = tmp_path / "run"
-    command = [
-        sys.executable,
-        "-m",
-        "framework.commands",
-        "train",
-        "random_actions",
-        "--engine",
-        "serial",
-        *SMALL,
-    ]
-    command += ["--log-period", "20", "--directory", str(path), "--max-env-steps", "1000000"]
-    limited = ["sh", "-c", 'ulimit -f 60; exec "$@"', "sh", *command, "--max-replay-size", "100"]
-    done = subprocess.run(limited, capture_output=True, text=True, timeout=100, env=environment())
-    assert done.returncode == 1
-    assert "size limit" in done.stderr and "--directory" in done.stderr and str(path) in done.stderr
-    assert "Traceback" not in done.stderr
+    flags = ["--engine", "serial", *SMALL, "--log-period", "20", "--max-env-steps", "1000000"]
+    with small_files(30_000):
+        code, _, err = repertory(
+            "train", "random_actions", *flags, "--max-replay-size", "100", "--directory", path
+        )
+    assert code == 1
+    assert "size limit" in err and "--directory" in err and str(path) in err
+    assert "Traceback" not in err
     assert len(rows(path)) > 10  # all whole
     assert RunFolder.open(path).checkpointer.restore().step > 0
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_a_full_disk_under_a_program_of_processes(tmp_path):
+def test_a_full_disk_under_a_program_of_processes(endless, tmp_path):
     path = tmp_path / "run"
     path.mkdir()
     (path / "metrics.jsonl").symlink_to("/dev/full")
-    with start(path) as process:
-        try:
-            _, err = process.communicate(timeout=60)
-        finally:
-            process.kill()
+    with endless() as process:
+        _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert f"could not write {path / 'metrics.jsonl'}: no space is left on the device" in err
     assert "Traceback" not in err and "--directory" in err

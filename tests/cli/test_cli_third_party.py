@@ -1,12 +1,13 @@
 """A package of somebody else: its agent and its environment by name, without touching the checkout."""
 
-import importlib.util
 import os
 import pathlib
-import subprocess
+import re
+import shutil
 import sys
 
 import pytest
+import warm_python
 
 from framework.loggers import read_jsonl
 from framework.programs import config_file, load_policy
@@ -17,18 +18,16 @@ ENVIRONMENT = "corridor_lab:Corridor"
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """The folder that the package is installed in, with its metadata."""
-    pytest.importorskip("pip")
-    if (
-        importlib.util.find_spec("setuptools") is None
-    ):  # Its import fails where distutils was imported before.
-        pytest.skip("setuptools is not installed")
-    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("site-packages")
-    for file in (HERE / "third_party").glob("*.*"):
-        (source / file.name).write_text(file.read_text())
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    flags = ["--no-deps", "--no-build-isolation", "--no-index", "--target", str(target)]
-    subprocess.run([*pip, *flags, str(source)], check=True, timeout=100)
+    """The folder that the package is installed in, with its metadata as pip would write it."""
+    target = tmp_path_factory.mktemp("site-packages")
+    shutil.copy(HERE / "third_party" / "corridor_lab.py", target)
+    (target / "corridor_lab-1.0.dist-info").mkdir()
+    project = (HERE / "third_party" / "pyproject.toml").read_text(encoding="utf-8")
+    (group,) = re.findall(r'\[project\.entry-points\."(.+)"\]', project)
+    (entry,) = re.findall(r'^(\w+) = "(corridor_lab:\w+)"$', project, re.MULTILINE)
+    (target / "corridor_lab-1.0.dist-info" / "METADATA").write_text("Name: corridor-lab\nVersion: 1.0\n")
+    text = f"[{group}]\n{' = '.join(entry)}\n"
+    (target / "corridor_lab-1.0.dist-info" / "entry_points.txt").write_text(text)
     return target
 
 
@@ -36,14 +35,9 @@ def commands(installed, folder, *lines):
     """What the commands print, in a process that begins in ``folder``."""
     code = "import sys; from framework.commands.cli import main\n"
     code += "".join(f"assert main({list(map(str, line))!r}) == 0\n" for line in lines)
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    environment = {**os.environ, "PYTHONPATH": str(installed)}
+    options = {"capture_output": True, "text": True, "timeout": 100}
+    done = warm_python.run(["-c", code], cwd=folder, env=environment, **options)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

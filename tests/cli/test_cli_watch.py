@@ -1,59 +1,32 @@
 """The live table of nodes, in ``repertory status --watch`` and ``repertory train``."""
 
 import fcntl
+import functools
 import json
 import os
 import pty
 import re
 import struct
 import subprocess
-import sys
 import termios
-from pathlib import Path
 
-import framework
-
-
-def reading(time, *nodes):
-    return {"program": "dqn", "engine": "processes", "state": "running", "time": time, "nodes": list(nodes)}
+import pytest
 
 
-def node(label, calls, pid=7, **changes):
-    usage = {"cpu_seconds": calls / 100, "memory_bytes": 250e6, "calls": calls, "error": None}
-    return {"label": label, "state": "running", "restarts": 0, "pid": pid, **usage, **changes}
-
-
-def test_watching_a_run_that_has_ended_shows_it_once(repertory, make_run):
-    folder = make_run()
-    (folder.path / "status.json").write_text(json.dumps(reading(1.0, node("learner-0", 1))))
-    code, out, _ = repertory("status", folder.path, "--watch")
-    assert code == 0
-    assert "learner-0" in out and "dqn on processes: killed" in out  # it is not running any more
-
-
-def test_restarts_are_counted_from_zero(repertory, tmp_path):
-    code, _, err = repertory("train", "random_actions", "--restarts", "-1", "--directory", tmp_path / "run")
-    assert code == 2 and "restarts: got -1, expected at least 0" in err
-    assert not (tmp_path / "run").exists()
-
-
-TRAIN = ["train", "random_actions", "--max-env-steps", "3000", "--engine"]
-
-
-def train(arguments, **streams):
-    root = Path(framework.__path__[0]).parent
-    environment = {**os.environ, "PYTHONPATH": str(root), "TERM": "xterm-256color"}
+@pytest.fixture
+def train(start, tmp_path):
+    environment = {**os.environ, "TERM": "xterm-256color"}
     for name in ("NO_COLOR", "COLUMNS", "LINES", "FORCE_COLOR", "TTY_COMPATIBLE"):
         environment.pop(name, None)
-    command = [sys.executable, "-m", "framework.commands", *map(str, arguments)]
-    return subprocess.Popen(command, env=environment, **streams)
+    flags = ("train", "random_actions", "--engine", "processes", "--directory", tmp_path / "run")
+    return functools.partial(start, *flags, env=environment)
 
 
-def on_a_terminal(arguments):
+def on_a_terminal(train, *flags):
     """What ``repertory`` writes to a terminal of 50 lines and 160 columns, without the escape codes."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 160, 0, 0))
-    process = train(arguments, stdin=theirs, stdout=theirs, stderr=theirs)
+    process = train(*flags, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
     written = b""
     try:
@@ -68,10 +41,9 @@ def on_a_terminal(arguments):
     return text
 
 
-def test_training_on_a_terminal_shows_the_nodes(tmp_path):
+def test_training_on_a_terminal_shows_the_nodes(train, tmp_path):
     # Long enough for the display to come round while the nodes run.
-    longer = ["20000" if word == "3000" else word for word in TRAIN]
-    text = on_a_terminal([*longer, "processes", "--directory", tmp_path / "run"])
+    text = on_a_terminal(train, "--max-env-steps", "10000")
     assert "messages/s" in text
     *_, last = text.split(" on processes: ")
     assert last.startswith("finished")
@@ -84,9 +56,9 @@ def test_training_on_a_terminal_shows_the_nodes(tmp_path):
     assert "env steps/s" in text
 
 
-def test_training_into_a_pipe_shows_no_table(tmp_path):
-    process = train([*TRAIN, "processes", "--directory", tmp_path / "run"], stdout=subprocess.PIPE)
-    text = process.communicate(timeout=120)[0].decode()
+def test_training_into_a_pipe_shows_no_table(train):
+    process = train("--max-env-steps", "1000", stdout=subprocess.PIPE)
+    text = process.communicate(timeout=100)[0]
     assert process.returncode == 0
     assert "env steps" in text
     assert "messages/s" not in text and "│" not in text

@@ -5,6 +5,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from helpers.two_agents import TwoAgents
 
 from framework import specs
 from framework.environments import check_environment, testing
@@ -54,15 +55,9 @@ class Changed(Good):
         self._changes = changes
 
     def step(self, action):
-        result = dict(
-            zip(
-                ("observation", "reward", "terminated", "truncated", "info"),
-                super().step(action),
-                strict=True,
-            )
-        )
-        result.update(self._changes)
-        return tuple(result.values())
+        names = ("observation", "reward", "terminated", "truncated", "info")
+        result = dict(zip(names, super().step(action), strict=True))
+        return tuple((result | self._changes).values())
 
 
 class Unseeded(Good):
@@ -144,36 +139,21 @@ def test_a_violation_is_reported_with_its_place_and_fix(name):
     assert violations[0].fix in str(violations[0])
 
 
-class Picky(dm_env.Environment):
-    """Two agents, each with several choices, of which its mask allows one value each."""
+class Picky(TwoAgents):
+    """Each agent has several choices, of which its mask allows one value each."""
 
     MASK = np.array([0, 1, 0, 1, 0, 1, 0], bool)
-
-    def observation_spec(self):
-        return self._each({"action_mask": specs.Array((7,), bool)})
-
-    def action_spec(self):
-        return self._each(
-            {"a": specs.DiscreteArray(2), "b": specs.BoundedArray((2,), np.int64, [1, 0], [3, 1])}
-        )
-
-    def reward_spec(self):
-        return self._each(specs.Array((), np.float32))
-
-    def discount_spec(self):
-        return self._each(specs.BoundedArray((), np.float32, 0.0, 1.0))
+    observation = {"action_mask": specs.Array((7,), bool)}
+    action = {"a": specs.DiscreteArray(2), "b": specs.BoundedArray((2,), np.int64, [1, 0], [3, 1])}
 
     def reset(self):
-        return dm_env.restart(self._each({"action_mask": self.MASK}))
+        return dm_env.restart(self.of_both({"action_mask": self.MASK}))
 
     def step(self, action):
-        for name in "xy":
-            assert (action[name]["a"], *action[name]["b"]) == (1, 2, 0)
-        observation = self._each({"action_mask": self.MASK})
-        return dm_env.TimeStep(dm_env.StepType.MID, self._each(0.0), self._each(1.0), observation)
-
-    def _each(self, value):
-        return {"x": value, "y": value}
+        for choices in action.values():
+            assert (choices["a"], *choices["b"]) == (1, 2, 0)
+        observation = self.of_both({"action_mask": self.MASK})
+        return dm_env.TimeStep(dm_env.StepType.MID, self.of_both(0.0), self.of_both(1.0), observation)
 
 
 @pytest.mark.parametrize(
@@ -199,35 +179,31 @@ def test_each_violation_is_reported_once():
     assert len(check_environment(_changed(reward=np.nan, info=3), num_steps=50)) == 2
 
 
-class NotFirst(testing.EchoEnvironment):
-    def reset(self):
-        return super().reset()._replace(step_type=dm_env.StepType.MID)
+def _odd(reset=lambda timestep: timestep, step=lambda timestep: timestep):
+    class Odd(testing.EchoEnvironment):
+        def reset(self):
+            return reset(super().reset())
+
+        def step(self, action):
+            return step(super().step(action))
+
+    return Odd
 
 
-class TooSoon(testing.EchoEnvironment):
-    def step(self, action):
-        return super().step(action)._replace(step_type=dm_env.StepType.FIRST)
+_MID, _FIRST = dm_env.StepType.MID, dm_env.StepType.FIRST
+_ODD = {
+    "not first": (_odd(lambda first: first._replace(step_type=_MID)), "reset()", "dm_env.restart"),
+    "too soon": (
+        _odd(step=lambda timestep: timestep._replace(step_type=_FIRST)),
+        "step()",
+        "dm_env.termination() or truncation()",
+    ),
+    "discount": (_odd(step=lambda timestep: timestep._replace(discount=1.5)), "step().discount", "clip it"),
+    "a tuple": (_odd(step=tuple), "step()", "dm_env.TimeStep"),
+}
 
 
-class WideDiscount(testing.EchoEnvironment):
-    def step(self, action):
-        return super().step(action)._replace(discount=1.5)
-
-
-class NoTimeStep(testing.EchoEnvironment):
-    def step(self, action):
-        return tuple(super().step(action))
-
-
-@pytest.mark.parametrize(
-    ("factory", "where", "fix"),
-    [
-        (NotFirst, "reset()", "dm_env.restart"),
-        (TooSoon, "step()", "dm_env.termination() or truncation()"),
-        (WideDiscount, "step().discount", "clip it"),
-        (NoTimeStep, "step()", "dm_env.TimeStep"),
-    ],
-)
+@pytest.mark.parametrize(("factory", "where", "fix"), _ODD.values(), ids=_ODD)
 def test_violations_of_dm_env(factory, where, fix):
     violation = check_environment(factory, num_steps=20)[0]
     assert violation.where == where and fix in violation.fix

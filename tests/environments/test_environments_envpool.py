@@ -22,6 +22,7 @@ def _play(environment, num_steps):
     return timesteps
 
 
+@pytest.mark.release
 @needs_envpool
 @pytest.mark.parametrize("stepping", ["auto", "vector"])
 def test_cartpole_keeps_the_contract(stepping):
@@ -43,6 +44,7 @@ def test_cartpole_keeps_the_contract(stepping):
     assert (other.observation != timesteps[0].observation).any()
 
 
+@pytest.mark.release
 @needs_envpool
 def test_time_limits_truncate():
     options = {"max_episode_steps": 4}
@@ -51,6 +53,7 @@ def test_time_limits_truncate():
     assert ends.step_type.tolist() == [LAST, LAST] and ends.discount.tolist() == [1.0, 1.0]
 
 
+@pytest.mark.release
 @needs_envpool
 def test_frames_of_atari_are_stored_once():
     environment = environments.make("envpool:Pong-v5", num_envs=2, seed=1)
@@ -68,6 +71,7 @@ _ERRORS = {
 }
 
 
+@pytest.mark.release
 @needs_envpool
 @pytest.mark.parametrize("name", _ERRORS)
 def test_errors(name):

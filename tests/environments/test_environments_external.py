@@ -46,8 +46,30 @@ def token(tmp_path):
     return str(path)
 
 
+@pytest.fixture
+def playing(port, token):
+    """`with playing(*applications) as environment`: each application has a thread, which ends by itself."""
+
+    @contextlib.contextmanager
+    def play_with(*applications, num_envs=1, **options):
+        threads = [in_thread(application) for application in applications]
+        address = f"tcp://127.0.0.1:{port}"
+        with ExternalEnvironment(address, num_envs, token=token, timeout=60.0, **options) as environment:
+            yield environment
+            for thread in threads:
+                thread.join(30)
+
+    return play_with
+
+
 def connect(port):
     return ExternalClient(f"127.0.0.1:{port}", "secret", OBSERVATION, ACTION)
+
+
+def connect_as_soon_as_possible(port):
+    while True:
+        with contextlib.suppress(ConnectionRefusedError):
+            return socket.create_connection(("127.0.0.1", port), timeout=30)
 
 
 def in_thread(work):
@@ -68,7 +90,7 @@ def play(client, rewards, truncated=False):
     return actions
 
 
-def test_episodes_of_a_client_become_time_steps(port, token):
+def test_episodes_of_a_client_become_time_steps(port, playing):
     actions = []
 
     def application():
@@ -76,11 +98,9 @@ def test_episodes_of_a_client_become_time_steps(port, token):
             actions.append(play(client, [1.0, 2.0]))
             actions.append(play(client, [3.0], truncated=True))
 
-    thread = in_thread(application)
-    with ExternalEnvironment(f"tcp://127.0.0.1:{port}", token=token, timeout=60.0) as environment:
+    with playing(application) as environment:
         assert environment.spec.actions.num_values == 3
         timesteps = [environment.reset(), *(environment.step(np.array([action])) for action in (1, 2, 0, 2))]
-        thread.join(30)
     rows = [
         (int(t.step_type[0]), float(t.reward[0]), float(t.discount[0]), *t.observation[0].tolist())
         for t in timesteps
@@ -95,7 +115,7 @@ def test_episodes_of_a_client_become_time_steps(port, token):
     assert actions == [[1, 2], [2]]
 
 
-def test_a_lost_client_is_replaced_by_another(port, token):
+def test_a_lost_client_is_replaced_by_another(port, playing):
     def leaves_and_comes_back():
         with connect(port) as client:
             client.start_episode()
@@ -104,19 +124,17 @@ def test_a_lost_client_is_replaced_by_another(port, token):
         with connect(port) as client:
             play(client, [5.0])
 
-    thread = in_thread(leaves_and_comes_back)
-    with ExternalEnvironment(f"tcp://127.0.0.1:{port}", token=token, timeout=60.0) as environment:
+    with playing(leaves_and_comes_back) as environment:
         environment.reset()
         timestep = environment.step(np.array([0]))
         assert (timestep.step_type[0], timestep.reward[0], timestep.discount[0]) == (environments.FIRST, 0, 1)
         timestep = environment.step(np.array([0]))
         assert (timestep.step_type[0], timestep.reward[0]) == (environments.LAST, 5)
         assert environment.malformed == 0
-        thread.join(30)
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_a_reset_after_a_failed_step_begins_an_episode(port, token, ends):
+def test_a_reset_after_a_failed_step_begins_an_episode(port, ends, playing):
     has_failed = threading.Event()
 
     def application():
@@ -132,8 +150,7 @@ def test_a_reset_after_a_failed_step_begins_an_episode(port, token, ends):
             client.log_reward(3.0)
             client.end_episode([3, 3])
 
-    thread = in_thread(application)
-    with ExternalEnvironment(f"tcp://127.0.0.1:{port}", token=token, timeout=60.0) as environment:
+    with playing(application) as environment:
         environment.reset()
         environment._timeout = 0.1
         with pytest.raises(environments.EnvironmentFault, match="silent"):
@@ -145,10 +162,9 @@ def test_a_reset_after_a_failed_step_begins_an_episode(port, token, ends):
         np.testing.assert_array_equal(timestep.observation, [[2, 2]])
         timestep = environment.step(np.array([1]))
         assert (timestep.step_type[0], timestep.reward[0]) == (environments.LAST, 3)
-        thread.join(30)
 
 
-def test_an_episode_that_goes_on_over_a_reset_is_not_counted(port, token):
+def test_an_episode_that_goes_on_over_a_reset_is_not_counted(port, playing):
     over = threading.Event()
 
     def application(length):
@@ -156,8 +172,7 @@ def test_an_episode_that_goes_on_over_a_reset_is_not_counted(port, token):
             while not over.is_set():
                 play(client, [1.0] * length)
 
-    threads = [in_thread(functools.partial(application, length)) for length in (5, 8)]
-    with ExternalEnvironment(f"tcp://127.0.0.1:{port}", 2, token=token, timeout=60.0) as external:
+    with playing(*(functools.partial(application, length) for length in (5, 8)), num_envs=2) as external:
         environment = environments.FrameStack(external, 2)
         loop = EnvironmentLoop(environment, PolicyActor(Still(), num_envs=2), should_update=False)
         for _ in range(3):
@@ -166,8 +181,7 @@ def test_an_episode_that_goes_on_over_a_reset_is_not_counted(port, token):
         # The second episode of five steps goes on over the first reset; the next reset finds none begun.
         assert loop.num_dropped == 1
         over.set()
-    for thread in threads:
-        thread.join(30)
+        external.close()
 
 
 class Still(core.Policy):
@@ -178,65 +192,45 @@ class Still(core.Policy):
         return np.zeros(len(observation), np.int64), (), ()
 
 
+HELLO = {"type": "hello", "protocol": 1, "token": "secret"}
+ADMITTED = [{**HELLO, "observation": OBSERVATION, "action": ACTION}]
+BEGUN = [*ADMITTED, {"type": "start_episode"}]
 BAD = {
-    "a wrong token": [{"type": "hello", "protocol": 1, "token": "wrong"}],
+    "a wrong token": [{**HELLO, "token": "wrong"}],
     "no JSON": [b"{]\n"],
     "no object": [b"[1]\n"],
     "no hello": [{"type": "start_episode"}],
-    "no specs": [{"type": "hello", "protocol": 1, "token": "secret"}],
-    "another protocol": [{"type": "hello", "protocol": 2, "token": "secret"}],
-    "an action without an episode": ["hello", {"type": "get_action", "observation": [0, 0]}],
-    "an observation of another shape": ["hello", "start", {"type": "get_action", "observation": [0]}],
-    "an observation that is not finite": [
-        "hello",
-        "start",
-        {"type": "get_action", "observation": [0, 1e999]},
-    ],
-    "no observation": ["hello", "start", {"type": "get_action"}],
-    "an unknown type": ["hello", "start", {"type": "dance"}],
+    "no specs": [HELLO],
+    "another protocol": [{**HELLO, "protocol": 2}],
+    "an action without an episode": [*ADMITTED, {"type": "get_action", "observation": [0, 0]}],
+    "an observation of another shape": [*BEGUN, {"type": "get_action", "observation": [0]}],
+    "an observation that is not finite": [*BEGUN, {"type": "get_action", "observation": [0, 1e999]}],
+    "no observation": [*BEGUN, {"type": "get_action"}],
+    "an unknown type": [*BEGUN, {"type": "dance"}],
 }
 
 
 @pytest.mark.parametrize("messages", list(BAD.values()), ids=list(BAD))
-def test_what_does_not_fit_ends_that_connection_only(port, token, messages):
-    named = {
-        "hello": {
-            "type": "hello",
-            "protocol": 1,
-            "token": "secret",
-            "observation": OBSERVATION,
-            "action": ACTION,
-        },
-        "start": {"type": "start_episode"},
-    }
+def test_what_does_not_fit_ends_that_connection_only(port, messages, playing):
     answers = []
 
     def application():
-        while True:
-            try:
-                bad = socket.create_connection(("127.0.0.1", port), timeout=30)
-                break
-            except ConnectionRefusedError:
-                continue
-        with bad:
+        with connect_as_soon_as_possible(port) as bad:
             for message in messages:
-                message = named.get(message, message) if isinstance(message, str) else message
                 bad.sendall(message if isinstance(message, bytes) else json.dumps(message).encode() + b"\n")
             answers.extend(json.loads(line) for line in bad.makefile())
         with connect(port) as client:
             play(client, [1.0])
 
-    thread = in_thread(application)
-    with ExternalEnvironment(f"tcp://127.0.0.1:{port}", token=token, timeout=60.0) as environment:
+    with playing(application) as environment:
         assert environment.reset().step_type.tolist() == [0]
         assert environment.step(np.array([0])).reward.tolist() == [1]
         assert environment.malformed == 1
-        thread.join(30)
     assert answers[-1]["type"] == "error"
 
 
 @pytest.mark.parametrize("rewards", [[float("inf")], [1e39], [3e38, 3e38]])
-def test_a_reward_that_float32_does_not_hold_ends_that_connection_only(port, token, rewards):
+def test_a_reward_that_float32_does_not_hold_ends_that_connection_only(port, rewards, playing):
     def application():
         with connect(port) as client, pytest.raises(ValueError, match="reward: got"):
             client.start_episode()
@@ -247,13 +241,11 @@ def test_a_reward_that_float32_does_not_hold_ends_that_connection_only(port, tok
         with connect(port) as client:
             play(client, [3e38])
 
-    thread = in_thread(application)
-    with ExternalEnvironment(f"tcp://127.0.0.1:{port}", token=token, timeout=60.0) as environment:
+    with playing(application) as environment:
         environment.reset()
         assert environment.step(np.array([0])).step_type.tolist() == [environments.FIRST]
         assert environment.malformed == 1
         assert environment.step(np.array([0])).reward.tolist() == [np.float32(3e38)]
-        thread.join(30)
 
 
 def test_without_encryption_only_this_machine_may_connect(token):
@@ -355,7 +347,7 @@ def certificate(tmp_path):
     return str(both), ssl.create_default_context(cafile=str(only))
 
 
-def test_a_client_with_tls_plays_and_one_without_is_not_admitted(port, token, certificate):
+def test_a_client_with_tls_plays_and_one_without_is_not_admitted(port, certificate, playing):
     certificate, trusted = certificate
 
     def application():
@@ -367,15 +359,12 @@ def test_a_client_with_tls_plays_and_one_without_is_not_admitted(port, token, ce
         with ExternalClient(f"127.0.0.1:{port}", "secret", OBSERVATION, ACTION, tls=trusted) as client:
             play(client, [4.0])
 
-    thread = in_thread(application)
-    address = f"tcp://127.0.0.1:{port}"
-    with ExternalEnvironment(address, token=token, certificate=certificate, timeout=60.0) as environment:
+    with playing(application, certificate=certificate) as environment:
         assert environment.reset().step_type.tolist() == [0]
         assert environment.step(np.array([0])).reward.tolist() == [4]
-        thread.join(30)
 
 
-def test_a_stranger_that_resets_its_connection_does_not_end_the_run(port, token, certificate, monkeypatch):
+def test_a_stranger_that_resets_its_connection_does_not_end_the_run(port, certificate, monkeypatch, playing):
     certificate, trusted = certificate
     has_left, accept = threading.Event(), ExternalEnvironment._accept
 
@@ -384,12 +373,7 @@ def test_a_stranger_that_resets_its_connection_does_not_end_the_run(port, token,
         accept(environment)
 
     def application():
-        while True:
-            try:
-                stranger = socket.create_connection(("127.0.0.1", port), timeout=30)
-                break
-            except ConnectionRefusedError:
-                continue
+        stranger = connect_as_soon_as_possible(port)
         stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         stranger.close()
         has_left.set()
@@ -397,15 +381,12 @@ def test_a_stranger_that_resets_its_connection_does_not_end_the_run(port, token,
             play(client, [4.0])
 
     monkeypatch.setattr(ExternalEnvironment, "_accept", accept_late)
-    thread = in_thread(application)
-    address = f"tcp://127.0.0.1:{port}"
-    with ExternalEnvironment(address, token=token, certificate=certificate, timeout=60.0) as environment:
+    with playing(application, certificate=certificate) as environment:
         assert environment.reset().step_type.tolist() == [0]
         assert environment.step(np.array([0])).reward.tolist() == [4]
-        thread.join(30)
 
 
-def test_a_silent_client_is_named(port, token):
+def test_a_silent_client_is_named(port, playing):
     done = threading.Event()
 
     def application():
@@ -413,13 +394,11 @@ def test_a_silent_client_is_named(port, token):
             client.start_episode()
             done.wait(60)
 
-    thread = in_thread(application)
-    with ExternalEnvironment(f"tcp://127.0.0.1:{port}", token=token, timeout=60.0) as environment:
+    with playing(application) as environment:
         environment._timeout = 0.1
         with pytest.raises(environments.EnvironmentFault, match="Envs 0 are connected and silent"):
             environment.reset()
-    done.set()
-    thread.join(30)
+        done.set()
 
 
 def test_a_client_whose_message_has_no_answer_is_told_why_it_was_refused():
@@ -435,17 +414,16 @@ def test_a_client_whose_message_has_no_answer_is_told_why_it_was_refused():
         has_ended.set()
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = in_thread(lambda: run(listener))
+        in_thread(lambda: run(listener))
         with connect(listener.getsockname()[1]) as client:
             client.start_episode()
             assert has_ended.wait(30)
             with pytest.raises(ValueError, match="the reason"):
                 while True:  # Until the end of the connection has arrived.
                     client.log_reward(1.0)
-        thread.join(30)
 
 
-def test_integers_of_an_observation_are_not_rounded(port, token):
+def test_integers_of_an_observation_are_not_rounded(port, playing):
     def make_client():
         return ExternalClient(f"127.0.0.1:{port}", "secret", {"shape": [1], "dtype": "uint8"}, ACTION)
 
@@ -458,9 +436,8 @@ def test_integers_of_an_observation_are_not_rounded(port, token):
             client.get_action([2.0])
 
     taken = []
-    thread = in_thread(application)
-    with ExternalEnvironment(f"tcp://127.0.0.1:{port}", token=token, timeout=60.0) as environment:
+    with playing(application) as environment:
         assert environment.reset().observation.tolist() == [[2]]
         assert environment.malformed == 1
-    thread.join(30)
+        environment.close()
     assert not taken

@@ -73,9 +73,8 @@ def test_a_bad_combined_action_is_named(action, message):
         environment.step(action)
 
 
-@pytest.mark.parametrize("stepping", ["inline", "processes"])
-def test_a_step_that_allows_nothing_for_a_choice_is_named(stepping):
-    environment = environments.make(Several, num_envs=2, stepping=stepping)
+def test_a_step_that_allows_nothing_for_a_choice_is_named():
+    environment = environments.make(Several, num_envs=2)
     with environment, pytest.raises(environments.EnvironmentFault) as error:
         environment.reset()
         action = {"a": np.zeros(2, np.int64), "b": np.ones((2, 2), np.int64)}

@@ -63,8 +63,9 @@ def _play(environment, num_steps):
     return tree.map_structure(lambda *leaves: np.stack(leaves), *timesteps), actions
 
 
-@pytest.mark.parametrize("stepping", ["inline", "processes"])
-@pytest.mark.parametrize("truncates", [False, True])
+@pytest.mark.parametrize(
+    ("stepping", "truncates"), [("inline", False), ("inline", True), ("processes", True)]
+)
 def test_agents_that_come_late_and_end_early(stepping, truncates):
     with environments.make(
         Visit, num_envs=2, stepping=stepping, options={"truncates": truncates}

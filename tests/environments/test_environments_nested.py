@@ -37,13 +37,9 @@ class _Nested(gymnasium.Env):
         return observation
 
 
-def _few(stepping):
-    return {"num_processes": 2} if stepping == "processes" else {}
-
-
-@pytest.mark.parametrize("stepping", ["inline", "processes"])
-def test_nested_spaces_and_discrete_starts(stepping):
-    with environments.make(_Nested, num_envs=3, stepping=stepping, **_few(stepping)) as environment:
+@pytest.mark.parametrize(("stepping", "few"), [("inline", {}), ("processes", {"num_processes": 2})])
+def test_nested_spaces_and_discrete_starts(stepping, few):
+    with environments.make(_Nested, num_envs=3, stepping=stepping, **few) as environment:
         assert environment.action_spec()["pick"].num_values == 3
         environment.reset()
         push = np.linspace(-1, 1, 6, dtype=np.float32).reshape(3, 2)
@@ -66,29 +62,16 @@ class _Unsigned(gymnasium.Env):
         return np.uint8(action + 1), 0.0, False, False, {}
 
 
-def test_discrete_starts_of_unsigned_dtypes():
-    environment = environments.make(_Unsigned, num_envs=2)
+def _vector():
+    return gymnasium.vector.SyncVectorEnv([_Unsigned, _Unsigned])
+
+
+@pytest.mark.parametrize("factory", [_Unsigned, _vector])
+def test_discrete_starts_of_unsigned_dtypes(factory):
+    environment = environments.make(factory, num_envs=2)
     assert environment.reset().observation.tolist() == [0, 0]
-    assert environment.step(np.array([0, 1])).observation.tolist() == [1, 2]
+    assert environment.step(np.array([1, 0])).observation.tolist() == [2, 1]
     assert environments.check_environment(_Unsigned, num_steps=5) == []
-
-
-def test_vector_stepping_knows_discrete_starts():
-    class Shifted(gymnasium.Env):
-        observation_space = spaces.Discrete(3, start=7)
-        action_space = spaces.Discrete(3, start=7)
-
-        def reset(self, *, seed=None, options=None):
-            return 7, {}
-
-        def step(self, action):
-            return action, 0.0, False, False, {}
-
-    environment = environments.make(
-        lambda: gymnasium.vector.SyncVectorEnv([Shifted, Shifted]), num_envs=2, stepping="auto"
-    )
-    assert environment.reset().observation.tolist() == [0, 0]
-    assert environment.step(np.array([2, 1])).observation.tolist() == [2, 1]
 
 
 def test_dm_env_with_nested_rewards_and_discounts():

@@ -8,7 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from framework import environments, specs
+from framework.actors import EnvironmentLoop
 from framework.environments import testing
+from framework.loggers import InMemoryLogger
+from framework.programs.services import Counter
 
 _LEAVES = st.one_of(
     st.builds(
@@ -82,13 +85,10 @@ def test_what_goes_in_comes_out(space, num_envs, seed):
 )
 @settings(max_examples=60, deadline=None)
 def test_envs_of_any_length_follow_the_contract_and_limits_are_exact(lengths, limits):
-    from framework.actors import EnvironmentLoop
-
     pending = iter(lengths)
     environment = environments.make(
         lambda: testing.EchoEnvironment(episode_length=next(pending), num_actions=1), num_envs=len(lengths)
     )
-    rows = []
 
     class Actor:
         made = 0
@@ -108,14 +108,12 @@ def test_envs_of_any_length_follow_the_contract_and_limits_are_exact(lengths, li
         def update(self, wait=False):
             pass
 
-    class Logger:
-        def write(self, row):
-            rows.append(row)
-
-    actor = Actor()
-    loop = EnvironmentLoop(environment, actor, logger=Logger())
+    actor, counter, logger = Actor(), Counter(), InMemoryLogger()
+    loop = EnvironmentLoop(environment, actor, counter, logger)
     for limit in limits:
         assert loop.run(num_steps=limit) == limit
-    assert actor.made == sum(limits)
-    for row in rows:
+    counts = counter.get_counts()
+    assert loop.num_steps == actor.made == counts["steps"] == sum(limits)
+    assert len(logger.rows) == counts.get("episodes", 0)
+    for row in logger.rows:  # Every episode that has ended is whole.
         assert row["episode_length"] == lengths[row["env"]]

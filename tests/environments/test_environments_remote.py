@@ -13,7 +13,7 @@ import dm_env
 import gymnasium
 import numpy as np
 import pytest
-from dm_env import specs
+from helpers.two_agents import TwoAgents
 
 import launch
 from agents.random_actions import RandomActions
@@ -175,33 +175,18 @@ def test_a_reset_after_a_failed_step_takes_no_answers_of_that_step(serve, serve_
         assert environment.malformed == 0
 
 
-class _TwoAgents(dm_env.Environment):
-    """Two agents whose episodes take two steps, in Acme's form."""
+class _TwoAgents(TwoAgents):
+    """Episodes of two steps; each agent observes its action."""
 
     def reset(self):
         self._steps = 0
-        return dm_env.restart(self._both(np.zeros(1, np.float32)))
+        return dm_env.restart(self.of_both(np.zeros(1, np.float32)))
 
     def step(self, action):
         self._steps += 1
         end = dm_env.termination if self._steps == 2 else dm_env.transition
-        timestep = end(self._both(1.0), {name: np.full(1, action[name], np.float32) for name in action})
-        return timestep._replace(discount=self._both(timestep.discount))
-
-    def _both(self, value):
-        return {"a": value, "b": value}
-
-    def observation_spec(self):
-        return self._both(specs.Array((1,), np.float32))
-
-    def action_spec(self):
-        return self._both(specs.DiscreteArray(3, dtype=np.int64))
-
-    def reward_spec(self):
-        return self._both(specs.Array((), np.float32))
-
-    def discount_spec(self):
-        return self._both(specs.BoundedArray((), np.float32, 0.0, 1.0))
+        timestep = end(self.of_both(1.0), {name: np.full(1, action[name], np.float32) for name in action})
+        return timestep._replace(discount=self.of_both(timestep.discount))
 
 
 def test_a_remote_env_may_have_several_agents(serve, serve_here):
@@ -210,12 +195,9 @@ def test_a_remote_env_may_have_several_agents(serve, serve_here):
         timestep = environment.reset()
         for kind in (environments.FIRST, environments.MID, environments.LAST, environments.FIRST):
             assert timestep.step_type.tolist() == [kind] * 2
-            assert {name: of.tolist() for name, of in timestep.agents.items()} == {
-                "a": [kind] * 2,
-                "b": [kind] * 2,
-            }
-            timestep = environment.step({"a": np.array([1, 2]), "b": np.array([0, 1])})
-        assert timestep.observation["a"].tolist() == [[1], [2]]
+            assert [of.tolist() for of in timestep.agents.values()] == [[kind] * 2] * 2
+            timestep = environment.step({"agent_0": np.array([1, 0]), "agent_1": np.array([0, 1])})
+        assert timestep.observation["agent_0"].tolist() == [[1], [0]]
 
 
 def test_a_server_with_another_key_is_not_admitted(serve, serve_here, tmp_path):

@@ -41,108 +41,74 @@ def _check(make, *, before=50, after=100, ends=True):
 
 
 _LIMIT = {"max_episode_steps": 30}
+_OF_OTHERS = {
+    "mujoco": ("gymnasium:HalfCheetah-v5", _LIMIT),
+    "minatar": ("minatar:Seaquest", {"max_steps": 25}),
+    "minigrid": ("minigrid:DoorKey-5x5", {"max_steps": 25}),
+    "ale_py": ("atari:Breakout", {"life_loss_terminates": True, "max_frames": 240}),
+}
 _SUITES = {
     "cartpole": (CARTPOLE, {}),
-    "acrobot": ("gymnasium:Acrobot-v1", _LIMIT),
-    "mountain car": ("gymnasium:MountainCar-v0", _LIMIT),
-    "continuous mountain car": ("gymnasium:MountainCarContinuous-v0", _LIMIT),
     "pendulum": ("gymnasium:Pendulum-v1", _LIMIT),
     "toy text": ("gymnasium:FrozenLake-v1", {}),
-    "mujoco": ("gymnasium:HalfCheetah-v5", _LIMIT),
-    "mujoco that falls": ("gymnasium:Hopper-v5", {}),
-    "minatar": ("minatar:Breakout", {}),
-    "minatar, truncated": ("minatar:Seaquest", {"max_steps": 25}),
-    "minigrid": ("minigrid:DoorKey-5x5", {"max_steps": 25}),
-    "atari": ("atari:Pong", {"max_frames": 240}),
-    "atari, lives": ("atari:Breakout", {"life_loss_terminates": True}),
-    "atari, every frame": ("atari:Seaquest", {"frame_skip": 1, "sticky_actions": 0.9, "max_frames": 60}),
     "navigation": ("tasks:Navigation2D", {"max_steps": 25}),
     "memory": ("testing:Memory", {}),
     "hidden": ("testing:CartPoleWithoutVelocities", {}),
     "fake": ("testing:Fake", {}),
-    "echo": ("testing:Echo", {}),
 }
-_PACKAGES = {"mujoco": "mujoco", "minatar": "minatar", "minigrid": "minigrid", "atari": "ale_py"}
 
 
-@pytest.mark.parametrize("num_envs", [1, 3])
+def _make(name, stepping="inline", **arguments):
+    return functools.partial(environments.make, name, num_envs=3, seed=4, stepping=stepping, **arguments)
+
+
 @pytest.mark.parametrize("suite", _SUITES)
-def test_each_suite_continues_byte_for_byte(suite, num_envs):
-    for key, package in _PACKAGES.items():
-        if suite.startswith(key):
-            pytest.importorskip(package)
+def test_each_suite_continues_byte_for_byte(suite):
     name, options = _SUITES[suite]
-    _check(
-        functools.partial(
-            environments.make, name, num_envs=num_envs, seed=4, options=options, stepping="inline"
-        )
-    )
+    _check(_make(name, options=options))
 
 
+@pytest.mark.release
+@pytest.mark.parametrize("package", _OF_OTHERS)
+def test_each_suite_of_others_continues_byte_for_byte(package):
+    pytest.importorskip(package)
+    name, options = _OF_OTHERS[package]
+    _check(_make(name, options=options))
+
+
+@pytest.mark.release
 @pytest.mark.filterwarnings("ignore:.*DISPLAY")
 def test_dm_control_continues_byte_for_byte():
     pytest.importorskip("dm_control")
     limit = functools.partial(environments.StepLimit, limit=30)
-    _check(
-        functools.partial(
-            environments.make, "dm_control:cartpole/balance", num_envs=2, seed=4, wrappers=[limit]
-        )
-    )
+    _check(_make("dm_control:cartpole/balance", wrappers=[limit]))
 
 
-@pytest.mark.parametrize("name", [CARTPOLE, "gymnasium:Acrobot-v1", "gymnasium:HalfCheetah-v5"])
-def test_vector_environments_continue_byte_for_byte(name):
-    if "Cheetah" in name:
-        pytest.importorskip("mujoco")
-    options = {} if name == CARTPOLE else _LIMIT
-    _check(functools.partial(environments.make, name, num_envs=3, seed=4, options=options, stepping="vector"))
+@pytest.mark.parametrize(("name", "options"), [(CARTPOLE, {}), ("gymnasium:Acrobot-v1", _LIMIT)])
+def test_vector_environments_continue_byte_for_byte(name, options):
+    _check(_make(name, "vector", options=options))
 
 
-@pytest.mark.parametrize("name", [CARTPOLE, "atari:Pong"])
-def test_environments_in_processes_continue_byte_for_byte(name):
-    options = {}
-    if name == "atari:Pong":
-        pytest.importorskip("ale_py")
-        options = {"max_frames": 240}
-    make = functools.partial(environments.make, name, num_envs=3, seed=4, options=options)
-    _check(functools.partial(make, stepping="processes", num_processes=2))
-
-
+_LIMIT_OF_7 = functools.partial(environments.StepLimit, limit=7)
+_STACK = functools.partial(environments.FrameStack, num_frames=3)
+_REPEAT = functools.partial(environments.ActionRepeat, num_repeats=3)
+_SCALE = functools.partial(environments.RescaleAction, clip=True)
 _WRAPPERS = {
-    "step limit": (CARTPOLE, [functools.partial(environments.StepLimit, limit=7)]),
-    "frame stack": (CARTPOLE, [functools.partial(environments.FrameStack, num_frames=3)]),
-    "both": (
-        CARTPOLE,
-        [
-            functools.partial(environments.StepLimit, limit=7),
-            functools.partial(environments.FrameStack, num_frames=3),
-        ],
-    ),
-    "action repeat": (CARTPOLE, [functools.partial(environments.ActionRepeat, num_repeats=3)]),
-    "inputs of the policy": (CARTPOLE, [environments.ObservationActionReward]),
+    "limit and stack": (CARTPOLE, "auto", [_LIMIT_OF_7, _STACK]),
+    "action repeat": (CARTPOLE, "auto", [_REPEAT]),
+    "action repeat in processes": (CARTPOLE, "processes", [_REPEAT]),
+    "inputs of the policy": (CARTPOLE, "auto", [environments.ObservationActionReward]),
     "actions": (
         "gymnasium:Pendulum-v1",
-        [
-            functools.partial(environments.StepLimit, limit=7),
-            functools.partial(environments.RescaleAction, clip=True),
-            environments.SinglePrecision,
-            environments.Flatten,
-            environments.ClipAction,
-        ],
+        "auto",
+        [_LIMIT_OF_7, _SCALE, environments.SinglePrecision, environments.Flatten, environments.ClipAction],
     ),
 }
 
 
-@pytest.mark.parametrize("stepping", ["auto", "processes"])
-@pytest.mark.parametrize("case", _WRAPPERS)
-def test_wrappers_continue_byte_for_byte(case, stepping):
-    name, wrappers = _WRAPPERS[case]
-    few = {"num_processes": 2} if stepping == "processes" else {}
-    _check(
-        functools.partial(
-            environments.make, name, num_envs=3, seed=4, stepping=stepping, wrappers=wrappers, **few
-        )
-    )
+@pytest.mark.parametrize(("name", "stepping", "wrappers"), _WRAPPERS.values(), ids=_WRAPPERS)
+def test_wrappers_continue_byte_for_byte(name, stepping, wrappers):
+    _check(_make(name, stepping, wrappers=wrappers))
 
 
 @pytest.mark.parametrize("stepping", ["inline", "vector", "processes"])

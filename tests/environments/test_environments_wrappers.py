@@ -10,14 +10,14 @@ from dm_env import specs as dm_specs
 
 from framework import environments, specs
 from framework.environments import FIRST, LAST, MID, testing
+from framework.environments.single import env_seeds
 
 
 class Script(dm_env.Environment):
     """Plays given (reward, discount) pairs as one episode, over and over; observes the step's number."""
 
-    def __init__(self, script, last_discount=None):
+    def __init__(self, script):
         self._script = script
-        self._time = None
 
     def observation_spec(self):
         return dm_specs.Array((), np.float32, name="observation")
@@ -64,42 +64,20 @@ def _zeros(num_envs):
 
 @pytest.mark.parametrize("stepping", ["inline", "processes"])
 def test_action_repeat_sums_rewards_and_stops_where_an_episode_ends(stepping):
-    # Env 0 has 5 steps an episode, env 1 has 4; rewards 100 * observation.
-    lengths = {"inline": iter([5, 4])}
+    seeds = env_seeds(0, 2)
 
-    if stepping == "inline":
+    def make(seed):
+        """Env 0 has 5 steps an episode, env 1 has 4; rewards are 100 * observation."""
+        return testing.EchoEnvironment(episode_length=5 - seeds.index(seed))
 
-        def make():
-            return testing.EchoEnvironment(episode_length=next(lengths["inline"]))
-    else:
-
-        def make(seed):
-            return testing.EchoEnvironment(episode_length=5 if seed == seeds[0] else 4)
-
-        from framework.environments.single import env_seeds
-
-        seeds = env_seeds(0, 2)
-
-    with environments.make(
-        make,
-        num_envs=2,
-        seed=0,
-        stepping=stepping,
-        wrappers=[functools.partial(environments.ActionRepeat, num_repeats=3)],
-    ) as environment:
+    repeat = functools.partial(environments.ActionRepeat, num_repeats=3)
+    with environments.make(make, num_envs=2, seed=0, stepping=stepping, wrappers=[repeat]) as environment:
         environment.reset()
-        first = [np.array(field) for field in environment.step(_zeros(2))]
-        assert first[0].tolist() == [MID, MID]
-        assert first[1].tolist() == [0 + 100 + 200] * 2
-        second = [np.array(field) for field in environment.step(_zeros(2))]
-        assert second[0].tolist() == [LAST, LAST]
-        assert second[1].tolist() == [300 + 400, 300]
-        assert second[2].tolist() == [0, 0]
-        assert second[3][:, 0].tolist() == [5, 4]
-        third = environment.step(_zeros(2))
-        assert third.step_type.tolist() == [FIRST, FIRST]  # a reset is not repeated
-        assert third.reward.tolist() == [0, 0] and third.discount.tolist() == [1, 1]
-        assert third.observation[:, 0].tolist() == [6, 5]
+        timesteps = [[np.array(field).tolist() for field in environment.step(_zeros(2))] for _ in range(3)]
+    first, second, third = timesteps
+    assert first[:2] == [[MID, MID], [0 + 100 + 200] * 2]
+    assert second == [[LAST, LAST], [300 + 400, 300], [0, 0], [[5], [4]]]
+    assert third == [[FIRST, FIRST], [0, 0], [1, 1], [[6], [5]]]  # A reset is not repeated.
 
 
 def test_action_repeat_discounts_later_rewards():
@@ -122,20 +100,13 @@ def test_step_limit_truncates_each_env_by_itself():
         wrappers=[lambda e: environments.StepLimit(e, 3)],
     )
     environment.reset()
-    seen = [environment.step(_zeros(2)) for _ in range(1)]
-    kinds, discounts, numbers = [], [], []
-    for timestep in seen:
-        kinds.append(timestep.step_type.tolist())
-    for _ in range(7):
-        timestep = environment.step(_zeros(2))
-        kinds.append(timestep.step_type.tolist())
-        discounts.append(timestep.discount.tolist())
-        numbers.append(timestep.observation[:, 0].tolist())
+    timesteps = [copy.deepcopy(environment.step(_zeros(2))) for _ in range(8)]
+    kinds = [timestep.step_type.tolist() for timestep in timesteps]
     assert [kind[0] for kind in kinds] == [MID, LAST, FIRST, MID, LAST, FIRST, MID, LAST]
     assert [kind[1] for kind in kinds] == [MID, MID, LAST, FIRST, MID, MID, LAST, FIRST]
-    assert [pair[0] for pair in discounts] == [0, 1, 1, 0, 1, 1, 0]
-    assert [pair[1] for pair in discounts] == [1] * 7
-    assert [pair[1] for pair in numbers] == [2, 3, 4, 5, 6, 7, 8]
+    discounts = [timestep.discount.tolist() for timestep in timesteps]
+    assert discounts == [[discount, 1] for discount in (1, 0, 1, 1, 0, 1, 1, 0)]
+    assert [timestep.observation[1, 0] for timestep in timesteps] == list(range(1, 9))
 
 
 def test_step_limit_starts_over_after_reset_and_leaves_terminations_alone():
@@ -332,39 +303,22 @@ def test_wrappers_apply_in_the_order_given_and_pass_things_on():
     environment.close()
 
 
-def test_step_limit_works_around_other_wrappers():
-    environment = environments.make(
-        testing.EchoEnvironment,
-        num_envs=2,
-        options={"first": 1},
-        wrappers=[lambda e: environments.FrameStack(e, 2), lambda e: environments.StepLimit(e, 2)],
-    )
-    environment.reset()
-    environment.step(_zeros(2))
-    assert environment.step(_zeros(2)).step_type.tolist() == [LAST, LAST]
-    assert environment.step(_zeros(2)).observation[:, :, 0].tolist() == [[0, 4]] * 2
-
-
 _WRONG = {
-    "repeats": (lambda e: environments.ActionRepeat(e, 0), "num_repeats: got 0"),
-    "limit": (lambda e: environments.StepLimit(e, 0), "limit: got 0"),
-    "frames": (lambda e: environments.FrameStack(e, 0), "num_frames: got 0"),
+    "repeats": ([lambda e: environments.ActionRepeat(e, 0)], ValueError, "num_repeats: got 0"),
+    "limit": ([lambda e: environments.StepLimit(e, 0)], ValueError, "limit: got 0"),
+    "frames": ([lambda e: environments.FrameStack(e, 0)], ValueError, "num_frames: got 0"),
+    "order": (
+        [environments.SinglePrecision, lambda e: environments.ActionRepeat(e, 2)],
+        NotImplementedError,
+        "put ActionRepeat innermost",
+    ),
 }
 
 
-@pytest.mark.parametrize("name", _WRONG)
-def test_wrong_arguments(name):
-    wrapper, message = _WRONG[name]
-    with pytest.raises(ValueError, match=message):
-        environments.make(testing.EchoEnvironment, wrappers=[wrapper])
-
-
-def test_action_repeat_must_be_innermost():
-    with pytest.raises(NotImplementedError, match="put ActionRepeat innermost"):
-        environments.make(
-            testing.EchoEnvironment,
-            wrappers=[environments.SinglePrecision, lambda e: environments.ActionRepeat(e, 2)],
-        )
+@pytest.mark.parametrize(("wrappers", "error", "message"), _WRONG.values(), ids=_WRONG)
+def test_wrong_arguments(wrappers, error, message):
+    with pytest.raises(error, match=message):
+        environments.make(testing.EchoEnvironment, wrappers=wrappers)
 
 
 def test_observation_action_reward():

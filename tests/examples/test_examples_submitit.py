@@ -21,6 +21,8 @@ def rows(run):
     return [json.loads(line) for line in lines if line.endswith("\n")]  # The last one may not be whole yet.
 
 
+@pytest.mark.release
+@pytest.mark.timeout(300)
 def test_an_interrupted_run_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     run, steps = tmp_path / "run", 12_000

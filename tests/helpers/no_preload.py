@@ -1,10 +1,9 @@
-"""For tests of `launch`: their fork servers start as those of users do, but without torch.
+"""For tests of `launch`: the processes of their programs have not imported torch, and import little else."""
 
-Its import in each of them takes two seconds, and their nodes do not need it.
-"""
+import functools
 
 import pytest
-import warm_fork_server
+import warm_python
 
 import launch
 from launch.engines import processes
@@ -12,5 +11,6 @@ from launch.engines import processes
 
 @pytest.fixture(autouse=True)
 def no_preload(monkeypatch):
+    start = functools.partial(warm_python.start_fork_server, preload=warm_python.LAUNCH)
     monkeypatch.setattr(launch.Program, "preload", ())
-    monkeypatch.setattr(processes, "start_interpreter", warm_fork_server.start_interpreter)
+    monkeypatch.setattr(processes, "start_interpreter", start)

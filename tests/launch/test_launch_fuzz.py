@@ -1,16 +1,18 @@
 """A short run of the fuzzing of nodes and replay servers; the long one is ``wire_fuzz.py --seconds 120``."""
 
 import os
-import subprocess
-import sys
+
+import pytest
+import warm_python
 
 import launch
 
 
+@pytest.mark.release
 def test_fuzzed_frames_disturb_nobody():
     root = os.path.dirname(launch.__path__[0])
-    done = subprocess.run(
-        [sys.executable, os.path.join(root, "benchmarks", "wire_fuzz.py"), "--seconds", "4"],
+    done = warm_python.run(
+        [os.path.join(root, "benchmarks", "wire_fuzz.py"), "--seconds", "4"],
         capture_output=True,
         text=True,
         timeout=100,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import os
 import resource
 import signal
@@ -14,7 +13,6 @@ import threading
 import time
 import warnings
 
-import numpy as np
 import psutil
 import pytest
 
@@ -53,8 +51,23 @@ def service_program(main=wait_for_stop, *args):
     return program
 
 
-def node_status(job, label):
-    return next(node for node in job.status()["nodes"] if node["label"] == label)
+def has_ended(pid):
+    """Whether a process that was killed ends; perhaps nothing has waited for it yet."""
+    try:
+        process = psutil.Process(pid)
+        process.wait(PATIENCE)
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.TimeoutExpired:
+        return process.status() == psutil.STATUS_ZOMBIE
+    return True
+
+
+def test_a_real_time_signal_without_a_name():
+    job = lp.start(service_program())
+    os.kill(job.client("service").pid(), 40)
+    with pytest.raises(lp.NodeError, match=r"service-0.*signal 40"):
+        job.wait(timeout=PATIENCE)
 
 
 def test_a_node_may_have_more_clients_than_the_launcher_may_open_files():
@@ -66,91 +79,6 @@ def test_a_node_may_have_more_clients_than_the_launcher_may_open_files():
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert allowed == (1 << 16 if hard == resource.RLIM_INFINITY else min(hard, 1 << 16))
-
-
-@pytest.mark.parametrize(("number", "name"), [(signal.SIGKILL, "SIGKILL"), (40, "signal 40")])
-def test_killed_node_ends_the_program(number, name):
-    job = lp.start(service_program())
-    os.kill(job.client("service").pid(), number)
-    with pytest.raises(lp.NodeError, match=rf"service-0.*{name}") as caught:
-        job.wait(timeout=PATIENCE)
-    assert caught.value.kind == "ProcessDied"
-    assert job.status()["state"] == "failed"
-    assert node_status(job, "service-0")["state"] == "failed"
-
-
-def test_clients_reach_a_restarted_node():
-    def main(service):
-        first = service.pid()
-        os.kill(first, signal.SIGKILL)
-        with pytest.raises((lp.CallLost, lp.CallTimeout)):
-            service.with_timeout(PATIENCE).hang_for_ever_if_you_live()  # goes to the dead or to the new life
-            raise AssertionError
-        lp.stop((first, service.pid()))
-
-    class Mortal(Service):
-        def hang_for_ever_if_you_live(self):
-            raise lp.CallLost("answered by the new life")
-
-    program = lp.Program("test")
-    service = program.add_node(lp.CourierNode(Mortal), label="service")
-    program.add_node(lp.PyNode(main, service), label="main")
-    with lp.start(program, restarts={"service": 1}) as job:
-        first, second = job.wait(timeout=PATIENCE)
-        assert first != second
-        assert node_status(job, "service-0")["restarts"] == 1
-
-
-def test_a_nodes_limit_of_arrays_holds_for_its_answers():
-    def main(service):
-        assert len(service.echo(b"x")) == 1
-        with pytest.raises(lp.LaunchError, match="max_frame_bytes=50000"):
-            service.zeros(60_000)
-        lp.stop("refused")
-
-    class Large(Service):
-        def zeros(self, count):
-            return np.zeros(count, np.uint8)
-
-    program = lp.Program("test")
-    node = lp.CourierNode(Large, courier_kwargs={"max_frame_bytes": 50_000})
-    program.add_node(lp.PyNode(main, program.add_node(node, label="service")), label="main")
-    assert lp.launch(program) == "refused"
-
-
-def test_call_under_way_when_the_node_dies_is_lost_and_not_repeated():
-    def main(service):
-        waiting, future = service.futures.die(), service.futures.die_slowly()
-        failures = {type(f.exception(PATIENCE)) for f in (waiting, future)}
-        assert failures == {lp.CallLost}
-        lp.stop(service.echo("alive"))
-
-    class Mortal(Service):
-        def __init__(self):
-            self._both = threading.Barrier(2)
-
-        def die(self):
-            self._both.wait(PATIENCE)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-        def die_slowly(self):
-            self._both.wait(PATIENCE)
-            threading.Event().wait()
-
-    program = lp.Program("test")
-    service = program.add_node(lp.CourierNode(Mortal), label="service")
-    program.add_node(lp.PyNode(main, service), label="main")
-    assert lp.launch(program, restarts={"service": 1}) == "alive"
-
-
-@pytest.mark.filterwarnings("ignore::launch.StopTimeoutWarning")  # the caller hangs with it
-def test_hung_node_is_found():
-    def main(service):
-        service.hang()
-
-    with pytest.raises(lp.NodeError, match=r"service-0.*no sign of life") as caught:
-        lp.launch(service_program(main, Service), heartbeat_timeout=8.0, stop_timeout=0.5)
-    assert caught.value.kind == "Hung"
 
 
 class LoadsSlowly:
@@ -174,17 +102,6 @@ def test_a_node_that_takes_long_to_load_is_not_taken_for_hung():
     assert lp.launch(program, heartbeat_timeout=1.5) == "loaded"
 
 
-def test_node_that_ignores_the_stop_is_killed():
-    def stubborn():
-        lp.stop("result")
-        threading.Event().wait()
-
-    program = lp.Program("test")
-    program.add_node(lp.PyNode(stubborn), label="stubborn")
-    with pytest.warns(lp.StopTimeoutWarning, match="stubborn-0"):
-        assert lp.launch(program, stop_timeout=0.2) == "result"
-
-
 @pytest.mark.parametrize("engine", ["threads", "processes"])
 def test_a_group_may_need_more_time_to_end(engine):
     class Slow:
@@ -201,24 +118,6 @@ def test_a_group_may_need_more_time_to_end(engine):
     with warnings.catch_warnings():
         warnings.simplefilter("error", lp.StopTimeoutWarning)
         assert lp.launch(program, engine, stop_timeout=0.2) == "result"
-
-
-def test_logs_and_status_file(tmp_path):
-    def main():
-        print("about to fail")
-        print("on stderr", file=sys.stderr)
-        raise ValueError("no good")
-
-    program = lp.Program("test")
-    program.add_node(lp.PyNode(main), label="main")
-    with pytest.raises(lp.NodeError, match="about to fail") as caught:
-        lp.launch(program, directory=tmp_path)
-    assert "on stderr" in str(caught.value)
-    assert "about to fail" in (tmp_path / "logs" / "main-0.log").read_text()
-    status = json.loads((tmp_path / "status.json").read_text())
-    assert status["state"] == "failed"
-    (node,) = status["nodes"]
-    assert (node["label"], node["state"], node["error"]) == ("main-0", "failed", "ValueError: no good")
 
 
 def test_keys_show_nowhere(tmp_path):
@@ -254,8 +153,7 @@ def test_what_a_node_started_ends_with_it():
     program = lp.Program("test")
     program.add_node(lp.PyNode(main), label="main")
     pid = lp.launch(program)
-    if psutil.pid_exists(pid):  # perhaps not reaped yet by init
-        assert psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    assert has_ended(pid)
 
 
 def test_shared_memory_of_a_killed_node_is_taken_away():
@@ -276,19 +174,6 @@ def test_shared_memory_of_a_killed_node_is_taken_away():
         job.wait(timeout=PATIENCE)
     assert job.result.startswith("/dev/shm/lp-")
     assert not os.path.exists(job.result)
-
-
-def test_resources_of_a_group():
-    def main():
-        lp.stop((os.environ["COLOUR"], os.environ["OMP_NUM_THREADS"]))
-
-    program = lp.Program("test")
-    program.add_node(lp.PyNode(main), label="main")
-    resources = {"main": {"threads": 3, "env": {"COLOUR": "red"}}}
-    assert lp.launch(program, resources=resources) == ("red", "3")
-    program.resources = {"main": {"threads": 2, "env": {"COLOUR": "blue"}}}
-    assert lp.launch(program) == ("blue", "2")
-    assert lp.launch(program, resources=resources) == ("red", "3")  # in place of the program's
 
 
 def test_random_numbers_differ_between_nodes():
@@ -340,27 +225,6 @@ def test_unpicklable_node_names_itself():
         lp.launch(program)
 
 
-def test_exception_that_cannot_be_rebuilt_is_told_as_text():
-    class Picky(Exception):
-        def __init__(self, one, two):
-            super().__init__(f"{one} {two}")
-
-    class Thrower:
-        def throw(self):
-            raise Picky("so", "picky")
-
-    def main(thrower):
-        with pytest.raises(lp.RemoteError, match="Picky: so picky") as caught:
-            thrower.throw()
-        assert "in throw" in str(caught.value.__cause__)
-        lp.stop("ok")
-
-    program = lp.Program("test")
-    thrower = program.add_node(lp.CourierNode(Thrower), label="thrower")
-    program.add_node(lp.PyNode(main, thrower), label="main")
-    assert lp.launch(program) == "ok"
-
-
 def test_launches_leave_no_files_open():
     def files():
         """What this process has open. Objects of earlier tests may close theirs meanwhile."""
@@ -391,8 +255,7 @@ def test_nodes_end_when_the_fork_server_is_killed():
         node = psutil.Process(job.client("service").pid())
         os.kill(node.ppid(), signal.SIGKILL)
         job.wait(timeout=PATIENCE)
-    psutil.wait_procs([node], timeout=PATIENCE)
-    assert not node.is_running() or node.status() == psutil.STATUS_ZOMBIE
+    assert has_ended(node.pid)
 
 
 def test_a_fork_server_that_hangs_is_ended(monkeypatch):
@@ -400,7 +263,7 @@ def test_a_fork_server_that_hangs_is_ended(monkeypatch):
     server = processes.ForkServer([], [], [], lambda group: 1.0, print)
     os.kill(server._process.pid, signal.SIGSTOP)
     server.close()
-    assert server._process.returncode == -signal.SIGKILL
+    assert has_ended(server._process.pid)
 
 
 def test_unread_reports_do_not_hold_up_the_end(monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import importlib
 import os
 import socket
 import sys
@@ -26,6 +27,9 @@ VALUES = {
     "large array": np.arange(500_000, dtype=np.float32),
     "fortran order": np.asfortranarray(np.arange(200_000.0).reshape(400, 500)),
     "strided": np.arange(400_000)[::2],
+    "strided small array": np.arange(6).reshape(2, 3)[:, ::2],
+    "array of text": np.array("text"),
+    "scalar of numpy": np.float32(2.5),
     "big bytes": os.urandom(300_000),
     "function": lambda x: x + 1,
 }
@@ -72,6 +76,31 @@ def test_answers_are_taken_before_the_object_goes_on(served):
 def test_answer_that_cannot_be_sent_is_an_error(served):
     with pytest.raises(TypeError, match="pickle"):
         served[2].call("unpicklable", (), {}, PATIENCE)
+
+
+def throw_picky():
+    class Picky(Exception):
+        def __init__(self, one, two):
+            super().__init__(f"{one} {two}")
+
+    raise Picky("so", "picky")
+
+
+def throw_unknown():
+    class Odd(Exception):
+        def __reduce__(self):
+            return importlib.import_module, ("only_there",)
+
+    raise Odd("a strange thing")
+
+
+@pytest.mark.parametrize(
+    ("throw", "text"), [(throw_picky, "Picky: so picky"), (throw_unknown, "Odd: a strange thing")]
+)
+def test_an_error_that_cannot_be_made_again_is_told_as_text(served, throw, text):
+    with pytest.raises(lp.RemoteError, match=text) as caught:
+        served[2].call("do", (throw,), {}, PATIENCE)
+    assert "in throw_" in str(caught.value.__cause__)
 
 
 def test_an_error_that_cannot_be_printed_is_an_answer(served):
@@ -123,26 +152,6 @@ def test_more_blocking_calls_than_threads_wait_their_turn(keys, directory):
     server.close()
 
 
-def test_max_in_flight_holds_the_caller_back(keys, directory):
-    thing = Thing()
-    server = Server(thing, f"ipc://{directory}/s", keys).start()
-    connection = Connection(server.address, keys, max_in_flight=2)
-    first = [connection.submit("block", (), {}, None) for _ in range(2)]
-    done = threading.Event()
-
-    def third():
-        connection.submit("echo", (1,), {}, None).result(PATIENCE)
-        done.set()
-
-    threading.Thread(target=third).start()
-    assert not done.wait(0.1)
-    thing.release.set()
-    assert done.wait(PATIENCE)
-    assert all(future.result(PATIENCE) for future in first)
-    connection.close()
-    server.close()
-
-
 HALF_MADE = """
 import pathlib
 seen = pathlib.Path(__file__).with_name("seen")
@@ -175,83 +184,6 @@ def test_threads_whose_imports_want_each_others_locks(tmp_path, monkeypatch):
         assert [load.result(PATIENCE).leaves for load in loads] == [("package",), ("module",)]
 
 
-def test_timeout(served):
-    _, _, connection = served
-    with pytest.raises(lp.CallTimeout, match=r"thing\.block"):
-        connection.call("block", (), {}, 0.05)
-    with pytest.raises(lp.CallTimeout):
-        connection.submit("block", (), {}, 0.05).result(PATIENCE)
-    assert ask(connection, "later") == "later"
-
-
-def test_call_waits_for_a_server_that_comes_later(keys, directory):
-    connection = Connection(f"ipc://{directory}/s", keys)
-    future = connection.submit("echo", (1,), {}, PATIENCE)
-    with pytest.raises(lp.CallTimeout):
-        ask(connection, 2, timeout=0.05)
-    server = Server(Thing(), f"ipc://{directory}/s", keys).start()
-    assert future.result(PATIENCE) == 1
-    connection.close()
-    server.close()
-
-
-def test_restart_of_the_server_loses_its_calls_and_no_others(keys, directory):
-    address = f"ipc://{directory}/s"
-    thing = Thing()
-    server = Server(thing, address, keys).start()
-    connection = Connection(address, keys)
-    lost = connection.submit("block", (), {}, None)
-    assert thing.entered.acquire(timeout=PATIENCE)
-    server.close()
-    again = Server(Thing(), address, keys).start()
-    assert isinstance(lost.exception(PATIENCE), lp.CallLost)
-    assert ask(connection, 3) == 3
-    assert connection.submit("echo", (4,), {}, None).result(PATIENCE) == 4
-    thing.release.set()
-    connection.close()
-    again.close()
-
-
-def test_close_wakes_waiting_calls(served):
-    thing, _, connection = served
-    future = connection.submit("block", (), {}, None)
-    errors = []
-
-    def wait():
-        try:
-            connection.call("block", (), {}, None)
-        except lp.ClientClosed as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    for _ in range(2):
-        assert thing.entered.acquire(timeout=PATIENCE)
-    connection.close()
-    assert isinstance(future.exception(PATIENCE), lp.ClientClosed)
-    thread.join(PATIENCE)
-    assert len(errors) == 1
-    with pytest.raises(lp.ClientClosed):
-        ask(connection, 1)
-
-
-def test_many_threads_share_a_client(served):
-    _, _, connection = served
-    wrong = []
-
-    def work(seed):
-        for i in range(50):
-            if ask(connection, (seed, i)) != (seed, i):
-                wrong.append((seed, i))
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert not wrong
-
-
 def test_addresses_of_ipv6(keys):
     """As a node on Ray has them whose machine has no other."""
     try:
@@ -266,12 +198,15 @@ def test_addresses_of_ipv6(keys):
 
 
 def test_the_limit_of_a_frame_holds_for_answers(keys, directory):
+    node = lp.CourierNode(Thing, courier_kwargs={"max_frame_bytes": 100_000})
+    limit = {"max_frame_bytes": node.client_options["max_frame_bytes"]}
+
     class Zeros:
         def zeros(self, count):
             return np.zeros(count, np.uint8)
 
     server = Server(Zeros(), f"ipc://{directory}/s", keys).start()
-    connection = Connection(server.address, keys, max_frame_bytes=100_000)
+    connection = Connection(server.address, keys, **limit)
     assert connection.call("zeros", (90_000,), {}, PATIENCE).nbytes == 90_000
     with pytest.raises(lp.LaunchError, match="max_frame_bytes=100000"):
         connection.call("zeros", (200_000,), {}, PATIENCE)

@@ -85,6 +85,14 @@ def test_serial_deadlock_names_everybody():
     assert "taker-0: ready() is false" in str(caught.value)
 
 
+@pytest.mark.parametrize("wait", [lp.wait_for_stop, lambda: lp.stop_event().wait()])
+def test_serial_finds_a_wait_that_nothing_can_end(wait):
+    program = lp.Program("waits")
+    program.add_node(lp.PyNode(wait), label="waits")
+    with pytest.raises(lp.NodeError, match="DeadlockError"):
+        lp.launch(program, "serial")
+
+
 def test_serial_worker_without_step_is_told_what_to_add():
     class OnlyRun:
         def run(self):

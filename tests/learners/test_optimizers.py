@@ -1,11 +1,10 @@
 """Adam: torch's fused one bit by bit, without its compiler."""
 
 import copy
-import subprocess
-import sys
 
 import pytest
 import torch
+import warm_python
 
 from framework.learners import Adam
 
@@ -90,5 +89,5 @@ optimizer.step()
 optimizer.load_state_dict(optimizer.state_dict())
 print("torch._dynamo" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = warm_python.run(["-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

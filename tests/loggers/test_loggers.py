@@ -41,38 +41,29 @@ ROWS = {
 }
 
 
+MAKERS = {"jsonl": loggers.JSONLLogger, "csv": loggers.CSVLogger}
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["at once", "each row by another logger"])
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 @pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
-def test_jsonl_keeps_every_row_and_column(tmp_path, rows):
-    with loggers.JSONLLogger(tmp_path / "new" / "m.jsonl") as log:
-        for row in rows:
-            log.write(row)
-    assert list(loggers.read_jsonl(tmp_path / "new" / "m.jsonl")) == rows
-
-
-@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
-def test_csv_keeps_every_row_and_column(tmp_path, rows):
-    with loggers.CSVLogger(tmp_path / "m.csv") as log:
-        for row in rows:
-            log.write(row)
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    expected = [{name: "" if row.get(name) is None else str(row[name]) for name in columns} for row in rows]
-    assert rows_of_csv(tmp_path / "m.csv") == expected
-    assert os.listdir(tmp_path) == ["m.csv"]
-
-
-@pytest.mark.parametrize("make", [loggers.JSONLLogger, loggers.CSVLogger], ids=["jsonl", "csv"])
-def test_a_file_is_continued(tmp_path, make):
-    path = tmp_path / "metrics"
-    for row in ({"a": 1}, {"b": 2}):
+def test_every_row_and_column_is_kept(tmp_path, rows, make, again):
+    path = tmp_path / "new" / "metrics"
+    for part in [[row] for row in rows] if again else [rows]:
         with make(path) as log:
-            log.write(row)
+            for row in part:
+                log.write(row)
     if make is loggers.JSONLLogger:
-        assert list(loggers.read_jsonl(path)) == [{"a": 1}, {"b": 2}]
+        assert list(loggers.read_jsonl(path)) == rows
     else:
-        assert rows_of_csv(path) == [{"a": "1", "b": ""}, {"a": "", "b": "2"}]
+        columns = list(dict.fromkeys(name for row in rows for name in row))
+        assert rows_of_csv(path) == [
+            {name: "" if row.get(name) is None else str(row[name]) for name in columns} for row in rows
+        ]
+    assert os.listdir(path.parent) == ["metrics"]
 
 
-@pytest.mark.parametrize("make", [loggers.JSONLLogger, loggers.CSVLogger], ids=["jsonl", "csv"])
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_a_row_is_in_the_file_when_write_returns(tmp_path, make):
     log = make(tmp_path / "metrics")
     log.write({"a": 12345})
@@ -83,18 +74,12 @@ def test_a_row_is_in_the_file_when_write_returns(tmp_path, make):
         log.write({"a": 1})
 
 
-def test_a_cut_last_line_costs_only_itself(tmp_path):
+@pytest.mark.parametrize("lost", ['{"a": 2, "b', "2\n"], ids=["a cut last line", "no row"])
+def test_a_line_that_is_no_row_costs_only_itself(tmp_path, lost):
     path = tmp_path / "m.jsonl"
-    path.write_text('{"a": 1}\n{"a": 2, "b')
+    path.write_text('{"a": 1}\n' + lost)
     with loggers.JSONLLogger(path) as log:
         log.write({"a": 3})
-    with pytest.warns(UserWarning, match=r"m\.jsonl:2"):
-        assert list(loggers.read_jsonl(path)) == [{"a": 1}, {"a": 3}]
-
-
-def test_a_line_that_is_not_a_row_is_left_out(tmp_path):
-    path = tmp_path / "m.jsonl"
-    path.write_text('{"a": 1}\n2\n{"a": 3}\n')
     with pytest.warns(UserWarning, match=r"m\.jsonl:2"):
         assert list(loggers.read_jsonl(path)) == [{"a": 1}, {"a": 3}]
 
@@ -105,12 +90,8 @@ def test_a_table_that_ends_within_quotes_is_continued(tmp_path):
     for row in ({"step": 3, "text": "x"}, {"step": 4, "new": 5}):
         with loggers.CSVLogger(path) as log:
             log.write(row)
-    assert [[*row.values()] for row in rows_of_csv(path)] == [
-        ["1", "ok", ""],
-        ["2", "hal\n", ""],
-        ["3", "x", ""],
-        ["4", "", "5"],
-    ]
+    expected = [["1", "ok", ""], ["2", "hal\n", ""], ["3", "x", ""], ["4", "", "5"]]
+    assert [[*row.values()] for row in rows_of_csv(path)] == expected
 
 
 def test_not_finite_numbers_are_json_and_come_back(tmp_path):
@@ -139,26 +120,12 @@ def test_jsonl_returns_any_numbers_exactly(tmp_path_factory, rows):
     assert list(loggers.read_jsonl(path)) == rows
 
 
-SCALARS = {
-    "numpy float32": (np.float32(0.5), 0.5, float),
-    "numpy int64": (np.int64(3), 3, int),
-    "0-d array": (np.array(2.5), 2.5, float),
-    "numpy bool": (np.bool_(True), True, bool),
-    "python": (7, 7, int),
-    "string": ("x", "x", str),
-}
-
-
-@pytest.mark.parametrize("value, expected, kind", SCALARS.values(), ids=SCALARS)
-def test_scalars_become_plain(value, expected, kind):
-    (plain,) = loggers.to_scalars({"a": value}).values()
-    assert plain == expected and type(plain) is kind
-
-
-def test_torch_scalars_become_plain():
+def test_scalars_become_plain():
     torch = pytest.importorskip("torch")
-    row = {"a": torch.tensor(1.5), "b": torch.tensor(2), "c": torch.tensor(1.0, requires_grad=True)}
-    assert loggers.to_scalars(row) == {"a": 1.5, "b": 2, "c": 1.0}
+    row = {"float32": np.float32(0.5), "int64": np.int64(3), "array": np.array(2.5), "bool": np.bool_(True)}
+    row |= {"python": 7, "string": "x", "tensor": torch.tensor(1.5), "integers": torch.tensor(2)}
+    plain = loggers.to_scalars({**row, "gradient": torch.tensor(1.0, requires_grad=True)})
+    assert list(map(repr, plain.values())) == ["0.5", "3", "2.5", "True", "7", "'x'", "1.5", "2", "1.0"]
 
 
 @pytest.mark.parametrize(
@@ -183,20 +150,11 @@ def test_terminal_format():
 
 
 def test_dispatcher_closes_all_even_if_one_fails():
-    class Failing(loggers.InMemoryLogger):
-        def close(self):
-            raise OSError("disk")
-
-    closed = []
-
-    class Last(loggers.InMemoryLogger):
-        def close(self):
-            closed.append(True)
-
-    last = Last()
-    both = loggers.Dispatcher([Failing(), last])
+    failing, last, closed = loggers.InMemoryLogger(), loggers.InMemoryLogger(), []
+    failing.close, last.close = lambda: 1 / 0, lambda: closed.append(True)
+    both = loggers.Dispatcher([failing, last])
     both.write({"a": np.float32(1)})
-    with pytest.raises(OSError, match="disk"):
+    with pytest.raises(ZeroDivisionError):
         both.close()
     assert closed and last.rows == [{"a": 1.0}]
 
@@ -214,7 +172,7 @@ def test_full_disk_is_one_clear_error():
     assert caught.value.errno == errno.ENOSPC
 
 
-@pytest.mark.parametrize("make", [loggers.JSONLLogger, loggers.CSVLogger], ids=["jsonl", "csv"])
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_rows_before_a_full_disk_are_intact(tmp_path, make):
     path = tmp_path / "metrics"
     log = make(path)
@@ -311,19 +269,13 @@ class TestProgress:
             display.update({**self.SNAPSHOT, "counts": {"env_steps": steps}})
             clock.now += 1.0
         assert out.getvalue().count("\n") == 3
-        display.close()
-        display.close()
-        lines = out.getvalue().splitlines()
-        assert len(lines) == 4 and lines[-1].startswith("env steps 524 / 1,000")
-
-    def test_no_line_is_repeated(self):
-        display, clock, out = self.display(line_every=10.0)
-        for _ in range(41):
-            display.update(self.SNAPSHOT)
+        for _ in range(41):  # No line is repeated.
+            display.update({**self.SNAPSHOT, "counts": {"env_steps": 524}})
             clock.now += 1.0
         display.close()
+        display.close()
         lines = out.getvalue().splitlines()
-        assert len(lines) == len(set(lines)) <= 2  # Without and with rates.
+        assert 4 <= len(lines) == len(set(lines)) <= 5 and lines[-1].startswith("env steps 524 / 1,000")
 
     def test_live_view_on_a_terminal(self):
         display, _, out = self.display(terminal=True)

@@ -21,16 +21,7 @@ def test_a_run_from_the_command_line(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
     run = tmp_path / "film"
     logger = "wandb(mode='offline', project='mine')"
-    flags = [
-        "--engine",
-        "serial",
-        "--max-env-steps",
-        "60",
-        "--evaluate-period",
-        "30",
-        "--num-evaluation-episodes",
-        "2",
-    ]
+    flags = ["--engine=serial", "--max-env-steps=60", "--evaluate-period=30", "--num-evaluation-episodes=2"]
     flags += ["--directory", str(run), "--loggers", logger]
     assert cli.main(["train", "random_actions", *flags]) == 0
     assert config_file.read(run / "config.yaml")["loggers"] == [logger]

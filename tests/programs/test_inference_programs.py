@@ -10,6 +10,10 @@ import pytest
 
 import launch
 from agents.dqn import DQN, DQNConfig
+from agents.impact import IMPACT, IMPACTConfig
+from agents.impala import IMPALA, IMPALAConfig
+from agents.ppo import PPO, PPOConfig
+from agents.r2d2 import R2D2, R2D2Config
 from agents.random_actions import RandomActions
 from framework import core
 from framework.checkpoints import Checkpointer
@@ -27,7 +31,6 @@ SMALL = DQNConfig(
     n_step=1,
     epsilon_ladder=3.0,
 )
-OTHERS = [mode for mode in get_args(Inference) if mode != "local"]
 NUM_ACTIONS, LENGTH = 4, 7
 PATIENCE = 120.0
 
@@ -89,7 +92,7 @@ def program(mode, directory=None, **changes):
 
 
 ENGINES = [("serial", mode) for mode in get_args(Inference)]
-ENGINES += [("threads", mode) for mode in OTHERS] + [("processes", mode) for mode in OTHERS]
+ENGINES += [("threads", "server"), ("processes", "alternating+server")]
 
 
 @pytest.mark.parametrize(("engine", "mode"), ENGINES)
@@ -112,41 +115,28 @@ def test_exact_steps_and_no_env_mixed_up(engine, mode, tmp_path):
     if engine == "serial":
         assert counts["learner_steps"] > 20
         assert max(row["variables_version"] for row in actors) > 10
+        resumed = launch.launch(program(mode, tmp_path, max_env_steps=900), engine)
+        assert resumed["env_steps"] == 900 and resumed["learner_steps"] > counts["learner_steps"]
 
 
-def test_processes_by_messages():
-    result = launch.launch(program("server", inference_messages=True), engine="processes")
-    assert result["env_steps"] == 600
-
-
-@pytest.mark.parametrize("engine", ["threads", "processes"])
-def test_an_error_after_a_batch_is_a_failure_of_the_node(engine, tmp_path):
+def test_an_error_after_a_batch_is_a_failure_of_the_node(tmp_path):
     """Nobody calls the thread that runs the batches."""
-    logger_factory = functools.partial(FullDisk, tmp_path / "refused")
+    graph = program("server", logger_factory=functools.partial(FullDisk, tmp_path / "refused"))
     with pytest.raises(launch.NodeError, match="'inference-0' failed with OSError: no space") as error:
-        launch.launch(program("server", logger_factory=logger_factory), engine)
+        launch.launch(graph, "threads")
     assert "in _count" in error.value.traceback
     (tmp_path / "refused").unlink()
-    with launch.start(
-        program("server", logger_factory=logger_factory), engine, restarts={"inference": 1, "actor": 9}
-    ) as job:
+    with launch.start(graph, "processes", restarts={"inference": 1, "actor": 9}) as job:
         assert job.wait(timeout=PATIENCE)["env_steps"] == 600
         restarts = {node["group"]: node["restarts"] for node in job.nodes()}
         assert restarts["inference"] == 1 and (tmp_path / "refused").exists()
 
 
-def test_an_error_after_a_batch_on_the_serial_engine(tmp_path):
-    logger_factory = functools.partial(FullDisk, tmp_path / "refused")
-    with pytest.raises(launch.NodeError, match="failed with OSError: no space"):
-        launch.launch(program("server", logger_factory=logger_factory), "serial")
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_an_actor_with_a_server_of_its_own_is_one_with_the_policy_bit_by_bit(count, tmp_path):
+def test_an_actor_with_a_server_of_its_own_is_one_with_the_policy_bit_by_bit(tmp_path):
     """On the serial engine the server makes the same choices, with parameters of the same age."""
     rows = {}
-    for mode, nodes in (("local", 1), ("server", count)):
-        settings = {"num_actors": count, "seed": 5, "evaluate_period": 200, "num_evaluation_episodes": 2}
+    for mode, nodes in (("local", 1), ("server", 2)):
+        settings = {"seed": 5, "evaluate_period": 200, "num_evaluation_episodes": 2}
         launch.launch(program(mode, tmp_path / mode, **settings, inference_nodes=nodes), engine="serial")
         rows[mode] = [without_times(row) for row in read_jsonl(tmp_path / mode / "metrics.jsonl")]
         for row in rows[mode]:  # one names the parameters that acted last, the other those that act next
@@ -157,11 +147,10 @@ def test_an_actor_with_a_server_of_its_own_is_one_with_the_policy_bit_by_bit(cou
     assert served == rows["local"] and len(served) > 10
 
 
-@pytest.mark.parametrize(
-    ("engine", "mode"), [("serial", "server"), ("threads", "alternating+server"), ("processes", "server")]
-)
-def test_several_nodes_act_each_for_its_own_actors(engine, mode, tmp_path):
-    graph = program(mode, tmp_path, num_actors=4, envs_per_actor=2, inference_nodes=2)
+@pytest.mark.parametrize("engine", ["serial", "processes"])
+def test_several_nodes_act_each_for_its_own_actors_also_by_messages(engine, tmp_path):
+    settings = {"num_actors": 4, "envs_per_actor": 2, "inference_nodes": 2}
+    graph = program("server", tmp_path, inference_messages=True, **settings)
     assert len(graph.groups["inference"]) == 2
     assert launch.launch(graph, engine=engine)["env_steps"] == 600
     steps = {row["label"]: row.get("steps", 0) for row in read_jsonl(tmp_path / "metrics.jsonl")}
@@ -170,24 +159,6 @@ def test_several_nodes_act_each_for_its_own_actors(engine, mode, tmp_path):
     for node, actors in zip(nodes, ((0, 2), (1, 3)), strict=True):
         assert node >= sum(steps.get(f"actor-{index}", 0) for index in actors)
     assert engine != "serial" or min(nodes) > 200
-
-
-@pytest.mark.parametrize("mode", OTHERS)
-def test_serial_repeats_bit_by_bit(mode, tmp_path):
-    rows = []
-    for name in ("first", "second"):
-        launch.launch(program(mode, tmp_path / name, seed=3), engine="serial")
-        rows.append([without_times(row) for row in read_jsonl(tmp_path / name / "metrics.jsonl")])
-    assert rows[0] == rows[1] and len(rows[0]) > 10
-
-
-@pytest.mark.parametrize("mode", OTHERS)
-def test_a_run_goes_on_where_it_stopped(mode, tmp_path):
-    launch.launch(program(mode, tmp_path), engine="serial")
-    before = Checkpointer(tmp_path / "checkpoints").restore().state("learner")["steps"]
-    result = launch.launch(program(mode, tmp_path, max_env_steps=900), engine="serial")
-    after = Checkpointer(tmp_path / "checkpoints").restore().state("learner")["steps"]
-    assert result["env_steps"] == 900 and after > before
 
 
 class EnvTeller(core.Policy):
@@ -245,121 +216,79 @@ class BreaksWhenServed(DQN):
 
 @pytest.mark.parametrize(
     ("engine", "mode"),
-    [("serial", "server"), ("threads", "alternating"), ("threads", "server"), ("processes", "server")],
+    [("serial", "server"), ("threads", "alternating"), ("processes", "server")],
 )
 def test_a_broken_policy_is_one_clear_error(engine, mode):
     with pytest.raises(launch.NodeError, match="the policy cannot divide"):
         launch.launch(program(mode, agent=BreaksWhenServed(SMALL)), engine=engine)
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"mode": "remote"}, "inference: got 'remote'"),
-        ({"mode": "alternating", "envs_per_actor": 1}, "envs_per_actor: got 1"),
-        ({"mode": "server", "inference_min_batch": 0}, "inference_min_batch: got 0"),
-        (
-            {"mode": "server", "inference_min_batch": 99},
-            "inference_min_batch: got 99, expected at most the envs",
-        ),
-        ({"mode": "server", "inference_max_batch": 0}, "inference_max_batch: got 0"),
-        (
-            {"mode": "server", "inference_min_batch": 4, "inference_max_batch": 3},
-            "inference_min_batch: got 4, expected at most inference_max_batch, which is 3",
-        ),
-        ({"mode": "local", "inference_nodes": 2}, "inference_nodes: got 2 with inference 'local'"),
-        ({"mode": "server", "inference_nodes": 3}, "inference_nodes: got 3, expected a divisor"),
-        (
-            {"mode": "server", "inference_nodes": 2, "inference_min_batch": 4},
-            "expected at most the envs of an inference node, 3",
-        ),
-        ({"mode": "server", "inference_device": "gpu"}, "inference_device: got 'gpu'"),
-        ({"mode": "server", "inference_timeout": -1.0}, r"inference_timeout: got -1.0.*at least 0"),
-    ],
-)
+WRONG = [
+    ({"mode": "remote"}, "inference: got 'remote'"),
+    ({"mode": "alternating", "envs_per_actor": 1}, "envs_per_actor: got 1"),
+    ({"mode": "local", "inference_nodes": 2}, "inference_nodes: got 2 with inference 'local'"),
+    ({"inference_min_batch": 0}, "inference_min_batch: got 0"),
+    ({"inference_min_batch": 99}, "inference_min_batch: got 99, expected at most the envs"),
+    ({"inference_max_batch": 0}, "inference_max_batch: got 0"),
+    ({"inference_min_batch": 4, "inference_max_batch": 3}, "at most inference_max_batch, which is 3"),
+    ({"inference_nodes": 3}, "inference_nodes: got 3, expected a divisor"),
+    ({"inference_nodes": 2, "inference_min_batch": 4}, "expected at most the envs of an inference node, 3"),
+    ({"inference_device": "gpu"}, "inference_device: got 'gpu'"),
+    ({"inference_timeout": -1.0}, r"inference_timeout: got -1.0.*at least 0"),
+]
+
+
+@pytest.mark.parametrize(("settings", "words"), WRONG)
 def test_settings_that_make_no_sense_are_refused(settings, words):
     with pytest.raises(ValueError, match=words):
-        program(**settings)
+        program(**{"mode": "server", **settings})
 
 
-def test_agents_without_parameters_can_be_served():
-    graph = program("server", agent=RandomActions(), environment=functools.partial(FakeEnvironment))
-    assert launch.launch(graph, engine="serial")["env_steps"] == 600
+class OneVersion(PPO):
+    """Fails for a batch of steps that were made with several versions of the parameters."""
+
+    def make_learner(self, networks, spec):
+        learner = super().make_learner(networks, spec)
+        step, versions = learner.step, []
+
+        def checked(batch):
+            made_with = batch.data.extras["version"][batch.data.mask > 0].unique().tolist()
+            assert len(made_with) == 1 and made_with > versions[-1:], "steps of several versions"
+            versions.append(made_with[0])
+            return step(batch)
+
+        learner.step = checked
+        return learner
 
 
 def small_ppo(**changes):
-    from agents.ppo import PPO, PPOConfig
-
     config = {"unroll_length": 5, "hidden_sizes": (8,), "epochs": 1, "minibatch_size": 16, **changes}
-
-    class OneVersion(PPO):
-        """Fails for a batch of steps that were made with several versions of the parameters."""
-
-        def make_learner(self, networks, spec):
-            learner = super().make_learner(networks, spec)
-            step, versions = learner.step, []
-
-            def checked(batch):
-                made_with = batch.data.extras["version"][batch.data.mask > 0].unique().tolist()
-                assert len(made_with) == 1 and made_with > versions[-1:], "steps of several versions"
-                versions.append(made_with[0])
-                return step(batch)
-
-            learner.step = checked
-            return learner
-
     return OneVersion(PPOConfig(**config))
 
 
-def small_impala(**changes):
-    from agents.impala import IMPALA, IMPALAConfig
-
-    return IMPALA(IMPALAConfig(unroll_length=5, hidden_sizes=(8,), batch_size=4, **changes))
-
-
-def small_impact():
-    from agents.impact import IMPACT, IMPACTConfig
-
-    return IMPACT(IMPACTConfig(unroll_length=5, hidden_sizes=(8,), batch_size=4))
-
-
-def small_r2d2():
-    from agents.r2d2 import R2D2, R2D2Config
-
-    sizes = {"hidden_sizes": (8,), "lstm_size": 4, "head_sizes": (8,)}
-    return R2D2(R2D2Config(unroll_length=5, burn_in=2, period=5, min_replay_size=8, batch_size=8, **sizes))
-
-
-AGENTS = {
-    "ppo, exact": small_ppo,
-    "ppo, exact, recurrent": functools.partial(small_ppo, recurrent="lstm", recurrent_size=4),
-    "impact": small_impact,
-    "impala": small_impala,
-    "impala, recurrent": functools.partial(small_impala, lstm_size=4),
-    "r2d2": small_r2d2,
+IMPACT_CONFIG = IMPACTConfig(unroll_length=5, hidden_sizes=(8,), batch_size=4)
+IMPALA_CONFIG = IMPALAConfig(unroll_length=5, hidden_sizes=(8,), batch_size=4, lstm_size=4)
+SEQUENCES = {"unroll_length": 5, "burn_in": 2, "period": 5, "min_replay_size": 8, "batch_size": 8}
+R2D2_CONFIG = R2D2Config(hidden_sizes=(8,), lstm_size=4, head_sizes=(8,), **SEQUENCES)
+OTHER_AGENTS = {
+    "ppo": (small_ppo(), "alternating", 1),
+    "ppo, recurrent": (small_ppo(recurrent="lstm", recurrent_size=4), "server", 1),
+    "impact": (IMPACT(IMPACT_CONFIG), "alternating+server", 1),
+    "impala, recurrent": (IMPALA(IMPALA_CONFIG), "alternating", 1),
+    "r2d2": (R2D2(R2D2_CONFIG), "server", 2),
 }
 
 
-@pytest.mark.parametrize("mode", get_args(Inference))
-@pytest.mark.parametrize("name", AGENTS)
-def test_other_agents(name, mode):
+@pytest.mark.parametrize(("agent", "mode", "nodes"), OTHER_AGENTS.values(), ids=OTHER_AGENTS)
+def test_other_agents(agent, mode, nodes):
     environment = functools.partial(FakeEnvironment, episode_length=LENGTH)
-    graph = program(mode, agent=AGENTS[name](), environment=environment)
+    graph = program(mode, agent=agent, environment=environment, inference_nodes=nodes)
     result = launch.launch(graph, engine="serial")
     assert result["reason"] == "max_env_steps" and result["env_steps"] == 600
     assert result["learner_steps"] > 10
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_an_agent_that_follows_the_learner_in_step_is_served_in_processes(nodes):
+def test_an_agent_that_follows_the_learner_in_step_is_served_in_processes():
     environment = functools.partial(FakeEnvironment, episode_length=LENGTH)
-    graph = program("alternating+server", agent=small_ppo(), environment=environment, inference_nodes=nodes)
+    graph = program("alternating+server", agent=small_ppo(), environment=environment, inference_nodes=2)
     assert launch.launch(graph, engine="processes")["env_steps"] == 600
-
-
-@pytest.mark.parametrize("engine", ["serial", "processes"])
-def test_r2d2_is_served_by_two_nodes(engine):
-    environment = functools.partial(FakeEnvironment, episode_length=LENGTH)
-    graph = program("server", agent=small_r2d2(), environment=environment, inference_nodes=2)
-    result = launch.launch(graph, engine=engine)
-    assert result["env_steps"] == 600 and result["learner_steps"] > 10

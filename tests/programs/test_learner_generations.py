@@ -4,7 +4,6 @@ import contextlib
 import datetime
 import functools
 import itertools
-import socket
 import threading
 import uuid
 from types import SimpleNamespace
@@ -24,8 +23,6 @@ from framework.programs.learner_group import (
     Place,
     SharedKeys,
 )
-from launch.rpc import client, sockets
-from launch.rpc.server import Server
 
 PATIENCE = 60.0
 ROUNDS = 4  # Steps that all learners make in the last group.
@@ -245,80 +242,3 @@ def test_an_interface_that_is_named_needs_no_address_of_this_machine(monkeypatch
     group = LearnerGroup(0, 1, store.port, timeout_s=20, address="192.0.2.1")
     assert group.counts(7) == [[7]]
     group.close()
-
-
-class Line:
-    """A TCP line to `port` that can be cut."""
-
-    def __init__(self, port):
-        self._port = port
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self._mended = threading.Event()
-        self._mended.set()
-        self._ends = []
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self):
-        with contextlib.suppress(OSError):  # Closed.
-            while True:
-                near, _ = self._listener.accept()
-                self._mended.wait(PATIENCE)
-                far = socket.create_connection(("127.0.0.1", self._port))
-                self._ends += [near, far]
-                for ends in ((near, far), (far, near)):
-                    threading.Thread(target=self._forward, args=ends, daemon=True).start()
-
-    def _forward(self, source, sink):
-        with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
-                sink.sendall(data)
-
-    def cut(self):
-        self._mended.clear()
-        for end in self._ends:
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
-        self._ends.clear()
-
-    def mend(self):
-        self._mended.set()
-
-    def close(self):
-        self.cut()
-        self._listener.close()
-
-
-class Arrivals:
-    """The served side: tells when a call has come in."""
-
-    def __init__(self, generations):
-        self._generations, self.calls = generations, threading.Semaphore(0)
-
-    def arrive(self, *arguments):
-        self.calls.release()
-        return self._generations.arrive(*arguments)
-
-
-def test_a_call_whose_answer_a_cut_line_lost_is_repeated_for_its_own_step(monkeypatch):
-    monkeypatch.setattr(client.Connection, "probe_interval_s", 0.05)
-    generations, keys = Generations(2), sockets.CurveKeys.generate()
-    (number, _), _ = joined(generations, Place("learner-0", "a"), Place("learner-1", "b"))
-    arrivals = Arrivals(generations)
-    server = Server(arrivals, "tcp://127.0.0.1:*", keys).start()
-    line = Line(int(server.address.rpartition(":")[2]))
-    connection = client.Connection(f"tcp://127.0.0.1:{line.port}", keys, repeat_lost=True)
-    far = connection.submit("arrive", (1, number, 0), {}, None)
-    assert arrivals.calls.acquire(timeout=PATIENCE)
-    line.cut()
-    assert generations.arrive(0, number, 0) and not far.done()
-    line.mend()
-    assert far.result(PATIENCE) is True and arrivals.calls.acquire(timeout=PATIENCE)
-    waiting, answers = in_threads(functools.partial(generations.arrive, 0, number, 1))
-    generations.close()
-    waiting[0].join(PATIENCE)
-    assert answers == [False]  # The repeat did not count for this step.
-    connection.close()
-    server.close()
-    line.close()

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import pytest
+from helpers.small_programs import SMALL, small_program
 
 import launch
 from agents.dqn import DQN, DQNConfig
 from framework import replay
 from framework.checkpoints import Checkpointer, CheckpointError
-from framework.environments.testing import FakeEnvironment, make_spec
+from framework.environments.testing import make_spec
 from framework.loggers import read_jsonl, without_times
 from framework.programs import RunConfig, config_file, make_program
 from framework.programs.services import (
@@ -22,23 +22,11 @@ from framework.programs.services import (
     run_checkpoints,
 )
 
-SMALL = DQNConfig(min_replay_size=50, batch_size=16, samples_per_insert=4.0, hidden_sizes=(16,))
-
 
 def run(directory, **changes):
-    settings = {
-        "max_env_steps": 500,
-        "evaluate_period": None,
-        "publish_period": 5,
-        "checkpoint_period": 100,
-        "learner_log_period": 20,
-        "directory": str(directory),
-        **changes,
-    }
-    config = RunConfig(**settings)
-    environment = functools.partial(FakeEnvironment, episode_length=7)
-    launch.launch(make_program(DQN(SMALL), environment, config), "serial")
-    return config
+    settings = {"max_env_steps": 500, "checkpoint_period": 100, "directory": str(directory), **changes}
+    launch.launch(small_program(envs_per_actor=1, **settings), "serial")
+    return RunConfig(**settings)
 
 
 def saved_part(config, part):
@@ -54,8 +42,7 @@ def inserted(checkpointer):
     return info.rate_limiter_info.insert_stats.completed
 
 
-@pytest.mark.parametrize("engine", ["serial", "processes"])
-def test_an_agent_that_does_not_fit_the_checkpoint_is_refused_and_the_run_can_go_on(tmp_path, engine):
+def test_an_agent_that_does_not_fit_the_checkpoint_is_refused_and_the_run_can_go_on(tmp_path):
     config = RunConfig(directory=str(tmp_path), max_env_steps=60)
     small = DQNConfig(min_replay_size=20, batch_size=8, hidden_sizes=(8,))
     launch.launch(make_program(DQN(small), "gymnasium:CartPole-v1", config), engine="serial")
@@ -63,7 +50,7 @@ def test_an_agent_that_does_not_fit_the_checkpoint_is_refused_and_the_run_can_go
     config = dataclasses.replace(config, max_env_steps=90)
     other = DQN(dataclasses.replace(small, hidden_sizes=(16,), learning_rate=0.1))
     with pytest.raises(launch.NodeError, match=r"0.1, expected .*hidden_sizes: got \[16\], expected \[8\]"):
-        launch.launch(make_program(other, "gymnasium:CartPole-v1", config), engine=engine)
+        launch.launch(make_program(other, "gymnasium:CartPole-v1", config), engine="serial")
     assert (tmp_path / "config.yaml").read_bytes() == before
     launch.launch(make_program(DQN(small), "gymnasium:CartPole-v1", config), engine="serial")
     assert run_checkpoints(config).latest().name.endswith("-step-90")

@@ -9,23 +9,6 @@ from hypothesis import strategies as st
 from framework.programs.services import Counter
 
 
-def test_ten_threads():
-    counter = Counter()
-    barrier = threading.Barrier(10)
-
-    def work():
-        barrier.wait(10)
-        for _ in range(100):
-            counter.increment(foo=1)
-
-    threads = [threading.Thread(target=work) for _ in range(10)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    assert counter.get_counts() == {"foo": 1000}
-
-
 def test_save_and_restore_in_another_counter():
     counter = Counter(max_steps=10)
     counter.increment(foo=3)
@@ -130,6 +113,7 @@ class TestBudget:
             granted = counter.grant(f"actor-{index}", 7)
             while granted:
                 taken[index] += granted
+                counter.increment(made=granted)
                 granted = counter.grant(f"actor-{index}", 7, spent=granted)
 
         threads = [threading.Thread(target=act, args=(index,)) for index in range(4)]
@@ -137,7 +121,7 @@ class TestBudget:
             thread.start()
         for thread in threads:
             thread.join(20)
-        assert sum(taken) == 1003 == counter.get_counts()["env_steps"]
+        assert counter.get_counts() == {"env_steps": 1003, "made": 1003} and sum(taken) == 1003
 
 
 class TestWaitFor:

@@ -1,30 +1,30 @@
 """The memory of a learner's process."""
 
-import subprocess
 import sys
 
 import pytest
+import warm_python
 
 _CODE = """
-import resource, sys
+import resource
 import numpy as np
 from framework.programs import learner_worker
-if sys.argv[1] == "keep":
-    learner_worker.keep_freed_memory()
 def use():
     return float(np.ones(20 << 20, np.uint8)[-1])
-use()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(20):
+def faults():
     use()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        use()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+before = faults()
+learner_worker.keep_freed_memory()
+print(before, faults())
 """
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="of glibc's malloc")
 def test_freed_memory_is_used_again():
-    faults = {}
-    for mode in ("keep", "as usual"):
-        done = subprocess.run([sys.executable, "-c", _CODE, mode], capture_output=True, text=True, check=True)
-        faults[mode] = int(done.stdout)
-    assert faults["keep"] < 200 < faults["as usual"]
+    done = warm_python.run(["-c", _CODE], capture_output=True, text=True, check=True)
+    as_usual, kept = map(int, done.stdout.split())
+    assert kept < 200 < as_usual

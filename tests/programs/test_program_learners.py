@@ -1,77 +1,57 @@
 """Programs with several learners: they learn together, end together, and go on together."""
 
+import dataclasses
 import functools
 import os
 import pathlib
 import signal
-import threading
 
 import numpy as np
 import pytest
+from helpers.small_programs import SMALL, small_program
 
 import launch
-from agents.dqn import DQN, DQNConfig
+from agents.dqn import DQN
 from agents.ppo import PPO, PPOConfig
 from agents.random_actions import RandomActions
-from framework.environments.testing import FakeEnvironment
 from framework.loggers import read_jsonl
-from framework.programs import RunConfig, make_program
 
 PATIENCE = 240.0
-CONFIG = DQNConfig(
-    min_replay_size=50,
-    batch_size=16,
-    samples_per_insert=4.0,
-    hidden_sizes=(16,),
-    insert_burst=64,
-    prioritized=True,
-)
+CONFIG = dataclasses.replace(SMALL, prioritized=True)
 
 
-def small_program(agent=None, **changes):
-    settings = {
-        "num_learners": 2,
-        "envs_per_actor": 3,
-        "evaluate_period": None,
-        "learner_log_period": 20,
-        "publish_period": 5,
-        **changes,
-    }
-    environment = functools.partial(FakeEnvironment, episode_length=7)
-    return make_program(agent or DQN(CONFIG), environment, RunConfig(**settings))
+def program(agent=None, **settings):
+    return small_program(agent or DQN(CONFIG), **{"num_learners": 2, **settings})
 
 
 @pytest.mark.filterwarnings("error::launch.StopTimeoutWarning")
-def test_two_learners_make_the_steps_of_one_and_go_on_after_a_resume(tmp_path):
-    result = launch.launch(small_program(directory=tmp_path, max_learner_steps=40))
-    assert (result["reason"], result["learner_steps"]) == ("max_learner_steps", 40)
-    result = launch.launch(small_program(directory=tmp_path, max_learner_steps=60))
-    assert result["learner_steps"] == 60
+def test_two_learners_make_the_steps_of_one_and_go_on_after_a_resume_until_they_are_stopped(tmp_path):
+    result = launch.launch(program(directory=tmp_path, max_learner_steps=20))
+    assert (result["reason"], result["learner_steps"]) == ("max_learner_steps", 20)
+    with launch.start(program(directory=tmp_path)) as job:
+        assert job.client("counter").wait_for("learner_steps", 30, timeout=PATIENCE)
+        job.stop()  # Learners wait for data, and for each other.
+        assert job.wait(timeout=60) is None
     rows = [row for row in read_jsonl(tmp_path / "metrics.jsonl") if row["label"] == "learner"]
-    assert rows[-1]["steps"] == 60 and np.isfinite(rows[-1]["loss"])
+    assert rows[-1]["steps"] >= 30 and np.isfinite(rows[-1]["loss"])
     # Each learner takes its half of the batch of 16, and no batch is taken for nothing but the last few.
-    taken = next(row["replay/sampled"] for row in rows if row["steps"] == 40)
-    assert 40 * 16 <= taken <= 40 * 16 + 4 * 16
+    taken = next(row["replay/sampled"] for row in rows if row["steps"] == 20)
+    assert 20 * 16 <= taken <= 20 * 16 + 4 * 16
 
 
 @pytest.mark.filterwarnings("error::launch.StopTimeoutWarning")
-@pytest.mark.parametrize("lag", [0, 1])
-def test_two_on_policy_learners_share_the_envs(lag, tmp_path):
-    config = PPOConfig(hidden_sizes=(8, 8), unroll_length=6, epochs=2, minibatch_size=8, max_policy_lag=lag)
-    program = small_program(
-        PPO(config), envs_per_actor=4, max_learner_steps=12, learner_log_period=1, directory=tmp_path
-    )
-    assert launch.launch(program)["learner_steps"] == 12
+def test_two_on_policy_learners_share_the_envs(tmp_path):
+    config = PPOConfig(hidden_sizes=(8, 8), unroll_length=6, epochs=2, minibatch_size=8, max_policy_lag=1)
+    settings = {"envs_per_actor": 4, "max_learner_steps": 8, "learner_log_period": 1}
+    assert launch.launch(program(PPO(config), directory=tmp_path, **settings))["learner_steps"] == 8
     rows = [row for row in read_jsonl(tmp_path / "metrics.jsonl") if row["label"] == "learner"]
     # Rows of all envs are counted; an episode of 7 steps has a closing row, which teaches nothing.
     assert all(4 * 5 <= row["rows"] <= 4 * 6 for row in rows)
-    assert all(row["staleness"] <= 1 + lag for row in rows)
-    with pytest.raises(ValueError, match="num_learners: got 3, expected a divisor of 4"):
-        small_program(PPO(config), envs_per_actor=4, num_learners=3)
+    assert all(row["staleness"] <= 2 for row in rows)
 
 
 class Dies(DQN):
-    """Learners are killed, one after the other: each in its tenth step, or before it."""
+    """Learners are killed, one after the other: each in its fifth step, or before it."""
 
     DEATHS = [(1, True), (0, True), (1, False)]  # rank, and whether in a step
     folder: pathlib.Path
@@ -88,7 +68,7 @@ class Dies(DQN):
     def die(self, in_step):
         deaths = len(list(self.folder.glob("death-*")))
         due = deaths < len(self.DEATHS) and self.DEATHS[deaths] == (self.rank, in_step)
-        if due and self.learner.steps >= 10:
+        if due and self.learner.steps >= 5:
             (self.folder / f"death-{deaths}").touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -109,37 +89,17 @@ class Interrupted:
 def test_killed_learners_come_back_and_the_group_goes_on(tmp_path):
     agent = Dies(CONFIG)
     agent.folder = tmp_path
-    program = small_program(
-        agent,
-        directory=tmp_path,
-        max_learner_steps=100,
-        learner_log_period=1,
-        publish_period=1,
-        log_period=10,
-    )
-    with launch.start(program, restarts={"learner": 2}) as job:
+    settings = {"learner_log_period": 1, "publish_period": 1, "log_period": 10}
+    graph = program(agent, directory=tmp_path, max_learner_steps=40, **settings)
+    with launch.start(graph, restarts={"learner": 2}) as job:
         result = job.wait(timeout=PATIENCE)
-        assert (result["reason"], result["learner_steps"]) == ("max_learner_steps", 100)
+        assert (result["reason"], result["learner_steps"]) == ("max_learner_steps", 40)
         restarts = {node["label"]: node["restarts"] for node in job.nodes() if node["restarts"]}
         assert restarts == {"learner-0": 1, "learner-1": 2}
     rows = list(read_jsonl(tmp_path / "metrics.jsonl"))
     for label, name in (("learner", "version"), ("actor-0", "variables_version")):
         versions = [row[name] for row in rows if row["label"] == label]
         assert versions == sorted(versions) and versions
-
-
-@pytest.mark.filterwarnings("error::launch.StopTimeoutWarning")
-def test_a_stop_ends_learners_that_wait_for_data_and_for_each_other():
-    started = threading.Event()
-    program = small_program(DQN(CONFIG), max_env_steps=None)
-    job = launch.start(program)
-    with job:
-        while not started.is_set():
-            started.set() if job.client("counter").get_counts().get("learner_steps", 0) else None
-            with pytest.raises(TimeoutError):
-                job.wait(timeout=0.2)
-        job.stop()
-        assert job.wait(timeout=60) is None
 
 
 class FailsAside(DQN):
@@ -161,28 +121,27 @@ class FailsAside(DQN):
 
 def test_a_learner_that_fails_ends_the_program_with_its_error():
     with pytest.raises(launch.NodeError) as raised:
-        launch.launch(small_program(FailsAside(CONFIG)))
+        launch.launch(program(FailsAside(CONFIG)))
     # The other one may be the first to be heard: it notices that its peer has gone.
     assert "out of paper" in str(raised.value) or raised.value.node == "learner-0"
 
 
-@pytest.mark.parametrize("engine", ["serial", "threads"])
-def test_several_learners_need_processes(engine):
-    with pytest.raises(
-        launch.NodeError, match=rf"num_learners: got 2 on engine '{engine}', which has one process"
-    ):
-        launch.launch(small_program(max_learner_steps=5), engine=engine)
+def test_several_learners_need_processes():
+    message = "num_learners: got 2 on engine 'serial', which has one process"
+    with pytest.raises(launch.NodeError, match=message):
+        launch.launch(program(max_learner_steps=5), engine="serial")
 
 
 @pytest.mark.parametrize(
     ("agent", "learners", "message"),
     [
         (DQN(CONFIG), 3, "num_learners: got 3, expected a divisor of 16"),
+        (PPO(), 2, "num_learners: got 2, expected a divisor of 3"),
         (DQN(CONFIG), 0, "num_learners: got 0"),
         (RandomActions(), 2, "RandomActions (does not learn|cannot learn)"),
     ],
-    ids=["indivisible batch", "none", "nothing to learn"],
+    ids=["indivisible batch", "indivisible envs", "none", "nothing to learn"],
 )
 def test_numbers_of_learners_that_make_no_sense_are_refused(agent, learners, message):
     with pytest.raises(ValueError, match=message):
-        small_program(agent, num_learners=learners, max_env_steps=10)
+        program(agent, num_learners=learners, max_env_steps=10)

@@ -77,21 +77,12 @@ def run(calls, error=ServerLost, inference="local", max_env_steps=600, directory
     return launch.launch(program, engine="threads")
 
 
-@pytest.mark.parametrize("inference", ["local", "alternating"])
-def test_it_goes_on_and_counts_what_was_lost(inference):
-    assert run([20], inference=inference)["env_steps"] == 600
-    assert [row for row in LOG.rows if row["label"] == "actor-0"][-1]["lost_items"] == 3
-
-
-def test_what_was_lost_is_counted_from_the_beginning_of_the_run(tmp_path):
-    run([20], directory=str(tmp_path))
-    assert run([], max_env_steps=800, directory=str(tmp_path))["env_steps"] == 800
-    assert [row for row in LOG.rows if row["label"] == "actor-0"][-1]["lost_items"] == 3
-
-
-def test_it_is_lost_again():
-    assert run([20, 30, 10])["env_steps"] == 600
-    assert [row for row in LOG.rows if row["label"] == "actor-0"][-1]["lost_items"] == 9
+@pytest.mark.parametrize(("inference", "calls"), [("local", [20, 30, 10]), ("alternating", [20])])
+def test_it_goes_on_and_counts_what_was_lost_from_the_beginning_of_the_run(inference, calls, tmp_path):
+    for calls_of_run, steps in ((calls, 600), ([], 800)):
+        assert run(calls_of_run, inference=inference, max_env_steps=steps, directory=str(tmp_path))
+        last = [row for row in LOG.rows if row["label"] == "actor-0"][-1]
+        assert (last["lost_items"], last["steps"]) == (3 * len(calls), steps)
 
 
 def test_a_server_that_does_not_come_back_ends_the_program():

@@ -63,7 +63,7 @@ def prune(snapshot):
         raise Pruned("trial 7 is not promising", 7)
 
 
-@pytest.mark.parametrize("engine", ["serial", "threads", "processes"])
+@pytest.mark.parametrize("engine", ["serial", "processes"])
 def test_an_error_of_on_write_reaches_the_caller_as_itself(engine):
     config = RunConfig(max_env_steps=1_000_000, log_period=50, evaluate_period=None)
     program = make_program(RandomActions(), functools.partial(FakeEnvironment), config, on_write=prune)
@@ -95,7 +95,7 @@ class Journal(Callback):
         self.note("checkpoint", path, pathlib.Path(path, "manifest.json").exists())
 
 
-@pytest.mark.parametrize("engine", ["serial", "threads", "processes"])
+@pytest.mark.parametrize("engine", ["serial", "processes"])
 def test_callbacks_follow_each_event_and_may_end_the_run(engine, tmp_path):
     config = RunConfig(
         directory=str(tmp_path / "run"),

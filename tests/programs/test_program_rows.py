@@ -1,38 +1,29 @@
 """The points of a run's curves: at which env steps actors write rows and the evaluator evaluates."""
 
 import dataclasses
-import functools
 
 import numpy as np
 import pytest
+from helpers.small_programs import small_program
 
 import launch
 from agents.dqn import DQN, DQNConfig
-from framework.environments.testing import FakeEnvironment
 from framework.loggers import InMemoryLogger
-from framework.programs import RunConfig, make_program
 from framework.programs.worker import summarize
 
 LOG = InMemoryLogger()  # the serial engine keeps all nodes in this process
-SMALL = DQNConfig(
-    hidden_sizes=(8,), batch_size=8, min_replay_size=20, samples_per_insert=1.0, insert_burst=16
-)
+TINY = DQNConfig(hidden_sizes=(8,), batch_size=8, min_replay_size=20, samples_per_insert=1.0, insert_burst=16)
 
 
-def rows_of(group, config=SMALL, **settings):
+def rows_of(group, config=TINY, **settings):
     LOG.rows.clear()
-    program = make_program(
-        DQN(config),
-        functools.partial(FakeEnvironment, episode_length=7),
-        RunConfig(num_evaluation_episodes=2, envs_per_actor=2, **settings),
-        logger_factory=lambda: LOG,
-    )
+    program = small_program(DQN(config), logger_factory=lambda: LOG, envs_per_actor=2, **settings)
     launch.launch(program, engine="serial")
     return [row for row in LOG.rows if row["label"].startswith(group)]
 
 
 def test_rows_of_actors_lie_at_the_programs_env_steps():
-    rows = rows_of("actor", num_actors=2, max_env_steps=1000, log_period=100, evaluate_period=None)
+    rows = rows_of("actor", num_actors=2, max_env_steps=1000, log_period=100)
     steps = {"actor-0": 0, "actor-1": 0}
     for row in rows:
         steps[row["label"]] = row["steps"]
@@ -42,21 +33,17 @@ def test_rows_of_actors_lie_at_the_programs_env_steps():
     assert rows[-1]["env_steps"] == 1000 == sum(steps.values())
 
 
-def test_a_resumed_run_evaluates_no_step_twice(tmp_path):
-    evaluated = []
+def test_a_resumed_run_evaluates_no_step_twice_and_its_actors_count_from_its_beginning(tmp_path):
+    evaluated, counts = [], []
     for limit in (400, 1000):
-        rows = rows_of("evaluator", directory=str(tmp_path), evaluate_period=200, max_env_steps=limit)
-        evaluated += [row["env_steps"] for row in rows]
+        settings = {"evaluate_period": 200, "log_period": 100, "max_env_steps": limit}
+        for row in rows_of("", directory=str(tmp_path), **settings):
+            if row["label"] == "evaluator":
+                evaluated.append(row["env_steps"])
+            elif row["label"] == "actor-0":
+                counts.append((row["steps"], row["episodes"]))
     assert evaluated == sorted(set(evaluated)) and evaluated[-1] == 1000
     assert 3 <= len(evaluated) <= 5
-
-
-def test_actors_of_a_resumed_run_count_from_its_beginning(tmp_path):
-    settings = {"directory": str(tmp_path), "evaluate_period": None, "log_period": 100}
-    counts = []
-    for limit in (400, 1000):
-        rows = rows_of("actor", **settings, max_env_steps=limit)
-        counts += [(row["steps"], row["episodes"]) for row in rows]
     assert counts == sorted(counts) and counts[-1][0] == 1000
     # Of each of the 2 envs, an episode of 7 steps may be open at the end of each start.
     assert counts[-1][1] == pytest.approx(1000 / 7, abs=4)
@@ -64,17 +51,17 @@ def test_actors_of_a_resumed_run_count_from_its_beginning(tmp_path):
 
 def test_a_run_that_was_stopped_before_its_last_evaluation_makes_it(tmp_path):
     settings = {"directory": str(tmp_path), "max_env_steps": 400}
-    assert rows_of("evaluator", **settings, evaluate_period=None) == []
+    assert rows_of("evaluator", **settings) == []
     rows = rows_of("evaluator", **settings, evaluate_period=300)
     assert [row["env_steps"] for row in rows] == [400]
 
 
 def test_actors_of_a_serial_program_make_equal_shares():
     """Though there is room in replay for a step of one of them only, whenever the learner has made a step."""
-    config = dataclasses.replace(SMALL, samples_per_insert=8.0, batch_size=16)
-    rows = rows_of("actor", config, num_actors=2, max_env_steps=1500, log_period=100, evaluate_period=None)
+    config = dataclasses.replace(TINY, samples_per_insert=8.0, batch_size=16)
+    rows = rows_of("actor", config, num_actors=2, max_env_steps=800, log_period=100)
     steps = {row["label"]: row["steps"] for row in rows}
-    assert sum(steps.values()) == 1500
+    assert sum(steps.values()) == 800
     assert abs(steps["actor-0"] - steps["actor-1"]) <= 2 * 64 * 2  # a grant each
 
 

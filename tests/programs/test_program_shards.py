@@ -39,21 +39,25 @@ def inserts(reader, part):
     return table["limiter"]
 
 
-@pytest.mark.parametrize("engine", ["serial", "processes"])
-def test_the_ratio_of_the_program_holds_and_all_shards_are_saved_and_restored(tmp_path, engine):
-    _, saved = run(tmp_path, engine)
-    assert {"replay-0", "replay-1"} <= set(saved.names)
+def check_ratio(row, saved):
+    """Returns the inserts of each server."""
     counts = [inserts(saved, f"replay-{index}") for index in range(2)]
-    assert engine != "serial" or all(items > 100 for items, _ in counts)  # Processes may start late.
-    row, saved = run(tmp_path, engine, max_env_steps=1_600)
-    after = [inserts(saved, f"replay-{index}") for index in range(2)]
-    assert all(now[0] >= before[0] for now, before in zip(after, counts, strict=True))
-    items, samples = map(sum, zip(*after, strict=True))
+    items, samples = map(sum, zip(*counts, strict=True))
     assert row["replay/inserted"] <= items and row["replay/size"] <= 400
-    assert items > 1_200
     # The limiter of the agent's one table: 100 items without samples, and a window of 32 * 4 + 16 samples. At
     # the end the dataset gave back at most three batches.
     assert abs(4.0 * items - samples - 400) <= 144 + 3 * 16
+    return [made for made, _ in counts]
+
+
+def test_all_shards_are_saved_and_restored(tmp_path):
+    before = check_ratio(*run(tmp_path, "serial", max_env_steps=600))
+    after = check_ratio(*run(tmp_path, "serial", max_env_steps=800))
+    assert min(before) > 100 and all(now > of_before for now, of_before in zip(after, before, strict=True))
+
+
+def test_the_ratio_of_the_program_holds_in_processes(tmp_path):
+    check_ratio(*run(tmp_path, "processes", max_env_steps=800))
 
 
 def test_a_run_keeps_its_number_of_shards(tmp_path):
@@ -62,14 +66,6 @@ def test_a_run_keeps_its_number_of_shards(tmp_path):
         run(tmp_path, "serial", max_env_steps=400, replay_shards=4)
     with pytest.raises(launch.NodeError, match=r"replay_shards: got 1, expected 2"):
         run(tmp_path, "serial", max_env_steps=400, replay_shards=1)
-
-
-def test_the_same_seed_gives_the_same_run(tmp_path):
-    rows = [run(tmp_path / name, "serial", max_env_steps=400)[0] for name in ("a", "b")]
-    first, second = [
-        {name: value for name, value in row.items() if not name.startswith("time/")} for row in rows
-    ]
-    assert first == second and first["steps"] > 0
 
 
 def test_what_shards_cannot_do():

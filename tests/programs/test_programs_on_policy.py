@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import pytest
+from helpers.small_programs import small_program
 
 import launch
 from agents.ppo import PPO, PPOConfig
@@ -23,12 +24,8 @@ CONFIG = {"unroll_length": 8, "epochs": 1, "hidden_sizes": (8,)}
 
 
 def program(lag, steps, **changes):
-    settings = {"evaluate_period": 200, "num_evaluation_episodes": 2, **changes}
-    return make_program(
-        PPO(PPOConfig(max_policy_lag=lag, **CONFIG)),
-        functools.partial(FakeEnvironment, episode_length=7),
-        RunConfig(num_actors=2, envs_per_actor=3, max_env_steps=steps, **settings),
-    )
+    settings = {"num_actors": 2, "max_env_steps": steps, "evaluate_period": 200, **changes}
+    return small_program(PPO(PPOConfig(max_policy_lag=lag, **CONFIG)), **settings)
 
 
 def slow_ppo(before_step):
@@ -44,20 +41,12 @@ def slow_ppo(before_step):
     return Slow
 
 
-@pytest.mark.parametrize("lag", [0, 1])
-@pytest.mark.parametrize("num_actors", [1, 2])
+@pytest.mark.parametrize(("num_actors", "lag"), [(1, 0), (2, 1)])
 def test_the_last_whole_batch_is_learned_from(num_actors, lag):
     agent = slow_ppo(lambda: time.sleep(0.2))(PPOConfig(max_policy_lag=lag, **CONFIG))
-    graph = make_program(
-        agent,
-        functools.partial(FakeEnvironment, episode_length=1_000),
-        RunConfig(
-            num_actors=num_actors,
-            envs_per_actor=3,
-            max_env_steps=3 * num_actors * 8 * 4,
-            evaluate_period=None,
-        ),
-    )
+    environment = functools.partial(FakeEnvironment, episode_length=1_000)
+    steps = num_actors * 3 * 8 * 4
+    graph = small_program(agent, environment, num_actors=num_actors, max_env_steps=steps)
     assert launch.launch(graph, engine="threads")["learner_steps"] == 4
 
 
@@ -74,11 +63,10 @@ def test_the_last_evaluation_is_of_what_was_learned_last(tmp_path):
 
 
 # 127 steps end in the third unroll; others leave one actor with some steps when the other has none left.
-CASES = [(lag, steps) for lag in (0, 1) for steps in (127, 500, 611)]
+CASES = [("serial", lag, steps) for lag in (0, 1) for steps in (127, 500, 611)]
 
 
-@pytest.mark.parametrize(("lag", "steps"), CASES)
-@pytest.mark.parametrize("engine", ["serial", "threads"])
+@pytest.mark.parametrize(("engine", "lag", "steps"), [*CASES, ("threads", 0, 127), ("threads", 1, 611)])
 def test_the_end_of_the_budget_leaves_nobody_waiting(engine, lag, steps):
     result = launch.launch(program(lag, steps), engine=engine)
     assert (result["reason"], result["env_steps"]) == ("max_env_steps", steps)
@@ -88,9 +76,10 @@ def test_ends_in_processes():
     assert launch.launch(program(0, 400), engine="processes")["env_steps"] == 400
 
 
-@pytest.mark.parametrize("lag", [0, 1])
-def test_a_run_whose_queue_is_empty_at_its_end_goes_on_from_there(lag, tmp_path):
-    assert launch.launch(program(lag, 480, directory=tmp_path), engine="serial")["env_steps"] == 480
+@pytest.mark.parametrize(("lag", "first"), [(0, 480), (1, 480), (0, 300)])
+def test_a_run_goes_on_in_step_also_with_an_empty_queue(lag, first, tmp_path):
+    """A batch has 48 steps, so the queue is empty after 480."""
+    assert launch.launch(program(lag, first, directory=tmp_path), engine="serial")["env_steps"] == first
     result = launch.launch(program(lag, 1_000, directory=tmp_path), engine="serial")
     assert (result["reason"], result["env_steps"]) == ("max_env_steps", 1_000)
     assert result["learner_steps"] > 1_000 // (8 * 2 * 3) - 6
@@ -110,13 +99,9 @@ class Refused(PPO):
         return [replay.Table.queue(QUEUE_TABLE, 100, signature={"nothing": Array((), np.float32)})]
 
 
-@pytest.mark.parametrize("inference", ["local", "alternating"])
-def test_an_actor_that_waits_for_parameters_learns_that_its_unroll_was_refused(inference):
-    graph = make_program(
-        Refused(PPOConfig(**CONFIG)),
-        FakeEnvironment,
-        RunConfig(envs_per_actor=2, max_env_steps=400, evaluate_period=None, inference=inference),
-    )
+def test_an_actor_that_waits_for_parameters_learns_that_its_unroll_was_refused():
+    config = RunConfig(envs_per_actor=2, max_env_steps=400, evaluate_period=None)
+    graph = make_program(Refused(PPOConfig(**CONFIG)), FakeEnvironment, config)
     with pytest.raises(launch.NodeError, match="nothing"), launch.start(graph, engine="processes") as job:
         job.wait(timeout=60)
 
@@ -124,11 +109,11 @@ def test_an_actor_that_waits_for_parameters_learns_that_its_unroll_was_refused(i
 @pytest.mark.slow
 def test_a_learner_that_comes_back_without_a_checkpoint_goes_on_above_the_versions_before():
     """Else actors that have version 9 would wait for a tenth while the new learner makes its first."""
-    with launch.start(program(0, 3000, evaluate_period=None), restarts={"learner": 1}) as job:
+    with launch.start(program(0, 2000, evaluate_period=None), restarts={"learner": 1}) as job:
         assert job.client("counter").wait_for("learner_steps", 9, timeout=60)
         (learner,) = [node for node in job.status()["nodes"] if node["group"] == "learner"]
         os.kill(learner["pid"], signal.SIGKILL)
-        assert job.wait(timeout=60)["env_steps"] == 3000
+        assert job.wait(timeout=60)["env_steps"] == 2000
         assert [node["restarts"] for node in job.status()["nodes"] if node["group"] == "learner"] == [1]
 
 
@@ -157,12 +142,3 @@ def test_an_actor_that_waits_long_says_so(monkeypatch, caplog):
     text = caplog.messages[0]
     assert "actor-0 has waited" in text and "for version 1 of the parameters and has version 0" in text
     assert "All its items are in replay" in text
-
-
-def test_a_resumed_run_goes_on_in_step(tmp_path):
-    launch.launch(program(0, 300, directory=tmp_path), engine="serial")
-    result = launch.launch(program(0, 600, directory=tmp_path), engine="serial")
-    assert result["env_steps"] == 600
-    assert (
-        result["learner_steps"] > 9
-    )  # 600 steps are at least 12 batches of 48, the last of each life left out

@@ -43,28 +43,17 @@ class Levels(gymnasium.Env):
         return np.zeros(2, np.float32), 1.0, self._time == 5, False, {}
 
 
-AGENTS = {
-    "actors": RandomActions,
-    "a plan": lambda: FlowIMPALA(IMPALAConfig(unroll_length=4, hidden_sizes=(4,))),
-}
+PLAN = FlowIMPALA(IMPALAConfig(unroll_length=4, hidden_sizes=(4,)))
 
 
-@pytest.mark.parametrize(
-    ("agent", "inference"), [("actors", "local"), ("actors", "alternating"), ("a plan", "local")]
-)
-def test_a_resumed_run_plays_other_episodes_than_at_its_beginning(tmp_path, agent, inference):
+@pytest.mark.parametrize("agent", [RandomActions(), PLAN], ids=["actors", "a plan"])
+def test_a_resumed_run_plays_other_episodes_than_at_its_beginning(tmp_path, agent):
     played = []
     for number, steps in enumerate((60, 120, 180)):
         log = tmp_path / f"{number}.txt"
-        config = RunConfig(
-            directory=str(tmp_path / "run"),
-            num_actors=1,
-            envs_per_actor=2,
-            max_env_steps=steps,
-            evaluate_period=None,
-            inference=inference,
-        )
-        launch.launch(make_program(AGENTS[agent](), functools.partial(Levels, str(log)), config), "threads")
+        settings = {"envs_per_actor": 2, "max_env_steps": steps, "evaluate_period": None}
+        config = RunConfig(directory=str(tmp_path / "run"), **settings)
+        launch.launch(make_program(agent, functools.partial(Levels, str(log)), config), "threads")
         played.append(set(log.read_text().splitlines()))
         assert len(played[-1]) > 5
     assert not (played[0] & played[1] or played[0] & played[2] or played[1] & played[2])

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import served_table
 
 from framework import replay
 from framework.replay.remote.client import ServedClient
@@ -11,16 +12,6 @@ from framework.replay.rows.store import RowStore
 SHAPE = (20, 20)
 
 
-def table(size=50):
-    return replay.Table(
-        "t",
-        replay.selectors.Fifo(),
-        replay.selectors.Fifo(),
-        size,
-        replay.rate_limiters.MinSize(1),
-    )
-
-
 def frames(n, start=0):
     """Frames that compress, each different."""
     array = np.zeros((n, *SHAPE), np.uint8)
@@ -28,14 +19,18 @@ def frames(n, start=0):
     return array
 
 
+def table():
+    return served_table.table(size=50, sampler=replay.selectors.Fifo())
+
+
 def write(writer, n, start=0):
-    rows = writer.append("s", {"pixels": frames(n, start), "n": np.arange(start, start + n)})
-    writer.create_items("t", {"x": writer.slice("s", "pixels", rows), "n": writer.slice("s", "n", rows)})
-    writer.release("s", rows)
+    columns = {"x": frames(n, start), "n": np.arange(start, start + n)}
+    served_table.write_columns(writer, columns)
 
 
-def embedded(**options):
-    return replay.EmbeddedClient([table()], store=RowStore(compress=("pix*",), **options))
+def embedded(compress=("x*",), checkpointer=None, **options):
+    store = RowStore(compress=compress, **options)
+    return replay.EmbeddedClient([table()], store=store, checkpointer=checkpointer)
 
 
 def column(account=lambda n: None):
@@ -81,15 +76,12 @@ def test_samples_are_what_was_written_and_memory_is_little():
     with client.batch_writer() as writer:
         for start in range(0, 400, 40):
             write(writer, 40, start)
-    assert isinstance(client.store.streams["s"].columns["pixels"], CompressedColumn)
+    assert isinstance(client.store.streams["s"].columns["x"], CompressedColumn)
     assert isinstance(client.store.streams["s"].columns["n"], np.ndarray)
     sample = client.sample_batch("t", 1)
     np.testing.assert_array_equal(sample.data["x"], frames(1, 350))
     assert client.store.streams["s"].num_rows == 50
-    plain = replay.EmbeddedClient([table()])
-    with plain.batch_writer() as writer:
-        write(writer, 40)
-    packed = sum(len(data) for data in client.store.streams["s"].columns["pixels"]._rows if data)
+    packed = sum(len(data) for data in client.store.streams["s"].columns["x"]._rows if data)
     assert packed < 50 * 400 / 4
 
 
@@ -102,7 +94,7 @@ def test_freed_rows_give_their_bytes_back():
         write(writer, 50, start)
     assert client.store.num_bytes <= full + 64 * 50
     client.reset("t")
-    assert not any(client.store.streams["s"].columns["pixels"]._rows)
+    assert not any(client.store.streams["s"].columns["x"]._rows)
 
 
 def test_max_bytes_counts_what_is_kept():
@@ -110,20 +102,20 @@ def test_max_bytes_counts_what_is_kept():
     writer = client.batch_writer()
     noise = np.random.default_rng(0).integers(0, 255, (400, *SHAPE), np.uint8)
     with pytest.raises(replay.StoreFullError, match="max_bytes"):
-        writer.append("s", {"pixels": noise})
+        writer.append("s", {"x": noise})
     assert client.store.streams["s"].num_rows == 0
-    rows = writer.append("s", {"pixels": noise[:20]})
-    np.testing.assert_array_equal(client.store.streams["s"].columns["pixels"].take(rows), noise[:20])
+    rows = writer.append("s", {"x": noise[:20]})
+    np.testing.assert_array_equal(client.store.streams["s"].columns["x"].take(rows), noise[:20])
 
 
 def test_a_string_instead_of_patterns_is_an_error():
     with pytest.raises(ValueError, match="compress"):
-        RowStore(compress="pixels")
+        RowStore(compress="x")
 
 
 @pytest.mark.parametrize("local", [None, False], ids=["same machine", "remote"])
 def test_other_processes_read_and_write_through_messages(local):
-    with replay.Server([table()], compress=("pix*",)) as server:
+    with replay.Server([table()], compress=("x*",)) as server:
         client = ServedClient(server.address, local=local)
         writer = client.batch_writer()
         write(writer, 30)
@@ -138,47 +130,30 @@ def test_other_processes_read_and_write_through_messages(local):
 
 def test_a_checkpoint_is_restored_with_and_without_compression(tmp_path):
     checkpointer = replay.checkpointers.DefaultCheckpointer(str(tmp_path))
-    client = replay.EmbeddedClient([table()], store=RowStore(compress=("pixels",)), checkpointer=checkpointer)
+    client = embedded(checkpointer=checkpointer)
     write(client.batch_writer(), 30)
     client.checkpoint()
-    for patterns in ((), ("pixels",)):
-        again = replay.EmbeddedClient(
-            [table()],
-            store=RowStore(compress=patterns),
-            checkpointer=replay.checkpointers.DefaultCheckpointer(str(tmp_path)),
-        )
+    for patterns in ((), ("x",)):
+        again = embedded(patterns, replay.checkpointers.DefaultCheckpointer(str(tmp_path)))
         np.testing.assert_array_equal(again.sample_batch("t", 1).data["x"], frames(1))
         assert again.server_info()["t"].current_size == 30
 
 
-def test_a_trajectory_writer_s_columns_are_compressed_too():
-    client = embedded()
-    with client.trajectory_writer(4) as writer:
-        for n in range(6):
-            writer.append({"pixels": frames(1, n)[0], "n": n})
-            if n >= 3:
-                stack = writer.history["pixels"][-4:]
-                writer.create_item("t", 1.0, {"x": stack, "n": writer.history["n"][-1]})
-        writer.flush()
-    sample = client.sample_batch("t", 1)
-    np.testing.assert_array_equal(sample.data["x"][0], frames(4))
-
-
 @pytest.mark.parametrize("which", ["full", "behind it"])
 def test_items_of_rows_that_found_no_room_are_refused_in_later_messages_too(which, monkeypatch):
-    with replay.Server([table()], compress=("pix*",), max_bytes=1 << 16) as server:
+    with replay.Server([table()], compress=("x*",), max_bytes=1 << 16) as server:
         client = ServedClient(server.address)
         writer = client.batch_writer()
         noise = np.random.default_rng(0).integers(0, 255, (400, *SHAPE), np.uint8)
         written = {
-            "full": writer.append("s", {"pixels": noise, "n": np.arange(400)}),
-            "behind it": writer.append("s", {"pixels": frames(5), "n": np.arange(5)}),
+            "full": writer.append("s", {"x": noise, "n": np.arange(400)}),
+            "behind it": writer.append("s", {"x": frames(5), "n": np.arange(5)}),
         }
         # The answers are on their way while the writer goes on.
         monkeypatch.setattr(writer, "_collect", lambda *arguments: False)
         writer._send()
         rows = written[which]
-        writer.create_items("t", {"x": writer.slice("s", "pixels", rows), "n": writer.slice("s", "n", rows)})
+        writer.create_items("t", {name: writer.slice("s", name, rows) for name in ("x", "n")})
         for rows in written.values():
             writer.release("s", rows)
         writer._send()

@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import pathlib
 import socket
 
 import numpy as np
@@ -13,6 +14,8 @@ from framework import replay
 from framework.replay import checkpointers, selectors
 from framework.replay import rate_limiters as rl
 from framework.replay.rows.store import RowStore
+
+at = checkpointers.DefaultCheckpointer
 
 
 def tables(max_size=300, sampler="Prioritized"):
@@ -58,6 +61,19 @@ def work(client, steps, seed):
     return seen
 
 
+def worked(folder, steps=31, **options):
+    """A client whose tables were used and saved."""
+    client = replay.EmbeddedClient(tables(**options), checkpointer=at(folder, keep=2))
+    work(client, steps, seed=1)
+    client.checkpoint()
+    return client
+
+
+def restored(folder, restore_config="constructor", **options):
+    checkpointer = at(folder, restore_config=restore_config)
+    return replay.EmbeddedClient(tables(**options), checkpointer=checkpointer)
+
+
 def same(first, second):
     assert len(first) == len(second)
     for a, b in zip(first, second, strict=True):
@@ -70,20 +86,16 @@ def info(client):
 
 @pytest.mark.parametrize("sampler", ["Prioritized", "Uniform", "MaxHeap", "Fifo"])
 def test_continues_exactly(tmp_path, sampler):
-    checkpointer = checkpointers.DefaultCheckpointer(tmp_path)
-    client = replay.EmbeddedClient(tables(sampler=sampler), checkpointer=checkpointer)
-    work(client, 31, seed=1)
-    path = client.checkpoint()
-    again = replay.EmbeddedClient(tables(sampler=sampler), checkpointer=checkpointer)
+    client = worked(tmp_path, sampler=sampler)
+    again = restored(tmp_path, sampler=sampler)
     assert info(again) == info(client)
     assert again.store.streams["a"].num_rows == client.store.streams["a"].num_rows
     same(work(again, 11, seed=2), work(client, 11, seed=2))
-    assert os.path.dirname(path) == str(tmp_path)
 
 
 @pytest.mark.parametrize("left", [0, 2])
 def test_streams_and_layouts_whose_items_are_gone(tmp_path, left):
-    checkpointer = checkpointers.DefaultCheckpointer(tmp_path)
+    checkpointer = at(tmp_path)
 
     def write(writer, stream, column, values):
         rows = writer.append(stream, {column: np.asarray(values)})
@@ -110,12 +122,8 @@ def test_streams_and_layouts_whose_items_are_gone(tmp_path, left):
 
 
 def test_larger_table_keeps_keys(tmp_path):
-    checkpointer = checkpointers.DefaultCheckpointer(tmp_path)
-    client = replay.EmbeddedClient(tables(), checkpointer=checkpointer)
-    work(client, 31, seed=1)
-    keys = client.sample_batch("main", 64).info.key
-    client.checkpoint()
-    again = replay.EmbeddedClient(tables(max_size=50_000), checkpointer=checkpointer)
+    keys = worked(tmp_path).sample_batch("main", 64).info.key
+    again = restored(tmp_path, max_size=50_000)
     again.update_priorities("main", keys, np.full(64, 2.5))
     sample = again.sample_batch("main", 500).info
     known = np.isin(sample.key, keys)
@@ -130,16 +138,12 @@ def test_larger_table_keeps_keys(tmp_path):
 
 
 def test_smaller_table_drops_the_oldest(tmp_path):
-    checkpointer = checkpointers.DefaultCheckpointer(tmp_path)
-    client = replay.EmbeddedClient(tables(), checkpointer=checkpointer)
-    work(client, 31, seed=1)
-    client.checkpoint()
-    again = replay.EmbeddedClient(tables(max_size=10), checkpointer=checkpointer)
-    assert again.server_info()["main"].current_size == 10
+    worked(tmp_path)
+    assert restored(tmp_path, max_size=10).server_info()["main"].current_size == 10
 
 
 def test_a_smaller_queue_drops_nothing_and_is_sampled_before_it_takes_more(tmp_path):
-    checkpointer = checkpointers.DefaultCheckpointer(tmp_path)
+    checkpointer = at(tmp_path)
     client = replay.EmbeddedClient([replay.Table.queue("t", 8)], checkpointer=checkpointer)
     insert(client, range(8))
     client.checkpoint()
@@ -150,7 +154,7 @@ def test_a_smaller_queue_drops_nothing_and_is_sampled_before_it_takes_more(tmp_p
 
 
 def test_weights_that_would_overflow_with_another_exponent_are_refused(tmp_path):
-    checkpointer = checkpointers.DefaultCheckpointer(tmp_path)
+    checkpointer = at(tmp_path)
     client = make(sampler=selectors.Prioritized(1.0), checkpointer=checkpointer)
     insert(client, range(2), [1.0, 1e200])
     client.checkpoint()
@@ -160,14 +164,9 @@ def test_weights_that_would_overflow_with_another_exponent_are_refused(tmp_path)
 
 @pytest.mark.parametrize("restore_config", ["constructor", "checkpoint"])
 def test_whose_configuration_wins(tmp_path, caplog, restore_config):
-    client = replay.EmbeddedClient(tables(), checkpointer=checkpointers.DefaultCheckpointer(tmp_path))
-    work(client, 5, seed=1)
-    client.checkpoint()
+    worked(tmp_path, 5)
     with caplog.at_level(logging.WARNING):
-        again = replay.EmbeddedClient(
-            tables(max_size=77, sampler="Uniform"),
-            checkpointer=checkpointers.DefaultCheckpointer(tmp_path, restore_config=restore_config),
-        )
+        again = restored(tmp_path, restore_config, max_size=77, sampler="Uniform")
     got = again.server_info()["main"]
     wins = restore_config == "checkpoint"
     assert (got.max_size, got.sampler_options["kind"]) == ((300, "Prioritized") if wins else (77, "Uniform"))
@@ -176,12 +175,11 @@ def test_whose_configuration_wins(tmp_path, caplog, restore_config):
 
 
 def test_a_checkpoint_counts_samples_that_are_drawn(tmp_path):
-    client = replay.EmbeddedClient(tables(), checkpointer=checkpointers.DefaultCheckpointer(tmp_path))
-    work(client, 3, seed=1)
+    client = worked(tmp_path, 3)
     delivery = client.tables["queue"].sample(1)
     before = info(client)["queue"]
     client.checkpoint()
-    again = replay.EmbeddedClient(tables(), checkpointer=checkpointers.DefaultCheckpointer(tmp_path))
+    again = restored(tmp_path)
     assert info(again)["queue"] == before
     client.tables["queue"].release(delivery)
     assert info(client)["queue"] == before
@@ -192,7 +190,7 @@ def test_keeps_the_last_and_nothing_else_is_touched(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "checkpoint-old").mkdir()
     (tmp_path / f".writing-checkpoint-000001--{socket.gethostname()}--999999999").mkdir()
-    checkpointer = checkpointers.DefaultCheckpointer(tmp_path, keep=2)
+    checkpointer = at(tmp_path, keep=2)
     client = replay.EmbeddedClient(tables(), checkpointer=checkpointer)
     work(client, 3, seed=1)
     paths = [client.checkpoint() for _ in range(4)]
@@ -203,52 +201,45 @@ def test_keeps_the_last_and_nothing_else_is_touched(tmp_path):
 
 
 def damage(path, how):
-    files = sorted(
-        set(os.listdir(path)) - {"manifest.json"}, key=lambda name: os.path.getsize(os.path.join(path, name))
-    )
-    largest = os.path.join(path, files[-1])
+    path = pathlib.Path(path)
+    largest = max(set(path.iterdir()) - {path / "manifest.json"}, key=lambda file: file.stat().st_size)
+    content = largest.read_bytes()
     if how == "truncated":
-        os.truncate(largest, os.path.getsize(largest) - 1)
+        largest.write_bytes(content[:-1])
     elif how == "altered":
-        with open(largest, "r+b") as file:
-            byte = file.read(1)
-            file.seek(0)
-            file.write(bytes([byte[0] ^ 1]))
+        largest.write_bytes(bytes([content[0] ^ 1]) + content[1:])
     elif how == "file missing":
-        os.remove(largest)
+        largest.unlink()
     elif how == "not done":
-        os.remove(os.path.join(path, "DONE"))
+        (path / "DONE").unlink()
     elif how == "manifest":
-        with open(os.path.join(path, "manifest.json"), "ab") as file:
+        with (path / "manifest.json").open("ab") as file:
             file.write(b" ")
 
 
 @pytest.mark.parametrize("how", ["truncated", "altered", "file missing", "not done", "manifest"])
 def test_damage_is_refused_or_passed_over(tmp_path, how):
-    checkpointer = checkpointers.DefaultCheckpointer(tmp_path, keep=2)
-    client = replay.EmbeddedClient(tables(), checkpointer=checkpointer)
-    work(client, 3, seed=1)
-    client.checkpoint()
+    client = worked(tmp_path, 3)
     before = info(client)
     work(client, 2, seed=2)
     damage(client.checkpoint(), how)
     fresh = tables()
     with pytest.raises(replay.CheckpointError, match="checkpoint-000002"):
-        replay.EmbeddedClient(fresh, checkpointer=checkpointer)
+        replay.EmbeddedClient(fresh, checkpointer=at(tmp_path, keep=2))
     assert len(fresh[0]) == 0, "nothing is restored from a damaged one"
-    asked = checkpointers.DefaultCheckpointer(tmp_path, use_previous=True)
+    asked = at(tmp_path, use_previous=True)
     assert info(replay.EmbeddedClient(tables(), checkpointer=asked)) == before
 
 
 def test_unknown_table_in_the_checkpoint(tmp_path):
-    client = replay.EmbeddedClient(tables(), checkpointer=checkpointers.DefaultCheckpointer(tmp_path))
+    client = replay.EmbeddedClient(tables(), checkpointer=at(tmp_path))
     client.checkpoint()
     with pytest.raises(replay.CheckpointError, match=r"\['idle', 'queue'\]"):
-        replay.EmbeddedClient(tables()[:1], checkpointer=checkpointers.DefaultCheckpointer(tmp_path))
+        replay.EmbeddedClient(tables()[:1], checkpointer=at(tmp_path))
 
 
 def test_failed_write_leaves_nothing(tmp_path, monkeypatch):
-    client = replay.EmbeddedClient(tables(), checkpointer=checkpointers.DefaultCheckpointer(tmp_path))
+    client = replay.EmbeddedClient(tables(), checkpointer=at(tmp_path))
     work(client, 3, seed=1)
     rows = client.store.streams["a"].num_rows
 
@@ -269,7 +260,7 @@ def test_fallback_and_default(tmp_path):
     client = replay.EmbeddedClient(tables())
     work(client, 3, seed=1)
     path = client.checkpoint()
-    other = checkpointers.DefaultCheckpointer(tmp_path, group="g", fallback_checkpoint_path=path)
+    other = at(tmp_path, group="g", fallback_checkpoint_path=path)
     again = replay.EmbeddedClient(tables(), checkpointer=other)
     assert info(again) == info(client)
     assert os.path.dirname(again.checkpoint()) == str(tmp_path / "g")
@@ -279,12 +270,9 @@ def test_rows_are_free_again_as_soon_as_they_are_written(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpointers, "_BLOCK", 10_000)
     width = 1000
 
-    def make_client(**options):
-        table = replay.Table("t", selectors.Fifo(), selectors.Fifo(), 1000, rl.MinSize(1))
-        return replay.EmbeddedClient([table], **options)
-
-    checkpointer = checkpointers.DefaultCheckpointer(tmp_path)
-    client = make_client(store=RowStore(max_bytes=1_500 * width), checkpointer=checkpointer)
+    checkpointer = at(tmp_path)
+    store = RowStore(max_bytes=1_500 * width)
+    client = make(selectors.Fifo(), size=1000, store=store, checkpointer=checkpointer)
     writer = client.batch_writer()
 
     def put(n):
@@ -314,11 +302,11 @@ def test_rows_are_free_again_as_soon_as_they_are_written(tmp_path, monkeypatch):
     client.checkpoint()
     assert inserted == 100
     assert client.store.streams["s"].num_rows == 1000
-    restored = make_client(checkpointer=checkpointers.DefaultCheckpointer(tmp_path))
-    data = restored.sample_batch("t", 1).data
+    again = make(selectors.Fifo(), size=1000, checkpointer=at(tmp_path))
+    data = again.sample_batch("t", 1).data
     assert data["n"] == 100 and (data["x"] == 100).all()
-    assert restored.store.streams["s"].num_rows == 1000
+    assert again.store.streams["s"].num_rows == 1000
     for _ in range(100):
-        key = restored.sample_batch("t", 1)
+        key = again.sample_batch("t", 1)
         assert (key.data["x"] == key.data["n"]).all()
-        restored.mutate_priorities("t", deletes=[int(key.info.key[0])])
+        again.mutate_priorities("t", deletes=[int(key.info.key[0])])

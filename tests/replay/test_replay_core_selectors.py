@@ -151,15 +151,6 @@ def test_order(kind, operations):
             assert selector.first(min(4, len(order))).tolist() == order[:4]
 
 
-@pytest.mark.parametrize("kind", ["Fifo", "Lifo"])
-def test_given_back_items_take_their_old_place(kind):
-    selector = fill(getattr(selectors, kind)(), np.zeros(6))
-    selector.delete(np.array([1, 4]))
-    selector.insert(np.array([4, 1])[::-1], np.zeros(2), np.array([4, 1])[::-1])
-    order = list(range(6)) if kind == "Fifo" else list(range(6))[::-1]
-    assert selector.first(6).tolist() == order
-
-
 @pytest.mark.parametrize("kind", ["Fifo", "Lifo", "MinHeap", "MaxHeap", "Uniform"])
 def test_memory_stays_bounded(kind):
     selector = getattr(selectors, kind)()

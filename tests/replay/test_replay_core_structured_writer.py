@@ -80,15 +80,6 @@ def test_conditions_are_all_needed_and_episodes_begin_anew():
     assert [item["v"].tolist() for item, _ in contents(client)] == [[2, 3], [2, 3]]
 
 
-def test_several_configs_and_columns():
-    nested = structured.create_config([STEP["a"][-1], {"c": STEP["b"]["c"][-2:]}], "u")
-    client = run([config(-1), nested], 3)
-    assert len(contents(client)) == 3
-    data = contents(client, "u")
-    assert [item[0].tolist() for item, _ in data] == [1, 2]
-    assert data[1][0][1]["c"].tolist() == [[1, 1], [2, 2]]
-
-
 def test_patterns_wait_for_columns_that_are_missing_and_partial_steps():
     client = make()
     with client.structured_writer(
@@ -112,19 +103,6 @@ def test_priorities():
 
 
 SPEC = {"a": dm_env.specs.Array((), np.int64), "b": {"c": dm_env.specs.Array((2,), np.float32)}}
-
-
-def test_infer_signature():
-    made = structured.create_config({"v": STEP["a"][-3:], "w": STEP["b"]["c"][-1]}, "t")
-    signature = structured.infer_signature([made, made], SPEC)
-    assert [(s.shape, s.dtype) for s in (signature["v"], signature["w"])] == [
-        ((3,), np.int64),
-        ((2,), np.float32),
-    ]
-    client = run([made], 4, client=make(signature))
-    assert len(contents(client)) == 2
-    with pytest.raises(ValueError, match="its signature has"):
-        run([config(-1)], 4, client=make(signature))
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def test_tree_that_grows_keeps_its_weights():
     assert set(leaves.tolist()) == {3, 40, 5_000, 70_000} and (probabilities == 0.25).all()
 
 
-@pytest.mark.parametrize("size", [1, 16, 17, 2048, 2049, 40_000])
+@pytest.mark.parametrize("size", [1, 16, 17, 2048, 2049, 300_000])
 def test_tree_agrees_with_an_array(size):
     tree, array = SumTree(size), np.zeros(size)
     rng = np.random.default_rng(size)
@@ -50,14 +50,3 @@ def test_tree_agrees_with_an_array(size):
         mass = np.random.default_rng(seed).random(256) * tree.total
         np.testing.assert_array_equal(chosen, array.cumsum().searchsorted(mass, side="right"))
         np.testing.assert_allclose(probabilities, array[chosen] / array.sum())
-
-
-def test_deep_tree_reaches_every_leaf():
-    tree = SumTree()
-    size = 300_000  # three levels
-    tree.set(np.arange(size), np.zeros(size))
-    for leaf in (0, 15, 16, 255, 256, 65_535, 65_536, 299_999):
-        tree.set(np.array([leaf]), np.array([3.0]))
-        leaves, probabilities = tree.sample(8, np.random.default_rng(leaf))
-        assert (leaves == leaf).all() and (probabilities == 1.0).all()
-        tree.set(np.array([leaf]), np.array([0.0]))

@@ -4,8 +4,10 @@ import threading
 
 import numpy as np
 import pytest
+from background import Background
+from embedded_table import make
+from served_table import counts
 
-from framework import replay
 from framework.replay import rate_limiters as rl
 from framework.replay import selectors
 
@@ -19,31 +21,14 @@ def checksummed(rng, n):
 
 
 def run(*functions):
-    errors = []
-
-    def guarded(function):
-        try:
-            function()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(function,)) for function in functions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not any(thread.is_alive() for thread in threads)
-    if errors:
-        raise errors[0]
+    for call in [Background(function) for function in functions]:
+        call.result()
 
 
 @pytest.mark.parametrize("sampler", ["Uniform", "Prioritized"])
 def test_no_torn_rows(sampler):
     options = (1.0,) if sampler == "Prioritized" else ()
-    table = replay.Table(
-        "t", getattr(selectors, sampler)(*options), selectors.Fifo(), 200, rl.MinSize(1), seed=0
-    )
-    client = replay.EmbeddedClient([table])
+    client = make(getattr(selectors, sampler)(*options), size=200)
     start = threading.Barrier(6)
     done = threading.Event()
 
@@ -76,8 +61,8 @@ def test_no_torn_rows(sampler):
 
 def test_ratio_is_exact_with_many_threads():
     limiter = rl.SampleToInsertRatio(3.0, 10, 40.0)
-    table = replay.Table("t", selectors.Uniform(), selectors.Fifo(), 1000, limiter, seed=0)
-    client = replay.EmbeddedClient([table])
+    client = make(limiter=limiter, size=1000)
+    table = client.tables["t"]
 
     def look():
         """What a waiting request has drawn counts, once."""
@@ -98,29 +83,4 @@ def test_ratio_is_exact_with_many_threads():
             look()
 
     run(write, write, read, read)
-    stats = client.server_info()["t"].rate_limiter_info
-    assert (stats.insert_stats.completed, stats.sample_stats.completed) == (400, 1200)
-
-
-def test_queue_gives_each_item_once():
-    client = replay.EmbeddedClient([replay.Table.queue("t", 16)])
-    got = [[], []]
-
-    def write(begin):
-        with client.batch_writer() as writer:
-            for value in range(begin, begin + 150, 5):
-                rows = writer.append("s", {"x": np.arange(value, value + 5)})
-                writer.create_items("t", writer.slice("s", "x", rows), timeout=30)
-                writer.release("s", rows)
-
-    def read(into):
-        for _ in range(50):
-            into.extend(client.sample_batch("t", 3, timeout=30).data.tolist())
-
-    run(lambda: write(0), lambda: write(1000), lambda: read(got[0]), lambda: read(got[1]))
-    assert sorted(got[0] + got[1]) == [*range(150), *range(1000, 1150)]
-    for each in got:  # each reader sees each writer's items in order
-        assert all(
-            part == sorted(part) for part in ([v for v in each if v < 500], [v for v in each if v >= 500])
-        )
-    assert client.store.streams["s"].num_rows == 0
+    assert counts(client) == (400, 1200)

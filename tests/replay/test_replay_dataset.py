@@ -7,64 +7,32 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from background import Background, until
 from hypothesis import example, given
 from hypothesis import strategies as st
+from served_table import connections, counts, table, write
 
 from framework import replay
 from framework.datasets import Dataset, table_numbers
 from framework.datasets.mixture import Mixture
 from framework.datasets.transfer import PinnedTransfer
-from framework.replay.remote.client import ServedClient
 from framework.replay.tables.rate_limiters import SAMPLERS
-
-
-def uniform(name="t", size=1000, limiter=None, **kwargs):
-    return replay.Table(
-        name,
-        replay.selectors.Uniform(),
-        replay.selectors.Fifo(),
-        size,
-        limiter or replay.rate_limiters.MinSize(1),
-        seed=1,
-        **kwargs,
-    )
 
 
 @pytest.fixture(params=["embedded", "local", "remote"])
 def make(request):
-    """Builds a client of the given tables, of each kind."""
-    made = []
-
-    def build(*tables):
-        if request.param == "embedded":
-            return replay.EmbeddedClient(tables)
-        server = replay.Server(tables)
-        client = ServedClient(server.address, local=request.param == "local")
-        made.append((client, server))
-        return client
-
-    yield build
-    for client, server in made:
-        client.close()
-        server.stop()
+    with connections(request.param) as build:
+        yield build
 
 
 def fill(client, n, table="t", start=0):
     writer = client.batch_writer(max_in_flight_items=10**6)
-    rows = writer.append(f"s/{table}", {"x": np.arange(start, start + n), "y": np.ones((n, 3), np.float32)})
-    items = {"x": writer.slice(f"s/{table}", "x", rows), "y": writer.slice(f"s/{table}", "y", rows)}
-    writer.create_items(table, items)
-    writer.release(f"s/{table}", rows)
+    write(writer, n, table, start)
     writer.close(timeout=5)
 
 
-def counters(client, table="t"):
-    limiter = client.server_info()[table].rate_limiter_info
-    return limiter.insert_stats.completed, limiter.sample_stats.completed
-
-
 def test_batches(make):
-    client = make(uniform())
+    client = make(table())
     fill(client, 100)
     with Dataset(client, "t", 32) as dataset:
         for _ in range(5):
@@ -77,15 +45,15 @@ def test_batches(make):
 
 
 def test_only_what_is_handed_out_counts_and_the_rest_is_given_back(make):
-    client = make(uniform(limiter=replay.rate_limiters.SampleToInsertRatio(10, 1, 1000)))
+    client = make(table(limiter=replay.rate_limiters.SampleToInsertRatio(10, 1, 1000)))
     fill(client, 50)
     dataset = Dataset(client, "t", 16, prefetch=4)
     for _ in range(3):
         next(dataset)
     dataset.close()
-    assert counters(client) == (50, 48)
+    assert counts(client) == (50, 48)
     sample = client.sample_batch("t", 1000)
-    assert counters(client) == (50, 1048)
+    assert counts(client) == (50, 1048)
     assert sample.info.times_sampled.sum() >= 1000
 
 
@@ -108,7 +76,7 @@ def test_ends_when_the_time_is_over(make, prefetch):
         assert len(list(dataset)) == 2
         with pytest.raises(StopIteration):
             next(dataset)
-    assert counters(client)[1] == 20
+    assert counts(client)[1] == 20
 
 
 @pytest.mark.parametrize("asks", [True, False])
@@ -132,45 +100,32 @@ def test_without_a_timeout_the_thread_asks_when_the_consumer_does(make, monkeypa
 
 @pytest.mark.parametrize("how", ["interrupt", "stop", "close"])
 def test_a_waiting_dataset_ends_with_the_program(make, how):
-    table = uniform()
-    client = make(table)
+    client = make(table())
     dataset = Dataset(client, "t", 8)
-    got = []
-    thread = threading.Thread(target=lambda: got.extend(dataset), daemon=True)
-    thread.start()
-    while not table.waiting.counts[SAMPLERS]:
-        pass
-    end = {"interrupt": client.interrupt, "stop": table.waiting.close, "close": dataset.close}[how]
-    ending = threading.Thread(target=end, daemon=True)
-    ending.start()
-    for each in (ending, thread):
-        each.join(10)
-        assert not each.is_alive()
-    assert got == []
+    reading, waiting = Background(list, dataset), client.server.tables["t"].waiting
+    until(lambda: waiting.counts[SAMPLERS])
+    Background({"interrupt": client.interrupt, "stop": waiting.close, "close": dataset.close}[how]).result(10)
+    assert reading.result(10) == []
     dataset.close()
 
 
 def test_no_more_batches_are_fetched_ahead_than_the_prefetch(make):
-    client = make(uniform())
+    client = make(table())
     fill(client, 10)
     with Dataset(client, "t", 8, prefetch=2) as dataset:
         dataset.ready()
-        while not dataset._changed._waiters:  # until the thread has enough
-            pass
-        assert counters(client)[1] == 16
+        until(lambda: dataset._changed._waiters)  # The thread has enough.
+        assert counts(client)[1] == 16
 
 
 def test_errors_of_the_thread_are_raised_in_the_consumer(make):
-    client = make(uniform())
-    with (
-        Dataset(client, "no such table", 8) as dataset,
-        pytest.raises(RuntimeError, match="no such table"),
-    ):
+    client = make(table())
+    with Dataset(client, "no such table", 8) as dataset, pytest.raises(RuntimeError, match="no such table"):
         next(dataset)
 
 
 def test_ready(make):
-    client = make(uniform())
+    client = make(table())
     with Dataset(client, "t", 8, prefetch=0) as dataset:
         assert not dataset.ready()
         fill(client, 10)
@@ -178,8 +133,8 @@ def test_ready(make):
         next(dataset)
 
 
-def test_mixed_tables_keep_their_weights_exactly(make):
-    client = make(uniform("a"), uniform("b"))
+def test_mixed_tables_keep_their_weights_exactly():
+    client = replay.EmbeddedClient([table("a"), table("b")])
     fill(client, 50, "a")
     fill(client, 50, "b", start=1000)
     with Dataset(client, {"a": 0.7, "b": 0.3}, 8, prefetch=2) as dataset:
@@ -192,7 +147,7 @@ def test_mixed_tables_keep_their_weights_exactly(make):
             from_b += mine.sum()
         dataset.update_priorities(sample.info.key, sample.data["x"] + 1.0)
     assert abs(from_b - 0.3 * 400) <= 1
-    assert counters(client, "a")[1] + counters(client, "b")[1] == 400
+    assert counts(client, "a")[1] + counts(client, "b")[1] == 400
     for name, low, high in (("a", 1, 51), ("b", 1001, 1051)):
         drawn = client.sample_batch(name, 500)
         changed = drawn.info.priority != 1.0
@@ -201,8 +156,8 @@ def test_mixed_tables_keep_their_weights_exactly(make):
         assert (drawn.info.priority[changed] <= high).all()
 
 
-def test_the_first_batches_of_a_mixture_may_be_of_one_table(make):
-    client = make(uniform("a"), uniform("b"))
+def test_the_first_batches_of_a_mixture_may_be_of_one_table():
+    client = replay.EmbeddedClient([table("a"), table("b")])
     fill(client, 50, "a")
     fill(client, 50, "b", start=1000)
     with Dataset(client, {"a": 0.25, "b": 0.75}, 8, only_first=3) as dataset:
@@ -211,13 +166,13 @@ def test_the_first_batches_of_a_mixture_may_be_of_one_table(make):
     assert from_b == [0, 0, 0, 6, 6, 6, 6]
     for sample in samples:
         np.testing.assert_array_equal(table_numbers(sample.info.key), sample.data["x"] >= 1000)
-    assert counters(client, "b")[1] == 24  # What was fetched ahead is given back.
+    assert counts(client, "b")[1] == 24  # What was fetched ahead is given back.
 
 
 def test_keys_of_all_64_bits_tell_tables_apart_and_set_priorities(monkeypatch):
     """Those of dm-reverb. Here, the high bits are added where the mixture draws, and must come back."""
     high = np.uint64(0xA5 << 56)
-    client = replay.EmbeddedClient([uniform("a"), uniform("b")])
+    client = replay.EmbeddedClient([table("a"), table("b")])
     fill(client, 10, "a")
     fill(client, 10, "b", start=1000)
     mixture = Mixture(client, {"a": 0.5, "b": 0.5})
@@ -244,8 +199,8 @@ def test_keys_of_all_64_bits_tell_tables_apart_and_set_priorities(monkeypatch):
         np.testing.assert_array_equal(seen.info.priority[changed], seen.data["x"][changed] + 2)
 
 
-def test_a_mixture_with_one_table_alone_waits_for_no_other(make):
-    client = make(uniform("a"), uniform("b"))
+def test_a_mixture_with_one_table_alone_waits_for_no_other():
+    client = replay.EmbeddedClient([table("a"), table("b")])
     fill(client, 10, "a")
     with Dataset(client, {"a": 0.5, "b": 0.5}, 4, only_first=1, rate_limiter_timeout=0.05) as dataset:
         assert len([*dataset]) == 1
@@ -259,7 +214,7 @@ def test_a_mixture_with_one_table_alone_waits_for_no_other(make):
 @example(weights=[0.01, 0.01, 0.06, 0.46, 0.01, 0.89, 0.8, 0.01], sizes=[4] * 80)
 def test_every_batch_of_a_mixture_has_its_size_and_every_table_its_share(weights, sizes):
     names = [f"t{at}" for at in range(len(weights))]
-    client = replay.EmbeddedClient([uniform(name) for name in names])
+    client = replay.EmbeddedClient([table(name) for name in names])
     mixture = Mixture(client, dict(zip(names, weights, strict=True)))
     total = np.zeros(len(weights))
     for n in sizes:
@@ -270,8 +225,8 @@ def test_every_batch_of_a_mixture_has_its_size_and_every_table_its_share(weights
     assert np.abs(total - share * sum(sizes)).max() < len(weights)
 
 
-def test_ragged_items_of_several_tables_are_padded_or_refused(make):
-    client = make(uniform("a"), uniform("b"))
+def test_ragged_items_of_several_tables_are_padded_or_refused():
+    client = replay.EmbeddedClient([table("a"), table("b")])
     write_ragged(client, [3], "a")
     write_ragged(client, [5], "b")
     with Dataset(client, {"a": 0.5, "b": 0.5}, 4, ragged="pad") as dataset:
@@ -281,10 +236,10 @@ def test_ragged_items_of_several_tables_are_padded_or_refused(make):
         pytest.raises(ValueError, match="different lengths from several tables"),
     ):
         next(dataset)
-    assert counters(client, "a")[1] == counters(client, "b")[1] == 2
+    assert counts(client, "a")[1] == counts(client, "b")[1] == 2
 
 
-def test_batches_of_several_sizes_share_no_pinned_buffers(make, monkeypatch):
+def test_batches_of_several_sizes_share_no_pinned_buffers(monkeypatch):
     """On a GPU, which other objects stand for here."""
     empty, event = (
         torch.empty,
@@ -298,7 +253,7 @@ def test_batches_of_several_sizes_share_no_pinned_buffers(make, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
     monkeypatch.setattr(torch, "empty", lambda shape, dtype, pin_memory: empty(shape, dtype=dtype))
-    client = make(uniform())
+    client = replay.EmbeddedClient([table()])
     fill(client, 20)
     with Dataset(client, "t", 4, device="cpu") as dataset:
         dataset._pinned = PinnedTransfer("cpu")
@@ -306,18 +261,15 @@ def test_batches_of_several_sizes_share_no_pinned_buffers(make, monkeypatch):
         assert [dataset.take(n).data["y"].shape for n in sizes] == [(n, 3) for n in sizes]
 
 
-def test_take_is_refused_while_another_thread_fetches(make):
-    client = make(uniform())
+def test_take_is_refused_while_another_thread_fetches():
+    client = replay.EmbeddedClient([table()])
     fill(client, 20)
     with Dataset(client, "t", 4) as dataset:
         assert len(dataset.take(3).data["x"]) == 3
     with Dataset(client, "t", 4, prefetch=2) as dataset:
         next(dataset)
-        if client.concurrent:
-            with pytest.raises(RuntimeError, match="of its own for take"):
-                dataset.take(3)
-        else:
-            assert len(dataset.take(3).data["x"]) == 3
+        with pytest.raises(RuntimeError, match="of its own for take"):
+            dataset.take(3)
 
 
 def write_ragged(client, lengths, table="t"):
@@ -331,7 +283,7 @@ def write_ragged(client, lengths, table="t"):
 
 
 def test_ragged_items_are_padded_or_refused(make):
-    client = make(uniform())
+    client = make(table())
     write_ragged(client, [2, 5, 3])
     with Dataset(client, "t", 64, ragged="pad") as dataset:
         sample = next(dataset)
@@ -341,12 +293,11 @@ def test_ragged_items_are_padded_or_refused(make):
         np.testing.assert_array_equal(sample.data["x"], np.where(mask, lengths[:, None], 0))
     with Dataset(client, "t", 64) as dataset, pytest.raises(ValueError, match="different lengths"):
         next(dataset)
-    assert counters(client)[1] == 64
+    assert counts(client)[1] == 64
 
 
-def test_tensors(make):
-    torch = pytest.importorskip("torch")
-    client = make(uniform())
+def test_tensors():
+    client = replay.EmbeddedClient([table()])
     fill(client, 100)
     with Dataset(client, "t", 16, device="cpu") as dataset:
         sample = next(dataset)
@@ -356,14 +307,14 @@ def test_tensors(make):
 
 
 def test_no_thread_where_nothing_is_concurrent():
-    client = replay.EmbeddedClient([uniform()], concurrent=False)
+    client = replay.EmbeddedClient([table()], concurrent=False)
     fill(client, 10)
     before = threading.active_count()
     with Dataset(client, "t", 4) as dataset:
         assert dataset.ready()
         next(dataset)
         assert threading.active_count() == before
-    assert counters(client)[1] == 4
+    assert counts(client)[1] == 4
 
 
 WRONG = {
@@ -381,4 +332,4 @@ WRONG = {
 def test_wrong_arguments(name):
     arguments = {"table": "t", **WRONG[name]}
     with pytest.raises(ValueError, match="got"):
-        Dataset(replay.EmbeddedClient([uniform()]), **arguments)
+        Dataset(replay.EmbeddedClient([table()]), **arguments)

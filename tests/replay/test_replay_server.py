@@ -1,10 +1,10 @@
 """A served replay: the same from this process, through shared memory, over TCP and over TCP with CURVE."""
 
-import threading
-
 import numpy as np
 import pytest
-from served_table import finish, table, write
+from background import Background, until
+from dm_env import specs
+from served_table import connections, counts, num_rows, table, write, write_columns
 
 from framework import replay
 from framework.replay.remote import writer as remote_writer
@@ -12,15 +12,11 @@ from framework.replay.remote.client import ServedClient
 
 
 def test_what_was_written_is_read_at_once(connect):
-    client = connect(table(sampler=replay.selectors.Fifo()))
+    client = connect(table())
     writer = client.batch_writer()
     for n in range(1, 20):
-        keys = write(writer, 1, start=n)
+        write(writer, 1)
         assert client.server_info()["t"].current_size == n
-    sample = client.sample_batch("t", 1)
-    assert sample.data["x"].tolist() == [1]
-    assert sample.info.times_sampled.tolist() == [1]
-    assert len(keys) == 1
 
 
 @pytest.mark.parametrize("priorities", [None, []], ids=["default priorities", "priorities"])
@@ -109,37 +105,15 @@ def test_priorities_deletes_and_reset(connect):
     assert client.server_info()["t"].current_size == 0
 
 
-def test_can_sample_and_can_insert(connect):
-    client = connect(replay.Table.queue("t", 5))
-    assert not client.can_sample("t", 1) and client.can_insert("t", 5)
-    write(client.batch_writer(), 5)
-    assert client.can_sample("t", 5) and not client.can_insert("t", 1)
-
-
-def test_timeouts(connect):
-    client = connect(table())
-    for timeout in (0, 0.05):
-        with pytest.raises(replay.DeadlineExceededError, match="'t'"):
-            client.sample_batch("t", 1, timeout=timeout)
-    with pytest.raises(RuntimeError, match=r"'no' was not found"):
-        client.sample_batch("no", 1)
-
-
 def test_a_batch_larger_than_the_limiters_window_fills_as_items_come(connect):
     client = connect(replay.Table.queue("t", 4))
-    got = []
-    thread = threading.Thread(
-        target=lambda: got.append(client.sample_batch("t", 30, timeout=20)), daemon=True
-    )
-    thread.start()
+    batch = Background(lambda: client.sample_batch("t", 30, timeout=20))
     writer = client.batch_writer(max_in_flight_items=2)
     for n in range(30):
         write(writer, 1, start=n)
     writer.flush(timeout=10)
-    finish(thread)
-    np.testing.assert_array_equal(got[0].data["x"], np.arange(30))
-    info = client.server_info()["t"]
-    assert info.rate_limiter_info.sample_stats.completed == 30 and info.current_size == 0
+    np.testing.assert_array_equal(batch.result().data["x"], np.arange(30))
+    assert counts(client) == (30, 30)
 
 
 def test_a_batch_larger_than_one_draw_does_not_wait(connect, monkeypatch):
@@ -150,23 +124,24 @@ def test_a_batch_larger_than_one_draw_does_not_wait(connect, monkeypatch):
 
 
 def test_a_batch_that_does_not_fill_in_time_takes_nothing(connect):
-    client = connect(replay.Table.queue("t", 10))
+    client = connect(replay.Table.queue("t", 6))
+    assert not client.can_sample("t", 1) and client.can_insert("t", 6)
     write(client.batch_writer(), 6)
+    assert client.can_sample("t", 6) and not client.can_insert("t", 1)
     for timeout in (0.1, 0):
         with pytest.raises(replay.DeadlineExceededError, match=r"8 items \(6 went through\): size 0"):
             client.sample_batch("t", 8, timeout=timeout)
-    info = client.server_info()["t"]
-    assert info.rate_limiter_info.sample_stats.completed == 0 and info.current_size == 6
+    assert counts(client) == (6, 0)
     np.testing.assert_array_equal(client.sample_batch("t", 6).data["x"], np.arange(6))
+    with pytest.raises(RuntimeError, match="'no' was not found"):
+        client.sample_batch("no", 1)
 
 
 def test_a_waiting_sampler_is_woken_by_every_way_in(connect):
     client = connect(table())
     for way in ("embedded", "local", "remote"):
         client.reset("t")
-        got = []
-        thread = threading.Thread(target=lambda got=got: got.append(client.sample_batch("t", 1)), daemon=True)
-        thread.start()
+        sampling = Background(client.sample_batch, "t", 1)
         if way == "embedded":
             other = client.server.localhost_client()
         else:
@@ -174,8 +149,7 @@ def test_a_waiting_sampler_is_woken_by_every_way_in(connect):
         writer = other.batch_writer()
         write(writer, 1)
         writer.close(timeout=5)
-        finish(thread)
-        assert len(got) == 1
+        assert len(sampling.result(10).info.key) == 1
         other.close()
 
 
@@ -183,143 +157,65 @@ def test_a_writer_waits_while_too_much_is_in_flight(connect):
     client = connect(replay.Table.queue("t", 4))
     writer = client.batch_writer(max_in_flight_items=3)
     created = []
-    go_on = threading.Event()
 
     def produce():
         for n in range(20):
             write(writer, 1, start=n)
             created.append(n)
-            if n == 3:
-                go_on.set()
 
-    thread = threading.Thread(target=produce, daemon=True)
-    thread.start()
-    assert go_on.wait(10)
+    writing = Background(produce)
+    until(lambda: len(created) > 3)
     reader = client.server.localhost_client()
     assert len(created) <= 4 + 3 + 1
     seen = [reader.sample_batch("t", 1, timeout=10).data["x"][0] for _ in range(20)]
     assert seen == list(range(20))
-    finish(thread)
+    writing.result()
     assert writer.close(timeout=60) == 0
 
 
-def test_close_says_what_it_dropped(connect):
-    client = connect(replay.Table.queue("t", 4))
-    if isinstance(client, ServedClient):
-        writer = client.batch_writer(max_in_flight_items=100)
-        for n in range(10):
-            write(writer, 1, start=n)
-        with pytest.raises(replay.DeadlineExceededError):
-            writer.flush(timeout=0.05)
-        assert writer.close(timeout=0.05) == 6
-    assert client.server_info()["t"].current_size <= 4
-
-
-WRONG_WRITES = {
-    "nan": (lambda w, rows: w.create_items("t", {"x": w.slice("s", "x", rows)}, [np.nan, 1.0]), "priorities"),
-    "negative": (
-        lambda w, rows: w.create_items("t", {"x": w.slice("s", "x", rows)}, [-1.0, 1.0]),
-        "priorities",
-    ),
-    "dtype": (lambda w, rows: w.append("s", {"x": np.zeros(2, np.float32)}), "expected int64"),
-    "shape": (lambda w, rows: w.append("s", {"x": np.zeros((2, 2), np.int64)}), "as in the first append"),
-    "ragged append": (
-        lambda w, rows: w.append("s", {"x": np.zeros(2, int), "z": np.zeros(3)}),
-        "with the same n",
-    ),
-    "nothing": (lambda w, rows: w.append("s", {}), "got columns of the shapes {}"),
-    "table": (
-        lambda w, rows: w.create_items("u", {"x": w.slice("s", "x", rows)}),
-        r"'u' was not found; .* \['t'\]",
-    ),
+WRONG_COLUMNS = {
+    "dtype": ({"x": np.zeros(2, np.float32)}, "'x': got float32.*expected int64"),
+    "shape": ({"x": np.zeros((2, 2), np.int64)}, "as in the first append"),
+    "ragged append": ({"x": np.zeros(2, int), "z": np.zeros(3)}, "with the same n"),
+    "objects": ({"x": np.arange(2), "o": np.array([None, 1])}, "'o'.*object"),
+    "nothing": ({}, "got columns of the shapes {}"),
 }
 
 
-@pytest.mark.parametrize("name", WRONG_WRITES)
-def test_wrong_writes_are_errors_at_the_caller_and_change_nothing(connect, name):
+def test_wrong_writes_are_errors_at_the_caller_and_change_nothing(connect):
     client = connect(table())
     writer = client.batch_writer()
     rows = writer.append("s", {"x": np.arange(2)})
-    call, message = WRONG_WRITES[name]
-    with pytest.raises(ValueError, match=message):
-        call(writer, rows)
+    for columns, message in WRONG_COLUMNS.values():
+        with pytest.raises(ValueError, match=message):
+            writer.append("s", columns)
+    for priorities in ([np.nan, 1.0], [-1.0, 1.0], [1.0]):
+        with pytest.raises(ValueError, match="priorities"):
+            writer.create_items("t", {"x": writer.slice("s", "x", rows)}, priorities)
+    with pytest.raises(ValueError, match=r"'u' was not found; .*'t'"):
+        writer.create_items("u", {"x": writer.slice("s", "x", rows)})
     writer.create_items("t", {"x": writer.slice("s", "x", rows)})
     writer.flush()
     assert client.server_info()["t"].current_size == 2
 
 
-def test_a_signature_is_checked_by_the_server(connect):
-    from dm_env import specs
-
-    client = connect(table(signature={"x": specs.Array((2,), np.int64)}))
-    writer = client.batch_writer()
-    rows = writer.append("s", {"x": np.arange(2)})
-    with pytest.raises(ValueError, match="signature"):
-        writer.create_items("t", {"x": writer.slice("s", "x", rows)})
-        writer.flush()
-    assert client.server_info()["t"].current_size == 0
-    assert writer.close() == (2 if isinstance(client, ServedClient) else 0)  # refused after they were created
+def test_items_that_the_server_refuses_count_as_dropped():
+    with connections("local") as connect:
+        writer = connect(table(signature={"x": specs.Array((2,), np.int64)})).batch_writer()
+        write_columns(writer, {"x": np.arange(2)})
+        with pytest.raises(ValueError, match="signature"):
+            writer.flush()
+        assert writer.close() == 2
 
 
-def test_rows_are_reused(connect):
+def test_rows_are_used_again_also_those_of_samples(connect):
     client = connect(table(size=100))
     writer = client.batch_writer()
     for n in range(100):
         write(writer, 20, start=n)
         writer.flush()
         client.sample_batch("t", 20)
-    stream = client.server._client.store.streams["s"]
-    writer.close()
-    assert stream.num_rows <= 1200  # 100 items, and blocks that writers lease
-    assert client.server_info()["t"].current_size == 100
-
-
-def test_a_store_that_is_full_is_an_error_that_says_what_to_do(connect):
-    client = connect(table(size=10**6), max_bytes=4 << 20)
-    writer = client.batch_writer()
-    with pytest.raises(replay.StoreFullError, match="max_bytes"):
-        for _ in range(100):
-            write(writer, 10_000)
-            writer.flush()
-    assert client.server_info()["t"].current_size > 0
-
-
-def test_reverbs_own_calls(connect):
-    client = connect(table("a", sampler=replay.selectors.Fifo()), table("b"))
-    client.insert({"x": np.float32(3), "y": [1, 2]}, {"a": 1.0, "b": 2.0})
-    with client.trajectory_writer(num_keep_alive_refs=3) as writer:
-        for step in range(5):
-            writer.append({"x": np.float32(step), "y": np.array([step, step])})
-            if step >= 2:
-                parts = {"x": writer.history["x"][-3::2], "last": writer.history["y"][-1]}
-                key = writer.create_item("b", 1.5, parts)
-                assert isinstance(key, int)
-        writer.flush()
-        writer.end_episode()
-    info = client.server_info()
-    assert info["a"].current_size == 1 and info["b"].current_size == 4
-    (steps,) = client.sample("a", 1)
-    assert float(steps[0].data[0]) == 3 and steps[0].info.key > 0
-    seen = {}
-    for sample in client.sample("b", 50, emit_timesteps=False, unpack_as_table_signature=True):
-        if "last" in sample.data:
-            seen[int(sample.data["last"][0])] = sample.data["x"].tolist()
-    assert seen == {2: [0, 2], 3: [1, 3], 4: [2, 4]}
-
-
-def test_a_checkpoint_and_a_server_that_starts_from_it(connect, tmp_path):
-    checkpointer = replay.checkpointers.DefaultCheckpointer(str(tmp_path))
-    client = connect(table(), checkpointer=checkpointer)
-    keys = write(client.batch_writer(), 30, priorities=np.arange(30.0))
-    assert client.checkpoint().startswith(str(tmp_path))
-    again = replay.Server([table()], checkpointer=replay.checkpointers.DefaultCheckpointer(str(tmp_path)))
-    with again:
-        other = ServedClient(again.address)
-        assert other.server_info()["t"].current_size == 30
-        sample = other.sample_batch("t", 200)
-        np.testing.assert_array_equal(sample.info.priority, sample.data["x"])
-        assert set(sample.info.key.tolist()) <= set(keys.tolist())
-        other.close()
+    assert num_rows(client.server._client) <= 1200  # 100 items, and blocks that writers lease
 
 
 @pytest.mark.parametrize("connect", ["local", "remote"], indirect=True)

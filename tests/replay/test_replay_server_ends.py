@@ -3,14 +3,14 @@
 import os
 import pickle
 import socket
-import threading
 import time
 
 import numpy as np
 import psutil
 import pytest
 import zmq
-from served_table import finish, table, write
+from background import Background, until
+from served_table import counts, num_rows, table, write
 
 from framework import replay
 from framework.replay.remote.client import ServedClient
@@ -21,25 +21,14 @@ from launch.rpc import sockets
 
 def test_stop_wakes_every_wait_at_once(connect):
     client = connect(table())
-    outcome = []
-
-    def wait():
-        try:
-            client.sample_batch("t", 1)
-        except replay.ServerClosed as error:
-            outcome.append(str(error))
-
-    threads = [threading.Thread(target=wait, daemon=True) for _ in range(3)]
-    for thread in threads:
-        thread.start()
+    calls = [Background(client.sample_batch, "t", 1) for _ in range(3)]
     here = client.server.tables["t"]
-    while here.info.rate_limiter_info.sample_stats.pending < 3:
-        threading.Event().wait(0.01)
+    until(lambda: here.info.rate_limiter_info.sample_stats.pending == 3)
     client.server.stop()
     begin = time.monotonic()
-    for thread in threads:
-        finish(thread, 60)
-    assert len(outcome) == 3
+    for call in calls:
+        with pytest.raises(replay.ServerClosed):
+            call.result()
     with pytest.raises(replay.ServerClosed):
         client.sample_batch("t", 1)
     with pytest.raises(replay.ServerClosed):
@@ -68,6 +57,8 @@ def test_close_says_how_many_were_dropped_and_they_stay_away(connect):
         writer.append({"x": value})
         writer.create_item("t", 1.0, {"x": writer.history["x"][-1]})
     assert writer.close(timeout=0.3) == 5
+    with pytest.raises(replay.ServerClosed):
+        writer.append({"x": 1})
     assert [int(client.sample_batch("t", 1, timeout=60).data["x"][0]) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(replay.DeadlineExceededError):
         client.sample_batch("t", 1, timeout=0.2)
@@ -134,6 +125,20 @@ def test_strangers_are_kept_out():
                 stranger.server_info()
 
 
+def insert(column, index, lengths, written=(), released=()):
+    """The message that inserts items of one column into table `t`."""
+    layout = [[column], [["x", 0, column[1] > 1, False]], [["dict", ["x"], [None]]]]
+    keys = np.ones(len(index), np.uint64)
+    return {
+        "op": "insert",
+        "layouts": [[0, layout]],
+        "write": list(written),
+        "items": [["t", 0, index, lengths, keys, None, None]],
+        "release": list(released),
+        "lease": {},
+    }
+
+
 def test_rows_of_others_are_refused():
     """What a broken or malicious client could send; ours never does."""
     with replay.Server([table()]) as server:
@@ -143,8 +148,6 @@ def test_rows_of_others_are_refused():
             connection.open()
             lease = {"op": "lease", "stream": "s", "n": 1}
             own = connection.request(lease)["rows"][0]
-            layout = [[["s", 1, False]], [["x", 0, False, False]], [["dict", ["x"], [None]]]]
-            one = np.array([1], np.uint64)
             none = np.zeros((0, 1), np.int64)
             for index, written, released in [
                 (np.array([[0]]), [], []),
@@ -155,16 +158,8 @@ def test_rows_of_others_are_refused():
                 (none, [], [["s", np.array([0])]]),
                 (none, [], [["s", np.array([[own, own]])]]),
             ]:
-                message = {
-                    "op": "insert",
-                    "layouts": [[0, layout]],
-                    "write": written,
-                    "items": [["t", 0, index, None, one[: len(index)], None, None]],
-                    "release": released,
-                    "lease": {},
-                }
                 with pytest.raises(ValueError, match=r"got|expected"):
-                    connection.request(message)
+                    connection.request(insert(["s", 1, False], index, None, written, released))
         assert good.server_info()["t"].current_size == 5
         assert set(good.sample_batch("t", 50).data["x"].tolist()) <= set(range(5))
         good.close()
@@ -179,17 +174,8 @@ def test_items_without_the_lengths_of_their_layout_are_refused():
             connection.open()
             rows = connection.request({"op": "lease", "stream": "s", "n": 2})["rows"]
             for ragged, lengths in ((True, None), (False, np.ones((1, 1), np.int32))):
-                layout = [[["s", 2, ragged]], [["x", 0, True, False]], [["dict", ["x"], [None]]]]
-                message = {
-                    "op": "insert",
-                    "layouts": [[0, layout]],
-                    "write": [],
-                    "items": [["t", 0, rows[None], lengths, np.array([1], np.uint64), None, None]],
-                    "release": [],
-                    "lease": {},
-                }
                 with pytest.raises(ValueError, match="lengths"):
-                    connection.request(message)
+                    connection.request(insert(["s", 2, ragged], rows[None], lengths))
         assert client.server_info()["t"].current_size == 5
 
 
@@ -200,8 +186,7 @@ def test_an_append_of_more_rows_than_half_of_the_largest_lease():
 
 
 WRONG_SERVERS = {
-    "no tables": (lambda: replay.Server([]), "no"),
-    "one name twice": (lambda: replay.Server([table(), table()]), "'t'"),
+    "one name twice": (lambda: replay.EmbeddedClient([table(), table()]), "'t'"),
     "open interface": (lambda: replay.Server([table()], address="tcp://0.0.0.0:*"), "keys"),
     "port and address": (
         lambda: replay.Server([table()], port=1, address="tcp://127.0.0.1:*"),
@@ -259,11 +244,10 @@ def test_a_reader_goes_on_after_an_answer_that_is_too_large(monkeypatch):
         writer = client.batch_writer()
         write(writer, 5)
         writer.flush()
-        before = client.server_info()["t"].rate_limiter_info.sample_stats.completed
         with pytest.raises(ValueError, match="Ask for smaller batches"):
             client.sample_batch("t", 1000)
         assert client.sample_batch("t", 2).data["x"].shape == (2,)
-        assert client.server_info()["t"].rate_limiter_info.sample_stats.completed == before + 2
+        assert counts(client) == (5, 2)
 
 
 def test_a_request_that_waits_ends_once_when_its_client_has_gone():
@@ -309,11 +293,7 @@ def test_a_writer_whose_session_ended_in_a_call_touches_no_row_of_others(how, mo
                 ended.show()
         else:
             ended.show()  # for a reader, to whom it is no error
-        stream = server._store.streams["s"]
-        deadline = time.monotonic() + 60
-        while stream.num_rows > 10 and time.monotonic() < deadline:
-            threading.Event().wait(0.01)
-        assert stream.num_rows <= 10, "the server has not taken the rows back"
+        until(lambda: num_rows(server._store) <= 10)  # The server takes the rows back.
         write(writer, 500, start=1000)
         writer.flush(timeout=60)
         with pytest.raises(replay.ServerLost, match="in the middle of a call"):

@@ -1,9 +1,8 @@
 """A replay server that comes back at another address, from its checkpoint: its clients follow."""
 
-import threading
-
-import numpy as np
 import pytest
+from background import Background
+from served_table import table, write
 
 from framework import replay
 from framework.replay import checkpointers
@@ -13,32 +12,7 @@ PATIENCE = 30.0
 
 
 def serve(folder):
-    table = replay.Table(
-        "t", replay.selectors.Uniform(), replay.selectors.Fifo(), 100, replay.rate_limiters.MinSize(1)
-    )
-    return replay.Server([table], checkpointer=checkpointers.DefaultCheckpointer(str(folder)))
-
-
-def write(writer, n):
-    rows = writer.append("s", {"x": np.arange(n)})
-    writer.create_items("t", {"x": writer.slice("s", "x", rows)})
-    writer.release("s", rows)
-    writer.flush(PATIENCE)
-
-
-def in_background(fn):
-    """A thread that runs ``fn``, and where its result or error will be."""
-    outcome = []
-
-    def run():
-        try:
-            outcome.append(fn())
-        except Exception as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    return thread, outcome
+    return replay.Server([table()], checkpointer=checkpointers.DefaultCheckpointer(str(folder)))
 
 
 @pytest.mark.parametrize("local", [True, False])
@@ -47,6 +21,7 @@ def test_clients_follow_their_server(tmp_path, local):
     client = ServedClient(first.address, local=local, reconnect_timeout=1.0)
     writer = client.batch_writer()
     write(writer, 5)
+    writer.flush(PATIENCE)
     assert len(client.sample_batch("t", 3, PATIENCE).data["x"]) == 3
     client.checkpoint()
     first.stop()
@@ -56,6 +31,7 @@ def test_clients_follow_their_server(tmp_path, local):
     assert client.server_info()["t"].current_size == 5
     with pytest.raises(replay.ServerClosed):
         write(writer, 4)
+        writer.flush(PATIENCE)
     write(client.batch_writer(), 4)
     assert client.server_info()["t"].current_size == 9
     assert set(client.sample_batch("t", 50, PATIENCE).data["x"].tolist()) <= set(range(5))
@@ -67,12 +43,10 @@ def test_a_call_waits_for_a_server_that_is_away(tmp_path):
     first = serve(tmp_path)
     client = ServedClient("tcp://127.0.0.1:9", reconnect_timeout=0.1)  # no server is there
     client.move(None)
-    thread, outcome = in_background(client.server_info)
-    thread.join(0.5)  # five times the time to give up
-    assert thread.is_alive()
+    call = Background(client.server_info)
+    assert call.running(0.5)  # five times the time to give up
     client.move(first.address)
-    thread.join(PATIENCE)
-    assert outcome[0]["t"].current_size == 0
+    assert call.result(PATIENCE)["t"].current_size == 0
     client.close()
     first.stop()
 
@@ -80,9 +54,8 @@ def test_a_call_waits_for_a_server_that_is_away(tmp_path):
 def test_an_interrupt_ends_the_wait_for_a_server_that_is_away():
     client = ServedClient("tcp://127.0.0.1:9", reconnect_timeout=0.1)
     client.move(None)
-    thread, outcome = in_background(lambda: client.sample_batch("t", 1))
-    thread.join(0.3)
-    assert thread.is_alive()
+    call = Background(client.sample_batch, "t", 1)
+    assert call.running(0.3)
     client.interrupt()
-    thread.join(PATIENCE)
-    assert isinstance(outcome[0], replay.ServerClosed)
+    with pytest.raises(replay.ServerClosed):
+        call.result(PATIENCE)

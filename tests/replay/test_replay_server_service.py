@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 import zmq
+from background import Background, until
 
 from framework.replay import wire
 from framework.replay.errors import DeadlineExceededError, ServerClosed
@@ -46,14 +47,22 @@ class Gate:
                 raise SystemExit("the handler broke")
             case "strange":
                 return {"value": STRANGE[message["kind"]]}
+            case "defect at once":
+                raise RuntimeError("a mistake of ours")
+            case "defect later":
+                return service.Request("gate", None, self.fail_later())
+            case "field":
+                return {"value": [][message["value"]]}
         raise ValueError(f"unknown operation {message['op']!r}")
+
+    def fail_later(self):
+        yield None
+        raise RuntimeError("a mistake of ours")
 
     def steps(self, tokens):
         while self.tokens < tokens:
-            self.tokens, self.late = (
-                self.tokens + self.late,
-                0,
-            )  # no call of `wake`
+            # They come when nobody waits, so nobody calls `wake`.
+            self.tokens, self.late = self.tokens + self.late, 0
             yield None
         self.tokens -= tokens
         yield {"passed": True}
@@ -63,7 +72,8 @@ class Gate:
 def gate():
     handler = Gate()
     socket = sockets.make_server_socket("tcp://127.0.0.1:*", None)
-    server = service.Service(handler, socket)
+    handler.failures = []
+    server = service.Service(handler, socket, handler.failures.append)
     handler.address = sockets.bound_address(socket)
     handler.service = server
     server.start()
@@ -78,28 +88,12 @@ def channel(gate):
     channel.close()
 
 
-def in_thread(function):
-    """Runs a function in a thread; returns a callable that waits for its result or error."""
-    outcome = []
-
-    def run():
-        try:
-            outcome.append((function(), None))
-        except BaseException as error:
-            outcome.append((None, error))
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-
-    def result(timeout=10):
-        thread.join(timeout)
-        assert outcome, "still waiting"
-        value, error = outcome[0]
-        if error is not None:
-            raise error
-        return value
-
-    return result
+def wait_to_pass(channel, gate):
+    """A request that the handler has taken and that waits for a token."""
+    gate.waiting.clear()
+    call = Background(lambda: channel.call({"op": "pass"}, wait=True))
+    assert gate.waiting.wait(60)
+    return call
 
 
 def test_echo_small_and_large(channel):
@@ -155,20 +149,18 @@ def test_timeouts(channel):
 
 
 def test_a_parked_request_goes_through_when_another_client_changes_something(gate, channel):
-    result = in_thread(lambda: channel.call({"op": "pass"}, wait=True))
-    assert gate.waiting.wait(60)
+    call = wait_to_pass(channel, gate)
     with channel.borrow() as other:
         other.open()
         other.post({"op": "post", "tokens": 1})
-    assert result()["passed"]
+    assert call.result()["passed"]
 
 
 def test_a_parked_request_goes_through_when_this_process_changes_something(gate, channel):
-    result = in_thread(lambda: channel.call({"op": "pass"}, wait=True))
-    assert gate.waiting.wait(60)
+    call = wait_to_pass(channel, gate)
     gate.tokens += 1
     gate.service.wake()
-    assert result()["passed"]
+    assert call.result()["passed"]
 
 
 def test_a_change_between_the_first_look_and_the_wait_is_seen(gate, channel):
@@ -188,12 +180,12 @@ def test_waiting_requests_go_through_in_line(gate):
             with channel.borrow() as mine:
                 mine.post({"op": "post", "tokens": 1})  # lets the next one in
 
-        waits.append(in_thread(wait))
+        waits.append(Background(wait))
         assert gate.waiting.wait(60)
     gate.tokens += 1
     gate.service.wake()
-    for result in waits:
-        result()
+    for call in waits:
+        call.result()
     assert order == [0, 1, 2, 3, 4]
 
 
@@ -206,10 +198,10 @@ def test_a_request_waits_for_the_one_before_it_and_goes_on_when_that_is_canceled
         with pytest.raises(DeadlineExceededError):
             channel.call({"op": "pass"}, timeout=0.2, wait=True)
         gate.waiting.clear()
-        result = in_thread(lambda: channel.call({"op": "pass"}, timeout=60, wait=True))
+        result = Background(channel.call, {"op": "pass"}, 60, True)
         assert gate.waiting.wait(60)
         first.post({"op": "cancel"})
-        assert result()["passed"]
+        assert result.result()["passed"]
     assert not gate.service._deadlines
 
 
@@ -223,35 +215,20 @@ def test_a_second_hello_ends_the_session_of_the_first(gate, channel):
 def test_stop_wakes_every_waiting_client_at_once(gate):
     waits = []
     for _ in range(4):
-        channel = Channel(gate.address, reconnect_timeout=30)
-        gate.waiting.clear()
-        waits.append(in_thread(lambda channel=channel: channel.call({"op": "pass"}, wait=True)))
-        assert gate.waiting.wait(60)
+        waits.append(wait_to_pass(Channel(gate.address, reconnect_timeout=30), gate))
     begin = time.monotonic()
     gate.service.stop()
-    for result in waits:
+    for call in waits:
         with pytest.raises(ServerClosed, match="stopped"):
-            result()
-    assert time.monotonic() - begin < 20
-
-
-def test_calls_after_a_stop_fail_at_once(gate, channel):
-    channel.call({"op": "echo", "value": 1})
-    gate.service.stop()
-    begin = time.monotonic()
-    with pytest.raises(ServerClosed):
-        channel.call({"op": "pass"}, wait=True)
-    with pytest.raises(ServerClosed):
-        channel.call({"op": "echo", "value": 1})
+            call.result()
     assert time.monotonic() - begin < 20
 
 
 def test_interrupt_wakes_waits_but_not_calls_that_need_not_wait(gate, channel):
-    result = in_thread(lambda: channel.call({"op": "pass"}, wait=True))
-    assert gate.waiting.wait(60)
+    call = wait_to_pass(channel, gate)
     channel.interrupt()
     with pytest.raises(ServerClosed, match="interrupted"):
-        result()
+        call.result()
     assert channel.call({"op": "echo", "value": 1})["value"] == 1
     with pytest.raises(ServerClosed, match="interrupted"):
         channel.call({"op": "pass"}, wait=True)
@@ -300,11 +277,10 @@ def test_an_idle_client_is_not_probed_for_each_connection_that_ends(gate, channe
 @pytest.mark.parametrize("how", ["canceled", "gone"])
 def test_a_waiting_request_that_is_not_wanted_any_more_takes_nothing(gate, channel, how):
     if how == "canceled":
-        result = in_thread(lambda: channel.call({"op": "pass"}, wait=True))
-        assert gate.waiting.wait(60)
+        call = wait_to_pass(channel, gate)
         channel.interrupt()
         with pytest.raises(ServerClosed):
-            result()
+            call.result()
     else:
         with channel.borrow() as mine:
             mine.open()
@@ -329,14 +305,52 @@ def test_garbage_is_counted_and_ignored(gate, channel):
     stranger.close(linger=0)
 
 
+@pytest.mark.parametrize("op", ["defect at once", "defect later"])
+def test_a_mistake_of_ours_is_logged_answered_and_ends_the_service_if_it_repeats(gate, channel, op, caplog):
+    for time_of_it in range(1, 3):
+        with pytest.raises(RuntimeError, match="a mistake of ours"):
+            channel.call({"op": op}, timeout=60, wait=True)
+        assert channel.call({"op": "echo", "value": 1})["value"] == 1
+        assert gate.service.defects == time_of_it
+    assert gate.service.error is None
+    with pytest.raises((RuntimeError, ServerClosed)):
+        channel.call({"op": op}, timeout=60, wait=True)
+    gate.service.join(60)
+    assert "a mistake of ours" in str(gate.service.error)
+    assert gate.failures == [gate.service.error]
+    assert gate.service.malformed == 0
+    assert caplog.text.count("Traceback") == 4  # each time, and at the end
+    assert "in fail_later" in caplog.text or "in handle" in caplog.text
+
+
+def test_a_mistake_of_ours_that_no_request_gets_is_not_malformed_either(gate, channel, caplog):
+    """The session ends when its client says hello again."""
+    gate.close = {}.__getitem__  # KeyError: a client's message may cause it only in its own fields
+    for _ in range(3):
+        channel.call({"op": "echo", "value": 1}, timeout=60)
+        with channel.borrow() as mine:
+            mine.post({"op": "hello"})
+    gate.service.join(60)
+    assert isinstance(gate.service.error, KeyError)
+    assert gate.service.malformed == 0
+    assert "in _close" in caplog.text
+
+
+def test_no_request_with_invalid_fields_is_a_defect(gate, channel):
+    for value in [0, "text", None, 1 << 70, [], {}]:
+        with pytest.raises((IndexError, TypeError)):
+            channel.call({"op": "field", "value": value}, timeout=60)
+    assert gate.service.defects == 0
+    assert channel.call({"op": "echo", "value": 1})["value"] == 1
+
+
 def test_an_error_of_the_loop_reaches_every_client(gate, channel):
     waiting = Channel(gate.address)
-    result = in_thread(lambda: waiting.call({"op": "pass"}, wait=True))
-    assert gate.waiting.wait(60)
+    call = wait_to_pass(waiting, gate)
     with pytest.raises(ServerClosed):
         channel.call({"op": "crash"}, timeout=60)
     with pytest.raises(ServerClosed, match="the handler broke"):
-        result()
+        call.result()
     gate.service.join(60)
     assert isinstance(gate.service.error, SystemExit)
 
@@ -349,15 +363,13 @@ def test_a_restarted_server_is_found_again(gate, channel):
     socket = sockets.make_server_socket(gate.address, None)
     again = service.Service(Gate(), socket)
     again.start()
+
+    def answers():
+        with contextlib.suppress(ServerClosed):  # until the socket has found it
+            return channel.call({"op": "echo", "value": 2})["value"] == 2
+
     try:
-        deadline = time.monotonic() + 10
-        while True:
-            try:
-                assert channel.call({"op": "echo", "value": 2})["value"] == 2
-                break
-            except ServerClosed:  # until the socket has found it
-                assert time.monotonic() < deadline
-                threading.Event().wait(0.02)
+        until(answers, timeout=10)
     finally:
         again.stop()
 

@@ -1,10 +1,12 @@
 """Several servers as one."""
 
-import concurrent.futures
+import contextlib
 
 import numpy as np
 import pytest
 import torch
+from background import Background, until
+from served_table import table, write_columns
 
 from framework import replay
 from framework.datasets import Dataset
@@ -14,56 +16,41 @@ from framework.replay.sharded import ShardedClient, shard_of
 from framework.replay.tables.rate_limiters import SAMPLERS
 
 
-def table(sampler=None, name="t", size=1000):
-    limiter = replay.rate_limiters.MinSize(1)
-    return replay.Table(
-        name, sampler or replay.selectors.Uniform(), replay.selectors.Fifo(), size, limiter, seed=1
-    )
+def by_priority(exponent=1.0):
+    return table(sampler=replay.selectors.Prioritized(exponent))
 
 
 @pytest.fixture
 def shards():
-    made = []
+    with contextlib.ExitStack() as stack:
 
-    def build(*tables, served=True):
-        servers = [replay.Server([each]) for each in tables]
-        if served:
-            clients = [ServedClient(server.address) for server in servers]
-        else:
-            clients = [server.localhost_client() for server in servers]
-        client = ShardedClient(clients, seed=0)
-        made.append((client, servers))
-        return client
+        def build(*tables, served=True):
+            servers = [stack.enter_context(replay.Server([each])) for each in tables]
+            clients = [ServedClient(each.address) if served else each.localhost_client() for each in servers]
+            client = ShardedClient(clients, seed=0)
+            stack.callback(client.close)
+            return client
 
-    yield build
-    for client, servers in made:
-        client.close()
-        for server in servers:
-            server.stop()
+        yield build
 
 
 def sample_while_waiting(client, tables, values):
     """A batch of 20 that is asked for before `values` come to the second of two servers."""
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        batch = pool.submit(client.sample_batch, "t", 20, timeout=30)
-        while not tables[0].waiting.counts[SAMPLERS]:
-            pass
-        writers = [client.batch_writer() for _ in tables]
-        write(next(writer for writer in writers if writer.shard == 1), values)
-        return batch.result(15)
+    batch = Background(client.sample_batch, "t", 20)
+    until(lambda: tables[0].waiting.counts[SAMPLERS])
+    writers = [client.batch_writer() for _ in tables]
+    write(next(writer for writer in writers if writer.shard == 1), values)
+    return batch.result(10)
 
 
 def write(writer, values, priorities=None):
-    rows = writer.append("s", {"x": np.asarray(values)})
-    keys = writer.create_items("t", {"x": writer.slice("s", "x", rows)}, priorities)
-    writer.release("s", rows)
+    keys = write_columns(writer, {"x": np.asarray(values)}, "t", priorities)
     writer.flush()
     return keys
 
 
-@pytest.mark.parametrize("served", [True, False])
-def test_uniform_over_all_items(shards, served):
-    client = shards(table(), table(), table(), served=served)
+def test_uniform_over_all_items(shards):
+    client = shards(table(), table(), table())
     writers = [client.batch_writer() for _ in range(3)]
     assert sorted(writer.shard for writer in writers) == [0, 1, 2]
     for writer, values in zip(writers, (range(10), range(10, 40), range(40, 100)), strict=True):
@@ -80,18 +67,13 @@ def test_uniform_over_all_items(shards, served):
 
 
 def test_by_priority_over_all_items(shards):
-    client = shards(*[table(replay.selectors.Prioritized(1.0)) for _ in range(2)])
+    client = shards(by_priority(), by_priority())
     a, b = client.batch_writer(), client.batch_writer()
     keys = [write(a, [0, 1], [1.0, 2.0]), write(b, [2, 3], [6.0, 1.0])]
-    counts = np.zeros(4)
-    client.sample_batch("t", 100)  # learns the sums
-    for _ in range(20):
-        sample = client.sample_batch("t", 500)
-        counts += np.bincount(sample.data["x"], minlength=4)
-    np.testing.assert_allclose(counts / counts.sum(), [0.1, 0.2, 0.6, 0.1], atol=0.02)
-    np.testing.assert_allclose(
-        sample.info.probability, np.array([0.1, 0.2, 0.6, 0.1])[sample.data["x"]], rtol=1e-6
-    )
+    sample = client.sample_batch("t", 10_000)
+    shares = np.array([0.1, 0.2, 0.6, 0.1])
+    np.testing.assert_allclose(np.bincount(sample.data["x"], minlength=4) / 10_000, shares, atol=0.02)
+    np.testing.assert_allclose(sample.info.probability, shares[sample.data["x"]], rtol=1e-6)
     client.update_priorities("t", np.concatenate(keys), [0, 0, 0, 5.0])
     client.mutate_priorities("t", updates={int(keys[1][0]): 0.0}, deletes=[int(keys[0][0])])
     assert client.server_info()["t"].current_size == 3
@@ -102,7 +84,7 @@ def test_by_priority_over_all_items(shards):
 @pytest.mark.parametrize("served", [True, False])
 def test_shares_are_those_of_the_moment(shards, served):
     """From the first batch on, and right after priorities and items have changed."""
-    client = shards(*[table(replay.selectors.Prioritized(1.0)) for _ in range(2)], served=served)
+    client = shards(by_priority(), by_priority(), served=served)
 
     def share_of_second():
         info = client.sample_batch("t", 4000).info
@@ -134,7 +116,7 @@ def test_shares_are_those_of_the_moment(shards, served):
 @pytest.mark.parametrize("selector", [replay.selectors.Uniform, lambda: replay.selectors.Prioritized(0.6)])
 def test_importance_weights_of_equal_items_are_equal(shards, served, look_first, selector):
     """Their formula multiplies the probability by the table's size, both of all servers together."""
-    client = shards(table(selector(), size=2000), table(selector(), size=2000), served=served)
+    client = shards(*[table(sampler=selector(), size=2000) for _ in range(2)], served=served)
     for writer, size in zip([client.batch_writer() for _ in range(2)], (2000, 1000), strict=True):
         write(writer, np.arange(size), np.ones(size))
     source = client.source()
@@ -151,7 +133,7 @@ def test_importance_weights_of_equal_items_are_equal(shards, served, look_first,
 
 
 def test_all_priorities_zero_are_uniform_over_shards(shards):
-    client = shards(*[table(replay.selectors.Prioritized(0.5)) for _ in range(2)])
+    client = shards(by_priority(0.5), by_priority(0.5))
     first, second = client.batch_writer(), client.batch_writer()
     write(first, list(range(30)), np.zeros(30))
     write(second, list(range(10)), np.zeros(10))
@@ -161,7 +143,7 @@ def test_all_priorities_zero_are_uniform_over_shards(shards):
 
 
 def test_servers_that_sample_differently(shards):
-    client = shards(table(replay.selectors.Prioritized(0.5)), table(replay.selectors.Prioritized(0.6)))
+    client = shards(by_priority(0.5), by_priority(0.6))
     write(client.batch_writer(), [1])
     with pytest.raises(ValueError, match="expected the same on all servers"):
         client.sample_batch("t", 1, timeout=60)

@@ -66,54 +66,36 @@ def test_close_removes_the_directory(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-CHILD = """
-import sys
-import numpy as np
-from framework.replay import shm
-from framework.replay.errors import StoreFullError
-from framework.replay.rows.store import RowStore
-memory = shm.SharedMemory(root=sys.argv[1])
-memory.allocate("steps", "x", (10,), np.dtype(np.int64))
-print(memory.directory, flush=True)
-if sys.argv[2] == "wait":
-    sys.stdin.read()
-"""
+def _own(pipe, root):
+    memory = shm.SharedMemory(root=root)
+    memory.allocate("steps", "x", (10,), I8)
+    pipe.send(memory.directory)
+    pipe.recv()
 
 
-def start(tmp_path, what):
-    child = subprocess.Popen(
-        [sys.executable, "-c", CHILD, str(tmp_path), what],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    return child, child.stdout.readline().strip()
-
-
-def test_a_killed_owner_is_cleaned_up_by_the_next_and_a_live_one_is_not(tmp_path):
-    dead, dead_directory = start(tmp_path, "wait")
-    live, live_directory = start(tmp_path, "wait")
-    try:
-        dead.kill()
-        dead.wait(10)
-        assert os.path.isdir(dead_directory) and os.path.isdir(live_directory)
-        memory = shm.SharedMemory(str(tmp_path))
-        assert not os.path.exists(dead_directory)
-        assert os.path.isdir(live_directory) and os.path.isdir(memory.directory)
-        assert sockets.remove_abandoned_directories(str(tmp_path), shm.PREFIX) == []
-        memory.close()
-    finally:
-        for child in (dead, live):
-            child.kill()
-            child.communicate(timeout=10)
+def test_a_killed_owner_is_cleaned_up_by_the_next_and_a_live_one_is_not(tmp_path, fork):
+    dead, live = (fork(_own, str(tmp_path)) for _ in range(2))
+    directories = [child.word() for child in (dead, live)]
+    dead.kill()
+    assert all(map(os.path.isdir, directories))
+    memory = shm.SharedMemory(str(tmp_path))
+    assert [os.path.isdir(each) for each in (*directories, memory.directory)] == [False, True, True]
+    assert sockets.remove_abandoned_directories(str(tmp_path), shm.PREFIX) == []
+    memory.close()
 
 
 def test_an_interpreter_that_ends_without_close_leaves_nothing_and_says_nothing(tmp_path):
-    child, directory = start(tmp_path, "end")
-    _, noise = child.communicate(timeout=20)
-    assert child.returncode == 0 and noise == ""
-    assert not os.path.exists(directory)
+    code = """
+import sys
+import numpy as np
+from framework.replay import shm
+memory = shm.SharedMemory(root=sys.argv[1])
+memory.allocate("steps", "x", (10,), np.dtype(np.int64))
+print(memory.directory)
+"""
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    child = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert child.stderr == "" and not os.path.exists(child.stdout.strip())
 
 
 def test_other_files_are_left_alone(tmp_path):

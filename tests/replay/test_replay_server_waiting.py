@@ -1,10 +1,11 @@
 """Messages of one writer that arrive while an earlier one waits for its rate limiter lose nothing."""
 
 import threading
-import time
 
 import numpy as np
 import pytest
+from background import Background, until
+from served_table import write
 
 from framework import replay
 from framework.replay.remote.client import ServedClient
@@ -18,9 +19,7 @@ def test_every_item_arrives_however_many_messages_wait(local):
         writer = client.batch_writer(max_in_flight_items=10_000)
         sent = 0
         for _ in range(40):  # messages of their own, of which the first fills the table
-            rows = writer.append("s", {"x": np.arange(sent, sent + 50)})
-            writer.create_items("t", {"x": writer.slice("s", "x", rows)})
-            writer.release("s", rows)
+            write(writer, 50, start=sent)
             writer.show()
             sent += 50
         assert client.server_info(timeout=60)["t"].current_size == 150
@@ -75,46 +74,28 @@ def test_single_items_are_sent_soon():
 def test_messages_behind_the_first_are_woken_by_a_reader_in_the_servers_process():
     with replay.Server([replay.Table.queue("t", 3)]) as server:
 
-        def write():
+        def write_all():
             writer = ServedClient(server.address).batch_writer()
             for _ in range(3):  # messages of 64 items, in one line
-                rows = writer.append("s", {"x": np.zeros((64, 2))})
-                writer.create_items("t", {"x": writer.slice("s", "x", rows)})
-                writer.release("s", rows)
+                write(writer, 64)
             writer.flush()
 
-        thread = threading.Thread(target=write, daemon=True)
-        thread.start()
+        writing = Background(write_all)
         client = server.localhost_client()
         for _ in range(3 * 64):
             client.sample_batch("t", 1, timeout=10)
-        thread.join(10)
-        assert not thread.is_alive()
+        writing.result(10)
 
 
 def test_a_client_can_be_closed_while_a_writer_waits_in_another_thread():
     with replay.Server([replay.Table.queue("t", 3)]) as server:
         client = ServedClient(server.address)
         writer = client.batch_writer(max_in_flight_items=1)
-        rows = writer.append("s", {"x": np.zeros(10)})
-        errors = []
-
-        def write():
-            try:
-                writer.create_items("t", {"x": writer.slice("s", "x", rows)})
-                writer.flush()
-            except replay.ServerClosed as error:
-                errors.append(error)
-
-        thread = threading.Thread(target=write, daemon=True)
-        thread.start()
-        reader = server.localhost_client()
-        deadline = time.monotonic() + 10
-        while reader.server_info()["t"].rate_limiter_info.insert_stats.pending == 0:
-            assert time.monotonic() < deadline
+        writing = Background(lambda: (write(writer, 10), writer.flush()))
+        until(lambda: server.tables["t"].info.rate_limiter_info.insert_stats.pending)
         client.close()
-        thread.join(10)
-        assert not thread.is_alive() and errors
+        with pytest.raises(replay.ServerClosed):
+            writing.result(10)
 
 
 @pytest.mark.parametrize("size", [1, 3, 50])
@@ -125,7 +106,7 @@ def test_no_wake_up_is_lost_between_served_and_local_readers_and_writers(size):
             server.localhost_client(),
             *[ServedClient(server.address, local=n % 2 == 0) for n in range(3)],
         ]
-        n, seen, errors = 400, [], []
+        n, seen = 400, []
 
         def write(client, start):
             writer = client.batch_writer(max_in_flight_items=7)
@@ -139,37 +120,16 @@ def test_no_wake_up_is_lost_between_served_and_local_readers_and_writers(size):
             while True:
                 seen.extend(client.sample_batch(table, 1, timeout=60).data["x"].tolist())
 
-        def run(target, *arguments):
-            try:
-                target(*arguments)
-            except replay.ServerClosed:
-                pass
-            except BaseException as error:
-                errors.append(error)
-
-        readers = [
-            threading.Thread(target=run, args=(read, client, table), daemon=True)
-            for client in clients
-            for table in "ab"
-        ]
-        writers = [
-            threading.Thread(target=run, args=(write, client, number * n), daemon=True)
-            for number, client in enumerate(clients)
-        ]
-        for thread in readers + writers:
-            thread.start()
-        for thread in writers:
-            thread.join(60)
-            assert not thread.is_alive()
-        deadline = time.monotonic() + 20
-        while len(seen) < n * len(clients) and time.monotonic() < deadline:
-            time.sleep(0.01)
+        readers = [Background(read, client, table) for client in clients for table in "ab"]
+        writers = [Background(write, client, number * n) for number, client in enumerate(clients)]
+        for writer in writers:
+            writer.result()
+        until(lambda: len(seen) >= n * len(clients), timeout=20)
         for client in clients:
             client.close()
-        for thread in readers:
-            thread.join(20)
-            assert not thread.is_alive()
-        assert not errors
+        for reader in readers:
+            with pytest.raises(replay.ServerClosed):
+                reader.result(20)
         assert sorted(seen) == list(range(n * len(clients)))
 
 
@@ -190,13 +150,11 @@ def test_the_time_that_served_calls_wait_counts_for_the_table_that_holds_them_ba
             writer.create_items("free", {"x": writer.slice("s", "x", rows[:1])})
             writer.show()
 
-        thread = threading.Thread(target=lambda: client.sample_batch("t", 1, timeout=60), daemon=True)
-        thread.start()
-        threading.Event().wait(0.3)
+        sampling = Background(client.sample_batch, "t", 1, 60)
+        assert sampling.running(0.3)
         writer = client.batch_writer()
         create(writer)  # one of two goes to the sampler
-        thread.join(60)
-        assert not thread.is_alive()
+        sampling.result()
         assert waited("t")[0] >= 200
         create(writer)
         threading.Event().wait(0.3)

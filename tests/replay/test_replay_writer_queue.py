@@ -2,10 +2,10 @@
 
 import collections
 import gc
-import threading
 
 import numpy as np
 import pytest
+from background import Background
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -112,26 +112,19 @@ def test_a_reader_and_writers_that_wait_end_with_every_item_once(writers, in_fli
     client = make_client()
     batches, sizes = 40, (1, 2, 5, 7)
     total = sum(sizes[i % 4] for i in range(batches))
-    errors = []
 
     def write(number):
-        try:
-            with client.batch_writer(max_in_flight_items=in_flight) as writer:
-                value = number * 10_000
-                for i in range(batches):
-                    create(writer, "a", range(value, value + sizes[i % 4]))
-                    value += sizes[i % 4]
-                writer.flush(timeout=30)
-        except Exception as error:
-            errors.append(error)
+        with client.batch_writer(max_in_flight_items=in_flight) as writer:
+            value = number * 10_000
+            for i in range(batches):
+                create(writer, "a", range(value, value + sizes[i % 4]))
+                value += sizes[i % 4]
+            writer.flush(timeout=30)
 
-    threads = [threading.Thread(target=write, args=(n,), daemon=True) for n in range(writers)]
-    for thread in threads:
-        thread.start()
+    calls = [Background(write, number) for number in range(writers)]
     got = [int(client.sample_batch("a", 1, timeout=30).data[0]) for _ in range(total * writers)]
-    for thread in threads:
-        thread.join(30)
-    assert not errors and not any(thread.is_alive() for thread in threads)
+    for call in calls:
+        call.result()
     for number in range(writers):
         mine = [value for value in got if value // 10_000 == number]
         assert mine == list(range(number * 10_000, number * 10_000 + total))
@@ -176,31 +169,15 @@ def test_a_writer_that_is_dropped_with_the_object_that_stages_for_it_is_ended():
     assert not client.store.dropped_writers
 
 
-def test_two_writers_may_use_one_name_for_different_columns():
-    client = make_client()
-    with client.batch_writer() as first, client.batch_writer() as second:
-        create(first, "a", [1])
-        rows = second.append("s", {"x": np.ones((1, 2), np.float32), "y": np.zeros(1)})
-        second.create_items("b", second.slice("s", "x", rows))
-        second.release("s", rows)
-        create(first, "a", [2])
-        first.flush()
-        second.flush()
-    assert client.sample_batch("a", 2, timeout=0).data.tolist() == [1, 2]
-    assert client.sample_batch("b", 1, timeout=0).data.tolist() == [[1, 1]]
-
-
 @pytest.mark.parametrize("connect", ["embedded", "remote"], indirect=True)
 def test_an_error_in_the_block_of_a_writer_does_not_wait_for_room(connect):
     client = connect(replay.Table.queue("a", 1))
 
     def fail():
-        with pytest.raises(KeyError, match="mine"), client.batch_writer() as writer:
+        with client.batch_writer() as writer:
             create(writer, "a", [1, 2])
             raise KeyError("mine")
 
-    thread = threading.Thread(target=fail, daemon=True)
-    thread.start()
-    thread.join(30)
-    assert not thread.is_alive()
+    with pytest.raises(KeyError, match="mine"):
+        Background(fail).result()
     assert client.server_info()["a"].current_size == 1

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import pathlib
 import threading
 
 import dm_env
 import numpy as np
 import pytest
+from adder_steps import feed, stacked_episodes
+from background import Background
+from served_table import table
 
 pytest.importorskip("reverb", reason="dm-reverb is not installed")
 
@@ -24,15 +26,8 @@ pytestmark = pytest.mark.reverb
 PATIENCE = 30.0
 
 
-def make_table(name="t", sampler=None, remover=None, max_size=1000, limiter=None, **options):
-    return replay.Table(
-        name,
-        sampler or replay.selectors.Fifo(),
-        remover or replay.selectors.Fifo(),
-        max_size,
-        limiter or replay.rate_limiters.MinSize(1),
-        **options,
-    )
+def make_table(**options):
+    return table(**{"sampler": replay.selectors.Fifo(), **options})
 
 
 @pytest.fixture
@@ -57,6 +52,17 @@ def write(writer, values, table="t", **options):
     writer.release("steps", rows)
 
 
+def on_both(serve):
+    """A table of ours and one of dm-reverb, whose items are sampled once: their clients."""
+    tables = [make_table(max_times_sampled=1) for _ in range(2)]
+    return replay.EmbeddedClient(tables[:1]), serve(tables[1]).localhost_client()
+
+
+def everything(client):
+    size = client.server_info()["t"].current_size
+    return client.sample_batch("t", size, timeout=PATIENCE)
+
+
 def read(client, n, table="t", **options):
     return client.sample_batch(table, n, **options).data["x"].tolist()
 
@@ -67,42 +73,12 @@ def test_tables_say_the_same_of_themselves(serve, selector):
         cls = getattr(replay.selectors, selector)
         limiter = replay.rate_limiters.SampleToInsertRatio(2.0, 3, 4.0)
         chosen = cls(0.75) if selector == "Prioritized" else cls()
-        return make_table("t", chosen, replay.selectors.Lifo(), 7, limiter, max_times_sampled=5)
+        return replay.Table("t", chosen, replay.selectors.Lifo(), 7, limiter, max_times_sampled=5)
 
     ours = replay.EmbeddedClient([make()]).server_info()["t"]
     theirs = serve(make()).localhost_client().server_info()["t"]
     times = type(ours.table_worker_time)()
     assert theirs._replace(table_worker_time=times) == ours._replace(table_worker_time=times)
-
-
-def episodes(num_envs, num_steps, seed=0):
-    """``[(action, time step)]``: envs whose episodes have different lengths; the first has no action."""
-    rng = np.random.default_rng(seed)
-    kinds = np.zeros(num_envs, np.int64)
-    steps = []
-    for _ in range(num_steps):
-        timestep = dm_env.TimeStep(
-            step_type=kinds,
-            reward=rng.random(num_envs).astype(np.float32),
-            discount=np.ones(num_envs, np.float32),
-            observation={
-                "a": rng.random((num_envs, 3)).astype(np.float32),
-                "b": rng.integers(9, size=num_envs),
-            },
-        )
-        steps.append((rng.integers(2, size=num_envs), timestep))
-        over = kinds == 2
-        kinds = np.where(over, 0, np.where(rng.random(num_envs) < 0.2, 2, 1))
-    return steps
-
-
-def fill(client, make_adder):
-    adder = make_adder(client)
-    (_, first), *others = episodes(num_envs=3, num_steps=40)
-    adder.add_first(first)
-    for action, timestep in others:
-        adder.add(action, timestep, {"logits": timestep.observation["a"]})
-    adder.close()
 
 
 ADDERS = {
@@ -132,13 +108,12 @@ def test_adders_write_the_same_items(serve, monkeypatch, name, window):
     if window is not None:
         monkeypatch.setattr(dm_reverb_writer, "_WINDOW", window)
     make_adder, kind = ADDERS[name]
-    batches = []
-    for make_client in (lambda table: replay.EmbeddedClient([table]), lambda t: serve(t).localhost_client()):
-        client = make_client(make_table(max_times_sampled=1))
-        fill(client, make_adder)
-        size = client.server_info()["t"].current_size
-        batches.append(client.sample_batch("t", size, timeout=PATIENCE))
-    ours, theirs = batches
+    clients = on_both(serve)
+    for client in clients:
+        adder = make_adder(client)
+        feed(adder, stacked_episodes(40))
+        adder.close()
+    ours, theirs = map(everything, clients)
     assert type(theirs.data) is kind and len(theirs.info.key) > 40
     structure, items = contents(ours.data)
     assert contents(theirs.data)[0] == structure
@@ -150,9 +125,8 @@ def test_adders_write_the_same_items(serve, monkeypatch, name, window):
 
 def test_stacks_of_frames_are_the_same(serve):
     """Each frame is stored once; agents ask for it where the environment's spec says that it stacks."""
-    batches = []
-    for make_client in (lambda table: replay.EmbeddedClient([table]), lambda t: serve(t).localhost_client()):
-        client = make_client(make_table(max_times_sampled=1))
+    clients = on_both(serve)
+    for client in clients:
         environment = FrameStack(environments.make("gymnasium:CartPole-v1", num_envs=2, seed=1), 3)
         adder = adders.NStepTransitionAdder(
             client,
@@ -167,9 +141,7 @@ def test_stacks_of_frames_are_the_same(serve):
             adder.add(action, environment.step(action))
         adder.close()
         environment.close()
-        size = client.server_info()["t"].current_size
-        batches.append(client.sample_batch("t", size, timeout=PATIENCE).data)
-    ours, theirs = batches
+    ours, theirs = (everything(client).data for client in clients)
     assert ours.observation.shape[1:] == (3, 4) and len(ours.reward) > 100
     for array, other in zip(ours[:5], theirs[:5], strict=True):
         np.testing.assert_array_equal(array, other)
@@ -257,24 +229,19 @@ def test_items_that_a_limiter_refuses_wait_and_are_counted(serve):
 def test_no_item_is_lost_or_overtaken_while_the_limiter_waits(serve, in_flight, chunk):
     client = serve(replay.Table.queue("t", 3)).localhost_client()
     writer = client.batch_writer(max_in_flight_items=in_flight)
-    most, total, errors = [], 42, []
+    most, total = [], 42
 
     def write_all():
-        try:
-            for begin in range(0, total, chunk):
-                write(writer, range(begin, begin + chunk))
-                most.append(writer.num_pending)
-            writer.flush(timeout=PATIENCE)
-        except BaseException as error:
-            errors.append(error)
+        for begin in range(0, total, chunk):
+            write(writer, range(begin, begin + chunk))
+            most.append(writer.num_pending)
+        writer.flush(timeout=PATIENCE)
 
-    thread = threading.Thread(target=write_all, daemon=True)
-    thread.start()
+    writing = Background(write_all)
     found = []
     while len(found) < total:
         found += read(client, 2, timeout=PATIENCE)
-    thread.join(PATIENCE)
-    assert not thread.is_alive() and not errors
+    writing.result(PATIENCE)
     assert found == list(range(total)) and writer.num_pending == 0
     assert max(most) <= (in_flight or dm_reverb_writer.DEFAULT_IN_FLIGHT)
 
@@ -305,20 +272,12 @@ def test_waiting_ends_with_timeout_interrupt_and_stop(serve):
     client = server.localhost_client()
     with pytest.raises(replay.DeadlineExceededError):
         client.sample_batch("t", 1, timeout=0.02)
-    ended = []
-
-    def wait(client):
-        with pytest.raises(replay.ServerClosed):
-            client.sample_batch("t", 1)
-        ended.append(client)
-
     for end in (client.interrupt, server.stop):
         waiting = client if end == client.interrupt else server.localhost_client()
-        thread = threading.Thread(target=wait, args=(waiting,), daemon=True)
-        thread.start()
+        call = Background(waiting.sample_batch, "t", 1)
         end()
-        thread.join(PATIENCE)
-        assert ended.pop() is waiting
+        with pytest.raises(replay.ServerClosed):
+            call.result(PATIENCE)
 
 
 def test_nobody_else_runs(serve):
@@ -361,41 +320,16 @@ def test_the_checkpoint_has_a_folder_of_its_own(serve, tmp_path):
 
 def test_another_process_finds_the_port(tmp_path):
     address = f"ipc://{tmp_path}/replay"
-    clients = []
-    finding = threading.Thread(target=lambda: clients.append(dm_reverb.connect_node(address)), daemon=True)
-    finding.start()
+    finding = Background(dm_reverb.connect_node, address)
     options = {"embedded": False, "concurrent": True, "address": address, "curve": None}
     server = dm_reverb.serve_node([make_table()], **options)
-    finding.join(PATIENCE)
-    (client,) = clients
+    client = finding.result(PATIENCE)
     write(client.batch_writer(), [4, 5])
     assert client.can_sample("t") and read(client, 1, timeout=PATIENCE) == [4]
     server.stop()
     again = dm_reverb.serve_node([make_table()], **options)
     assert again.port == server.port
     again.stop()
-
-
-def _environment():
-    """Three steps, reward 1 for action 1."""
-
-    class Environment(dm_env.Environment):
-        def reset(self):
-            self._t = 0
-            return dm_env.restart(np.zeros(2, np.float32))
-
-        def step(self, action):
-            self._t += 1
-            observation = np.full(2, self._t, np.float32)
-            return (dm_env.termination if self._t == 3 else dm_env.transition)(float(action), observation)
-
-        def observation_spec(self):
-            return dm_env.specs.Array((2,), np.float32)
-
-        def action_spec(self):
-            return dm_env.specs.DiscreteArray(2)
-
-    return Environment()
 
 
 @pytest.mark.parametrize("engine", ["serial", "threads"])
@@ -413,12 +347,9 @@ def test_dqn_trains(engine):
     )
     program = programs.make_program(
         DQN(config),
-        functools.partial(_environment),
+        "gymnasium:CartPole-v1",
         programs.RunConfig(
-            max_env_steps=400,
-            evaluate_period=400,
-            num_evaluation_episodes=2,
-            replay_backend="reverb",
+            max_env_steps=400, evaluate_period=400, num_evaluation_episodes=2, replay_backend="reverb"
         ),
     )
     result = launch.launch(program, engine=engine)

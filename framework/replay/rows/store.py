@@ -21,6 +21,7 @@ import fnmatch
 import itertools
 import math
 import mmap
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +32,8 @@ import numpy as np
 from framework.replay.errors import StoreFullError
 from framework.replay.rows.compression import CompressedColumn
 
-_MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+# Python has the flag since 3.13. The number is that of Linux; on macOS the flag has no effect.
+_MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 _HUGE_PAGE = 2 << 20
 # Bytes of addresses of one stream of wide rows: more than a machine has memory, but far less than the 128 TiB
 # of addresses that a process has, and less than the largest file of some file systems. After each

@@ -33,7 +33,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Hashable, Iterable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import zmq
@@ -57,7 +57,7 @@ _MAX_ANSWER_BYTES = 1 << 30
 
 
 Reply = dict[str, Any]
-Steps = Generator[Reply | None, None, None]
+Steps = Generator[Reply | Exception | None, None, None]
 
 
 @dataclasses.dataclass(eq=False)
@@ -107,8 +107,9 @@ class Request:
     Attributes:
       line: requests of one line go through in order; the first that must wait holds up the others.
       timeout: seconds that it may wait; None for no limit, 0 for no wait.
-      steps: yields None as long as the request must wait, then the answer. The service takes a step after
-        `wake`, and closes `steps` when the request ends, with or without an answer.
+      steps: yields None as long as the request must wait, then the answer, or an error that is the answer.
+        The service takes a step after `wake`, and closes `steps` when the request ends, with or without an
+        answer.
       tables: the tables whose changes it waits for.
       side: the side on which it waits for them, `SAMPLERS` or `INSERTERS`.
       n: number of samples that it is for.
@@ -221,7 +222,9 @@ class Operations:
     # --- writing ---
 
     def _declare(self, message: dict[str, Any]) -> Reply:
-        columns = {key: (tuple(shape), np.dtype(kind)) for key, (shape, kind) in message["columns"].items()}
+        columns = {
+            key: (tuple(shape), wire.parse_dtype(kind)) for key, (shape, kind) in message["columns"].items()
+        }
         if any(not key or not isinstance(key, str) for key in (message["name"], *columns)):
             raise ValueError(f"names: got {[message['name'], *columns]}, expected non-empty strings")
         stream, names = self._store.claim(message["name"], columns, message["stream"])
@@ -383,7 +386,9 @@ class Operations:
         try:
             while not future.done():
                 yield None
-            yield {"path": future.result()}
+            # Whatever a checkpointer raises is the answer, and no defect of the server.
+            failure = future.exception()
+            yield {"path": future.result()} if failure is None else cast(Exception, failure)
         finally:
             future.cancel()  # has no effect once the checkpointer runs
 

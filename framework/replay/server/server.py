@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import zmq
@@ -51,6 +51,7 @@ class Server:
       compress: patterns of columns whose rows are kept compressed; see `RowStore`. Other processes then get
         and send arrays in messages, as from another machine, because they cannot read compressed rows in
         place.
+      on_failure: called with the error that ended the server's thread, on that thread.
 
     Raises:
       ValueError: There are no tables, two have the same name, or other machines could reach the address
@@ -70,6 +71,7 @@ class Server:
         concurrent: bool = True,
         max_bytes: int | None = None,
         compress: Sequence[str] = (),
+        on_failure: Callable[[BaseException], None] | None = None,
     ) -> None:
         if port is not None and address is not None:
             raise ValueError(f"got port={port} and address={address!r}; expected one of them")
@@ -78,6 +80,7 @@ class Server:
         self.address: str | None = None
         self.port: int | None = None
         self._service: Service | None = None
+        self._on_failure = on_failure
         self._stopped = threading.Event()
         self._pid = os.getpid()
         self._stop_lock = threading.Lock()
@@ -101,7 +104,7 @@ class Server:
         self.address = sockets.bound_address(listener)
         if self.address.startswith("tcp://"):
             self.port = int(self.address.rpartition(":")[2])
-        self._service = Service(operations, listener)
+        self._service = Service(operations, listener, self._on_failure)
         operations.wake = self._service.wake
         for table in self.tables.values():
             table.waiting.listeners.append(self._service.wake)
@@ -114,6 +117,16 @@ class Server:
     def messages(self) -> int:
         """Number of messages received from other processes; the table of nodes shows their rate."""
         return 0 if self._service is None else self._service.messages
+
+    @property
+    def malformed(self) -> int:
+        """Number of messages that did not follow the protocol."""
+        return 0 if self._service is None else self._service.malformed
+
+    @property
+    def defects(self) -> int:
+        """Number of messages that failed with an error of this package; see `Service`."""
+        return 0 if self._service is None else self._service.defects
 
     def localhost_client(self) -> EmbeddedClient:
         """A client in this process: direct calls."""
@@ -166,8 +179,9 @@ class Server:
         return f"replay.Server({sorted(self.tables)}, address={self.address!r})"
 
 
-# `launch.ReplayNode` starts its server with this, and connects to it with `connect_node`.
-serve_node = Server
+def serve_node(tables: Sequence[Table], **options: Any) -> Server:
+    """Starts the server of a `launch.ReplayNode`: the node fails with the server."""
+    return Server(tables, on_failure=launch.make_failure_handler(), **options)
 
 
 def connect_node(

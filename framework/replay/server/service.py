@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import zmq
@@ -24,6 +24,7 @@ from zmq.utils.monitor import parse_monitor_message
 from framework.replay import wire
 from framework.replay.errors import ReverbError, ServerClosed, ServerLost
 from framework.replay.server.operations import Operations, Reply, Request, Session
+from launch.defects import Defects
 from launch.rpc import sockets
 
 _LOG = logging.getLogger(__name__)
@@ -36,13 +37,22 @@ _MAX_WAITING = 1 << 14  # requests of one client
 _LARGE_ANSWER = 1 << 16  # bytes
 _MAX_UNREAD_BYTES = 1 << 27
 _MAX_UNREAD = 4
-# Errors that a client's message can cause. Others are defects of this package, and are logged.
-_FIELD_ERRORS = (ValueError, TypeError, LookupError, AttributeError, OverflowError)
-_CLIENT_ERRORS = (*_FIELD_ERRORS, MemoryError, ReverbError)
+# Errors that a client's message or a full machine can cause. Others are defects of this package.
+_FIELD_ERRORS = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
+_CLIENT_ERRORS = (*_FIELD_ERRORS, MemoryError, OSError, ReverbError)
 
 
-class Service(threading.Thread):
+class Service:
     """Carries out the messages that come to a bound ROUTER socket, with `handler`, until `stop`.
+
+    A message that does not follow the protocol is ignored. A request with invalid fields is answered with the
+    error. Any other error is a defect of this package: it is logged with its traceback, and ends the service
+    if it repeats, see `launch.defects`.
+
+    Args:
+      handler: carries out the messages.
+      listener: the bound socket, which the service closes.
+      on_failure: called with the error that ended the loop, on its thread, before the clients hear of it.
 
     Attributes:
       error: the error that ended the loop; None before, and after `stop`.
@@ -56,12 +66,19 @@ class Service(threading.Thread):
     probe_delays_s = (0.02, 1.0)
     probe_period_s = 1.0
 
-    def __init__(self, handler: Operations, listener: zmq.Socket) -> None:
-        super().__init__(name="replay-server", daemon=True)
+    def __init__(
+        self,
+        handler: Operations,
+        listener: zmq.Socket,
+        on_failure: Callable[[BaseException], None] | None = None,
+    ) -> None:
         self.error: BaseException | None = None
         self.messages = 0
         self.malformed = 0
+        self._defects = Defects()
         self._handler = handler
+        self._on_failure = on_failure
+        self._thread = threading.Thread(target=self._run, name="replay-server", daemon=True)
         self._socket = listener
         self._sessions: dict[bytes, Session] = {}
         self._lines: OrderedDict[Hashable, list[Request]] = OrderedDict()
@@ -75,11 +92,28 @@ class Service(threading.Thread):
 
     # --- called by any thread ---
 
+    @property
+    def defects(self) -> int:
+        """Returns the number of messages that failed with an error of this package."""
+        return self._defects.count
+
+    def start(self) -> None:
+        """Starts the loop on a thread of its own."""
+        self._thread.start()
+
+    def is_alive(self) -> bool:
+        """Returns whether the loop runs."""
+        return self._thread.is_alive()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Waits until the loop has ended, at most `timeout` seconds."""
+        self._thread.join(timeout)
+
     def wake(self) -> None:
         """Tells the loop to try the waiting requests again, because what they wait for may have changed."""
         # The order matters: the loop first adds a request to a line and then reads `_again`.
         self._again = True
-        if self._lines and threading.get_ident() != self.ident:
+        if self._lines and threading.get_ident() != self._thread.ident:
             self._wake.set()
 
     def stop(self) -> None:
@@ -89,12 +123,12 @@ class Service(threading.Thread):
         """
         self._stopping = True
         self._wake.set()
-        if self.is_alive() and threading.current_thread() is not self:
+        if self.is_alive() and threading.current_thread() is not self._thread:
             self.join()
 
     # --- the loop ---
 
-    def run(self) -> None:
+    def _run(self) -> None:
         monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
         try:
             self._loop(monitor)
@@ -102,6 +136,8 @@ class Service(threading.Thread):
             self.error = error
             self._reason = ServerLost(f"the replay server failed: {type(error).__name__}: {error}")
             _LOG.exception("the replay server failed")
+            if self._on_failure is not None:
+                self._on_failure(error)  # before the clients hear of it: theirs would be the first failures
         finally:
             self._end(monitor)
 
@@ -139,43 +175,51 @@ class Service(threading.Thread):
                 return
             self.messages += 1
             try:
-                self._handle(identity.bytes, wire.decode(frames))
-            except Exception as error:
+                op, number, message = _parse(frames)
+            except wire.MalformedMessage as error:
                 # No message of one peer may end the service of the others.
                 self.malformed += 1
                 if self.malformed & (self.malformed - 1) == 0:  # the 1st, 2nd, 4th …: a flood fills no log
                     _LOG.warning("ignored a malformed message (%d so far): %s", self.malformed, error)
+                continue
+            try:
+                self._carry_out(identity.bytes, op, number, message)
+            except Exception as error:
+                self._note(error, f"message {op!r} of a client")
 
-    def _handle(self, identity: bytes, message: dict[str, Any]) -> None:
-        op, number = message.get("op"), message.get("id")
-        if type(op) is not str or not (number is None or type(number) is int):
-            raise wire.MalformedMessage(f"op {op!r}, id {number!r}; expected a string and an integer")
+    def _note(self, error: Exception, what: str) -> None:
+        """Counts a defect; raises it if it repeats."""
+        if self._defects.repeats(error, what):
+            raise error
+
+    def _carry_out(self, identity: bytes, op: str, number: int | None, message: dict[str, Any]) -> None:
         session = self._sessions.get(identity)
-        if session is None and op != "hello":
+        if session is not None and op == "hello":
+            self._close(session)
+            session = None
+        elif session is None and op != "hello":
             self._send(identity, {"notice": "lost"})
             return
+        elif session is not None and op == "cancel":
+            for request in list(session.waiting):
+                self._end_request(request, ServerClosed("the request was canceled by its client"))
+            return
         answer: Reply | Request | Exception | None
-        try:
-            if op == "hello" or session is None:
-                if session is not None:
-                    self._close(session)
+        try:  # only what reads the fields of the message
+            if session is None:
                 session = Session(identity)
                 answer = self._handler.open(session, message)
                 self._sessions[identity] = session
-            elif op == "cancel":
-                answer = None
-                for request in list(session.waiting):
-                    self._end_request(request, ServerClosed("the request was canceled by its client"))
             else:
                 answer = self._handler.handle(session, message)
                 if isinstance(answer, Request):
                     answer.session, answer.id = session, number
                     answer = self._begin(answer)
-        except Exception as error:
-            # The client gets the error, and the server goes on.
-            if not isinstance(error, _CLIENT_ERRORS):
-                _LOG.exception("request %r failed", op)
+        except _CLIENT_ERRORS as error:
             answer = error
+        except Exception as error:
+            self._send(identity, error, number)
+            raise
         if answer is not None:
             self._send(identity, answer, number)
 
@@ -221,7 +265,7 @@ class Service(threading.Thread):
 
     # --- requests that wait ---
 
-    def _begin(self, request: Request) -> Reply | None:
+    def _begin(self, request: Request) -> Reply | Exception | None:
         """Returns the answer of a new request, or None if it waits from now on."""
         timeout, session = request.timeout, request.session
         if timeout is not None and (type(timeout) not in (int, float) or not timeout >= 0):  # NaN is not
@@ -264,6 +308,8 @@ class Service(threading.Thread):
                 if answer is None:
                     break
                 self._end_request(line[0], answer)
+                if isinstance(answer, Exception) and not isinstance(answer, _CLIENT_ERRORS):
+                    self._note(answer, "a client's request that waited")
 
     def _end_request(self, request: Request, answer: Reply | Exception | None) -> None:
         """Ends a request that has waited, if it has not ended yet, and answers it unless `answer` is None."""
@@ -322,3 +368,14 @@ class Service(threading.Thread):
         self._socket.disable_monitor()
         monitor.close(linger=0)
         self._socket.close(linger=1000)  # milliseconds to deliver the last answers
+
+
+def _parse(frames: Sequence[Any]) -> tuple[str, int | None, dict[str, Any]]:
+    """Returns the operation, the client's number and all of a message; raises MalformedMessage."""
+    message = wire.decode(frames)
+    op, number = message.get("op"), message.get("id")
+    if type(op) is not str or not (number is None or type(number) is int):
+        raise wire.MalformedMessage(
+            f"op, id: got {type(op).__name__}, {type(number).__name__}, expected a string and an integer"
+        )
+    return op, number, message

@@ -1,12 +1,14 @@
 """One process per node on this machine, under a supervisor.
 
-The launcher starts a fork server (`launch.engines.processes.fork_server`), which forks the nodes. They
-communicate through `ipc://` sockets in a private directory. `launch.engines.supervised.job` supervises them.
+The launcher starts a fork server (`launch.engines.processes.fork_server`), which forks the nodes, or spawns
+them where forking is not safe. They communicate through `ipc://` sockets in a private directory.
+`launch.engines.supervised.job` supervises them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import subprocess
@@ -14,14 +16,17 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 
+from launch import platforms
 from launch.engines.base import Resources, Unit
 from launch.engines.processes.folders import Folders
+from launch.engines.processes.fork_server import command
 from launch.engines.supervised.channel import Channel
 from launch.engines.supervised.job import SupervisedJob
 from launch.engines.supervised.process import Host, Report
 from launch.engines.supervised.runtime import Entry
 
 _CLOSE_TIMEOUT = 10.0  # seconds for the fork server to end
+_log = logging.getLogger("launch")
 
 
 class ProcessesJob(SupervisedJob):
@@ -29,6 +34,7 @@ class ProcessesJob(SupervisedJob):
 
     def _open(self) -> tuple[dict[int, Entry], Host]:
         self._folders = Folders(self._job)
+        self._say_differences()
         try:
             preload = self._options.preload
             if preload is None:
@@ -44,6 +50,16 @@ class ProcessesJob(SupervisedJob):
     def _clean_up(self) -> None:
         self._folders.remove()
 
+    def _say_differences(self) -> None:
+        """Logs what is slower in a run on this platform than on Linux."""
+        texts = []
+        if not platforms.has("shm"):
+            texts.append(f"it has no /dev/shm, so shared memory is in files in {self._folders.paths[-1]}")
+        if not platforms.has("fork"):
+            texts.append("processes cannot be forked safely, so each node starts an interpreter of its own")
+        if texts:
+            _log.warning("program %r on this machine: %s.", self._program.name, "; ".join(texts))
+
 
 def start_interpreter(line: int, inherited: Sequence[int]) -> subprocess.Popen[bytes]:
     """Starts the process of a fork server.
@@ -52,13 +68,8 @@ def start_interpreter(line: int, inherited: Sequence[int]) -> subprocess.Popen[b
       line: descriptor of its channel.
       inherited: other descriptors that it and the nodes have.
     """
-    code = (
-        f"import sys; sys.path[:] = {sys.path!r}; sys.argv[:] = {sys.argv!r}; "
-        f"from launch.engines.processes.fork_server import main; main({line})"
-    )
-    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     return subprocess.Popen(
-        [sys.executable, *flags, "-c", code],
+        command("main", line),
         stdin=subprocess.DEVNULL,
         pass_fds=[line, *inherited],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -91,6 +102,7 @@ class ForkServer(Host):
         self._report = report
         self._closed = False
         self._lives = 0
+        self._sent: dict[int, socket.socket] = {}  # the nodes' ends of their channels, by number
         self._process = start_interpreter(theirs.fileno(), files)
         theirs.close()
         self._line.send({"preload": list(preload), "folders": list(folders)})
@@ -104,8 +116,9 @@ class ForkServer(Host):
         env = resources.environment()
         request = {"fork": self._lives, "threads": resources.threads, "env": env, "log": log}
         request["grace"] = self._grace(unit.group)
+        # Closed only when it has arrived: macOS loses sockets whose only reference is on its way.
+        self._sent[self._lives] = theirs
         self._line.send(request, [theirs.fileno()])
-        theirs.close()
         return self._lives, Channel(ours)
 
     def ready(self, number: int, worker: bool) -> None:
@@ -127,12 +140,17 @@ class ForkServer(Host):
             self._process.kill()  # on Linux, its nodes end with it
             self._process.wait()
         self._reader.join()
+        for theirs in self._sent.values():
+            theirs.close()
         self._line.close()
 
     def _read(self) -> None:
         with contextlib.suppress(EOFError):
             while True:
-                self._report(self._line.receive())
+                message = self._line.receive()
+                if "forked" in message:
+                    self._sent.pop(message["forked"]).close()
+                self._report(message)
         if not self._closed:
             code = self._process.wait()
             self._report({"error": f"The fork server ended with code {code}. Its messages are on stderr."})

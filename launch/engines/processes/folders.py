@@ -12,7 +12,8 @@ import os
 import shutil
 from collections.abc import Sequence
 
-from launch.context import SHARED_MEMORY, shared_memory_path
+from launch import platforms
+from launch.context import shared_memory_path
 from launch.rpc import sockets
 
 
@@ -31,9 +32,8 @@ class Folders:
         self.paths = [self.sockets]
         self.locks: list[int] = []
         try:
-            if os.path.isdir(SHARED_MEMORY):
-                os.mkdir(shared := shared_memory_path(job), 0o700)
-                self.paths.append(shared)
+            os.mkdir(shared := shared_memory_path(job), 0o700)
+            self.paths.append(shared)
             for path in self.paths:
                 self.locks.append(sockets.lock_directory(path))
         except BaseException:
@@ -55,5 +55,5 @@ def remove(paths: Sequence[str]) -> None:
 
 def sweep() -> None:
     """Removes the folders of this user's runs that have no live process."""
-    for parent in {SHARED_MEMORY, *sockets.private_parents()}:
+    for parent in {platforms.shared_memory_root(), *sockets.private_parents()}:
         sockets.remove_abandoned_directories(parent, "lp-")

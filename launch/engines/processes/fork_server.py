@@ -5,40 +5,76 @@ their exit codes and cannot kill another process under a recycled process id. Ea
 process group, so that the processes that a node started end with it. When the launcher dies, the channels to
 the fork server and to the nodes break. The nodes then stop: workers return and save, and after that the fork
 server closes the services, kills the processes that do not end, and removes the program's folders.
+
+Where forking is not safe (`launch.platforms`), it imports nothing and spawns the nodes: each is a fresh
+interpreter. All else is the same, because a node gets its code through its channel in either case.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib
 import os
 import select
 import signal
 import socket
+import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
+from launch import platforms
 from launch.engines.processes.folders import remove
 from launch.engines.supervised import node_process
 from launch.engines.supervised.channel import Channel
+
+_OF_ALL_PROCESSES = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def main(descriptor: int) -> None:
     """Runs on the main thread of a fresh interpreter; `descriptor` is the channel to the launcher."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher handles a terminal's Ctrl-C
-    # Slurm and systemd signal all processes of a job. The launcher stops the program; what ended before could
-    # not save its state. A handler, because programs that nodes start would inherit SIG_IGN.
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, lambda number, frame: None)
+    _outlive_signals()
+    os.set_inheritable(descriptor, False)
     line = Channel(socket.socket(fileno=descriptor))
     settings = line.receive()
-    for name in settings["preload"]:
-        importlib.import_module(name)
+    if platforms.has("fork"):
+        for name in settings["preload"]:
+            importlib.import_module(name)
     _ForkServer(line, settings).serve()
+
+
+def command(function: str, *arguments: Any) -> list[str]:
+    """Returns the command of a fresh interpreter, like this one, that calls a function of this module."""
+    code = (
+        f"import sys; sys.path[:] = {sys.path!r}; sys.argv[:] = {sys.argv!r}; "
+        f"from launch.engines.processes import fork_server; fork_server.{function}(*{arguments!r})"
+    )
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return [sys.executable, *flags, "-c", code]
+
+
+def begin_spawned(descriptor: int, threads: int, log: str | None) -> NoReturn:
+    """Runs a node on the main thread of a fresh interpreter, which `_ForkServer` spawned."""
+
+    def prepare() -> None:
+        os.set_inheritable(descriptor, False)
+        _outlive_signals()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_ALL_PROCESSES)
+
+    _become_node(prepare, descriptor, threads, log)
+
+
+def _outlive_signals() -> None:
+    """Ignores the signals with which Slurm and systemd end all processes of a job.
+
+    The launcher stops the program; what ended before could not save its state. A handler, because programs
+    that nodes start would inherit SIG_IGN.
+    """
+    for number in _OF_ALL_PROCESSES:
+        signal.signal(number, lambda number, frame: None)
 
 
 class _ForkServer:
@@ -76,9 +112,8 @@ class _ForkServer:
     def _obey(self, request: dict[str, Any]) -> None:
         if "fork" in request:
             descriptor = self._line.descriptors.pop(0)
-            pid = os.fork()
-            if pid == 0:
-                self._become_node(request, descriptor)
+            start = self._fork if platforms.has("fork") else self._spawn
+            pid = start(request, descriptor)
             os.close(descriptor)
             self._children[pid] = request["fork"]
             self._graces[request["fork"]] = request["grace"]
@@ -90,25 +125,30 @@ class _ForkServer:
                 if number == request["kill"]:
                     _kill_group(pid)
 
-    def _become_node(self, request: dict[str, Any], descriptor: int) -> None:
-        code = 1
-        try:
+    def _fork(self, request: dict[str, Any], descriptor: int) -> int:
+        def prepare() -> None:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._line.close()
             self._wake.close()
             self._wake_end.close()
-            os.setsid()
-            _die_with_parent()
             os.environ.update(request["env"])
-            node_process.redirect_output(request["log"])
             _reseed()
-            code = node_process.main(socket.socket(fileno=descriptor), request["threads"])
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            node_process.flush_output()
-            os._exit(code)
+
+        pid = os.fork()
+        if pid == 0:
+            _become_node(prepare, descriptor, request["threads"], request["log"])
+        return pid
+
+    def _spawn(self, request: dict[str, Any], descriptor: int) -> int:
+        for other in self._line.descriptors:  # Those of nodes that are yet to be spawned came along.
+            os.set_inheritable(other, False)
+        os.set_inheritable(descriptor, True)
+        arguments = command("begin_spawned", descriptor, request["threads"], request["log"])
+        # A signal before the node has its handlers would end it.
+        return os.posix_spawn(
+            sys.executable, arguments, {**os.environ, **request["env"]}, setsigmask=_OF_ALL_PROCESSES
+        )
 
     def _reap(self) -> None:
         while self._children:
@@ -163,11 +203,21 @@ def _kill_group(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _die_with_parent() -> None:
-    """Makes Linux kill this process when the fork server dies; elsewhere the broken channel ends it."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
+def _become_node(prepare: Callable[[], None], descriptor: int, threads: int, log: str | None) -> NoReturn:
+    """Runs a node in this new process, from start to end."""
+    code = 1
+    try:
+        prepare()
+        os.setsid()
+        # If the fork server dies. Elsewhere the broken channel to the launcher ends this process.
+        platforms.end_with_parent(signal.SIGKILL)
+        node_process.redirect_output(log)
+        code = node_process.main(socket.socket(fileno=descriptor), threads)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        node_process.flush_output()
+        os._exit(code)
 
 
 def _reseed() -> None:

@@ -15,7 +15,8 @@ import sys
 import threading
 from typing import Any
 
-from launch.context import SHARED_MEMORY, shared_memory_path
+from launch import platforms
+from launch.context import shared_memory_path
 from launch.engines.supervised import node_process
 from launch.engines.supervised.channel import Channel
 from launch.rpc import sockets
@@ -70,9 +71,9 @@ class Host:
         address = ray.util.get_node_ip_address()
         code = node_process.run(self._channel, f"[{address}]" if ":" in address else address)
         output.close()
-        if memory is not None:
-            os.close(memory)
-            sockets.remove_abandoned_directories(SHARED_MEMORY, f"lp-{self._job}")  # if it was the last
+        os.close(memory)
+        root = platforms.shared_memory_root()
+        sockets.remove_abandoned_directories(root, f"lp-{self._job}")  # if it was the last
         return code
 
     def take(self, timeout: float) -> bytes:
@@ -85,11 +86,9 @@ class Host:
         self._ours.sendall(data)
 
 
-def _share_memory(job: str) -> int | None:
+def _share_memory(job: str) -> int:
     """Makes and locks the run's folder in shared memory, and removes those of runs that were killed."""
-    if not os.path.isdir(SHARED_MEMORY):
-        return None
-    sockets.remove_abandoned_directories(SHARED_MEMORY, "lp-")
+    sockets.remove_abandoned_directories(platforms.shared_memory_root(), "lp-")
     return sockets.share_directory(shared_memory_path(job))
 
 

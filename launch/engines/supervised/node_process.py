@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import functools
 import os
 import queue
 import resource
@@ -189,6 +190,7 @@ class NodeProcess:
                 self._setup.keys,
                 name=leaf.context.label,
                 enter=lambda: context.enter(self._runtime, leaf.context),
+                on_failure=functools.partial(self._fail, leaf.context.label),
                 **node.server_options,
             ).start()
             address = living.server.address

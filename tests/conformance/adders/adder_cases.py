@@ -30,50 +30,21 @@ def episode(rewards, discounts=None, truncated=False, observe=array):
     return steps
 
 
-def feed_single(adder, episodes, extras=None):
-    """As Acme's tests do: ``add_first``, then action and time step in turn."""
+def feed(adder, episodes, extras=None, envs=None):
+    """As Acme's tests do: ``add_first``, then action and time step in turn; all envs play the same."""
+
+    def many(leaf):
+        return leaf if envs is None or leaf is None else np.stack([leaf] * envs)
+
     for steps in episodes:
-        adder.add_first(dm_env.TimeStep(*steps[0]))
-        for i, step in enumerate(steps[1:]):
-            adder.add(np.int32(0), dm_env.TimeStep(*step), () if extras is None else extras(i))
-
-
-def feed_envs(adder, episodes, envs, extras=None):
-    """Every env plays the same steps, env b after b more FIRST steps: no two envs end at the same time."""
-    timeline = [step for steps in episodes for step in steps]
-    index = {id(step): i - 1 for steps in episodes for i, step in enumerate(steps)}
-    real = timeline[1]
-    rows = []
-    for b in range(envs):
-        wait = [timeline[0]] * b
-        rows.append(wait + timeline + [None] * (envs - b))
-    began = False
-    for column in zip(*rows, strict=True):
-        if all(step is None for step in column):
-            break
-        # An env that has played all its steps is reset; its open episode has no transition.
-        column = [timeline[0] if step is None else step for step in column]
-
-        def stack(field, default, column=column):
-            values = [default if step[field] is None else step[field] for step in column]
-            return tree.map_structure(lambda *leaves: np.stack(leaves), *values)
-
-        zero = tree.map_structure(np.zeros_like, (real[1], real[2]))
-        timestep = dm_env.TimeStep(
-            np.array([int(step[0]) for step in column]),
-            stack(1, zero[0]),
-            stack(2, zero[1]),
-            stack(3, None),
-        )
-        if not began:
-            adder.add_first(timestep)
-            began = True
-            continue
-        extra = ()
-        if extras is not None:
-            values = [extras(max(0, index[id(step)])) for step in column]
-            extra = tree.map_structure(lambda *leaves: np.stack(leaves), *values)
-        adder.add(np.arange(envs, dtype=np.int32), timestep, extra)
+        for i, (kind, *values) in enumerate(steps):
+            kind = kind if envs is None else np.full(envs, kind)
+            timestep = dm_env.TimeStep(kind, *tree.map_structure(many, values))
+            if i == 0:
+                adder.add_first(timestep)
+            else:
+                action = np.int32(0) if envs is None else np.arange(envs, dtype=np.int32)
+                adder.add(action, timestep, () if extras is None else tree.map_structure(many, extras(i - 1)))
 
 
 def check(items, expected):
@@ -89,7 +60,7 @@ def _same_shape(x, y):
 
 
 def check_envs(items, expected, envs):
-    """``feed_envs`` takes the env's number as its action: each env has the expected items in order."""
+    """``feed`` takes the env's number as its action: each env has the expected items in order."""
     assert {int(np.ravel(item.action)[0]) for item in items} == (set(range(envs)) if expected else set())
     for env in range(envs):
         own = [item for item in items if np.ravel(item.action)[0] == env]

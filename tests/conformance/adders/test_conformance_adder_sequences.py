@@ -1,12 +1,12 @@
-"""What Acme's adders write, case by case: sequences and episodes; one env, and several out of phase."""
+"""What Acme's adders write, case by case: sequences and episodes. Several envs are in tests/adders."""
 
 import dataclasses
 
 import dm_env
 import numpy as np
 import pytest
-from adder_cases import check, check_envs, check_signature, episode, feed_envs
-from adder_items import drain, make_client
+from adder_cases import check, check_signature
+from adder_steps import drain, make_client
 from dm_env import specs
 
 from framework import adders
@@ -26,6 +26,7 @@ class SequenceCase:
     truncated: bool = False
 
 
+CONTINUED = ["123", "345", "567", "712", "234", "456", "671", "123", "345", "567"]
 SEQUENCES = [
     SequenceCase("PeriodOne", 3, 1, "ZERO_PAD", 4, ["123", "234", "345"]),
     SequenceCase("PeriodTwo", 3, 2, "ZERO_PAD", 4, ["123", "345"]),
@@ -38,25 +39,8 @@ SEQUENCES = [
     SequenceCase("LongEpisodeNoPadding", 3, 3, "TRUNCATE", 7, ["123", "456", "78"]),
     SequenceCase("EndBehaviorWrite", 3, 2, "WRITE", 5, ["123", "345", "456"]),
     SequenceCase("ContinueOneEpisode", 3, 2, "CONTINUE", 7, ["123", "345", "567"]),
-    SequenceCase(
-        "ContinueMultipleTerminated",
-        3,
-        2,
-        "CONTINUE",
-        6,
-        ["123", "345", "567", "712", "234", "456", "671", "123", "345", "567"],
-        episodes=3,
-    ),
-    SequenceCase(
-        "ContinueMultipleTruncated",
-        3,
-        2,
-        "CONTINUE",
-        6,
-        ["123", "345", "567", "712", "234", "456", "671", "123", "345", "567"],
-        episodes=3,
-        truncated=True,
-    ),
+    SequenceCase("ContinueMultipleTerminated", 3, 2, "CONTINUE", 6, CONTINUED, episodes=3),
+    SequenceCase("ContinueMultipleTruncated", 3, 2, "CONTINUE", 6, CONTINUED, episodes=3, truncated=True),
     SequenceCase("L3p2T3ZeroPad", 3, 2, "ZERO_PAD", 3, ["123", "340"]),
     SequenceCase("L3p2T3Truncate", 3, 2, "TRUNCATE", 3, ["123", "34"]),
     SequenceCase("L3p2T3Write", 3, 2, "WRITE", 3, ["123", "234"]),
@@ -91,21 +75,16 @@ def sequences(case):
     return result
 
 
-def feed_sequences(adder, case, envs=None):
+def feed_sequences(adder, case):
     for _ in range(case.episodes):
         for i in range(case.steps + 1):
             kind = FIRST if i == 0 else LAST if i == case.steps else MID
             end = i == case.steps and not case.truncated
-            values = (np.float32(10 * i), np.float32(0 if end else 1), np.float32(i + 1))
-            action, extras = np.int32(i), {"e": np.float32(i + 0.5)}
-            if envs is not None:
-                values = tuple(np.full(envs, value) for value in values)
-                action, extras = np.full(envs, action), {"e": np.full(envs, extras["e"])}
-            timestep = dm_env.TimeStep(kind if envs is None else np.full(envs, kind), *values)
+            timestep = dm_env.TimeStep(kind, np.float32(10 * i), np.float32(not end), np.float32(i + 1))
             if i == 0:
                 adder.add_first(timestep)
             else:
-                adder.add(action, timestep, extras)
+                adder.add(np.int32(i), timestep, {"e": np.float32(i + 0.5)})
 
 
 FIRST, MID, LAST = dm_env.StepType.FIRST, dm_env.StepType.MID, dm_env.StepType.LAST
@@ -124,56 +103,10 @@ def test_sequences(case):
     check_signature(items, adders.SequenceAdder.signature(spec, {"e": one}, sequence_length=length))
 
 
-# CONTINUE runs on from episode to episode, so these two say nothing about it.
-BREAKING = [case for case in SEQUENCES if case.behavior != "CONTINUE"]
-
-
-@pytest.mark.parametrize("case", BREAKING, ids=lambda case: case.name)
-def test_sequences_twice_in_one_adder(case):
-    client = make_client()
-    adder = adders.SequenceAdder(client, case.length, case.period, case.behavior)
-    feed_sequences(adder, dataclasses.replace(case, episodes=2))
-    check(drain(client), sequences(case) * 2)
-
-
-@pytest.mark.parametrize("case", SEQUENCES, ids=lambda case: case.name)
-def test_sequences_of_envs_in_phase(case):
-    client = make_client()
-    adder = adders.SequenceAdder(client, case.length, case.period, case.behavior)
-    feed_sequences(adder, case, envs=3)
-    # The order is that of the calls, then of the envs: sorting makes it easy to say what must be there.
-    check(sorted(drain(client), key=str), sorted(sequences(case) * 3, key=str))
-
-
-@pytest.mark.parametrize("case", BREAKING, ids=lambda case: case.name)
-def test_sequences_of_envs_out_of_phase(case):
-    client = make_client()
-    adder = adders.SequenceAdder(client, case.length, case.period, case.behavior)
-    steps = episode([10.0 * (i + 1) for i in range(case.steps)], truncated=case.truncated)
-    feed_envs(adder, [steps] * 2, 3)
-    expected = [
-        item._replace(action=np.zeros(len(item.reward), np.int32), extras=()) for item in sequences(case)
-    ]
-    check_envs(drain(client), expected * 2, 3)
-
-
 # --- episodes ---
 
 
-@pytest.mark.parametrize("longest", [2, 10, 50])
-def test_episode_of_the_greatest_length(longest):
-    client = make_client()
-    adder = adders.EpisodeAdder(client, longest)
-    case = SequenceCase("", 0, 0, "", longest - 1, [])
-    feed_sequences(adder, case)
-    (item,) = drain(client)
-    np.testing.assert_array_equal(item.observation, np.arange(1, longest + 1))
-    np.testing.assert_array_equal(item.reward, [*range(10, 10 * longest, 10), 0])
-    np.testing.assert_array_equal(item.mask, [1] * (longest - 1) + [0])
-    np.testing.assert_array_equal(item.start_of_episode, [True] + [False] * (longest - 1))
-
-
-@pytest.mark.parametrize("longest", [2, 10, 50])
+@pytest.mark.parametrize("longest", [2, 10])
 def test_episode_that_is_too_long(longest):
     client = make_client()
     adder = adders.EpisodeAdder(client, longest)

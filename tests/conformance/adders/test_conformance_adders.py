@@ -1,21 +1,12 @@
-"""What Acme's adders write, case by case: n-step transitions; one env, and several out of phase."""
+"""What Acme's adders write, case by case: n-step transitions; one env, and several."""
 
 import dataclasses
 from typing import Any
 
 import numpy as np
 import pytest
-from adder_cases import (
-    array,
-    check,
-    check_envs,
-    check_signature,
-    episode,
-    feed_envs,
-    feed_single,
-    spec_like,
-)
-from adder_items import drain, make_client
+from adder_cases import array, check, check_envs, check_signature, episode, feed, spec_like
+from adder_steps import drain, make_client
 
 from framework import adders
 from framework.specs import EnvironmentSpec
@@ -43,25 +34,6 @@ PAIR = (1.0, 2.0)
 TRANSITIONS = [
     TransitionCase("OneStepFinalReward", 1, 1.0, [0, 0, 1], [(1, 0, 1, 2), (2, 0, 1, 3), (3, 1, 0, 4)]),
     TransitionCase(
-        "OneStepDict", 1, 1.0, [0, 0, 1], [(1, 0, 1, 2), (2, 0, 1, 3), (3, 1, 0, 4)], observe=dict_observation
-    ),
-    TransitionCase(
-        "OneStepExtras",
-        1,
-        1.0,
-        [0, 0, 1],
-        [(1, 0, 1, 2, {"state": 0}), (2, 0, 1, 3, {"state": 1}), (3, 1, 0, 4, {"state": 2})],
-        extras=lambda i: {"state": array(i)},
-    ),
-    TransitionCase(
-        "OneStepExtrasZeroes",
-        1,
-        1.0,
-        [0, 0, 1],
-        [(1, 0, 1, 2, [0.0]), (2, 0, 1, 3, [0.0]), (3, 1, 0, 4, [0.0])],
-        extras=lambda i: np.zeros(1, np.float32),
-    ),
-    TransitionCase(
         "OneStepExtrasWithoutDimensions",
         1,
         1.0,
@@ -78,27 +50,6 @@ TRANSITIONS = [
         discounts=HALF,
     ),
     TransitionCase(
-        "TwoStepStructuredReward",
-        2,
-        1.0,
-        [PAIR] * 3,
-        [
-            (1, (1, 2), (0.5, 0.5), 2),
-            (1, (1.5, 3), (0.25, 0.25), 3),
-            (2, (1.5, 3), (0.0, 0.0), 4),
-            (3, (1, 2), (0.0, 0.0), 4),
-        ],
-        discounts=HALF,
-    ),
-    TransitionCase(
-        "TwoStepNDArrayReward",
-        2,
-        1.0,
-        [np.array(PAIR)] * 3,
-        [(1, [1, 2], 0.5, 2), (1, [1.5, 3], 0.25, 3), (2, [1.5, 3], 0, 4), (3, [1, 2], 0, 4)],
-        discounts=HALF,
-    ),
-    TransitionCase(
         "TwoStepStructuredDiscount",
         2,
         1.0,
@@ -110,19 +61,6 @@ TRANSITIONS = [
             (3, {"a": 1, "b": 1}, {"a": 0, "b": 0}, 4),
         ],
         discounts=[{"a": 0.5, "b": 0.1}, {"a": 0.5, "b": 0.1}, {"a": 0.0, "b": 0.0}],
-    ),
-    TransitionCase(
-        "TwoStepNDArrayDiscount",
-        2,
-        1.0,
-        [1, 1, 1],
-        [
-            (1, [1, 1], [0.5, 0.1], 2),
-            (1, [1.5, 1.1], [0.25, 0.01], 3),
-            (2, [1.5, 1.1], [0, 0], 4),
-            (3, [1, 1], [0, 0], 4),
-        ],
-        discounts=[np.array([0.5, 0.1]), np.array([0.5, 0.1]), np.array([0.0, 0.0])],
     ),
     TransitionCase(
         "TwoStepBroadcastedNDArrays",
@@ -149,20 +87,6 @@ TRANSITIONS = [
             (3, {"a": [[1, 2], [1, 2]]}, {"a": [[0], [0]]}, 4),
         ],
         discounts=[{"a": np.array([[0.5], [0.1]])}] * 2 + [{"a": np.zeros((2, 1))}],
-    ),
-    TransitionCase(
-        "TwoStepWithExtras",
-        2,
-        1.0,
-        [1, 1, 1],
-        [
-            (1, 1, 0.5, 2, {"state": 0}),
-            (1, 1.5, 0.25, 3, {"state": 0}),
-            (2, 1.5, 0, 4, {"state": 1}),
-            (3, 1, 0, 4, {"state": 2}),
-        ],
-        discounts=HALF,
-        extras=lambda i: {"state": array(i)},
     ),
     TransitionCase(
         "ThreeStepDiscounted",
@@ -214,7 +138,7 @@ def test_transitions(case, repeat):
     client = make_client()
     adder = adders.NStepTransitionAdder(client, case.n, case.g)
     steps = episode(case.rewards, case.discounts, observe=case.observe)
-    feed_single(adder, [steps] * repeat, case.extras)
+    feed(adder, [steps] * repeat, case.extras)
     items = drain(client)
     check(items, transitions(case) * repeat)
     spec = EnvironmentSpec(
@@ -225,8 +149,8 @@ def test_transitions(case, repeat):
 
 
 @pytest.mark.parametrize("case", TRANSITIONS, ids=lambda case: case.name)
-def test_transitions_of_envs_out_of_phase(case):
+def test_transitions_of_several_envs(case):
     client = make_client()
     adder = adders.NStepTransitionAdder(client, case.n, case.g)
-    feed_envs(adder, [episode(case.rewards, case.discounts, observe=case.observe)] * 2, 3, case.extras)
+    feed(adder, [episode(case.rewards, case.discounts, observe=case.observe)] * 2, case.extras, envs=3)
     check_envs(drain(client), transitions(case) * 2, 3)

@@ -59,6 +59,7 @@ def replay_program(backend):
 
 
 @needs_launchpad
+@pytest.mark.real
 @pytest.mark.parametrize("backend", ["framework.replay", "framework.replay.dm_reverb"])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_replay_nodes(engine, backend):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import os
 import pathlib
 import re
@@ -37,27 +38,27 @@ class Worker:
 
 
 class Driver:
-    """Takes the items of a plan until there are enough, then stops the program with its result."""
+    """Takes the items of each plan until there are enough, then stops the program with the results."""
 
-    def __init__(self, plan, *clients) -> None:
-        self._plan = plan([Node(client, f"worker-{i}") for i, client in enumerate(clients)])
+    def __init__(self, plans, *clients) -> None:
+        self._nodes = [Node(client, f"worker-{i}") for i, client in enumerate(clients)]
+        self._plans, self._results = dict(plans), []
 
-    def step(self) -> bool:
-        result = next(self._plan)
-        if result is not None:
-            launch.stop(result)
-        return result is None
+    def step(self) -> None:
+        for name, plan in self._plans.items():
+            for seed, node in enumerate(self._nodes):
+                node.call(Worker.__init__, seed).result()
+            self._results.append((name, next(item for item in plan(self._nodes) if item is not None)))
+        launch.stop(dict(self._results))
 
-    def run(self) -> None:
-        while self.step():
-            pass
+    run = step
 
 
-def run(plan, engine: str, num_workers: int = 2, **options):
+def run(plans, engine: str, num_workers: int = 2, **options):
     program = launch.Program("flow")
     with program.group("worker"):
         workers = [program.add_node(worker_node(Worker, seed)) for seed in range(num_workers)]
-    program.add_node(launch.PyClassNode(Driver, plan, *workers), label="driver")
+    program.add_node(launch.PyClassNode(Driver, plans, *workers), label="driver")
     return launch.launch(program, engine=engine, **options)
 
 
@@ -90,60 +91,58 @@ def ages_of_rounds(nodes):
     return Par(nodes, Worker.sample).sync().map(note)
 
 
-@pytest.mark.parametrize("depth", [0, 1, 2])
-def test_staleness_is_the_depth(engine, depth):
-    found = run(lambda nodes: ages(nodes, depth), engine)
-    for name in {name for name, _ in found}:
-        of_node = [age for each, age in found if each == name]
-        assert of_node == [min(i, depth) for i in range(len(of_node))]
+def batches_of_rounds(nodes):
+    return Par(nodes, Worker.sample).sync().batch(20).map(list)
 
 
-def test_rounds_are_never_stale(engine):
-    assert run(ages_of_rounds, engine) == [0] * 120
+def several_sources(nodes):
+    first = Par(nodes[:1], Worker.sample).unordered().map(lambda item: ("a", item[0]))
+    second = Par(nodes[1:], Worker.sample).unordered().map(lambda item: ("b", item[0]))
+    found = collections.defaultdict(list)
+
+    def note(item):
+        found[item[0]].append(item[1])
+        return dict(found) if all(len(found[name]) >= 20 for name in "ab") else None
+
+    return concurrent(first, second, ahead=1).map(note)
 
 
-def test_rounds_are_the_same_on_every_engine(engine):
-    def plan(nodes):
-        return Par(nodes, Worker.sample).sync().batch(20).map(list)
-
-    assert run(plan, engine) == run(plan, "serial")
+def weighted(nodes):
+    flows = [Par([node], Worker.sample).unordered(1).map(lambda _, i=i: i) for i, node in enumerate(nodes)]
+    return alternate(*flows, weights=[3, 1]).batch(16)
 
 
-def test_an_error_in_a_step_arrives_with_its_node_and_traceback(engine):
-    def plan(nodes):
-        return Par(nodes[1:], Worker.fail).sync()
+PLANS = {
+    **{f"staleness {depth}": functools.partial(ages, depth=depth) for depth in (0, 1, 2)},
+    "staleness of rounds": ages_of_rounds,
+    "rounds": batches_of_rounds,
+    "several sources": several_sources,
+    "weighted": weighted,
+    "an iterable": lambda nodes: Flow.of(range(10)).batch(10),
+}
 
+
+def test_plans_give_the_same_items_on_every_engine(program_engine):
+    found = run(PLANS, program_engine)
+    for depth in (0, 1, 2):
+        of_depth = found[f"staleness {depth}"]
+        for name in {name for name, _ in of_depth}:
+            of_node = [age for each, age in of_depth if each == name]
+            assert of_node == [min(i, depth) for i in range(len(of_node))]
+    assert found["staleness of rounds"] == [0] * 120
+    assert found["rounds"] == run({"rounds": batches_of_rounds}, "serial")["rounds"]
+    for made in found["several sources"].values():
+        assert made == list(range(1, len(made) + 1))
+    assert found["weighted"] == [0, 0, 0, 1] * 4
+    assert found["an iterable"] == list(range(10))
+
+
+def test_an_error_in_a_step_arrives_with_its_node_and_traceback(program_engine):
     with pytest.raises(launch.NodeError) as caught:
-        run(plan, engine)
+        run({"fails": lambda nodes: Par(nodes[1:], Worker.fail).sync()}, program_engine)
     error = caught.value.__cause__
     assert isinstance(error, StepError) and error.node == "worker-1"
     assert "in fail" in caught.value.traceback and "no luck" in str(error)
-
-
-def test_flows_of_several_sources(engine):
-    def plan(nodes):
-        first = Par(nodes[:1], Worker.sample).unordered().map(lambda item: ("a", item[0]))
-        second = Par(nodes[1:], Worker.sample).unordered().map(lambda item: ("b", item[0]))
-        found = collections.defaultdict(list)
-
-        def note(item):
-            found[item[0]].append(item[1])
-            return dict(found) if all(len(found[name]) >= 20 for name in "ab") else None
-
-        return concurrent(first, second, ahead=1).map(note)
-
-    for made in run(plan, engine).values():
-        assert made == list(range(1, len(made) + 1))
-
-
-def test_weights_are_exact(engine):
-    def plan(nodes):
-        flows = [
-            Par([node], Worker.sample).unordered(1).map(lambda _, i=i: i) for i, node in enumerate(nodes)
-        ]
-        return alternate(*flows, weights=[3, 1]).batch(16)
-
-    assert run(plan, engine) == [0, 0, 0, 1] * 4
 
 
 class Fragile(Worker):
@@ -172,7 +171,7 @@ def test_a_killed_worker_is_restarted_and_the_flow_goes_on(tmp_path, depth):
         made = Par(nodes, lambda worker: Fragile.die_once(worker, path))
         return made.unordered(depth, source=True).map(note)
 
-    found = run(plan, "processes", restarts={"worker": 1})
+    found = run({"restarted": plan}, "processes", restarts={"worker": 1})["restarted"]
     assert os.path.exists(path)
     (killed,) = (items for items in found.values() if (True, 5) in items)
     # Answers that the process had not delivered are lost with it, and asked for again.
@@ -187,7 +186,7 @@ def test_a_killed_worker_without_restarts_ends_the_program(tmp_path):
         return die.unordered().map(lambda _: None)
 
     with pytest.raises(launch.NodeError, match="worker-"):
-        run(plan, "processes")
+        run({"dies": plan}, "processes")
 
 
 def test_a_plan_that_waits_uses_no_processor():
@@ -198,13 +197,9 @@ def test_a_plan_that_waits_uses_no_processor():
         began = time.process_time(), time.monotonic()
         return Par(nodes, lambda worker: worker.sleep(2.0)).unordered().map(measure)
 
-    busy, seconds = run(plan, "processes")
+    busy, seconds = run({"waits": plan}, "processes")["waits"]
     assert seconds >= 1.9
     assert busy < 0.2  # A poll every millisecond would take more; starting takes some.
-
-
-def test_the_flow_of_an_iterable_in_a_node(engine):
-    assert run(lambda nodes: Flow.of(range(10)).batch(10), engine) == list(range(10))
 
 
 def test_the_page_on_flows(capsys):

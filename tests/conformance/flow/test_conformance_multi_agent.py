@@ -44,8 +44,8 @@ def rows(directory, label):
     return [row for row in read_jsonl(directory / "metrics.jsonl") if row["label"] == label]
 
 
-def test_both_policies_learn(tmp_path, engine):
-    result = launch.launch(program(tmp_path, 500), engine=engine)
+def test_both_policies_learn_also_after_a_resume_and_the_loss_of_replay(tmp_path, program_engine):
+    result = launch.launch(program(tmp_path, 500), engine=program_engine)
     assert (result["reason"], result["env_steps"]) == ("max_env_steps", 500)
     last = rows(tmp_path, "learner")[-1]
     assert last["ppo/steps"] >= 8 and last["dqn/steps"] >= 10
@@ -58,16 +58,19 @@ def test_both_policies_learn(tmp_path, engine):
     assert len(played["agents"]) == 4
     assert played["mean"] == pytest.approx(sum(played["agents"].values()) / 4)
 
-
-def test_a_run_is_resumed(tmp_path, engine):
-    if engine == "ray":
-        pytest.skip("starting processes takes most of the time on Ray, where Ape-X is resumed")
-    launch.launch(program(tmp_path, 500), engine=engine)
-    last = rows(tmp_path, "learner")[-1]
-    again = launch.launch(program(tmp_path, 1000), engine=engine)
-    assert again["env_steps"] == 1000
-    resumed = rows(tmp_path, "learner")[-1]
-    assert resumed["ppo/steps"] >= last["ppo/steps"] + 8 and resumed["dqn/steps"] >= last["dqn/steps"] + 10
+    kills = program_engine == "processes"
+    steps = 2_500 if kills else 1_000
+    resumed = program(tmp_path, steps)
+    with launch.start(resumed, program_engine, restarts={"replay": 1} if kills else {}) as job:
+        if kills:
+            assert job.client("counter").wait_for("env_steps", 800, timeout=60.0)
+            (killed,) = [node for node in job.nodes() if node["label"] == "replay-0"]
+            os.kill(killed["pid"], signal.SIGKILL)
+        assert job.wait(timeout=120.0)["env_steps"] == steps
+        restarted = {node["label"] for node in job.nodes() if node["restarts"]}
+    assert restarted == ({"replay-0"} if kills else set())
+    before, last = last, rows(tmp_path, "learner")[-1]
+    assert last["ppo/steps"] >= before["ppo/steps"] + 8 and last["dqn/steps"] >= before["dqn/steps"] + 10
 
 
 def test_one_seed_gives_one_run_on_the_serial_engine(tmp_path):
@@ -77,19 +80,3 @@ def test_one_seed_gives_one_run_on_the_serial_engine(tmp_path):
         return [{key: row[key] for key in row if not key.startswith("time/")} for row in kept]
 
     assert learned("a") == learned("b")
-
-
-@pytest.mark.slow
-def test_a_killed_replay_server_is_restarted_and_both_policies_learn_on(tmp_path):
-    steps, restarts = 6_000, {"replay": 1}
-    job = launch.start(program(tmp_path, steps), "processes", directory=tmp_path, restarts=restarts)
-    with job:
-        assert job.client("counter").wait_for("env_steps", 1_000, timeout=60.0)
-        (killed,) = [node for node in job.status()["nodes"] if node["label"] == "replay-0"]
-        os.kill(killed["pid"], signal.SIGKILL)
-        result = job.wait(timeout=120.0)
-        restarted = {node["label"]: node["restarts"] for node in job.status()["nodes"]}
-    assert (result["reason"], result["env_steps"]) == ("max_env_steps", steps)
-    assert {label for label, count in restarted.items() if count} == {"replay-0"}
-    first, last = rows(tmp_path, "learner")[10], rows(tmp_path, "learner")[-1]
-    assert last["ppo/steps"] > first["ppo/steps"] and last["dqn/steps"] > first["dqn/steps"]

@@ -8,6 +8,7 @@ import os
 import signal
 
 import pytest
+from engines import PROGRAM_ENGINES
 
 import launch
 from agents.a2c import A2C, A2CConfig
@@ -43,8 +44,6 @@ AGENTS = {
     # 4 steps before and 4 after the inner step.
     "maml": MAML(MAMLConfig(unroll_length=4, tasks_per_worker=1, evaluation_tasks=2, hidden_sizes=(8,))),
 }
-# Starting processes on Ray takes most of a test's time; make nightly has all agents there.
-ON_RAY = ("a2c", "apex")
 ASYNCHRONOUS = ("a3c", "apex", "flow_dqn", "flow_impala")
 # A round of a synchronous plan is 2 * 3 * 8 env steps, some of them resets. 20 steps are left at the end.
 CONFIG = RunConfig(
@@ -100,31 +99,34 @@ def directory(tmp_path_factory):
     return tmp_path_factory.mktemp("curves")
 
 
-@pytest.mark.parametrize("agent", AGENTS)
-def test_a_plan_agent_makes_exactly_its_env_steps(directory, engine, agent):
+def agents_on_engines():
+    """Every agent on `serial`; elsewhere a synchronous one and one with replay, the others at a release."""
+    for agent in AGENTS:
+        for engine in PROGRAM_ENGINES:
+            is_release = engine != "serial" and agent not in ("a2c", "apex")
+            yield pytest.param(agent, engine, marks=[pytest.mark.release] * is_release)
+
+
+@pytest.mark.parametrize(("agent", "engine"), list(agents_on_engines()))
+def test_a_plan_agent_makes_exactly_its_env_steps(request, directory, engine, agent):
     """And one seed gives one learning curve on every engine, if the plan is synchronous."""
-    if engine == "ray" and agent not in ON_RAY:
-        pytest.skip("on Ray only those of ON_RAY; make nightly runs the others there")
+    if engine == "ray":
+        request.getfixturevalue("ray_cluster")
     one, serial = curve(agent, directory, engine), curve(agent, directory, "serial")
     assert one == serial or agent in ASYNCHRONOUS
 
 
-@pytest.mark.parametrize("agent", ["a2c", "apex", "maml"])
-def test_a_run_is_resumed(tmp_path, engine, agent):
-    if engine == "ray" and agent != "apex":
-        pytest.skip("on Ray only Ape-X is resumed, which has replay")
-    first = launch.launch(program(AGENTS[agent], tmp_path), engine=engine)
-    second = launch.launch(program(AGENTS[agent], tmp_path, max_env_steps=1000), engine=engine)
+@pytest.mark.parametrize("agent", ["a2c", "maml"])
+def test_a_run_is_resumed(tmp_path, agent):
+    first = launch.launch(program(AGENTS[agent], tmp_path), engine="serial")
+    second = launch.launch(program(AGENTS[agent], tmp_path, max_env_steps=1000), engine="serial")
     assert second["env_steps"] == 1000
     assert second["learner_steps"] >= first["learner_steps"] + 8
 
 
-@pytest.mark.parametrize("agent", ["a2c", "a3c", "apex"])
-def test_a_stop_ends_calls_in_progress(engine, agent):
-    if engine == "ray" and agent not in ON_RAY:
-        pytest.skip("on Ray only those of ON_RAY")
+def test_a_stop_ends_calls_in_progress(program_engine):
     settings = {"max_env_steps": None, "evaluate_period": None, "max_learner_steps": 5}
-    result = launch.launch(program(AGENTS[agent], **settings), engine=engine)
+    result = launch.launch(program(AGENTS["a3c"], **settings), engine=program_engine)
     assert result == {"reason": "max_learner_steps", "learner_steps": 5}
 
 
@@ -135,37 +137,51 @@ class ThreeRounds(A2C):
         return Flow.of(itertools.islice(super().plan(workers, learner), 3))
 
 
-def test_a_plan_that_ends_ends_the_program(engine):
+def test_a_plan_that_ends_ends_the_program(program_engine):
     """With an evaluator, which waits for an evaluation that never comes."""
     agent = ThreeRounds(A2CConfig(**UNROLLS))
-    result = launch.launch(program(agent, max_env_steps=None), engine=engine)
+    result = launch.launch(program(agent, max_env_steps=None), engine=program_engine)
     assert result == {"reason": "plan_ended", "learner_steps": 3}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("agent", "label"),
-    [("a2c", "actor-1"), ("a3c", "actor-1"), ("apex", "actor-1"), ("apex", "replay-0"), ("a2c", "learner-0")],
-)
-def test_a_killed_node_is_restarted_and_the_plan_goes_on(agent, label):
-    steps, restarts = 6_000, {"actor": 1, label.partition("-")[0]: 1}
-    job = launch.start(program(AGENTS[agent], max_env_steps=steps), "processes", restarts=restarts)
-    with job:
-        assert job.client("counter").wait_for("learner_steps", 5, timeout=60.0)
-        (killed,) = [node for node in job.status()["nodes"] if node["label"] == label]
-        os.kill(killed["pid"], signal.SIGKILL)
-        result = job.wait(timeout=120.0)
-        restarts = {node["label"]: node["restarts"] for node in job.status()["nodes"]}
+def run_and_kill(agent, labels, steps, engine, directory):
+    """Kills nodes of a program, one after the other; checks that they and no others were restarted."""
+    restarts = {label.partition("-")[0]: 1 for label in labels}
+    made = program(AGENTS[agent], directory, max_env_steps=steps, evaluate_period=steps)
+    with launch.start(made, engine, restarts=restarts, heartbeat_timeout=None) as job:
+        counter = job.client("counter")
+        for number, label in enumerate(labels, 1):
+            assert counter.wait_for("learner_steps", 5 * number, timeout=240.0)
+            (killed,) = [node for node in job.nodes() if node["label"] == label]
+            os.kill(killed["pid"], signal.SIGKILL)
+        result = job.wait(timeout=240.0)
+        restarted = {node["label"]: node["restarts"] for node in job.nodes() if node["restarts"]}
     assert (result["reason"], result["env_steps"]) == ("max_env_steps", steps)
-    assert {label for label, count in restarts.items() if count} == {label}
+    assert restarted == dict.fromkeys(labels, 1)
+    return result
 
 
-def test_an_error_in_a_worker_ends_the_program_with_its_name(engine):
+def test_a_plan_goes_on_with_restarted_nodes(tmp_path):
+    run_and_kill("a2c", ["actor-1", "learner-0"], 3_000, "processes", tmp_path)
+
+
+@pytest.mark.real
+@pytest.mark.timeout(400)
+def test_a_program_whose_nodes_are_killed_goes_on_and_is_resumed(supervised_program_engine, tmp_path):
+    """Ape-X: a plan, workers, replay, checkpoints. The whole program that `.ci/run` has on the real Ray."""
+    first = run_and_kill("apex", ["actor-1", "replay-0"], 3_000, supervised_program_engine, tmp_path)
+    again = program(AGENTS["apex"], tmp_path, max_env_steps=3_500, evaluate_period=3_500)
+    second = launch.launch(again, supervised_program_engine, heartbeat_timeout=None)
+    assert second["env_steps"] == 3_500
+    assert second["learner_steps"] >= first["learner_steps"] + 8
+
+
+def test_an_error_in_a_worker_ends_the_program_with_its_name():
     broken = functools.partial(FakeEnvironment, episode_length=5)
     agent = A3C(A2CConfig(**UNROLLS))
     agent.loss = _fail  # type: ignore[method-assign]
     with pytest.raises(launch.NodeError, match=r"actor-.*broken on purpose"):
-        launch.launch(make_program(agent, broken, CONFIG), engine=engine)
+        launch.launch(make_program(agent, broken, CONFIG), engine="serial")
 
 
 def _fail(networks, batch, context):

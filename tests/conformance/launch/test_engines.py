@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
 import functools
 import os
 import tempfile
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
 
 import launch as lp
 
-LAUNCHPAD = ("launchpad_mt", "launchpad")
 # Nodes are not in the process that launches.
-ELSEWHERE = ("processes", "ray", *LAUNCHPAD)
+ELSEWHERE = ("processes", "ray", "launchpad_mt", "launchpad")
 # Long enough for a loaded machine; a test that needs it has failed.
 PATIENCE = 180.0
 
@@ -34,7 +36,8 @@ class Calculator:
 
     def __init__(self, offset=0):
         self._offset = offset
-        self.pid = os.getpid()
+        self._open, self._holding = threading.Event(), threading.Semaphore(0)
+        self._barrier = threading.Barrier(20)
         self.built_in = lp.get_node_context()
 
     def add(self, a, b=0):
@@ -52,248 +55,254 @@ class Calculator:
     def roundtrip(self, value):
         return value
 
-    def not_a_method(self):
-        return None
+    def apply(self, client, x):
+        return client.add(x)
+
+    def meet(self):
+        return self._barrier.wait(PATIENCE)
+
+    def hold(self):
+        self._holding.release()
+        return self._open.wait(PATIENCE)
+
+    def held(self, times):
+        """Waits until `hold` was called as often."""
+        for _ in range(times):
+            assert self._holding.acquire(timeout=PATIENCE)
+
+    def release(self):
+        self._open.set()
+
+    def wait(self, seconds):
+        return lp.wait_for_stop(seconds)
 
     def _private(self):
         return "secret"
 
 
-def start(program, engine, **options):
-    return lp.start(program, engine, **options)
-
-
-def launch(program, engine, **options):
-    return lp.launch(program, engine, **options)
-
-
-def calculator_program(fn, *args):
+def calculator_program(fn, *args, **options):
     """A calculator and a function that gets a client of it and ``args``."""
     program = lp.Program("test")
-    calculator = program.add_node(lp.CourierNode(Calculator), label="calculator")
+    calculator = program.add_node(lp.CourierNode(Calculator, **options), label="calculator")
     program.add_node(lp.PyNode(fn, calculator, *args), label="main")
     return program
 
 
-# Calls.
+# Calls. All of them are made by the node of one program.
 
 
-def test_first_result_wins(engine):
+def arrays_and_nests_travel_whole(client):
+    value = {
+        "large": np.arange(300_000, dtype=np.float32).reshape(3, -1),
+        "nest": [(1, "two"), {"three": 3.0}, None, b"bytes"],
+    }
+    back = client.roundtrip(value)
+    np.testing.assert_array_equal(back["large"], value["large"])
+    assert back["nest"] == value["nest"]
+    back["large"][0, 0] = 5.0  # ours to change
+
+
+def futures_of_answers_and_errors(client):
+    futures = [client.futures.add(i, i) for i in range(200)]
+    assert [future.result(PATIENCE) for future in futures] == [2 * i for i in range(200)]
+    assert isinstance(client.futures.refuse().exception(PATIENCE), Refused)
+    assert client.futures(3).result(PATIENCE) == -3
+
+
+def only_public_methods(client):
+    assert client(5) == -5
+    with pytest.raises(AttributeError, match="public"):
+        client._private()
+    with pytest.raises(AttributeError, match=r"no method 'missing'.*add"):
+        client.missing()
+
+
+def errors_keep_their_type_and_show_where_they_come_from(client):
+    with pytest.raises(Refused) as caught:
+        client.refuse()
+    assert (caught.value.reason, caught.value.code) == ("not today", 7)
+    cause = "RemoteTraceback" if lp.get_node_context().engine in ELSEWHERE else "NoneType"
+    assert type(caught.value.__cause__).__name__ == cause
+
+
+def the_context_is_that_of_the_called_node(client):
+    inside, built_in = client.where()
+    assert inside == built_in
+    assert (inside.label, inside.group, inside.index, inside.program) == (
+        "calculator-0",
+        "calculator",
+        0,
+        "test",
+    )
+    assert lp.get_node_context().label == "main-0" and lp.get_node_context().engine == inside.engine
+
+
+def a_client_may_be_passed_on(client):
+    assert client.apply(client, 5) == 5
+
+
+@pytest.mark.real
+def test_calls(engine):
     def main(client):
-        lp.stop(client.add(40, b=2))
-        lp.stop("too late")
+        for call in (
+            arrays_and_nests_travel_whole,
+            futures_of_answers_and_errors,
+            only_public_methods,
+            errors_keep_their_type_and_show_where_they_come_from,
+            the_context_is_that_of_the_called_node,
+            a_client_may_be_passed_on,
+        ):
+            call(client)
+        lp.stop((os.getpid(), lp.get_node_context().engine))
+        lp.stop("too late: the first result wins")
 
-    assert launch(calculator_program(main), engine) == 42
+    pid, name = lp.launch(calculator_program(main), engine)
+    assert name == engine and (pid != os.getpid()) == (engine in ELSEWHERE)
 
 
 def test_without_a_result_launch_returns_none(engine):
-    assert launch(calculator_program(lambda client: client.add(1)), engine) is None
+    assert lp.launch(calculator_program(lambda client: client.add(1)), engine) is None
 
 
-def test_arrays_and_nests_travel_whole(engine):
-    def main(client):
-        value = {
-            "large": np.arange(300_000, dtype=np.float32).reshape(3, -1),
-            "small": np.arange(3),
-            "nest": [(1, "two"), {"three": 3.0}, None, b"bytes"],
-        }
-        back = client.roundtrip(value)
-        np.testing.assert_array_equal(back["large"], value["large"])
-        np.testing.assert_array_equal(back["small"], value["small"])
-        assert back["nest"] == value["nest"]
-        back["large"][0, 0] = 5.0  # ours to change
-        lp.stop("ok")
+def test_timeouts_and_cancelled_futures(concurrent_engine):
+    def main(calculator):
+        unlimited = calculator.with_timeout(0)  # 0 is none; the node's own is 0.1 s.
+        assert unlimited.add(1) == 1
+        with pytest.raises(lp.CallTimeout):
+            calculator.hold()
+        with pytest.raises(lp.CallTimeout):
+            unlimited.with_timeout(0.05).futures.hold().result(PATIENCE)
+        held = unlimited.futures.hold()
+        unlimited.held(3)
+        cancelled = held.cancel()
+        unlimited.release()
+        done = unlimited.futures.hold()
+        done.result(PATIENCE)
+        lp.stop((cancelled, held.cancelled(), done.cancel()))
 
-    assert launch(calculator_program(main), engine) == "ok"
-
-
-def test_futures(engine):
-    def main(client):
-        futures = [client.futures.add(i, i) for i in range(200)]
-        assert [future.result(PATIENCE) for future in futures] == [2 * i for i in range(200)]
-        failing = client.futures.refuse()
-        assert isinstance(failing.exception(PATIENCE), Refused)
-        assert client.futures(3).result(PATIENCE) == -3
-        lp.stop("ok")
-
-    assert launch(calculator_program(main), engine) == "ok"
+    options = {"call_timeout": datetime.timedelta(seconds=0.1)}
+    program = calculator_program(main, courier_client_kwargs=options)
+    assert lp.launch(program, concurrent_engine) == (True, True, False)
 
 
-def test_call_operator_and_only_public_methods(engine):
-    def main(client):
-        assert client(5) == -5
-        with pytest.raises(AttributeError, match="public"):
-            client._private()
-        with pytest.raises(AttributeError, match=r"no method 'missing'.*add"):
-            client.missing()
-        lp.stop("ok")
+def test_a_timeout_includes_the_wait_for_room(concurrent_engine):
+    def main(calculator):
+        calculator.wait(0.0)  # The node has started.
+        first = calculator.futures.wait(2.0)
+        began = time.monotonic()
+        with pytest.raises(TimeoutError):
+            calculator.with_timeout(3.0).futures.wait(PATIENCE).result(PATIENCE)
+        lp.stop((first.done(), time.monotonic() - began))
 
-    assert launch(calculator_program(main), engine) == "ok"
-
-
-def test_errors_keep_their_type_and_show_where_they_come_from(engine):
-    def main(client):
-        with pytest.raises(Refused) as caught:
-            client.refuse()
-        assert (caught.value.reason, caught.value.code) == ("not today", 7)
-        lp.stop(type(caught.value.__cause__).__name__)
-
-    result = launch(calculator_program(main), engine)
-    assert result == ("RemoteTraceback" if engine in ELSEWHERE else "NoneType")
+    program = calculator_program(main, courier_client_kwargs={"max_in_flight": 1})
+    there_was_room, seconds = lp.launch(program, concurrent_engine)
+    assert there_was_room
+    assert seconds < 4.5
 
 
-def test_context_is_that_of_the_called_node(engine):
-    def main(client):
-        mine = lp.get_node_context()
-        inside, built_in = client.where()
-        assert inside == built_in
-        lp.stop((mine.label, inside.label, inside.group, inside.index, inside.program, inside.engine))
-
-    expected = ("main-0", "calculator-0", "calculator", 0, "test", engine)
-    assert launch(calculator_program(main), engine) == expected
-
-
-def test_handles_anywhere_in_the_arguments(engine):
-    def main(nested, keyword, partial):
-        clients = [nested["a"][0], nested["a"][1][0], keyword, partial()]
-        lp.stop([client.add(1) for client in clients])
-
-    program = lp.Program("test")
-    one = program.add_node(lp.CourierNode(Calculator, 10), label="one")
-    two = program.add_node(lp.CourierNode(Calculator, offset=20), label="two")
-    program.add_node(
-        lp.PyNode(main, {"a": [one, (two,)]}, keyword=one, partial=functools.partial(lambda c: c, two)),
-        label="main",
-    )
-    assert launch(program, engine) == [11, 21, 11, 21]
-
-
-def test_clients_may_be_passed_on(engine):
-    class Forwarder:
-        def forward(self, client, x):
-            return client.add(x)
-
-    def main(calculator, forwarder):
-        lp.stop(forwarder.forward(calculator, 5))
-
-    program = lp.Program("test")
-    calculator = program.add_node(lp.CourierNode(Calculator), label="calculator")
-    forwarder = program.add_node(lp.CourierNode(Forwarder), label="forwarder")
-    program.add_node(lp.PyNode(main, calculator, forwarder), label="main")
-    assert launch(program, engine) == 5
-
-
-def test_nodes_may_refer_to_each_other_in_a_circle(engine):
-    class Ping:
-        def __init__(self, other):
-            self._other = other
-
-        def ping(self, n):
-            return n if n == 0 else self._other.ping(n - 1)
-
-    def main(client):
-        lp.stop(client.ping(4))
-
-    program = lp.Program("test")
-    one, two = lp.CourierNode(Ping), lp.CourierNode(Ping)
-    first, second = program.add_node(one, label="one"), program.add_node(two, label="two")
-    one.configure(second)
-    two.configure(first)
-    program.add_node(lp.PyNode(main, first), label="main")
-    assert launch(program, engine) == 0
-
-
-def test_processes_are_where_they_should_be(engine):
-    def main(client):
-        lp.stop((client.where()[0].index, os.getpid(), client.roundtrip(0)))
-
-    _, pid, _ = launch(calculator_program(main), engine)
-    assert (pid != os.getpid()) == (engine in ELSEWHERE)
-
-
-def test_job_client_reaches_services(concurrent_engine):
+@pytest.mark.real
+def test_a_job_makes_clients_whose_calls_do_not_hold_up_each_other(concurrent_engine):
     def main(client):
         lp.wait_for_stop()
 
-    with start(calculator_program(main), concurrent_engine) as job:
+    with lp.start(calculator_program(main), concurrent_engine) as job:
         client = job.client("calculator")
         assert client.add(1, 2) == 3
-        assert client.futures.add(1, 2).result(PATIENCE) == 3
+        futures = [client.futures.meet() for _ in range(20)]
+        assert sorted(future.result(PATIENCE) for future in futures) == list(range(20))
         with pytest.raises(LookupError, match="calculator-0"):
             job.client("nobody")
         with pytest.raises(lp.LaunchError, match="serves no methods"):
             job.client("main")
 
 
-def test_call_timeout(concurrent_engine):
-    class Slow:
+# Handles.
+
+
+@dataclasses.dataclass
+class Peers:
+    """What a node is told of the others, and itself."""
+
+    others: dict[str, Any]
+    itself: Any = None
+
+
+def test_handles_anywhere_in_the_arguments(engine):
+    def main(nested, peers, keyword, partial):
+        assert peers.itself.itself is not None
+        clients = [nested["a"][0], nested["a"][1][0], peers.others["b"], keyword, partial()]
+        lp.stop([client.add(1) for client in clients])
+
+    program = lp.Program("test")
+    one = program.add_node(lp.CourierNode(Calculator, 10), label="one")
+    two = program.add_node(lp.CourierNode(Calculator, offset=20), label="two")
+    peers = Peers({"b": two})
+    peers.itself = peers
+    partial = functools.partial(lambda client: client, two)
+    main = lp.PyNode(main, {"a": [one, (two,)]}, peers, keyword=one, partial=partial)
+    program.add_node(main, label="main")
+    assert lp.launch(program, engine) == [11, 21, 21, 11, 21]
+    assert isinstance(peers.others["b"], lp.CourierHandle), "the script's own object is left alone"
+
+
+class Asks:
+    """Its constructor waits for another node, and so do its calls."""
+
+    def __init__(self, other):
+        self._other, self._answer = other, other.ping(0)
+
+    def ping(self, n):
+        return self._answer if n == 0 else self._other.ping(n - 1)
+
+
+class Answers:
+    """Refers back to a node whose constructor waits for this one."""
+
+    def __init__(self, other):
+        self._other = other
+
+    def ping(self, n):
+        return 7 if n == 0 else self._other.ping(n - 1)
+
+
+@pytest.mark.parametrize("colocated", [False, True])
+def test_constructors_may_wait_for_later_nodes_and_nodes_refer_to_each_other_in_a_circle(engine, colocated):
+    program = lp.Program("test")
+    first, second, third = lp.CourierNode(Asks), lp.CourierNode(Asks), lp.CourierNode(Answers)
+    first.configure(second.create_handle())
+    second.configure(third.create_handle())
+    third.configure(first.create_handle())
+    main = lp.PyNode(lambda node: lp.stop((node.ping(0), node.ping(7))), first.create_handle())
+    if colocated:
+        program.add_node(lp.MultiThreadingColocation([first, second, third, main]), label="all")
+    else:
+        for label, node in (("first", first), ("second", second), ("third", third), ("main", main)):
+            program.add_node(node, label=label)
+    assert lp.launch(program, engine) == (7, 7)
+
+
+def test_a_node_in_two_groups_runs_twice(engine):
+    class Tally:
         def __init__(self):
-            self._release = threading.Event()
+            self._labels = []
 
-        def wait(self):
-            return self._release.wait(PATIENCE)
+        def add(self, label):
+            self._labels.append(label)
+            if len(self._labels) == 2:
+                lp.stop(sorted(self._labels))
 
-        def release(self):
-            self._release.set()
-
-    def main(slow):
-        for call in (slow.with_timeout(0.05).wait, slow.with_timeout(0.05).futures.wait):
-            with pytest.raises(TimeoutError):
-                answer = call()
-                answer.result(PATIENCE)
-        slow.release()
-        assert slow.wait() is True
-        lp.stop("ok")
-
-    program = lp.Program("test")
-    slow = program.add_node(lp.CourierNode(Slow), label="slow")
-    program.add_node(lp.PyNode(main, slow), label="main")
-    assert launch(program, concurrent_engine) == "ok"
-
-
-def test_a_timeout_includes_the_wait_for_room(concurrent_engine):
-    class Slow:
-        def wait(self, seconds):
-            return lp.wait_for_stop(seconds)
-
-    def main(slow):
-        slow.wait(0.0)  # The node has started.
-        first = slow.futures.wait(2.0)
-        began = time.monotonic()
-        with pytest.raises(TimeoutError):
-            slow.with_timeout(3.0).futures.wait(PATIENCE).result(PATIENCE)
-        lp.stop((first.done(), time.monotonic() - began))
-
-    program = lp.Program("test")
-    options = {"max_in_flight": 1}
-    slow = program.add_node(lp.CourierNode(Slow, courier_client_kwargs=options), label="slow")
-    program.add_node(lp.PyNode(main, slow), label="main")
-    there_was_room, seconds = launch(program, concurrent_engine)
-    assert there_was_room
-    assert seconds < 4.5
-
-
-def test_calls_that_block_do_not_hold_up_others(concurrent_engine):
-    class Meeting:
-        def __init__(self):
-            self._barrier = threading.Barrier(20)
-
-        def meet(self):
-            return self._barrier.wait(PATIENCE)
-
-    def main(meeting):
-        futures = [meeting.futures.meet() for _ in range(20)]
-        lp.stop(sorted(future.result(PATIENCE) for future in futures))
-
-    program = lp.Program("test")
-    meeting = program.add_node(lp.CourierNode(Meeting), label="meeting")
-    program.add_node(lp.PyNode(main, meeting), label="main")
-    assert launch(program, concurrent_engine) == list(range(20))
+    program = lp.Program("twice")
+    tally = program.add_node(lp.CourierNode(Tally), label="tally")
+    node = lp.PyNode(lambda tally: tally.add(lp.get_node_context().label), tally)
+    program.add_node(node, label="a")
+    program.add_node(node, label="b")
+    assert lp.launch(program, engine) == ["a-0", "b-0"]
 
 
 # Special nodes.
 
 
+@pytest.mark.real
 def test_colocations(engine):
     def main(clients):
         lp.stop([client.add(1) for client in clients])
@@ -304,10 +313,10 @@ def test_colocations(engine):
     program.add_node(lp.MultiThreadingColocation(nodes[:2]), label="threads")
     program.add_node(lp.MultiProcessingColocation(nodes[2:]), label="processes")
     program.add_node(lp.MultiThreadingColocation([lp.PyNode(main, handles)]), label="main")
-    assert launch(program, engine) == [11, 21, 31, 41]
+    assert lp.launch(program, engine) == [11, 21, 31, 41]
 
 
-def test_cacher_shares_answers(engine):
+def test_cacher_shares_answers_until_they_are_old(engine):
     class Source:
         def __init__(self):
             self.asked = 0
@@ -316,15 +325,21 @@ def test_cacher_shares_answers(engine):
             self.asked += 1
             return name, self.asked
 
-    def main(cached):
-        lp.stop([cached.get("a"), cached.get("a"), cached.get("b")])
+    def main(cached, brief):
+        answers = [cached.get("a"), cached.get("a"), cached.get("b")]
+        first = brief.get("c")
+        while (again := brief.get("c")) == first and not lp.stop_event().wait(0.02):
+            continue
+        lp.stop([*answers, again[1] - first[1]])
 
     program = lp.Program("test")
     source = program.add_node(lp.CourierNode(Source), label="source")
     cached = program.add_node(lp.CacherNode(source, refresh_interval=3600.0), label="cacher")
-    program.add_node(lp.PyNode(main, cached), label="main")
+    brief = program.add_node(lp.CacherNode(source, 0.2), label="brief")
+    program.add_node(lp.PyNode(main, cached, brief), label="main")
     fresh = engine == "serial"
-    assert launch(program, engine) == [("a", 1), ("a", 2 if fresh else 1), ("b", 3 if fresh else 2)]
+    expected = [("a", 1), ("a", 2 if fresh else 1), ("b", 3 if fresh else 2), 1]
+    assert lp.launch(program, engine) == expected
 
 
 class Inference:
@@ -357,7 +372,62 @@ def test_batched_handler_gathers_calls(engine):
     program = lp.Program("test")
     inference = program.add_node(lp.CourierNode(Inference), label="inference")
     program.add_node(lp.PyNode(main, inference, 1 if engine == "serial" else 4), label="main")
-    assert launch(program, engine) == "ok"
+    assert lp.launch(program, engine) == "ok"
+
+
+def tables():
+    from framework import replay
+
+    fifo = replay.selectors.Fifo()
+    return [replay.Table("t", fifo, replay.selectors.Fifo(), 10, replay.rate_limiters.MinSize(1))]
+
+
+def test_reverb_nodes_take_launchpads_arguments(engine):
+    program = lp.Program("reverb")
+    server = program.add_node(lp.ReverbNode(tables, None, None), label="replay")
+    program.add_node(lp.PyNode(lambda client: lp.stop(sorted(client.server_info())), server), label="main")
+    assert lp.launch(program, engine) == ["t"]
+    with pytest.raises(ValueError, match="checkpoint_time_delta_minutes"):
+        lp.ReverbNode(tables, None, 0)
+
+
+class FullDisk:
+    """A checkpointer whose second try fails; the tries are counted in a file."""
+
+    def __init__(self, path):
+        self._path = path
+
+    def save(self, tables, store):
+        with open(self._path, "a") as file:
+            file.write("x")
+        if self._path.stat().st_size == 2:
+            raise OSError("no space is left on the device")
+        return "a checkpoint"
+
+    def load(self, tables, store):
+        return None
+
+
+def test_a_checkpoint_of_a_reverb_node_that_fails_is_followed_by_others(tmp_path, caplog):
+    tries = tmp_path / "tries"
+
+    def main():
+        deadline = time.monotonic() + PATIENCE
+        while not (tries.exists() and tries.stat().st_size > 3) and time.monotonic() < deadline:
+            lp.wait_for_stop(0.02)
+
+    program = lp.Program("reverb")
+    node = lp.ReverbNode(tables, lambda: FullDisk(tries), checkpoint_time_delta_minutes=0.05 / 60)
+    program.add_node(node, label="replay")
+    program.add_node(lp.PyNode(main), label="main")
+    lp.launch(program, "threads")
+    assert tries.stat().st_size > 3
+    messages = [record.getMessage() for record in caplog.records if record.name == "launch"]
+    assert len(messages) == 1  # none for the end of the program
+    assert messages[0].startswith("replay-0: no checkpoint") and "no space is left" in messages[0]
+
+
+# Programs as a whole.
 
 
 def test_two_programs_at_once_do_not_meet(concurrent_engine):
@@ -365,7 +435,7 @@ def test_two_programs_at_once_do_not_meet(concurrent_engine):
         lp.wait_for_stop()
 
     programs = [calculator_program(main) for _ in range(2)]
-    with start(programs[0], concurrent_engine) as one, start(programs[1], concurrent_engine) as two:
+    with lp.start(programs[0], concurrent_engine) as one, lp.start(programs[1], concurrent_engine) as two:
         assert one.client("calculator").add(1) == two.client("calculator").add(1)
         one.stop("one")
         assert one.wait(timeout=PATIENCE) == "one"
@@ -381,7 +451,7 @@ def test_nothing_stays_behind(engine, monkeypatch):
     with tempfile.TemporaryDirectory() as folder:
         monkeypatch.setenv("TMPDIR", folder)
         monkeypatch.setattr(tempfile, "tempdir", None)
-        with start(calculator_program(main), engine) as job:
+        with lp.start(calculator_program(main), engine) as job:
             assert job.wait() == 1
         assert os.listdir(folder) == []
     deadline = time.monotonic() + PATIENCE

@@ -28,6 +28,7 @@ class Service:
         return found
 
 
+@pytest.mark.real
 def test_only_authenticated_sockets_are_open_to_others(engine):
     """Engines of one machine listen at no port; nodes of Ray at one each, which takes the program's key."""
 

@@ -78,7 +78,7 @@ def _two_lengths(client):
 
 @pytest.mark.parametrize("name", ERRORS)
 def test_errors(backend, name, skip_if_unchecked):
-    skip_if_unchecked(name)
+    skip_if_unchecked(backend, name)
     call, kind = ERRORS[name]
     with pytest.raises(kind):
         call(backend)

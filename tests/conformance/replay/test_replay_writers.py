@@ -5,62 +5,11 @@ Ours runs them embedded and as a client of another process would.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-
 import dm_env.specs
 import numpy as np
 import pytest
 
 I64, F32 = np.int64, np.float32
-
-
-class Rig:
-    """A back end, and servers with clients of one kind."""
-
-    def __init__(self, name, remote):
-        self.reverb = importlib.import_module(name)
-        self.name = name
-        self._remote = remote
-        self._servers = []
-
-    def spec(self, shape, dtype):
-        if self.name == "reverb":
-            import tensorflow as tf
-
-            return tf.TensorSpec(shape, tf.as_dtype(dtype))
-        return self.reverb.TensorSpec(tuple(shape), np.dtype(dtype))
-
-    def client(self, signature=None, names=("t", "u"), times=0):
-        reverb = self.reverb
-        tables = [
-            reverb.Table(
-                name,
-                reverb.selectors.Fifo(),
-                reverb.selectors.Fifo(),
-                100,
-                reverb.rate_limiters.MinSize(1),
-                max_times_sampled=times,
-                signature=signature,
-            )
-            for name in names
-        ]
-        server = reverb.Server(tables, port=None)
-        self._servers.append(server)
-        return reverb.Client(f"localhost:{server.port}", **({"local": False} if self._remote else {}))
-
-    def stop(self):
-        for server in self._servers:
-            server.stop()
-
-
-@pytest.fixture(params=["embedded", "remote", "dm-reverb"])
-def rig(request):
-    if request.param == "dm-reverb" and importlib.util.find_spec("reverb") is None:
-        pytest.skip("dm-reverb is not installed")
-    rig = Rig("reverb" if request.param == "dm-reverb" else "framework.replay", request.param == "remote")
-    yield rig
-    rig.stop()
 
 
 def lists(leaves):
@@ -158,7 +107,7 @@ def test_items_may_go_unvalidated_and_modules_have_their_names(rig):
     writer.create_item(table="t", priority=1.0, trajectory={"a": writer.history["a"][-1]})
     writer.flush(block_until_num_items=0, timeout_ms=60_000)
     assert items(client) == [[7]]
-    if rig.name == "reverb":
+    if rig.real:
         return  # whose submodules are there once something imports them
     assert rig.reverb.item_selectors.Uniform is rig.reverb.selectors.Uniform
     assert rig.reverb.reverb_types.SpecNest is not None
@@ -190,7 +139,7 @@ def test_what_was_created_before_a_reset_is_gone(rig):
     writer.flush()
     writer.append({"a": I64(1)})
     writer.create_item("t", 1.0, {"a": writer.history["a"][-1]})
-    if rig.name == "reverb":
+    if rig.real:
         writer.flush()  # it may still be on its way
     client.reset("t")
     writer.append({"a": I64(2)})
@@ -277,7 +226,7 @@ STEP = {"a": None, "b": None}
 
 
 def run(rig, make_configs, steps, episodes=1, clear=True):
-    if rig.name == "reverb" and not hasattr(rig.reverb.structured, "constant_priority_fn"):
+    if rig.real and not hasattr(rig.reverb.structured, "constant_priority_fn"):
         pytest.skip("this dm-reverb has no priorities of patterns")
     client = rig.client(times=1)
     structured = rig.reverb.structured
@@ -341,7 +290,7 @@ def test_steps_of_patterns_have_one_number_of_leaves(rig):
 
 
 def specs(rig):
-    if rig.name == "reverb":
+    if rig.real:
         return {"a": rig.spec([], I64), "b": rig.spec([3], F32)}
     return {"a": dm_env.specs.Array((), I64), "b": dm_env.specs.Array((3,), F32)}
 

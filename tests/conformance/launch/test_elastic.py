@@ -65,10 +65,10 @@ def ask(client, method):
             continue
 
 
-def test_lost_nodes_come_back_without_restarts_and_others_hear_of_it():
+def test_lost_nodes_come_back_without_restarts_and_others_hear_of_it(supervised_engine):
     program = members()
     program.min_nodes = {"member": 2}
-    with lp.start(program, "processes") as job:
+    with lp.start(program, supervised_engine) as job:
         watcher = job.client("watcher").with_timeout(PATIENCE)
         pids = [ask(job.client("member", index), "pid") for index in range(3)]
         for _ in range(2):
@@ -113,9 +113,11 @@ def test_an_error_before_enough_nodes_were_there_ends_the_program_at_once():
         lp.launch(members(broken={0, 1, 2}), "processes", min_nodes={"member": 1})
 
 
-def test_a_node_that_cannot_start_does_not_hold_up_the_others():
+def test_a_node_that_cannot_start_does_not_hold_up_the_others(supervised_engine):
     """Its first error may come before or after the others are there; from then on it is tried again."""
-    with lp.start(members(broken={2}), "processes", min_nodes={"member": 2}, restarts={"member": 99}) as job:
+    with lp.start(
+        members(broken={2}), supervised_engine, min_nodes={"member": 2}, restarts={"member": 99}
+    ) as job:
         watcher = job.client("watcher").with_timeout(PATIENCE)
         assert {watcher.next_loss() for _ in range(5)} == {"member-2"}
         assert ask(job.client("member", 0), "pid")

@@ -1,0 +1,96 @@
+"""What the operating system and the processor offer; the one module that asks.
+
+Tests of other platforms switch abilities off. Processes that a program starts inherit both variables:
+
+```sh
+REPERTORY_PLATFORM_WITHOUT=shm,fork,prctl    # names of ABILITIES
+REPERTORY_PLATFORM_MACHINE=arm64             # instead of platform.machine()
+```
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Callable
+
+_SHM = "/dev/shm"
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+_PIECE = b"\0" * (1 << 20)
+_PR_SET_PDEATHSIG = 1
+
+#: By name, whether this system has it.
+ABILITIES: dict[str, Callable[[], bool]] = {
+    "shm": lambda: os.path.isdir(_SHM),  # a folder in memory
+    # On macOS a process that has loaded frameworks must not fork without exec.
+    "fork": lambda: sys.platform != "darwin",
+    "prctl": lambda: sys.platform == "linux",  # the kernel ends a process with its parent
+    "memfd": lambda: hasattr(os, "memfd_create"),  # files in memory that have no name
+    "fallocate": lambda: hasattr(os, "posix_fallocate"),  # a file gets its pages before they are written
+    "mallopt": lambda: sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt"),  # glibc
+    "affinity": lambda: hasattr(os, "sched_getaffinity"),  # a process may be bound to some cores
+    "boot_id": lambda: os.path.exists(_BOOT_ID),  # a name of the machine since its start
+}
+
+
+def has(ability: str) -> bool:
+    """Returns whether this platform has one of `ABILITIES`, and it is not switched off."""
+    without = set(filter(None, os.environ.get("REPERTORY_PLATFORM_WITHOUT", "").split(",")))
+    if unknown := sorted(without - set(ABILITIES)):
+        raise ValueError(
+            f"REPERTORY_PLATFORM_WITHOUT: got {unknown}, expected some of {sorted(ABILITIES)}. "
+            "Separate them with commas."
+        )
+    return ability not in without and ABILITIES[ability]()
+
+
+def machine() -> str:
+    """Returns the name of the processor's architecture, such as `x86_64` or `arm64`."""
+    return os.environ.get("REPERTORY_PLATFORM_MACHINE") or platform.machine()
+
+
+def has_ordered_stores() -> bool:
+    """Returns whether another processor sees stores in their order and makes its loads in theirs."""
+    return machine() in ("x86_64", "AMD64")
+
+
+def shared_memory_root() -> str:
+    """Returns the folder for files that processes map: in memory, or that of temporary files."""
+    return _SHM if has("shm") else tempfile.gettempdir()
+
+
+def reserve(descriptor: int, begin: int, end: int) -> None:
+    """Gives the new bytes `[begin, end)` of a file their pages; `OSError` if there is no room.
+
+    A write to a mapped page for which there is no room would kill the process. Without `fallocate`, only
+    writing zeros shows whether there is.
+    """
+    if begin < end and has("fallocate"):
+        os.posix_fallocate(descriptor, begin, end - begin)
+        return
+    while begin < end:
+        begin += os.pwrite(descriptor, _PIECE[: end - begin], begin)
+
+
+def num_cores() -> int:
+    """Returns the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if has("affinity") else os.cpu_count() or 1
+
+
+def end_with_parent(signal: int) -> None:
+    """Makes the kernel send this process `signal` when its parent dies, where it can."""
+    if has("prctl"):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal, 0, 0, 0)
+
+
+def boot_id() -> str:
+    """Returns the machine's name since its start; empty where it has none."""
+    with contextlib.suppress(OSError):  # A container may hide it.
+        if has("boot_id"):
+            with open(_BOOT_ID) as file:
+                return file.read().strip()
+    return ""

@@ -1,0 +1,88 @@
+"""Configs of all agents: each field changes something, is checked, and is on the agent's page."""
+
+import dataclasses
+import pathlib
+
+import pytest
+from agent_cases import SMALL, spec_of
+from config_fields import (
+    FIELDS,
+    OF_DELAYED,
+    OF_SEQUENCES,
+    WRONG,
+    accepted,
+    fields_table,
+    learned,
+    unchanged,
+)
+
+from framework.programs import RunConfig
+from framework.programs.registry import agent_names, find_agent
+
+# Where an agent's default is the table's value, or its loss does what for others the adder does.
+OWN = {
+    "appo": {**OF_SEQUENCES, **OF_DELAYED},
+    "impala": {**OF_SEQUENCES, "optimizer": ("adam", learned, {})},
+    "r2d2": OF_SEQUENCES,
+    "recurrent_td3": {**OF_SEQUENCES, **OF_DELAYED},
+    "td3": OF_DELAYED,
+}
+# Values that fit no field of the same agent.
+OWN_WRONG = {
+    "c51": {"huber_delta": (2.0,), "munchausen": (0.9,), "v_min": (10.0,)},
+    "d4pg": {"v_min": (150.0,), "num_atoms": (1,)},
+    "dqn": {"min_replay_size": (10_000_000,)},
+    "impala": {"unroll_length": (1,)},
+    "mpo": {"v_min": (150.0,)},
+    "ppo": {"unroll_length": (1,)},
+    "qr_dqn": {"num_quantiles": (1,)},
+    "r2d2": {"period": (7,)},
+    "recurrent_td3": {"period": (7,)},
+    "td7": {"hidden_sizes": ((),)},
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_field_changes_something(name):
+    agent, own = SMALL[name], OWN.get(name, {})
+    fields = [field.name for field in dataclasses.fields(agent.config) if field.name != "device"]
+    assert unchanged(agent, spec_of(name), {field: own.get(field) or FIELDS[field] for field in fields}) == []
+
+
+@pytest.mark.parametrize("name", [*SMALL, "dqfd", "flow_dqn", "maml"])
+def test_a_value_that_makes_no_sense_is_refused(name):
+    config = SMALL[name].config if name in SMALL else find_agent(name).make_config()
+    fields = [field.name for field in dataclasses.fields(config) if field.name in WRONG]
+    assert len(fields) > 15
+    assert accepted(config, {field: WRONG[field] for field in fields}) == []
+    assert accepted(config, OWN_WRONG.get(name, {})) == []
+
+
+PAGES = pathlib.Path(__file__).parents[2] / "docs" / "agents"
+
+
+@pytest.mark.parametrize(
+    "name", sorted(path.stem for path in PAGES.glob("*.md") if path.stem in agent_names())
+)
+def test_the_page_holds_every_field(name):
+    table = fields_table(type(find_agent(name).make_config()))
+    assert table.count("\n") > 15 and not any(line.endswith("|  |") for line in table.splitlines())
+    assert table in (PAGES / f"{name}.md").read_text(encoding="utf-8"), (
+        f"docs/agents/{name}.md lacks\n{table}"
+    )
+
+
+def test_the_settings_of_a_run_are_those_of_the_source():
+    table = fields_table(RunConfig)
+    assert not any(line.endswith("|  |") for line in table.splitlines())
+    page = (PAGES.parent / "programs.md").read_text(encoding="utf-8")
+    assert table in page, f"docs/programs.md lacks\n{table}"
+
+
+@pytest.mark.parametrize(
+    "path", sorted((PAGES.parents[1] / "agents").glob("[a-z]*.py")), ids=lambda p: p.stem
+)
+def test_an_agent_is_a_file_of_at_most_300_lines_and_its_presets(path):
+    lines = path.read_text(encoding="utf-8").splitlines()
+    presets = [number for number, line in enumerate(lines) if line.startswith("PRESETS")]
+    assert (presets or [len(lines)])[0] <= 300

@@ -1,0 +1,308 @@
+"""Python processes that are forks of one that has imported what takes long.
+
+An interpreter that imports torch takes as many CPU seconds as a dozen tests. `run` and `Popen` are those of
+`subprocess` for arguments of Python (`["-c", code]`, `["-m", module]`, `["script.py"]`), and the process
+begins with the modules of `preload` imported. It is a child of the process that is forked (the template),
+which tells its exit status. Programs on `processes` that it starts have fork servers that are forks of the
+template, too.
+"""
+
+import atexit
+import contextlib
+import fcntl
+import functools
+import gc
+import importlib.util
+import json
+import os
+import random
+import resource
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+import types
+
+from launch.engines import processes
+
+TORCH = ("torch", "framework.commands.train", "framework.programs.make", "gymnasium", "matplotlib.figure")
+LAUNCH = ("launch.engines.processes.fork_server", "launch.rpc.client", "numpy", "pytest")
+FORK_SERVER = ("launch.engines.processes.fork_server", "main")
+WARM = sys.platform == "linux"  # A Mac has no sockets that keep messages apart.
+
+start_interpreter = processes.start_interpreter  # That of users.
+
+
+class Popen(subprocess.Popen):
+    """As `subprocess.Popen`, for a process that is forked from the template of `preload`.
+
+    It leads a session of its own. Of the keyword arguments, ``pass_fds``, ``cwd``, ``env`` and those that
+    concern the streams have an effect. With ``own_fork_servers`` it starts its fork servers as users do.
+    """
+
+    def __init__(self, args, *, preload=TORCH, own_fork_servers=False, **options):
+        self._preload, self._report, self._own_fork_servers = preload, None, own_fork_servers
+        super().__init__([sys.executable, *map(str, args)], **options)
+
+    def _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest):
+        if not WARM:
+            return super()._execute_child(args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest)
+        # The pipes, of which the process gets one end each; -1 where it gets ours.
+        p2cread, _, _, c2pwrite, _, errwrite = rest[3:9]
+        streams = [each if each != -1 else ours for ours, each in enumerate((p2cread, c2pwrite, errwrite))]
+        request = {
+            "args": args[1:],
+            "pass_fds": list(pass_fds),
+            "env": dict(os.environ if env is None else env),
+        }
+        request |= {"cwd": os.path.abspath(cwd or ""), "own_fork_servers": self._own_fork_servers}
+        self._report = os.fdopen(_template(self._preload).ask(request, [*streams, *pass_fds]), "rb")
+        self.pid = int(self._report.readline())
+        self._child_created = True
+        self._close_pipe_fds(*rest[3:9])
+
+    def _internal_poll(self, *args, **kwargs):
+        if self._report is None:
+            return super()._internal_poll(*args, **kwargs)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._wait(0.0)
+        return self.returncode
+
+    def _wait(self, timeout):
+        if self._report is None:
+            return super()._wait(timeout)
+        while self.returncode is None:
+            with contextlib.suppress(ValueError):  # Another thread has read the status and closed the pipe.
+                if not select.select([self._report], [], [], timeout)[0]:
+                    raise subprocess.TimeoutExpired(self.args, timeout)
+            with self._waitpid_lock:
+                if self.returncode is None:
+                    self.returncode = int(self._report.readline())
+                    self._report.close()
+        return self.returncode
+
+
+def run(args, *, input=None, capture_output=False, timeout=None, check=False, **options):
+    """As `subprocess.run`."""
+    if input is not None:
+        options["stdin"] = subprocess.PIPE
+    if capture_output:
+        options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with Popen(args, **options) as process:
+        try:
+            out, err = process.communicate(input, timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    done = subprocess.CompletedProcess(process.args, process.returncode, out, err)
+    if check:
+        done.check_returncode()
+    return done
+
+
+def start_fork_server(line, inherited, preload=None, main=FORK_SERVER):
+    """As `launch.engines.processes.start_interpreter`, or for another function of the descriptor `line`."""
+    if not WARM:
+        return start_interpreter(line, inherited)
+    code = (
+        f"import sys; sys.path[:] = {sys.path!r}; sys.argv[:] = {sys.argv!r}; "
+        f"from {main[0]} import {main[1]}; {main[1]}({line})"
+    )
+    return Popen(
+        ["-c", code],
+        preload=preload or (TORCH if "torch" in sys.modules else LAUNCH),
+        stdin=subprocess.DEVNULL,
+        pass_fds=[line, *inherited],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def cpu_seconds():
+    """The CPU seconds of the templates, and of their forks that have ended."""
+    total = 0.0
+    for template in _templates().values():
+        with open(template.ask(None, []), "rb") as answer:
+            total += float(answer.readline())
+    return total
+
+
+def templates():
+    """Process ids of the templates that this process has started."""
+    return {template.pid for template in _templates().values()}
+
+
+@functools.cache
+def _templates():
+    """The templates, by what they have imported."""
+    return {}
+
+
+def _template(preload):
+    return _templates().get(preload) or _start_template(preload)
+
+
+class _Template:
+    """The line to a process that is forked.
+
+    Each request has a pipe of its own for the answers. Forks hold the line, too, so that they can ask for
+    fork servers; the template ends with the process that started it.
+    """
+
+    def __init__(self, line, pid):
+        self.line, self.pid = line, pid
+
+    def ask(self, request, descriptors):
+        """Returns the descriptor from which the answers can be read."""
+        answers, theirs = os.pipe()
+        try:
+            content = json.dumps(request).encode()
+            socket.send_fds(self.line, [content], [theirs, self.line.fileno(), *descriptors])
+        finally:
+            os.close(theirs)
+        return answers
+
+
+def _start_template(preload):
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    alive, end = os.pipe()
+    helpers, numbers = os.path.dirname(__file__), f"{theirs.fileno()}, {alive}"
+    code = (
+        f"import sys; path = sys.path[1:]; sys.path[:] = [{helpers!r}, *{sys.path!r}]; "
+        f"import warm_python; warm_python.serve({numbers}, {preload!r}, path)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.DEVNULL,
+        pass_fds=[theirs.fileno(), alive],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+    )
+    theirs.close()
+    os.close(alive)
+    atexit.register(process.wait, 10)
+    atexit.register(os.close, end)  # The last one registered is the first one called.
+    _templates()[preload] = _Template(ours, process.pid)
+    return _templates()[preload]
+
+
+def serve(line, alive, preload, path):
+    """Serves as a template until the other end of ``alive`` is closed.
+
+    In a fork it returns once the fork's code has run, and the interpreter ends as always.
+    """
+    for name in preload:
+        if importlib.util.find_spec(name.partition(".")[0]):
+            importlib.import_module(name)
+    if len(os.listdir("/proc/self/task")) > 1:
+        raise RuntimeError(f"preload: got {preload}, which start threads, expected modules that start none.")
+    added = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    path = [each for each in path if each not in added]
+    gc.collect()
+    gc.freeze()  # A fork that collects garbage would copy every page.
+    wake, wake_end = socket.socketpair()
+    for each in (wake, wake_end):
+        each.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signal.set_wakeup_fd(wake_end.fileno(), warn_on_full_buffer=False)
+    requests, reports = socket.socket(fileno=line), {}
+    while True:
+        readable, _, _ = select.select([requests, alive, wake], [], [])
+        if alive in readable:
+            return
+        if wake in readable:
+            wake.recv(4096)
+            _reap(reports)
+        if requests in readable:
+            content, (report, *descriptors), _, _ = socket.recv_fds(requests, 1 << 20, 64)
+            request = json.loads(content)
+            if request is None:
+                used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+                _tell(report, sum(each.ru_utime + each.ru_stime for each in used))
+                os.close(report)
+            elif pid := os.fork():
+                reports[pid] = report
+                _tell(report, pid)
+            else:
+                return _become(request, descriptors, preload, path)
+            for each in descriptors:
+                os.close(each)
+
+
+def _reap(reports):
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            report = reports.pop(pid)  # Its CPU seconds are now among those of this process's children.
+            _tell(report, os.waitstatus_to_exitcode(status))
+            os.close(report)
+
+
+def _tell(report, what):
+    with contextlib.suppress(BrokenPipeError):  # Who asked has gone.
+        os.write(report, f"{what}\n".encode())
+
+
+def _become(request, descriptors, preload, path):
+    """Makes a fork the process that the request asks for, and runs its code."""
+    template = os.getppid()
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.setsid()
+    line = _take_descriptors(descriptors, [0, 1, 2, *request["pass_fds"]])
+    sys.stdin = sys.__stdin__ = os.fdopen(0, closefd=False)
+    sys.stdout = sys.__stdout__ = os.fdopen(1, "w", 1 if os.isatty(1) else -1, closefd=False)
+    sys.stderr = sys.__stderr__ = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
+    os.environ.clear()
+    os.environ.update(request["env"])
+    os.chdir(request["cwd"])
+    time.tzset()
+    random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    # Preloaded modules of ours stay; what the process imports comes from where its environment says.
+    added = [each for each in request["env"].get("PYTHONPATH", "").split(os.pathsep) if each]
+    sys.path[:] = [*added, *path]
+    sys.path_importer_cache.clear()
+    _templates()[preload] = _Template(socket.socket(fileno=line), template)
+    processes.start_interpreter = start_interpreter if request["own_fork_servers"] else start_fork_server
+    _run(request["args"])
+
+
+def _take_descriptors(descriptors, numbers):
+    """Moves descriptors to their numbers, and closes all others but that of the line, which it returns."""
+    # No descriptor may lie where another one belongs.
+    line, *moved = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, max(numbers) + 1) for each in descriptors]
+    for each, number in zip(moved, numbers, strict=True):
+        os.dup2(each, number)
+    for each in map(int, os.listdir("/proc/self/fd")):
+        if each not in (*numbers, line):
+            with contextlib.suppress(OSError):  # The one that listed them.
+                os.close(each)
+    return line
+
+
+def _run(args):
+    """Runs code, a module or a script as an interpreter does."""
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    main.__builtins__ = __builtins__
+    kind, *rest = args
+    if kind == "-c":
+        sys.argv[:], code = ["-c", *rest[1:]], compile(rest[0], "<string>", "exec")
+        sys.path.insert(0, "")
+    elif kind == "-m":
+        sys.argv[:] = ["-m", *rest[1:]]
+        sys.path.insert(0, os.getcwd())
+        return runpy._run_module_as_main(rest[0])
+    else:
+        sys.argv[:], main.__file__ = args, kind
+        sys.path.insert(0, os.path.dirname(os.path.realpath(kind)))
+        with open(kind, "rb") as file:
+            code = compile(file.read(), kind, "exec")
+    exec(code, main.__dict__)

@@ -1,0 +1,86 @@
+"""The versions in `constraints/` are what `setup.py` asks for, on each Python that it names.
+
+The release suite installs from the files. What can be told without a network is told here.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import pathlib
+import runpy
+
+import pytest
+import setuptools
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+FILES = {f"3.{path.stem[3:]}": path for path in sorted((ROOT / "constraints").glob("py3*.txt"))}
+
+
+def pins(path: pathlib.Path) -> dict[str, Version]:
+    """Name and version of each line."""
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    found = {canonicalize_name(name): Version(version) for name, version in (x.split("==") for x in lines)}
+    assert len(found) == len(lines), f"{path.name} names a package twice"
+    return found
+
+
+@pytest.fixture
+def package(monkeypatch):
+    """The arguments of `setup.py`."""
+    given = {}
+    monkeypatch.setattr(setuptools, "setup", lambda **arguments: given.update(arguments))
+    runpy.run_path(str(ROOT / "setup.py"))
+    return given
+
+
+def problems(requirements: list[str], pinned: dict[str, Version], python: str) -> list[str]:
+    """The requirements that apply to `python` and are not pinned, or to a version that they exclude."""
+    found = []
+    for requirement in map(Requirement, requirements):
+        if requirement.marker is not None and not requirement.marker.evaluate({"python_version": python}):
+            continue
+        version = pinned.get(canonicalize_name(requirement.name))
+        if version is None or not requirement.specifier.contains(version, prereleases=True):
+            found.append(f"{requirement} has {version}")
+    return found
+
+
+@pytest.mark.parametrize("python", FILES)
+def test_every_requirement_is_pinned_to_a_version_that_it_admits(package, python):
+    extras = package["extras_require"]
+    requirements = [*package["install_requires"], *extras["test"], *extras["docs"]]
+    assert problems(requirements, pins(FILES[python]), python) == []
+
+
+def test_a_pin_that_is_missing_or_excluded_is_found():
+    pinned = {"numpy": Version("1.22"), "dm-tree": Version("0.1.9")}
+    requirements = ["numpy>=1.23", "dm_tree>=0.1.8", "torch>=2", 'minigrid; python_version >= "3.11"']
+    assert problems(requirements, pinned, "3.10") == ["numpy>=1.23 has 1.22", "torch>=2 has None"]
+
+
+@pytest.mark.parametrize("python", FILES)
+def test_no_pin_that_is_installed_here_excludes_the_python_of_its_file(python):
+    """A few pins only: the packages of this environment that have the same version in the file."""
+    wrong, compared = [], 0
+    for name, version in pins(FILES[python]).items():
+        try:
+            here = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        if Version(here.version).public == version.public:
+            compared += 1
+            needs = here.metadata.get("Requires-Python") or ""
+            if not SpecifierSet(needs).contains(f"{python}.99"):
+                wrong.append(f"{name}=={version} needs {needs}")
+    assert compared > 20
+    assert wrong == []
+
+
+def test_every_python_that_the_package_names_has_a_file(package):
+    named = {line.rpartition(" :: ")[2] for line in package["classifiers"] if ":: Python :: 3." in line}
+    assert named <= FILES.keys()
+    assert package["python_requires"] == f">={min(named, key=Version)}"
