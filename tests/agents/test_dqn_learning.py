@@ -104,7 +104,7 @@ def test_dqn_learns(variant):
             loop.step()
         elif dataset.ready():
             sample = next(dataset)
-            result = learner.step(sample)
+            learner.step(sample)
             block.publish(learner.steps, learner.parameters(), loop.num_steps)
         else:
             pytest.fail(f"neither side can continue: {tables[0].info}")
