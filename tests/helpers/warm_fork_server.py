@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import traceback
 
 from launch.engines import processes
@@ -78,6 +79,7 @@ class _Forked:
 
     def __init__(self, pid):
         self.pid = pid
+        self._lock = threading.Lock()
         try:
             self._end = os.pidfd_open(pid)
         except ProcessLookupError:
@@ -87,13 +89,14 @@ class _Forked:
         if self._end is not None:
             if not select.select([self._end], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired("a fork server", timeout)
-            os.close(self._end)
-            self._end = None
+            with self._lock:
+                os.close(self._end)
+                self._end = None
         return 0  # Only its parent knows its code.
 
     def kill(self):
-        if self._end is not None:
-            with contextlib.suppress(ProcessLookupError):
+        with self._lock, contextlib.suppress(ProcessLookupError):
+            if self._end is not None:
                 signal.pidfd_send_signal(self._end, signal.SIGKILL)
 
 
