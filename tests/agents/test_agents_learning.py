@@ -60,6 +60,7 @@ r2d2 = R2D2Config(
     learning_rate=5e-3,
     discount=0.95,
     epsilon_decay=2_000,
+    samples_per_insert=8.0,
 )
 sac = SAC(SACConfig(**REPLAY, **RATES, samples_per_insert=8.0, initial_temperature=0.1))
 impala = IMPALA(IMPALAConfig(**{**UNROLLS, "learning_rate": 5e-3}, batch_size=8))

@@ -62,10 +62,3 @@ def test_the_losses_against_a_loop(num_critics):
     assert result.metrics["actor_loss"].item() == pytest.approx(actor, rel=1e-3, abs=1e-5)
     assert result.metrics["kl"].item() == pytest.approx(np.mean(divergences), rel=1e-3)
     assert result.priorities.tolist() == pytest.approx(divergences, rel=1e-3, abs=1e-5)
-
-
-def test_a_resumed_learner_has_the_limits_of_its_config():
-    configs = (dataclasses.replace(SMALL["d4pg"].config, v_max=limit) for limit in (10.0, 100.0))
-    narrow, wide = (make_learner(D4PG(config), CONTINUOUS) for config in configs)
-    wide.restore(narrow.save())
-    assert wide.networks.atoms[-1] == 100.0

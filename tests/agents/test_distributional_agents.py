@@ -127,9 +127,3 @@ def test_qr_dqn_with_munchausen_rewards_learns_soft_quantiles():
             value = data.reward[i] + bonus + 0.9 * data.discount[i] * soft
             assert made[i, k].item() == pytest.approx(value, rel=1e-4, abs=1e-5)
     assert np.isfinite(learn(learner, batch).metrics["loss"].item())
-
-
-def test_a_resumed_learner_of_c51_has_the_limits_of_its_config():
-    narrow, wide = (make_learner(C51(C51Config(**SETTINGS, v_max=limit))) for limit in (10.0, 100.0))
-    wide.restore(narrow.save())
-    assert wide.networks.atoms[-1] == 100.0

@@ -206,7 +206,9 @@ def run(agent, directory, engine, environment=FakeEnvironment, **changes):
     ("engine", "changes"),
     [
         ("serial", {}),
-        ("processes", {"replay_shards": 2, "inference": "alternating"}),
+        pytest.param(
+            "processes", {"replay_shards": 2, "inference": "alternating"}, marks=pytest.mark.release
+        ),
     ],
     ids=["serial", "processes"],
 )

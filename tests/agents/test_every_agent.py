@@ -19,10 +19,12 @@ from agent_batches import (
     IMAGES,
     NUMBERS,
     VECTOR,
+    apart,
     batch_of,
     learn,
     make_learner,
     make_policy,
+    moved_by,
     played,
 )
 from agent_cases import ITEMS, NUMBERS_ONLY, SEQUENCES, SMALL, UNROLLS, spec_of
@@ -38,7 +40,8 @@ from framework.programs import RunConfig, make_agent, make_program
 from framework.programs.registry import agent_names
 from framework.variables import VariableBlock, VariableClient
 
-MEMORY = PPO(dataclasses.replace(SMALL["ppo"].config, recurrent="lstm"))
+NORMALIZED = {"normalize_observations": True, "normalize_rewards": True}
+MEMORY = PPO(dataclasses.replace(SMALL["ppo"].config, recurrent="lstm", **NORMALIZED))
 AGENTS = {name: (agent, spec_of(name)) for name, agent in SMALL.items()}
 AGENTS |= {"ppo, memory": (MEMORY, DISCRETE), "sac, discrete": (SMALL["sac"], DISCRETE)}
 
@@ -67,6 +70,36 @@ def test_a_restored_learner_goes_on_bit_by_bit(name):
     assert_equal(*metrics)
     assert_equal(straight.save(), resumed.save())
     assert resumed.steps == 4 and all(np.isfinite(float(value)) for value in metrics[0].values())
+
+
+@pytest.mark.parametrize("name", ["c51", "d4pg", "mpo"])
+def test_a_resumed_learner_has_the_limits_of_its_config(name):
+    changes = ({"num_atoms": 5, "v_max": limit} for limit in (10.0, 100.0))
+    agents = (type(SMALL[name])(dataclasses.replace(SMALL[name].config, **each)) for each in changes)
+    narrow, wide = (make_learner(agent, spec_of(name)) for agent in agents)
+    wide.restore(narrow.save())
+    assert wide.networks.atoms[-1] == 100.0
+
+
+RATES = {
+    "learning_rate": "policy",
+    "critic_learning_rate": "critics",
+    "temperature_learning_rate": "temperature",
+    "dual_learning_rate": "duals",
+    "embedding_learning_rate": "embeddings",
+}
+
+
+@pytest.mark.parametrize("name", ["d4pg", "ddpg", "mpo", "sac", "sac, discrete", "td3", "td7"])
+def test_each_loss_moves_its_own_parameters_only(name):
+    agent, spec = AGENTS[name]
+    rates = {rate: part for rate, part in RATES.items() if hasattr(agent.config, rate)}
+    for rate, part in rates.items():
+        changes = {**dict.fromkeys(rates, 0.0), rate: 1e-2, "actor_delay": 1, "target_update_period": 100}
+        changes = {field: value for field, value in changes.items() if hasattr(agent.config, field)}
+        learner = make_learner(type(agent)(dataclasses.replace(agent.config, **changes)), spec)
+        assert moved_by(apart(learner), batch_of(agent, spec)) == {part}
+        assert all(p.requires_grad for n, p in learner.networks.named_parameters() if ".embeddings." not in n)
 
 
 @pytest.mark.parametrize("name", SMALL)

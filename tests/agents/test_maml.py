@@ -250,6 +250,7 @@ def test_every_field_changes_something():
     assert config_fields.unchanged(MAML(dataclasses.replace(SMALL, tasks_per_worker=2)), SPEC, FIELDS) == []
 
 
+@pytest.mark.release
 def test_one_inner_step_improves_the_return_in_new_tasks(tmp_path):
     config = RunConfig(
         envs_per_actor=20,

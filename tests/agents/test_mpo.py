@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from agent_batches import CENTRE, CONTINUOUS, SCALE, apart, learn, make_learner, moved_by, transitions
+from agent_batches import CENTRE, CONTINUOUS, SCALE, apart, learn, make_learner, transitions
 from agent_cases import SMALL
 from torch.distributions import Independent, Normal, kl_divergence
 
@@ -90,15 +90,6 @@ def test_the_loss_against_a_second_formulation(num_atoms, penalty):
     assert metrics["loss"].item() == pytest.approx(critic + policy, rel=1e-4)
     assert metrics["kl_mean"].item() == pytest.approx(np.mean(kl_mean), rel=1e-3)
     assert metrics["kl_std"].item() == pytest.approx(np.mean(kl_std), rel=1e-3)
-
-
-def test_each_loss_moves_its_own_parameters_only():
-    still = {"learning_rate": 0.0, "critic_learning_rate": 0.0, "dual_learning_rate": 0.0}
-    for field, child in zip(still, ("policy", "critics", "duals"), strict=True):
-        learner = apart(
-            make_learner(MPO(dataclasses.replace(SMALL_MPO, **{**still, field: 1e-2})), CONTINUOUS)
-        )
-        assert moved_by(learner, transitions(CONTINUOUS)) == {child}
 
 
 def test_the_multipliers_grow_while_the_policy_is_too_far_from_its_target():

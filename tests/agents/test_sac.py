@@ -86,29 +86,6 @@ def test_the_discrete_losses_against_a_loop():
     assert metrics["loss"].item() == pytest.approx((critic + actor + temperature).item(), rel=1e-4)
 
 
-@pytest.mark.parametrize("spec", [CONTINUOUS, DISCRETE], ids=["continuous", "discrete"])
-def test_each_loss_moves_its_own_parameters_only(spec):
-    still = {"learning_rate": 0.0, "critic_learning_rate": 0.0, "temperature_learning_rate": 0.0}
-    for field, child in zip(still, ("policy", "critics", "temperature"), strict=True):
-        learner = make_learner(SAC(dataclasses.replace(SMALL_SAC, **{**still, field: 1e-2})), spec)
-        assert moved_by(learner, transitions(spec)) == {child}
-        assert all(p.requires_grad for p in learner.networks.parameters())
-
-
-def test_the_critics_gradient_is_that_of_their_own_loss():
-    """The actor's loss goes through the critics, and leaves nothing there."""
-    gradients = []
-    for delay in (1, 2):
-        learner = make_learner(SAC(dataclasses.replace(SMALL_SAC, actor_delay=delay)), CONTINUOUS)
-        # The first step is not due with a delay of 2.
-        learn(learner, transitions(CONTINUOUS))
-        gradients.append([p.grad for p in learner.networks.critics.parameters()])
-        due = [p.grad is not None for p in learner.networks.policy.parameters()]
-        assert all(due) if delay == 1 else not any(due)
-    for first, second in zip(*gradients, strict=True):
-        torch.testing.assert_close(first, second)
-
-
 def test_a_delayed_actor_stays_between_its_steps():
     learner = make_learner(SAC(dataclasses.replace(SMALL_SAC, actor_delay=3)), CONTINUOUS)
     moved = ["policy" in moved_by(learner, transitions(CONTINUOUS, seed)) for seed in range(6)]

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from agent_batches import CONTINUOUS, flat, learn, make_learner, moved_by, transitions
+from agent_batches import CONTINUOUS, flat, learn, make_learner, transitions
 from agent_cases import SMALL
 
 from agents.td7 import TD7
@@ -142,18 +142,3 @@ def test_nothing_is_bootstrapped_before_the_first_renewal_and_more_after_each():
     assert used[2] == used[3] == [-rewards.min(), rewards.max()]
     learn(learner, transitions(CONTINUOUS))
     assert all(np.greater_equal(nets.target_range.used.tolist(), used[3]))
-
-
-def test_each_loss_has_parameters_of_its_own():
-    rates = ("learning_rate", "critic_learning_rate", "embedding_learning_rate")
-    parts = ("policy", "critics", "embeddings")
-    for rate, part in zip(rates, parts, strict=True):
-        stopped = {other: 0.0 for other in rates if other != rate}
-        learner = make_learner(
-            TD7(dataclasses.replace(SMALL_TD7, target_update_period=100, actor_delay=1, **stopped)),
-            CONTINUOUS,
-        )
-        copies = flat(learner.networks.policy.embeddings), flat(learner.networks.critics.embeddings)
-        assert {name for _ in range(3) for name in moved_by(learner, transitions(CONTINUOUS))} == {part}
-        assert torch.equal(copies[0], flat(learner.networks.policy.embeddings))
-        assert torch.equal(copies[1], flat(learner.networks.critics.embeddings))

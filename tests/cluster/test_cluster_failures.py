@@ -7,7 +7,7 @@ from far_run import Run, flags
 
 pytest.importorskip("ray")
 NUM_HOSTS = 3
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.ray, pytest.mark.release, pytest.mark.timeout(900)]
 
 CUT_S = 5.0  # Less than what a heartbeat may be late.
 

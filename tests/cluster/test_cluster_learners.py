@@ -9,7 +9,7 @@ from hosts import Hosts
 
 pytest.importorskip("ray")
 NUM_HOSTS = 2
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.release, pytest.mark.timeout(600)]
 
 PROGRAM = pathlib.Path(__file__).with_name("learners_driver.py")
 PATIENCE = 240.0

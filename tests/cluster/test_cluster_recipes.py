@@ -20,7 +20,7 @@ from framework.commands.train import parse_new
 
 jsonschema = pytest.importorskip("jsonschema")  # Ray needs it.
 ray = pytest.importorskip("ray")
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.release]
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

@@ -6,7 +6,7 @@ from hosts import Hosts, join_ray
 
 pytest.importorskip("ray")
 NUM_HOSTS = 3
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.ray, pytest.mark.release, pytest.mark.timeout(900)]
 
 
 def test_ppo_learns_while_a_host_dies_and_another_joins(cluster):

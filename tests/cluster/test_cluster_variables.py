@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("ray")
 NUM_HOSTS = 2
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.release, pytest.mark.timeout(600)]
 
 PROGRAM = pathlib.Path(__file__).with_name("variables_driver.py")
 PATIENCE = 240.0

@@ -6,7 +6,8 @@ import hosts as hosts_module
 import pytest
 from hosts import CannotMakeHosts, Hosts
 
-pytest.importorskip("ray")  # With the other tests of hosts, in make test-ray.
+pytest.importorskip("ray")  # With the other tests of hosts.
+pytestmark = [pytest.mark.ray, pytest.mark.release]
 
 
 @pytest.fixture

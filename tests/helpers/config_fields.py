@@ -1,7 +1,7 @@
 """What is asked of every agent's config: each field changes something, and refuses what makes no sense.
 
-A table holds, for each field but `device`: another value than the default (None: the other one of True and
-False), a probe (agent and spec to arrays or text) that shows it, and what else must be set for it to matter.
+A table holds, for each field but `device`: another value than the default (None: the other of True and
+False), a probe (agent and spec to arrays or text) that shows it, and what has to be set for it to matter.
 """
 
 import ast

@@ -38,6 +38,14 @@ STEPS, BATCH, UNROLL = 20, 16, 5
 FEW_STEPS = 4  # For agents with dozens of minibatches in each.
 DISCRETE = dm_specs.DiscreteArray(3, np.int64)
 CONTINUOUS = dm_specs.BoundedArray((2,), np.float32, -2, 1)
+ITEMS = {"hidden_sizes": (8, 8), "batch_size": BATCH}
+SEQUENCES = {
+    "batch_size": BATCH,
+    "burn_in": 2,
+    "unroll_length": UNROLL - 2,
+    "period": 1,
+    "hidden_sizes": (8,),
+}
 # One minibatch an epoch.
 PPO_CONFIG = PPOConfig(
     hidden_sizes=(8, 8),
@@ -50,87 +58,43 @@ PPO_CONFIG = PPOConfig(
     normalize_rewards=True,
     entropy_coefficient=0.01,
 )
+PENALTY = {"target_kl": 1e-3, "discount": 0.9}
+D4PG_CONFIG = D4PGConfig(**ITEMS, prioritized=True, learning_rate=1e-3, target_update_period=2)
+TD7_CONFIG = TD7Config(**ITEMS, embedding_size=6, embedding_hidden_sizes=(8,), target_update_period=3)
+
+
+def ppo(**changes):
+    return PPO(dataclasses.replace(PPO_CONFIG, **changes))
+
+
 AGENTS = {
-    "dqn": (DQN(DQNConfig(hidden_sizes=(8, 8), batch_size=BATCH)), DISCRETE),
+    "dqn": (DQN(DQNConfig(**ITEMS)), DISCRETE),
     "prioritized dqn": (
-        DQN(
-            DQNConfig(
-                hidden_sizes=(8, 8), batch_size=BATCH, prioritized=True, importance_sampling_annealing=15
-            )
-        ),
+        DQN(DQNConfig(**ITEMS, prioritized=True, importance_sampling_annealing=15)),
         DISCRETE,
     ),
-    "iqn": (IQN(IQNConfig(hidden_sizes=(8, 8), batch_size=BATCH, num_quantiles=4)), DISCRETE),
+    "iqn": (IQN(IQNConfig(**ITEMS, num_quantiles=4)), DISCRETE),
     # All learners draw the same noise.
-    "rainbow": (Rainbow(RainbowConfig(hidden_sizes=(8, 8), batch_size=BATCH)), DISCRETE),
+    "rainbow": (Rainbow(RainbowConfig(**ITEMS)), DISCRETE),
     # With a policy that is left out of every second step.
-    "discrete sac": (SAC(SACConfig(hidden_sizes=(8, 8), batch_size=BATCH, actor_delay=2)), DISCRETE),
-    "d4pg": (
-        D4PG(
-            D4PGConfig(
-                hidden_sizes=(8, 8),
-                batch_size=BATCH,
-                prioritized=True,
-                learning_rate=1e-3,
-                target_update_period=2,
-            )
-        ),
-        CONTINUOUS,
-    ),
-    "td3": (TD3(TD3Config(hidden_sizes=(8, 8), batch_size=BATCH)), CONTINUOUS),
-    "td7": (
-        TD7(
-            TD7Config(
-                hidden_sizes=(8, 8),
-                batch_size=BATCH,
-                embedding_size=6,
-                embedding_hidden_sizes=(8,),
-                target_update_period=3,
-            )
-        ),
-        CONTINUOUS,
-    ),
-    "ppo": (PPO(PPO_CONFIG), DISCRETE),
-    "ppo with a penalty": (
-        PPO(dataclasses.replace(PPO_CONFIG, target_kl=1e-3, discount=0.9)),
-        CONTINUOUS,
-    ),
-    "ppo with a memory": (PPO(dataclasses.replace(PPO_CONFIG, recurrent="lstm")), DISCRETE),
+    "discrete sac": (SAC(SACConfig(**ITEMS, actor_delay=2)), DISCRETE),
+    "d4pg": (D4PG(D4PG_CONFIG), CONTINUOUS),
+    "td3": (TD3(TD3Config(**ITEMS)), CONTINUOUS),
+    "td7": (TD7(TD7_CONFIG), CONTINUOUS),
+    "ppo": (ppo(), DISCRETE),
+    "ppo with a penalty": (ppo(**PENALTY), CONTINUOUS),
+    "ppo with a memory": (ppo(recurrent="lstm"), DISCRETE),
     # So small (or of one env, with a memory) that a learner often has nothing of a minibatch.
-    "ppo in small minibatches": (PPO(dataclasses.replace(PPO_CONFIG, minibatch_size=2)), DISCRETE),
-    "ppo in minibatches": (
-        PPO(dataclasses.replace(PPO_CONFIG, minibatch_size=9, value_clip=0.5)),
-        DISCRETE,
-    ),
-    "ppo in minibatches with a penalty": (
-        PPO(dataclasses.replace(PPO_CONFIG, minibatch_size=3, target_kl=1e-3, discount=0.9)),
-        CONTINUOUS,
-    ),
-    "ppo in minibatches with a memory": (
-        PPO(dataclasses.replace(PPO_CONFIG, minibatch_size=3, recurrent="gru")),
-        DISCRETE,
-    ),
-    "appo": (APPO(APPOConfig(hidden_sizes=(8, 8), batch_size=BATCH, target_update_period=3)), DISCRETE),
-    "impala": (IMPALA(IMPALAConfig(hidden_sizes=(8, 8), batch_size=BATCH, lstm_size=8)), DISCRETE),
-    "r2d2": (
-        R2D2(R2D2Config(hidden_sizes=(8,), batch_size=BATCH, burn_in=2, unroll_length=UNROLL - 2, period=1)),
-        DISCRETE,
-    ),
-    "recurrent td3": (
-        RecurrentTD3(
-            RecurrentTD3Config(
-                hidden_sizes=(8,),
-                batch_size=BATCH,
-                burn_in=2,
-                unroll_length=UNROLL - 2,
-                period=1,
-                prioritized=True,
-            )
-        ),
-        CONTINUOUS,
-    ),
-    "mpo": (MPO(MPOConfig(hidden_sizes=(8, 8), batch_size=BATCH, num_atoms=11)), CONTINUOUS),
-    "sac": (SAC(SACConfig(hidden_sizes=(8, 8), batch_size=BATCH)), CONTINUOUS),
+    "ppo in small minibatches": (ppo(minibatch_size=2), DISCRETE),
+    "ppo in minibatches": (ppo(minibatch_size=9, value_clip=0.5), DISCRETE),
+    "ppo in minibatches with a penalty": (ppo(minibatch_size=3, **PENALTY), CONTINUOUS),
+    "ppo in minibatches with a memory": (ppo(minibatch_size=3, recurrent="gru"), DISCRETE),
+    "appo": (APPO(APPOConfig(**ITEMS, target_update_period=3)), DISCRETE),
+    "impala": (IMPALA(IMPALAConfig(**ITEMS, lstm_size=8)), DISCRETE),
+    "r2d2": (R2D2(R2D2Config(**SEQUENCES)), DISCRETE),
+    "recurrent td3": (RecurrentTD3(RecurrentTD3Config(**SEQUENCES, prioritized=True)), CONTINUOUS),
+    "mpo": (MPO(MPOConfig(**ITEMS, num_atoms=11)), CONTINUOUS),
+    "sac": (SAC(SACConfig(**ITEMS)), CONTINUOUS),
 }
 ON_POLICY = [name for name in AGENTS if "ppo" in name or name in ("impala", "r2d2", "recurrent td3")]
 

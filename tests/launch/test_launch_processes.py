@@ -15,6 +15,7 @@ import warnings
 
 import psutil
 import pytest
+from ended import has_ended
 
 import launch as lp
 from launch.engines import processes
@@ -49,18 +50,6 @@ def service_program(main=wait_for_stop, *args):
     service = program.add_node(lp.CourierNode(Service), label="service")
     program.add_node(lp.PyNode(main, *[service if a is Service else a for a in args]), label="main")
     return program
-
-
-def has_ended(pid):
-    """Whether a process that was killed ends; perhaps nothing has waited for it yet."""
-    try:
-        process = psutil.Process(pid)
-        process.wait(PATIENCE)
-    except psutil.NoSuchProcess:
-        return True
-    except psutil.TimeoutExpired:
-        return process.status() == psutil.STATUS_ZOMBIE
-    return True
 
 
 def test_a_real_time_signal_without_a_name():
@@ -197,7 +186,7 @@ def test_random_numbers_differ_between_nodes():
     box = program.add_node(lp.CourierNode(Box), label="box")
     for index in range(2):
         program.add_node(lp.PyNode(main, box, index), label="main")
-    one, two = lp.launch(program, preload=["numpy.random"])  # its state is that of the fork server
+    one, two = lp.launch(program, preload=["numpy.random"])  # Whose state the forks share.
     assert one[0] != two[0]
     assert one[1] != two[1]
 

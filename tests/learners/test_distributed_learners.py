@@ -12,7 +12,6 @@ import pytest
 import torch
 from shared_batches import AGENTS, BATCH, learn, listening, make_learner
 
-from agents.dqn import DQN, DQNConfig
 from framework.learners import LearnerGroup, LossContext, distributed
 from framework.programs.learner_group import Barrier
 
@@ -140,14 +139,6 @@ def test_a_batch_that_cannot_be_divided_is_refused():
     for name in ("dqn", "ppo"):
         with pytest.raises(ValueError, match=r"num_learners: got 3, expected a divisor of 16"):
             AGENTS[name][0].for_program(BATCH, 3)
-
-
-@pytest.mark.parametrize(("device", "expected"), [("cpu", "cpu"), ("cuda", "cuda:1"), ("cuda:5", "cuda:5")])
-def test_each_learner_has_a_gpu_of_its_own(device, expected, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    agent = DQN(DQNConfig(batch_size=8, device=device))
-    assert agent.for_program(1, 2, rank=1).device == expected
-    assert agent.for_program(1).device == device
 
 
 def test_a_rank_outside_of_the_group_is_refused():

@@ -86,18 +86,6 @@ def test_finish_has_the_last_word():
     assert learner.parameters()["body"]["bias"] == 7.0
 
 
-def test_goes_on_from_a_checkpoint_as_if_nothing_had_happened():
-    learner, other = make_learner(), make_learner()
-    learner.env_steps = ROWS
-    learner.step(batch(1))
-    other.restore(learner.save())
-    assert (other.steps, other.env_steps) == (1, ROWS)
-    for each in (learner, other):
-        each.step(batch(2))
-    for a, b in zip(learner.networks.parameters(), other.networks.parameters(), strict=True):
-        assert torch.equal(a, b)
-
-
 def test_metrics_are_means_over_the_last_epoch():
     learner = make_learner(epochs=1)
     start = Net()

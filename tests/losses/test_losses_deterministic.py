@@ -59,10 +59,3 @@ def test_the_policys_gradient_is_the_values_slope_times_that_of_the_policy(rando
     loss.backward()
     slopes = -2.0 * (0.3 * observations - observations)
     assert weight.grad.item() == pytest.approx(-(slopes * observations).mean().item())
-
-
-def test_the_policys_loss_leaves_out_what_is_masked():
-    values = torch.tensor([1.0, 3.0, math.nan], requires_grad=True)
-    loss = losses.deterministic_policy_loss(values, torch.tensor([1.0, 1.0, 0.0]))
-    loss.backward()
-    assert loss.item() == -2.0 and values.grad.tolist() == [-0.5, -0.5, 0.0]

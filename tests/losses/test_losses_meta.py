@@ -102,18 +102,6 @@ def test_the_ratio_loss_has_the_policy_gradient_and_the_curvature_of_the_expecte
     assert torch.func.grad(torch.func.grad(plain))(theta).item() != pytest.approx(curve(theta).item())
 
 
-def test_masked_rows_do_not_count():
-    log_probs, old, advantages = random(2, 3), random(2, 3), random(2, 3)
-    mask = torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
-    expected = losses.likelihood_ratio_loss(log_probs[mask > 0], old[mask > 0], advantages[mask > 0])
-    log_probs[mask == 0], advantages[mask == 0] = float("nan"), float("inf")
-    log_probs.requires_grad_()
-    loss = losses.likelihood_ratio_loss(log_probs, old, advantages, mask)
-    torch.testing.assert_close(loss, expected)
-    (gradient,) = torch.autograd.grad(loss, log_probs)
-    assert gradient[mask == 0].tolist() == [0.0] * 3
-
-
 def test_episode_times():
     starts = torch.tensor([[1.0, 0, 0, 1, 0], [0, 0, 1, 1, 0]])
     assert losses.episode_times(starts).tolist() == [[0, 1, 2, 0, 1], [0, 1, 0, 0, 1]]
@@ -161,22 +149,3 @@ def test_the_linear_baseline_of_terminated_episodes_is_the_regression_on_returns
     features = np.concatenate([o, o**2, t, t**2, t**3, np.ones_like(t)], -1).reshape(24, -1)
     weights, *_ = np.linalg.lstsq(features, returns.ravel(), rcond=None)
     np.testing.assert_allclose(fitted[:, :4].ravel(), features @ weights, atol=1e-5)
-
-
-def test_padding_does_not_move_the_linear_baseline():
-    starts, mask, discounts = rows_of_episodes()
-    observations, rewards = random(2, 7, 1), random(2, 7) * mask
-    times = losses.episode_times(starts)
-    expected = losses.linear_baseline(observations, times, rewards, discounts, mask)
-
-    def padded(rows, value):
-        return torch.cat([rows, torch.full_like(rows[:, :2], value)], 1)
-
-    fitted = losses.linear_baseline(
-        padded(observations, float("nan")),
-        padded(times, 3.0),
-        padded(rewards, float("nan")),
-        padded(discounts, 0.0),
-        padded(mask, 0.0),
-    )
-    np.testing.assert_allclose(fitted[:, :7], expected, atol=1e-12)

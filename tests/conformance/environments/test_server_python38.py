@@ -83,7 +83,9 @@ def serve(tmp_path):
         yield start
 
 
-@pytest.mark.parametrize("agent", sorted(SMALL))
+@pytest.mark.parametrize(
+    "agent", ["dqn", *(pytest.param(name, marks=pytest.mark.release) for name in ("impala", "ppo"))]
+)
 def test_an_agent_trains_and_outlives_its_server(agent, serve, tmp_path):
     server = serve()
     config = RunConfig(

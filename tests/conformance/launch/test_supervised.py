@@ -9,6 +9,7 @@ import sys
 import threading
 
 import pytest
+from ended import has_ended
 
 import launch as lp
 
@@ -93,6 +94,7 @@ def test_a_hung_node_is_found(supervised_engine):
     with pytest.raises(lp.NodeError, match=r"service-0.*no sign of life") as caught:
         job.wait(timeout=PATIENCE)
     assert caught.value.kind == "Hung"
+    assert has_ended(pid)
 
 
 def test_node_that_ignores_the_stop_is_killed(supervised_engine):
