@@ -96,7 +96,8 @@ test-ray: .venv-ray/installed
 	$(call tests,.venv-ray,-m "ray and not release" $(ON_ENGINES))
 
 test-deepmind: .venv-deepmind/installed
-	$(call tests,.venv-deepmind,-n 2 -m "(reverb or launchpad) and not release" $(ON_REVERB) $(ON_ENGINES) tests/conformance/deepmind)
+	$(call tests,.venv-deepmind,-n 2 -m "not release and (launchpad or not ray)" -k "launchpad or deepmind" tests/conformance/launch tests/conformance/deepmind)
+	$(call tests,.venv-deepmind,-n 2 -m "reverb and not release" $(ON_REVERB))
 
 test-server: $(VENV)/installed-test .venv-server/installed
 	$(call tests,$(VENV),tests/conformance/environments)

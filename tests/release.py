@@ -31,7 +31,11 @@ LIBRARY = ("framework", "agents", "launch", "setup.py")
 TESTS = ("tests", ":!tests/release.json", "pyproject.toml")
 ON_REVERB = "tests/conformance/replay tests/replay/test_reverb_backend.py"
 ON_ENGINES = "tests/conformance/launch tests/conformance/flow tests/conformance/programs"
-RAY_JOBS = "tests/conformance/launch/test_ray_jobs.py"
+ON_RAY = (
+    "tests/conformance/launch/test_ray_cluster.py",
+    "tests/conformance/launch/test_ray_jobs.py",
+    "tests/conformance/programs/test_ray_programs.py",
+)
 COUNT = re.compile(r"(\d+) (passed|failed|skipped)\b")
 MUTANTS = re.compile(r"(\d+) of (\d+) killed")
 RATIO = re.compile(r"\| (.+?) \| [\d,]+ \| [\d,]+ \| ([\d.]+) \| (.+?) \|")
@@ -69,18 +73,17 @@ SUITES: dict[str, Suite] = {
         ".venv-extras/bin/python -m pytest -m '' tests/loggers/test_loggers_wandb.py "
         "tests/environments/test_environments_envpool.py",
     ),
-    # After other clusters in one process, Ray asks its job server for a token. Hosts are namespaces, as root.
+    # Files with clusters of their own run in processes of their own. Hosts are namespaces, which needs root.
     "ray": _on_back_end(
         "ray",
-        f".venv-ray/bin/python -m pytest -m ray {ON_ENGINES} --ignore {RAY_JOBS}",
-        f".venv-ray/bin/python -m pytest -m ray {RAY_JOBS}",
-        ".venv-ray/bin/python -m pytest -m ray tests/cluster",
+        f".venv-ray/bin/python -m pytest -m ray {ON_ENGINES} {' '.join(f'--ignore {each}' for each in ON_RAY)}",
+        *(f".venv-ray/bin/python -m pytest -m ray {each}" for each in (*ON_RAY, "tests/cluster")),
     ),
     "reverb": _on_back_end("reverb", f".venv-reverb/bin/python -m pytest -n 2 -m reverb {ON_REVERB}"),
     "deepmind": _on_back_end(
         "deepmind",
-        ".venv-deepmind/bin/python -m pytest -n 2 -m 'reverb or launchpad' "
-        f"{ON_REVERB} {ON_ENGINES} tests/conformance/deepmind",
+        f".venv-deepmind/bin/python -m pytest -n 2 -m launchpad {ON_ENGINES}",
+        f".venv-deepmind/bin/python -m pytest -n 2 -m '' tests/conformance/deepmind {ON_REVERB}",
     ),
     "server": _on_back_end("server", ".venv/bin/python -m pytest -m '' tests/conformance/environments"),
     "mutants": _on_back_end("py311", ".venv/bin/python tests/mutants.py"),
