@@ -76,7 +76,7 @@ SUITES: dict[str, Suite] = {
     # Files with clusters of their own run in processes of their own. Hosts are namespaces, which needs root.
     "ray": _on_back_end(
         "ray",
-        f".venv-ray/bin/python -m pytest -m ray {ON_ENGINES} {' '.join(f'--ignore {each}' for each in ON_RAY)}",
+        f".venv-ray/bin/python -m pytest -m ray {ON_ENGINES} {' '.join(f'--ignore {x}' for x in ON_RAY)}",
         *(f".venv-ray/bin/python -m pytest -m ray {each}" for each in (*ON_RAY, "tests/cluster")),
     ),
     "reverb": _on_back_end("reverb", f".venv-reverb/bin/python -m pytest -n 2 -m reverb {ON_REVERB}"),
