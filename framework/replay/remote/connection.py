@@ -109,21 +109,23 @@ class Connection:
                 limit = _COME_BACK_S if stopped else channel.reconnect_timeout
                 limit = min(limit, LAST_WORDS_S) if interrupted else limit
                 give_up = min(last, time.monotonic() + limit)
-            if self._socket is None or self._address != address:
-                self.close()
-                self._address, self._pid = address, os.getpid()
-                self._socket = sockets.make_client_socket(address, channel.curve)
-                self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-                self._next_id += 1
-                hello = {"op": "hello", "protocol": PROTOCOL, "id": self._next_id}
-                self._socket.send_multipart(encode(hello))  # once the server is there, if it is not yet
             until = last if channel.away and not interrupted else give_up
             try:
+                if self._socket is None or self._address != address:
+                    self.close()
+                    self._address, self._pid = address, os.getpid()
+                    self._socket = sockets.make_client_socket(address, channel.curve)
+                    self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+                    self._next_id += 1
+                    hello = {"op": "hello", "protocol": PROTOCOL, "id": self._next_id}
+                    # It is sent once the server is there, if it is not yet.
+                    self._socket.send_multipart(encode(hello), zmq.NOBLOCK)
                 while self._receive(min(until, time.monotonic() + channel.look_s), not interrupted):
                     answer = self._answers.pop(self._next_id, None)
                     if answer is not None:
                         return self._begin(answer)
-            except SessionLost:
+            except (SessionLost, zmq.Again):  # A server that refuses the keys may do so before the hello.
+                self.close()
                 zmq.zmq_poll([] if interrupted else [(self.wake.descriptor, zmq.POLLIN)], _PAUSE_MS)
             away = channel.away and not interrupted
             if time.monotonic() >= (last if away else give_up) and address == channel.address:
