@@ -46,8 +46,9 @@ $(VENV)/installed-test: setup.py $(wildcard constraints/*.txt)
 train: $(VENV)/installed
 	$(BIN)/repertory train dqn --environment gymnasium:CartPole-v1 --engine processes --num-actors 2 --seed $(SEED) $(if $(RUN),--directory $(RUN))
 
+# The environments of a server have a target of their own.
 test: $(VENV)/installed-test
-	$(call tests,$(VENV),-n 2 tests)
+	$(call tests,$(VENV),-n 2 tests --ignore tests/conformance/environments)
 
 # Takes a fifth longer.
 coverage: $(VENV)/installed-test

@@ -29,11 +29,12 @@ class CpuBudget:
 
     def __init__(self, enforced: bool):
         self._enforced = enforced
+        self._begin = 0.0
         self._taken: collections.Counter[str] = collections.Counter()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item, nextitem):
-        self._begin, self._used = cpu_seconds(), 0.0
+        self._begin = cpu_seconds()
         return (yield)
 
     @pytest.hookimpl(wrapper=True)
@@ -41,14 +42,12 @@ class CpuBudget:
         report = yield
         used, self._begin = cpu_seconds() - self._begin, cpu_seconds()
         report.user_properties.append(("cpu_seconds", used))
-        if call.when == "setup":
-            return report  # A fixture of many tests is made in the first one's.
-        self._used += used
         marker = item.get_closest_marker("cpu_budget")
         budget = marker.args[0] if marker else BUDGET_S
-        if self._enforced and report.passed and self._used > budget:
+        # A fixture of many tests is made in the set-up of the first one.
+        if self._enforced and call.when == "call" and report.passed and used > budget:
             report.outcome = "failed"
-            report.longrepr = f"cpu_budget: took {self._used:.1f} CPU seconds, may take {budget:g}."
+            report.longrepr = f"cpu_budget: took {used:.1f} CPU seconds, may take {budget:g}."
         return report
 
     def pytest_runtest_logreport(self, report):

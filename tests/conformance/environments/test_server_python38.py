@@ -83,6 +83,7 @@ def serve(tmp_path):
         yield start
 
 
+@pytest.mark.cpu_budget(60)
 @pytest.mark.parametrize(
     "agent", ["dqn", *(pytest.param(name, marks=pytest.mark.release) for name in ("impala", "ppo"))]
 )
