@@ -101,11 +101,11 @@ def test_list(repertory):
 
 
 HOLDER = """
-import signal, sys
+import os, signal, sys
 from framework.programs.run_folder import RunFolder
 
 def stop(*_):
-    print("asked", flush=True)
+    os.write(1, b"asked\\n")  # `print` may be interrupted in `print`
     sys.exit(3)
 
 signal.signal(signal.SIGTERM, stop if sys.argv[2] == "stops" else signal.SIG_IGN)
