@@ -105,8 +105,10 @@ def copy(source, folder):
     shutil.copytree(source, folder, symlinks=True, copy_function=link)
     (folder / COMPLETE).unlink()
     for script in (folder / "bin").iterdir():
+        if script.is_symlink() or not script.is_file():
+            continue
         content = script.read_bytes()
-        if not script.is_symlink() and b"\0" not in content and bytes(source) in content:
+        if b"\0" not in content and bytes(source) in content:
             mode = script.stat().st_mode
             script.unlink()  # The file in the cache stays as it is.
             script.write_bytes(content.replace(bytes(source), bytes(folder)))
