@@ -86,20 +86,24 @@ python3.8 python3.10 python3.11 python3.12 python3.13 python3.14: python%:
 	$(environment) .venv-$* --python $(PY) --requirements constraints/$*.txt $(FLAGS)
 	touch $@
 
+# Tests with a back end as a parameter, and those of one; what has the mark `release` runs in `make release`.
+ON_REVERB = tests/conformance/replay tests/replay/test_reverb_backend.py
+ON_ENGINES = tests/conformance/launch tests/conformance/flow tests/conformance/programs
 test-reverb: .venv-reverb/installed
-	$(call tests,.venv-reverb,-n 2 tests/conformance/replay tests/replay/test_reverb_backend.py)
+	$(call tests,.venv-reverb,-n 2 -m "reverb and not release" $(ON_REVERB))
 
 test-ray: .venv-ray/installed
-	$(call tests,.venv-ray,tests/conformance/launch tests/conformance/flow tests/conformance/programs -k "ray")
+	$(call tests,.venv-ray,-m "ray and not release" $(ON_ENGINES))
 
 test-deepmind: .venv-deepmind/installed
-	$(call tests,.venv-deepmind,-n 2 tests/conformance/deepmind tests/conformance/replay tests/replay/test_reverb_backend.py)
+	$(call tests,.venv-deepmind,-n 2 -m "not release and (launchpad or not ray)" -k "launchpad or deepmind" tests/conformance/launch tests/conformance/deepmind)
+	$(call tests,.venv-deepmind,-n 2 -m "reverb and not release" $(ON_REVERB))
 
 test-server: $(VENV)/installed-test .venv-server/installed
 	$(call tests,$(VENV),tests/conformance/environments)
 
 SUITES ?=
-release: $(VENV)/installed-test
+release: $(VENV)/installed-test .venv-ray/installed .venv-reverb/installed .venv-deepmind/installed .venv-server/installed
 	$(BIN)/python tests/release.py run $(SUITES)
 
 tag: $(VENV)/installed-test

@@ -16,6 +16,7 @@ class Defects:
 
     One such error costs one message. An error of the same type that is raised at the same line for the third
     time ends the service: it then fails with that traceback, instead of losing one message after the other.
+    A lack of memory, disk or files is logged and counted too, and never ends the service: it may pass.
 
     Attributes:
       count: number of errors.
@@ -35,6 +36,8 @@ class Defects:
             self.count += 1
             self._kinds[type(error), code, line] += 1
             times = self._kinds[type(error), code, line]
-        end = ", which ends the service" if times >= _MOST else ""
-        _log.error("%s failed (time %d%s)", what, times, end, exc_info=error)
+        if isinstance(error, MemoryError | OSError):
+            times = min(times, _MOST - 1)
+        end = " again, which ends the service" if times >= _MOST else ""
+        _log.error("%s failed%s", what, end, exc_info=error)
         return times >= _MOST

@@ -29,7 +29,16 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 RECORD = ROOT / "tests" / "release.json"
 LIBRARY = ("framework", "agents", "launch", "setup.py")
 TESTS = ("tests", ":!tests/release.json", "pyproject.toml")
-COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?|killed|survived)\b")
+ON_REVERB = "tests/conformance/replay tests/replay/test_reverb_backend.py"
+ON_ENGINES = "tests/conformance/launch tests/conformance/flow tests/conformance/programs"
+ON_RAY = (
+    "tests/conformance/launch/test_ray_cluster.py",
+    "tests/conformance/launch/test_ray_jobs.py",
+    "tests/conformance/programs/test_ray_programs.py",
+)
+COUNT = re.compile(r"(\d+) (passed|failed|skipped)\b")
+MUTANTS = re.compile(r"(\d+) of (\d+) killed")
+RATIO = re.compile(r"\| (.+?) \| [\d,]+ \| [\d,]+ \| ([\d.]+) \| (.+?) \|")
 CPU_SECONDS = re.compile(r"([\d,]+) CPU seconds; the ")
 
 
@@ -56,6 +65,30 @@ SUITES: dict[str, Suite] = {
     "python3.10": _on_python("3.10"),
     "python3.12": _on_python("3.12"),
     "python3.13": _on_python("3.13"),
+    "release": _on_back_end("py311", ".venv/bin/python -m pytest -n 2 -m release tests"),
+    # W&B and EnvPool are no part of the environment of `make test`.
+    "extras": _on_back_end(
+        "py311",
+        ".venv/bin/python constraints/environment.py .venv-extras --extras test wandb envpool",
+        ".venv-extras/bin/python -m pytest -m '' tests/loggers/test_loggers_wandb.py "
+        "tests/environments/test_environments_envpool.py",
+    ),
+    # Files with clusters of their own run in processes of their own. Hosts are namespaces, which needs root.
+    "ray": _on_back_end(
+        "ray",
+        f".venv-ray/bin/python -m pytest -m ray {ON_ENGINES} {' '.join(f'--ignore {x}' for x in ON_RAY)}",
+        *(f".venv-ray/bin/python -m pytest -m ray {each}" for each in (*ON_RAY, "tests/cluster")),
+    ),
+    "reverb": _on_back_end("reverb", f".venv-reverb/bin/python -m pytest -n 2 -m reverb {ON_REVERB}"),
+    "deepmind": _on_back_end(
+        "deepmind",
+        f".venv-deepmind/bin/python -m pytest -n 2 -m launchpad {ON_ENGINES}",
+        f".venv-deepmind/bin/python -m pytest -n 2 -m '' tests/conformance/deepmind {ON_REVERB}",
+    ),
+    "server": _on_back_end("server", ".venv/bin/python -m pytest -m '' tests/conformance/environments"),
+    "mutants": _on_back_end("py311", ".venv/bin/python tests/mutants.py"),
+    "pair": Suite(("make pair BASE={base}",), LIBRARY),
+    "nightly": Suite(("make nightly",), (*LIBRARY, "benchmarks")),
 }
 
 
@@ -96,14 +129,20 @@ def run_command(command: str) -> tuple[bool, list[str]]:
 
 def run(name: str) -> bool:
     suite = SUITES[name]
-    begin, counts, cpu = time.monotonic(), collections.Counter[str](), 0.0
+    begin, counts, cpu, ratios = time.monotonic(), collections.Counter[str](), 0.0, {}
+    day_before = git("rev-list", "-1", "--before=1 day ago", "HEAD").strip()
+    base = read_record().get(name, {}).get("commit", day_before)
     for command in suite.commands:
-        passed, lines = run_command(command)
+        passed, lines = run_command(command.replace("{base}", base))
         if not passed:
             return False
         for line in lines:
             if line.startswith("=") and " in " in line:
                 counts.update({what: int(number) for number, what in COUNT.findall(line)})
+            if found := MUTANTS.match(line):
+                counts.update(killed=int(found[1]), mutants=int(found[2]))
+            if found := RATIO.match(line):
+                ratios[found[1]] = f"{found[2]} ({found[3]})"
             if found := CPU_SECONDS.search(line):
                 cpu += float(found[1].replace(",", ""))
     entry = {
@@ -113,6 +152,7 @@ def run(name: str) -> bool:
         "seconds": round(time.monotonic() - begin),
         "cpu_seconds": round(cpu),
         "counts": dict(counts),
+        **({"base": base, "ratios": ratios} if ratios else {}),
     }
     record = {**read_record(), name: entry}
     ordered = {each: record[each] for each in SUITES if each in record}

@@ -95,8 +95,8 @@ def decode(frames: Sequence[Any]) -> dict[str, Any]:
     return message
 
 
-def parse_dtype(kind: Any) -> np.dtype:
-    """Returns the dtype that a peer has named as `dtype.str` does.
+def parse_dtype(kind: Any, what: str = "array") -> np.dtype:
+    """Returns the dtype that a peer has named as `dtype.str` does, of `what` it says.
 
     numpy reads other names too, as a list of fields with counts, and raises `SyntaxError` for some of them.
 
@@ -105,7 +105,7 @@ def parse_dtype(kind: Any) -> np.dtype:
       TypeError: `kind` is no string, or numpy does not have the dtype.
     """
     if not _DTYPE.fullmatch(kind):
-        raise ValueError(f"got an array of dtype {kind!r}, expected numbers or text")
+        raise ValueError(f"{what}: got dtype {kind!r}, expected numbers or text and no objects")
     return np.dtype(kind)
 
 

@@ -8,14 +8,17 @@ import dataclasses
 
 import pytest
 import torch
+from agent_batches import played
 from agent_cases import ITEMS, SMALL
 
 import launch
 from agents.c51 import C51, C51Config
 from agents.dqn import DQN, DQNConfig
 from agents.ppo import PPO, PPOConfig
+from agents.r2d2 import R2D2
 from framework.environments import make
 from framework.learners import LossContext
+from framework.networks import as_tensors
 from framework.programs import RunConfig, make_program
 from framework.specs import make_environment_spec
 from framework.types import Transition
@@ -88,3 +91,18 @@ def test_values_of_illegal_actions_change_no_target(name, double):
         torch.testing.assert_close(before[index], after[index])
         torch.testing.assert_close(unmasked[index], nothing[index])
         assert not torch.allclose(changed[index], after[index])
+
+
+@pytest.mark.parametrize("double", [True, False])
+def test_values_of_illegal_actions_change_no_error_of_sequences(double):
+    agent = R2D2(dataclasses.replace(SMALL["r2d2"].config, double=double, dueling=False))
+    batch, networks, _ = played(agent, "testing:Masked")
+    mask = batch.data.observation["action_mask"]
+    mask[..., 0], mask[..., 3] = True, False
+    batch.data.action[:] %= 3
+    data, layer, found = as_tensors(batch.data), networks.q_network.head, []
+    for _ in range(2):
+        found.append(agent.errors(networks.q_network, networks.q_network, data)[0])
+        with torch.no_grad():
+            [part for part in layer.modules() if isinstance(part, torch.nn.Linear)][-1].bias[3] += 50.0
+    torch.testing.assert_close(*found)

@@ -207,6 +207,11 @@ BAD = {
     "an observation that is not finite": [*BEGUN, {"type": "get_action", "observation": [0, 1e999]}],
     "no observation": [*BEGUN, {"type": "get_action"}],
     "an unknown type": [*BEGUN, {"type": "dance"}],
+    "a token of half a character": [{**HELLO, "token": "\ud800"}],
+    "a type that nests too deep to show": [b'{"type": ' + b"[" * 900 + b"]" * 900 + b"}\n"],
+    "a dtype that numpy evaluates": [
+        {**HELLO, "observation": {"shape": [], "dtype": "i4,,f"}, "action": ACTION}
+    ],
 }
 
 
@@ -225,18 +230,41 @@ def test_what_does_not_fit_ends_that_connection_only(port, messages, playing):
     with playing(application) as environment:
         assert environment.reset().step_type.tolist() == [0]
         assert environment.step(np.array([0])).reward.tolist() == [1]
-        assert environment.malformed == 1
+        assert (environment.malformed, environment.defects) == (1, 0)
     assert answers[-1]["type"] == "error"
 
 
-@pytest.mark.parametrize("rewards", [[float("inf")], [1e39], [3e38, 3e38]])
+def test_a_mistake_of_ours_is_logged_and_raised_if_it_repeats(port, caplog, monkeypatch, playing):
+    answers = []
+
+    def application():
+        with contextlib.suppress(OSError):
+            for _ in range(3):
+                with connect(port) as client, pytest.raises(ValueError) as refused:
+                    client.start_episode()
+                    client.get_action([0, 0])
+                answers.append(str(refused.value))
+
+    def broken(*args):
+        raise ValueError("a mistake of ours")
+
+    monkeypatch.setattr(ExternalEnvironment, "_put_step", broken)
+    with playing(application) as environment:
+        with pytest.raises(ValueError, match="a mistake of ours"):
+            environment.reset()
+        assert (environment.malformed, environment.defects) == (0, 3)
+    assert caplog.text.count("in broken") == 3
+    assert answers == ["The run failed on this message. Its log has the error."] * 2
+
+
+@pytest.mark.parametrize("rewards", [[float("inf")], [1e39], [3e38, 3e38], ["much"]])
 def test_a_reward_that_float32_does_not_hold_ends_that_connection_only(port, rewards, playing):
     def application():
         with connect(port) as client, pytest.raises(ValueError, match="reward: got"):
             client.start_episode()
             client.get_action([0, 0])
             for reward in rewards:
-                client.log_reward(reward)
+                client._send("log_reward", reward=reward)
             client.get_action([1, 1])
         with connect(port) as client:
             play(client, [3e38])

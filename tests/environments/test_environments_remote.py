@@ -253,6 +253,10 @@ BAD = {
     "no specs": environment_server.pack("hello", environment_server.PROTOCOL, 1, {"observations": 3}),
     "no envs": environment_server.pack("hello", environment_server.PROTOCOL, 0, {}),
     "too few parts": environment_server.pack("hello"),
+    "a dtype that numpy evaluates": environment_server.pack(
+        *("hello", environment_server.PROTOCOL, 1),
+        {"observations": {"dtype": "i4,,f"}, "actions": {"dtype": "<i8"}},
+    ),
 }
 
 
@@ -273,7 +277,7 @@ def test_what_does_not_fit_ends_that_connection_only(serve, serve_here):
     sender.start()
     with make(serve, 1) as environment:
         assert environment.reset().step_type.tolist() == [0]
-        assert environment.malformed == len(BAD)
+        assert (environment.malformed, environment.defects) == (len(BAD), 0)
     sender.join(60)
     assert answers == ["refuse"] * len(BAD)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import shutil
 import threading
@@ -306,7 +307,7 @@ def test_a_long_call_is_asked_after_and_answered(serve, connect, address, impati
     server, service = serve("first", address)
     answer = in_background(connect().call, "hold", (), {}, None)
     assert service.entered.wait(PATIENCE)
-    with pytest.raises(TimeoutError):
+    with pytest.raises(concurrent.futures.TimeoutError):
         answer.result(0.4)
     service.release.set()
     assert answer.result(PATIENCE) == "first"
@@ -321,7 +322,7 @@ def test_after_the_stop_a_running_call_is_waited_for_and_a_lost_node_is_not(
     stopped.set()
     answer = in_background(connection.call, "hold", (), {}, None)
     assert service.entered.wait(PATIENCE)
-    with pytest.raises(TimeoutError):
+    with pytest.raises(concurrent.futures.TimeoutError):
         answer.result(0.4)
     server.close()
     assert isinstance(answer.exception(PATIENCE), ProgramStopped)
@@ -414,7 +415,7 @@ def test_a_closing_server_sends_the_answer_of_the_call_in_progress(serve, connec
     answer = in_background(connect().call, "hold", (), {}, None)
     assert service.entered.wait(PATIENCE)
     closing = in_background(server.close)
-    with pytest.raises(TimeoutError):
+    with pytest.raises(concurrent.futures.TimeoutError):
         closing.result(0.2)
     service.release.set()
     assert answer.result(PATIENCE) == "first"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import queue
 import shutil
 import stat
 
@@ -207,3 +208,34 @@ def test_any_frames_leave_the_server_alive(fuzzed, frames):
     socket.send_multipart(frames[::-1])
     assert ask(connection, len(frames)) == len(frames)
     socket.close(linger=0)
+
+
+# Mistakes of our own.
+
+
+class Batches:
+    @lp.batched_handler(batch_size=1)
+    def echo(self, x):
+        return x
+
+
+def broken(*args):
+    raise AttributeError("a mistake of ours")
+
+
+@pytest.mark.parametrize("obj, where", [(Thing(), "_parse"), (Thing(), "_handle"), (Batches(), "_send")])
+def test_a_mistake_of_ours_is_logged_and_ends_the_server_if_it_repeats(keys, directory, caplog, obj, where):
+    failures = queue.SimpleQueue()
+    server = Server(obj, f"ipc://{directory}/s", keys, on_failure=failures.put)
+    setattr(server, where, broken)
+    server.start()
+    socket = sockets.make_client_socket(server.address, keys)
+    for _ in range(3):
+        assert failures.empty()
+        socket.send_multipart(call_frames())
+    assert failures.get(timeout=PATIENCE) is server.error
+    assert str(server.error) == "a mistake of ours"
+    assert (server.defects, server.malformed) == (3, 0)
+    assert caplog.text.count("in broken") >= 3
+    socket.close(linger=0)
+    server.close()

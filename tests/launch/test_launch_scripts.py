@@ -44,7 +44,7 @@ SCRIPT = """
     box = program.add_node(lp.CourierNode(Box), label="box")
     program.add_node(lp.PyNode(work, box), label="work")
     try:
-        lp.launch(program, stop_timeout=3600)  # What ends sooner was not waited for.
+        lp.launch(program, stop_timeout=100)  # More than the patience of these tests.
     except lp.ProgramInterrupted as error:
         say(f"interrupted {error.signal.name} {error.job.over} {error.job.result}")
         raise

@@ -96,7 +96,7 @@ def test_a_stop_ends_an_evaluation():
     with warnings.catch_warnings():
         warnings.simplefilter("error", launch.StopTimeoutWarning)
         with launch.start(program, "threads") as job:
-            assert job.client("counter").wait_for("env_steps", 500, timeout=60.0)
+            assert job.client("counter").wait_for("env_steps", 50, timeout=60.0)
             job.stop("result")
             assert job.wait(timeout=60.0) == "result"
 

@@ -223,7 +223,8 @@ class Operations:
 
     def _declare(self, message: dict[str, Any]) -> Reply:
         columns = {
-            key: (tuple(shape), wire.parse_dtype(kind)) for key, (shape, kind) in message["columns"].items()
+            key: (tuple(shape), wire.parse_dtype(kind, f"column {key!r}"))
+            for key, (shape, kind) in message["columns"].items()
         }
         if any(not key or not isinstance(key, str) for key in (message["name"], *columns)):
             raise ValueError(f"names: got {[message['name'], *columns]}, expected non-empty strings")
