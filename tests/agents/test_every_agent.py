@@ -231,6 +231,8 @@ def test_learns_and_acts_with_every_shape_of_bounded_action(name, shape):
         metrics = learn(learner, batch_of(agent, spec, seed)).metrics
         assert all(np.isfinite(float(value)) for value in metrics.values())
     observation = 100 * np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+    if name == "td3":  # With noise that leaves the range.
+        agent = type(agent)(dataclasses.replace(agent.config, exploration_std=3.0))
     for version, evaluation in ((0, False), (1, False), (1, True)):
         taken = make_policy(agent, spec, evaluation, version).step(observation, ())[0]
         assert taken.shape == (64, *actions.shape) and taken.dtype == actions.dtype
