@@ -73,3 +73,13 @@ def test_a_process_that_runs():
         assert os.read(ours, 1) == b""  # No other process holds the pipe.
     os.close(ours)
     assert warm_python.cpu_seconds() > before
+
+
+def test_a_template_that_has_died_is_replaced():
+    preload = ("json",)
+    assert warm_python.run(["-c", "pass"], preload=preload).returncode == 0
+    template = warm_python._template(preload).process
+    template.kill()
+    template.wait(10)
+    assert warm_python.cpu_seconds() >= 0.0
+    assert warm_python.run(["-c", "pass"], preload=preload).returncode == 0

@@ -124,7 +124,8 @@ def cpu_seconds():
     """The CPU seconds of the templates, and of their forks that have ended."""
     total = 0.0
     for template in _templates().values():
-        with open(template.ask(None, []), "rb") as answer:
+        # One that has died is replaced when a test needs it.
+        with contextlib.suppress(OSError, ValueError), open(template.ask(None, []), "rb") as answer:
             total += float(answer.readline())
     return total
 
@@ -141,7 +142,10 @@ def _templates():
 
 
 def _template(preload):
-    return _templates().get(preload) or _start_template(preload)
+    found = _templates().get(preload)
+    if found is not None and found.process is not None and found.process.poll() is not None:
+        found = None  # It has died, which must not fail all tests that follow.
+    return found or _start_template(preload)
 
 
 class _Template:
@@ -151,8 +155,8 @@ class _Template:
     fork servers; the template ends with the process that started it.
     """
 
-    def __init__(self, line, pid):
-        self.line, self.pid = line, pid
+    def __init__(self, line, pid, process=None):
+        self.line, self.pid, self.process = line, pid, process
 
     def ask(self, request, descriptors):
         """Returns the descriptor from which the answers can be read."""
@@ -184,7 +188,7 @@ def _start_template(preload):
     os.close(alive)
     atexit.register(process.wait, 10)
     atexit.register(os.close, end)  # The last one registered is the first one called.
-    _templates()[preload] = _Template(ours, process.pid)
+    _templates()[preload] = _Template(ours, process.pid, process)
     return _templates()[preload]
 
 
