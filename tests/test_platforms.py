@@ -108,6 +108,7 @@ def test_environments_in_processes(temporary):
 
 
 @pytest.mark.release
+@pytest.mark.cpu_budget(80)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("engine", ["serial", "threads", "processes"])
 def test_the_main_job_learns(engine, temporary, caplog):

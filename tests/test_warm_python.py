@@ -7,6 +7,16 @@ import subprocess
 import pytest
 import warm_python
 
+OWN_DESCRIPTORS = """
+import os, sys
+opened = [os.open("/dev/null", os.O_RDONLY) for _ in range(20)]
+class Last:
+    def __del__(self, mine=opened, fstat=os.fstat, write=os.write):
+        for each in mine:
+            fstat(each)
+        write(1, b"open")
+sys.last_of_all = Last()
+"""
 RUNS = {
     "code": (
         ["-c", "import sys; print(sys.argv, sys.path[0] == '', __name__)", "a"],
@@ -39,6 +49,8 @@ RUNS = {
         -2,
         "KeyboardInterrupt",
     ),
+    # What the template had under these numbers is not closed when the interpreter ends.
+    "its own descriptors": (["-c", OWN_DESCRIPTORS], 0, "open"),
     "no descriptors": (["-c", "import os; print(os.listdir('/proc/self/fd')[3:-2])"], 0, "[]"),
 }
 

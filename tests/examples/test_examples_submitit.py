@@ -22,6 +22,7 @@ def rows(run):
 
 
 @pytest.mark.release
+@pytest.mark.cpu_budget(60)
 @pytest.mark.timeout(300)
 def test_an_interrupted_run_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

@@ -230,6 +230,9 @@ def serve(line, alive, preload, path):
                 reports[pid] = report
                 _tell(report, pid)
             else:
+                # Their numbers become those of other files, which they would close at the end.
+                for each in (requests, wake, wake_end):
+                    each.detach()
                 return _become(request, descriptors, preload, path)
             for each in descriptors:
                 os.close(each)
