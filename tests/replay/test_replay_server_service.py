@@ -224,6 +224,15 @@ def test_stop_wakes_every_waiting_client_at_once(gate):
     assert time.monotonic() - begin < 20
 
 
+def test_the_last_message_of_a_server_is_heard_after_the_end_of_the_connection(gate, channel):
+    with channel.borrow() as mine:
+        mine.open()
+        gate.service.stop()
+        until(lambda: mine._monitor.poll(0))
+        with pytest.raises(ServerClosed, match="has stopped"):
+            mine.poll(10)
+
+
 def test_interrupt_wakes_waits_but_not_calls_that_need_not_wait(gate, channel):
     call = wait_to_pass(channel, gate)
     channel.interrupt()
