@@ -15,6 +15,9 @@ from shared_batches import AGENTS, BATCH, learn, listening, make_learner
 from framework.learners import LearnerGroup, LossContext, distributed
 from framework.programs.learner_group import Barrier
 
+# The fixture imports torch in two processes and makes the steps of all agents: minutes on a loaded machine.
+pytestmark = pytest.mark.timeout(300)
+
 
 def peer(rank, ports, results):
     """One of two processes; all agents in turn, each in a group of its own."""
@@ -53,7 +56,7 @@ def together():
         process.start()
     found = {}
     for _ in range(2 * len(AGENTS) + 1):
-        name, rank, result = results.get(timeout=90)
+        name, rank, result = results.get(timeout=240)
         found[name, rank] = result
     for process in processes:
         process.join(30)
