@@ -45,15 +45,17 @@ MORE_ROWS = (
     *("cartpole-munchausen", "hidden-cartpole-r2d2", "mountaincar-dqfd", "four-cartpoles-ppo-dqn"),
     *("navigation-maml", "tuple-batch_ppo", "tuple-recurrent_td3", "tuple-td7"),
 )
+_MOST_STEPS = 200_000
 USAGE = 2  # The exit code of `repertory train` for what an agent cannot do.
 TIMEOUT = 1800  # Seconds of one command.
 
 
 def rows() -> dict[str, learning.Row]:
-    """The first row of each agent in one of ENVIRONMENTS that has a floor and no flags, and MORE_ROWS."""
+    """The first short row of each agent in one of ENVIRONMENTS with a floor and no flags, and MORE_ROWS."""
     found: dict[str, tuple[str, learning.Row]] = {}
     for name, row in learning.ROWS.items():
-        if row.environment in ENVIRONMENTS and row.floor is not None and not row.flags:
+        has_floor = row.floor is not None and row.steps <= _MOST_STEPS
+        if row.environment in ENVIRONMENTS and has_floor and not row.flags:
             found.setdefault(row.agent, (name, row))
     return {**dict(found.values()), **{name: learning.ROWS[name] for name in MORE_ROWS}}
 

@@ -18,6 +18,12 @@ TABLE = re.compile(r"<!-- table: benchmarks/learning.py(.*?) -->\n(.*?)<!-- end 
 PAGES = [ROOT / "docs" / "results.md", *sorted((ROOT / "docs" / "agents").glob("*.md"))]
 
 
+@pytest.fixture
+def learning(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("learning")
+
+
 def printed(script, *arguments):
     options = {"capture_output": True, "text": True, "timeout": 60, "check": True}
     return warm_python.run([ROOT / "benchmarks" / script, *arguments], **options).stdout.strip()
@@ -32,10 +38,14 @@ def test_the_tables_of_a_page_are_those_of_the_files(page):
         assert table.strip() == printed("learning.py", *rows.split(), "--table", "--out", RESULTS)
 
 
-def test_the_table_of_the_distributed_forms_is_that_of_its_files():
+def test_the_table_of_the_distributed_forms_is_that_of_its_files(learning):
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     (table,) = re.findall(r"<!-- table: benchmarks/nightly.py -->\n(.*?)<!-- end", page, re.DOTALL)
     assert table.strip() == printed("nightly.py", "--table")
+    results = [json.loads(file.read_text(encoding="utf-8")) for file in (RESULTS / "nightly").glob("*.json")]
+    runs = [(run, result) for result in results for form in result["runs"].values() for run in form]
+    met = [learning.meets(*each) for each in runs if "refused" not in each[0]]
+    assert f"\n{met.count(False)} of {len(met)} runs end below their floor" in page
 
 
 def test_every_row_with_results_is_on_the_page_of_its_agent():
@@ -55,8 +65,16 @@ def test_a_row_names_each_seed_once_and_its_steps(file):
     assert file.with_suffix(".png").exists()
 
 
-def test_rows_of_peers_are_rows(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    learning = importlib.import_module("learning")
+@pytest.mark.parametrize("file", sorted(RESULTS.glob("*.json")), ids=lambda file: file.stem)
+def test_a_row_meets_what_it_asks_or_says_why_not(file, learning):
+    result, row = json.loads(file.read_text(encoding="utf-8")), learning.ROWS[file.stem]
+    for bound in ("floor", "ceiling", "gain"):
+        assert result.get(bound) == getattr(row, bound)
+    assert all(learning.meets(run, result) for run in result["runs"]) is (not row.exception)
+    worst = min(run["return"] for run in result["runs"])
+    assert row.floor is None or worst < 0 or row.exception or row.floor >= round(2 / 3 * worst, 1)
+
+
+def test_rows_of_peers_are_rows(learning):
     for _, rows, _ in learning.learning_peers.PEERS.values():
         assert set(rows) <= set(learning.ROWS)

@@ -236,7 +236,7 @@ def test_a_program_trains_in_remote_envs(serve, serve_here, tmp_path):
     )
     program = make_program(RandomActions(), f"remote:{serve.address}", config)
     result = launch.launch(program, engine="serial")
-    assert result["env_steps"] == 100 and result["episode_return"] >= 8
+    assert result["env_steps"] == 100 and 8 <= result["episode_return"] <= 500
 
 
 def test_the_server_is_one_file_to_copy(tmp_path, capsys):

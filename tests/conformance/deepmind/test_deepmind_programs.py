@@ -82,28 +82,34 @@ def test_the_graph_is_a_launchpad_program():
 
 
 @needs_launchpad
+@pytest.mark.cpu_budget(60)
 def test_dqn_trains_on_cartpole():
     from agents.dqn import DQN, DQNConfig
     from framework import programs
 
     config = DQNConfig(
-        min_replay_size=200, batch_size=32, samples_per_insert=4.0, insert_burst=64, prioritized=True
+        min_replay_size=200,
+        batch_size=32,
+        samples_per_insert=8.0,
+        insert_burst=64,
+        prioritized=True,
+        epsilon_decay=1000,
     )
     program = programs.make_program(
         DQN(config),
         "gymnasium:CartPole-v1",
         programs.RunConfig(
             num_actors=2,
-            max_env_steps=1500,
-            evaluate_period=1500,
-            num_evaluation_episodes=2,
+            max_env_steps=4000,
+            evaluate_period=4000,
+            num_evaluation_episodes=10,
             replay_backend="reverb",
         ),
     )
     result = lp.launch(program, "launchpad_mt", stop_timeout=60.0)
-    assert result["env_steps"] == 1500
-    assert result["learner_steps"] >= 100
-    assert result["episode_return"] > 0
+    assert result["env_steps"] == 4000
+    assert result["learner_steps"] >= 900
+    assert result["episode_return"] > 40  # Random actions get 22, untrained networks 9.
 
 
 class Corridor(dm_env.Environment):
