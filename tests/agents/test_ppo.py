@@ -14,14 +14,12 @@ from agent_cases import SMALL as AGENTS
 from dm_env import specs as dm_specs
 from ppo_programs import play
 
-import launch
 from agents.flow_ppo import FlowPPO
 from agents.ppo import PPO, PPOConfig
 from agents.ppo_dqn import PPODQN
 from framework import environments
 from framework.environments.testing import FakeEnvironment, MemoryEnvironment, make_spec
 from framework.learners import LossContext
-from framework.programs import RunConfig, make_program
 from framework.replay import ReplaySample
 from framework.types import Step
 
@@ -280,13 +278,6 @@ def test_a_batch_of_other_episodes_than_those_of_one_step(inference, lag):
         assert len(data.mask) == 4
         versions = np.asarray(data.extras["version"])[np.asarray(data.mask) > 0]
         assert (versions >= steps - 2 - lag).all() and (versions <= steps).all()
-
-
-def test_whole_episodes_in_processes():
-    config = dataclasses.replace(SMALL, episodes_per_batch=5)
-    run = RunConfig(num_actors=2, envs_per_actor=3, max_env_steps=300, evaluate_period=None)
-    result = launch.launch(make_program(PPO(config), EPISODES, run), engine="processes")
-    assert result["env_steps"] == 300 and result["learner_steps"] >= 5
 
 
 def test_an_episode_that_is_longer_than_an_unroll_is_an_error():
