@@ -354,17 +354,6 @@ def test_what_is_no_data_is_refused_when_saved(checkpointer, state, text):
     assert checkpointer.checkpoints() == []
 
 
-def test_optimizer_state(checkpointer):
-    weight = torch.nn.Parameter(torch.ones(2))
-    optimizer = torch.optim.Adam([weight])
-    weight.sum().backward()
-    optimizer.step()
-    checkpointer.save(1, {"optimizer": torch_part(optimizer.state_dict())})
-    other = torch.optim.Adam([weight])
-    other.load_state_dict(checkpointer.restore().state("optimizer"))
-    assert torch.equal(other.state[weight]["exp_avg"], optimizer.state[weight]["exp_avg"])
-
-
 def test_a_part_that_would_run_code_is_refused(checkpointer, tmp_path):
     flag = tmp_path / "ran"
 

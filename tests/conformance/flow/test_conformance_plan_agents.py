@@ -116,14 +116,6 @@ def test_a_plan_agent_makes_exactly_its_env_steps(request, directory, engine, ag
     assert one == serial or agent in ASYNCHRONOUS
 
 
-@pytest.mark.parametrize("agent", ["a2c", "maml"])
-def test_a_run_is_resumed(tmp_path, agent):
-    first = launch.launch(program(AGENTS[agent], tmp_path), engine="serial")
-    second = launch.launch(program(AGENTS[agent], tmp_path, max_env_steps=1000), engine="serial")
-    assert second["env_steps"] == 1000
-    assert second["learner_steps"] >= first["learner_steps"] + 8
-
-
 def test_a_stop_ends_calls_in_progress(program_engine):
     settings = {"max_env_steps": None, "evaluate_period": None, "max_learner_steps": 5}
     result = launch.launch(program(AGENTS["a3c"], **settings), engine=program_engine)
