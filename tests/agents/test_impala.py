@@ -55,20 +55,6 @@ def test_several_choices_may_count_from_anywhere_and_have_any_shape():
     assert metrics["policy_loss"].isfinite()
 
 
-@pytest.mark.parametrize("clip_c, share", [(0.5, 1.0), (1.5, 0.0)])
-def test_the_share_of_clipped_traces_is_logged(clip_c, share):
-    config = dataclasses.replace(SMALL, clip_rho=1.01, clip_c=clip_c)
-    learner, batch = make_learner(IMPALA(config)), unrolls(IMPALA(config))
-    policy = IMPALA(config).make_policy(learner.networks)
-    actions, extras, _ = policy.step(batch.data.observation.reshape(-1, 4), ())
-    shape = batch.data.action.shape
-    data = batch.data._replace(
-        action=actions.reshape(shape), extras={k: v.reshape(shape) for k, v in extras.items()}
-    )
-    metrics = learn(learner, batch._replace(data=data)).metrics
-    assert metrics["c_clipped"] == share and metrics["rho_clipped"] == 0
-
-
 def test_actions_of_real_numbers_are_learned_as_sampled():
     torch.manual_seed(0)
     agent = IMPALA(SMALL)

@@ -30,19 +30,6 @@ EPISODES = functools.partial(FakeEnvironment, episode_length=5)
 # --- the update ---
 
 
-def test_the_seed_chooses_the_minibatches():
-    def parameters(seed):
-        learner = make_learner(PPO(SMALL))
-        torch.manual_seed(seed)
-        another = PPO(SMALL).for_program(ENVS).make_learner(learner.networks, DISCRETE)
-        learn(another, unrolls(PPO(SMALL)))
-        return torch.nn.utils.parameters_to_vector(another.networks.parameters())
-
-    first, again, other = (parameters(seed) for seed in (1, 1, 2))
-    torch.testing.assert_close(first, again, rtol=0, atol=0)
-    assert not torch.equal(first, other)
-
-
 class ObservationIsValue:
     """Stands for networks whose value of an observation is the observation itself."""
 
@@ -186,16 +173,6 @@ def test_statistics_follow_the_data_and_are_part_of_the_state():
     moments = learner.networks.normalizer.moments[0]
     np.testing.assert_allclose(moments.mean.numpy(), every.mean(0), rtol=1e-9)
     np.testing.assert_allclose(moments.std().numpy(), every.std(0), rtol=1e-5)
-
-
-def test_evaluation_changes_no_statistics():
-    agent = PPO(dataclasses.replace(SMALL, normalize_observations=True))
-    nets = agent.make_networks(DISCRETE)
-    before = {key: value.clone() for key, value in nets.state_dict().items()}
-    policy = agent.make_policy(nets, evaluation=True)
-    policy.step(np.full((2, 4), 100.0, np.float32), ())
-    for key, value in nets.state_dict().items():
-        torch.testing.assert_close(value, before[key], rtol=0, atol=0)
 
 
 # --- acting and learning fit each other ---

@@ -30,15 +30,6 @@ ACTION = {"shape": [], "dtype": "int64", "num_values": 3}
 
 
 @pytest.fixture
-def port():
-    """A port that stays free for listeners with SO_REUSEPORT: a socket that does not listen holds it."""
-    with socket.socket() as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        held.bind(("127.0.0.1", 0))
-        yield held.getsockname()[1]
-
-
-@pytest.fixture
 def token(tmp_path):
     path = tmp_path / "clients.token"
     path.touch(mode=0o600)
