@@ -146,10 +146,7 @@ class Forgetful(PPONetworks):
         (DQN(networks_fn=lambda config, spec: nn.Linear(1, 1)), "Linear without actions, num_actions, q_net"),
         (PPO(networks_fn=Forgetful), "Forgetful without normalizer, expected .* forward"),
         (MPO(networks_fn=lambda config, spec: nn.Module()), "without actions, policy, critics, duals, atoms"),
-        (
-            SAC(networks_fn=lambda config, spec: nn.Module()),
-            "without actions, policy, critics, temperature.log",
-        ),
+        (SAC(networks_fn=lambda config, spec: nn.Module()), "without actions, policy, critics"),
         (IMPALA(networks_fn=lambda config, spec: nn.Module()), "actor_critic.unroll"),
         (TD7(networks_fn=lambda config, spec: nn.Module()), "values, embeddings, target_range, renew"),
         (IMPALA(networks_fn=with_memory), "with a memory and lstm_size None, expected both"),

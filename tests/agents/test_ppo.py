@@ -325,9 +325,7 @@ def test_a_tanh_keeps_the_mean_in_the_range_of_the_actions():
 )
 def test_without_bounds_the_mean_has_no_range(actions):
     spec = CONTINUOUS._replace(actions=actions)
-    with pytest.raises(
-        ValueError, match=r"tanh_mean: got True for .*Array.*, expected False without finite bounds"
-    ):
+    with pytest.raises(ValueError, match=r"tanh_mean: got True for .*Array.*, expected False"):
         PPO(PPOConfig(tanh_mean=True)).make_networks(spec)
     PPO(PPOConfig()).make_networks(spec)
 
@@ -337,7 +335,5 @@ def test_a_plan_collects_unrolls():
         FlowPPO(PPOConfig(episodes_per_batch=3))
     agent = PPODQN()
     agent.parts["ppo"] = PPO(PPOConfig(episodes_per_batch=3))
-    with pytest.raises(
-        ValueError, match="episodes_per_batch: got 3 in policy 'ppo', expected None for a plan"
-    ):
+    with pytest.raises(ValueError, match="episodes_per_batch: got 3 in policy 'ppo', expected None"):
         agent.sized_parts(environments.make("multi_agent:CartPole").spec, 1)

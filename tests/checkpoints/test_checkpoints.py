@@ -169,15 +169,6 @@ def test_all_damaged(checkpointer):
         checkpointer.newest_intact()
 
 
-def test_a_run_goes_on_after_a_fall_back(checkpointer):
-    checkpointer.save(100, parts())
-    flip(checkpointer.save(200, parts()) / "learner")
-    with pytest.warns(UserWarning, match="Continuing from the older"):
-        assert checkpointer.newest_intact().step == 100
-    checkpointer.save(150, parts())
-    assert checkpointer.restore().step == 150
-
-
 def test_only_what_was_written_is_deleted(checkpointer):
     path = checkpointer.save(0, parts())
     (path / "my_notes.txt").write_text("keep")

@@ -96,13 +96,7 @@ def test_episodes_of_a_client_become_time_steps(port, playing):
         (int(t.step_type[0]), float(t.reward[0]), float(t.discount[0]), *t.observation[0].tolist())
         for t in timesteps
     ]
-    assert rows == [
-        (0, 0, 1, 0, 0),
-        (1, 1, 1, 1, -1),
-        (2, 2, 0, 2, -2),
-        (0, 0, 1, 0, 0),
-        (2, 3, 1, 1, -1),
-    ]
+    assert rows == [(0, 0, 1, 0, 0), (1, 1, 1, 1, -1), (2, 2, 0, 2, -2), (0, 0, 1, 0, 0), (2, 3, 1, 1, -1)]
     assert actions == [[1, 2], [2]]
 
 

@@ -48,9 +48,7 @@ def test_a_full_tmpfs_is_a_clean_error_and_changes_nothing(tmp_path, monkeypatch
     memory = shm.SharedMemory(str(tmp_path))
     stream = RowStore(allocator=memory, capacity=1000).stream("steps", {"x": ((1000,), np.uint8)})
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(
-        StoreFullError, match=r"shared memory is full: \d+ more bytes are needed and \d+ are free"
-    ):
+    with pytest.raises(StoreFullError, match=r"shared memory is full: \d+ more bytes are needed"):
         stream.lease(10)
     monkeypatch.undo()
     assert len(stream.lease(10)) == 10

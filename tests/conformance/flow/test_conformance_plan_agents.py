@@ -168,18 +168,6 @@ def test_a_program_whose_nodes_are_killed_goes_on_and_is_resumed(supervised_prog
     assert second["learner_steps"] >= first["learner_steps"] + 8
 
 
-def test_an_error_in_a_worker_ends_the_program_with_its_name():
-    broken = functools.partial(FakeEnvironment, episode_length=5)
-    agent = A3C(A2CConfig(**UNROLLS))
-    agent.loss = _fail  # type: ignore[method-assign]
-    with pytest.raises(launch.NodeError, match=r"actor-.*broken on purpose"):
-        launch.launch(make_program(agent, broken, CONFIG), engine="serial")
-
-
-def _fail(networks, batch, context):
-    raise ValueError("broken on purpose")
-
-
 @pytest.mark.parametrize(
     "changes",
     [
