@@ -34,11 +34,7 @@ def imported_by(path: pathlib.Path) -> set[str]:
 
 @pytest.mark.parametrize(
     ("package", "may_not"),
-    [
-        ("launch", ("framework", "agents")),
-        ("framework/replay", ("agents",)),
-        ("framework", ("agents",)),
-    ],
+    [("launch", ("framework", "agents")), ("framework/replay", ("agents",)), ("framework", ("agents",))],
 )
 def test_imports_point_one_way(package, may_not):
     wrong = {

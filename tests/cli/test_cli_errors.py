@@ -35,10 +35,7 @@ WRONG = {
     "--environment gum:X": (2, "'gum:X' … gymnasium:CartPole-v1"),
     "--environment CartPole-v1": (2, "Did you mean 'gymnasium:CartPole-v1'?"),
     "--environment=gymnasium:CarPole-v1": (2, "gymnasium:CarPole-v1"),
-    "train dqn --environment gymnasium:Pendulum-v1": (
-        2,
-        "DQN … one discrete action … agent for continuous actions",
-    ),
+    "train dqn --environment gymnasium:Pendulum-v1": (2, "DQN … one discrete action … agent for continuous"),
     "--restarts -1": (2, "restarts: got -1, expected at least 0"),
     "plot": (2, "got no runs"),
     "--num-actors 0": (2, "num_actors: got 0 … at least 1"),
@@ -275,10 +272,7 @@ def test_wrong_resumes_change_nothing(repertory, make_run, run, arguments, code,
 # By case: what becomes of config.yaml, and what the error must say.
 DAMAGED = {
     "of another environment": (lambda text: text.replace("(4,)", "(5,)"), ["(5,)", "(4,)"]),
-    "an unknown key": (
-        lambda text: f"{text}lerning_rate: 1\n",
-        ["'lerning_rate'", "batch_size", "config.yaml"],
-    ),
+    "an unknown key": (lambda text: f"{text}lerning_rate: 1\n", ["'lerning_rate'", "batch_size"]),
     "cut": (lambda text: "{", ["cannot be read"]),
     "a list": (lambda text: "[]", ["expected lines of the form NAME: VALUE"]),
     "empty": (lambda text: "{}", ["no entry 'recorded'"]),

@@ -115,12 +115,8 @@ def test_keys_show_nowhere(tmp_path):
         keys = job._keys
         node = psutil.Process(job.client("service").pid())
         seen = {}
-        for process in {
-            psutil.Process(),
-            node,
-            *node.parents()[:2],
-            *psutil.Process().children(recursive=True),
-        }:
+        me = psutil.Process()
+        for process in {me, node, *node.parents()[:2], *me.children(recursive=True)}:
             for what in ("cmdline", "environ"):
                 with open(f"/proc/{process.pid}/{what}", "rb") as file:
                     seen[process.pid, what] = file.read()

@@ -340,14 +340,11 @@ def test_a_stop_before_a_restart(concurrent_engine):
         assert job.wait(timeout=PATIENCE) == "stopped"
 
 
-class Threaded:
+class Threaded(Fragile):
     """A service whose own thread fails in its first lives."""
 
     def __init__(self, path, failures):
-        with open(path, "a") as file:
-            file.write("x")
-        self._life = os.path.getsize(path)
-        self._failures = failures
+        super().__init__(path, failures)
         self._fail = lp.make_failure_handler()
 
     def work(self):
@@ -356,6 +353,8 @@ class Threaded:
             thread.start()
             thread.join()
         return self._life
+
+    run = None  # It has no work of its own.
 
 
 @pytest.mark.parametrize("failures, restarts", [(2, 2), (2, 1)])
