@@ -91,6 +91,10 @@ class SupervisedJob(Job):
         self._stop_asked = self._kill_asked = True
         self._report({})
 
+    def _has_no_worker(self) -> bool:
+        runs = self._state == "running" and not self._stop_asked
+        return runs and all(process.worker is False for process in self._processes)
+
     # Methods that engines implement.
 
     @abc.abstractmethod
@@ -272,8 +276,9 @@ class SupervisedJob(Job):
             if process.kill_at is None:  # Further failures of this life do not prolong it.
                 process.kill_at = time.monotonic() + _EXIT_GRACE
             if not self._may_restart(process):
-                process.state = "failed"
+                # Before the state, for which `wait` may wait.
                 self._fail(remote_error(process.unit.label, value, process.log_tail()))
+                process.state = "failed"
 
     def _has_exited(self, process: Process, code: int, reason: str | None) -> None:
         assert process.channel is not None
@@ -311,9 +316,9 @@ class SupervisedJob(Job):
                 self._elastic.lost(process, now)
                 self._say_lost(process)
             return
-        process.state = "failed"
         if error is not None:
             self._fail(error)
+        process.state = "failed"
 
     def _move(self, addresses: dict[int, str | None]) -> None:
         """Tells all processes the new addresses of nodes; None means that a node has no address now."""
