@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import threading
@@ -147,7 +148,10 @@ class ProgramLearner:
             self.dataset.close()
 
     def _why_nothing_was_learned(self) -> str:
-        tables = {} if self._replay is None else self._replay.server_info(timeout=5)
+        tables: Mapping[str, TableInfo] = {}
+        if self._replay is not None:
+            with contextlib.suppress(DeadlineExceededError, ServerClosed):
+                tables = self._replay.server_info(timeout=5)
         states = [
             f"; table {name!r} holds {info.current_size:,} items and is sampled from "
             f"{info.rate_limiter_info.min_size_to_sample:,} on"
