@@ -17,8 +17,8 @@ from launch.nodes import Node
 # By the name of a class: why no copy of its objects works in another process, although they can be pickled.
 _OF_ONE_PROCESS = {
     "optuna.storages._in_memory.InMemoryStorage": (
-        "this Optuna study is in the memory of its process, and reports of a copy would not arrive there. Give "
-        'it a database, optuna.create_study(storage="sqlite:///study.db"), or use the engine serial or threads'
+        "this Optuna study is in the memory of its process, and reports of a copy would not arrive there. "
+        'Give it a database, optuna.create_study(storage="sqlite:///study.db"), or use the engine serial'
     )
 }
 
