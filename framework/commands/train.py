@@ -37,7 +37,7 @@ from framework.programs import config_file
 from framework.programs.presets import Preset, presets_of
 from framework.programs.registry import AgentEntry, agent_names, find_agent
 from framework.programs.run_config import RunConfig
-from framework.programs.run_folder import RunFolder, differences
+from framework.programs.run_folder import RunFolder, differences, keeps_settings
 from launch.running import stopped_by_signals
 from launch.view import NodesView
 
@@ -267,9 +267,12 @@ def _check_same_settings(folder: RunFolder, flags: Sequence[str]) -> None:
     )
     if changed:
         raise UsageError(
-            f"{folder.path}: {changed}. A resumed run keeps its settings, but for the flags of repertory "
-            "train --resume RUN --help. Leave the others out, or start a new run with them: repertory train "
-            f"--config {shlex.join([file, *flags])}"
+            keeps_settings(
+                folder.path,
+                changed,
+                "Leave the others out, or start a new run with them: repertory train --config "
+                + shlex.join([file, *flags]),
+            )
         )
 
 
@@ -307,16 +310,7 @@ def chosen_checkpoint(folder: RunFolder, which: str) -> Iterator[None]:
     and its result.
     """
     reader = folder.restore(which)
-    counts = reader.state("counter")["counts"] if "counter" in reader.names else {}
-    has_ended = (folder.path / "result.json").exists()
-    for kind, made in (("env", reader.step), ("learner", counts.get("learner_steps", 0))):
-        limit = getattr(folder.config, f"max_{kind}_steps")
-        # A run without a result was interrupted in its last evaluation, which it repeats now.
-        if limit is not None and (made > limit or (made == limit and has_ended)):
-            raise CommandError(
-                f"{folder.path} has made {made:,} {kind} steps, and its limit is {limit:,}. Give it more: "
-                f"--max-{kind}-steps {2 * made}"
-            )
+    folder.check_limits(reader)
     checkpointer = folder.checkpointer
     paths = checkpointer.checkpoints()
     same = [path for path in paths if path.samefile(reader.path)]

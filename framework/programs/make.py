@@ -75,7 +75,8 @@ def make_program(
 
     Raises:
       ValueError: The agent does not fit the environment or the config.
-      RunError: The directory holds a run of another agent or environment.
+      RunError: The directory holds a run of another agent or environment, or with other settings, except for
+        its limits and devices (`run_folder.MAY_CHANGE`). Nothing has been written.
     """
     config = config or RunConfig()
     check_parts(config)
@@ -90,7 +91,7 @@ def make_program(
     graph = Graph(setup, run, logger_factory, callbacks)
     setup.agent.build(graph)
     program = graph.make_program(name or type(agent).__name__.lower())
-    program.contexts = () if run is None else (run.locked,)
+    program.contexts = () if run is None else (run.continuing,)
     return program
 
 

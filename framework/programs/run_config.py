@@ -43,8 +43,8 @@ class RunConfig:
       ValueError: A field has a wrong type or value, or contradicts another field. The text names the field.
     """
 
-    # Folder of metrics and checkpoints. make_program resumes the run that is in it; repertory train does so
-    # with --resume instead.
+    # Folder of metrics and checkpoints. make_program continues the run that is in it, with its settings and
+    # perhaps new limits; repertory train does so with --resume instead.
     directory: str | None = None
     # Seed of all random numbers. On the serial engine the same seed gives the same run, bit for bit.
     seed: int = 0

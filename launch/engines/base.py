@@ -343,17 +343,30 @@ class Job(abc.ABC):
 
         Raises:
           NodeError: A node failed; the error is that of the first one.
+          LaunchError: No node is a worker, so that the program would never end. It is stopped.
           TimeoutError: The program or the groups have not ended after `timeout` seconds. The program
             continues.
           ValueError: There is no such group.
         """
         ended = self.ended(labels)
+
+        def reached() -> bool:
+            return self.over or ended() or self._has_no_worker()
+
         with self.outcome.changed:
-            if not self.outcome.changed.wait_for(lambda: self.over or ended(), timeout):
+            if not self.outcome.changed.wait_for(reached, timeout):
                 raise TimeoutError(f"The program is not over after {timeout} seconds.")
-        if self.over and self.outcome.error is not None:
+        if self._has_no_worker():
+            self.outcome.fail(no_worker(self._program))
+            self.stop()
+            self.outcome.over.wait()
+        if self.outcome.error is not None:
             raise self.outcome.error
         return self.outcome.result
+
+    @abc.abstractmethod
+    def _has_no_worker(self) -> bool:
+        """Whether all nodes have their objects, none of which is a worker, and nothing has stopped them."""
 
     def ended(self, labels: Sequence[str] | None) -> Callable[[], bool]:
         """Returns a function that tells whether all nodes of the groups have ended; False for None."""
@@ -435,6 +448,16 @@ def find_leaf(units: Sequence[Unit], label: str, index: int) -> Leaf:
     raise LookupError(
         f"node: got {label!r} with index {index}, expected one of "
         f"{[leaf.context.label for unit in units for leaf in unit.leaves]}."
+    )
+
+
+def no_worker(program: Program) -> LaunchError:
+    nodes = ", ".join(f"{group} ({nodes[0].description})" for group, nodes in program.groups.items())
+    return LaunchError(
+        f"program {program.name!r}: got nodes without run(), {nodes}, expected a worker among them. Only a "
+        "worker works by itself and ends the program: a PyNode, or a node whose object has run(); step() is "
+        "what the engine serial calls instead. To call services from the script, use job.client() of "
+        "launch.start()."
     )
 
 

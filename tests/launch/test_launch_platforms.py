@@ -112,9 +112,10 @@ def test_nodes_end_with_the_process_that_spawned_them(temporary):
     program = lp.Program("spawned")
     for label in ("one", "two"):
         program.add_node(lp.CourierNode(Box), label=label)
-    job = lp.start(program, stop_timeout=5.0)
+    program.add_node(lp.PyNode(lp.wait_for_stop), label="main")
+    job = lp.start(program)
     nodes = [psutil.Process(job.client(label).pid()) for label in ("one", "two")]
     nodes[0].parent().kill()
-    with pytest.raises(lp.LaunchError, match="fork server ended"):
+    with pytest.raises(lp.LaunchError, match=r"The fork server.* was killed by SIGKILL"):
         job.wait(timeout=PATIENCE)
     assert psutil.wait_procs(nodes, timeout=PATIENCE)[1] == []

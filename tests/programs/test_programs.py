@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import warnings
@@ -12,11 +13,14 @@ from helpers.small_programs import SMALL, small_program
 
 import launch
 from agents.dqn import DQN
+from agents.flow_dqn import FlowDQN, FlowDQNConfig
+from agents.ppo import PPO, PPOConfig
 from agents.random_actions import RandomActions
 from framework.checkpoints import Checkpointer
 from framework.environments.testing import FakeEnvironment, FaultyEnvironment, make_spec
 from framework.loggers import read_jsonl, without_times
 from framework.programs import RunConfig, make_program
+from framework.programs.run_folder import RunError
 
 ENGINES = ["serial", "threads", "processes"]
 
@@ -55,6 +59,21 @@ def test_makes_exactly_the_steps_and_says_why_it_ended(engine, tmp_path):
     best = reader.state("best")
     assert best["row"]["episode_return"] == max(returns)
     DQN(TWO_STEPS).make_networks(make_spec()).load_state_dict(best["networks"])
+
+
+@pytest.mark.parametrize(
+    ("agent", "engine", "error"),
+    [
+        (DQN(SMALL), "threads", r"learner: made no step in 20 env steps; .* from 50 on"),
+        (PPO(PPOConfig(unroll_length=32)), "serial", "learner: made no step"),
+        (FlowDQN(FlowDQNConfig(min_replay_size=50)), "serial", "learner: made no step"),
+        (RandomActions(), "serial", None),  # It has nothing to learn.
+    ],
+)
+def test_a_run_that_never_learned_fails(agent, engine, error):
+    few = small_program(agent, envs_per_actor=1, max_env_steps=20)
+    with contextlib.nullcontext() if error is None else pytest.raises(RunError, match=error):
+        assert launch.launch(few, engine)["env_steps"] == 20
 
 
 def test_another_seed_is_another_run(tmp_path):

@@ -221,6 +221,31 @@ def test_stop_from_outside(concurrent_engine):
     assert job.status()["state"] == "finished"
 
 
+def test_a_program_without_a_worker_is_an_error(engine):
+    class Idle:
+        def step(self):
+            pass
+
+    program = lp.Program("idle")
+    program.add_node(lp.CourierNode(Idle), label="service")
+    with pytest.raises(lp.LaunchError, match=r"without run\(\), service \(CourierNode\(Idle\)\), expected a"):
+        lp.launch(program, engine)
+
+
+@pytest.mark.parametrize("failing", ["short", "long"])
+def test_waiting_for_groups_raises_the_error_of_any_node(concurrent_engine, failing):
+    def fail():
+        raise Refused
+
+    program = lp.Program("groups")
+    for label in ("short", "long"):
+        program.add_node(lp.PyNode(fail if label == failing else lp.wait_for_stop), label=label)
+    with pytest.raises(lp.NodeError, match=f"node '{failing}-0' failed with Refused"):  # noqa: SIM117
+        with lp.start(program, concurrent_engine) as job:
+            job.wait(["short"], timeout=PATIENCE)
+            pytest.fail("wait() returned")
+
+
 def test_waiting_for_groups(concurrent_engine):
     program = lp.Program("groups")
     program.add_node(lp.PyNode(lambda: None), label="short")
