@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tree
 
-from framework import core, specs
+from framework import config_checks, core, specs
 from framework.commands.options import CommandError, UsageError
 from framework.programs import make
 from framework.programs.run_config import RunConfig
@@ -42,7 +42,8 @@ def missing(name: str) -> str | None:
 def check_installed(engine: str, config: RunConfig) -> None:
     """Raises `CommandError` if the engine is unknown, or a package for it, replay or a logger is missing."""
     if engine not in ENGINES:
-        raise UsageError(f"Unknown engine {engine!r}; the engines are {', '.join(ENGINES)}.")
+        hint = config_checks.nearest(engine, ENGINES)
+        raise UsageError(f"Unknown engine {engine!r}; the engines are {', '.join(ENGINES)}.{hint}")
     if engine in ("serial", "threads") and config.num_learners > 1:
         raise UsageError(
             f"--num-learners {config.num_learners} requires one process per learner; --engine {engine} has "

@@ -74,10 +74,21 @@ def make_program(
       name: name of the program. None is the agent's class name.
 
     Raises:
+      TypeError: An argument has another type, such as the agent's class in place of an instance.
       ValueError: The agent does not fit the environment or the config.
       RunError: The directory holds a run of another agent or environment.
     """
-    config = config or RunConfig()
+    config_checks.instance("agent", agent, core.Agent, "such an object, as DQN(DQNConfig()) is")
+    config = RunConfig() if config is None else config
+    config_checks.instance("config", config, RunConfig, "such an object, as RunConfig(seed=1) is")
+    for name, part in [
+        ("agent.config", getattr(agent, "config", None)),
+        *(("callbacks", c) for c in callbacks),
+    ]:
+        if isinstance(part, type):
+            raise TypeError(
+                f"{name}: got the class {part.__name__}, expected an instance, {part.__name__}()."
+            )
     check_parts(config)
     spec = environment_spec(agent, environment_factory, config)
     run = None
