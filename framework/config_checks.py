@@ -135,36 +135,36 @@ def device(config: Any, *fields: str) -> None:
     _check(config, fields, is_device, "the name of a torch device, such as 'cpu' or 'cuda:0'")
 
 
-def names(where: str, given: Iterable[str], known: Collection[str], kind: str = "field") -> None:
+def names(where: str, given: Iterable[str], known: Collection[str]) -> None:
     """Raises ValueError if a name is not among `known`. The text has the nearest one that is."""
     for name in given:
         if name not in known:
-            choices = f"it has {', '.join(known)}" if known else f"it has no {kind}s"
-            raise ValueError(f"{where} has no {kind} {name!r}; {choices}.{nearest(name, known)}")
+            choices = f"it has {', '.join(known)}" if known else "it has no fields"
+            raise ValueError(f"{where} has no field {name!r}; {choices}.{nearest(name, known)}")
 
 
 def arguments(
-    where: str,
-    function: Callable[..., Any],
-    given: Iterable[str],
-    kind: str = "argument",
-    more: Sequence[str] = (),
+    where: str, function: Callable[..., Any], given: Iterable[str], more: Sequence[str] = ()
 ) -> None:
-    """Raises ValueError if `function` has no such keyword argument. The text has the nearest one.
+    """Raises TypeError, as Python does, if `function` has no such keyword argument, with the nearest one.
 
     Args:
       where: what the function is, for the error.
       function: a function, or a class.
       given: names of keyword arguments.
-      kind: what they are called in the error.
       more: names that are allowed, too.
     """
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):  # A builtin, say.
         return
-    if not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
-        names(where, given, [name for name in parameters if name != "self"] + [*more], kind)
+    known = [*(name for name in parameters if name != "self"), *more]
+    for name in given:
+        if name not in known and not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+            raise TypeError(
+                f"{where} got an unexpected keyword argument {name!r}; it has {', '.join(known) or 'none'}."
+                f"{nearest(name, known)}"
+            )
 
 
 def nearest(name: Any, known: Iterable[str]) -> str:
@@ -185,10 +185,7 @@ class NamedFields:
     def __new__(cls, *values: Any, **fields: Any) -> Self:
         for name in fields:
             if name not in vars(cls).get("__dataclass_fields__", ()):
-                try:
-                    arguments(cls.__name__, cls.__init__, [name], "field")
-                except ValueError as error:
-                    raise TypeError(str(error)) from None
+                arguments(cls.__name__, cls.__init__, [name])
         return super().__new__(cls)
 
 

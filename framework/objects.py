@@ -81,5 +81,8 @@ def named(text: str, known: Mapping[str, Callable[..., T]], where: str) -> Calla
         raise ValueError(
             f"{where}: got {text!r}, expected {name}(ARGUMENT=VALUE, ...) with literal values: {error}."
         ) from error
-    arguments(f"{where}: {name}", function, values)
+    try:
+        arguments(name, function, values)
+    except TypeError as error:
+        raise ValueError(f"{where}: got {text!r}, but {error}") from error
     return functools.partial(function, **values)

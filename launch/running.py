@@ -70,6 +70,8 @@ def start(
         preload=program.preload if preload is None else preload,
     )
     make_job = getattr(importlib.import_module(f"launch.engines.{module}"), name)
+    for check in program.checks:
+        check(engine, options)
     with contextlib.ExitStack() as entered:
         files = []
         for context in program.contexts:

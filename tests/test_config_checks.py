@@ -106,7 +106,10 @@ def test_texts_that_are_no_whole_numbers(text):
 
 
 def test_an_unknown_field_names_the_nearest():
-    with pytest.raises(TypeError, match=r"^Config has no field 'swich'; it has count, .*mean 'switch'\?$"):
+    with pytest.raises(
+        TypeError,
+        match=r"^Config got an unexpected keyword argument 'swich'; it has count, .*mean 'switch'\?$",
+    ):
         Config(count=2, swich=True)
     assert (
         config_checks.nearest("num_envs", ["num-actors", "envs-per-actor"])
