@@ -41,7 +41,7 @@ from framework.types import Nest, Transition
 
 
 @dataclass(frozen=True)
-class AgentConfig:
+class AgentConfig(check.NamedFields):
     """Settings of every agent that learns by gradient descent. A *learner step* is one batch."""
 
     may_be_infinite: ClassVar[tuple[str, ...]] = ("max_gradient_norm",)  # for the check of types
@@ -85,6 +85,7 @@ class OffPolicyConfig(AgentConfig):
         check.at_least(self, 1, "n_step", "max_replay_size", "min_replay_size", "batch_size", "insert_burst")
         check.at_least(self, 1, "target_update_period")
         check.ordered(self, "min_replay_size", "max_replay_size")
+        check.ordered(self, "batch_size", "max_replay_size")
         check.above(self, 0, "samples_per_insert", "target_update_rate", "reward_clip")
         check.fraction(self, "target_update_rate")
 

@@ -36,7 +36,7 @@ _AT_LEAST_1 = (
 
 
 @dataclasses.dataclass(frozen=True)
-class RunConfig:
+class RunConfig(config_checks.NamedFields):
     """The settings of a program: its nodes, its length and its output.
 
     Raises:

@@ -25,7 +25,7 @@ import launch
 from framework import core, specs
 from framework.checkpoints import Checkpointer, CheckpointError, CheckpointReader, package_versions
 from framework.environments.suites import SUITES
-from framework.loggers.files import explained, read_jsonl
+from framework.loggers.files import explained, is_explained, read_jsonl
 from framework.objects import load_object, target_of
 from framework.programs import config_file
 from framework.programs.callbacks import Callback
@@ -221,7 +221,7 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             config_file.write(file, json.loads(json.dumps(content, default=_plain)))
         except OSError as error:
-            raise RunError(str(explained(error, file).strerror)) from error
+            raise self.unwritable(error, file) from error
 
     def check_same(self) -> None:
         """Raises RunError if the folder holds a run of another agent, environment, or other settings."""
@@ -264,6 +264,19 @@ class RunFolder:
                     f"{self.path} has made {made:,} {kind} steps, and its limit is {limit:,}. Give it more: "
                     f"--max-{kind}-steps {2 * made} (RunConfig.max_{kind}_steps)."
                 )
+
+    def unwritable(self, error: OSError, file: Path | None = None) -> RunError:
+        """The error for a file that could not be written; has advice on the folder if it is in this one.
+
+        Args:
+          error: the system's error, or one that `explained` returned.
+          file: its file, if the error has none.
+        """
+        text = str(error.strerror)
+        if not is_explained(error):
+            text = str(explained(error, error.filename or file or "a file").strerror)
+        is_own = text.startswith((f"could not write {self.path}{os.sep}", f"could not write {self.path}:"))
+        return RunError(f"{text} Or choose another folder with --directory." if is_own else text)
 
     def write_json(self, name: str, content: Any) -> None:
         """Writes one file of the folder. Replaces an old file atomically."""
@@ -328,25 +341,46 @@ class RunFolder:
         return self.environment
 
     @contextlib.contextmanager
+    def begun(self) -> Iterator[None]:
+        """Removes a new `config.yaml` if the run ends before its first row and checkpoint.
+
+        The start has failed then, and the folder does not hold a run. The logs stay.
+        """
+        file = self.path / "config.yaml"
+        is_new = not file.exists()
+        try:
+            yield
+        finally:
+            made = self.has_rows or (self.path / "result.json").exists() or self.checkpointer.checkpoints()
+            if is_new and not made:
+                with contextlib.suppress(OSError):  # The error of the run is the one to report.
+                    file.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
     def locked(self) -> Iterator[IO[str]]:
         """Makes the folder and locks it for this program. Raises RunError if another one trains in it.
 
         The lock is that of the file that it gives: it lasts until the block ends, or until all processes that
         have the file have ended.
         """
+        lock = self.path / "run.lock"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            opened = open(lock, "a+", encoding="utf-8")  # noqa: SIM115 - closed below
         except OSError as error:
-            raise RunError(str(explained(error, self.path).strerror)) from error
-        with open(self.path / "run.lock", "a+", encoding="utf-8") as file:
+            raise self.unwritable(error, lock) from error
+        with opened as file:
             if not _lock(file, fcntl.LOCK_EX, _QUERY):
                 process = "another process" if (pid := self.running_pid()) is None else f"process {pid}"
                 raise RunError(
                     f"{self.path} is being trained by {process}. Stop it first: repertory stop {self.path}"
                 )
             os.ftruncate(file.fileno(), 0)
-            file.write(f"{os.getpid()} {psutil.Process().create_time():.0f} {socket.gethostname()}\n")
-            file.flush()
+            try:
+                file.write(f"{os.getpid()} {psutil.Process().create_time():.0f} {socket.gethostname()}\n")
+                file.flush()
+            except OSError as error:
+                raise self.unwritable(error, lock) from error
             try:
                 yield file
             finally:

@@ -27,6 +27,7 @@ from launch.context import NodeContext, Runtime
 from launch.errors import LaunchError, NodeError, ProgramStopped, message_of
 from launch.nodes import MultiProcessingColocation, Node
 from launch.program import Program
+from launch.texts import nearest
 
 FIRST_BACK_OFF = 0.1  # seconds before the first restart of a node; doubles with each restart
 LONGEST_BACK_OFF = 5.0
@@ -81,6 +82,8 @@ class Resources:
         for name, amount in amounts.items():
             if isinstance(amount, str) or (amount is not None and not 0 <= amount < math.inf):
                 raise ValueError(f"resources: {name}: got {amount!r}, expected a number of at least 0.")
+        if isinstance(self.threads, float) and self.threads.is_integer():
+            object.__setattr__(self, "threads", int(self.threads))  # As 1e1 of a file is.
         if not isinstance(self.threads, int) or self.threads < 1:
             raise ValueError(f"resources: threads: got {self.threads!r}, expected a number of at least 1.")
         if self.strategy not in STRATEGIES:
@@ -132,6 +135,15 @@ class Unit:
     leaves: tuple[Leaf, ...]
 
 
+def find_engine(engine: str) -> tuple[str, str]:
+    """Returns the entry of `ENGINES`; raises `ValueError` with the nearest name."""
+    if engine not in ENGINES:
+        raise ValueError(
+            f"engine: got {engine!r}, expected one of {', '.join(ENGINES)}.{nearest(engine, ENGINES)}"
+        )
+    return ENGINES[engine]
+
+
 def plan(program: Program, engine: str, options: Options) -> tuple[str, list[Unit]]:
     """Returns a new random name for this run, and its units in order of addition."""
     job = secrets.token_hex(6)
@@ -163,6 +175,7 @@ def check_options(program: Program, options: Options) -> None:
         if unknown:
             raise ValueError(
                 f"{name}: got {unknown}, expected groups of the program, {list(program.groups)}."
+                f"{nearest(unknown[0], program.groups)}"
             )
     for group, count in options.restarts.items():
         if count < 0:

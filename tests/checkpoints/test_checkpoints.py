@@ -193,10 +193,10 @@ def test_a_manifest_cannot_make_it_delete_elsewhere(checkpointer, tmp_path):
     assert victim.read_text() == "precious"
 
 
-def fail_with(code):
+def fail_with(code, name=None):
     def write(path):
         path.write_bytes(b"half")
-        raise OSError(code, os.strerror(code))
+        raise OSError(code, os.strerror(code), name)
 
     return write
 
@@ -215,6 +215,8 @@ def test_full_disk(checkpointer, code, text):
     with pytest.raises(CheckpointError, match=text) as caught:
         checkpointer.save(2, {"learner": torch_part({"w": torch.ones(2)}), "replay": fail_with(code)})
     assert "--directory" in str(caught.value) and before.name in str(caught.value)
+    with pytest.raises(CheckpointError, match=text.removesuffix(", or") + r"\.$"):
+        checkpointer.save(2, {"far": fail_with(code, "/elsewhere/x")})
     assert os.listdir(checkpointer.directory) == [before.name]
     assert checkpointer.restore().state("learner")["w"][0] == 1
 

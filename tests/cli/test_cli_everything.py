@@ -172,7 +172,7 @@ OPTIONS = {
     "checkpoint_period": ("learns", lambda run: checkpoints(run)[-1][0] >= 3),
     "checkpoint_minutes": ("steps", lambda run: checkpoints(run)[-1][0] >= 2),
     "keep_checkpoints": ("learns", lambda run: len(checkpoints(run)) == 2),
-    "replay_backend": ("reverb", lambda run: building.missing("reverb") or groups(run)["replay"] == 1),
+    "replay_backend": ("reverb", lambda run: parts.missing("reverb") or groups(run)["replay"] == 1),
 }
 
 

@@ -99,6 +99,20 @@ def test_a_name_is_used_once(add, message):
         make_program(Twice(CONFIG), CARTPOLE, RunConfig())
 
 
+ARGUMENTS = {
+    "agent": (DQN, RunConfig(), "agent: got the class DQN, expected an instance of Agent"),
+    "config of the agent": (DQN(DQNConfig), RunConfig(), r"agent.config: got the class .*DQNConfig\(\)"),
+    "config": (DQN(CONFIG), RunConfig, "config: got the class RunConfig, expected an instance"),
+    "dict": (DQN(CONFIG), {"seed": 1}, "config: got {'seed': 1}, expected an instance of RunConfig"),
+}
+
+
+@pytest.mark.parametrize(("agent", "config", "message"), ARGUMENTS.values(), ids=ARGUMENTS)
+def test_a_class_instead_of_an_instance(agent, config, message):
+    with pytest.raises(TypeError, match=message):
+        make_program(agent, CARTPOLE, config)
+
+
 class Renamed(DQN):
     """DQN whose learner has another name."""
 
