@@ -89,6 +89,11 @@ class MPOConfig(OffPolicyConfig):
         check.return_limits(self)
 
 
+# Smallest temperature or multiplier before `Duals.positive`, that of Acme's MPO (Hoffman et al., 2020). Without
+# it, a multiplier whose bound is far away falls on and on, and takes as many steps to come back.
+_LEAST_DUAL = -18.0
+
+
 class Duals(nn.Module):
     """The temperatures, and the multipliers of `size` dimensions, before `positive`."""
 
@@ -191,7 +196,7 @@ class MPO(OffPolicyAgent):
         groups = [
             {"params": list(networks.policy.parameters()), "lr": config.learning_rate},
             {"params": list(networks.critics.parameters()), "lr": config.critic_learning_rate},
-            {"params": duals, "lr": config.dual_learning_rate},
+            {"params": duals, "lr": config.dual_learning_rate, "minimum": _LEAST_DUAL},
         ]
         return learners.Adam(groups, eps=config.adam_epsilon)
 
