@@ -38,7 +38,7 @@ class MPOConfig(OffPolicyConfig):
     n_step: int = 5  # Rewards summed before bootstrapping. More: faster propagation, but more off-policy.
     max_replay_size: int = 1_000_000  # Maximum number of items; the oldest are removed first.
     batch_size: int = 256  # Items per learner step.
-    samples_per_insert: float = 64.0  # Draws of an item. Divided by batch_size: learner steps per env step.
+    samples_per_insert: float = 64.0  # Draws of an item. Divided by batch_size: learner steps per item.
     insert_burst: int = 32  # Items by which inserts may lead or trail the ratio; also the limit in flight.
 
     # Learning.

@@ -33,9 +33,7 @@ def test_makes_exactly_the_steps_and_says_why_it_ended(engine, tmp_path):
     result = launch.launch(program(directory=tmp_path), engine=engine)
     assert result["reason"] == "max_env_steps"
     assert result["env_steps"] == 500
-    # Actors may be 118 items ahead by the limiter; 2 x 64 wait for room, as many are staged. The rest has to
-    # be paid for with samples: (500 - 118 - 256) * 4 / 16 learner steps.
-    assert result["learner_steps"] >= 25
+    assert result["learner_steps"] >= 500 * 4 / 16
     rows = list(read_jsonl(tmp_path / "metrics.jsonl"))
     labels = {row["label"] for row in rows}
     # One actor may have made all the steps before the other was there.
@@ -55,20 +53,6 @@ def test_makes_exactly_the_steps_and_says_why_it_ended(engine, tmp_path):
     best = reader.state("best")
     assert best["row"]["episode_return"] == max(returns)
     DQN(TWO_STEPS).make_networks(make_spec()).load_state_dict(best["networks"])
-
-
-def test_replay_ratio_is_that_of_the_rate_limiter():
-    """Neither actors nor the learner get further ahead than the error buffer says."""
-    result = launch.launch(program(max_env_steps=2000, evaluate_period=None), engine="processes")
-    # An episode of 7 steps makes 7 + n - 1 items; its last ones may be missing at the end.
-    items = result["env_steps"] * (7 + TWO_STEPS.n_step - 1) / 7
-    drawn = result["learner_steps"] * TWO_STEPS.batch_size
-    slack = TWO_STEPS.insert_burst * TWO_STEPS.samples_per_insert + TWO_STEPS.batch_size
-    # Beside the buffer: items on their way when the last step is made, and the beginning of learning.
-    on_the_way = 2 * (512 + 128) * TWO_STEPS.samples_per_insert
-    cursor = items * TWO_STEPS.samples_per_insert - drawn
-    assert cursor >= -slack
-    assert cursor <= TWO_STEPS.min_replay_size * TWO_STEPS.samples_per_insert + slack + on_the_way
 
 
 def test_another_seed_is_another_run(tmp_path):
