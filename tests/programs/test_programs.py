@@ -37,9 +37,7 @@ def test_makes_exactly_the_steps_and_says_why_it_ended(engine, tmp_path):
     result = launch.launch(program(directory=tmp_path), engine=engine)
     assert result["reason"] == "max_env_steps"
     assert result["env_steps"] == 500
-    # Actors may be 118 items ahead by the limiter; 2 x 64 wait for room, as many are staged. The rest has to
-    # be paid for with samples: (500 - 118 - 256) * 4 / 16 learner steps.
-    assert result["learner_steps"] >= 25
+    assert result["learner_steps"] >= 500 * 4 / 16
     rows = list(read_jsonl(tmp_path / "metrics.jsonl"))
     labels = {row["label"] for row in rows}
     # One actor may have made all the steps before the other was there.
