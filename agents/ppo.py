@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 import tree
 
-from framework import config_checks as check
 from framework import adders, learners, losses, networks
+from framework import config_checks as check
 from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput, Prepared, schedules
 from framework.programs.presets import Preset
