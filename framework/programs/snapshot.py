@@ -114,8 +114,8 @@ class Snapshot:
             return None
         if PROGRAM not in reader.names:
             _LOG.warning(
-                "%s holds no exact state: its run had ended, was killed, or ran on another engine. New episodes "
-                "begin, so this run is not bit for bit the one that would have gone on.",
+                "%s holds no exact state: its run had ended, was killed, or ran on another engine. New "
+                "episodes begin, so this run is not bit for bit the one that would have gone on.",
                 reader.path,
             )
             return None
