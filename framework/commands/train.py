@@ -450,9 +450,9 @@ def _explain(error: Exception, folder: RunFolder) -> str:
         return str(cause)  # Names the file; the node that asked for the checkpoint did not fail.
     if node is not None and isinstance(cause, OSError) and is_explained(cause):
         return f"node {node!r}: {folder.unwritable(cause)}"
-    reason, _, traceback = str(error).partition("\n\n")
-    if traceback:
-        print(traceback, file=sys.stderr)  # First, so that the reason is at the bottom.
+    reason, _, log = str(error).partition("\n\n")
+    if shown := getattr(error, "frames", "") or log:
+        print(shown, file=sys.stderr)  # First, so that the reason is at the bottom.
     path = folder.path
     logs = f"; logs of its nodes are in {path / 'logs'}" if (path / "logs").is_dir() else ""
     return f"{reason}\nThe run ended in {path}{logs}."

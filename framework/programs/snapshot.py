@@ -110,7 +110,14 @@ class Snapshot:
     def load(self) -> ProgramState | None:
         """The state in the newest checkpoint; None if the run does not continue from one."""
         reader = newest_checkpoint(self._config)
-        if reader is None or PROGRAM not in reader.names:
+        if reader is None:
+            return None
+        if PROGRAM not in reader.names:
+            _LOG.warning(
+                "%s holds no exact state: its run had ended, was killed, or ran on another engine. New "
+                "episodes begin, so this run is not bit for bit the one that would have gone on.",
+                reader.path,
+            )
             return None
         try:
             return self._load(reader.part(PROGRAM).read_bytes())

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launch.context import NodeContext, Runtime
-from launch.errors import LaunchError, NodeError, ProgramStopped, message_of
+from launch.errors import LaunchError, NodeError, ProgramStopped, frames_of, hide_our_frames, message_of
 from launch.nodes import MultiProcessingColocation, Node
 from launch.program import Program
 from launch.texts import nearest
@@ -230,16 +230,18 @@ def ended_normally(error: BaseException, stopping: bool) -> bool:
 def node_error(label: str, error: BaseException) -> NodeError:
     """Returns the `NodeError` for an exception of a node in this process."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    wrapped = NodeError(label, type(error).__name__, message_of(error), text)
+    hide_our_frames(error)
+    wrapped = NodeError(label, type(error).__name__, message_of(error), text, frames=frames_of(error))
     wrapped.__cause__ = error
     return wrapped
 
 
-def remote_error(label: str, failure: Mapping[str, Any], log_tail: str = "") -> NodeError:
+def remote_error(label: str, failure: Mapping[str, Any]) -> NodeError:
     """Returns the `NodeError` for a failure that `launch.rpc.wire.describe_error` described elsewhere."""
     from launch.rpc import wire
 
-    error = NodeError(label, failure["kind"], failure["message"], failure["traceback"], log_tail)
+    told = {name: failure[name] for name in ("kind", "message", "traceback", "frames")}
+    error = NodeError(label, **told)
     error.__cause__ = wire.rebuild_error(failure, label)
     return error
 

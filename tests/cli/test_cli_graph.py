@@ -33,6 +33,10 @@ class TestGraph:
         arrows = [path for path in root.iter(f"{space}path") if path.get("marker-end")]
         assert len(arrows) == 3
 
+    def test_what_train_refuses_is_not_drawn(self, repertory):
+        code, out, err = repertory("graph", "dqn", "--environment", "gymnasium:Pendulum-v1")
+        assert code == 2 and not out and "DQN cannot act in this environment: action spec" in err
+
     @pytest.mark.parametrize("name", agent_names())
     def test_of_every_agent_no_arrow_runs_behind_a_box_and_no_text_over_its_edge(
         self, repertory, tmp_path, name

@@ -99,7 +99,7 @@ def test_spawned_nodes_are_restarted_write_logs_and_fail_as_forked_ones(how, tem
     with pytest.raises(lp.NodeError) as caught:
         job.wait(timeout=PATIENCE)
     expected = "raise ValueError" if how == "an error" else "exited with code 3"
-    assert expected in str(caught.value) and caught.value.node == "main-0"
+    assert expected in f"{caught.value} {caught.value.frames}" and caught.value.node == "main-0"
     assert {node["label"]: node["restarts"] for node in job.status()["nodes"]} == {"box-0": 1, "main-0": 0}
     log = (tmp_path / "logs" / "main-0.log").read_text()
     assert f"folder {temporary}/lp-{job.status()['job']} 700 threads 2\n" in log

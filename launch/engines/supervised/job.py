@@ -299,7 +299,7 @@ class SupervisedJob(Job):
                 process.kill_at = time.monotonic() + _EXIT_GRACE
             if not self._may_restart(process):
                 # Before the state, for which `wait` may wait.
-                self._fail(remote_error(process.unit.label, value, process.log_tail()))
+                self._fail(remote_error(process.unit.label, value))
                 process.state = "failed"
 
     def _has_exited(self, process: Process, code: int, reason: str | None) -> None:

@@ -117,7 +117,6 @@ class NodeProcess:
                     closing.callback(self._close, living)
             self._runtime.close()
         except BaseException as error:
-            flush_output()  # The error shows the end of the log.
             self._tell("failed", wire.describe_error(error))
             return 1
         finally:

@@ -7,6 +7,7 @@ import functools
 import os
 import threading
 import time
+import traceback
 
 import pytest
 
@@ -297,6 +298,9 @@ def test_a_failing_node_ends_the_program(engine, where):
     assert caught.value.node == "broken-0"
     assert isinstance(caught.value.__cause__, Refused)
     assert "raise Refused" in caught.value.traceback
+    assert caught.value.frames.count("raise Refused") == 1 and "/launch/engines" not in caught.value.frames
+    printed = "".join(traceback.format_exception(caught.value))
+    assert printed.count("raise Refused") == 1 and "Refused" in printed.splitlines()[-1]
 
 
 def test_sys_exit_zero_is_an_ordinary_end_and_others_are_failures(engine):
