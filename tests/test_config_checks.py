@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from framework import config_checks
+from launch import texts
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(config_checks.NamedFields):
     count: int = 1
     rate: float = 0.5
     limit: float | None = None
@@ -23,7 +24,7 @@ class Config:
     name: str = "a"
     sizes: tuple[int, ...] = ()
     names: tuple[str, ...] | None = None
-    kind: Literal["a", "b"] = "a"
+    kind: Literal["near", "far"] = "near"
     anything: Any = None
 
     def __post_init__(self):
@@ -45,17 +46,19 @@ GOOD = [
     ("sizes", [1, 2]),
     ("names", ("a",)),
     ("names", None),
-    ("kind", "b"),
+    ("kind", "far"),
     ("anything", object()),
 ]
 
 WHOLES = "a tuple, each element of which is a whole number."
 WRONG = [
-    ("count", 1.0, "a whole number."),
+    ("count", 1.5, "a whole number."),
+    ("count", math.inf, "a whole number."),
     ("count", True, "a whole number."),
     ("count", None, "a whole number."),
     ("count", "1", "a whole number."),
-    ("kind", "c", "one of 'a', 'b'."),
+    ("kind", "c", "one of 'near', 'far'."),
+    ("kind", "fra", "one of 'near', 'far'. Did you mean 'far'?"),
     ("rate", "0.5", "a finite number."),
     ("rate", None, "a finite number."),
     ("rate", False, "a finite number."),
@@ -86,6 +89,33 @@ def test_what_the_annotation_says_is_accepted(field, value):
 def test_what_it_does_not_say_is_refused(field, value, expected):
     with pytest.raises(ValueError, match=re.escape(f"{field}: got {value!r}, expected {expected}") + "$"):
         Config(**{field: value})
+
+
+@pytest.mark.parametrize("hundred", ["100", "1e2", "1_00", "100.0", 1e2, np.float32(100)], ids=repr)
+def test_whole_numbers_as_users_write_them(hundred):
+    hundred = texts.integer(hundred) if isinstance(hundred, str) else hundred
+    config = Config(count=hundred, bound=1e3, sizes=[hundred, 1])
+    assert config == Config(count=100, bound=1e3, sizes=[100, 1])
+    assert type(config.count) is type(config.sizes[0]) is int and type(config.bound) is float
+
+
+@pytest.mark.parametrize("text", ["1.5", "1e-1", "many", "inf", "nan", "1e999999999"])
+def test_texts_that_are_no_whole_numbers(text):
+    with pytest.raises(ValueError, match=f"got '{text}', expected a whole number such as"):
+        texts.integer(text)
+
+
+def test_an_unknown_field_names_the_nearest():
+    with pytest.raises(
+        TypeError,
+        match=r"^Config got an unexpected keyword argument 'swich'; it has count, .*mean 'switch'\?$",
+    ):
+        Config(count=2, swich=True)
+    assert (
+        config_checks.nearest("num_envs", ["num-actors", "envs-per-actor"])
+        == " Did you mean 'envs-per-actor'?"
+    )
+    assert config_checks.nearest("gymansium", ["x"]) == ""
 
 
 @pytest.mark.parametrize("value", [0, 1.5, math.nan, math.inf, None, "x", [1]], ids=repr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import pathlib
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import sys
 import pytest
 import warm_python
 
+import framework
 from agents.dqn import DQN
 from agents.maml import MAML
 from framework import programs
@@ -34,11 +36,7 @@ def imported_by(path: pathlib.Path) -> set[str]:
 
 @pytest.mark.parametrize(
     ("package", "may_not"),
-    [
-        ("launch", ("framework", "agents")),
-        ("framework/replay", ("agents",)),
-        ("framework", ("agents",)),
-    ],
+    [("launch", ("framework", "agents")), ("framework/replay", ("agents",)), ("framework", ("agents",))],
 )
 def test_imports_point_one_way(package, may_not):
     wrong = {
@@ -79,6 +77,14 @@ def test_light_imports_stay_light():
     options = {"capture_output": True, "text": True, "timeout": 60, "check": True}
     found = subprocess.run([sys.executable, "-c", code], **options)
     assert found.stdout == LIGHT.lstrip().replace("\n", " []\n")
+
+
+def test_a_script_that_hides_the_package_launch_is_named(tmp_path, monkeypatch):
+    (tmp_path / "launch.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "launch")
+    with pytest.raises(ImportError, match=r"launch\.py, expected Repertory's package"):
+        importlib.reload(framework)
 
 
 def import_graph() -> dict[str, set[str]]:

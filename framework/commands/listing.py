@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from framework.commands.building import missing
 from framework.commands.options import parse
 from framework.environments import suites
 from framework.programs import parts
@@ -47,5 +46,5 @@ def text() -> str:
 
 
 def _lacks(name: str) -> str:
-    advice = missing(name)
+    advice = parts.missing(name)
     return "" if advice is None else f"  (not installed: {advice})"

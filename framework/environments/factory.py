@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from framework import specs
+from framework import config_checks, specs
 from framework.environments import suites
 from framework.environments.base import BatchedEnvironment
 from framework.environments.processes import ProcessEnvironment
@@ -61,10 +61,12 @@ def make(
       ValueError: The name is unknown, or two arguments contradict each other.
       ImportError: A package that the environment needs is not installed. The message names the extra.
     """
-    if num_envs < 1:
-        raise ValueError(f"num_envs: got {num_envs}, expected at least 1.")
+    num_envs = config_checks.whole_number("num_envs", num_envs, 1)
     if stepping not in STEPPING:
-        raise ValueError(f"stepping: got {stepping!r}, expected one of {', '.join(STEPPING)}.")
+        raise ValueError(
+            f"stepping: got {stepping!r}, expected one of {', '.join(STEPPING)}."
+            f"{config_checks.nearest(stepping, STEPPING)}"
+        )
     if num_processes is not None and stepping != "processes":
         raise ValueError(
             f"num_processes: got {num_processes} with stepping={stepping!r}, expected None. "

@@ -13,7 +13,7 @@ import dm_env
 import numpy as np
 import tree
 
-from framework import specs
+from framework import config_checks, specs
 from framework.environments.base import FIRST, LAST, MID, BatchedEnvironment
 from framework.types import MultiAgentTimeStep, Nest
 
@@ -227,6 +227,7 @@ def call_factory(
     """
     known: Mapping[str, Any] = {"seed": seed, "num_envs": num_envs}
     arguments = {**{name: value for name, value in known.items() if takes(factory, name)}, **options}
+    config_checks.arguments(getattr(factory, "__qualname__", "environment"), factory, options)
     environment = factory(**arguments)
     is_lost = seed is not None and "seed" not in arguments
     if is_lost and isinstance(environment, BatchedEnvironment) and environment.takes_seed:

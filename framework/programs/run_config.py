@@ -36,15 +36,15 @@ _AT_LEAST_1 = (
 
 
 @dataclasses.dataclass(frozen=True)
-class RunConfig:
+class RunConfig(config_checks.NamedFields):
     """The settings of a program: its nodes, its length and its output.
 
     Raises:
       ValueError: A field has a wrong type or value, or contradicts another field. The text names the field.
     """
 
-    # Folder of metrics and checkpoints. make_program resumes the run that is in it; repertory train does so
-    # with --resume instead.
+    # Folder of metrics and checkpoints. make_program continues the run that is in it, with its settings and
+    # perhaps new limits; repertory train does so with --resume instead.
     directory: str | None = None
     # Seed of all random numbers. On the serial engine the same seed gives the same run, bit for bit.
     seed: int = 0

@@ -252,12 +252,12 @@ def _signature_key() -> bytes:
     """The user's key of 32 bytes. It is in no run's folder, which may be copied, shared, or ignore modes."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "repertory"
     path = folder / "snapshot-key"
-    folder.mkdir(parents=True, exist_ok=True)
     elsewhere = (
         "If that is not possible, set XDG_CACHE_HOME to a folder of your own, on a file system with "
         "permissions and hard links."
     )
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         key = read_secret(os.fspath(path), secrets.token_bytes(_KEY_BYTES))
     except (ValueError, OSError) as error:
         raise ValueError(f"{error} {elsewhere}") from error

@@ -6,7 +6,7 @@ import pytest
 
 from framework import core, environments, specs
 from framework.actors import EnvironmentLoop, observers
-from framework.environments import FIRST, LAST, testing
+from framework.environments import FIRST, testing
 from framework.loggers import InMemoryLogger
 from framework.programs.services import Counter
 
@@ -261,10 +261,3 @@ def test_a_fault_of_the_environment_leaves_the_loop():
     assert loop.num_steps == 3
     assert loop.run(num_steps=2) == 2  # from a reset
     assert len(actor.firsts) == 2
-
-
-def test_last_steps_reach_the_actor():
-    loop, actor, _, _ = _make(num_envs=2, truncate=True)
-    loop.run(num_steps=20)
-    lasts = [timestep for timestep in actor.steps if (timestep.step_type == LAST).any()]
-    assert len(lasts) == 2 and all((timestep.discount == 1).all() for timestep in lasts)

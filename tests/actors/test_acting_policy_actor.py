@@ -70,12 +70,8 @@ def test_each_envs_state_starts_anew_with_its_episode(make):
     actor = PolicyActor(CountingPolicy(make), num_envs=3)
     first = timestep(FIRST, FIRST, FIRST)
     actor.observe_first(first)
-    rows = [
-        timestep(MID, MID, MID),
-        timestep(MID, LAST, MID),
-        timestep(MID, FIRST, LAST),
-        timestep(MID, MID, FIRST),
-    ]
+    kinds = (MID, MID, MID), (MID, LAST, MID), (MID, FIRST, LAST), (MID, MID, FIRST)
+    rows = [timestep(*row) for row in kinds]
     actions = []
     for row in rows:
         action = actor.select_action(row.observation)

@@ -193,24 +193,6 @@ def test_when_a_batch_is_fired(case, served, monkeypatch):
 
 
 @in_threads
-def test_requests_that_come_while_a_batch_is_made_are_the_next(served):
-    make, kind = served
-    gate = threading.Event()
-    gate.set()
-    policy = CountingPolicy(gate)
-    clients = ports(kind, make(policy, timeout=0.0), [2, 2, 2])
-    gate.clear()
-    policy.batches.clear()
-    ask(clients[0])
-    ask(clients[1])
-    ask(clients[2])
-    gate.set()
-    for client in clients:
-        client.answer()
-    assert sum(policy.batches) == 6 and len(policy.batches) <= 3
-
-
-@in_threads
 def test_who_has_gone_is_not_waited_for(served, monkeypatch):
     monkeypatch.setattr(inference_server, "PATIENCE", HOUR_S)
     make, kind = served

@@ -11,7 +11,6 @@ import torch
 from agent_batches import played
 from agent_cases import ITEMS, SMALL
 
-import launch
 from agents.c51 import C51, C51Config
 from agents.dqn import DQN, DQNConfig
 from agents.ppo import PPO, PPOConfig
@@ -19,7 +18,6 @@ from agents.r2d2 import R2D2
 from framework.environments import make
 from framework.learners import LossContext
 from framework.networks import as_tensors
-from framework.programs import RunConfig, make_program
 from framework.specs import make_environment_spec
 from framework.types import Transition
 
@@ -34,12 +32,6 @@ def test_only_legal_moves_wherever_actions_come_from(mode, train):
     result, rows = train(dqn, "testing:Masked", 1_000, inference=mode)
     assert result["env_steps"] == 1_000 and result["episode_return"] > 0.3  # At random: 0.
     assert all(abs(row["loss"]) < 100 for row in rows)  # No target from an illegal action's value.
-
-
-def test_only_legal_moves_in_processes():
-    config = RunConfig(num_actors=2, envs_per_actor=4, max_env_steps=1_000, num_evaluation_episodes=8)
-    result = launch.launch(make_program(dqn, "testing:Masked", config), engine="processes")
-    assert result["env_steps"] == 1_000 and result["learner_steps"] > 0
 
 
 def test_a_choice_and_a_number_at_once_are_learned(train):

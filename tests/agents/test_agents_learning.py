@@ -90,16 +90,3 @@ def test_learns(name, train):
     result, _ = train(agent, environment, steps)
     assert result["env_steps"] == steps
     assert least <= result["episode_return"] <= most
-
-
-def test_impala_learns_from_each_row_once(train):
-    agent, environment, steps, _, _ = CASES["a queue"]
-    result, rows = train(agent, environment, steps)
-    length = environment.keywords["length"]
-    learned = result["learner_steps"] * agent.config.batch_size * agent.config.unroll_length
-    # But for what was under way at the end; closing rows of episodes are among the learned.
-    assert 0.85 * steps < learned < 1.2 * steps * (length + 1) / length
-    last = rows[-1]
-    assert last["times_sampled"] == 1
-    assert 0 <= last["staleness"] <= last["staleness_max"] < 10
-    assert 0 <= last["rho_clipped"] <= 1 and np.isfinite(last["loss"])

@@ -9,15 +9,11 @@ import torch
 from torch import nn
 
 import launch
-from agents.a2c import A2C
-from agents.d4pg import D4PG
 from agents.dqn import DQN, DQNConfig, DQNNetworks
-from agents.flow_ppo import FlowPPO
 from agents.impala import IMPALA, IMPALAConfig
 from agents.mpo import MPO
 from agents.ppo import PPO, PPOConfig, PPONetworks
 from agents.sac import SAC, SACConfig, SACNetworks
-from agents.td3 import TD3
 from agents.td7 import TD7
 from framework import environments, networks, specs
 from framework.programs import RunConfig, load_policy, make_program
@@ -148,19 +144,11 @@ class Forgetful(PPONetworks):
     ("agent", "message"),
     [
         (DQN(networks_fn=lambda config, spec: nn.Linear(1, 1)), "Linear without actions, num_actions, q_net"),
-        (DQN(networks_fn=lambda config, spec: None), "NoneType without actions"),
         (PPO(networks_fn=Forgetful), "Forgetful without normalizer, expected .* forward"),
         (MPO(networks_fn=lambda config, spec: nn.Module()), "without actions, policy, critics, duals, atoms"),
-        (
-            SAC(networks_fn=lambda config, spec: nn.Module()),
-            "without actions, policy, critics, temperature.log",
-        ),
+        (SAC(networks_fn=lambda config, spec: nn.Module()), "without actions, policy, critics"),
         (IMPALA(networks_fn=lambda config, spec: nn.Module()), "actor_critic.unroll"),
-        (D4PG(networks_fn=lambda config, spec: nn.Module()), "policy, critics, values, atoms"),
-        (TD3(networks_fn=lambda config, spec: nn.Module()), "without actions, policy, critics, values"),
         (TD7(networks_fn=lambda config, spec: nn.Module()), "values, embeddings, target_range, renew"),
-        (A2C(networks_fn=lambda config, spec: nn.Module()), "without actions, normalizer, initial_state"),
-        (FlowPPO(networks_fn=Forgetful), "Forgetful without normalizer"),
         (IMPALA(networks_fn=with_memory), "with a memory and lstm_size None, expected both"),
     ],
 )

@@ -14,15 +14,9 @@ from framework.types import Transition
 
 @pytest.mark.parametrize("num_critics", [1, 2])
 def test_the_losses_against_a_loop(num_critics):
-    config = dataclasses.replace(
-        SMALL["d4pg"].config,
-        num_critics=num_critics,
-        num_atoms=5,
-        v_min=-3.0,
-        v_max=2.0,
-        discount=0.9,
-        prioritized=True,
-    )
+    atoms = {"num_atoms": 5, "v_min": -3.0, "v_max": 2.0}
+    changes = {"num_critics": num_critics, "discount": 0.9, "prioritized": True, **atoms}
+    config = dataclasses.replace(SMALL["d4pg"].config, **changes)
     learner, batch = make_learner(D4PG(config), CONTINUOUS), transitions(CONTINUOUS)
     nets, targets = learner.networks, learner.targets
     data = Transition(*(torch.as_tensor(leaf) for leaf in batch.data[:5]))

@@ -13,7 +13,6 @@ from agents.dqn import DQN, DQNConfig
 from agents.qr_dqn import QRDQN, QRDQNConfig
 from agents.rainbow import Rainbow, RainbowConfig
 from framework.networks import NoisyLinear
-from framework.types import Transition
 
 SETTINGS = {"hidden_sizes": (8, 8), "batch_size": 16}
 
@@ -94,36 +93,3 @@ def test_the_parts_of_rainbow():
     assert networks.outputs(torch.zeros(2, 4)).shape == (2, 3, 51)
     values = networks.values(torch.zeros(2, 4))
     assert values.shape == (2, 3) and values.abs().max() < 10.0
-
-
-@pytest.mark.parametrize("agent", [C51(), QRDQN()], ids=["c51", "qr_dqn"])
-def test_a_network_with_one_output_for_each_action_is_an_error(agent):
-    networks = agent.make_networks(DISCRETE)
-    networks.q_network = torch.nn.Linear(4, 3)
-    with pytest.raises(ValueError, match=r"shape \(5, 3\), expected \(envs, 3, 5[01]\)"):
-        agent.make_policy(networks).step(np.zeros((5, 4), np.float32), ())
-
-
-def test_qr_dqn_with_munchausen_rewards_learns_soft_quantiles():
-    config = QRDQNConfig(
-        **SETTINGS, num_quantiles=3, munchausen=0.9, munchausen_temperature=0.5, discount=0.9
-    )
-    agent = QRDQN(config)
-    learner, batch = apart(make_learner(agent)), transitions()
-    target, data = learner.targets["q_network"], batch.data
-    with torch.no_grad():
-        first = (target(torch.as_tensor(data.observation)).mean(-1) / 0.5).log_softmax(-1)
-        samples = target(torch.as_tensor(data.next_observation))
-        following = (samples.mean(-1) / 0.5).log_softmax(-1)
-        made = agent.target_samples(
-            learner.networks, target, Transition(*(torch.as_tensor(leaf) for leaf in data[:5]))
-        )
-    for i, action in enumerate(data.action):
-        bonus = 0.9 * max(0.5 * float(first[i, action]), -1.0)
-        for k in range(3):
-            soft = sum(
-                float(following[i, a].exp() * (samples[i, a, k] - 0.5 * following[i, a])) for a in range(3)
-            )
-            value = data.reward[i] + bonus + 0.9 * data.discount[i] * soft
-            assert made[i, k].item() == pytest.approx(value, rel=1e-4, abs=1e-5)
-    assert np.isfinite(learn(learner, batch).metrics["loss"].item())

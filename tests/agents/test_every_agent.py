@@ -315,10 +315,7 @@ PROGRAMS = {
     **dict.fromkeys(("d4pg", "ddpg", "mpo", "td3", "td7"), (DETERMINISTIC, NESTED)),
     "batch_ppo": ({**ON, "episodes_per_batch": 4, "epochs": 2}, NESTED),
     "dqfd": ({**REPLAY, "demonstrations": f"{__name__}:shown", "pretraining_steps": 3}, FakeEnvironment),
-    "maml": (
-        {**ON, "unroll_length": 5, "tasks_per_worker": 1, "evaluation_tasks": 2},
-        "tasks:Navigation2D",
-    ),
+    "maml": ({**ON, "unroll_length": 5, "tasks_per_worker": 1, "evaluation_tasks": 2}, "tasks:Navigation2D"),
     "ppo_dqn": (
         {"ppo_unroll_length": 8, "ppo_epochs": 1, "ppo_hidden_sizes": (8,), "dqn_min_replay_size": 20},
         "multi_agent:CartPole",

@@ -110,11 +110,6 @@ def test_the_steps_of_a_call_fit_into_the_burst():
         agent.plan([Node(None), Node(None)], None)
 
 
-def test_a_worker_makes_at_least_one_step_in_a_call():
-    with pytest.raises(ValueError, match="rollout_length"):
-        FlowDQNConfig(rollout_length=0)
-
-
 def test_priorities_of_noisy_networks_are_those_of_the_means():
     agent = ApeX(ApeXConfig(hidden_sizes=(8,), noisy=True))
     networks, items = agent.make_networks(SPEC), transitions(6)

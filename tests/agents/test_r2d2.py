@@ -108,19 +108,6 @@ def test_the_stored_state_is_that_before_the_first_row_and_counts_on_through_bur
     np.testing.assert_array_equal(data.mask == 0, time == 7)
 
 
-@pytest.mark.parametrize("period", [3, 6])
-def test_each_step_is_learned_from_equally_often(period):
-    config = dataclasses.replace(SMALL, period=period)
-    data = played(R2D2(config), EchoEnvironment, 300, episode_length=7)[0].data
-    counted = data.mask[:, config.burn_in : -1] == 1
-    learned = data.observation[:, config.burn_in : -1, 0][counted].astype(int)
-    times = np.bincount(learned)
-    # All envs have the same observations. The first rows of a run, and its last, are seen less often.
-    inside = np.arange(len(times)) % 8 != 7
-    inside[: config.burn_in + 6] = inside[-2 * config.unroll_length :] = False
-    assert set(times[inside]) == {3 * config.unroll_length // period}
-
-
 @pytest.mark.parametrize("truncate", [False, True], ids=["terminated", "truncated"])
 def test_rewards_tell_the_observation_and_action_of_their_row(truncate):
     config = dataclasses.replace(SMALL, previous_action_and_reward=True)

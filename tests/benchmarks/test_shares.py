@@ -50,19 +50,6 @@ def test_a_section_is_without_those_that_it_calls_and_what_was_before_the_start(
     assert sections.calls == {"outer": 1, "inner": 2}
 
 
-def test_a_call_that_fails_ends_its_section(sections):
-    def fail():
-        sections._clock.wait(1)
-        raise KeyError("x")
-
-    sections.start()
-    with pytest.raises(KeyError):
-        sections.timed("failing", fail)()
-    sections._clock.wait(5)
-    sections.stop()
-    assert sections.seconds == {"": 5, "failing": 1}
-
-
 def test_methods_of_a_class_and_calls_inside_of_a_section(sections):
     class Worker:
         def step(self, seconds):

@@ -238,13 +238,6 @@ class TestStatusAndStop:
 
 
 class TestCheckpointChoice:
-    def test_newer_ones_are_set_aside(self, make_run):
-        folder = make_run(steps=[10, 20, 30])
-        with train.chosen_checkpoint(folder, "10"):
-            assert [path.name for path in folder.checkpointer.checkpoints()] == ["checkpoint-000001-step-10"]
-        aside = sorted(path.name for path in folder.checkpointer.directory.glob("set-aside-*"))
-        assert aside == ["set-aside-checkpoint-000002-step-20", "set-aside-checkpoint-000003-step-30"]
-
     @pytest.mark.parametrize(
         "place", ["{run}/checkpoints/{name}", "runs/../{run}/checkpoints/{name}/", "{name}"]
     )

@@ -143,10 +143,7 @@ OPTIONS = {
     "variable_sources": ("built", lambda run: groups(run)["variable_source"] == 1),
     "stepping": ("served", lambda run: isinstance(stepped(run), InlineEnvironment)),
     # This option of CartPole gives 0 a step and -1 when the pole falls, instead of 1 a step.
-    "environment_options": (
-        "learns",
-        lambda run: max(returns(run, "actor")) <= 0,
-    ),
+    "environment_options": ("learns", lambda run: max(returns(run, "actor")) <= 0),
     "evaluation_options": ("learns", lambda run: min(returns(run, "eval")) > 5),
     "wrappers": ("learns", lambda run: max(row["episode_length"] for row in run.rows("actor")) <= 9),
     "observers": ("learns", lambda run: all("action_mean" in row for row in run.rows("eval"))),
@@ -175,7 +172,7 @@ OPTIONS = {
     "checkpoint_period": ("learns", lambda run: checkpoints(run)[-1][0] >= 3),
     "checkpoint_minutes": ("steps", lambda run: checkpoints(run)[-1][0] >= 2),
     "keep_checkpoints": ("learns", lambda run: len(checkpoints(run)) == 2),
-    "replay_backend": ("reverb", lambda run: building.missing("reverb") or groups(run)["replay"] == 1),
+    "replay_backend": ("reverb", lambda run: parts.missing("reverb") or groups(run)["replay"] == 1),
 }
 
 

@@ -246,10 +246,7 @@ def join_ray(host: Host | RayNode, environment: dict[str, str], head: bool = Fal
         return
     ray = [sys.executable, "-m", "ray.scripts.scripts"]
     options = ["--disable-usage-stats", "--num-cpus=8", "--object-store-memory=100000000"]
-    own = [
-        f"--node-ip-address={host.address}",
-        f"--resources={json.dumps(own_resources(host.name, head))}",
-    ]
+    own = [f"--node-ip-address={host.address}", f"--resources={json.dumps(own_resources(host.name, head))}"]
     joins = [f"--address={environment['RAY_ADDRESS']}"]
     if head:
         joins = ["--head", "--port=6379", "--include-dashboard=false"]

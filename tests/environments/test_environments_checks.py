@@ -104,11 +104,7 @@ _CASES = {
         "step().observation/place",
         "return it as float32",
     ),
-    "range": (
-        _changed(observation={"place": _PLACE + 21, "time": 1}),
-        "step().observation/place",
-        "widen the bounds",
-    ),
+    "range": (_changed(observation={"place": _PLACE + 21, "time": 1}), "step().observation/place", "widen"),
     "missing part": (
         _changed(observation={"place": _PLACE}),
         "step().observation/time",

@@ -30,15 +30,6 @@ ACTION = {"shape": [], "dtype": "int64", "num_values": 3}
 
 
 @pytest.fixture
-def port():
-    """A port that stays free for listeners with SO_REUSEPORT: a socket that does not listen holds it."""
-    with socket.socket() as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        held.bind(("127.0.0.1", 0))
-        yield held.getsockname()[1]
-
-
-@pytest.fixture
 def token(tmp_path):
     path = tmp_path / "clients.token"
     path.touch(mode=0o600)
@@ -105,13 +96,7 @@ def test_episodes_of_a_client_become_time_steps(port, playing):
         (int(t.step_type[0]), float(t.reward[0]), float(t.discount[0]), *t.observation[0].tolist())
         for t in timesteps
     ]
-    assert rows == [
-        (0, 0, 1, 0, 0),
-        (1, 1, 1, 1, -1),
-        (2, 2, 0, 2, -2),
-        (0, 0, 1, 0, 0),
-        (2, 3, 1, 1, -1),
-    ]
+    assert rows == [(0, 0, 1, 0, 0), (1, 1, 1, 1, -1), (2, 2, 0, 2, -2), (0, 0, 1, 0, 0), (2, 3, 1, 1, -1)]
     assert actions == [[1, 2], [2]]
 
 

@@ -88,9 +88,7 @@ class _OddReward(testing.EchoEnvironment):
 def test_a_reward_that_is_no_number_is_named(reward):
     environment = environments.make(_OddReward, num_envs=2, options={"reward": reward})
     environment.reset()
-    with pytest.raises(
-        environments.EnvironmentFault, match=r"env 0: reward.*expected one number|reward holds"
-    ):
+    with pytest.raises(environments.EnvironmentFault, match=r"env 0: reward.*one number|reward holds"):
         environment.step(np.zeros(2, np.int64))
 
 

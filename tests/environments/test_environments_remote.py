@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
-import socket
 import subprocess
 import sys
 import threading
@@ -24,15 +23,6 @@ from framework.programs import RunConfig, make_program
 from launch.rpc.sockets import CurveKeys, make_client_socket
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def port():
-    """A port that stays free for listeners with SO_REUSEPORT: a socket that does not listen holds it."""
-    with socket.socket() as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        held.bind(("127.0.0.1", 0))
-        yield held.getsockname()[1]
 
 
 @pytest.fixture

@@ -181,15 +181,6 @@ def test_functions_of_former_callers_are_forgotten_and_sent_again(monkeypatch):
     assert next(plan) == [("", 2, 0)]
 
 
-def test_a_function_whose_first_call_was_not_sent_travels_with_the_next():
-    client = Client(Host(Worker), unsent=(0,))
-    node = Node(client)
-    with pytest.raises(TimeoutError):
-        node.call(Worker.sample)
-    assert node.call(Worker.set_version, 3).result() is None
-    assert node.call(Worker.sample).result() == ("", 1, 3)
-
-
 def test_operators():
     assert list(Flow.of(range(4)).map(lambda x: x * x)) == [0, 1, 4, 9]
     assert list(Flow.of(range(6)).filter(lambda x: x % 2 == 0)) == [0, 2, 4]

@@ -27,7 +27,7 @@ from agents.recurrent_td3 import RecurrentTD3, RecurrentTD3Config
 from agents.sac import SAC, SACConfig
 from agents.td3 import TD3, TD3Config
 from agents.td7 import TD7, TD7Config
-from framework import specs
+from framework.environments import testing
 from framework.networks import as_tensors
 from framework.types import Step, Transition
 
@@ -100,12 +100,7 @@ ON_POLICY = [name for name in AGENTS if "ppo" in name or name in ("impala", "r2d
 
 
 def make_spec(actions):
-    return specs.EnvironmentSpec(
-        dm_specs.Array((4,), np.float32),
-        actions,
-        dm_specs.Array((), np.float32),
-        dm_specs.BoundedArray((), np.float32, 0, 1),
-    )
+    return testing.make_spec(dm_specs.Array((4,), np.float32), actions)
 
 
 def make_batch(step, name):

@@ -19,6 +19,7 @@ from ended import has_ended
 
 import launch as lp
 from launch.engines import processes
+from launch.engines.supervised import job as supervised_job
 
 PATIENCE = 60.0
 
@@ -115,12 +116,8 @@ def test_keys_show_nowhere(tmp_path):
         keys = job._keys
         node = psutil.Process(job.client("service").pid())
         seen = {}
-        for process in {
-            psutil.Process(),
-            node,
-            *node.parents()[:2],
-            *psutil.Process().children(recursive=True),
-        }:
+        me = psutil.Process()
+        for process in {me, node, *node.parents()[:2], *me.children(recursive=True)}:
             for what in ("cmdline", "environ"):
                 with open(f"/proc/{process.pid}/{what}", "rb") as file:
                     seen[process.pid, what] = file.read()
@@ -239,12 +236,47 @@ def test_launches_leave_no_files_open():
         time.sleep(0.05)
 
 
-def test_nodes_end_when_the_fork_server_is_killed():
-    with pytest.raises(RuntimeError, match="fork server ended"), lp.start(service_program()) as job:
-        node = psutil.Process(job.client("service").pid())
-        os.kill(node.ppid(), signal.SIGKILL)
+class Diary(Service):
+    """Writes when it is closed what its worker told it while that ended, and starts a process."""
+
+    def __init__(self, path):
+        self._path, self._last = path, ""
+        self.child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+
+    def write(self, line):
+        self._last = line
+        return self.child.pid
+
+    def close(self):
+        self._path.write_text(self._last)
+
+
+def write_at_the_end(diary):
+    lp.wait_for_stop()
+    diary.write("saved")
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_nodes_save_what_they_have_when_the_fork_server_is_lost(tmp_path, monkeypatch, caplog, stopped):
+    """It is killed; or is stopped, and does not report the end of a node."""
+    monkeypatch.setattr(supervised_job, "_REPORT_S", 0.5)
+    program = lp.Program("test")
+    diary = program.add_node(lp.CourierNode(Diary, tmp_path / "diary"), label="diary")
+    program.add_node(lp.CourierNode(Service), label="service")
+    program.add_node(lp.PyNode(write_at_the_end, diary), label="main")
+    with (
+        pytest.raises(lp.LaunchError, match=r"The fork server.* was killed") as caught,
+        lp.start(program, restarts={"service": 1}) as job,
+    ):
+        child, pids = job.client("diary").write(""), [job.client(of).pid() for of in ("diary", "service")]
+        os.kill(psutil.Process(pids[0]).ppid(), signal.SIGSTOP if stopped else signal.SIGKILL)
+        if stopped:
+            os.kill(pids[1], signal.SIGKILL)
         job.wait(timeout=PATIENCE)
-    assert has_ended(node.pid)
+    assert (tmp_path / "diary").read_text() == "saved"
+    assert ("did not report the end of node 'service-0'" in str(caught.value)) == stopped
+    assert str(caught.value) in caplog.text
+    assert all(map(has_ended, (*pids, child)))
 
 
 def test_a_fork_server_that_hangs_is_ended(monkeypatch):

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 import launch as lp
+from launch import platforms
 from launch.engines.processes import folders
 
 PATIENCE = 60.0
@@ -160,9 +161,12 @@ SAVES = """
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP], ids=lambda n: n.name)
-def test_workers_save_before_services_close(short_tmp, number):
-    """Also when the launcher dies without a word."""
+@pytest.mark.parametrize(
+    ("number", "without"), [(signal.SIGKILL, ()), (signal.SIGKILL, platforms.ABILITIES), (signal.SIGHUP, ())]
+)
+def test_workers_save_before_services_close(short_tmp, monkeypatch, number, without):
+    """Also when the launcher dies without a word, and where nodes are spawned, as there is no fork server."""
+    monkeypatch.setenv("REPERTORY_PLATFORM_WITHOUT", ",".join(without))
     script = Script(short_tmp, "", SAVES)
     script.read_until("working")
     servers = [p for p in psutil.Process(script.process.pid).children() if p not in script.nodes]

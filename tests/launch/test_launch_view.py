@@ -57,11 +57,7 @@ def test_table(before, now, row):
 
 
 def test_rates_do_not_suffer_from_looking_more_often_than_the_interval():
-    statuses = [
-        reading(100.0, node("a-0", 0)),
-        reading(101.0, node("a-0", 10)),
-        reading(101.1, node("a-0", 90)),
-    ]
+    statuses = [reading(100, node("a-0", 0)), reading(101, node("a-0", 10)), reading(101.1, node("a-0", 90))]
     view = NodesView(iter(statuses).__next__)
     assert rows(view())[0][5] == ""
     assert rows(view())[0][5] == "10"

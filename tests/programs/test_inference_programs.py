@@ -10,7 +10,6 @@ import pytest
 
 import launch
 from agents.dqn import DQN, DQNConfig
-from agents.impact import IMPACT, IMPACTConfig
 from agents.impala import IMPALA, IMPALAConfig
 from agents.ppo import PPO, PPOConfig
 from agents.r2d2 import R2D2, R2D2Config
@@ -199,30 +198,6 @@ def test_a_env_is_the_same_env_everywhere(mode):
     assert launch.launch(graph, engine="serial")["env_steps"] == 600
 
 
-class BreaksWhenServed(DQN):
-    def make_policy(self, networks, evaluation=False):
-        policy = super().make_policy(networks, evaluation)
-        step, calls = policy.step, []
-
-        def breaks(observation, state):
-            calls.append(1)
-            if len(calls) > 20:
-                raise ArithmeticError("the policy cannot divide")
-            return step(observation, state)
-
-        policy.step = breaks
-        return policy
-
-
-@pytest.mark.parametrize(
-    ("engine", "mode"),
-    [("serial", "server"), ("threads", "alternating"), ("processes", "server")],
-)
-def test_a_broken_policy_is_one_clear_error(engine, mode):
-    with pytest.raises(launch.NodeError, match="the policy cannot divide"):
-        launch.launch(program(mode, agent=BreaksWhenServed(SMALL)), engine=engine)
-
-
 WRONG = [
     ({"mode": "remote"}, "inference: got 'remote'"),
     ({"mode": "alternating", "envs_per_actor": 1}, "envs_per_actor: got 1"),
@@ -266,14 +241,12 @@ def small_ppo(**changes):
     return OneVersion(PPOConfig(**config))
 
 
-IMPACT_CONFIG = IMPACTConfig(unroll_length=5, hidden_sizes=(8,), batch_size=4)
 IMPALA_CONFIG = IMPALAConfig(unroll_length=5, hidden_sizes=(8,), batch_size=4, lstm_size=4)
 SEQUENCES = {"unroll_length": 5, "burn_in": 2, "period": 5, "min_replay_size": 8, "batch_size": 8}
 R2D2_CONFIG = R2D2Config(hidden_sizes=(8,), lstm_size=4, head_sizes=(8,), **SEQUENCES)
 OTHER_AGENTS = {
     "ppo": (small_ppo(), "alternating", 1),
     "ppo, recurrent": (small_ppo(recurrent="lstm", recurrent_size=4), "server", 1),
-    "impact": (IMPACT(IMPACT_CONFIG), "alternating+server", 1),
     "impala, recurrent": (IMPALA(IMPALA_CONFIG), "alternating", 1),
     "r2d2": (R2D2(R2D2_CONFIG), "server", 2),
 }

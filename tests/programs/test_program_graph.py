@@ -20,16 +20,8 @@ CONFIG = DQNConfig(min_replay_size=100, batch_size=16)
 
 def test_the_default_graph():
     program = make_program(DQN(CONFIG), CARTPOLE, RunConfig(num_actors=2, inference="server"))
-    groups = {
-        "replay": 1,
-        "counter": 1,
-        "monitor": 1,
-        "learner": 1,
-        "inference": 1,
-        "actor": 2,
-        "evaluator": 1,
-    }
-    assert [(name, len(nodes)) for name, nodes in program.groups.items()] == list(groups.items())
+    made = {"replay": 1, "counter": 1, "monitor": 1, "learner": 1, "inference": 1, "actor": 2, "evaluator": 1}
+    assert [(name, len(nodes)) for name, nodes in program.groups.items()] == list(made.items())
 
 
 class Two(DQN):
@@ -92,10 +84,7 @@ NAMES = {
     "other actors": (lambda graph: graph.add_actors(None, None), "Give another name"),
     "a node as the learner": (lambda graph: graph.add_node("learner", NODE), "name: got 'learner'"),
     "a node as a service": (lambda graph: graph.add_node("counter", NODE), "name: got 'counter'"),
-    "a learner as the count of env steps": (
-        lambda graph: graph.add_learner(None, name="env"),
-        "name: got 'env'",
-    ),
+    "a learner as the count": (lambda graph: graph.add_learner(None, name="env"), "name: got 'env'"),
 }
 
 
@@ -108,6 +97,20 @@ def test_a_name_is_used_once(add, message):
 
     with pytest.raises(ValueError, match=message):
         make_program(Twice(CONFIG), CARTPOLE, RunConfig())
+
+
+ARGUMENTS = {
+    "agent": (DQN, RunConfig(), "agent: got the class DQN, expected an instance of Agent"),
+    "config of the agent": (DQN(DQNConfig), RunConfig(), r"agent.config: got the class .*DQNConfig\(\)"),
+    "config": (DQN(CONFIG), RunConfig, "config: got the class RunConfig, expected an instance"),
+    "dict": (DQN(CONFIG), {"seed": 1}, "config: got {'seed': 1}, expected an instance of RunConfig"),
+}
+
+
+@pytest.mark.parametrize(("agent", "config", "message"), ARGUMENTS.values(), ids=ARGUMENTS)
+def test_a_class_instead_of_an_instance(agent, config, message):
+    with pytest.raises(TypeError, match=message):
+        make_program(agent, CARTPOLE, config)
 
 
 class Renamed(DQN):

@@ -42,13 +42,7 @@ LIMITERS = {
     "minimum": (replay.rate_limiters.MinSize(3), 2, 0, "take any number of more", "give 0 samples"),
     "minimum reached": (replay.rate_limiters.MinSize(2), 2, 0, "take any number of", "give any number of"),
     "ratio": (ratio(2.0, 2, 6.0), 3, 4, "take 4 more", "give 4 samples"),
-    "filling": (
-        replay.rate_limiters.SampleToInsertRatio(2.0, 9, 4.0),
-        3,
-        0,
-        "take 8 more",
-        "give 0 samples",
-    ),
+    "filling": (replay.rate_limiters.SampleToInsertRatio(2.0, 9, 4.0), 3, 0, "take 8 more", "give 0 samples"),
 }
 
 

@@ -72,10 +72,6 @@ def test_the_end_of_the_budget_leaves_nobody_waiting(engine, lag, steps):
     assert (result["reason"], result["env_steps"]) == ("max_env_steps", steps)
 
 
-def test_ends_in_processes():
-    assert launch.launch(program(0, 400), engine="processes")["env_steps"] == 400
-
-
 @pytest.mark.parametrize(("lag", "first"), [(0, 480), (1, 480), (0, 300)])
 def test_a_run_goes_on_in_step_also_with_an_empty_queue(lag, first, tmp_path):
     """A batch has 48 steps, so the queue is empty after 480."""

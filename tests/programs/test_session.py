@@ -295,10 +295,7 @@ WRONG_CALLS = [
     (lambda: acted().observe([[0, 0]] * 2, [0, 0], [True] * 3), r"terminated: got shape \(3,\)"),
     (lambda: dqn(num_envs=0), "num_envs: got 0"),
     (lambda: dqn().restore(acted().save()), "num_envs 2, expected 1"),
-    (
-        lambda: IMPALA(IMPALAConfig(previous_action_and_reward=True)).session(SPEC),
-        "environment wrappers: got",
-    ),
+    (lambda: IMPALA(IMPALAConfig(previous_action_and_reward=True)).session(SPEC), "wrappers: got"),
 ]
 
 

@@ -18,23 +18,6 @@ from framework.replay.tables.items import NewItems
 from framework.replay.tables.rate_limiters import INSERTERS, SAMPLERS
 
 
-@pytest.mark.parametrize(
-    ("remover", "expected"),
-    [
-        (selectors.Fifo(), [2, 3, 4]),
-        (selectors.Lifo(), [0, 1, 2]),  # the new item itself is removed
-        (selectors.MinHeap(), [0, 1, 2]),
-        (selectors.MaxHeap(), [2, 3, 4]),
-    ],
-    ids=["fifo", "lifo", "minheap", "maxheap"],
-)
-def test_removal_comes_after_insertion(remover, expected):
-    client = make(remover=remover, size=3)
-    insert(client, range(5), [5, 4, 3, 2, 1])
-    assert contents(client) == expected
-    assert counts(client) == (5, 0) and num_rows(client) == 3
-
-
 def test_sample_info():
     client = make(sampler=selectors.Prioritized(1.0))
     keys = insert(client, [0, 1], [1.0, 3.0])
@@ -90,17 +73,6 @@ def test_default_priority_is_the_largest_so_far():
     client.mutate_priorities("t", {int(keys[0]): 9.0, 12345: 10.0}, keys)  # deletes come first
     sample = client.sample_batch("t", 1)
     assert (sample.data[0], sample.info.priority[0]) == (2, 4.0)
-
-
-def test_keys_are_never_used_again():
-    client = make(size=4)
-    seen = set()
-    for turn in range(50):
-        keys = insert(client, range(3))
-        assert not seen & set(keys.tolist())
-        seen |= set(keys.tolist())
-        if turn == 25:
-            client.reset("t")
 
 
 def test_old_keys_do_not_hit_new_items():
@@ -237,22 +209,6 @@ def test_replace_is_new_and_empty():
     assert (twin.name, twin.max_size, twin.max_times_sampled, len(twin)) == ("u", 7, 3, 0)
     assert twin.sampler.priority_exponent == 0.7
     assert twin.rate_limiter.inserts == 0
-
-
-@pytest.mark.parametrize(
-    ("make_table", "order"), [(replay.Table.queue, [0, 1, 2]), (replay.Table.stack, [2, 1, 0])]
-)
-def test_queue_and_stack(make_table, order):
-    client = replay.EmbeddedClient([make_table("t", 3)])
-    insert(client, [0, 1, 2])
-    assert not client.can_insert("t")
-    assert drain(client, 3) == order
-    assert not client.can_sample("t")
-
-
-def test_unknown_table():
-    with pytest.raises(RuntimeError, match=r"'nope' was not found.*'t'"):
-        make().sample_batch("nope", 1)
 
 
 def test_large_tables_grow():

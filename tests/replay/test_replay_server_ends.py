@@ -188,10 +188,7 @@ def test_an_append_of_more_rows_than_half_of_the_largest_lease():
 WRONG_SERVERS = {
     "one name twice": (lambda: replay.EmbeddedClient([table(), table()]), "'t'"),
     "open interface": (lambda: replay.Server([table()], address="tcp://0.0.0.0:*"), "keys"),
-    "port and address": (
-        lambda: replay.Server([table()], port=1, address="tcp://127.0.0.1:*"),
-        "one of them",
-    ),
+    "port and address": (lambda: replay.Server([table()], port=1, address="tcp://127.0.0.1:*"), "one of"),
     "embedded port": (lambda: replay.Server([table()], port=1, embedded=True), "embedded"),
     "no port": (lambda: replay.Client("localhost"), "host:port"),
 }

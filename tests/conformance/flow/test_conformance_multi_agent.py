@@ -71,12 +71,3 @@ def test_both_policies_learn_also_after_a_resume_and_the_loss_of_replay(tmp_path
     assert restarted == ({"replay-0"} if kills else set())
     before, last = last, rows(tmp_path, "learner")[-1]
     assert last["ppo/steps"] >= before["ppo/steps"] + 8 and last["dqn/steps"] >= before["dqn/steps"] + 10
-
-
-def test_one_seed_gives_one_run_on_the_serial_engine(tmp_path):
-    def learned(name):
-        launch.launch(program(tmp_path / name, 500), engine="serial")
-        kept = rows(tmp_path / name, "learner")
-        return [{key: row[key] for key in row if not key.startswith("time/")} for row in kept]
-
-    assert learned("a") == learned("b")

@@ -116,14 +116,6 @@ def test_a_plan_agent_makes_exactly_its_env_steps(request, directory, engine, ag
     assert one == serial or agent in ASYNCHRONOUS
 
 
-@pytest.mark.parametrize("agent", ["a2c", "maml"])
-def test_a_run_is_resumed(tmp_path, agent):
-    first = launch.launch(program(AGENTS[agent], tmp_path), engine="serial")
-    second = launch.launch(program(AGENTS[agent], tmp_path, max_env_steps=1000), engine="serial")
-    assert second["env_steps"] == 1000
-    assert second["learner_steps"] >= first["learner_steps"] + 8
-
-
 def test_a_stop_ends_calls_in_progress(program_engine):
     settings = {"max_env_steps": None, "evaluate_period": None, "max_learner_steps": 5}
     result = launch.launch(program(AGENTS["a3c"], **settings), engine=program_engine)
@@ -174,18 +166,6 @@ def test_a_program_whose_nodes_are_killed_goes_on_and_is_resumed(supervised_prog
     second = launch.launch(again, supervised_program_engine, heartbeat_timeout=None)
     assert second["env_steps"] == 3_500
     assert second["learner_steps"] >= first["learner_steps"] + 8
-
-
-def test_an_error_in_a_worker_ends_the_program_with_its_name():
-    broken = functools.partial(FakeEnvironment, episode_length=5)
-    agent = A3C(A2CConfig(**UNROLLS))
-    agent.loss = _fail  # type: ignore[method-assign]
-    with pytest.raises(launch.NodeError, match=r"actor-.*broken on purpose"):
-        launch.launch(make_program(agent, broken, CONFIG), engine="serial")
-
-
-def _fail(networks, batch, context):
-    raise ValueError("broken on purpose")
 
 
 @pytest.mark.parametrize(

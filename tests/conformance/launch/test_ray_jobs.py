@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import socket
 import subprocess
@@ -175,45 +174,3 @@ def wait_for_port(port):
         except OSError:
             time.sleep(0.2)
     raise AssertionError(f"nothing listens at {port}")
-
-
-WAITS = """
-    import launch as lp
-
-    program = lp.Program("waits")
-    program.add_node(lp.PyNode(lambda: (print("working", flush=True), lp.wait_for_stop())), label="main")
-    lp.launch(program, engine="ray", directory="run")
-"""
-
-
-def test_the_death_of_the_head_ends_the_launcher(tmp_path):
-    from ray.cluster_utils import Cluster
-
-    head = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": 100 << 20}
-    cluster = started(lambda: Cluster(initialize_head=True, head_node_args=head))
-    (tmp_path / "program.py").write_text(textwrap.dedent(WAITS))
-    inherited = {
-        name: value for name, value in os.environ.items() if not name.startswith("RAY_") or name == START
-    }
-    launcher = subprocess.Popen(
-        [sys.executable, "program.py"],
-        cwd=tmp_path,
-        env={**inherited, "PYTHONPATH": str(ROOT), "RAY_ADDRESS": cluster.address},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        log = tmp_path / "run" / "logs" / "main-0.log"
-        deadline = time.monotonic() + PATIENCE
-        while not (log.exists() and "working" in log.read_text()) and time.monotonic() < deadline:
-            time.sleep(0.2)
-        began = time.monotonic()
-        cluster.head_node.kill_gcs_server()
-        _, text = launcher.communicate(timeout=PATIENCE)
-        assert time.monotonic() - began < 45
-        assert launcher.returncode not in (0, None)
-        assert "head of the Ray cluster" in text
-        assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "failed"
-    finally:
-        launcher.kill()
-        cluster.shutdown()

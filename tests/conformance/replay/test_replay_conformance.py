@@ -170,14 +170,8 @@ SCRIPTS = {
         table("Lifo", times=1),
         "insert_all(1, 2, 3); sample(2) == [3, 2]; insert(4); sample(2) == [4, 1]",
     ),
-    "max heap by priority": (
-        table("MaxHeap", times=1),
-        "insert_all({1: 0.5, 2: 3.0, 3: 1.0}); sample(3) == [2, 3, 1]",
-    ),
-    "min heap by priority": (
-        table("MinHeap", times=1),
-        "insert_all({1: 0.5, 2: 3.0, 3: 1.0}); sample(3) == [1, 3, 2]",
-    ),
+    "max heap": (table("MaxHeap", times=1), "insert_all({1: 0.5, 2: 3.0, 3: 1.0}); sample(3) == [2, 3, 1]"),
+    "min heap": (table("MinHeap", times=1), "insert_all({1: 0.5, 2: 3.0, 3: 1.0}); sample(3) == [1, 3, 2]"),
     "heap ties go to the oldest": (table("MaxHeap", times=1), "insert_all(1, 2, 3); sample(3) == [1, 2, 3]"),
     "an update makes a heap's item young": (
         table("MaxHeap"),
@@ -212,10 +206,7 @@ SCRIPTS = {
         "insert_all({1: 3.0, 2: 4.0}); drawn() == (1, 1.0, 2, 3.0, 1); update(5.0); "
         "drawn() == (1, 1.0, 2, 5.0, 2); drawn() == (2, 1.0, 1, 4.0, 1); counts() == (1, 2, 3, 2)",
     ),
-    "uniform probabilities": (
-        table("Uniform"),
-        "insert_all({1: 9.0, 2: 0.0}); probabilities() == {1: 0.5, 2: 0.5}",
-    ),
+    "uniform": (table("Uniform"), "insert_all({1: 9.0, 2: 0.0}); probabilities() == {1: 0.5, 2: 0.5}"),
     "prioritized, exponent 1": (
         table("Prioritized", exponent=1.0),
         "insert_all({1: 1.0, 2: 3.0}); probabilities() == {1: 0.25, 2: 0.75}",

@@ -96,12 +96,8 @@ def test_parts_of_columns(client):
     for i in range(5):
         writer.append({"a": np.int64(i)})
     column = writer.history["a"][-4:]
-    assert [len(column[1:3]), len(column[[0, 2]]), len(list(column)), len(list(writer.history["a"]))] == [
-        2,
-        2,
-        4,
-        5,
-    ]
+    parts = column[1:3], column[[0, 2]], list(column), list(writer.history["a"])
+    assert [len(part) for part in parts] == [2, 2, 4, 5]
     assert column[-1].is_squeezed and not column[1:3].is_squeezed
     assert column[-1].shape == () and column[1:3].shape == (2,)
     item = {"tail": column[1:3], "last": column[-1]}
