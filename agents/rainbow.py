@@ -38,7 +38,7 @@ class Rainbow(C51):
         super().__init__(config or RainbowConfig(), networks_fn)
 
 
-# The noise alone explores too little in short runs: see docs/agents/rainbow.md.
+# The noise alone explores too little in short runs: see docs/measurements.md.
 _EXPLORATION = {"initial_noise": 0.02, "epsilon_start": 1.0, "epsilon_end": 0.05}
 # Both streams of the network have a hidden layer, so that not only the last layer is noisy.
 _MINATAR = {

@@ -155,7 +155,8 @@ def make_row(
 
 
 def table(folder: pathlib.Path, names: list[str]) -> str:
-    """The results as one table in Markdown."""
+    """The results as one table in Markdown, and how many runs are below what their row asks."""
+    met: list[bool] = []
     lines = [
         "| row | engine | required | return: mean (min … max) | met by | staleness "
         "| samples per insert | s a run |",
@@ -175,12 +176,14 @@ def table(folder: pathlib.Path, names: list[str]) -> str:
                     lines.append(f"{head} {'refused' if 'refused' in runs[0] else 'failed'} | | | | |")
                 continue
             returns = [each["return"] for each in done]
-            reached = sum(learning.meets(each, result) for each in done)
+            reached = sum(meets := [learning.meets(each, result) for each in done])
+            met += meets
             lines.append(
                 f"{head} {learning.spread_of(returns)} "
                 f"| {reached} of {len(runs)} | {_mean(done, 'staleness', 1)} "
                 f"| {_mean(done, 'samples_per_insert', 2)} | {_mean(done, 'wall_seconds', 0)} |"
             )
+    lines += ["", f"{met.count(False)} of {len(met)} runs end below what their row asks."]
     return "\n".join(lines)
 
 

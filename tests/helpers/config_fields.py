@@ -4,14 +4,9 @@ A table holds, for each field but `device`: another value than the default (None
 False), a probe (agent and spec to arrays or text) that shows it, and what has to be set for it to matter.
 """
 
-import ast
 import contextlib
 import dataclasses
-import inspect
-import io
 import math
-import textwrap
-import tokenize
 from unittest import mock
 
 import numpy as np
@@ -331,27 +326,3 @@ def accepted(config, wrong):
                     continue
             found.append((field, value))
     return found
-
-
-def fields_table(config):
-    """All fields of ``config`` as a table in Markdown, from the sources of the class and of its bases."""
-    rows = {}
-    for cls in reversed(config.__mro__[:-1]):
-        source = textwrap.dedent(inspect.getsource(cls))
-        comments = {
-            token.start[0]: token.string.lstrip("# ")
-            for token in tokenize.generate_tokens(io.StringIO(source).readline)
-            if token.type == tokenize.COMMENT
-        }
-        for node in ast.parse(source).body[0].body:
-            if isinstance(node, ast.AnnAssign) and "ClassVar" not in ast.unparse(node.annotation):
-                lines = [line for line in range(node.lineno, node.end_lineno + 1) if line in comments]
-                first = node.lineno  # of the comment above, where none stands behind the field
-                while not lines and source.splitlines()[first - 2].strip().startswith("#"):
-                    first -= 1
-                effect = " ".join(comments[line] for line in lines or range(first, node.lineno))
-                effect = effect.replace("|", "\\|")
-                default = ast.unparse(node.value).replace("dataclasses.field(default_factory=dict)", "{}")
-                rows[node.target.id] = f"| `{node.target.id}` | `{default}` | {effect} |"
-    assert list(rows) == [field.name for field in dataclasses.fields(config)]
-    return "\n".join(["| field | default | effect |", "|---|---|---|", *rows.values()])
