@@ -5,16 +5,7 @@ import pathlib
 
 import pytest
 from agent_cases import SMALL, spec_of
-from config_fields import (
-    FIELDS,
-    OF_DELAYED,
-    OF_SEQUENCES,
-    WRONG,
-    accepted,
-    fields_table,
-    learned,
-    unchanged,
-)
+from config_fields import FIELDS, OF_DELAYED, OF_SEQUENCES, WRONG, accepted, fields_table, learned, unchanged
 
 from framework.programs import RunConfig
 from framework.programs.registry import agent_names, find_agent

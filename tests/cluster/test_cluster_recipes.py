@@ -110,13 +110,9 @@ def slurm(tmp_path):
     started = []
 
     def start(*arguments):
-        process = subprocess.Popen(
-            ["bash", str(RECIPES / "slurm.sh"), *arguments],
-            env={**environment, "RAY_PORT": str(free_port())},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        script = ["bash", str(RECIPES / "slurm.sh"), *arguments]
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        process = subprocess.Popen(script, env={**environment, "RAY_PORT": str(free_port())}, **options)
         started.append(process)
         return process
 

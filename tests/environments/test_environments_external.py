@@ -297,14 +297,8 @@ def applications(port, *evaluations):
 
 def random_actions(port, tmp_path, **settings):
     """A program of 40 env steps, with an evaluation of two episodes at the end."""
-    config = RunConfig(
-        directory=str(tmp_path),
-        envs_per_actor=2,
-        max_env_steps=40,
-        evaluate_period=40,
-        num_evaluation_episodes=2,
-        **settings,
-    )
+    settings |= {"max_env_steps": 40, "evaluate_period": 40, "num_evaluation_episodes": 2}
+    config = RunConfig(directory=str(tmp_path), envs_per_actor=2, **settings)
     program = make_program(RandomActions(), f"external:tcp://127.0.0.1:{port}", config)
     return launch.launch(program, engine="serial")
 

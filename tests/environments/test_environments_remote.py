@@ -217,13 +217,8 @@ def test_a_server_with_other_specs_is_refused_and_told_why(serve, serve_here):
 
 def test_a_program_trains_in_remote_envs(serve, serve_here, tmp_path):
     serve_here(cartpole, num_envs=4)
-    config = RunConfig(
-        directory=str(tmp_path / "run"),
-        envs_per_actor=2,
-        max_env_steps=100,
-        evaluate_period=100,
-        num_evaluation_episodes=2,
-    )
+    settings = {"max_env_steps": 100, "evaluate_period": 100, "num_evaluation_episodes": 2}
+    config = RunConfig(directory=str(tmp_path / "run"), envs_per_actor=2, **settings)
     program = make_program(RandomActions(), f"remote:{serve.address}", config)
     result = launch.launch(program, engine="serial")
     assert result["env_steps"] == 100 and result["episode_return"] >= 8

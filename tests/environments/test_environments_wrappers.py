@@ -236,13 +236,8 @@ def test_single_precision():
 
 
 def test_scale_observation_scales_floats_and_their_bounds():
-    spec = testing.make_spec(
-        {
-            "a": specs.BoundedArray((2,), np.float32, -3, 5),
-            "b": specs.Array((), np.float64),
-            "c": specs.DiscreteArray(4),
-        }
-    )
+    numbers = specs.BoundedArray((2,), np.float32, -3, 5)
+    spec = testing.make_spec({"a": numbers, "b": specs.Array((), np.float64), "c": specs.DiscreteArray(4)})
     make = functools.partial(
         environments.make, functools.partial(testing.FakeEnvironment, spec), num_envs=2, seed=1
     )
@@ -265,13 +260,8 @@ def test_flatten_concatenates_and_codes_discrete_values():
         }
     )
     inner = environments.make(testing.FakeEnvironment, num_envs=3, options={"spec": spec}, seed=1)
-    outer = environments.make(
-        testing.FakeEnvironment,
-        num_envs=3,
-        options={"spec": spec},
-        seed=1,
-        wrappers=[environments.Flatten],
-    )
+    options = {"num_envs": 3, "options": {"spec": spec}, "seed": 1}
+    outer = environments.make(testing.FakeEnvironment, wrappers=[environments.Flatten], **options)
     assert outer.observation_spec() == specs.Array((8,), np.float32, name="observation")
     plain, flat = inner.reset().observation, outer.reset().observation
     for env in range(3):

@@ -39,13 +39,8 @@ FEW_STEPS = 4  # For agents with dozens of minibatches in each.
 DISCRETE = dm_specs.DiscreteArray(3, np.int64)
 CONTINUOUS = dm_specs.BoundedArray((2,), np.float32, -2, 1)
 ITEMS = {"hidden_sizes": (8, 8), "batch_size": BATCH}
-SEQUENCES = {
-    "batch_size": BATCH,
-    "burn_in": 2,
-    "unroll_length": UNROLL - 2,
-    "period": 1,
-    "hidden_sizes": (8,),
-}
+SEQUENCES = {"batch_size": BATCH, "burn_in": 2, "unroll_length": UNROLL - 2, "period": 1}
+SEQUENCES |= {"hidden_sizes": (8,)}
 # One minibatch an epoch.
 PPO_CONFIG = PPOConfig(
     hidden_sizes=(8, 8),

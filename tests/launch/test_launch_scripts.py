@@ -63,13 +63,8 @@ class Script:
         environment = {**os.environ, "TMPDIR": str(self.sockets), "XDG_RUNTIME_DIR": ""}
         root = os.path.dirname(os.path.dirname(os.path.abspath(lp.__file__)))
         environment["PYTHONPATH"] = root
-        self.process = subprocess.Popen(
-            [sys.executable, str(path), *arguments],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-            start_new_session=True,
-        )
+        options = {"stdout": subprocess.PIPE, "text": True, "start_new_session": True}
+        self.process = subprocess.Popen([sys.executable, str(path), *arguments], env=environment, **options)
         self.lines = []
         self.nodes = []
 

@@ -27,13 +27,9 @@ def peer(rank, ports, results):
         learner.restore(make_learner(name, 0, 2).save())
         group = LearnerGroup(rank, 2, ports[name], timeout_s=60)
         learner.distribute(group)
-        results.put(
-            (
-                name,
-                rank,
-                learn(name, learner, rank, 2) | {"listening": {address for address, _ in listening()}},
-            )
-        )
+        found = learn(name, learner, rank, 2)
+        found["listening"] = {address for address, _ in listening()}
+        results.put((name, rank, found))
         if rank == 1 and name == "sac":
             return  # without a word
         if rank == 0 and name == "sac":

@@ -147,12 +147,8 @@ def in_threads(*calls):
 
 
 def joined(generations, *places):
-    threads, answers = in_threads(
-        *(
-            functools.partial(generations.join, rank, place, uuid.uuid4().hex)
-            for rank, place in enumerate(places)
-        )
-    )
+    joins = [functools.partial(generations.join, *each, uuid.uuid4().hex) for each in enumerate(places)]
+    threads, answers = in_threads(*joins)
     for thread in threads:
         thread.join(PATIENCE)
     return answers

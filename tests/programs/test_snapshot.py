@@ -43,15 +43,8 @@ AGENTS = {
     "a3c": lambda: A3C(A2CConfig(unroll_length=2)),
     "flow-dqn": lambda: FlowDQN(FlowDQNConfig(**SMALL)),
 }
-BASE = RunConfig(
-    num_actors=2,
-    envs_per_actor=2,
-    max_env_steps=450,
-    evaluate_period=200,
-    num_evaluation_episodes=1,
-    log_period=50,
-    learner_log_period=7,
-)
+PERIODS = {"evaluate_period": 200, "log_period": 50, "learner_log_period": 7}
+BASE = RunConfig(num_actors=2, envs_per_actor=2, max_env_steps=450, num_evaluation_episodes=1, **PERIODS)
 
 
 def program(agent: str, environment: str, config: RunConfig, on_write=None):

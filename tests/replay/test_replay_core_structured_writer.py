@@ -103,6 +103,8 @@ def test_priorities():
 
 
 SPEC = {"a": dm_env.specs.Array((), np.int64), "b": {"c": dm_env.specs.Array((2,), np.float32)}}
+create, infer = structured.create_config, structured.infer_signature
+OF_C = create(STEP["b"]["c"][-1], "t")
 
 
 @pytest.mark.parametrize(
@@ -112,31 +114,22 @@ SPEC = {"a": dm_env.specs.Array((), np.int64), "b": {"c": dm_env.specs.Array((2,
         (lambda: STEP["a"][:], "negative start"),
         (lambda: STEP["a"][-1:-3], "later"),
         (lambda: STEP["a"][-3::-1], "stride"),
-        (lambda: structured.create_config({}, "t"), "without leaves"),
-        (lambda: structured.create_config({"v": STEP["a"]}, "t"), "'v': got Reference"),
+        (lambda: create({}, "t"), "without leaves"),
+        (lambda: create({"v": STEP["a"]}, "t"), "'v': got Reference"),
         (lambda: config(-1, True), "conditions: got bool"),
         (lambda: structured.constant_priority_fn(-1.0), "priority"),
         (lambda: structured.td_error(2.0, {"a": None}, lambda s: s["a"]), "max_priority_weight"),
-        (lambda: structured.infer_signature([], SPEC), "got none"),
-        (lambda: structured.infer_signature([config(-1), config(-1, table="u")], SPEC), "one table"),
-        (lambda: structured.infer_signature([config(-1), config(slice(-2, None))], SPEC), "one kind"),
+        (lambda: infer([], SPEC), "got none"),
+        (lambda: infer([config(-1), config(-1, table="u")], SPEC), "one table"),
+        (lambda: infer([config(-1), config(slice(-2, None))], SPEC), "one kind"),
+        (lambda: infer([config(-1), create([STEP["a"][-1]], "t")], SPEC), "different nests"),
         (
-            lambda: structured.infer_signature(
-                [config(-1), structured.create_config([STEP["a"][-1]], "t")], SPEC
-            ),
-            "different nests",
-        ),
-        (
-            lambda: structured.infer_signature(
-                [structured.create_config(STEP["b"]["c"][-1], "t")], {"z": SPEC["a"]}
-            ),
+            lambda: infer([OF_C], {"z": SPEC["a"]}),
             "'b/c': got leaf 1, expected one of 1",
         ),
         (lambda: make().structured_writer([]), "configs"),
         (
-            lambda: (
-                make().structured_writer([structured.create_config(STEP["b"]["c"][-1], "t")]).append({"a": 1})
-            ),
+            lambda: make().structured_writer([OF_C]).append({"a": 1}),
             r"1 leaves \['a'\], expected 2",
         ),
     ],

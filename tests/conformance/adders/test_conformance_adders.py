@@ -106,29 +106,16 @@ TRANSITIONS = [
     TransitionCase("SingleTransitionEpisode", 4, 1.0, [1], [(1, 1, 0, 2)]),
     TransitionCase("EpisodeShorterThanN", 4, 1.0, [1, 1], [(1, 1, 1, 2), (1, 2, 0, 3), (2, 1, 0, 3)]),
     TransitionCase("EpisodeEqualToN", 2, 1.0, [1, 1], [(1, 1, 1, 2), (1, 2, 0, 3), (2, 1, 0, 3)]),
-    TransitionCase(
-        "EpisodeOneLongerThanAThreeStepWindowNeeds",
-        3,
-        1.0,
-        [1, 1],
-        [(1, 1, 1, 2), (1, 2, 0, 3), (2, 1, 0, 3)],
-    ),
+    TransitionCase("EpisodeOneLongerThanNeeded", 3, 1.0, [1, 1], [(1, 1, 1, 2), (1, 2, 0, 3), (2, 1, 0, 3)]),
 ]
 
 
 def transitions(case):
     result = []
     for observation, reward, discount, following, *extras in case.expected:
-        result.append(
-            Transition(
-                case.observe(observation),
-                np.int32(0),
-                array(reward),
-                array(discount),
-                case.observe(following),
-                array(extras[0]) if extras else (),
-            )
-        )
+        before, after = case.observe(observation), case.observe(following)
+        extra = array(extras[0]) if extras else ()
+        result.append(Transition(before, np.int32(0), array(reward), array(discount), after, extra))
     return result
 
 

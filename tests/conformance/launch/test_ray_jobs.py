@@ -63,12 +63,8 @@ def cluster():
     from ray.cluster_utils import Cluster
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    arguments = {
-        "include_dashboard": True,
-        "dashboard_port": free_port(),
-        "object_store_memory": 100 << 20,
-        "num_cpus": 4,
-    }
+    arguments = {"include_dashboard": True, "dashboard_port": free_port(), "num_cpus": 4}
+    arguments["object_store_memory"] = 100 << 20
     cluster = started(lambda: Cluster(initialize_head=True, head_node_args=arguments))
     yield cluster
     cluster.shutdown()
@@ -90,14 +86,9 @@ def run(command, folder, **environment):
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith("RAY_") or name == START
     }
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env={**inherited, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0", **environment},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
+    ours = {"PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
+    options = {"capture_output": True, "text": True, "timeout": PATIENCE}
+    done = subprocess.run(command, cwd=folder, env={**inherited, **ours, **environment}, **options)
     return done.returncode, done.stdout + done.stderr
 
 

@@ -14,14 +14,8 @@ def reverb(backend):
 
 
 def uniform(reverb, name="t", **options):
-    return reverb.Table(
-        name,
-        reverb.selectors.Uniform(),
-        reverb.selectors.Fifo(),
-        100,
-        reverb.rate_limiters.MinSize(1),
-        **options,
-    )
+    of, limiter = reverb.selectors, reverb.rate_limiters.MinSize(1)
+    return reverb.Table(name, of.Uniform(), of.Fifo(), 100, limiter, **options)
 
 
 @pytest.fixture
