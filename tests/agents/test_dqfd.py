@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from agent_batches import flat, learn, make_learner
-from config_fields import unchanged
+from config_fields import by, unchanged
 
 import launch
 from agents.dqfd import DEMONSTRATIONS_TABLE, DQfD, DQfDConfig, mountain_car
@@ -112,14 +112,10 @@ def filled(agent, spec):
 
 
 FIELDS = {
-    "demonstrations": (f"{__name__}:episodes(count=2)", filled, {}),
-    "demonstration_fraction": (0.75, shares, {}),
-    "demonstration_priority": (0.1, learned, {}),
-    "pretraining_steps": (2, shares, {}),
-    "margin": (0.2, learned, {}),
-    "margin_coefficient": (0.3, learned, {}),
-    "n_step_coefficient": (0.3, learned, {}),
-    "l2_coefficient": (0.1, learned, {}),
+    **by(filled, demonstrations=f"{__name__}:episodes(count=2)"),
+    **by(shares, demonstration_fraction=0.75, pretraining_steps=2),
+    **by(learned, demonstration_priority=0.1, margin=0.2, margin_coefficient=0.3),
+    **by(learned, n_step_coefficient=0.3, l2_coefficient=0.1),
 }
 
 

@@ -62,18 +62,11 @@ def make_data(seed, num_envs=3, length=6):
     starts[:, 0] = starts[1, 3] = True
     mask[:, -1] = mask[1, 2] = 0.0
     draw = functools.partial(random.normal, size=(*shape, 2))
-    data = Step(
-        observation=draw().astype(np.float32),
-        action=np.zeros((*shape, 2), np.float32),
-        reward=(random.normal(size=shape) * mask).astype(np.float32),
-        discount=mask,
-        start_of_episode=starts,
-        extras={
-            "action": draw().astype(np.float32),
-            "log_prob": random.normal(-3, 0.3, shape).astype(np.float32),
-        },
-        mask=mask,
-    )
+    observation, action = draw().astype(np.float32), np.zeros((*shape, 2), np.float32)
+    reward = (random.normal(size=shape) * mask).astype(np.float32)
+    extras = {"action": draw().astype(np.float32)}
+    extras["log_prob"] = random.normal(-3, 0.3, shape).astype(np.float32)
+    data = Step(observation, action, reward, mask, starts, extras, mask)
     return tree.map_structure(torch.from_numpy, data)
 
 

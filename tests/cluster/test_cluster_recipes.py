@@ -95,18 +95,11 @@ def slurm(tmp_path):
         (tools / name).chmod(0o755)
     short = tempfile.mkdtemp(prefix="ray-")  # Paths of sockets are short.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    environment = {
-        **inherited,
-        "PATH": os.pathsep.join([str(tools), str(Path(sys.executable).parent), os.environ["PATH"]]),
-        "PYTHONPATH": str(ROOT),
-        "HOME": str(home),
-        "RUNS": str(runs),
-        "RAY_TMPDIR": short,
-        "RAY_raylet_start_wait_time_s": "300",
-        "SLURM_JOB_ID": "7",
-        "SLURM_JOB_NODELIST": "[one-two]",
-        "SLURM_CPUS_PER_TASK": "4",
-    }
+    path = os.pathsep.join([str(tools), str(Path(sys.executable).parent), os.environ["PATH"]])
+    ours = {"PATH": path, "PYTHONPATH": str(ROOT), "RAY_raylet_start_wait_time_s": "300"}
+    folders = {"HOME": str(home), "RUNS": str(runs), "RAY_TMPDIR": short}
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "[one-two]", "SLURM_CPUS_PER_TASK": "4"}
+    environment = {**inherited, **ours, **folders, **job}
     started = []
 
     def start(*arguments):

@@ -77,13 +77,10 @@ def batch_of(agent: Any, spec: Any = DISCRETE, seed: int = 0) -> ReplaySample:
 def transitions(spec: Any = DISCRETE, seed: int = 0, size: int = 16) -> ReplaySample:
     """Items that were drawn with unequal probabilities."""
     random = np.random.default_rng(seed)
-    data = Transition(
-        _observe(spec, random, size),
-        draw_action(spec.actions, random, size),
-        (3 * random.normal(size=size)).astype(np.float32),
-        (random.random(size) < 0.8).astype(np.float32),
-        _observe(spec, random, size),
-    )
+    observation, action = _observe(spec, random, size), draw_action(spec.actions, random, size)
+    reward = (3 * random.normal(size=size)).astype(np.float32)
+    discount = (random.random(size) < 0.8).astype(np.float32)
+    data = Transition(observation, action, reward, discount, _observe(spec, random, size))
     return ReplaySample(_info(random, size), data)
 
 

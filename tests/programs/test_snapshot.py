@@ -89,16 +89,9 @@ def assert_same_run(one: str, other: str) -> None:
         assert same(parts[0].state(name), parts[1].state(name)), name
 
 
-CASES = [
-    ("prioritized", "local"),
-    ("ppo", "alternating"),
-    ("impala", "alternating+server"),
-    ("r2d2", "local"),
-    ("sac", "server"),
-    ("flow-dqn", "local"),
-    pytest.param("mpo", "local", marks=pytest.mark.release),
-    pytest.param("a3c", "local", marks=pytest.mark.release),
-]
+CASES = [("prioritized", "local"), ("ppo", "alternating"), ("impala", "alternating+server")]
+CASES += [("r2d2", "local"), ("sac", "server"), ("flow-dqn", "local")]
+CASES += [pytest.param(name, "local", marks=pytest.mark.release) for name in ("mpo", "a3c")]
 
 
 @pytest.mark.parametrize(("agent", "inference"), CASES)

@@ -81,15 +81,10 @@ def test_tables_say_the_same_of_themselves(serve, selector):
     assert theirs._replace(table_worker_time=times) == ours._replace(table_worker_time=times)
 
 
+TO_T = {"priority_fns": {"t": None}}
 ADDERS = {
-    "transitions": (
-        lambda client: adders.NStepTransitionAdder(client, 3, 0.9, priority_fns={"t": None}),
-        Transition,
-    ),
-    "sequences": (
-        lambda client: adders.SequenceAdder(client, sequence_length=4, period=2, priority_fns={"t": None}),
-        Step,
-    ),
+    "transitions": (lambda client: adders.NStepTransitionAdder(client, 3, 0.9, **TO_T), Transition),
+    "sequences": (lambda client: adders.SequenceAdder(client, 4, 2, **TO_T), Step),
 }
 
 

@@ -21,9 +21,8 @@ CONFIG = PPODQNConfig(**OF_PPO, **OF_DQN, dqn_hidden_sizes=(8,))
 def program(directory, steps, **changes):
     settings = {"num_actors": 2, "envs_per_actor": 3, "max_env_steps": steps, "evaluate_period": steps}
     settings |= {"num_evaluation_episodes": 2, "log_period": 50, "learner_log_period": 1}
-    return make_program(
-        PPODQN(CONFIG), "multi_agent:CartPole", RunConfig(directory=directory, **settings | changes)
-    )
+    config = RunConfig(directory=directory, **settings | changes)
+    return make_program(PPODQN(CONFIG), "multi_agent:CartPole", config)
 
 
 def rows(directory, label):

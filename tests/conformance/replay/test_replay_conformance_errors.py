@@ -12,13 +12,8 @@ def _limiter(kind, *args):
 def _table(**changes):
     def make(backend):
         fifo, limiter = backend.selectors.Fifo, backend.rate_limiters.MinSize(1)
-        arguments = {
-            "name": "t",
-            "sampler": fifo(),
-            "remover": fifo(),
-            "max_size": 1,
-            "rate_limiter": limiter,
-        }
+        arguments = {"name": "t", "sampler": fifo(), "remover": fifo(), "max_size": 1}
+        arguments["rate_limiter"] = limiter
         return backend.Table(**{**arguments, **changes})
 
     return make
