@@ -73,10 +73,10 @@ def test_light_imports_stay_light():
 
 def import_graph() -> dict[str, set[str]]:
     """Which module imports which, anywhere in its file: under ``TYPE_CHECKING`` and in functions too."""
+    files = [path for package in ("framework", "agents", "launch") for path in (ROOT / package).rglob("*.py")]
     paths = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-        for package in ("framework", "agents", "launch")
-        for path in (ROOT / package).rglob("*.py")
+        for path in files
     }
     graph = {}
     for module, path in paths.items():

@@ -63,19 +63,6 @@ TRANSITIONS = [
         discounts=[{"a": 0.5, "b": 0.1}, {"a": 0.5, "b": 0.1}, {"a": 0.0, "b": 0.0}],
     ),
     TransitionCase(
-        "TwoStepBroadcastedNDArrays",
-        2,
-        1.0,
-        [np.array([[1.0, 2.0]])] * 3,
-        [
-            (1, [[1, 2], [1, 2]], [[0.5], [0.1]], 2),
-            (1, [[1.5, 3], [1.1, 2.2]], [[0.25], [0.01]], 3),
-            (2, [[1.5, 3], [1.1, 2.2]], [[0], [0]], 4),
-            (3, [[1, 2], [1, 2]], [[0], [0]], 4),
-        ],
-        discounts=[np.array([[0.5], [0.1]]), np.array([[0.5], [0.1]]), np.zeros((2, 1))],
-    ),
-    TransitionCase(
         "TwoStepStructuredBroadcastedNDArrays",
         2,
         1.0,
