@@ -56,23 +56,6 @@ def test_patterns(index, expected):
     assert [item["v"].tolist() for item, _ in contents(run([config(index)], 5))] == expected
 
 
-@pytest.mark.parametrize(
-    ("condition", "expected"),
-    [
-        (lambda: Condition.step_index() % 2 == 0, [0, 2, 4]),
-        (lambda: Condition.step_index() >= 3, [3, 4, 5]),
-        (lambda: Condition.step_index() != 3, [0, 1, 2, 4, 5]),
-        (lambda: Condition.steps_since_applied() >= 3, [2, 5]),
-        (lambda: Condition.data({"a": None, "b": {"c": None}})["a"] < 2, [0, 1]),
-        (lambda: Condition.is_end_episode(), [5]),
-    ],
-    ids=["modulo", "at least", "not", "since applied", "data", "end"],
-)
-def test_conditions(condition, expected):
-    client = run([config(-1, condition())], 6, end=True)
-    assert [item["v"].tolist() for item, _ in contents(client)] == expected
-
-
 def test_conditions_are_all_needed_and_episodes_begin_anew():
     made = config(slice(-2, None), Condition.step_index() % 2 == 1, Condition.step_index() > 1)
     client = run([made], 5, end=True)
