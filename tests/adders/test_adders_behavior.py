@@ -178,6 +178,7 @@ def whole_sequences(client):
 @each_adder
 def test_an_episode_without_a_step_is_not_dropped(make):
     adder = make(make_client())
+    adder.reset()  # before anything
     adder.add_first(step(FIRST, 1, envs=2))
     adder.reset()
     adder.add_first(step(FIRST, 1, envs=2))

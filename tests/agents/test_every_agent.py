@@ -81,13 +81,8 @@ def test_a_resumed_learner_has_the_limits_of_its_config(name):
     assert wide.networks.atoms[-1] == 100.0
 
 
-RATES = {
-    "learning_rate": "policy",
-    "critic_learning_rate": "critics",
-    "temperature_learning_rate": "temperature",
-    "dual_learning_rate": "duals",
-    "embedding_learning_rate": "embeddings",
-}
+RATES = {"learning_rate": "policy", "critic_learning_rate": "critics", "dual_learning_rate": "duals"}
+RATES |= {"temperature_learning_rate": "temperature", "embedding_learning_rate": "embeddings"}
 
 
 @pytest.mark.parametrize("name", ["d4pg", "ddpg", "mpo", "sac", "sac, discrete", "td3", "td7"])

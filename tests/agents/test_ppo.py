@@ -41,9 +41,8 @@ def test_masked_rows_teach_nothing(recurrent):
 
 
 def test_the_first_loss_against_a_loop():
-    config = dataclasses.replace(
-        SMALL, epochs=1, minibatch_size=1000, entropy_coefficient=0.3, value_coefficient=0.7
-    )
+    changes = {"epochs": 1, "minibatch_size": 1000, "entropy_coefficient": 0.3, "value_coefficient": 0.7}
+    config = dataclasses.replace(SMALL, **changes)
     learner, batch = make_learner(PPO(config)), unrolls(PPO(config))
     nets, data = learner.networks, batch.data
     with torch.no_grad():
@@ -224,10 +223,8 @@ def test_a_value_learning_rate_needs_layers_of_the_value():
 
 def test_no_minibatch_size_is_one_step_an_epoch_on_all_rows():
     config = dataclasses.replace(SMALL, minibatch_size=None)
-    whole, large = (
-        make_learner(PPO(config)),
-        make_learner(PPO(dataclasses.replace(SMALL, minibatch_size=10_000))),
-    )
+    large = dataclasses.replace(SMALL, minibatch_size=10_000)
+    whole, large = make_learner(PPO(config)), make_learner(PPO(large))
     for learner in (whole, large):
         steps = learner.optimizer.step
         learner.optimizer.step = unittest.mock.Mock(side_effect=steps)

@@ -167,12 +167,8 @@ class Hosts:
         port = f"port{number}"
         ends = ["type", "veth", "peer", "name", "eth0", "netns", str(host.pid)]
         # From outside of both namespaces, where both processes have these numbers.
-        made = subprocess.run(
-            ["ip", "link", "add", port, "netns", str(self._switch.pid), *ends],
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-        )
+        command = ["ip", "link", "add", port, "netns", str(self._switch.pid), *ends]
+        made = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
         if made.returncode:
             raise CannotMakeHosts(f"ip link add: {made.stderr.strip()}")
         self._switch.run(["ip", "link", "set", port, "master", bridge, "up"])

@@ -5,7 +5,6 @@ import os
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
+from patient_ray import free_port
 
 from framework.commands.train import parse_new
 
@@ -67,12 +67,6 @@ def test_kuberay_job():
     del groups[0]["template"]["spec"]["containers"][0]["name"]
     with pytest.raises(jsonschema.ValidationError, match="name"):
         jsonschema.validate(job, schema)
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 # Slurm as far as one machine can be it: `srun` runs the command here, in place of itself.

@@ -12,6 +12,7 @@ import dm_env
 import gymnasium
 import numpy as np
 import pytest
+from background import Background
 from helpers.two_agents import TwoAgents
 
 import launch
@@ -258,12 +259,11 @@ def test_what_does_not_fit_ends_that_connection_only(serve, serve_here):
         serve_here(cartpole)
 
     answers = []
-    sender = threading.Thread(target=send_all)
-    sender.start()
+    sending = Background(send_all)
     with make(serve, 1) as environment:
         assert environment.reset().step_type.tolist() == [0]
         assert (environment.malformed, environment.defects) == (len(BAD), 0)
-    sender.join(60)
+    sending.result(60)
     assert answers == ["refuse"] * len(BAD)
 
 
@@ -405,8 +405,7 @@ def test_a_server_that_is_lost_after_its_answer_is_replaced_within_the_step(serv
         for peer in peers:
             peer.close()
 
-    thread = threading.Thread(target=play)
-    thread.start()
+    playing = Background(play)
     with make(serve, 2, timeout=60.0) as environment:
         environment.reset()
         timestep = environment.step(np.zeros(2, np.int64))
@@ -414,5 +413,5 @@ def test_a_server_that_is_lost_after_its_answer_is_replaced_within_the_step(serv
         timestep = environment.step(np.zeros(2, np.int64))
         assert timestep.step_type.tolist() == [environments.MID] * 2
         assert environment.malformed == 1
-        thread.join(60)
+        playing.result(60)
     envs.close()

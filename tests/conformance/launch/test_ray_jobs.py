@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from patient_ray import started
+from patient_ray import free_port, started
 
 import launch as lp
 
@@ -49,12 +49,6 @@ PROGRAM = """
         {before}
         print("the sum is", lp.launch(program, engine="ray", resources={"adder": {"num_cpus": 1}}))
 """
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture(scope="module")
