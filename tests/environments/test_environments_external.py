@@ -49,7 +49,7 @@ def playing(port, token):
         with ExternalEnvironment(address, num_envs, token=token, timeout=60.0, **options) as environment:
             yield environment
             for each in playing:
-                each.result(30)
+                each.running(30)
 
     return play_with
 
