@@ -49,9 +49,8 @@ def test_several_choices_may_count_from_anywhere_and_have_any_shape():
     )
     data.mask[0, 3] = 0
     metrics = learn(learner, batch._replace(data=data)).metrics
-    assert (
-        metrics["rho_clipped"] == metrics["c_clipped"] == 0
-    )  # the learner sees what was done: all weights are 1
+    # The learner sees what was done: all weights are 1.
+    assert metrics["rho_clipped"] == metrics["c_clipped"] == 0
     assert metrics["policy_loss"].isfinite()
 
 

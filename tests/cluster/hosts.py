@@ -64,13 +64,9 @@ class Host:
     def __init__(self, name: str, address: str = "") -> None:
         self.name, self.address = name, address
         command = ["unshare", "--net", "--mount", "--uts", "--pid", "--fork", "--mount-proc"]
-        self._first = subprocess.Popen(
-            [*command, "--kill-child=SIGKILL", "sh", "-c", _FIRST.format(name=name)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        first = [*command, "--kill-child=SIGKILL", "sh", "-c", _FIRST.format(name=name)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        self._first = subprocess.Popen(first, text=True, **pipes)
         assert self._first.stdout is not None
         answer = self._first.stdout.readline().strip()
         if answer != "made":

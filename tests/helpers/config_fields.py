@@ -253,10 +253,8 @@ def unchanged(agent, spec, table):
         if (base, probe) not in seen:
             seen[base, probe] = probe(type(agent)(base), spec)
             np.testing.assert_equal(probe(type(agent)(base), spec), seen[base, probe], field)
-        before, after = (
-            seen[base, probe],
-            probe(type(agent)(dataclasses.replace(base, **{field: value})), spec),
-        )
+        changed = type(agent)(dataclasses.replace(base, **{field: value}))
+        before, after = seen[base, probe], probe(changed, spec)
         if np.shape(before) == np.shape(after) and np.all(np.asarray(before) == np.asarray(after)):
             names.append(field)
     return names

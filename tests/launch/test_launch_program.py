@@ -94,11 +94,7 @@ def courier(**options):
 
 NODES = {
     "not callable": (lambda: lp.PyNode(5), TypeError, "expected a callable"),
-    "unknown server option": (
-        courier(courier_kwargs={"port": 1}),
-        ValueError,
-        r"\['port'\].*thread_pool_size",
-    ),
+    "unknown server option": (courier(courier_kwargs={"port": 1}), ValueError, r"\['port'\].*pool_size"),
     "unknown client option": (courier(courier_client_kwargs={"compress": True}), ValueError, "call_timeout"),
     "no threads": (courier(courier_kwargs={"thread_pool_size": 0}), ValueError, "thread_pool_size: got 0"),
     "no futures": (courier(courier_client_kwargs={"max_in_flight": 0}), ValueError, "max_in_flight: got 0"),

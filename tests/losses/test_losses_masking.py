@@ -287,11 +287,8 @@ def test_q_learning_refuses_shapes_that_would_broadcast(which):
 )
 def test_q_learning_refuses_values_of_other_rows_or_of_other_actions(shapes):
     named = {key: torch.ones(shapes.get(key, (4, 3))) for key in ("values", "next_values", "next_selector")}
-    rows = {
-        "actions": torch.zeros(4, dtype=torch.int64),
-        "rewards": torch.ones(4),
-        "discounts": torch.ones(4),
-    }
+    ones = torch.ones(4)
+    rows = {"actions": torch.zeros(4, dtype=torch.int64), "rewards": ones, "discounts": ones}
     with pytest.raises(ValueError, match=r"shapes: got|values: got shape"):
         losses.double_q_errors(**named, **rows)
     del named["next_selector"]

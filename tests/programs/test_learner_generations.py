@@ -107,18 +107,13 @@ class Simulation:
         self.made.setdefault((number, step), set()).add(rank)
 
 
+# A call of a dead process may complete a step, so no one dies in the last one.
+DEATHS = st.lists(st.tuples(st.integers(0, ROUNDS - 2), st.booleans()), max_size=2)
+REPEATS = st.lists(st.sampled_from(["once", "again", "meanwhile"]), min_size=1, max_size=4)
+
+
 @settings(max_examples=40, deadline=None)
-@given(
-    # A call of a dead process may complete a step, so no one dies in the last one.
-    st.lists(
-        st.lists(st.tuples(st.integers(0, ROUNDS - 2), st.booleans()), max_size=2), min_size=2, max_size=4
-    ),
-    st.lists(
-        st.lists(st.sampled_from(["once", "again", "meanwhile"]), min_size=1, max_size=4),
-        min_size=4,
-        max_size=4,
-    ),
-)
+@given(st.lists(DEATHS, min_size=2, max_size=4), st.lists(REPEATS, min_size=4, max_size=4))
 def test_all_learners_make_a_step_or_none_does_however_they_die(deaths, repeats):
     simulation = Simulation(deaths, repeats)
     simulation.run()
