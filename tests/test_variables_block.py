@@ -40,12 +40,8 @@ def test_what_is_read_is_what_was_published_last(shapes, versions):
     generator = torch.Generator().manual_seed(len(shapes))
     block = published = None
     for version in versions:
-        published = {
-            "a": {
-                str(i): (torch.rand(shape, generator=generator) * 100).to(dtype)
-                for i, (dtype, shape) in enumerate(shapes)
-            }
-        }
+        leaves = [(torch.rand(shape, generator=generator) * 100).to(dtype) for dtype, shape in shapes]
+        published = {"a": {str(i): leaf for i, leaf in enumerate(leaves)}}
         block = block or VariableBlock(published)
         block.publish(version, published, env_steps=version + 1)
     into = empty_like(published)

@@ -178,6 +178,7 @@ def whole_sequences(client):
 @each_adder
 def test_an_episode_without_a_step_is_not_dropped(make):
     adder = make(make_client())
+    adder.reset()  # before anything
     adder.add_first(step(FIRST, 1, envs=2))
     adder.reset()
     adder.add_first(step(FIRST, 1, envs=2))
@@ -295,13 +296,8 @@ def test_a_priority_function_may_return_one_number_for_all_but_no_array_of_anoth
     adder = adders.NStepTransitionAdder(make_client(), 1, 0.9, priority_fns={TABLE: lambda items: 2.5})
     play(adder, 3)
     adder.flush()
-    adder = adders.NStepTransitionAdder(
-        make_client(),
-        1,
-        0.9,
-        priority_fns={TABLE: lambda items: np.max(items.reward, keepdims=True)},
-        max_delay=1e9,
-    )
+    largest = {TABLE: lambda items: np.max(items.reward, keepdims=True)}
+    adder = adders.NStepTransitionAdder(make_client(), 1, 0.9, priority_fns=largest, max_delay=1e9)
     play(adder, 3)
     with pytest.raises(ValueError, match=r"priority_fns\['replay'\].*\(3,\)"):
         adder.flush()

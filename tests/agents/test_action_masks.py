@@ -45,13 +45,10 @@ def item_losses(agent, networks, target, seed, next_mask):
     random = torch.Generator().manual_seed(seed)
     boards, next_boards = torch.rand(2, 16, 16, generator=random)
     legal = torch.tensor([True, True, True, False]).expand(16, 4)
-    data = Transition(
-        {"board": boards, "action_mask": legal},
-        torch.randint(3, (16,), generator=random),
-        torch.rand(16, generator=random),
-        torch.full((16,), 0.9),
-        {"board": next_boards, "action_mask": torch.tensor(next_mask).expand(16, 4)},
-    )
+    before = {"board": boards, "action_mask": legal}
+    after = {"board": next_boards, "action_mask": torch.tensor(next_mask).expand(16, 4)}
+    actions, rewards = torch.randint(3, (16,), generator=random), torch.rand(16, generator=random)
+    data = Transition(before, actions, rewards, torch.full((16,), 0.9), after)
     return agent.item_losses(networks, target, data, LossContext(None, None, None, random))[:2]
 
 

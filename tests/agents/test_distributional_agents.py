@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from agent_batches import DISCRETE, apart, learn, make_learner, transitions
+from agent_batches import DISCRETE, apart, learn, make_learner, project, transitions
 from config_fields import learned
 
 from agents.c51 import C51, C51Config
@@ -27,12 +27,8 @@ def rows_of(learner, batch, double):
         values = networks.expected(chooser(torch.as_tensor(batch.data.next_observation)))
     for i, action in enumerate(batch.data.action):
         best = int(np.argmax([float(value) for value in values[i]]))
-        yield (
-            float(batch.data.reward[i]),
-            float(batch.data.discount[i]),
-            outputs[i, action],
-            following[i, best],
-        )
+        reward, discount = float(batch.data.reward[i]), float(batch.data.discount[i])
+        yield reward, discount, outputs[i, action], following[i, best]
 
 
 @pytest.mark.parametrize("double", [True, False])
@@ -45,15 +41,7 @@ def test_the_loss_of_c51_against_a_loop(double):
     learner, batch = apart(make_learner(agent)), transitions()
     expected, priorities = 0.0, []
     for reward, discount, outputs, following in rows_of(learner, batch, double):
-        target = np.zeros(5)
-        for atom, probability in zip(np.linspace(-3, 2, 5), following.softmax(-1).tolist(), strict=True):
-            position = (min(max(reward + 0.9 * discount * atom, -3.0), 2.0) + 3.0) / 1.25
-            low, high = int(np.floor(position)), int(np.ceil(position))
-            if low == high:
-                target[low] += probability
-            else:
-                target[low] += probability * (high - position)
-                target[high] += probability * (position - low)
+        target = project(following.softmax(-1).tolist(), reward, 0.9 * discount, np.linspace(-3, 2, 5))
         logs = outputs.log_softmax(-1).tolist()
         expected -= sum(p * log for p, log in zip(target, logs, strict=True)) / 16
         priorities.append(sum(p * (np.log(p) - q) for p, q in zip(target, logs, strict=True) if p > 0))

@@ -6,15 +6,7 @@ import pathlib
 import markers
 import pytest
 from agent_cases import SMALL, spec_of
-from config_fields import (
-    FIELDS,
-    OF_DELAYED,
-    OF_SEQUENCES,
-    WRONG,
-    accepted,
-    learned,
-    unchanged,
-)
+from config_fields import FIELDS, OF_DELAYED, OF_SEQUENCES, WRONG, accepted, learned, unchanged
 
 from framework.programs import RunConfig
 from framework.programs.registry import find_agent

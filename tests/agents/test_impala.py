@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from agent_batches import DISCRETE, learn, make_learner, played, unrolls
+from agent_batches import DISCRETE, learn, log_probs_and_values, make_learner, played, unrolls
 from agent_cases import SMALL as AGENTS
 from dm_env import specs as dm_specs
 
@@ -49,9 +49,8 @@ def test_several_choices_may_count_from_anywhere_and_have_any_shape():
     )
     data.mask[0, 3] = 0
     metrics = learn(learner, batch._replace(data=data)).metrics
-    assert (
-        metrics["rho_clipped"] == metrics["c_clipped"] == 0
-    )  # the learner sees what was done: all weights are 1
+    # The learner sees what was done: all weights are 1.
+    assert metrics["rho_clipped"] == metrics["c_clipped"] == 0
     assert metrics["policy_loss"].isfinite()
 
 
@@ -72,12 +71,7 @@ def test_actions_of_real_numbers_are_learned_as_sampled():
 # --- action, reward and state stay together ---
 
 
-VARIANTS = {
-    "feed-forward": {},
-    "lstm": LSTM,
-    "previous action and reward": PREVIOUS,
-    "lstm, previous action and reward": {**LSTM, **PREVIOUS},
-}
+VARIANTS = {"feed-forward": {}, "lstm": LSTM, "previous": PREVIOUS, "lstm, previous": {**LSTM, **PREVIOUS}}
 
 
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
@@ -115,24 +109,11 @@ def test_the_loss_against_a_loop(changes):
         SMALL, **changes, discount=0.9, reward_clip=2.0, entropy_coefficient=0.1, clip_rho=0.8, clip_c=0.7
     )
     learner, batch = make_learner(IMPALA(config)), unrolls(IMPALA(config))
-    data, model = batch.data, learner.networks.actor_critic
-    policy_losses, squared_errors, entropies = [], [], []
+    data, policy_losses, squared_errors, entropies = batch.data, [], [], []
     for n in range(config.batch_size):
-        state = tuple(torch.as_tensor(part[n : n + 1]) for part in data.extras.get("state", ()))
-        log_probs, entropy, values = [], [], []
         with torch.no_grad():
-            for t in range(config.unroll_length + 1):
-                if t > 0 and data.start_of_episode[n, t]:
-                    state = model.initial_state(1)
-                observation = torch.as_tensor(data.observation[n : n + 1, t])
-                features = model.torso(observation)
-                if model.core is not None:
-                    features, state = model.core.step(features, state)
-                probabilities = model.policy(features).logits.softmax(-1)[0].double().numpy()
-                log_probs.append(np.log(probabilities[data.action[n, t]]))
-                entropy.append(-(probabilities * np.log(probabilities)).sum())
-                values.append(float(model.value(features)))
-        ratios = np.exp(np.array(log_probs) - data.extras["log_prob"][n])
+            log_probs, entropy, values = log_probs_and_values(learner.networks.actor_critic, data, n)
+        ratios = np.exp(log_probs - data.extras["log_prob"][n])
         rewards = np.clip(data.reward[n], -2, 2)
         targets = list(values)
         for t in reversed(range(config.unroll_length)):

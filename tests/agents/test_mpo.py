@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from agent_batches import CENTRE, CONTINUOUS, SCALE, apart, learn, make_learner, transitions
+from agent_batches import CENTRE, CONTINUOUS, SCALE, apart, learn, make_learner, project, transitions
 from agent_cases import SMALL
 from torch.distributions import Independent, Normal, kl_divergence
 
@@ -14,16 +14,6 @@ from agents.mpo import MPO
 from framework.types import Transition
 
 SMALL_MPO = SMALL["mpo"].config
-
-
-def project(probabilities, reward, discount, atoms):
-    """The distribution of `reward + discount * atom` on the atoms, one by one."""
-    result, width = [0.0] * len(atoms), atoms[1] - atoms[0]
-    for probability, atom in zip(probabilities, atoms, strict=True):
-        value = min(max(reward + discount * atom, atoms[0]), atoms[-1])
-        for i, other in enumerate(atoms):
-            result[i] += probability * max(0.0, 1.0 - abs(value - other) / width)
-    return result
 
 
 @pytest.mark.parametrize("num_atoms", [1, 5])

@@ -24,15 +24,8 @@ VALUES = ((1, 3), (2, 2), (5, 7), (4, 4), (6, 8), (0, 1))  # of the action and o
 
 def sequence(discounts, mask):
     values = np.array(VALUES, np.float32) * np.array(mask, np.float32)[:, None]  # None in closing rows
-    return Step(
-        observation=(),
-        action=(),
-        reward=np.float32([[9, 1, 2, 3, 4, 5]]),
-        discount=np.float32([discounts]),
-        start_of_episode=(),
-        extras={"values": values[None]},
-        mask=np.float32([mask]),
-    )
+    reward, extras = np.float32([[9, 1, 2, 3, 4, 5]]), {"values": values[None]}
+    return Step((), (), reward, np.float32([discounts]), (), extras, np.float32([mask]))
 
 
 PRIORITIES = {

@@ -39,12 +39,3 @@ def test_counts_from_the_warm_up_to_the_end(clock):
         clock.now = now
         assert window.at(steps) is going_on, (now, steps)
     assert window.result() == {"steps": 620, "seconds": 10.5, "cpu": 21.0}
-
-
-def test_a_program_that_ends_too_soon_has_no_result(clock):
-    window = Window(seconds=10, warm_up=3)
-    window.at(1)
-    clock.now += 5
-    window.at(2)
-    with pytest.raises(RuntimeError, match="1 of 2 marks"):
-        window.result()

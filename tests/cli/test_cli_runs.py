@@ -56,13 +56,6 @@ def test_eval_of_a_run(trained, repertory):
     assert results[0] == results[1] and len(results[0]["returns"]) == results[0]["episodes"] == 7
 
 
-def test_eval_of_a_damaged_checkpoint(copied, repertory):
-    part = RunFolder.open(copied).checkpointer.latest() / "learner"
-    part.write_bytes(part.read_bytes()[:100])
-    code, _, err = repertory("eval", copied)
-    assert code == 1 and "learner is truncated" in err and "--checkpoint" in err
-
-
 def test_a_policy_from_python(trained):
     policy = load_policy(trained)
     assert policy.step == 600

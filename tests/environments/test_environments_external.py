@@ -15,6 +15,7 @@ import threading
 
 import numpy as np
 import pytest
+from background import Background
 
 import launch
 from agents.random_actions import RandomActions
@@ -43,12 +44,12 @@ def playing(port, token):
 
     @contextlib.contextmanager
     def play_with(*applications, num_envs=1, **options):
-        threads = [in_thread(application) for application in applications]
+        playing = [Background(application) for application in applications]
         address = f"tcp://127.0.0.1:{port}"
         with ExternalEnvironment(address, num_envs, token=token, timeout=60.0, **options) as environment:
             yield environment
-            for thread in threads:
-                thread.join(30)
+            for each in playing:
+                each.running(30)
 
     return play_with
 
@@ -61,12 +62,6 @@ def connect_as_soon_as_possible(port):
     while True:
         with contextlib.suppress(ConnectionRefusedError):
             return socket.create_connection(("127.0.0.1", port), timeout=30)
-
-
-def in_thread(work):
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    return thread
 
 
 def play(client, rewards, truncated=False):
@@ -286,25 +281,19 @@ def applications(port, *evaluations):
                 while True:
                     play(client, [1.0, 2.0])
 
-    threads = [in_thread(functools.partial(application, evaluation)) for evaluation in evaluations]
+    playing = [Background(application, evaluation) for evaluation in evaluations]
     try:
         yield
     finally:
         over.set()
-        for thread in threads:
-            thread.join(30)
+        for each in playing:
+            each.running(30)
 
 
 def random_actions(port, tmp_path, **settings):
     """A program of 40 env steps, with an evaluation of two episodes at the end."""
-    config = RunConfig(
-        directory=str(tmp_path),
-        envs_per_actor=2,
-        max_env_steps=40,
-        evaluate_period=40,
-        num_evaluation_episodes=2,
-        **settings,
-    )
+    settings |= {"max_env_steps": 40, "evaluate_period": 40, "num_evaluation_episodes": 2}
+    config = RunConfig(directory=str(tmp_path), envs_per_actor=2, **settings)
     program = make_program(RandomActions(), f"external:tcp://127.0.0.1:{port}", config)
     return launch.launch(program, engine="serial")
 
@@ -427,7 +416,7 @@ def test_a_client_whose_message_has_no_answer_is_told_why_it_was_refused():
         has_ended.set()
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        in_thread(lambda: run(listener))
+        Background(run, listener)
         with connect(listener.getsockname()[1]) as client:
             client.start_episode()
             assert has_ended.wait(30)

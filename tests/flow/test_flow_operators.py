@@ -13,6 +13,7 @@ import weakref
 from concurrent.futures import Future
 
 import pytest
+from background import Background
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -71,19 +72,9 @@ class Client:
 
 
 def in_a_thread(function):
-    """The result of `function`, or its exception; None if it takes longer than 10 seconds."""
-    results = []
-
-    def run() -> None:
-        try:
-            results.append(function())
-        except BaseException as error:
-            results.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(10)
-    return results[0] if results else None
+    """The result of `function`, or its exception."""
+    call = Background(function)
+    return call.exception(10) or call.result()
 
 
 def nodes(n: int = 2) -> list[LocalNode]:
@@ -330,11 +321,8 @@ def test_branches_of_a_tee_in_several_threads_wait_for_each_other():
             got[i].append(item)
             behind.append(len(taken) - min(map(len, got)))
 
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
+    for running in [Background(run, i) for i in range(3)]:
+        running.result(20)
     assert got == [list(range(200))] * 3
     assert max(behind) <= 3 + 3  # Ahead, the item in hand, and one that each thread has not noted yet.
 

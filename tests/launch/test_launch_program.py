@@ -88,28 +88,16 @@ def test_programs_that_make_no_sense(build, message):
         build(lp.Program("test"))
 
 
+def courier(**options):
+    return lambda: lp.CourierNode(Nothing, **options)
+
+
 NODES = {
     "not callable": (lambda: lp.PyNode(5), TypeError, "expected a callable"),
-    "unknown server option": (
-        lambda: lp.CourierNode(Nothing, courier_kwargs={"port": 1}),
-        ValueError,
-        r"\['port'\].*thread_pool_size",
-    ),
-    "unknown client option": (
-        lambda: lp.CourierNode(Nothing, courier_client_kwargs={"compress": True}),
-        ValueError,
-        "call_timeout",
-    ),
-    "no threads": (
-        lambda: lp.CourierNode(Nothing, courier_kwargs={"thread_pool_size": 0}),
-        ValueError,
-        "thread_pool_size: got 0",
-    ),
-    "no futures": (
-        lambda: lp.CourierNode(Nothing, courier_client_kwargs={"max_in_flight": 0}),
-        ValueError,
-        "max_in_flight: got 0",
-    ),
+    "unknown server option": (courier(courier_kwargs={"port": 1}), ValueError, r"\['port'\].*pool_size"),
+    "unknown client option": (courier(courier_client_kwargs={"compress": True}), ValueError, "call_timeout"),
+    "no threads": (courier(courier_kwargs={"thread_pool_size": 0}), ValueError, "thread_pool_size: got 0"),
+    "no futures": (courier(courier_client_kwargs={"max_in_flight": 0}), ValueError, "max_in_flight: got 0"),
     "cacher of no handle": (lambda: lp.CacherNode(Nothing(), 1.0), TypeError, "handle"),
     "negative interval": (lambda: lp.CacherNode(lp.PyNode(nothing).create_handle(), -1), ValueError, ">= 0"),
     "empty colocation": (lambda: lp.MultiThreadingColocation([]), TypeError, "list of nodes"),

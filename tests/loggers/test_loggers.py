@@ -10,8 +10,6 @@ import resource
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from framework import loggers
 from framework.loggers import files
@@ -105,19 +103,6 @@ def test_not_finite_numbers_are_json_and_come_back(tmp_path):
     json.loads(path.read_text(), parse_constant=refuse)
     (row,) = loggers.read_jsonl(path)
     assert math.isnan(row["a"]) and row["b"] == math.inf and row["c"] == -math.inf
-
-
-@given(
-    st.lists(
-        st.dictionaries(st.sampled_from("abcdef"), st.floats(allow_nan=False) | st.integers()), max_size=8
-    )
-)
-def test_jsonl_returns_any_numbers_exactly(tmp_path_factory, rows):
-    path = tmp_path_factory.mktemp("j") / "m.jsonl"
-    with loggers.JSONLLogger(path) as log:
-        for row in rows:
-            log.write(row)
-    assert list(loggers.read_jsonl(path)) == rows
 
 
 def test_scalars_become_plain():

@@ -88,6 +88,11 @@ def test_a_mask_of_another_shape_is_named(shape):
         losses.mask_logits(torch.zeros(4, 5), torch.ones(shape))
 
 
+def test_multi_discrete_is_the_sum_of_its_choices():
+    parts = [td.Categorical(logits=part) for part in LOGITS.split([4, 3], -1)]
+    np.testing.assert_allclose(losses.multi_discrete_entropy(LOGITS, (4, 3)), sum(p.entropy() for p in parts))
+
+
 def test_gaussian():
     mean, log_std, other_mean, other_log_std = torch.randn(4, 5, 3, generator=generator, dtype=torch.float64)
     this = td.Independent(td.Normal(mean, log_std.exp()), 1)

@@ -117,13 +117,11 @@ def slow(kind, s, lambda_=0.8, n=3, clip_rho=1.2, clip_c=0.9):
     return [function(t) if is_transition(t) else None for t in range(size)]
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        *("gae", "lambda", "n_step", "vtrace", "vtrace_advantage", "retrace"),
-        *("watkins", "watkins, greedy given", "peng"),
-    ],
-)
+KINDS = ["gae", "lambda", "n_step", "vtrace", "vtrace_advantage", "retrace"]
+KINDS += ["watkins", "watkins, greedy given", "peng"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=60, deadline=None)
 @given(s=sequences())
 def test_against_a_recursion_over_each_episode(kind, s):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import get_args
 
 import numpy as np
 import pytest
+from helpers.small_programs import SMALL as SMALL_DQN
 
 import launch
-from agents.dqn import DQN, DQNConfig
+from agents.dqn import DQN
 from agents.impala import IMPALA, IMPALAConfig
 from agents.ppo import PPO, PPOConfig
 from agents.r2d2 import R2D2, R2D2Config
@@ -21,15 +23,7 @@ from framework.loggers import InMemoryLogger, read_jsonl, without_times
 from framework.programs import RunConfig, make_program
 from framework.programs.run_config import Inference
 
-SMALL = DQNConfig(
-    min_replay_size=50,
-    batch_size=16,
-    samples_per_insert=2.0,
-    hidden_sizes=(16,),
-    insert_burst=64,
-    n_step=1,
-    epsilon_ladder=3.0,
-)
+SMALL = dataclasses.replace(SMALL_DQN, samples_per_insert=2.0, n_step=1, epsilon_ladder=3.0)
 NUM_ACTIONS, LENGTH = 4, 7
 PATIENCE = 120.0
 
@@ -72,19 +66,9 @@ class FullDisk(InMemoryLogger):
 
 
 def program(mode, directory=None, **changes):
-    settings = {
-        "num_actors": 2,
-        "envs_per_actor": 3,
-        "max_env_steps": 600,
-        "evaluate_period": None,
-        "log_period": 100,
-        "learner_log_period": 10,
-        "publish_period": 2,
-        "update_period": 2,
-        "directory": directory,
-        "inference": mode,
-    }
-    settings.update(changes)
+    settings = {"num_actors": 2, "envs_per_actor": 3, "max_env_steps": 600, "evaluate_period": None}
+    settings |= {"log_period": 100, "learner_log_period": 10, "publish_period": 2, "update_period": 2}
+    settings |= {"directory": directory, "inference": mode, **changes}
     agent = settings.pop("agent", None) or CheckedDQN(SMALL)
     factory, logger_factory = settings.pop("environment", echo), settings.pop("logger_factory", None)
     return make_program(agent, factory, RunConfig(**settings), logger_factory=logger_factory)

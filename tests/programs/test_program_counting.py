@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from background import Background
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -97,41 +98,30 @@ class TestBudget:
     def test_threads_stop_exactly(self):
         counter = Counter(max_steps=1003)
         barrier = threading.Barrier(4)
-        taken = [0] * 4
 
         def act(index):
             barrier.wait(10)
-            granted = counter.grant(f"actor-{index}", 7)
+            taken, granted = 0, counter.grant(f"actor-{index}", 7)
             while granted:
-                taken[index] += granted
+                taken += granted
                 counter.increment(made=granted)
                 granted = counter.grant(f"actor-{index}", 7, spent=granted)
+            return taken
 
-        threads = [threading.Thread(target=act, args=(index,)) for index in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(20)
-        assert counter.get_counts() == {"env_steps": 1003, "made": 1003} and sum(taken) == 1003
+        acting = [Background(act, index) for index in range(4)]
+        assert sum(each.result(20) for each in acting) == 1003
+        assert counter.get_counts() == {"env_steps": 1003, "made": 1003}
 
 
 class TestWaitFor:
-    def wait_in_thread(self, counter, *args):
-        result = []
-        thread = threading.Thread(target=lambda: result.append(counter.wait_for(*args)))
-        thread.start()
-        return thread, result
-
     def test_is_woken_by_an_increment_and_by_a_grant(self):
         counter = Counter()
-        waits = [self.wait_in_thread(counter, name, 3) for name in ("foo", "env_steps")]
+        waits = [Background(counter.wait_for, name, 3) for name in ("foo", "env_steps")]
         counter.increment(foo=1)
         counter.increment(foo=2)
         counter.grant("a", 3)
         counter.grant("a", 0, spent=3)
-        for thread, result in waits:
-            thread.join(10)
-            assert result == [True]
+        assert [wait.result(10) for wait in waits] == [True, True]
 
     def test_zero_polls_and_a_timeout_is_false(self):
         counter = Counter()
@@ -141,8 +131,7 @@ class TestWaitFor:
 
     def test_interrupt_ends_every_wait(self):
         counter = Counter()
-        thread, result = self.wait_in_thread(counter, "foo", 1)
+        wait = Background(counter.wait_for, "foo", 1)
         counter.interrupt()
-        thread.join(10)
-        assert result == [False]
+        assert wait.result(10) is False
         assert counter.wait_for("foo", 1) is False

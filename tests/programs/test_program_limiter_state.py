@@ -1,7 +1,5 @@
 """What a program that cannot go on says of replay."""
 
-import functools
-
 import numpy as np
 import pytest
 
@@ -22,11 +20,8 @@ class Narrow(IMPALA):
 
 def test_a_queue_that_never_holds_a_batch_is_one_clear_error():
     agent = Narrow(IMPALAConfig(batch_size=4, unroll_length=5, hidden_sizes=(8,)))
-    program = make_program(
-        agent,
-        functools.partial(FakeEnvironment),
-        RunConfig(envs_per_actor=9, max_env_steps=500, evaluate_period=None),
-    )
+    run = RunConfig(envs_per_actor=9, max_env_steps=500, evaluate_period=None)
+    program = make_program(agent, FakeEnvironment, run)
     with pytest.raises(launch.LaunchError) as raised:
         launch.launch(program, engine="serial")
     text = str(raised.value)

@@ -20,13 +20,8 @@ CONFIG = DQNConfig(
 
 def run(directory, engine, **settings):
     settings = {"max_env_steps": 1_200, "num_actors": 4, "envs_per_actor": 2, "replay_shards": 2} | settings
-    config = RunConfig(
-        directory=str(directory),
-        evaluate_period=None,
-        learner_log_period=25,
-        checkpoint_period=400,
-        **settings,
-    )
+    settings |= {"evaluate_period": None, "learner_log_period": 25, "checkpoint_period": 400}
+    config = RunConfig(directory=str(directory), **settings)
     launch.launch(make_program(DQN(CONFIG), CARTPOLE, config), engine=engine)
     lines = (directory / "metrics.jsonl").read_text().splitlines()
     rows = [row for row in map(json.loads, lines) if row["label"] == "learner"]

@@ -43,15 +43,8 @@ AGENTS = {
     "a3c": lambda: A3C(A2CConfig(unroll_length=2)),
     "flow-dqn": lambda: FlowDQN(FlowDQNConfig(**SMALL)),
 }
-BASE = RunConfig(
-    num_actors=2,
-    envs_per_actor=2,
-    max_env_steps=450,
-    evaluate_period=200,
-    num_evaluation_episodes=1,
-    log_period=50,
-    learner_log_period=7,
-)
+PERIODS = {"evaluate_period": 200, "log_period": 50, "learner_log_period": 7}
+BASE = RunConfig(num_actors=2, envs_per_actor=2, max_env_steps=450, num_evaluation_episodes=1, **PERIODS)
 
 
 def program(agent: str, environment: str, config: RunConfig, on_write=None):
@@ -96,16 +89,9 @@ def assert_same_run(one: str, other: str) -> None:
         assert same(parts[0].state(name), parts[1].state(name)), name
 
 
-CASES = [
-    ("prioritized", "local"),
-    ("ppo", "alternating"),
-    ("impala", "alternating+server"),
-    ("r2d2", "local"),
-    ("sac", "server"),
-    ("flow-dqn", "local"),
-    pytest.param("mpo", "local", marks=pytest.mark.release),
-    pytest.param("a3c", "local", marks=pytest.mark.release),
-]
+CASES = [("prioritized", "local"), ("ppo", "alternating"), ("impala", "alternating+server")]
+CASES += [("r2d2", "local"), ("sac", "server"), ("flow-dqn", "local")]
+CASES += [pytest.param(name, "local", marks=pytest.mark.release) for name in ("mpo", "a3c")]
 
 
 @pytest.mark.parametrize(("agent", "inference"), CASES)

@@ -19,14 +19,8 @@ at = checkpointers.DefaultCheckpointer
 
 def tables(max_size=300, sampler="Prioritized"):
     options = {"Prioritized": (0.7,)}.get(sampler, ())
-    main = replay.Table(
-        "main",
-        getattr(selectors, sampler)(*options),
-        selectors.Fifo(),
-        max_size,
-        rl.SampleToInsertRatio(8.0, 2, 100_000.0),
-        seed=3,
-    )
+    sampler, limiter = getattr(selectors, sampler)(*options), rl.SampleToInsertRatio(8.0, 2, 100_000.0)
+    main = replay.Table("main", sampler, selectors.Fifo(), max_size, limiter, seed=3)
     return [
         main,
         replay.Table.queue("queue", 5),

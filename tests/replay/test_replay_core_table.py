@@ -211,6 +211,11 @@ def test_replace_is_new_and_empty():
     assert twin.rate_limiter.inserts == 0
 
 
+def test_unknown_table():
+    with pytest.raises(RuntimeError, match=r"'nope' was not found.*'t'"):
+        make().sample_batch("nope", 1)
+
+
 def test_large_tables_grow():
     client = make(size=5000, sampler=selectors.Fifo(), times=1)
     writer = client.batch_writer()

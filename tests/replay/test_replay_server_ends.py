@@ -129,14 +129,9 @@ def insert(column, index, lengths, written=(), released=()):
     """The message that inserts items of one column into table `t`."""
     layout = [[column], [["x", 0, column[1] > 1, False]], [["dict", ["x"], [None]]]]
     keys = np.ones(len(index), np.uint64)
-    return {
-        "op": "insert",
-        "layouts": [[0, layout]],
-        "write": list(written),
-        "items": [["t", 0, index, lengths, keys, None, None]],
-        "release": list(released),
-        "lease": {},
-    }
+    items = [["t", 0, index, lengths, keys, None, None]]
+    message = {"op": "insert", "layouts": [[0, layout]], "items": items, "lease": {}}
+    return {**message, "write": list(written), "release": list(released)}
 
 
 def test_rows_of_others_are_refused():

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from patient_ray import started
+from patient_ray import free_port, started
 
 import launch as lp
 
@@ -51,24 +51,14 @@ PROGRAM = """
 """
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @pytest.fixture(scope="module")
 def cluster():
     """A head with its dashboard, which is the job server; in processes of its own."""
     from ray.cluster_utils import Cluster
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    arguments = {
-        "include_dashboard": True,
-        "dashboard_port": free_port(),
-        "object_store_memory": 100 << 20,
-        "num_cpus": 4,
-    }
+    arguments = {"include_dashboard": True, "dashboard_port": free_port(), "num_cpus": 4}
+    arguments["object_store_memory"] = 100 << 20
     cluster = started(lambda: Cluster(initialize_head=True, head_node_args=arguments))
     yield cluster
     cluster.shutdown()
@@ -90,14 +80,9 @@ def run(command, folder, **environment):
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith("RAY_") or name == START
     }
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env={**inherited, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0", **environment},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
+    ours = {"PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
+    options = {"capture_output": True, "text": True, "timeout": PATIENCE}
+    done = subprocess.run(command, cwd=folder, env={**inherited, **ours, **environment}, **options)
     return done.returncode, done.stdout + done.stderr
 
 

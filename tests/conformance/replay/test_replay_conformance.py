@@ -107,25 +107,14 @@ class Session:
         """``(size, inserts, samples, unique samples)``."""
         info = self.client.server_info()["t"]
         limiter = info.rate_limiter_info
-        return (
-            info.current_size,
-            limiter.insert_stats.completed,
-            limiter.sample_stats.completed,
-            info.num_unique_samples,
-        )
+        stats = limiter.insert_stats.completed, limiter.sample_stats.completed
+        return info.current_size, *stats, info.num_unique_samples
 
     def described(self):
         info = self.client.server_info()["t"]
         limiter = info.rate_limiter_info
-        return (
-            info.name,
-            info.max_size,
-            info.max_times_sampled,
-            limiter.samples_per_insert,
-            limiter.min_size_to_sample,
-            limiter.min_diff,
-            limiter.max_diff,
-        )
+        limits = limiter.samples_per_insert, limiter.min_size_to_sample, limiter.min_diff, limiter.max_diff
+        return info.name, info.max_size, info.max_times_sampled, *limits
 
     def error(self, operation, *args):
         """Of which of these kinds the error is that the operation ends with."""
@@ -143,14 +132,8 @@ def table(sampler="Fifo", remover="Fifo", size=100, times=0, limiter=None, expon
             return cls(exponent) if name == "Prioritized" else cls()
 
         kind, args = limiter or ("MinSize", (1,))
-        return backend.Table(
-            "t",
-            selector(sampler),
-            selector(remover),
-            size,
-            getattr(backend.rate_limiters, kind)(*args),
-            max_times_sampled=times,
-        )
+        limits = getattr(backend.rate_limiters, kind)(*args)
+        return backend.Table("t", selector(sampler), selector(remover), size, limits, max_times_sampled=times)
 
     return make
 
