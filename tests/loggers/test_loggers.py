@@ -159,6 +159,21 @@ def test_dispatcher_closes_all_even_if_one_fails():
     assert closed and last.rows == [{"a": 1.0}]
 
 
+def test_a_logger_of_a_user_changes_no_row_of_others_and_ends_nothing(caplog):
+    class Spoils(loggers.InMemoryLogger):
+        def write(self, row):
+            row.clear()
+
+        def close(self):
+            raise OSError("no network")
+
+    other = loggers.InMemoryLogger()
+    with loggers.Dispatcher([Spoils(), other]) as both:
+        both.write({"a": 1})
+    assert other.rows == [{"a": 1}]
+    assert "logger Spoils: close() raised OSError: no network" in caplog.text
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_full_disk_is_one_clear_error():
     log = files.AppendFile.__new__(files.AppendFile)
