@@ -98,11 +98,11 @@ def parse(options: type[T], arguments: Sequence[str], prog: str) -> T:
 
 
 def check_at_least(options: Any, **least: int) -> None:
-    """Raises `UsageError` if a field of `options` is less than the number of its name."""
+    """Raises `UsageError` if a field of `options` is less than the number of its name; None is not."""
     for name, number in least.items():
-        if getattr(options, name) < number:
-            flag = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{flag}: got {getattr(options, name)}, expected at least {number}.")
+        value = getattr(options, name)
+        if value is not None and value < number:
+            raise UsageError(f"--{name.replace('_', '-')}: got {value}, expected at least {number}.")
 
 
 def parse_train(
