@@ -109,6 +109,7 @@ PRESETS: Mapping[str, Preset] = {
             "envs_per_actor": 8,
             "environment_options": {"sticky_actions": 0.0},
             "max_env_steps": 500_000,
+            "max_evaluation_steps": 27_000,  # Whole games.
             "evaluate_period": 50_000,
             "num_evaluation_episodes": 4,
             "learner_log_period": 1_000,

@@ -215,6 +215,8 @@ class TorchAgent(core.Agent):
             `action_mask` that the agent cannot use.
         """
         check_action_mask(spec, type(self).__name__, self.takes_action_masks)
+        if self.networks_fn is None:
+            specs.check_sizes(spec)
         networks = (self.networks_fn or default)(self.config, spec)
         missing = [member for member in members if not _has(networks, member)]
         if missing or not isinstance(networks, nn.Module):

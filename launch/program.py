@@ -60,6 +60,9 @@ class Program:
     ```
     """
 
+    #: From it and its label, each node in a process of its own derives the seed of the global random
+    #: generators of Python, NumPy and torch. None: another seed in every run.
+    seed: int | None = None
     #: Keeps the state of an interrupted program of the serial engine; None keeps none.
     snapshot: Snapshot | None = None
     #: Seconds for which a group with `min_nodes` may have fewer nodes, if `launch` is not given others.

@@ -130,11 +130,11 @@ def _check_flags(arguments: Sequence[str], known: Sequence[str], prog: str) -> N
 
 
 def check_at_least(options: Any, **least: int) -> None:
-    """Raises `UsageError` if a field of `options` is less than the number of its name."""
+    """Raises `UsageError` if a field of `options` is less than the number of its name; None is not."""
     for name, number in least.items():
-        if getattr(options, name) < number:
-            flag = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{flag}: got {getattr(options, name)}, expected at least {number}.")
+        value = getattr(options, name)
+        if value is not None and value < number:
+            raise UsageError(f"--{name.replace('_', '-')}: got {value}, expected at least {number}.")
 
 
 def parse_train(

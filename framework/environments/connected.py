@@ -18,8 +18,8 @@ from framework import specs
 from framework.environments.action_masks import MaskChecker
 from framework.environments.base import FIRST, LAST, BatchedEnvironment, EnvironmentFault
 from framework.environments.environment_server import MalformedMessage
+from framework.environments.fields import FieldChecker
 from framework.environments.spec_data import parse_environment_spec
-from framework.environments.stepping import FieldChecker
 from framework.types import MultiAgentTimeStep, Nest
 from launch.defects import Defects
 

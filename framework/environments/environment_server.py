@@ -216,10 +216,19 @@ class _Gymnasium:
         else:
             truncated = more[0].get("TimeLimit.truncated", False)
             terminated = ended and not truncated
+        terminated, truncated = _flag("terminated", terminated), _flag("truncated", truncated)
         return observation, reward, 0.0 if terminated else 1.0, LAST if terminated or truncated else MID
 
     def close(self) -> None:
         self._env.close()
+
+
+def _flag(name: str, value: Any) -> bool:
+    """A flag as a bool; text, None and NaN, which would count as one, raise ValueError."""
+    array = np.asarray(value)
+    if array.size != 1 or array.dtype.kind not in "iubf" or array.item() not in (0, 1):
+        raise ValueError(f"{name}: got {value!r}, expected a bool.")
+    return bool(array.item())
 
 
 class _DmEnv:

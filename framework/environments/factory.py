@@ -9,6 +9,7 @@ from typing import Any
 from framework import config_checks, specs
 from framework.environments import suites
 from framework.environments.base import BatchedEnvironment
+from framework.environments.border import checked
 from framework.environments.processes import ProcessEnvironment
 from framework.environments.single import SingleEnv, call_factory, env_seeds, make_env, takes
 from framework.environments.stepping import InlineEnvironment, VectorEnvironment, autoreset_mode
@@ -82,7 +83,7 @@ def make(
         batched = _batch(source, num_envs, seed, stepping, num_processes)
     try:
         for wrapper in wrappers:
-            batched = wrapper(batched)
+            batched = checked(wrapper(batched))
     except BaseException:
         batched.close()
         raise
@@ -117,7 +118,7 @@ def _batch(
                 f"{source.name}: the factory returned a batch of {first.num_envs} envs, expected {num_envs}. "
                 "Give it a parameter num_envs, so that each node can ask for the envs that it steps."
             )
-        return first if many else VectorEnvironment(source.name, first, seed)
+        return checked(first) if many else VectorEnvironment(source.name, first, seed)
     if stepping == "vector" and not makes_batches:
         make_env(first, seeds[0]).close()
         raise ValueError(

@@ -11,6 +11,7 @@ import launch
 from framework import config_checks, core, environments, flow, specs
 from framework.devices import check_before_start
 from framework.environments import BatchedEnvironment
+from framework.environments.single import takes
 from framework.loggers import Logger
 from framework.programs.actor_worker import ActorWorker
 from framework.programs.callbacks import Callback, OnWrite
@@ -39,6 +40,8 @@ from framework.programs.worker import Setup, derive_seed, make_tables
 _REPLAY_MODULES = {"repertory": "framework.replay", "reverb": "framework.replay.dm_reverb"}
 # Seconds that a program waits at its end for the step of a learner, and for the last checkpoint.
 _STEP_S, _SAVE_S = 60.0, 600.0
+# Options with which an episode ends at a lost life: of `atari:`, of EnvPool, and of gymnasium's wrapper.
+_LIFE_OPTIONS = ("life_loss_terminates", "episodic_life", "terminal_on_life_loss")
 # Names of services and of parts of a checkpoint.
 _RESERVED = ("counter", "monitor", "checkpointer", "best", "program")
 
@@ -362,7 +365,7 @@ class Graph(core.Graph):
     def make_program(self, name: str) -> launch.Program:
         """The program. Its nodes close in the opposite order: workers, the checkpointer, replay."""
         program = launch.Program(name)
-        program.snapshot = self._snapshot
+        program.snapshot, program.seed = self._snapshot, self.config.seed
         program.preload = ["torch", "framework.programs.make", *self._setup.agent.preload]
         program.resources, program.strategies = self.config.resources, self._strategies
         program.min_nodes, program.min_nodes_timeout = self._min_nodes, self.config.min_actors_timeout
@@ -469,8 +472,16 @@ def make_environment(
     render_mode: str | None = None,
     evaluation: bool = False,
 ) -> BatchedEnvironment:
-    """Makes an environment of `num_envs` envs with the wrappers of `config`, and the agent's around them."""
-    options = {**config.environment_options, **(config.evaluation_options if evaluation else {})}
+    """Makes an environment of `num_envs` envs with the wrappers of `config`, and the agent's around them.
+
+    That of an `evaluation` plays whole games, unless `config.evaluation_options` says otherwise.
+    """
+    options = dict(config.environment_options)
+    if evaluation:
+        for name in _LIFE_OPTIONS:
+            if name in options or (callable(factory) and takes(factory, name)):
+                options[name] = False
+        options |= config.evaluation_options
     return environments.make(
         factory,
         num_envs=num_envs,

@@ -144,6 +144,21 @@ def test_run_episodes_does_not_favour_short_episodes():
     assert sorted(row["episode_length"] for row in logger.rows) == [2, 2, 2, 20, 20, 20]
 
 
+def test_an_episode_without_an_end_is_cut_and_said(caplog):
+    """Each env plays its share: one that was cut waits for the others, and for the reset after them."""
+    Uneven.made = 0
+    actor = RecordingActor()
+    loop = EnvironmentLoop(environments.make(Uneven, num_envs=2), actor, max_episode_steps=7)
+    result = loop.run_episodes(6)
+    assert result["env"].tolist() == [0, 0, 1, 0, 1, 1]
+    assert result["episode_length"].tolist() == [2, 2, 7, 2, 7, 7]
+    assert result["episode_return"][2] == sum(100 * step + 1 for step in range(7))
+    assert loop.num_cut == 3 and len(actor.firsts) == 3
+    assert loop.run_episodes(2)["episode_length"].tolist() == [2, 7]
+    told = "Uneven: 3 of 6 episodes had not ended after 7 steps"
+    assert [told in record.message for record in caplog.records] == [True]
+
+
 def test_run_episodes_starts_from_a_reset_and_with_fewer_episodes_than_envs():
     loop, actor, _, _ = _make(num_envs=4)
     loop.run(num_steps=8)

@@ -93,9 +93,9 @@ def test_the_adder_gets_every_step_with_the_extras_of_its_action():
         action = actor.select_action(row.observation)
         actor.observe(action, row)
     assert [call[0] for call in adder.calls] == ["first", "add", "add"]
-    assert adder.calls[0][1] is first
+    assert adder.calls[0][1].step_type.tolist() == first.step_type.tolist()
     _, action, row, extras = adder.calls[2]
-    assert row is second
+    assert row.step_type.tolist() == second.step_type.tolist()
     # State of the time of the observation, not after it, and not reset by what came next.
     assert action.tolist() == extras["count"].tolist() == [1, 1]
 

@@ -33,7 +33,8 @@ RUNS = {
         --environment-options sutton_barto_reward=true --evaluation-options sutton-barto-reward=false
         --wrappers 'StepLimit(limit=9)' framework.environments:SinglePrecision
         --observers ActionObserver ObservationObserver --loggers csv jsonl tensorboard terminal
-        --evaluate-period 80 --num-evaluation-episodes 3 --publish-period 4 --update-period 1000
+        --evaluate-period 80 --num-evaluation-episodes 3 --max-evaluation-steps 7
+        --publish-period 4 --update-period 1000
         --log-period 50 --learner-log-period 10
         --checkpoint-period 60 --checkpoint-minutes None --keep-checkpoints 2""",
     "served": """
@@ -165,6 +166,10 @@ OPTIONS = {
     "target_return": ("target", lambda run: "target_return" in result(run)),
     "evaluate_period": ("learns", lambda run: len(run.rows("evaluator")) == 3),
     "num_evaluation_episodes": ("learns", lambda run: run.rows("evaluator")[0]["episodes"] == 3),
+    "max_evaluation_steps": (
+        "learns",
+        lambda run: all(row["episode_length"] == 7 and row["cut_episodes"] == 3 for row in run.rows("eval")),
+    ),
     "publish_period": ("learns", lambda run: all(row["version"] % 4 == 0 for row in run.rows("learner"))),
     "update_period": ("learns", lambda run: all(row["variables_version"] == 0 for row in run.rows("actor"))),
     "log_period": ("learns", lambda run: len(run.rows("actor-0")) >= 2),

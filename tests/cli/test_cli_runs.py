@@ -54,6 +54,9 @@ def test_eval_of_a_run(trained, repertory):
         assert code == 0 and out.startswith("7 episodes with the checkpoint of step 600: return")
         results.append(json.loads((trained / "evaluation.json").read_text()))
     assert results[0] == results[1] and len(results[0]["returns"]) == results[0]["episodes"] == 7
+    _, out, _ = repertory("eval", trained, "--episodes", "2", "--max-steps", "3")
+    assert "length 3.0; 2 cut after 3 steps" in out
+    assert json.loads((trained / "evaluation.json").read_text())["cut_episodes"] == 2
 
 
 def test_a_policy_from_python(trained):

@@ -185,6 +185,7 @@ BAD = {
     "an action without an episode": [*ADMITTED, {"type": "get_action", "observation": [0, 0]}],
     "an observation of another shape": [*BEGUN, {"type": "get_action", "observation": [0]}],
     "an observation that is not finite": [*BEGUN, {"type": "get_action", "observation": [0, 1e999]}],
+    "an observation of text": [*BEGUN, {"type": "get_action", "observation": ["0", "1"]}],
     "no observation": [*BEGUN, {"type": "get_action"}],
     "an unknown type": [*BEGUN, {"type": "dance"}],
     "a token of half a character": [{**HELLO, "token": "\ud800"}],
@@ -237,7 +238,7 @@ def test_a_mistake_of_ours_is_logged_and_raised_if_it_repeats(port, caplog, monk
     assert answers == ["The run failed on this message. Its log has the error."] * 2
 
 
-@pytest.mark.parametrize("rewards", [[float("inf")], [1e39], [3e38, 3e38], ["much"]])
+@pytest.mark.parametrize("rewards", [[float("inf")], [1e39], [3e38, 3e38], ["1"], [None]])
 def test_a_reward_that_float32_does_not_hold_ends_that_connection_only(port, rewards, playing):
     def application():
         with connect(port) as client, pytest.raises(ValueError, match="reward: got"):

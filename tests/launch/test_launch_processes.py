@@ -18,6 +18,7 @@ import pytest
 from ended import has_ended
 
 import launch as lp
+from launch import seeds
 from launch.engines import processes
 from launch.engines.supervised import job as supervised_job
 
@@ -162,13 +163,14 @@ def test_shared_memory_of_a_killed_node_is_taken_away():
     assert not os.path.exists(job.result)
 
 
-def test_random_numbers_differ_between_nodes():
-    def main(service, index):
+def test_random_numbers_differ_between_nodes_and_follow_from_the_seed():
+    def draw():
         import random
 
         import numpy as np
+        import torch
 
-        service.put(index, (random.random(), float(np.random.random())))
+        return random.random(), float(np.random.random()), float(torch.rand(()))
 
     class Box:
         def __init__(self):
@@ -177,15 +179,20 @@ def test_random_numbers_differ_between_nodes():
         def put(self, index, numbers):
             self.numbers[index] = numbers
             if len(self.numbers) == 2:
-                lp.stop(list(self.numbers.values()))
+                lp.stop([self.numbers[0], self.numbers[1]])
 
     program = lp.Program("test")
+    program.seed = 1
     box = program.add_node(lp.CourierNode(Box), label="box")
     for index in range(2):
-        program.add_node(lp.PyNode(main, box, index), label="main")
-    one, two = lp.launch(program, preload=["numpy.random"])  # Whose state the forks share.
-    assert one[0] != two[0]
-    assert one[1] != two[1]
+        program.add_node(lp.PyNode(lambda box, index: box.put(index, draw()), box, index), label="main")
+    draw()  # Imports them here.
+    drawn = lp.launch(program, preload=["torch"])  # Whose state the forks share.
+    for seed in (seeds.of_node(1, "main-0"), seeds.of_node(1, "main-1"), seeds.of_node(2, "main-0"), None):
+        seeds.seed_generators(seed)
+        drawn.append(draw())
+    assert drawn[:2] == drawn[2:4]
+    assert all(len(set(numbers)) == 4 for numbers in zip(*drawn[2:], strict=True))
 
 
 @pytest.mark.parametrize(("given", "imported"), [(None, ["colorsys"]), (["wave"], ["wave"]), ([], [])])

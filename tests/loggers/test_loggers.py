@@ -144,6 +144,21 @@ def test_dispatcher_closes_all_even_if_one_fails():
     assert closed and last.rows == [{"a": 1.0}]
 
 
+def test_a_logger_of_a_user_changes_no_row_of_others_and_ends_nothing(caplog):
+    class Spoils(loggers.InMemoryLogger):
+        def write(self, row):
+            row.clear()
+
+        def close(self):
+            raise OSError("no network")
+
+    other = loggers.InMemoryLogger()
+    with loggers.Dispatcher([Spoils(), other]) as both:
+        both.write({"a": 1})
+    assert other.rows == [{"a": 1}]
+    assert "logger Spoils: close() raised OSError: no network" in caplog.text
+
+
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_rows_before_a_full_disk_are_intact(tmp_path, make):
     path = tmp_path / "metrics"

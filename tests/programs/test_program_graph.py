@@ -9,8 +9,10 @@ import pytest
 
 import launch
 from agents.dqn import DQN, DQNConfig
+from agents.random_actions import RandomActions
 from framework.checkpoints import Checkpointer
-from framework.programs import RunConfig, load_policy, make_program
+from framework.environments import testing
+from framework.programs import RunConfig, load_policy, make, make_program
 from framework.programs.run_folder import RunError
 from framework.programs.services import Counter, RunCheckpointer
 
@@ -127,3 +129,20 @@ def test_a_run_without_a_learner_of_that_name_is_not_loaded_with_untrained_param
     assert "other" in Checkpointer(tmp_path / "checkpoints").restore().names
     with pytest.raises(RunError, match="got the learners other, expected"):
         load_policy(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("told", "ends"),
+    [({}, False), ({"terminal_on_life_loss": True}, True), ({"terminal_on_life_loss": False}, False)],
+)
+def test_an_evaluation_plays_whole_games_unless_told_otherwise(told, ends):
+    found = []
+
+    def environment(terminal_on_life_loss=True, life_loss_terminates=None):
+        found.append((terminal_on_life_loss, life_loss_terminates))
+        return testing.EchoEnvironment()
+
+    config = RunConfig(environment_options={"life_loss_terminates": True}, evaluation_options=told)
+    for evaluation in (False, True):
+        make.make_environment(RandomActions(), environment, config, 1, 0, evaluation=evaluation)
+    assert found == [(True, True), (ends, False)]

@@ -80,7 +80,7 @@ def test_a_stop_ends_an_evaluation():
     def environment(evaluation=False):
         return FakeEnvironment(episode_length=10**9 if evaluation else 5)
 
-    config = RunConfig(evaluate_period=5, evaluation_options={"evaluation": True})
+    config = RunConfig(evaluate_period=5, max_evaluation_steps=None, evaluation_options={"evaluation": True})
     program = make_program(RandomActions(), environment, config)
     with warnings.catch_warnings():
         warnings.simplefilter("error", launch.StopTimeoutWarning)

@@ -133,7 +133,6 @@ class _ForkServer:
             self._wake.close()
             self._wake_end.close()
             os.environ.update(request["env"])
-            _reseed()
 
         pid = os.fork()
         if pid == 0:
@@ -216,11 +215,3 @@ def _become_node(prepare: Callable[[], None], descriptor: int, threads: int, log
     finally:
         node_process.flush_output()
         os._exit(code)
-
-
-def _reseed() -> None:
-    """Reseeds the global random generators: forks share their state, and nodes must draw other numbers."""
-    if "random" in sys.modules:
-        sys.modules["random"].seed()
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()

@@ -34,6 +34,7 @@ from launch.engines.supervised.runtime import Entry, RemoteRuntime, Setup
 from launch.errors import LaunchError, NodeError, StopTimeoutWarning
 from launch.program import Program
 from launch.rpc import sockets
+from launch.seeds import of_node
 
 _STATUS_INTERVAL = 1.0
 _log = logging.getLogger("launch")
@@ -243,7 +244,9 @@ class SupervisedJob(Job):
             options = self._options
             limits = options.heartbeat_timeout, options.time_to_end(process.unit.group)
             longest = max(map(options.time_to_end, self._program.groups))
-            self._order(process, Setup(process.code, dict(self._entries), self._keys, *limits, longest))
+            seed = of_node(self._program.seed, process.unit.label)
+            setup = Setup(process.code, dict(self._entries), self._keys, *limits, longest, seed)
+            self._order(process, setup)
             if self._state != "running":
                 self._order(process, "stop")
         elif "exit" in message and message["exit"] in self._by_number:

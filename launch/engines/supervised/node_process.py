@@ -25,6 +25,7 @@ from launch.engines.supervised.runtime import RemoteRuntime, Setup
 from launch.nodes import CourierNode, ReplayNode
 from launch.rpc import wire
 from launch.rpc.server import Server
+from launch.seeds import seed_generators
 
 _MAX_FILES = 1 << 16  # Open files of a node's process: each of its clients is one.
 # Under Launchpad, nodes may be threads of one process. When threads import modules of one package at the same
@@ -77,6 +78,7 @@ class NodeProcess:
         try:
             with _importing:
                 unit: Unit = wire.load(setup.unit, ())
+                seed_generators(setup.seed)  # Here, where the packages that the code needs are imported.
         except BaseException:
             self._ended.set()
             raise
