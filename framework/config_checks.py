@@ -189,7 +189,7 @@ class NamedFields:
         return super().__new__(cls)
 
 
-def instance(name: str, value: Any, kind: type[T], example: str) -> T:
+def instance(name: str, value: Any, kind: type, example: str) -> Any:
     """Returns an argument that must be a `kind`. Raises `TypeError`, which has `example` of one."""
     if isinstance(value, kind):
         return value

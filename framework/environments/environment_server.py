@@ -614,7 +614,7 @@ def _printable(text: str) -> str:
 def integer(text: str) -> int:
     """A whole number, such as 100000, 100_000 or 1e5."""
     number = float(text)
-    if not number.isinteger():
+    if not number.is_integer():
         raise ValueError
     return int(number)
 
