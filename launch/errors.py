@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from launch.texts import printable
+
 
 def message_of(error: BaseException) -> str:
     """Returns `str(error)`, or what is wrong with it: an exception's own `__str__` may raise."""
@@ -36,7 +38,7 @@ class NodeError(LaunchError):
             text += f"\n\nTraceback of node {node!r}:\n{traceback.rstrip()}"
         if log_tail:
             text += f"\n\nLast lines of the log of node {node!r}:\n{log_tail.rstrip()}"
-        super().__init__(text)
+        super().__init__(printable(text))
 
 
 class RemoteTraceback(Exception):
@@ -45,7 +47,7 @@ class RemoteTraceback(Exception):
     def __init__(self, node: str, text: str) -> None:
         self.node = node
         self.text = text
-        super().__init__(f"raised in node {node!r}:\n{text.rstrip()}")
+        super().__init__(printable(f"raised in node {node!r}:\n{text.rstrip()}"))
 
 
 class RemoteError(LaunchError):
@@ -57,7 +59,7 @@ class RemoteError(LaunchError):
 
     def __init__(self, kind: str, message: str) -> None:
         self.kind = kind
-        super().__init__(f"{kind}: {message}")
+        super().__init__(printable(f"{kind}: {message}"))
 
 
 class CallTimeout(LaunchError, TimeoutError):

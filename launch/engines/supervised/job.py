@@ -24,6 +24,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from launch import platforms
 from launch.context import activate, deactivate
 from launch.engines.base import Job, Options, Resources, remote_error
 from launch.engines.supervised import code
@@ -35,6 +36,7 @@ from launch.engines.supervised.runtime import Entry, RemoteRuntime, Setup
 from launch.errors import LaunchError, NodeError, StopTimeoutWarning
 from launch.program import Program
 from launch.rpc import sockets
+from launch.texts import printable
 
 _STATUS_INTERVAL = 1.0
 _log = logging.getLogger("launch")
@@ -69,6 +71,7 @@ class SupervisedJob(Job):
         self._files = Files()
         self._host_is_gone = False
         self._errors = 0
+        self._oom_kills = platforms.oom_kills()
         if options.directory is not None:
             os.makedirs(os.path.join(options.directory, "logs"), exist_ok=True)
         self._inbox, self._outbox = map(Channel, socket.socketpair())  # of the supervisor, from any thread
@@ -298,6 +301,8 @@ class SupervisedJob(Job):
                 # Few real-time signals have a name.
                 names = [each.name for each in signal.Signals if each == -code]
                 text = f"The process was killed by {names[0] if names else f'signal {-code}'}."
+                if code == -signal.SIGKILL:
+                    text += platforms.why_killed(self._oom_kills)
             if process.kill_reason is not None:
                 kind, text = "Hung", process.kill_reason
             process.error = f"{kind}: {text}"
@@ -330,7 +335,9 @@ class SupervisedJob(Job):
         return self._state == "running" and not self._stop_asked and (forgiven or process.restarts < allowed)
 
     def _say_lost(self, process: Process) -> None:
-        _log.warning("node %r is lost and will be restarted: %s", process.unit.label, process.error)
+        _log.warning(
+            "node %r is lost and will be restarted: %s", process.unit.label, printable(str(process.error))
+        )
         for other in self._processes:
             if other is not process:
                 self._order(other, ("lost", process.unit.label))
