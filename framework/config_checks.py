@@ -18,7 +18,7 @@ import numbers
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 
@@ -27,7 +27,6 @@ from launch import texts
 if typing.TYPE_CHECKING:
     from typing_extensions import Self
 
-T = TypeVar("T")
 # Names of one setting, here and in other libraries.
 _SAME = tuple(
     frozenset(names.split())
@@ -189,10 +188,10 @@ class NamedFields:
         return super().__new__(cls)
 
 
-def instance(name: str, value: Any, kind: type, example: str) -> Any:
-    """Returns an argument that must be a `kind`. Raises `TypeError`, which has `example` of one."""
+def instance(name: str, value: Any, kind: type, example: str) -> None:
+    """Raises `TypeError`, which says what to give, for an argument that is not an instance of `kind`."""
     if isinstance(value, kind):
-        return value
+        return
     what = f"the class {value.__name__}" if isinstance(value, type) else repr(value)
     raise TypeError(f"{name}: got {what}, expected an instance of {kind.__name__}. Give {example}.")
 

@@ -6,6 +6,8 @@ import traceback
 from collections.abc import Iterator
 from types import TracebackType
 
+from launch.texts import printable
+
 _OURS = ("launch", "framework")  # Packages whose frames a user's error is shown without.
 
 
@@ -94,7 +96,7 @@ class NodeError(LaunchError):
         text = f"node {node!r} failed with {kind}: {message}"
         if log_tail:
             text += f"\n\nLast lines of the log of node {node!r}:\n{log_tail.rstrip()}"
-        super().__init__(text)
+        super().__init__(printable(text))
 
 
 class RemoteTraceback(Exception):
@@ -103,7 +105,7 @@ class RemoteTraceback(Exception):
     def __init__(self, node: str, text: str) -> None:
         self.node = node
         self.text = text
-        super().__init__(f"raised in node {node!r}:\n{text.rstrip()}")
+        super().__init__(printable(f"raised in node {node!r}:\n{text.rstrip()}"))
 
 
 class RemoteError(LaunchError):
@@ -115,7 +117,7 @@ class RemoteError(LaunchError):
 
     def __init__(self, kind: str, message: str) -> None:
         self.kind = kind
-        super().__init__(f"{kind}: {message}")
+        super().__init__(printable(f"{kind}: {message}"))
 
 
 class CallTimeout(LaunchError, TimeoutError):

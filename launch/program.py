@@ -6,13 +6,10 @@ import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from launch.handles import Handle
 from launch.nodes import Node
-
-if TYPE_CHECKING:
-    from launch.engines.base import Options
 
 _LABEL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]*\Z")
 
@@ -74,9 +71,9 @@ class Program:
     #: "processes" keeps it open in all processes, which may outlive the launching one.
     contexts: Sequence[Callable[[], contextlib.AbstractContextManager[Any]]] = ()
 
-    #: Functions of the engine and the options that raise what would end the program at its start. They are
+    #: Functions of the engine and the `Options` that raise what would end the program at its start. They are
     #: called before `contexts`.
-    checks: Sequence[Callable[[str, Options], object]] = ()
+    checks: Sequence[Callable[[str, Any], object]] = ()
 
     def __init__(self, name: str) -> None:
         if not name:

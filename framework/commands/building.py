@@ -67,8 +67,9 @@ def build_program(
     try:
         program = make.make_program(agent, environment, config)
         options = make_options(program)  # Its errors, too, come before the first file.
-        for check in program.checks if engine is not None else ():
-            check(engine, options)
+        if engine is not None:
+            for check in program.checks:
+                check(engine, options)
         return program
     except (ImportError, NoDeviceError) as error:
         raise CommandError(f"This run cannot be built: {error}") from error

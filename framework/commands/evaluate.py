@@ -11,6 +11,7 @@ import numpy as np
 import tree
 
 from framework.checkpoints.checkpointer import explain
+from framework.commands import interrupts
 from framework.commands.options import Checkpoint, CommandError, Run, check_at_least, parse
 from framework.programs.loading import LoadedPolicy, load_policy
 from framework.programs.run_folder import RunFolder
@@ -36,6 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     check_at_least(options, episodes=1, envs=1, seed=0, max_steps=1)
     policy = load_policy(options.run, options.checkpoint)
     envs, limit = min(options.envs, options.episodes), options.max_steps or policy.config.max_evaluation_steps
+    interrupts.clean_up_first()
     result = evaluate(policy, options.episodes, envs, options.seed, limit)
     print(
         f"{result['episodes']} episodes with the checkpoint of step {result['step']:,}: "

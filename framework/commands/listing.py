@@ -11,6 +11,7 @@ from framework.programs import parts
 from framework.programs.presets import presets_of
 from framework.programs.registry import agent_names, find_agent
 from launch.engines.base import ENGINES
+from launch.texts import printable
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class ListOptions:
 
 def main(arguments: Sequence[str]) -> int:
     parse(ListOptions, arguments, prog="repertory list")
-    print(text())
+    print(printable(text()))
     return 0
 
 

@@ -16,12 +16,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Annotated, Any
 
+import tree
 import tyro
 
 import launch
 from framework import config_checks, core
 from framework.checkpoints import CheckpointError
-from framework.commands import building
+from framework.commands import building, interrupts
 from framework.commands.options import (
     DEFAULTS,
     CommandError,
@@ -39,6 +40,7 @@ from framework.programs.registry import AgentEntry, agent_names, find_agent
 from framework.programs.run_config import RunConfig
 from framework.programs.run_folder import RunFolder, differences, keeps_settings
 from launch.running import stopped_by_signals
+from launch.texts import printable
 from launch.view import NodesView
 
 _OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
@@ -91,11 +93,14 @@ def start(name: str | None, arguments: Sequence[str]) -> int:
     entry, options, config, agent_config = parse_new(name, arguments)
     building.check_installed(options.engine)
     agent = entry.make(None if isinstance(agent_config, _NoSettings) else agent_config)
+    interrupts.clean_up_first()
     if config.directory is not None:
         return _start(agent, options, config)
     path = _new_folder(entry.name, options.environment, config.seed)
     try:
         return _start(agent, options, dataclasses.replace(config, directory=str(path)))
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     finally:
         with contextlib.suppress(OSError):  # It is not empty, but for errors before the first file.
             os.removedirs(path)
@@ -182,6 +187,10 @@ def _read(path: str | None) -> dict[str, Any]:
     except OSError as error:
         raise CommandError(f"--config {path}: {error.strerror}.") from error
     given.pop(config_file.RECORDED, None)
+    for name, value in given.items():
+        for text in (name, *tree.flatten(value)):  # The help shows them.
+            if isinstance(text, str) and printable(text) != text:
+                raise UsageError(f"{path}: {name!r}: got {text!r}, expected text without control characters.")
     return given
 
 
@@ -251,6 +260,7 @@ def resume(arguments: Sequence[str], name: str | None = None) -> int:
     folder = dataclasses.replace(folder, config=config, **chosen)
     building.check_installed(folder.engine)
     program = building.build_program(folder.make_agent(), folder.environment_factory(), config, folder.engine)
+    interrupts.clean_up_first()
     with _writing(folder), folder.locked() as lock, chosen_checkpoint(folder, given.checkpoint):
         folder.save()
         (folder.path / "result.json").unlink(missing_ok=True)  # If this run is interrupted, it has no result.
@@ -283,7 +293,7 @@ def _advice(folder: RunFolder) -> str:
     if pid is not None:
         return f"Process {pid} trains in it. Give"
     if folder.checkpointer.latest() is not None:
-        return f"Go on with it: repertory train --resume {folder.path}; or give"
+        return f"Go on with it: repertory train --resume {folder.quoted}; or give"
     return "It ended before its first checkpoint, so that it cannot go on. Remove it, or give"
 
 
@@ -351,7 +361,8 @@ def _aside(path: Path) -> Path:
 def run(folder: RunFolder, program: launch.Program, lock: IO[str]) -> int:
     """Runs the program of `folder`, which `lock` locks, and reports its end; returns the exit code."""
     program.contexts = (lambda: contextlib.nullcontext(lock),)  # Its own would lock the folder.
-    print(f"{folder.agent} in {folder.environment_name}, engine {folder.engine}, folder {folder.path}")
+    in_words = f"{folder.agent} in {folder.environment_name}, engine {folder.engine}, folder {folder.path}"
+    print(printable(in_words))
     try:
         result, stopped_by = _run(program, folder)
     except launch.LaunchError as error:
@@ -362,13 +373,13 @@ def run(folder: RunFolder, program: launch.Program, lock: IO[str]) -> int:
         where = f"at {latest.name}" if latest else "before the first checkpoint"
         print(f"Stopped by {signal.Signals(stopped_by).name} {where}.")
         if latest:
-            print(f"Go on with: repertory train --resume {folder.path}")
+            print(f"Go on with: repertory train --resume {folder.quoted}")
         return 128 + stopped_by
     result = dict(result or {})
     folder.write_json("result.json", result)
     print(describe_result(result, folder.config))
     best = "" if result.get("episode_return") is None else " --checkpoint best"
-    print(f"Results are in {folder.path}. Look at them: repertory eval {folder.path}{best}")
+    print(f"Results are in {folder.path}. Look at them: repertory eval {folder.quoted}{best}")
     return 0
 
 
@@ -452,7 +463,7 @@ def _explain(error: Exception, folder: RunFolder) -> str:
         return f"node {node!r}: {folder.unwritable(cause)}"
     reason, _, log = str(error).partition("\n\n")
     if shown := getattr(error, "frames", "") or log:
-        print(shown, file=sys.stderr)  # First, so that the reason is at the bottom.
+        print(printable(shown), file=sys.stderr)  # First, so that the reason is at the bottom.
     path = folder.path
     logs = f"; logs of its nodes are in {path / 'logs'}" if (path / "logs").is_dir() else ""
     return f"{reason}\nThe run ended in {path}{logs}."

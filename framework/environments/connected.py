@@ -22,6 +22,7 @@ from framework.environments.fields import FieldChecker
 from framework.environments.spec_data import parse_environment_spec
 from framework.types import MultiAgentTimeStep, Nest
 from launch.defects import Defects
+from launch.texts import printable
 
 _LOG = logging.getLogger(__name__)
 _POLL_SECONDS = 0.5  # between two looks at whether the program stops and peers are still there
@@ -159,7 +160,7 @@ class ConnectedEnvironment(BatchedEnvironment):
         """Counts an error of a peer's message and returns the text for the peer; raises a repeated defect."""
         if isinstance(error, MalformedMessage):
             self.malformed += 1
-            _LOG.warning("%s: ended the connection of a peer: %s", self.name, error)
+            _LOG.warning("%s: ended the connection of a peer: %s", self.name, printable(str(error)))
             return str(error)
         if self._defects.repeats(error, f"{self.name}: a message of a peer"):
             raise error

@@ -622,8 +622,8 @@ def integer(text: str) -> int:
 class _Parser(argparse.ArgumentParser):
     """Its error for an unknown flag names the nearest one."""
 
-    def parse_args(self, *arguments: Any) -> Any:
-        chosen, unknown = self.parse_known_args(*arguments)
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        chosen, unknown = self.parse_known_args(args, namespace)
         if unknown:
             near = difflib.get_close_matches(unknown[0].split("=")[0], self._option_string_actions, 1)
             hint = f" Did you mean {near[0]!r}?" if near else ""

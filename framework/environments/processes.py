@@ -148,6 +148,7 @@ class ProcessEnvironment(BatchedEnvironment):
         start_timeout, _, close_timeout = self._timeouts
         self._children: list[_Child] = []
         self._broken: str | None = None
+        self._oom_kills = platforms.oom_kills()
         self._slot, self._is_rounded = 0, False
         self._finalizer = weakref.finalize(self, _shut_down, self._children, close_timeout)
         memory = _unnamed_file()
@@ -267,12 +268,13 @@ class ProcessEnvironment(BatchedEnvironment):
             code = child.process.wait(timeout=5.0)
             killed = code < 0
             how = f"was killed by {signal.Signals(-code).name}" if killed else f"ended with exit code {code}"
+            advice = platforms.why_killed(self._oom_kills) if code == -signal.SIGKILL else ""
         except subprocess.TimeoutExpired:
-            how = "closed its connection"
+            how, advice = "closed its connection", ""
         self._broken = f"the process of {child.envs} {how}"
         return EnvironmentFault(
             f"{self.name}, {child.envs}: the environment's process {child.process.pid} {how} during a run. "
-            "Its output is above. Use stepping='inline' to see the failure itself."
+            f"Its output is above. Use stepping='inline' to see the failure itself.{advice}"
         )
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from framework.foreign import close, is_foreign
+from launch.texts import printable
 
 TIME_PREFIX = "time/"
 Scalar = bool | int | float | str | None
@@ -93,7 +94,7 @@ class TerminalLogger(Logger):
 
     def write(self, row: Mapping[str, Any]) -> None:
         text = " | ".join(f"{name} = {format_value(value)}" for name, value in to_scalars(row).items())
-        self._print(f"[{self._label}] {text}" if self._label else text)
+        self._print(printable(f"[{self._label}] {text}" if self._label else text))
 
 
 def to_scalars(row: Mapping[str, Any]) -> Row:

@@ -123,7 +123,11 @@ class RunConfig(config_checks.NamedFields):
         if self.directory == "":
             raise ValueError("directory: got '', expected a path or None. '.' is the current folder.")
         if self.directory is not None:
-            object.__setattr__(self, "directory", os.path.abspath(self.directory))
+            object.__setattr__(self, "directory", path := os.path.abspath(self.directory))
+            if path.encode("utf-8", "replace") != os.fsencode(path):  # Torch writes no file there.
+                raise ValueError(
+                    f"directory: got {path!r}, expected a name in UTF-8. Rename or move the folder."
+                )
         config_checks.types(self)
         config_checks.at_least(self, 1, *_AT_LEAST_1)
         config_checks.at_least(self, 0, "seed", "inference_timeout", "variable_sources")

@@ -83,6 +83,11 @@ class RunFolder:
         return Path(self.config.directory)
 
     @property
+    def quoted(self) -> str:
+        """The path of the folder, for the command line of a shell."""
+        return shlex.quote(str(self.path))
+
+    @property
     def environment_name(self) -> str:
         """The environment's name, for output."""
         return self.environment or "an environment of its own"
@@ -172,7 +177,7 @@ class RunFolder:
             if pid not in (None, os.getpid()):
                 raise RunError(
                     f"{self.path} has no checkpoint yet, and process {pid} trains in it. Wait for the first "
-                    f"one, or stop the run, which writes one: repertory stop {self.path}"
+                    f"one, or stop the run, which writes one: repertory stop {self.quoted}"
                 ) from error
             raise RunError(str(error)) from error
 
@@ -373,7 +378,7 @@ class RunFolder:
             if not _lock(file, fcntl.LOCK_EX, _QUERY):
                 process = "another process" if (pid := self.running_pid()) is None else f"process {pid}"
                 raise RunError(
-                    f"{self.path} is being trained by {process}. Stop it first: repertory stop {self.path}"
+                    f"{self.path} is being trained by {process}. Stop it first: repertory stop {self.quoted}"
                 )
             os.ftruncate(file.fileno(), 0)
             try:

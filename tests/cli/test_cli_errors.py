@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import importlib.util
+import json
 import os
 import shlex
 import signal
@@ -16,7 +17,7 @@ import launch
 from agents.dqn import DQN, DQNConfig
 from framework.checkpoints import torch_part
 from framework.commands import train
-from framework.programs import registry, run_folder
+from framework.programs import RunConfig, registry, run_folder
 
 TRAIN = ("train", "random_actions")
 
@@ -66,6 +67,8 @@ WRONG = {
     "video somewhere --max-steps -3": (2, "--max-steps: got -3"),
     "video somewhere --fps 0": (2, "--fps: got 0, expected at least 1"),
     "video somewhere --seed -1": (2, "--seed: got -1"),
+    "serve-environment x --connect a:1 --key k --num-envs 1.5": (2, "--num-envs: invalid integer value"),
+    "serve-environment x --connect a:1 --key k --num-envs 1e1 --nim-envs 3": (2, "mean '--num-envs'?"),
     "serve-environment --export no/x.py": (1, "no/x.py: No such file"),
 }
 
@@ -358,6 +361,38 @@ class TestResume:
         assert code == 1
         assert "counter is truncated" in err and "previous" in err and "--checkpoint" in err
         assert len(folder.checkpointer.checkpoints()) == 2
+
+
+ESCAPE = "\x1b]0;owned\x07"
+
+
+def test_what_a_file_says_is_no_command_of_the_terminal(repertory, make_run):
+    folder = make_run(steps=[10])
+    file = folder.path / "config.yaml"
+    file.write_text(file.read_text().replace("agent: random_actions", f"agent: {json.dumps(ESCAPE)}"))
+    for arguments in (
+        ("status", folder.path),
+        ("train", "--config", file),
+        ("train", "--resume", folder.path),
+    ):
+        _, out, err = repertory(*arguments)
+        assert "owned" in out + err and "\x1b" not in out + err, arguments
+    error = launch.NodeError("actor-0", "ValueError", ESCAPE, f"trace {ESCAPE}", f"log {ESCAPE}")
+    assert str(error).count(r"\x1b]0;owned\x07") == 3 and "\x1b" not in str(error)
+
+
+def test_a_folder_that_is_not_utf_8_is_refused_at_the_start(repertory, tmp_path):
+    folder = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
+    with pytest.raises(ValueError, match=r"directory: got '.*caf\\udce9', expected a name in UTF-8"):
+        RunConfig(directory=folder)
+    code, out, err = repertory(*TRAIN, "--directory", folder)
+    assert code == 2 and "UTF-8" in out + err and not os.path.exists(folder)
+
+
+def test_advice_is_for_a_shell(repertory, make_run):
+    folder = make_run("it's a run", steps=[10])
+    _, _, err = repertory(*TRAIN, "--directory", folder.path)
+    assert shlex.split(err[err.index("repertory train") :].partition(";")[0])[3] == str(folder.path)
 
 
 class TestDisk:

@@ -157,7 +157,7 @@ def test_shared_memory_of_a_killed_node_is_taken_away():
     program = lp.Program("test")
     program.add_node(lp.PyNode(main), label="main")
     job = lp.start(program)
-    with pytest.raises(lp.NodeError, match="SIGKILL"):
+    with pytest.raises(lp.NodeError, match=r"SIGKILL.*the memory was full"):
         job.wait(timeout=PATIENCE)
     assert job.result.startswith("/dev/shm/lp-")
     assert not os.path.exists(job.result)

@@ -26,6 +26,7 @@ from framework.replay.errors import ReverbError, ServerClosed, ServerLost
 from framework.replay.server.operations import Operations, Reply, Request, Session
 from launch.defects import Defects
 from launch.rpc import sockets
+from launch.texts import printable
 
 _LOG = logging.getLogger(__name__)
 _ROUND = 64  # messages that the loop receives before it tries the waiting requests
@@ -180,7 +181,9 @@ class Service:
                 # No message of one peer may end the service of the others.
                 self.malformed += 1
                 if self.malformed & (self.malformed - 1) == 0:  # the 1st, 2nd, 4th …: a flood fills no log
-                    _LOG.warning("ignored a malformed message (%d so far): %s", self.malformed, error)
+                    _LOG.warning(
+                        "ignored a malformed message (%d so far): %s", self.malformed, printable(str(error))
+                    )
                 continue
             try:
                 self._carry_out(identity.bytes, op, number, message)

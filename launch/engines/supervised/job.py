@@ -16,6 +16,7 @@ import logging
 import os
 import pickle
 import selectors
+import signal
 import socket
 import threading
 import time
@@ -23,6 +24,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from launch import platforms
 from launch.context import activate, deactivate
 from launch.engines.base import Job, Options, Resources, remote_error
 from launch.engines.supervised import code
@@ -35,6 +37,7 @@ from launch.errors import LaunchError, NodeError, StopTimeoutWarning
 from launch.program import Program
 from launch.rpc import sockets
 from launch.seeds import of_node
+from launch.texts import printable
 
 _STATUS_INTERVAL = 1.0
 _log = logging.getLogger("launch")
@@ -72,6 +75,7 @@ class SupervisedJob(Job):
         self._host_is_lost = False  # Nothing can be forked, and only a broken channel shows an end.
         self._is_cut_off = False  # Nothing reaches the processes.
         self._errors = 0
+        self._oom_kills = platforms.oom_kills()
         if options.directory is not None:
             os.makedirs(os.path.join(options.directory, "logs"), exist_ok=True)
         self._inbox, self._outbox = map(Channel, socket.socketpair())  # of the supervisor, from any thread
@@ -325,6 +329,8 @@ class SupervisedJob(Job):
         if process.failure is None:
             early = " before the program was over" if code >= 0 else ""
             kind, text = "ProcessDied", reason or f"The process {how_it_ended(code)}{early}."
+            if reason is None and code == -signal.SIGKILL:
+                text += platforms.why_killed(self._oom_kills)
             if process.kill_reason is not None:
                 kind, text = "Hung", process.kill_reason
             process.error = f"{kind}: {text}"
@@ -357,7 +363,9 @@ class SupervisedJob(Job):
         return self._state == "running" and not self._stop_asked and (forgiven or process.restarts < allowed)
 
     def _say_lost(self, process: Process) -> None:
-        _log.warning("node %r is lost and will be restarted: %s", process.unit.label, process.error)
+        _log.warning(
+            "node %r is lost and will be restarted: %s", process.unit.label, printable(str(process.error))
+        )
         for other in self._processes:
             if other is not process:
                 self._order(other, ("lost", process.unit.label))
