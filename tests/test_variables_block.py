@@ -128,6 +128,18 @@ def test_full_shared_memory_says_how_much_is_missing(tmp_path, monkeypatch):
         VariableBlock(filled(0), str(tmp_path / "block"))
 
 
+def test_a_read_in_which_its_slot_is_written_is_made_again(monkeypatch):
+    block, begun = VariableBlock(filled(0)), iter([3, 1])  # Publications: the first one is read.
+    block.publish(1, filled(1))
+
+    def copy(source, targets):
+        copy_variables(source, targets)
+        block._header[0] = next(begun)
+
+    monkeypatch.setattr("framework.variables.copy_variables", copy)
+    assert block.read(empty_like(filled(0))).version == 1 and not list(begun)
+
+
 def publish_until(stop, block, ready):
     version = 1
     while not stop.is_set():

@@ -9,11 +9,14 @@ import torch
 from torch import nn
 
 import launch
+from agents.a2c import A2C
+from agents.d4pg import D4PG
 from agents.dqn import DQN, DQNConfig, DQNNetworks
 from agents.impala import IMPALA, IMPALAConfig
 from agents.mpo import MPO
 from agents.ppo import PPO, PPOConfig, PPONetworks
 from agents.sac import SAC, SACConfig, SACNetworks
+from agents.td3 import TD3
 from agents.td7 import TD7
 from framework import environments, networks, specs
 from framework.programs import RunConfig, load_policy, make_program
@@ -147,6 +150,9 @@ class Forgetful(PPONetworks):
         (PPO(networks_fn=Forgetful), "Forgetful without normalizer, expected .* forward"),
         (MPO(networks_fn=lambda config, spec: nn.Module()), "without actions, policy, critics, duals, atoms"),
         (SAC(networks_fn=lambda config, spec: nn.Module()), "without actions, policy, critics"),
+        (D4PG(networks_fn=lambda config, spec: nn.Module()), "policy, critics, values, atoms"),
+        (TD3(networks_fn=lambda config, spec: nn.Module()), "without actions, policy, critics, values"),
+        (A2C(networks_fn=lambda config, spec: nn.Module()), "without actions, normalizer, initial_state"),
         (IMPALA(networks_fn=lambda config, spec: nn.Module()), "actor_critic.unroll"),
         (TD7(networks_fn=lambda config, spec: nn.Module()), "values, embeddings, target_range, renew"),
         (IMPALA(networks_fn=with_memory), "with a memory and lstm_size None, expected both"),

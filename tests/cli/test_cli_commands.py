@@ -93,13 +93,6 @@ def test_hyphens_in_the_name_of_an_agent(declared, monkeypatch):
     assert find_agent("soft-q") == find_agent("soft_q") == registry.AgentEntry(declared, "agents.dqn:DQN")
 
 
-def test_list(repertory):
-    code, out, _ = repertory("list")
-    assert code == 0
-    for text in ("dqn", "random_actions", "gymnasium:CartPole-v1", "serial", "threads"):
-        assert text in out
-
-
 HOLDER = """
 import os, signal, sys
 from framework.programs.run_folder import RunFolder

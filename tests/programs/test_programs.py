@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import warnings
 
 import numpy as np
@@ -17,7 +16,7 @@ from agents.flow_dqn import FlowDQN, FlowDQNConfig
 from agents.ppo import PPO, PPOConfig
 from agents.random_actions import RandomActions
 from framework.checkpoints import Checkpointer
-from framework.environments.testing import FakeEnvironment, FaultyEnvironment, make_spec
+from framework.environments.testing import FakeEnvironment, make_spec
 from framework.loggers import read_jsonl
 from framework.programs import RunConfig, make_program
 from framework.programs.run_folder import RunError
@@ -102,27 +101,3 @@ def test_a_resumed_program_makes_no_learner_steps_above_the_limit(tmp_path):
 def test_without_an_evaluator_the_last_actor_ends_the_program():
     result = launch.launch(program(evaluate_period=None), engine="serial")
     assert result["reason"] == "max_env_steps" and result["env_steps"] == 500
-
-
-FAULTS = {
-    "processes": ("raise", "the simulator exploded"),
-    "threads": ("nan_reward", "reward holds NaN"),
-    "serial": ("shape", "observation has shape"),
-}
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_broken_environment_is_one_clear_error(engine):
-    fault, message = FAULTS[engine]
-    environment = functools.partial(FaultyEnvironment, fault, at=20)
-    with pytest.raises(launch.NodeError, match=message):
-        launch.launch(program(environment=environment), engine=engine)
-
-
-BAD = [{name: 0} for name in ("num_actors", "envs_per_actor", "max_env_steps", "evaluate_period")]
-
-
-@pytest.mark.parametrize("settings", [*BAD, {"target_return": 1.0, "evaluate_period": None}])
-def test_settings_that_make_no_sense_are_refused(settings):
-    with pytest.raises(ValueError, match=next(iter(settings))):
-        program(**settings)

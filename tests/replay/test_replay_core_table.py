@@ -211,6 +211,17 @@ def test_replace_is_new_and_empty():
     assert twin.rate_limiter.inserts == 0
 
 
+@pytest.mark.parametrize(
+    ("make_table", "order"), [(replay.Table.queue, [0, 1, 2]), (replay.Table.stack, [2, 1, 0])]
+)
+def test_queue_and_stack(make_table, order):
+    client = replay.EmbeddedClient([make_table("t", 3)])
+    insert(client, [0, 1, 2])
+    assert not client.can_insert("t")
+    assert drain(client, 3) == order
+    assert not client.can_sample("t")
+
+
 def test_unknown_table():
     with pytest.raises(RuntimeError, match=r"'nope' was not found.*'t'"):
         make().sample_batch("nope", 1)

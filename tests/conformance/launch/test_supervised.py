@@ -136,7 +136,5 @@ def test_resources_of_a_group(supervised_engine):
     assert lp.launch(program, supervised_engine, resources=resources) == ("red", "3")
     program.resources = {"main": {"threads": 2, "env": {"COLOUR": "blue"}}}
     assert lp.launch(program, supervised_engine) == ("blue", "2")
-    assert lp.launch(program, supervised_engine, resources=resources) == (
-        "red",
-        "3",
-    )  # in place of the program's
+    # In place of the program's.
+    assert lp.launch(program, supervised_engine, resources=resources) == ("red", "3")
