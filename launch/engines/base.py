@@ -82,9 +82,9 @@ class Resources:
         for name, amount in amounts.items():
             if isinstance(amount, str) or (amount is not None and not 0 <= amount < math.inf):
                 raise ValueError(f"resources: {name}: got {amount!r}, expected a number of at least 0.")
-        given: Any = self.threads
-        if isinstance(given, float) and given.is_integer():
-            object.__setattr__(self, "threads", int(given))  # As 1e1 of a file is.
+        threads: Any = self.threads
+        if isinstance(threads, float) and threads.is_integer():
+            object.__setattr__(self, "threads", int(threads))  # As 1e1 of a file is.
         if not isinstance(self.threads, int) or self.threads < 1:
             raise ValueError(f"resources: threads: got {self.threads!r}, expected a number of at least 1.")
         if self.strategy not in STRATEGIES:
