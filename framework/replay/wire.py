@@ -28,7 +28,7 @@ import numpy as np
 
 from framework.replay import errors
 
-PROTOCOL = 4  # of the messages between clients and servers; see `server.operations`
+PROTOCOL = 5  # of the messages between clients and servers; see `server.operations`
 INLINE_BYTES = 8192
 MAX_ARRAYS = 4096  # in one message
 MAX_LAYOUTS = 4096  # of the items of one client

@@ -2,7 +2,8 @@
 
 Every message has an `op`, and an `id` if it is to be answered. The operations and their fields:
 
-- `hello`: `protocol` → `server` (a name of this life of the server), `directory`, `tables`, `stream_bytes`.
+- `hello`: `protocol`, `nonce` → `server` (a name of this life of the server), `directory`, `proof` (see
+  `framework.replay.shm`), `tables`.
 - `declare`: `name` of a stream, `stream` (the server's name, None at first), `columns {name: [shape, dtype]}`
   to add → `stream`, `columns {name: [column, path, shape, dtype]}`.
 - `lease`: `stream` (the server's name), `n` → `rows` int64 `[n]`.
@@ -28,7 +29,6 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import itertools
-import os
 import secrets
 import time
 from collections import deque
@@ -43,7 +43,7 @@ from framework.replay import wire
 from framework.replay.errors import DeadlineExceededError, StoreFullError
 from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import RowStore, grown
-from framework.replay.shm import SharedMemory
+from framework.replay.shm import Proof, SharedMemory
 from framework.replay.tables.items import Delivery, NewItems
 from framework.replay.tables.rate_limiters import INSERTERS, SAMPLERS
 from framework.replay.tables.table import Table
@@ -146,6 +146,7 @@ class Operations:
 
     Attributes:
       wake: tells the service to try the waiting requests again; set once the service exists.
+      address: where the server listens; set once it does.
     """
 
     def __init__(
@@ -160,9 +161,7 @@ class Operations:
         # A random start, so that numbers of an earlier server at this address are unknown here.
         self._deliveries = itertools.count(secrets.randbits(48))
         self._server = secrets.token_hex(16)
-        # A client that can read this file runs on this machine as this user, and may use the memory.
-        with open(os.path.join(memory.directory, "proof"), "w") as file:
-            file.write(self._server)
+        self.address = ""
 
     def open(self, session: Session, hello: dict[str, Any]) -> Reply:
         """Answers `hello`."""
@@ -171,8 +170,11 @@ class Operations:
             raise ValueError(
                 f"protocol: got {protocol!r}, expected {wire.PROTOCOL}. Use the same version on both sides."
             )
+        nonce = hello.get("nonce")
+        proof = Proof(nonce, self.address).answer(self._memory.secret) if type(nonce) is bytes else None
         return {
             "server": self._server,
+            "proof": proof,
             # Clients cannot read compressed columns in place, so all of them get arrays in messages.
             "directory": "" if self._store.compress else self._memory.directory,
             "tables": sorted(self._tables),

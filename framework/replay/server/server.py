@@ -101,7 +101,7 @@ class Server:
             listener = sockets.make_server_socket(address, curve, max_queued_messages=_MAX_QUEUED)
         except zmq.ZMQError as error:
             raise OSError(error.errno, f"cannot serve replay at {address}: {error.strerror}") from error
-        self.address = sockets.bound_address(listener)
+        self.address = operations.address = sockets.bound_address(listener)
         if self.address.startswith("tcp://"):
             self.port = int(self.address.rpartition(":")[2])
         self._service = Service(operations, listener, self._on_failure)
