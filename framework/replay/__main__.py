@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import runpy
 import signal
 import sys
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from framework.replay.errors import CheckpointError
+from framework.replay.server.limits import Limits
 from framework.replay.server.server import Server
 from launch.rpc.sockets import CurveKeys
 
@@ -28,6 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--address", help="instead of --port: tcp://interface:port or ipc://path")
     add("--keys", help="file with the clients' keys; created if it does not exist")
     add("--max-bytes", type=int, help="memory budget of all rows, in bytes")
+    for limit in dataclasses.fields(Limits):
+        add(f"--{limit.name.replace('_', '-')}", type=int, default=limit.default, help="see replay.Limits")
     add("--compress", nargs="*", default=(), help="patterns of columns to compress, such as '*pixels*'")
     chosen = parser.parse_args(arguments)
     try:
@@ -45,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             curve=None if chosen.keys is None else CurveKeys.from_file(chosen.keys),
             max_bytes=chosen.max_bytes,
             compress=tuple(chosen.compress),
+            limits=Limits(*[getattr(chosen, limit.name) for limit in dataclasses.fields(Limits)]),
         )
     except (ValueError, OSError, CheckpointError) as error:
         print(f"error: {error}", file=sys.stderr)

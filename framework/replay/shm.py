@@ -55,7 +55,7 @@ import numpy as np
 import launch
 from framework.replay import wire
 from framework.replay.errors import ServerClosed, StoreFullError
-from framework.replay.rows.store import Allocator
+from framework.replay.rows.allocator import Allocator
 from launch import platforms
 from launch.rpc import sockets
 
@@ -138,6 +138,11 @@ class SharedMemory(Allocator):
                 platforms.free_pages(file.fileno(), 0, os.fstat(file.fileno()).st_size)
             os.unlink(path)
 
+    def size(self) -> int:
+        """Returns the bytes of the file system of the directory, used or not."""
+        status = os.statvfs(self.directory)
+        return status.f_blocks * status.f_frsize
+
     def path(self, stream: str, column: str) -> str:
         """Returns the path of a column's file."""
         return self._paths[stream, column]
@@ -209,17 +214,19 @@ class MappedStore:
           ValueError: the path is not in the server's directory.
         """
         with self._lock:
-            mapped = self.streams.setdefault(stream, types.SimpleNamespace(name=stream, columns={})).columns
-            if column not in mapped:
+            new = types.SimpleNamespace(name=stream, columns={}, paths={})
+            found = self.streams.setdefault(stream, new)
+            columns, mapped = found.columns, found.paths
+            if mapped.get(column) != path:  # a new one of that name
                 if os.path.dirname(path) != self.directory:
                     raise ValueError(
                         f"column {column!r}: got {path!r}, expected a file in {self.directory!r}"
                     )
                 if any(type(size) is not int or size < 0 for size in shape):
                     raise ValueError(f"column {column!r}: got shape {shape}, expected sizes from 0 on")
-                mapped[column] = attach(path, shape, wire.parse_dtype(dtype, f"column {column!r}"))
-            array: np.ndarray = mapped[column]
-            return array
+                array = attach(path, shape, wire.parse_dtype(dtype, f"column {column!r}"))
+                mapped[column], columns[column] = path, array
+            return columns[column]
 
 
 def attach(path: str, shape: Sequence[int], dtype: Any) -> np.ndarray:

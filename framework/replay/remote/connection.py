@@ -188,8 +188,15 @@ class Connection:
             done = message["done"] = []
             while self.done:
                 done.append(self.done.popleft())
+        frames = encode(message)
+        most = self.welcome.get("max_message_bytes", 0)
+        if len(frames) > 1 and (size := sum(frame.nbytes for frame in frames[1:])) > most:
+            raise ValueError(
+                f"message {message['op']!r}: got {size} bytes of arrays, expected at most {most}. Send fewer "
+                "at a time, or give the server a larger max_message_bytes."
+            )
         try:
-            self._socket.send_multipart(encode(message), zmq.NOBLOCK, copy=False)
+            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
         except zmq.Again:  # the connection is gone
             self.close()
             raise SessionLost from None
