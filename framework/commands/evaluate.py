@@ -11,7 +11,7 @@ import numpy as np
 import tree
 
 from framework.checkpoints.checkpointer import explain
-from framework.commands.options import Checkpoint, CommandError, Run, check_at_least, parse
+from framework.commands.options import Allow, Checkpoint, CommandError, Run, check_at_least, parse
 from framework.programs.loading import LoadedPolicy, load_policy
 from framework.programs.run_folder import RunFolder
 
@@ -27,12 +27,13 @@ class EvalOptions:
     envs: int = 20  # Number of episodes at the same time.
     seed: int = 0  # Seed of the environments and of the policy.
     checkpoint: Checkpoint = "latest"  # latest, best (as evaluated during the run), previous, or a step.
+    allow: Allow = ()  # A module whose objects the run may name. Give it once for each module.
 
 
 def main(arguments: Sequence[str]) -> int:
     options = parse(EvalOptions, arguments, prog="repertory eval")
     check_at_least(options, episodes=1, envs=1, seed=0)
-    policy = load_policy(options.run, options.checkpoint)
+    policy = load_policy(options.run, options.checkpoint, options.allow)
     result = evaluate(policy, options.episodes, min(options.envs, options.episodes), options.seed)
     print(
         f"{result['episodes']} episodes with the checkpoint of step {result['step']:,}: "

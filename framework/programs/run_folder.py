@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,7 +27,7 @@ from framework.checkpoints import Checkpointer, CheckpointError, CheckpointReade
 from framework.environments.suites import SUITES
 from framework.loggers.files import explained, read_jsonl
 from framework.objects import load_object, target_of
-from framework.programs import config_file
+from framework.programs import config_file, trust
 from framework.programs.callbacks import Callback
 from framework.programs.registry import describe_agent, find_agent
 from framework.programs.run_config import RunConfig
@@ -51,7 +51,7 @@ class RunFolder:
     folder.record()
     with folder.locked():                    # one process at a time
         ...
-    agent = RunFolder.open(path).make_agent()
+    agent = RunFolder.open(path).make_agent(allow=("my_agents",))
     ```
 
     Attributes:
@@ -252,8 +252,32 @@ class RunFolder:
             return self
         return dataclasses.replace(self, agent_config={**self.agent_config, "device": device})
 
-    def make_agent(self) -> core.Agent:
-        """The agent as configured in the run. Raises RunError if its class cannot be found."""
+    def check_names(self, allow: Collection[str]) -> None:
+        """Raises RunError if the run names code that is not registered; see `framework.programs.trust`.
+
+        Args:
+          allow: modules whose objects it may name.
+        """
+        own: dict[str, Any] = {
+            "agent": self.agent,
+            "environment": self.environment,
+            "networks_fn": self.networks_fn,
+        }
+        try:
+            trust.check({"agent_config": self.agent_config, **dataclasses.asdict(self.config), **own}, allow)
+        except ValueError as error:
+            raise RunError(f"{self.path}: {error}") from error
+
+    def make_agent(self, allow: Collection[str] = ()) -> core.Agent:
+        """The agent as configured in the run. Nothing is imported if one of the run's names is refused.
+
+        Args:
+          allow: modules whose objects the run may name; see `check_names`.
+
+        Raises:
+          RunError: The agent cannot be found, or the run names code of other modules.
+        """
+        self.check_names(allow)
         try:
             entry = find_agent(self.agent)
             config = entry.make_config()
