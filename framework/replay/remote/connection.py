@@ -394,8 +394,8 @@ class Channel:
             old = self._mapped
             # Every session proves anew that it is with the server whose columns are mapped.
             if old is None or (old.server, old.directory, old.local) != (new.server, directory, new.local):
-                self._mapped = new
-            return self._mapped
+                old = self._mapped = new
+            return old
 
     @contextlib.contextmanager
     def borrow(self) -> Iterator[Connection]:

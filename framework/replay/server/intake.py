@@ -71,12 +71,12 @@ class Intake:
         """Whether there is anything to look at."""
         return bool(self._peers)
 
-    def note(self, event: dict[str, Any]) -> None:
+    def note(self, event: int, descriptor: int) -> None:
         """Takes an event of the socket's monitor."""
-        if event["event"] != zmq.EVENT_ACCEPTED:
-            self._peers.pop(event["value"], None)
+        if event != zmq.EVENT_ACCEPTED:
+            self._peers.pop(descriptor, None)
         elif self._watches:
-            self._peers[event["value"]] = _Peer(_memory())
+            self._peers[descriptor] = _Peer(_memory())
 
     def hear(self, frame: zmq.Frame) -> None:
         """Notes a message, of which this is a frame."""

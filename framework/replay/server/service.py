@@ -188,7 +188,7 @@ class Service:
             event = parse_monitor_message(monitor.recv_multipart())
             ended |= event["event"] != zmq.EVENT_ACCEPTED
             if self._intake is not None:
-                self._intake.note(event)
+                self._intake.note(event["event"], event["value"])
         if ended:
             # Rounded, so that the set stays small when many connections end.
             due_at = (max(self._next_probe, time.monotonic() + delay) for delay in self.probe_delays_s)
