@@ -382,11 +382,8 @@ class RunFolder:
             return None
         with self._open_lock("r") as file:
             found, holders = _LAUNCHER.match(file.read(1000)), _holders(file, pid)
-        if found is None or int(found["folder"] or 0) != self.path.stat().st_ino:
-            raise RunError(
-                f"{self.path}/run.lock: got the lock of another folder, or an altered one. Look for the "
-                "process that has it, and stop that one."
-            )
+        if found is None or not found["host"]:
+            raise RunError(f"{self.path}/run.lock: got an altered lock. Stop the process that holds it.")
         if found["host"] != socket.gethostname():
             raise RunError(
                 f"{self.path} is being trained by process {pid} of the host {found['host']}, not of this one."
@@ -400,6 +397,11 @@ class RunFolder:
             raise RunError(
                 f"{self.path}: process {pid}, which trained in it, is not one of this machine, or has died. "
                 "In that case its nodes save what they have, and end by themselves."
+            )
+        if int(found["folder"] or 0) != self.path.stat().st_ino:
+            raise RunError(
+                f"{self.path}/run.lock: got the lock of another folder. Stop the run in that one, or move the "
+                "files of this one to a new folder."
             )
         return process
 
