@@ -35,7 +35,7 @@ import torch
 import launch
 from framework import core
 from framework.config_checks import whole_number
-from framework.replay.shm import back_with_memory
+from framework.replay.shm import attach, back_with_memory
 from launch import platforms
 from launch.context import find_context
 
@@ -136,7 +136,7 @@ class VariableBlock:
                 file = os.open(path, os.O_RDONLY)
                 weakref.finalize(self, os.close, file)
                 self._order = functools.partial(fcntl.flock, file, fcntl.LOCK_SH)
-            memory = torch.from_numpy(np.memmap(path, np.uint8, "r+", shape=total))
+            memory = torch.from_numpy(attach(path, (total,), np.uint8))
         elif memory is None:
             memory = torch.zeros(total, dtype=torch.uint8)
         self._memory = memory

@@ -16,7 +16,8 @@ class Defects:
 
     One such error costs one message. An error of the same type that is raised at the same line for the third
     time ends the service: it then fails with that traceback, instead of losing one message after the other.
-    A lack of memory, disk or files is logged and counted too, and never ends the service: it may pass.
+    A lack of memory, disk or files is counted too, and never ends the service: it may pass. It is logged the
+    first, second, fourth time and so on, because peers that cause it must not fill the log.
 
     Attributes:
       count: number of errors.
@@ -36,8 +37,10 @@ class Defects:
             self.count += 1
             self._kinds[type(error), code, line] += 1
             times = self._kinds[type(error), code, line]
-        if isinstance(error, MemoryError | OSError):
-            times = min(times, _MOST - 1)
-        end = " again, which ends the service" if times >= _MOST else ""
-        _log.error("%s failed%s", what, end, exc_info=error)
-        return times >= _MOST
+        ends = times >= _MOST and not isinstance(error, MemoryError | OSError)
+        if ends or times & (times - 1) == 0:
+            end = (
+                " again, which ends the service" if ends else f" ({times} times so far)" if times > 1 else ""
+            )
+            _log.error("%s failed%s", what, end, exc_info=error)
+        return ends

@@ -12,16 +12,20 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
 import os
 import platform
 import sys
 import tempfile
+import weakref
 from collections.abc import Callable
+from typing import Any
 
 _SHM = "/dev/shm"
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _PIECE = b"\0" * (1 << 20)
 _PR_SET_PDEATHSIG = 1
+_KEEP_SIZE_AND_PUNCH_HOLE = 1 | 2  # of fallocate(2)
 
 #: By name, whether this system has it.
 ABILITIES: dict[str, Callable[[], bool]] = {
@@ -74,6 +78,37 @@ def reserve(descriptor: int, begin: int, end: int) -> None:
         return
     while begin < end:
         begin += os.pwrite(descriptor, _PIECE[: end - begin], begin)
+
+
+def free_pages(descriptor: int, begin: int, end: int) -> None:
+    """Takes the pages of the bytes `[begin, end)` of a file back, if the system can; they are zero then.
+
+    Processes that have mapped the file may still touch it.
+    """
+    if sys.platform == "linux" and has("fallocate"):
+        start, length = ctypes.c_int64(begin), ctypes.c_int64(end - begin)
+        ctypes.CDLL(None).fallocate(descriptor, _KEEP_SIZE_AND_PUNCH_HOLE, start, length)
+
+
+def map_file(descriptor: int, size: int) -> Any:
+    """Returns the first `size` bytes of a file, mapped to read and write, as a buffer.
+
+    It needs no descriptor, so that the limit of open files does not limit how many files are mapped.
+    """
+    if sys.version_info >= (3, 13):
+        return mmap.mmap(descriptor, size, trackfd=False)
+    library = ctypes.CDLL(None, use_errno=True)
+    library.mmap.restype = ctypes.c_void_p
+    library.munmap.argtypes = ctypes.c_void_p, ctypes.c_size_t
+    numbers = (ctypes.c_int(each) for each in (mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, descriptor))
+    address = library.mmap(None, ctypes.c_size_t(size), *numbers, ctypes.c_int64(0))
+    if address == ctypes.c_void_p(-1).value:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    memory = (ctypes.c_char * size).from_address(address)
+    # Not at the interpreter's exit, when threads may still use it.
+    weakref.finalize(memory, library.munmap, address, size).atexit = False
+    return memory
 
 
 def num_cores() -> int:

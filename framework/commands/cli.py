@@ -22,6 +22,8 @@ COMMANDS = {
     "status": ("status", "show the state of a run"),
     "stop": ("stop", "stop a run cleanly, with a checkpoint"),
 }
+# Commands whose line may name modules of the current folder.
+_NAMING = ("train", "graph", "list", "serve-environment")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -67,8 +69,11 @@ def _run(arguments: list[str]) -> int:
         hint = config_checks.nearest(command, COMMANDS)
         _complain(f"Unknown command {command!r}; the commands are {', '.join(COMMANDS)}.{hint}")
         return 2
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # for agents and environments of the current folder
+    flags = {argument.split("=")[0] for argument in arguments}
+    # For agents and environments of the current folder, which may also be somebody's run.
+    of_folder = "--allow" in flags or (command in _NAMING and "--resume" not in flags)
+    if of_folder and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
     module = importlib.import_module(f"framework.commands.{COMMANDS[command][0]}")
     try:
         code: int = module.main(arguments[1:])

@@ -12,7 +12,7 @@ import tree
 
 from framework.checkpoints.checkpointer import explain
 from framework.commands import interrupts
-from framework.commands.options import Checkpoint, CommandError, Run, check_at_least, parse
+from framework.commands.options import Allow, Checkpoint, CommandError, Run, check_at_least, parse
 from framework.programs.loading import LoadedPolicy, load_policy
 from framework.programs.run_folder import RunFolder
 
@@ -30,12 +30,13 @@ class EvalOptions:
     max_steps: int | None = None
     seed: int = 0  # Seed of the environments and of the policy.
     checkpoint: Checkpoint = "latest"  # latest, best (as evaluated during the run), previous, or a step.
+    allow: Allow = ()  # A module whose objects the run may name. Give it once for each module.
 
 
 def main(arguments: Sequence[str]) -> int:
     options = parse(EvalOptions, arguments, prog="repertory eval")
     check_at_least(options, episodes=1, envs=1, seed=0, max_steps=1)
-    policy = load_policy(options.run, options.checkpoint)
+    policy = load_policy(options.run, options.checkpoint, options.allow)
     envs, limit = min(options.envs, options.episodes), options.max_steps or policy.config.max_evaluation_steps
     interrupts.clean_up_first()
     result = evaluate(policy, options.episodes, envs, options.seed, limit)

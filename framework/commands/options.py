@@ -20,6 +20,8 @@ from launch.texts import integer
 
 T = TypeVar("T")
 Run = tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RUN")]]
+# Modules that the settings of a run, or of a file, may name; registered agents and environments need none.
+Allow = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="MODULE")]
 Checkpoint = Annotated[str, tyro.conf.arg(metavar="latest|best|previous|STEP")]
 
 
@@ -42,6 +44,7 @@ class TrainOptions:
     # serial, threads, processes, ray or launchpad.
     engine: Annotated[str, tyro.conf.arg(metavar="ENGINE")] = "processes"
     restarts: int = 0  # How often each node may fail and be restarted before the run ends with its error.
+    allow: Allow = ()  # A module whose objects the file of --config may name. Give it once for each module.
 
     def __post_init__(self) -> None:
         config_checks.types(self)

@@ -25,6 +25,7 @@ from framework.checkpoints import CheckpointError
 from framework.commands import building, interrupts
 from framework.commands.options import (
     DEFAULTS,
+    Allow,
     CommandError,
     TrainOptions,
     UsageError,
@@ -34,7 +35,7 @@ from framework.commands.options import (
 from framework.commands.plot import draw_run
 from framework.loggers import ProgressDisplay
 from framework.loggers.files import explained, is_explained
-from framework.programs import config_file
+from framework.programs import config_file, trust
 from framework.programs.presets import Preset, presets_of
 from framework.programs.registry import AgentEntry, agent_names, find_agent
 from framework.programs.run_config import RunConfig
@@ -44,6 +45,7 @@ from launch.texts import printable
 from launch.view import NodesView
 
 _OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+_NOT_IN_FILES = ("config", "allow")  # A file does not say what it may name.
 _POLL_S = 0.5  # Seconds between two updates of the display.
 
 
@@ -63,6 +65,7 @@ class ResumeOptions:
     inference_device: str | None = None  # Device of the inference nodes.
     # Only checked: a run keeps its environment.
     environment: Annotated[str | None, tyro.conf.arg(metavar="SUITE:NAME")] = None
+    allow: Allow = ()  # A module whose objects the run may name. Give it once for each module.
 
     def __post_init__(self) -> None:
         config_checks.types(self)
@@ -135,8 +138,14 @@ def parse_new(name: str | None, arguments: Sequence[str]) -> tuple[AgentEntry, T
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config", nargs="?")
     parser.add_argument("--environment", nargs="?")
+    parser.add_argument("--allow", action="append", default=[])
     early = parser.parse_known_args(arguments)[0]
     given = _read(early.config)
+    in_file = {key: value for key, value in given.items() if key != "environment" or not early.environment}
+    try:
+        trust.check(in_file, [*early.allow, *trust.module_in(name)])
+    except ValueError as error:
+        raise UsageError(f"{early.config}: {error}") from error
     if given.get("environment", "") is None:  # The run's was a function without a name.
         if early.environment is None:
             raise UsageError(
@@ -164,7 +173,9 @@ def parse_new(name: str | None, arguments: Sequence[str]) -> tuple[AgentEntry, T
             )
     where, made = str(early.config), []
     try:
-        config_checks.names(where, given, [name for own in names for name in own if name != "config"])
+        config_checks.names(
+            where, given, [name for own in names for name in own if name not in _NOT_IN_FILES]
+        )
         for (base, values), own in zip(parts, names, strict=True):
             in_file = {name: given[name] for name in own if name in given}
             made.append(config_file.from_plain(base, {**values, **in_file}, where))
@@ -227,15 +238,19 @@ def resume(arguments: Sequence[str], name: str | None = None) -> int:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     for field in dataclasses.fields(ResumeOptions):
         spellings = {f"--{field.name.replace('_', '-')}", f"--{field.name}"}  # tyro takes both
-        parser.add_argument(*spellings, dest=field.name, nargs="?")
+        how: dict[str, Any] = {"action": "append"} if field.name == "allow" else {"nargs": "?"}
+        parser.add_argument(*spellings, dest=field.name, **how)
     early, others = parser.parse_known_args(arguments)
     if others and early.resume and not {"-h", "--help"} & {*others}:
         folder = RunFolder.open(early.resume)
-        _check_same_settings(folder, others)
+        allowed = [f"--allow={module}" for module in vars(early).pop("allow", ())]
+        folder.check_names([each.partition("=")[2] for each in allowed])
+        _check_same_settings(folder, others, allowed)
         own = {f"--{name.replace('_', '-')}": value for name, value in vars(early).items()}
-        arguments = [flag if value is None else f"{flag}={value}" for flag, value in own.items()]
+        arguments = [flag if value is None else f"{flag}={value}" for flag, value in own.items()] + allowed
     given = parse(ResumeOptions, arguments, prog="repertory train")
     folder = RunFolder.open(given.resume)
+    folder.check_names(given.allow)
     if name is not None and find(name).name != folder.agent:
         raise UsageError(f"{folder.path} is a run of {folder.agent!r}, not of {name!r}; leave the agent out.")
     if given.environment is not None and given.environment != folder.environment:
@@ -259,7 +274,8 @@ def resume(arguments: Sequence[str], name: str | None = None) -> int:
         raise UsageError(f"{folder.path}: {error}") from error
     folder = dataclasses.replace(folder, config=config, **chosen)
     building.check_installed(folder.engine)
-    program = building.build_program(folder.make_agent(), folder.environment_factory(), config, folder.engine)
+    agent = folder.make_agent(given.allow)
+    program = building.build_program(agent, folder.environment_factory(), config, folder.engine)
     interrupts.clean_up_first()
     with _writing(folder), folder.locked() as lock, chosen_checkpoint(folder, given.checkpoint):
         folder.save()
@@ -267,11 +283,14 @@ def resume(arguments: Sequence[str], name: str | None = None) -> int:
         return run(folder, program, lock)
 
 
-def _check_same_settings(folder: RunFolder, flags: Sequence[str]) -> None:
-    """Raises `UsageError` if `flags` of `repertory train` give settings other than those of the run."""
+def _check_same_settings(folder: RunFolder, flags: Sequence[str], allowed: Sequence[str]) -> None:
+    """Raises `UsageError` if `flags` of `repertory train` give settings other than those of the run.
+
+    The flags `allowed` say which modules the run may name.
+    """
     file = f"{folder.path}/config.yaml"
     known = ["--config", file, "--environment", folder.environment or TrainOptions.environment]
-    known += ["--directory", str(folder.path)]
+    known += ["--directory", str(folder.path), *allowed]
     of_run, given = (parse_new(None, [*known, *more])[2:] for more in ([], flags))
     changed = "; ".join(
         filter(None, (differences(vars(old), vars(new)) for old, new in zip(of_run, given, strict=True)))

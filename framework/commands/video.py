@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from framework.commands import interrupts
-from framework.commands.options import Checkpoint, CommandError, Run, UsageError, check_at_least, parse
+from framework.commands.options import Allow, Checkpoint, CommandError, Run, UsageError, check_at_least, parse
 from framework.programs.loading import LoadedPolicy, load_policy
 from framework.types import LAST
 
@@ -27,6 +27,7 @@ class VideoOptions:
     fps: int = 30  # Frames per second.
     seed: int = 0  # Seed of the environment and of the policy.
     checkpoint: Checkpoint = "latest"  # latest, best (as evaluated during the run), previous, or a step.
+    allow: Allow = ()  # A module whose objects the run may name. Give it once for each module.
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -36,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     if output.suffix not in _FORMATS:
         raise UsageError(f"--output: got {output}, expected a name that ends in {' or '.join(_FORMATS)}.")
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # Pygame draws into memory and needs no display.
-    policy = load_policy(options.run, options.checkpoint)
+    policy = load_policy(options.run, options.checkpoint, options.allow)
     interrupts.clean_up_first()
     count = write_video(
         output, frames(policy, options.episodes, options.max_steps, options.seed), options.fps

@@ -160,7 +160,9 @@ class ConnectedEnvironment(BatchedEnvironment):
         """Counts an error of a peer's message and returns the text for the peer; raises a repeated defect."""
         if isinstance(error, MalformedMessage):
             self.malformed += 1
-            _LOG.warning("%s: ended the connection of a peer: %s", self.name, printable(str(error)))
+            if self.malformed & (self.malformed - 1) == 0:  # the 1st, 2nd, 4th …: a flood fills no log
+                text = "%s: ended the connection of a peer (%d so far): %s"
+                _LOG.warning(text, self.name, self.malformed, printable(str(error)))
             return str(error)
         if self._defects.repeats(error, f"{self.name}: a message of a peer"):
             raise error

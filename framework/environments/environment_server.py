@@ -45,6 +45,7 @@ from zmq.utils.monitor import recv_monitor_message
 PROTOCOL = 1
 FIRST, MID, LAST = 0, 1, 2
 MAX_FRAME_BYTES = 1 << 28
+_MAX_OBJECTS = 1 << 17  # lists and dicts in a message; an empty one takes 1 byte there, and 70 in memory
 _ANSWER_SECONDS = 3.0  # for a run to answer an offer, and for the handshake before it
 _TURNED_AWAY = 500  # the status of a run that needs no envs now; that of a wrong key is 400
 _RETRY_SECONDS = (0.02, 0.25)  # shortest and longest pause between two offers
@@ -62,8 +63,16 @@ def pack(kind: str, *content: Any) -> bytes:
 
 def unpack(frame: Any) -> tuple[str, list[Any]]:
     """Returns the kind and the content of a message; raises MalformedMessage."""
+    left = [_MAX_OBJECTS]
+
+    def count(made: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            raise ValueError(f"got more than {_MAX_OBJECTS} lists and dicts")
+        return made
+
     try:
-        message = msgpack.unpackb(frame, raw=False)
+        message = msgpack.unpackb(frame, raw=False, list_hook=count, object_hook=count)
     except Exception as error:  # msgpack's errors have no common class
         raise MalformedMessage(f"message: {type(error).__name__}: {error}") from None
     if not isinstance(message, list) or not message or not isinstance(message[0], str):

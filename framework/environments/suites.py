@@ -74,6 +74,20 @@ def find(environment: str | Callable[..., Any], options: dict[str, Any], render_
     )
 
 
+def module_of(environment: str) -> str | None:
+    """The module that making this environment imports, beside its suite's; None if there is none."""
+    suite, separator, name = environment.partition(":")
+    if suite == "gymnasium" or suite not in SUITES:
+        return (name.rpartition(":")[0] if suite in SUITES else suite if separator else "") or None
+    if suite == "pettingzoo":
+        try:
+            own = f"mpe2{name[3:]}" if name.startswith("mpe.") else f"pettingzoo.{name}"
+            return None if importlib.util.find_spec(own) is not None else name
+        except (ImportError, ValueError):
+            return name
+    return None
+
+
 def _gymnasium(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:
     import gymnasium
     from gymnasium.error import Error

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import errno
 import io
 import itertools
 import json
@@ -38,6 +39,9 @@ class AppendFile:
         self.path = Path(path)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            if self.path.is_symlink() and self.path.is_file():
+                # In somebody's folder, it could lead to any file of this user.
+                raise OSError(errno.ELOOP, "got a link to a file, expected a file", str(self.path))
             self._file = open(self.path, "ab+", buffering=0)  # noqa: SIM115 - closed by close()
             if self._file.seek(0, os.SEEK_END):
                 self._file.seek(-1, os.SEEK_END)

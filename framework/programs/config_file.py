@@ -88,11 +88,18 @@ def write(path: str | os.PathLike[str], content: Mapping[str, Any]) -> None:
 def replace(path: str | os.PathLike[str], text: str) -> None:
     """Writes a file beside `path` and renames it."""
     beside = Path(path).with_name(f".{Path(path).name}.new")
+    beside.unlink(missing_ok=True)  # It could be a link to any file of this user.
     try:
-        beside.write_text(text, encoding="utf-8")
+        with open(beside, "x", encoding="utf-8") as file:
+            file.write(text)
         os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def no_link(path: str, flags: int) -> int:
+    """An `opener` for a file in a run's folder, which may be somebody else's: follows no link."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def from_plain(base: T, content: Mapping[str, Any], where: str) -> T:

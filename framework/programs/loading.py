@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -35,8 +36,10 @@ class LoadedPolicy:
       checkpoint: folder of the checkpoint.
     """
 
-    def __init__(self, folder: RunFolder, reader: CheckpointReader, best: bool = False):
-        self.agent = folder.with_device("cpu").make_agent()  # This machine need not have the run's GPU.
+    def __init__(
+        self, folder: RunFolder, reader: CheckpointReader, best: bool = False, allow: Collection[str] = ()
+    ):
+        self.agent = folder.with_device("cpu").make_agent(allow)  # This machine need not have the run's GPU.
         self._factory, self.config = folder.environment_factory(), folder.config
         try:
             self.spec = environment_spec(self.agent, self._factory, folder.config)
@@ -136,7 +139,9 @@ def _envs(observation: Any, observation_spec: Any) -> int:
 
 
 def load_policy(
-    run: str | os.PathLike[str], checkpoint: str | int | os.PathLike[str] | None = None
+    run: str | os.PathLike[str],
+    checkpoint: str | int | os.PathLike[str] | None = None,
+    allow: Collection[str] = (),
 ) -> LoadedPolicy:
     """Loads the policy of the run in the folder `run`: `action = policy(observation)`.
 
@@ -144,14 +149,17 @@ def load_policy(
       run: the folder of the run.
       checkpoint: None for the newest checkpoint, "best" for the parameters of the best evaluation,
         "previous", a step, or a folder.
+      allow: modules whose objects the run may name as its agent, environment or parts, such as
+        `("my_lab",)`. Registered names need none.
 
     Raises:
-      RunError: The run or its checkpoint cannot be read.
+      RunError: The run or its checkpoint cannot be read, or it names code of another module.
     """
     folder = RunFolder.open(run)
+    folder.check_names(allow)
     best = checkpoint == "best"
     reader = folder.restore(None if best else checkpoint)
     try:
-        return LoadedPolicy(folder, reader, best)
+        return LoadedPolicy(folder, reader, best, allow)
     except CheckpointError as error:
         raise RunError(str(error)) from error

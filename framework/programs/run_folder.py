@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import errno
 import fcntl
 import json
 import os
+import re
 import shlex
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,7 +29,7 @@ from framework.checkpoints import Checkpointer, CheckpointError, CheckpointReade
 from framework.environments.suites import SUITES
 from framework.loggers.files import explained, is_explained, read_jsonl
 from framework.objects import load_object, target_of
-from framework.programs import config_file
+from framework.programs import config_file, trust
 from framework.programs.callbacks import Callback
 from framework.programs.registry import describe_agent, find_agent
 from framework.programs.run_config import RunConfig
@@ -37,6 +39,8 @@ FORMAT = 3
 MAY_CHANGE = ("max_env_steps", "max_learner_steps", "target_return", "device", "inference_device")
 _UNRECORDED = "not recorded"
 _CLOCK_S = 5.0  # Seconds by which the time of a process's start may differ.
+# What `run.lock` says of the process that has it. A line of an earlier version has no folder.
+_LAUNCHER = re.compile(r"(?P<pid>[0-9]{1,9})( (?P<started>[0-9]+) (?P<host>\S+)( (?P<folder>[0-9]+))?)?\s*\Z")
 _QUERY = 1.0  # Seconds. `running_pid` of another process has the lock for a moment; a start waits that long.
 
 
@@ -53,7 +57,7 @@ class RunFolder:
     folder.record()
     with folder.locked():                    # one process at a time
         ...
-    agent = RunFolder.open(path).make_agent()
+    agent = RunFolder.open(path).make_agent(allow=("my_agents",))
     ```
 
     Attributes:
@@ -293,8 +297,32 @@ class RunFolder:
             return self
         return dataclasses.replace(self, agent_config={**self.agent_config, "device": device})
 
-    def make_agent(self) -> core.Agent:
-        """The agent as configured in the run. Raises RunError if its class cannot be found."""
+    def check_names(self, allow: Collection[str]) -> None:
+        """Raises RunError if the run names code that is not registered; see `framework.programs.trust`.
+
+        Args:
+          allow: modules whose objects it may name.
+        """
+        own: dict[str, Any] = {
+            "agent": self.agent,
+            "environment": self.environment,
+            "networks_fn": self.networks_fn,
+        }
+        try:
+            trust.check({"agent_config": self.agent_config, **dataclasses.asdict(self.config), **own}, allow)
+        except ValueError as error:
+            raise RunError(f"{self.path}: {error}") from error
+
+    def make_agent(self, allow: Collection[str] = ()) -> core.Agent:
+        """The agent as configured in the run. Nothing is imported if one of the run's names is refused.
+
+        Args:
+          allow: modules whose objects the run may name; see `check_names`.
+
+        Raises:
+          RunError: The agent cannot be found, or the run names code of other modules.
+        """
+        self.check_names(allow)
         try:
             entry = find_agent(self.agent)
             config = entry.make_config()
@@ -371,7 +399,7 @@ class RunFolder:
         lock = self.path / "run.lock"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            opened = open(lock, "a+", encoding="utf-8")  # noqa: SIM115 - closed below
+            opened = self._open_lock("a+")
         except OSError as error:
             raise self.unwritable(error, lock) from error
         with opened as file:
@@ -381,8 +409,9 @@ class RunFolder:
                     f"{self.path} is being trained by {process}. Stop it first: repertory stop {self.quoted}"
                 )
             os.ftruncate(file.fileno(), 0)
+            started, folder = psutil.Process().create_time(), self.path.stat().st_ino
             try:
-                file.write(f"{os.getpid()} {psutil.Process().create_time():.0f} {socket.gethostname()}\n")
+                file.write(f"{os.getpid()} {started:.0f} {socket.gethostname()} {folder}\n")
                 file.flush()
             except OSError as error:
                 raise self.unwritable(error, lock) from error
@@ -405,27 +434,35 @@ class RunFolder:
     def running_pid(self) -> int | None:
         """The process that currently trains in the folder, or None."""
         try:
-            with open(self.path / "run.lock", encoding="utf-8") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            with self._open_lock("r") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    found = _LAUNCHER.match(file.read(1000))
+                    return int(found["pid"]) if found else None
         except FileNotFoundError:
-            return None
-        except BlockingIOError:
-            pid = (self.path / "run.lock").read_text(encoding="utf-8").partition(" ")[0].strip()
-            return int(pid) if pid.isdigit() else None
+            pass
         return None
 
     def running_process(self) -> psutil.Process | None:
-        """As `running_pid`. Raises RunError if that process has ended or is not one of this machine."""
+        """As `running_pid`. The process has the lock of the folder, so that no other can be named.
+
+        Raises:
+          RunError: That process has ended, is not one of this machine, or does not have the lock.
+        """
         if (pid := self.running_pid()) is None:
             return None
-        _, started, host = (self.path / "run.lock").read_text(encoding="utf-8").split()
-        if host != socket.gethostname():
+        with self._open_lock("r") as file:
+            found, holders = _LAUNCHER.match(file.read(1000)), _holders(file, pid)
+        if found is None or not found["host"]:
+            raise RunError(f"{self.path}/run.lock: got an altered lock. Stop the process that holds it.")
+        if found["host"] != socket.gethostname():
             raise RunError(
-                f"{self.path} is being trained by process {pid} of the host {host}, not of this one."
+                f"{self.path} is being trained by process {pid} of the host {found['host']}, not of this one."
             )
         try:
             process = psutil.Process(pid)
-            is_same = abs(process.create_time() - float(started)) < _CLOCK_S
+            is_same = pid in holders and abs(process.create_time() - float(found["started"])) < _CLOCK_S
         except psutil.NoSuchProcess:
             is_same = False
         if not is_same:
@@ -433,12 +470,44 @@ class RunFolder:
                 f"{self.path}: process {pid}, which trained in it, is not one of this machine, or has died. "
                 "In that case its nodes save what they have, and end by themselves."
             )
+        if int(found["folder"] or 0) != self.path.stat().st_ino:
+            raise RunError(
+                f"{self.path}/run.lock: got the lock of another folder. Stop the run in that one, or move the "
+                "files of this one to a new folder."
+            )
         return process
 
     def wait_until_free(self, timeout: float | None) -> bool:
         """Waits until no process trains in the folder; False after `timeout` seconds (None: no limit)."""
-        with open(self.path / "run.lock", encoding="utf-8") as file:
+        with self._open_lock("r") as file:
             return _lock(file, fcntl.LOCK_SH, timeout)
+
+    def _open_lock(self, mode: str) -> IO[str]:
+        """Opens `run.lock`. A link could lead to any file of this user, or to the lock of another run."""
+        path = self.path / "run.lock"
+        try:
+            return open(path, mode, encoding="utf-8", errors="replace", opener=config_file.no_link)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise RunError(f"{path}: got a link, expected a file. Remove it.") from error
+            raise
+
+
+def _holders(file: IO[str], pid: int) -> set[int]:
+    """The processes that have locked a file for themselves; `pid` if it has the file, without a list."""
+    inode = os.fstat(file.fileno()).st_ino
+    try:
+        with open(
+            "/proc/locks", encoding="ascii"
+        ) as locks:  # "1: FLOCK ADVISORY WRITE PID MAJOR:MINOR:INODE …"
+            rows = [line.split() for line in locks if "->" not in line]
+        return {int(row[4]) for row in rows if row[3] == "WRITE" and row[5].endswith(f":{inode}")}
+    except FileNotFoundError:
+        with contextlib.suppress(psutil.Error):
+            opened = [each.path for each in psutil.Process(pid).open_files()]
+            if any(os.path.exists(path) and os.stat(path).st_ino == inode for path in opened):
+                return {pid}
+        return set()
 
 
 def _lock(file: IO[str], kind: int, timeout: float | None) -> bool:

@@ -25,6 +25,7 @@ from framework.replay.reverb_api.columns import TrajectoryColumn as TrajectoryCo
 from framework.replay.reverb_api.structured import StructuredWriter as StructuredWriter
 from framework.replay.reverb_api.trajectory_writer import TrajectoryWriter as TrajectoryWriter
 from framework.replay.reverb_api.trajectory_writer import Writer as Writer
+from framework.replay.server.limits import Limits as Limits
 from framework.replay.server.server import Server as Server
 from framework.replay.server.server import connect_node as connect_node
 from framework.replay.server.server import serve_node as serve_node

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import runpy
 import signal
 import sys
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from framework.replay.errors import CheckpointError
+from framework.replay.server.limits import Limits
 from framework.replay.server.server import Server
 from launch.rpc.sockets import CurveKeys
 from launch.texts import integer, nearest, printable
@@ -29,6 +31,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--address", help="instead of --port: tcp://interface:port or ipc://path")
     add("--keys", help="file with the clients' keys; created if it does not exist")
     add("--max-bytes", type=integer, help="memory budget of all rows, in bytes")
+    for limit in dataclasses.fields(Limits):
+        add(
+            f"--{limit.name.replace('_', '-')}", type=integer, default=limit.default, help="see replay.Limits"
+        )
     add("--compress", nargs="*", default=(), help="patterns of columns to compress, such as '*pixels*'")
     chosen, unknown = parser.parse_known_args(arguments)
     if unknown:
@@ -49,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             curve=None if chosen.keys is None else CurveKeys.from_file(chosen.keys),
             max_bytes=chosen.max_bytes,
             compress=tuple(chosen.compress),
+            limits=Limits(*[getattr(chosen, limit.name) for limit in dataclasses.fields(Limits)]),
         )
     except (ValueError, OSError, CheckpointError) as error:
         print(printable(f"error: {error}"), file=sys.stderr)

@@ -6,7 +6,7 @@ that has none (macOS) has it in the folder of temporary files, so the system may
 ```text
 /dev/shm/repertory-<pid>-<random>/owner      locked while the owner lives
 /dev/shm/repertory-<pid>-<random>/<n>        column n, [capacity, *shape] in C order
-/dev/shm/repertory-<pid>-<random>/proof      the server's name; only processes on its machine can read it
+/dev/shm/repertory-<pid>-<random>/proof      a secret; only processes on its machine, of its user, can read it
 ```
 
 - A column's file has its full virtual size from the start, so that it is mapped once and never moves, but it
@@ -18,33 +18,49 @@ that has none (macOS) has it in the folder of temporary files, so the system may
 - A process reads rows only after a message that names them, and sockets order memory: rows are whole on
   processors that reorder stores, too.
 - A process that has mapped a file keeps its memory until it unmaps it, also after the owner removed the file.
+
+Whoever holds the port of a server can name files to its clients, so a client maps only what cannot be
+anything else than the server's columns:
+
+- Directory and file belong to this user, and other users have no access to them (modes 0700 and 0600). The
+  file is regular, has one name and is opened through the directory without following links. Another user can
+  therefore neither make it nor lead to a file elsewhere.
+- `Proof` excludes other files of this user: the server answers a random number of the client with a code that
+  takes the secret in the directory. Its port is in the code, so that a false server cannot pass on the answer
+  of the true one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
+import hashlib
+import hmac
 import itertools
 import math
 import os
+import secrets
 import shutil
+import stat
 import tempfile
 import threading
 import types
 import weakref
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import launch
+from framework.replay import wire
 from framework.replay.errors import ServerClosed, StoreFullError
-from framework.replay.rows.store import Allocator
+from framework.replay.rows.allocator import Allocator
 from launch import platforms
 from launch.rpc import sockets
 
 PREFIX = "repertory-"
+PROOF, SECRET_BYTES = "proof", 32  # the file with a server's secret
 
 
 def default_root() -> str:
@@ -60,6 +76,10 @@ class SharedMemory(Allocator):
 
     Args:
       root: parent of the directory; None uses `default_root()`.
+
+    Attributes:
+      directory: the path of the directory.
+      secret: what its file `proof` holds.
     """
 
     def __init__(self, root: str | None = None) -> None:
@@ -70,6 +90,10 @@ class SharedMemory(Allocator):
         self._numbers = itertools.count()
         self.directory = tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=root)  # mode 0700
         owner = sockets.lock_directory(self.directory)
+        self.secret = secrets.token_bytes(SECRET_BYTES)
+        descriptor = os.open(os.path.join(self.directory, PROOF), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(self.secret)
         # Runs at the latest when the interpreter ends. A forked child must not remove its parent's files.
         self._finalizer = weakref.finalize(self, _remove, self.directory, owner, os.getpid())
 
@@ -80,11 +104,14 @@ class SharedMemory(Allocator):
         with self._lock:
             self._check()
             path = os.path.join(self.directory, str(next(self._numbers)))
-            with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
                 self._paths[stream, column] = path  # so that `free` removes it if a later step fails
                 with _sized(shape, dtype):
-                    file.truncate(math.prod(shape) * dtype.itemsize)
-            return _map(path, shape, dtype)
+                    os.truncate(descriptor, math.prod(shape) * dtype.itemsize)
+                return _map(descriptor, shape, dtype)
+            finally:
+                os.close(descriptor)
 
     def reserve(self, stream: str, column: str, begin: int, end: int) -> None:
         """Backs bytes `[begin, end)` of a column with memory.
@@ -96,12 +123,25 @@ class SharedMemory(Allocator):
             self._check()
             back_with_memory(self._paths[stream, column], begin, end)
 
+    def give_back(self, stream: str, column: str, array: np.ndarray, begin: int, end: int) -> None:
+        """Takes the pages of bytes `[begin, end)` of a column back."""
+        if column and end > begin and self._finalizer.alive:
+            with open(self._paths[stream, column], "r+b") as file:
+                platforms.free_pages(file.fileno(), begin, end)
+
     def free(self, stream: str, column: str) -> None:
         """Removes the file of a column, if there is one."""
         with self._lock:
             path = self._paths.pop((stream, column), None)
-        if path is not None:
+        if path is not None and self._finalizer.alive:
+            with open(path, "r+b") as file:  # which clients may have mapped
+                platforms.free_pages(file.fileno(), 0, os.fstat(file.fileno()).st_size)
             os.unlink(path)
+
+    def size(self) -> int:
+        """Returns the bytes of the file system of the directory, used or not."""
+        status = os.statvfs(self.directory)
+        return status.f_blocks * status.f_frsize
 
     def path(self, stream: str, column: str) -> str:
         """Returns the path of a column's file."""
@@ -116,24 +156,54 @@ class SharedMemory(Allocator):
             raise ServerClosed("the server was stopped; its shared memory is gone")
 
 
+@dataclasses.dataclass(frozen=True)
+class Proof:
+    """A client's question whether a server is one of its user on its machine, and the answer; see the module.
+
+    Attributes:
+      nonce: random bytes of the client.
+      address: where the client has reached the server; of TCP, only the port counts.
+      code: the server's answer; None before.
+    """
+
+    nonce: bytes
+    address: str
+    code: bytes | None = None
+
+    def answer(self, secret: bytes) -> bytes:
+        """Returns the code of a server that has `secret` in its directory."""
+        place = self.address.rpartition(":")[2].encode()
+        return hmac.digest(secret, self.nonce + place, hashlib.sha256)
+
+    def holds(self, directory: str) -> bool:
+        """Returns whether the server that has given the code has the secret of this directory."""
+        if type(self.code) is not bytes:
+            return False
+        try:
+            with _opened(os.path.join(directory, PROOF), os.O_RDONLY) as descriptor:
+                secret = os.read(descriptor, 2 * SECRET_BYTES)
+        except (OSError, ValueError, TypeError):  # a path with a zero byte, or no path at all
+            return False
+        return len(secret) == SECRET_BYTES and hmac.compare_digest(self.code, self.answer(secret))
+
+
 class MappedStore:
     """A client's view of the rows of a server on its machine. Several threads may use it.
 
     Args:
       server: the server's name, a new one after each restart.
       directory: where its columns are; empty if it offers no memory.
+      proof: what shows that the server may name files there; see the module.
 
     Attributes:
       local: whether this process can map the server's columns (same machine, same user).
       streams: the streams mapped so far; they have what a `Binding` needs of a `Stream` to gather.
     """
 
-    def __init__(self, server: str, directory: str) -> None:
+    def __init__(self, server: str, directory: str, proof: Proof) -> None:
         self.server = server
         self.directory = directory
-        self.local = False
-        with contextlib.suppress(OSError):
-            self.local = bool(directory) and Path(directory, "proof").read_text() == server
+        self.local = bool(directory) and proof.holds(directory)
         self.streams: dict[str, types.SimpleNamespace] = {}
         self._lock = threading.Lock()
 
@@ -144,15 +214,19 @@ class MappedStore:
           ValueError: the path is not in the server's directory.
         """
         with self._lock:
-            mapped = self.streams.setdefault(stream, types.SimpleNamespace(name=stream, columns={})).columns
-            if column not in mapped:
+            new = types.SimpleNamespace(name=stream, columns={}, paths={})
+            found = self.streams.setdefault(stream, new)
+            columns, mapped = found.columns, found.paths
+            if mapped.get(column) != path:  # a new one of that name
                 if os.path.dirname(path) != self.directory:
                     raise ValueError(
                         f"column {column!r}: got {path!r}, expected a file in {self.directory!r}"
                     )
-                mapped[column] = attach(path, shape, dtype)
-            array: np.ndarray = mapped[column]
-            return array
+                if any(type(size) is not int or size < 0 for size in shape):
+                    raise ValueError(f"column {column!r}: got shape {shape}, expected sizes from 0 on")
+                array = attach(path, shape, wire.parse_dtype(dtype, f"column {column!r}"))
+                mapped[column], columns[column] = path, array
+            return columns[column]
 
 
 def attach(path: str, shape: Sequence[int], dtype: Any) -> np.ndarray:
@@ -164,14 +238,44 @@ def attach(path: str, shape: Sequence[int], dtype: Any) -> np.ndarray:
       dtype: the column's dtype.
 
     Raises:
-      OSError: The file was removed (its server ended) or belongs to another user.
+      OSError: The file was removed (its server ended), or it or its directory is not of this user alone.
       ValueError: The file is smaller than the shape.
     """
     dtype, shape = np.dtype(dtype), tuple(shape)
-    found, size = os.stat(path).st_size, math.prod(shape) * dtype.itemsize
-    if found < size:
-        raise ValueError(f"{path}: got {found} bytes, expected {size} for {shape} of {dtype}.")
-    return _map(path, shape, dtype)
+    with _opened(path, os.O_RDWR) as descriptor:
+        found, size = os.fstat(descriptor).st_size, math.prod(shape) * dtype.itemsize
+        if found < size:
+            raise ValueError(f"{path}: got {found} bytes, expected {size} for {shape} of {dtype}.")
+        return _map(descriptor, shape, dtype)
+
+
+@contextlib.contextmanager
+def _opened(path: str, flags: int) -> Iterator[int]:
+    """Opens a regular file with one name; `PermissionError` unless it and its directory are this user's."""
+    folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        # A queue that nobody writes would hold up the call.
+        flags |= os.O_NOFOLLOW | os.O_NONBLOCK
+        descriptor = os.open(os.path.basename(path), flags, dir_fd=folder)
+        try:
+            within, found = os.fstat(folder), os.fstat(descriptor)
+            for status, mode in ((within, 0o700), (found, 0o600)):
+                if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & ~mode:
+                    raise PermissionError(
+                        errno.EPERM,
+                        f"got a file of user {status.st_uid}, mode {stat.S_IMODE(status.st_mode):o}, "
+                        f"expected one of user {os.geteuid()}, mode {mode:o}",
+                        path,
+                    )
+            if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+                raise PermissionError(
+                    errno.EPERM, "got no regular file with one name, expected a column", path
+                )
+            yield descriptor
+        finally:
+            os.close(descriptor)
+    finally:
+        os.close(folder)
 
 
 def back_with_memory(path: str, begin: int, end: int) -> None:
@@ -201,11 +305,12 @@ def _remove(directory: str, owner: int, pid: int) -> None:
             os.close(owner)
 
 
-def _map(path: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    if math.prod(shape) * dtype.itemsize == 0:
+def _map(descriptor: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    count = math.prod(shape)
+    if count * dtype.itemsize == 0:
         return np.zeros(shape, dtype)
     with _sized(shape, dtype):
-        return np.asarray(np.memmap(path, dtype, "r+", shape=shape))
+        return np.frombuffer(platforms.map_file(descriptor, count * dtype.itemsize), dtype).reshape(shape)
 
 
 @contextlib.contextmanager

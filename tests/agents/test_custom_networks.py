@@ -113,7 +113,7 @@ def test_they_learn_and_are_in_the_checkpoint_and_in_evaluations(name, tmp_path)
     config = dataclasses.replace(RUN, directory=str(tmp_path))
     result = launch.launch(make_program(AGENTS[name](), CARTPOLE, config), engine="serial")
     assert result["learner_steps"] > 2
-    loaded = load_policy(tmp_path)
+    loaded = load_policy(tmp_path, allow=(__name__,))
     (trained,) = parts(loaded.networks)
     torch.manual_seed(0)
     (fresh,) = parts(AGENTS[name]().make_networks(loaded.spec))

@@ -25,13 +25,14 @@ from framework.programs.run_folder import RunFolder
 from launch.context import NodeContext
 
 DQN = "dqn --batch-size 16 --min-replay-size 40 --hidden-sizes 8 --samples-per-insert 8 --insert-burst 32"
+OURS = "framework.environments"
 # By name: the agent and the flags of a run, or of a program that is only built.
 RUNS = {
     "learns": f"""
         {DQN} --engine serial --environment gymnasium:CartPole-v1 --seed 7
         --num-actors 2 --envs-per-actor 2 --max-env-steps 240
         --environment-options sutton_barto_reward=true --evaluation-options sutton-barto-reward=false
-        --wrappers 'StepLimit(limit=9)' framework.environments:SinglePrecision
+        --wrappers 'StepLimit(limit=9)' {OURS}:SinglePrecision --allow {OURS}
         --observers ActionObserver ObservationObserver --loggers csv jsonl tensorboard terminal
         --evaluate-period 80 --num-evaluation-episodes 3 --max-evaluation-steps 7
         --publish-period 4 --update-period 1000
@@ -88,6 +89,8 @@ def run_of(tmp_path_factory):
         path, flags = tmp_path_factory.mktemp("runs") / name, shlex.split(RUNS[name])
         file = path.parent / f"{name}.yaml"
         file.write_text("discount: 0.5\n" if flags[0] == "dqn" else "{}\n")
+        if name == "learns":
+            file.write_text(f"discount: 0.5\nwrappers: ['{OURS}:SinglePrecision']\n")
         flags += ["--directory", str(path), "--config", str(file)]
         run = Run(path, flags)
         if name not in ("built", "reverb"):
@@ -129,9 +132,11 @@ def result(run):
 
 # By option: the run that has it, and what it has to have done there.
 OPTIONS = {
-    "config": ("learns", lambda run: run.folder.make_agent().config.discount == 0.5),
+    "config": ("learns", lambda run: run.folder.make_agent((OURS,)).config.discount == 0.5),
     "environment": ("learns", lambda run: run.folder.environment == "gymnasium:CartPole-v1"),
     "engine": ("served", lambda run: run.folder.engine == "threads"),
+    # Without it, the file would be refused.
+    "allow": ("learns", lambda run: f"{OURS}:SinglePrecision" in run.folder.config.wrappers),
     "restarts": ("served", lambda run: run.folder.restarts == 1),
     "directory": ("learns", lambda run: (run.path / "config.yaml").exists()),
     "seed": ("learns", lambda run: run.folder.config.seed == 7),

@@ -14,6 +14,7 @@ from framework.programs import config_file, load_policy
 
 HERE = pathlib.Path(__file__).parent
 ENVIRONMENT = "corridor_lab:Corridor"
+ALLOW = ("--allow", "corridor_lab")
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +55,9 @@ def test_train_evaluate_resume_film(installed, tmp_path):
     out = commands(
         installed,
         tmp_path,
-        ("eval", run, "--episodes", 3),
-        ("train", "--resume", run, "--max-env-steps", 400, "--engine", "serial"),
-        ("video", run, "--output", tmp_path / "film.gif", "--max-steps", 5),
+        ("eval", run, "--episodes", 3, *ALLOW),
+        ("train", "--resume", run, "--max-env-steps", 400, "--engine", "serial", *ALLOW),
+        ("video", run, "--output", tmp_path / "film.gif", "--max-steps", 5, *ALLOW),
         ("list",),
     )
     for text in ("3 episodes", "400 env steps is spent", "pictures in", "careful_dqn"):
@@ -86,8 +87,10 @@ def test_agents_by_module_and_object(importable, repertory, tmp_path, agent, rec
     assert code == 0, err
     settings = config_file.read(run / "config.yaml")
     assert settings["agent"] == recorded and settings.get("care") == (0.1 if "--care" in flags else None)
-    assert list(load_policy(run).agent.config.hidden_sizes) == sizes
+    assert list(load_policy(run, allow=ALLOW[1:]).agent.config.hidden_sizes) == sizes
     code, _, err = repertory("train", "--resume", run, "--max-env-steps", "200")
+    assert code == 1 and "add --allow corridor_lab" in err
+    code, _, err = repertory("train", "--resume", run, "--max-env-steps", "200", *ALLOW)
     assert code == 0, err
     assert any(row.get("env_steps") == 200 for row in read_jsonl(run / "metrics.jsonl"))
 

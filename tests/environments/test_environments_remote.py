@@ -239,6 +239,7 @@ BAD = {
     "no specs": environment_server.pack("hello", environment_server.PROTOCOL, 1, {"observations": 3}),
     "no envs": environment_server.pack("hello", environment_server.PROTOCOL, 0, {}),
     "too few parts": environment_server.pack("hello"),
+    "many lists": b"\xdd\x00\x10\x00\x00" + b"\x90" * (1 << 20),
     "a dtype that numpy evaluates": environment_server.pack(
         *("hello", environment_server.PROTOCOL, 1),
         {"observations": {"dtype": "i4,,f"}, "actions": {"dtype": "<i8"}},

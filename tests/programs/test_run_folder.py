@@ -12,11 +12,13 @@ import time
 
 import gymnasium
 import pytest
+from forked import Forked
 
 import framework
 import launch
 from agents.random_actions import RandomActions, RandomActionsConfig
-from framework.programs import RunConfig, make_program
+from framework.loggers import JSONLLogger
+from framework.programs import RunConfig, config_file, make_program
 from framework.programs.run_folder import RunError, RunFolder, git_commits
 
 
@@ -42,12 +44,16 @@ def _run(agent, environment, **settings):
     return RunFolder.open(config.directory)
 
 
+def _folder(path):
+    return RunFolder("dqn", {}, None, RunConfig(directory=str(path)), "")
+
+
 def test_fields_of_the_agent_with_names_of_other_settings_are_kept(tmp_path):
     for _ in range(2):  # A resumed run finds the same settings.
         run = _run(Seeded(), "gymnasium:CartPole-v1", seed=3, directory=str(tmp_path))
         assert (run.config.seed, run.restarts) == (3, 0)
         assert (run.agent_config["seed"], run.agent_config["restarts"]) == (7, 5)
-        assert run.make_agent().config == SeededConfig()
+        assert run.make_agent(allow=(__name__,)).config == SeededConfig()
 
 
 def test_options_that_the_file_cannot_hold_are_named(tmp_path):
@@ -80,6 +86,49 @@ def test_a_run_continues_with_its_settings_and_more_steps_only(tmp_path, agent, 
         assert run.config.max_env_steps == run.checkpointer.restore().step == 30
     else:
         assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def _lock(pipe, path):
+    with open(path) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        pipe.send("locked")
+        pipe.recv()
+
+
+@pytest.mark.parametrize("kind", ["link", "second-name", "of-another-process"])
+def test_only_the_process_that_has_the_lock_of_the_folder_is_stopped(tmp_path, kind):
+    mine, other = (_folder(tmp_path / name) for name in "ab")
+    other.path.mkdir()
+    lock = other.path / "run.lock"
+    with mine.locked() as file:
+        assert mine.running_process().pid == os.getpid()
+        if kind == "link":
+            lock.symlink_to(file.name)
+        elif kind == "second-name":
+            lock.hardlink_to(file.name)
+        else:
+            folders = [each.path.stat().st_ino for each in (mine, other)]
+            text = (mine.path / "run.lock").read_text()
+            lock.write_text(text.replace(*(f" {folder}\n" for folder in folders)))
+            holder = Forked(_lock, lock)
+            holder.word()
+        with pytest.raises(RunError, match=r"got a link|of another folder|is not one of this machine"):
+            other.running_process()
+        if kind == "of-another-process":
+            holder.kill()
+
+
+def test_no_link_in_a_folder_is_followed(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("mine")
+    for name in ("run.lock", ".config.yaml.new", "metrics.jsonl"):
+        (tmp_path / name).symlink_to(file)
+    config_file.write(tmp_path / "config.yaml", {})
+    with pytest.raises(OSError):
+        JSONLLogger(tmp_path / "metrics.jsonl")
+    with pytest.raises(RunError, match="got a link"), _folder(tmp_path).locked():
+        pass
+    assert file.read_text() == "mine"
 
 
 def test_a_start_waits_for_a_query_of_the_status(tmp_path):

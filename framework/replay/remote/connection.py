@@ -26,7 +26,7 @@ import zmq
 from framework.nest import Pack
 from framework.replay.errors import DeadlineExceededError, ServerClosed, ServerLost
 from framework.replay.rows.layout import Binding
-from framework.replay.shm import MappedStore
+from framework.replay.shm import MappedStore, Proof
 from framework.replay.wire import PROTOCOL, Wake, decode, encode, unpack_error
 from launch.rpc import sockets
 
@@ -77,6 +77,7 @@ class Connection:
         self.done: collections.deque[int] = collections.deque()
         self._channel = channel
         self._address = ""
+        self._nonce = b""
         self._pid = 0
         self._socket: zmq.Socket | None = None
         self._monitor: zmq.Socket | None = None  # readable once the connection has ended
@@ -117,7 +118,8 @@ class Connection:
                     self._socket = sockets.make_client_socket(address, channel.curve)
                     self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
                     self._next_id += 1
-                    hello = {"op": "hello", "protocol": PROTOCOL, "id": self._next_id}
+                    self._nonce = os.urandom(16)
+                    hello = {"op": "hello", "protocol": PROTOCOL, "nonce": self._nonce, "id": self._next_id}
                     # It is sent once the server is there, if it is not yet.
                     self._socket.send_multipart(encode(hello), zmq.NOBLOCK)
                 while self._receive(min(until, time.monotonic() + channel.look_s), not interrupted):
@@ -146,7 +148,7 @@ class Connection:
             raise unpack_error(answer["error"])
         self.welcome = answer
         self.session += 1
-        self.mapped = self._channel.mapped(answer)
+        self.mapped = self._channel.mapped(answer, self._nonce)
         self.layouts = {}
         self.done.clear()
         self._answers = {}
@@ -186,8 +188,15 @@ class Connection:
             done = message["done"] = []
             while self.done:
                 done.append(self.done.popleft())
+        frames = encode(message)
+        most = self.welcome.get("max_message_bytes", 0)
+        if len(frames) > 1 and (size := sum(frame.nbytes for frame in frames[1:])) > most:
+            raise ValueError(
+                f"message {message['op']!r}: got {size} bytes of arrays, expected at most {most}. Send fewer "
+                "at a time, or give the server a larger max_message_bytes."
+            )
         try:
-            self._socket.send_multipart(encode(message), zmq.NOBLOCK, copy=False)
+            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
         except zmq.Again:  # the connection is gone
             self.close()
             raise SessionLost from None
@@ -376,15 +385,17 @@ class Channel:
                 connection.wake.set()
         return connection
 
-    def mapped(self, welcome: dict[str, Any]) -> MappedStore:
-        """Returns the mapped columns of the server that sent this answer to hello."""
-        server = welcome.get("server", "")
+    def mapped(self, welcome: dict[str, Any], nonce: bytes) -> MappedStore:
+        """Returns the mapped columns of the server that sent this answer to hello with `nonce`."""
+        directory = "" if self.local is False else welcome.get("directory", "")
+        proof = Proof(nonce, self.address, welcome.get("proof"))
+        new = MappedStore(welcome.get("server", ""), directory, proof)
         with self._lock:
-            if self._mapped is None or self._mapped.server != server:
-                self._mapped = MappedStore(
-                    server, "" if self.local is False else welcome.get("directory", "")
-                )
-            return self._mapped
+            old = self._mapped
+            # Every session proves anew that it is with the server whose columns are mapped.
+            if old is None or (old.server, old.directory, old.local) != (new.server, directory, new.local):
+                old = self._mapped = new
+            return old
 
     @contextlib.contextmanager
     def borrow(self) -> Iterator[Connection]:

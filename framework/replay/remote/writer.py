@@ -48,6 +48,7 @@ _DELAY_S = 0.005
 _MAX_MESSAGES = 64
 _SEND_ROWS = 4096  # released rows that are sent without items
 _SEND_BYTES = 1 << 20  # bytes of written rows that are sent without items
+_ARRAY_BYTES = 128  # about what the description of an array takes
 _MAX_LEASE = 1 << 20  # rows that a server leases at once
 _LEASE_ROWS, _LEASE_BYTES = 512, 1 << 20  # a block of leased rows has at most this many rows and bytes
 
@@ -166,7 +167,7 @@ class ServedWriter(Writer):
     def _send_rows(self, held: HeldRows, rows: np.ndarray, arrays: Mapping[str, np.ndarray]) -> None:
         copies = {held.names[name]: array.copy() for name, array in arrays.items()}
         self._message["write"].append([held.stream, rows, copies])
-        self._fill(sum(array.nbytes for array in copies.values()) / _SEND_BYTES)
+        self._fill(sum(array.nbytes + _ARRAY_BYTES for array in copies.values()) / _SEND_BYTES)
 
     def _free(self, stream: str, rows: np.ndarray) -> None:
         self._message["release"].append((stream, rows.copy()))

@@ -296,6 +296,12 @@ class Binding:
         for stream, begin, end in self.parts:
             stream.release(index[:, begin:end].ravel())
 
+    def clear(self) -> None:
+        """Lets go of the columns: there are no items, and there will be none."""
+        self.ragged = True  # so that no caller takes all items for those of this layout
+        for each in (self.columns, self._plan, self.parts):
+            each.clear()
+
     def gather(self, index: np.ndarray, out: Sequence[Any] | None = None) -> list[np.ndarray]:
         """Returns the leaves of the items with index lines `[N, width]`: one copy, into `out` if given."""
         n = len(index)
@@ -386,14 +392,34 @@ class Bindings(dict[Layout, int]):
         super().__init__()
         self._arguments = (store, table, signature)
         self.known: list[Binding] = []
+        self._unused: list[int] = []
         self._lock = threading.Lock()
 
     def __missing__(self, layout: Layout) -> int:
         with self._lock:
             if layout not in self:
-                self.known.append(Binding(layout, *self._arguments))
-                self[layout] = len(self.known) - 1
+                binding = Binding(layout, *self._arguments)
+                number = self._unused.pop() if self._unused else len(self.known)
+                self.known[number : number + 1] = [binding]
+                self[layout] = number
             return self[layout]
+
+    def uses(self, stream: str, column: str) -> bool:
+        """Returns whether a layout has this column."""
+        with self._lock:
+            return any(
+                leaf.column == column and layout.groups[leaf.group].stream == stream
+                for layout in self
+                for leaf in layout.leaves
+            )
+
+    def forget(self, stream: str) -> None:
+        """Drops the bindings of a stream of whose rows there are no items."""
+        with self._lock:
+            for layout in [each for each in self if any(part[0] == stream for part in each.parts)]:
+                number = self.pop(layout)
+                self.known[number].clear()
+                self._unused.append(number)
 
 
 def _fits(shape: tuple[int | None, ...], wanted: tuple[int | None, ...]) -> bool:

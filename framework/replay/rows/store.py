@@ -20,26 +20,24 @@ import contextlib
 import fnmatch
 import itertools
 import math
-import mmap
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from framework.replay.errors import StoreFullError
+from framework.replay.rows.allocator import Allocator
 from framework.replay.rows.compression import CompressedColumn
 
-# Python has the flag since 3.13. The number is that of Linux; on macOS the flag has no effect.
-_MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
-_HUGE_PAGE = 2 << 20
 # Bytes of addresses of one stream of wide rows: more than a machine has memory, but far less than the 128 TiB
 # of addresses that a process has, and less than the largest file of some file systems. After each
 # `_STREAMS` streams it is halved, so that arrays of thousands of shapes find a place, each in its stream.
 _MAX_STREAM_BYTES, _LEAST_STREAM_BYTES, _STREAMS = 1 << 42, 1 << 34, 8
 _ONE = np.array(1, np.int32)  # numpy takes several times longer to convert a scalar
+
+_Made = TypeVar("_Made")
 
 # (shape of one row, dtype) of a column.
 ColumnSpec = tuple[tuple[int, ...], Any]
@@ -52,6 +50,11 @@ def grown(array: np.ndarray, size: int, fill: int = 0) -> np.ndarray:
     longer = np.full((max(size, 2 * len(array)), *array.shape[1:]), fill, array.dtype)
     longer[: len(array)] = array
     return longer
+
+
+def bytes_of(columns: Mapping[str, ColumnSpec]) -> int:
+    """Returns the bytes of one row of these columns."""
+    return sum(math.prod(shape) * np.dtype(kind).itemsize for shape, kind in columns.values())
 
 
 def span(numbers: np.ndarray) -> slice | np.ndarray:
@@ -72,34 +75,6 @@ def _names_like(name: str) -> Iterator[str]:
         yield f"{name}~{number}"
 
 
-class Allocator:
-    """Allocates columns in this process's own memory, which the kernel commits when it is first touched."""
-
-    def allocate(self, stream: str, column: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """Returns a zeroed array of `shape` (rows first), whose pages need not be backed by memory yet."""
-        size = max(1, int(np.prod(shape)) * dtype.itemsize)
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-        try:
-            memory = mmap.mmap(-1, size, flags=flags)
-        except (OSError, OverflowError) as error:
-            raise StoreFullError(
-                f"stream {stream!r}, column {column!r}: the address space does not hold {size} bytes for "
-                f"{shape[0]} rows ({error}). Give RowStore a smaller capacity."
-            ) from error
-        if size >= _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE") and size // max(1, shape[0]) >= 1024:
-            memory.madvise(mmap.MADV_HUGEPAGE)  # random gathers of wide rows miss the TLB less
-        return np.frombuffer(memory, dtype, count=int(np.prod(shape))).reshape(shape)
-
-    def reserve(self, stream: str, column: str, begin: int, end: int) -> None:
-        """Backs bytes `[begin, end)` of a column with memory; `StoreFullError` if there is not enough."""
-
-    def free(self, stream: str, column: str) -> None:
-        """Frees a column, if it was allocated."""
-
-    def close(self) -> None:
-        """Frees all columns."""
-
-
 class Stream:
     """One row space. All methods may be called from several threads.
 
@@ -108,10 +83,12 @@ class Stream:
       specs: shape of one row and dtype of each column.
       num_leased: number of rows that were ever in use. They are the first rows.
       row_bytes: bytes of one row over all columns that are not compressed, its reference count included.
+      kept: the columns that stay when no client has declared them.
     """
 
     def __init__(self, name: str, store: RowStore):
         self.name = name
+        self.kept: set[str] = set()
         self.capacity = store.capacity
         self.columns: dict[str, Any] = {}
         self.specs: dict[str, ColumnSpec] = {}
@@ -131,6 +108,11 @@ class Stream:
         """Rows in use."""
         return self.num_leased - self._num_free
 
+    @property
+    def num_reserved(self) -> int:
+        """Rows that have memory."""
+        return self._reserved
+
     def arrays(self) -> list[np.ndarray]:
         """Returns the arrays `[capacity, ...]` of the columns that are not compressed, and of the counts."""
         return [*(array for array in self.columns.values() if type(array) is np.ndarray), self._counts]
@@ -145,6 +127,9 @@ class Stream:
           ValueError: A dtype is not supported.
           StoreFullError: There is no room.
         """
+        return self._store.with_room(lambda: self._declare(columns))
+
+    def _declare(self, columns: Mapping[str, ColumnSpec]) -> dict[str, str]:
         names = {}
         with self._lock:
             if not self.specs:  # the first columns decide
@@ -185,8 +170,41 @@ class Stream:
         self.row_bytes += bytes_per_row
         self.columns[name] = array
 
+    def drop(self, column: str) -> None:
+        """Removes a column that nobody uses any more."""
+        with self._lock:
+            array, _ = self.columns.pop(column), self.specs.pop(column)
+            if type(array) is CompressedColumn:
+                self._compressed.remove(array)
+                return
+            self.row_bytes -= array[:1].nbytes
+            self._store.account(self.name, -self._reserved * array[:1].nbytes)
+            self._store.allocator.free(self.name, column)
+
+    def trim(self) -> int:
+        """Gives back the memory of the rows after the last one in use; returns how many bytes these had."""
+        with self._lock:
+            used = np.flatnonzero(self._counts[: self.num_leased])
+            end, reserved = int(used[-1]) + 1 if len(used) else 0, self._reserved
+            if end == reserved:
+                return 0
+            for name, array in self.columns.items():
+                if type(array) is not CompressedColumn:
+                    size = array[:1].nbytes
+                    self._store.allocator.give_back(self.name, name, array, end * size, reserved * size)
+            free = self._free[: self._num_free]
+            free = free[free < end]
+            self._free[: len(free)] = free
+            self._num_free, self.num_leased, self._reserved = len(free), min(end, self.num_leased), end
+            num_bytes = (reserved - end) * self.row_bytes
+            self._store.account(self.name, -num_bytes)
+            return num_bytes
+
     def lease(self, n: int) -> np.ndarray:
         """Returns `n` rows for a writer, int64 `[n]`; `StoreFullError` if there is no room."""
+        return self._store.with_room(lambda: self._lease(n))
+
+    def _lease(self, n: int) -> np.ndarray:
         with self._lock:
             reused = min(n, self._num_free)
             begin, fresh = self._num_free - reused, n - reused
@@ -301,6 +319,8 @@ class RowStore:
         self.num_bytes = 0
         #: Writers that were dropped without `close`; see `end_dropped_writers`.
         self.dropped_writers: collections.deque[Any] = collections.deque()
+        self._numbers = itertools.count(2)
+        self._has_dropped = False
         self._writers: tuple[weakref.WeakMethod[Callable[[], None]], ...] = ()
         self._claims = threading.RLock()  # around the locks of the streams
         self._lock = threading.Lock()  # of `num_bytes`, within them
@@ -324,7 +344,7 @@ class RowStore:
             return stream
 
     def claim(
-        self, name: str, columns: Mapping[str, ColumnSpec], stream: str | None = None
+        self, name: str, columns: Mapping[str, ColumnSpec], stream: str | None = None, keep: bool = True
     ) -> tuple[Stream, dict[str, str]]:
         """Returns a stream for a writer that calls it `name`, with the writer's columns.
 
@@ -334,18 +354,47 @@ class RowStore:
           name: the writer's name of the stream.
           columns: `{the writer's name: (shape of one row, dtype)}`.
           stream: the stream that the writer has already, to which the columns are added; None for any.
+          keep: whether the columns stay when this process has no writer of them; see `Holdings`.
 
         Returns:
           The stream, and the columns in it: `{the writer's name: the stream's name}`.
         """
         with self._claims:
-            if stream is not None:
-                return self.streams[stream], self.streams[stream].declare(columns)
-            for own in _names_like(name):
-                found = self.stream(own)
-                if not found.specs or columns.items() <= found.specs.items():
-                    break
-            return found, found.declare(columns)
+            found = self._find(name, columns) if stream is None else self.streams[stream]
+            names = found.declare(columns)
+            if keep:
+                found.kept.update(names.values())
+            return found, names
+
+    def _find(self, name: str, columns: Mapping[str, ColumnSpec]) -> Stream:
+        """Returns a stream of this name, or with a number after it, that has the columns, or a new one."""
+        for own, stream in self.streams.items():
+            fits = not stream.specs or columns.items() <= stream.specs.items()
+            if fits and (own == name or own.startswith(f"{name}~")):
+                return stream
+        own = name
+        # Clients and items may still know the name of a stream that was dropped: no other ever gets it.
+        while own in self.streams or (self._has_dropped and own == name):
+            own = f"{name}~{next(self._numbers)}"
+        return self.stream(own)
+
+    def drop(self, stream: Stream) -> None:
+        """Removes a stream without rows that nobody uses any more, with its columns."""
+        with self._claims:
+            for column in list(stream.columns):
+                stream.drop(column)
+            stream.trim()
+            self.streams.pop(stream.name, None)
+            self._has_dropped = True
+
+    def with_room(self, make: Callable[[], _Made]) -> _Made:
+        """Returns what `make` makes; if there is no memory, streams first give back what they do not use."""
+        try:
+            return make()
+        except StoreFullError:
+            if not sum(stream.trim() for stream in list(self.streams.values())):
+                raise
+        return make()
 
     def add_writer(self, reference: weakref.WeakMethod[Callable[[], None]]) -> None:
         """Adds the method with which a writer of this process inserts what it holds back, before a read."""
@@ -376,7 +425,7 @@ class RowStore:
 
     def rows_of(self, columns: Mapping[str, ColumnSpec]) -> int:
         """Returns how many rows a new stream with these columns can address: fewer if they are wide."""
-        row_bytes = sum(math.prod(shape) * np.dtype(kind).itemsize for shape, kind in columns.values())
+        row_bytes = bytes_of(columns)
         addresses = max(_LEAST_STREAM_BYTES, _MAX_STREAM_BYTES >> len(self.streams) // _STREAMS)
         return min(self.capacity, max(1, addresses // max(1, row_bytes)))
 

@@ -2,7 +2,8 @@
 
 Every message has an `op`, and an `id` if it is to be answered. The operations and their fields:
 
-- `hello`: `protocol` → `server` (a name of this life of the server), `directory`, `tables`, `stream_bytes`.
+- `hello`: `protocol`, `nonce` → `server` (a name of this life of the server), `directory`, `proof` (see
+  `framework.replay.shm`), `tables`.
 - `declare`: `name` of a stream, `stream` (the server's name, None at first), `columns {name: [shape, dtype]}`
   to add → `stream`, `columns {name: [column, path, shape, dtype]}`.
 - `lease`: `stream` (the server's name), `n` → `rows` int64 `[n]`.
@@ -28,32 +29,30 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import itertools
-import os
 import secrets
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Generator, Hashable, Iterable
 from typing import Any, cast
 
 import numpy as np
-import zmq
 
 from framework import nest as nests
 from framework.replay import wire
 from framework.replay.errors import DeadlineExceededError, StoreFullError
 from framework.replay.rows.layout import Layout
-from framework.replay.rows.store import RowStore, grown
-from framework.replay.shm import SharedMemory
+from framework.replay.rows.store import RowStore
+from framework.replay.server.holdings import Held, Holdings
+from framework.replay.shm import Proof, SharedMemory
 from framework.replay.tables.items import Delivery, NewItems
 from framework.replay.tables.rate_limiters import INSERTERS, SAMPLERS
 from framework.replay.tables.table import Table
 from framework.replay.types import ByName, PaddedSample
-from framework.replay.writer import HeldRows, check_held
 
 # What one request may ask for: rows, samples, and bytes of arrays in one answer.
 _MAX_LEASE = 1 << 20
 _MAX_SAMPLES = 1 << 20
 _MAX_ANSWER_BYTES = 1 << 30
+_MAX_DELIVERIES = 1 << 14  # samples of one client that it has not confirmed
 
 
 Reply = dict[str, Any]
@@ -66,24 +65,24 @@ class Session:
 
     Attributes:
       identity: ZeroMQ's name of the connection.
+      descriptor: that of the connection; the service sets it.
       waiting: requests that wait.
-      unsent: trackers and bytes of large answers that the client may not have read yet.
+      held: the rows that the client has leased, and the columns that it has declared.
       layouts: layouts that the client has defined, by its numbers.
       known: layouts that the server has sent to the client, with the server's numbers.
       deliveries: samples that the client holds: the table, the delivery, and whether the samples are given
         back (True) or released (False) when the session ends.
-      held: the rows that the client has leased, by stream.
       unwritten: those of the held rows whose data found no room, by stream.
       inserted: number of items that this client has inserted into tables.
     """
 
     identity: bytes
+    descriptor: int = -1
     waiting: set[Request] = dataclasses.field(default_factory=set)
-    unsent: deque[tuple[zmq.MessageTracker, int]] = dataclasses.field(default_factory=deque)
+    held: Held = dataclasses.field(default_factory=Held)
     layouts: dict[int, Layout] = dataclasses.field(default_factory=dict)
     known: dict[Layout, int] = dataclasses.field(default_factory=dict)
     deliveries: dict[int, tuple[Table, Delivery, bool]] = dataclasses.field(default_factory=dict)
-    held: dict[str, HeldRows] = dataclasses.field(default_factory=dict)
     unwritten: dict[str, set[int]] = dataclasses.field(default_factory=dict)
     inserted: int = 0
 
@@ -93,11 +92,6 @@ class Session:
             if number in self.deliveries:
                 table, delivery, _ = self.deliveries.pop(number)
                 (table.give_back if give_back else table.release)(delivery)
-
-    def check(self, stream: str, rows: np.ndarray) -> None:
-        """Raises ValueError unless the client holds all of `rows`."""
-        if len(rows) or rows.ndim != 1:
-            check_held(f"stream {stream!r}", self.held.get(stream) if rows.ndim == 1 else None, rows)
 
 
 @dataclasses.dataclass(eq=False)
@@ -143,26 +137,34 @@ class Operations:
       store: holds the rows; its columns are in `memory`.
       memory: the server's shared memory.
       checkpoint: writes a checkpoint and returns its path.
+      max_leased_bytes: bytes of rows that one client may hold; see `Holdings`.
 
     Attributes:
       wake: tells the service to try the waiting requests again; set once the service exists.
+      has_room: whether an answer of so many bytes may be made now; set once the service exists.
+      address: where the server listens; set once it does.
     """
 
     def __init__(
-        self, tables: ByName[Table], store: RowStore, memory: SharedMemory, checkpoint: Callable[[], str]
+        self,
+        tables: ByName[Table],
+        store: RowStore,
+        memory: SharedMemory,
+        checkpoint: Callable[[], str],
+        max_leased_bytes: int,
     ) -> None:
         self.wake: Callable[[], None] = lambda: None
+        self.has_room: Callable[[int], bool] = lambda num_bytes: True
         self._tables = tables
         self._store = store
         self._memory = memory
+        self._holdings = Holdings(store, list(tables.values()), max_leased_bytes)
         self._checkpoint = checkpoint
         self._saver = concurrent.futures.ThreadPoolExecutor(1, "replay-checkpoint")  # one at a time
         # A random start, so that numbers of an earlier server at this address are unknown here.
         self._deliveries = itertools.count(secrets.randbits(48))
         self._server = secrets.token_hex(16)
-        # A client that can read this file runs on this machine as this user, and may use the memory.
-        with open(os.path.join(memory.directory, "proof"), "w") as file:
-            file.write(self._server)
+        self.address = ""
 
     def open(self, session: Session, hello: dict[str, Any]) -> Reply:
         """Answers `hello`."""
@@ -171,8 +173,11 @@ class Operations:
             raise ValueError(
                 f"protocol: got {protocol!r}, expected {wire.PROTOCOL}. Use the same version on both sides."
             )
+        nonce = hello.get("nonce")
+        proof = Proof(nonce, self.address).answer(self._memory.secret) if type(nonce) is bytes else None
         return {
             "server": self._server,
+            "proof": proof,
             # Clients cannot read compressed columns in place, so all of them get arrays in messages.
             "directory": "" if self._store.compress else self._memory.directory,
             "tables": sorted(self._tables),
@@ -187,10 +192,10 @@ class Operations:
                 steps = self._insert(session, message)
                 return Request(("insert", session), None, steps, tables, INSERTERS)
             case "declare":
-                return self._declare(message)
+                return self._declare(session, message)
             case "lease":
                 n = _number("n", message["n"], 0, _MAX_LEASE)
-                return {"rows": self._lease(session, message["stream"], n)}
+                return {"rows": self._holdings.lease(session.held, message["stream"], n)}
             case "sync":
                 return {"inserted": session.inserted}
             case "give_back":
@@ -216,34 +221,26 @@ class Operations:
         for table, delivery, unused in session.deliveries.values():
             (table.give_back if unused else table.release)(delivery)
         session.deliveries.clear()
-        for name, held in session.held.items():
-            self._store.streams[name].release(np.flatnonzero(held.held))
+        self._holdings.close(session.held)
 
     # --- writing ---
 
-    def _declare(self, message: dict[str, Any]) -> Reply:
+    def _declare(self, session: Session, message: dict[str, Any]) -> Reply:
         columns = {
             key: (tuple(shape), wire.parse_dtype(kind, f"column {key!r}"))
             for key, (shape, kind) in message["columns"].items()
         }
-        if any(not key or not isinstance(key, str) for key in (message["name"], *columns)):
-            raise ValueError(f"names: got {[message['name'], *columns]}, expected non-empty strings")
-        stream, names = self._store.claim(message["name"], columns, message["stream"])
-        files = {name: [own, *self._file(stream.name, own)] for name, own in names.items()}
-        return {"stream": stream.name, "columns": files}
+        if any(type(size) is not int or size < 0 for shape, _ in columns.values() for size in shape):
+            raise ValueError("columns: got a shape that has not only sizes from 0 on")
+        stream, names = self._holdings.declare(session.held, message["name"], columns, message["stream"])
+        files = {name: [own, *self._file(stream, own)] for name, own in names.items()}
+        return {"stream": stream, "columns": files}
 
     def _file(self, stream: str, column: str) -> list[Any]:
         """Returns path, shape and dtype of a column; the path is empty if it cannot be mapped."""
         array = self._store.streams[stream].columns[column]
         path = "" if self._store.compress else self._memory.path(stream, column)
         return [path, list(array.shape), array.dtype.str]
-
-    def _lease(self, session: Session, name: str, n: int) -> np.ndarray:
-        rows = self._store.streams[name].lease(n)
-        held = session.held.setdefault(name, HeldRows(name))
-        held.held = grown(held.held, int(rows.max(initial=-1)) + 1)
-        held.held[rows] = True
-        return rows
 
     def _insert(self, session: Session, message: dict[str, Any]) -> Steps:
         """Inserts the items of a message, in order, as far as the rate limiters allow; then leases rows."""
@@ -260,21 +257,20 @@ class Operations:
         except Exception as raised:
             error = raised
         for name, rows in message["release"]:  # after an error, too: the client does not repeat it
-            session.check(name, rows)
+            session.held.check(name, rows)
             if len(np.unique(rows)) < len(rows):
                 raise ValueError(f"rows of stream {name!r}: got one row twice, expected each once")
             if len(rows):
-                session.held[name].held[rows] = False
                 if name in session.unwritten:
                     session.unwritten[name].difference_update(rows.tolist())
-                self._store.streams[name].release(rows)
+                self._holdings.release(session.held, name, rows)
         if error is not None:
             raise error
         leased = {}
         for name, n in message["lease"].items():
             # Without memory the client gets no rows. It asks again when it needs them, and gets the error.
             with contextlib.suppress(MemoryError):
-                leased[name] = self._lease(session, name, max(0, min(int(n), _MAX_LEASE)))
+                leased[name] = self._holdings.lease(session.held, name, max(0, min(int(n), _MAX_LEASE)))
         yield {"rows": leased}
 
     def _check(self, session: Session, message: dict[str, Any]) -> list[tuple[Table, NewItems]]:
@@ -284,14 +280,14 @@ class Operations:
                 raise ValueError(f"layouts: got more than {wire.MAX_LAYOUTS} from one client")
             session.layouts[int(number)] = Layout.from_wire(layout)
         for at, (name, rows, columns) in enumerate(message["write"]):
-            session.check(name, rows)
+            session.held.check(name, rows)
             try:
                 for column, values in columns.items():
                     self._store.streams[name].write(column, rows, values)
             except Exception:
                 # The client learns of it later, and may send more items of these rows before.
                 for stream, missing, _ in message["write"][at:]:
-                    session.check(stream, missing)
+                    session.held.check(stream, missing)
                     session.unwritten.setdefault(stream, set()).update(missing.tolist())
                 raise
         batches = []
@@ -313,7 +309,7 @@ class Operations:
                 layout.check_lengths(lengths)
             for stream, begin, end in layout.parts:
                 rows = index[:, begin:end].ravel()
-                session.check(stream, rows)
+                session.held.check(stream, rows)
                 unwritten = session.unwritten.get(stream)
                 if unwritten and not unwritten.isdisjoint(rows.tolist()):
                     raise StoreFullError(f"items of table {name!r}: there was no room for some of their rows")
@@ -335,6 +331,15 @@ class Operations:
                     self.wake()  # a large request lets others in between its draws
                 got = len(delivery.slots)
                 yield from _wait(table, SAMPLERS)
+            if not message["local"]:
+                num_bytes = max(part[0].item_bytes for part in delivery.parts) * len(delivery.slots)
+                if num_bytes > _MAX_ANSWER_BYTES:
+                    raise ValueError(
+                        f"table {table.name!r}: got a request for {n} samples of {num_bytes} bytes, expected "
+                        f"at most {_MAX_ANSWER_BYTES} bytes. Ask for smaller batches."
+                    )
+                while not self.has_room(num_bytes):
+                    yield from _wait(table, SAMPLERS)
             reply = self._describe(session, message, table, delivery)
         except BaseException:
             table.give_back(delivery)
@@ -346,12 +351,6 @@ class Operations:
         local, hold = bool(message["local"]), bool(message["hold"])
         reply: Reply = {"info": list(delivery.info), "define": []}
         if not local:
-            num_bytes = max(part[0].item_bytes for part in delivery.parts) * len(delivery.slots)
-            if num_bytes > _MAX_ANSWER_BYTES:
-                raise ValueError(
-                    f"table {table.name!r}: got a request for {len(delivery.slots)} samples of {num_bytes} "
-                    f"bytes, expected at most {_MAX_ANSWER_BYTES} bytes. Ask for smaller batches."
-                )
             sample = delivery.gather(pad=bool(message["pad"]))
             reply["leaves"] = nests.flatten(sample.data)[0]
             if isinstance(sample, PaddedSample):
@@ -372,6 +371,8 @@ class Operations:
         else:
             reply["layout"] = parts[0][0]
         if local or hold:
+            if len(session.deliveries) >= _MAX_DELIVERIES:
+                raise ValueError(f"samples: got {_MAX_DELIVERIES} that this client has not confirmed")
             reply["delivery"] = next(self._deliveries)
             session.deliveries[reply["delivery"]] = (table, delivery, hold)
         else:

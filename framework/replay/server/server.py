@@ -24,6 +24,8 @@ from framework.replay.errors import ServerClosed
 from framework.replay.local.client import EmbeddedClient, serve_here
 from framework.replay.remote.client import ServedClient
 from framework.replay.rows.store import RowStore
+from framework.replay.server.intake import Intake
+from framework.replay.server.limits import Limits
 from framework.replay.server.operations import Operations
 from framework.replay.server.service import Service
 from framework.replay.shm import SharedMemory
@@ -51,6 +53,7 @@ class Server:
       compress: patterns of columns whose rows are kept compressed; see `RowStore`. Other processes then get
         and send arrays in messages, as from another machine, because they cannot read compressed rows in
         place.
+      limits: what the clients may use of the memory; None for the defaults of `Limits`.
       on_failure: called with the error that ended the server's thread, on that thread.
 
     Raises:
@@ -71,6 +74,7 @@ class Server:
         concurrent: bool = True,
         max_bytes: int | None = None,
         compress: Sequence[str] = (),
+        limits: Limits | None = None,
         on_failure: Callable[[BaseException], None] | None = None,
     ) -> None:
         if port is not None and address is not None:
@@ -81,6 +85,7 @@ class Server:
         self.port: int | None = None
         self._service: Service | None = None
         self._on_failure = on_failure
+        self._limits = limits or Limits()
         self._stopped = threading.Event()
         self._pid = os.getpid()
         self._stop_lock = threading.Lock()
@@ -96,16 +101,24 @@ class Server:
             raise
 
     def _serve(self, memory: SharedMemory, address: str, curve: sockets.CurveKeys | None) -> None:
-        operations = Operations(self._client.tables, self._store, memory, self._client.checkpoint)
+        leased = self._limits.max_leased_bytes
+        if leased is None:
+            leased = 1 << 62 if curve is not None else (self._store.max_bytes or memory.size()) // 2
+        operations = Operations(self._client.tables, self._store, memory, self._client.checkpoint, leased)
+        size = self._limits.max_message_bytes
         try:
-            listener = sockets.make_server_socket(address, curve, max_queued_messages=_MAX_QUEUED)
+            listener = sockets.make_server_socket(
+                address, curve, max_frame_bytes=size, max_queued_messages=_MAX_QUEUED
+            )
         except zmq.ZMQError as error:
             raise OSError(error.errno, f"cannot serve replay at {address}: {error.strerror}") from error
-        self.address = sockets.bound_address(listener)
+        self.address = operations.address = sockets.bound_address(listener)
         if self.address.startswith("tcp://"):
             self.port = int(self.address.rpartition(":")[2])
-        self._service = Service(operations, listener, self._on_failure)
+        watch = Intake(self.address, size, watches=curve is None and self.port is not None)
+        self._service = Service(operations, listener, self._on_failure, self._limits, watch)
         operations.wake = self._service.wake
+        operations.has_room = self._service.has_room
         for table in self.tables.values():
             table.waiting.listeners.append(self._service.wake)
         self._service.start()

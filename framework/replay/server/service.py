@@ -23,6 +23,9 @@ from zmq.utils.monitor import parse_monitor_message
 
 from framework.replay import wire
 from framework.replay.errors import ReverbError, ServerClosed, ServerLost
+from framework.replay.server import intake
+from framework.replay.server.intake import Intake
+from framework.replay.server.limits import Limits, Unread
 from framework.replay.server.operations import Operations, Reply, Request, Session
 from launch.defects import Defects
 from launch.rpc import sockets
@@ -33,11 +36,8 @@ _ROUND = 64  # messages that the loop receives before it tries the waiting reque
 _LONGEST_POLL_S = 3600.0
 _UNBIND_MS = 5000  # for which `stop` waits until the address is free
 _MAX_WAITING = 1 << 14  # requests of one client
-# A session ends if its client leaves more bytes, in more large answers, unread. ZeroMQ bounds the number of
-# small answers. It reports late what a client has read: a busy client may appear to have many unread answers.
-_LARGE_ANSWER = 1 << 16  # bytes
-_MAX_UNREAD_BYTES = 1 << 27
-_MAX_UNREAD = 4
+_MAX_ALL_WAITING = 1 << 16  # requests of all clients
+_LARGE_ANSWER = 1 << 16  # bytes; ZeroMQ bounds the number of smaller ones that a client leaves unread
 # Errors that a client's message or a full machine can cause. Others are defects of this package.
 _FIELD_ERRORS = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 _CLIENT_ERRORS = (*_FIELD_ERRORS, MemoryError, OSError, ReverbError)
@@ -54,6 +54,8 @@ class Service:
       handler: carries out the messages.
       listener: the bound socket, which the service closes.
       on_failure: called with the error that ended the loop, on its thread, before the clients hear of it.
+      limits: what clients may use of the memory; None for the defaults.
+      watch: the connections of the peers; None if nothing limits them.
 
     Attributes:
       error: the error that ended the loop; None before, and after `stop`.
@@ -72,20 +74,28 @@ class Service:
         handler: Operations,
         listener: zmq.Socket,
         on_failure: Callable[[BaseException], None] | None = None,
+        limits: Limits | None = None,
+        watch: Intake | None = None,
     ) -> None:
         self.error: BaseException | None = None
         self.messages = 0
         self.malformed = 0
         self._defects = Defects()
         self._handler = handler
+        self._limits = limits = limits or Limits()
+        self._intake = watch
+        self._unread = Unread(limits.max_unread_bytes)
         self._on_failure = on_failure
         self._thread = threading.Thread(target=self._run, name="replay-server", daemon=True)
         self._socket = listener
         self._sessions: dict[bytes, Session] = {}
-        self._lines: OrderedDict[Hashable, list[Request]] = OrderedDict()
+        self._lines: OrderedDict[Hashable, OrderedDict[Request, None]] = OrderedDict()
+        self._num_waiting = 0
         self._deadlines: dict[Request, float] = {}
         self._probes: set[float] = set()  # when they are due
         self._next_probe = 0.0  # the earliest time
+        self._next_look = 0.0
+        self._is_full = False  # whether a request waits until clients have read their answers
         self._again = False  # whether something has changed since the waiting requests were tried
         self._stopping = False
         self._reason: Exception = ServerClosed("the replay server has stopped")
@@ -130,7 +140,9 @@ class Service:
     # --- the loop ---
 
     def _run(self) -> None:
-        monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
+        monitor = self._socket.get_monitor_socket(
+            zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
+        )
         try:
             self._loop(monitor)
         except BaseException as error:
@@ -148,17 +160,21 @@ class Service:
             poller.register(source, zmq.POLLIN)
         while not self._stopping:
             now = time.monotonic()
-            due = min([now + _LONGEST_POLL_S, *self._deadlines.values(), *self._probes])
+            looks = self._is_full or (self._intake is not None and self._intake.has_peers)
+            longest = intake.LOOK_S if looks else _LONGEST_POLL_S
+            due = min([now + longest, *self._deadlines.values(), *self._probes])
             again = self._lines and self._again
             ready = dict(poller.poll(0 if again else max(0, int(1000 * (due - now) + 0.999))))
             if self._wake.descriptor in ready:
                 self._wake.clear()
             if monitor in ready:
-                while monitor.poll(0):
-                    monitor.recv_multipart()
-                # Rounded, so that the set stays small when many connections end.
-                due_at = (max(self._next_probe, time.monotonic() + delay) for delay in self.probe_delays_s)
-                self._probes |= {round(moment, 2) for moment in due_at}
+                self._read_events(monitor)
+            if looks and time.monotonic() >= self._next_look:
+                self._next_look = time.monotonic() + intake.LOOK_S
+                self._again |= self._is_full
+                self._is_full = False
+                if self._intake is not None:
+                    self._intake.look()
             if self._socket in ready:
                 self._receive()
             if self._lines and self._again:
@@ -166,16 +182,30 @@ class Service:
             if due <= time.monotonic():
                 self._keep_time()
 
+    def _read_events(self, monitor: zmq.Socket) -> None:
+        """Reads the monitor's events, and plans probes if a connection has ended."""
+        ended = False
+        while monitor.poll(0):
+            event = parse_monitor_message(monitor.recv_multipart())
+            ended |= event["event"] != zmq.EVENT_ACCEPTED
+            if self._intake is not None:
+                self._intake.note(event["event"], event["value"])
+        if ended:
+            # Rounded, so that the set stays small when many connections end.
+            due_at = (max(self._next_probe, time.monotonic() + delay) for delay in self.probe_delays_s)
+            self._probes |= {round(moment, 2) for moment in due_at}
+
     # --- messages ---
 
     def _receive(self) -> None:
         for _ in range(_ROUND):
             try:
-                identity, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                identity = self._socket.recv(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
             self.messages += 1
             try:
+                frames = self._receive_frames()
                 op, number, message = _parse(frames)
             except wire.MalformedMessage as error:
                 # No message of one peer may end the service of the others.
@@ -186,16 +216,42 @@ class Service:
                     )
                 continue
             try:
-                self._carry_out(identity.bytes, op, number, message)
+                self._carry_out(identity.bytes, frames[0], op, number, message)
             except Exception as error:
                 self._note(error, f"message {op!r} of a client")
+
+    def _receive_frames(self) -> list[zmq.Frame]:
+        """Receives the frames of a message, which are all there, but only as many as a message may have.
+
+        Raises:
+          MalformedMessage: There are more, or they are too large; the connection is closed.
+        """
+        frames = [self._socket.recv(copy=False)]
+        if self._intake is not None:
+            self._intake.hear(frames[0])
+        while frames[-1].more and len(frames) <= wire.MAX_ARRAYS:
+            frames.append(self._socket.recv(copy=False))
+        excess = frames[-1].more
+        num_bytes = sum(map(len, frames)) if len(frames) > 1 else 0
+        if not excess and num_bytes <= self._limits.max_message_bytes:
+            return frames
+        if self._intake is not None:
+            what = f"a message of {len(frames)} frames or more, {num_bytes} bytes"
+            self._intake.close(intake.descriptor_of(frames[0]), what)
+        frames.clear()
+        while excess:
+            self._socket.recv()
+            excess = bool(self._socket.getsockopt(zmq.RCVMORE))
+        raise wire.MalformedMessage("message: got too many or too large frames")
 
     def _note(self, error: Exception, what: str) -> None:
         """Counts a defect; raises it if it repeats."""
         if self._defects.repeats(error, what):
             raise error
 
-    def _carry_out(self, identity: bytes, op: str, number: int | None, message: dict[str, Any]) -> None:
+    def _carry_out(
+        self, identity: bytes, frame: zmq.Frame, op: str, number: int | None, message: dict[str, Any]
+    ) -> None:
         session = self._sessions.get(identity)
         if session is not None and op == "hello":
             self._close(session)
@@ -210,8 +266,9 @@ class Service:
         answer: Reply | Request | Exception | None
         try:  # only what reads the fields of the message
             if session is None:
-                session = Session(identity)
+                session = Session(identity, intake.descriptor_of(frame))
                 answer = self._handler.open(session, message)
+                answer["max_message_bytes"] = self._limits.max_message_bytes
                 self._sessions[identity] = session
             else:
                 answer = self._handler.handle(session, message)
@@ -256,15 +313,26 @@ class Service:
         else:
             if session is None or tracker is None or num_bytes < _LARGE_ANSWER:
                 return
-            unsent = session.unsent
-            unsent.append((tracker, num_bytes))
-            while unsent and unsent[0][0].done:
-                unsent.popleft()
-            if len(unsent) <= _MAX_UNREAD or sum(size for _, size in unsent) <= _MAX_UNREAD_BYTES:
-                return
-            _LOG.warning("a client leaves %d large answers unread: its session ends", len(unsent))
+            if not self._unread.add((identity, session.descriptor), tracker, num_bytes):
+                self._cut_off(identity, session.descriptor)
+            return
         if session is not None:
             self._close(session)
+
+    def has_room(self, num_bytes: int) -> bool:
+        """Returns whether a large answer may be made now; if not, the request is tried again soon."""
+        room, gone = self._unread.has_room(num_bytes)
+        for identity, descriptor in gone:
+            self._cut_off(identity, descriptor)
+        self._is_full |= not room
+        return room
+
+    def _cut_off(self, identity: bytes, descriptor: int) -> None:
+        """Ends the session and the connection of a client that leaves large answers unread."""
+        if identity in self._sessions:
+            self._close(self._sessions[identity])
+        if self._intake is not None:
+            self._intake.close(descriptor, "it leaves large answers unread")
 
     # --- requests that wait ---
 
@@ -280,13 +348,16 @@ class Service:
         elif answer is None and len(session.waiting) >= _MAX_WAITING:
             text = f"requests that wait: got more than {_MAX_WAITING} of one client. Wait for answers first."
             refusal = ValueError(text)
+        elif answer is None and self._num_waiting >= _MAX_ALL_WAITING:
+            refusal = ValueError(f"requests that wait: got more than {_MAX_ALL_WAITING} of all clients.")
         if answer is not None or refusal is not None:
             request.steps.close()
             if refusal is not None:
                 raise refusal
             return answer
         session.waiting.add(request)
-        self._lines.setdefault(request.line, []).append(request)
+        self._num_waiting += 1
+        self._lines.setdefault(request.line, OrderedDict())[request] = None
         if timeout is not None:
             self._deadlines[request] = time.monotonic() + timeout
         for table in request.tables:
@@ -304,13 +375,14 @@ class Service:
         for line in list(self._lines.values()):
             while line:
                 answer: Reply | Exception | None
+                first = next(iter(line))
                 try:
-                    answer = next(line[0].steps)
+                    answer = next(first.steps)
                 except Exception as error:
                     answer = error
                 if answer is None:
                     break
-                self._end_request(line[0], answer)
+                self._end_request(first, answer)
                 if isinstance(answer, Exception) and not isinstance(answer, _CLIENT_ERRORS):
                     self._note(answer, "a client's request that waited")
 
@@ -319,8 +391,9 @@ class Service:
         if request not in request.session.waiting:
             return
         request.session.waiting.remove(request)
+        self._num_waiting -= 1
         line = self._lines[request.line]
-        line.remove(request)
+        del line[request]
         if line:
             self._lines.move_to_end(request.line)  # the other lines are tried first
             self._again = True

@@ -112,7 +112,7 @@ class Table:
             raise ValueError(f"table {self.name!r}: got a new store while it holds items.")
         self.store = store
         self.waiting.concurrent = concurrent
-        self._bindings = Bindings(store, self.name, self.signature)
+        self.bindings = Bindings(store, self.name, self.signature)
         self._empty()
 
     def _empty(self) -> None:
@@ -122,7 +122,7 @@ class Table:
             self.rate_limiter,
             self.max_size,
             self.max_times_sampled,
-            self._bindings,
+            self.bindings,
             self._rng,
         )
 
@@ -185,7 +185,7 @@ class Table:
         """
         if new.priorities is not None:
             new.priorities = self._check_priorities(new.priorities, len(new.index))
-        new.layout = self._bindings[layout]
+        new.layout = self.bindings[layout]
 
     def _check_priorities(self, priorities: Any, n: int) -> np.ndarray:
         array = check_priorities(self.name, priorities, n)
