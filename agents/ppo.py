@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 import tree
 
-from framework import config_checks as check
 from framework import adders, learners, losses, networks
+from framework import config_checks as check
 from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput, Prepared, schedules
 from framework.programs.presets import Preset
@@ -146,7 +146,6 @@ class PPO(OnPolicyAgent):
         self.config: PPOConfig = config or PPOConfig()
         self.networks_fn = networks_fn
         self.extras_of_first_row = () if self.config.recurrent is None else ("state",)
-        # Episodes begin with a return of 0.
         self._carries_returns = self.config.normalize_rewards and self.config.episodes_per_batch is None
         if self._carries_returns:
             self.extras_of_first_row += (adders.RUNNING_RETURN,)

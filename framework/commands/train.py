@@ -111,6 +111,7 @@ def _start(agent: core.Agent, options: TrainOptions, config: RunConfig) -> int:
         raise CommandError(f"{path} holds a run already. {_advice(folder)} another folder with --directory.")
     program = building.build_program(agent, options.environment, config)
     folder.save()  # The first file. What fails before this leaves no folder.
+    print(*agent.describe_inputs(spec), sep="\n")
     with _writing(path), folder.locked() as lock:
         return run(folder, program, lock)
 

@@ -25,7 +25,7 @@ def test_the_scale_is_that_of_whole_episodes_whatever_the_unroll(unroll):
     zeros, kinds = np.zeros(ENVS, np.float32), np.full(ENVS, FIRST)
     adder.add_first(dm_env.TimeStep(kinds, zeros, zeros, zeros))
     for t in range(1, STEPS // unroll * unroll + 1):
-        before, kinds = kinds, np.array([FIRST if k == LAST else MID + (rng.random() < 0.1) for k in kinds])
+        kinds = np.array([FIRST if k == LAST else MID + (rng.random() < 0.1) for k in kinds])
         rewards = rng.normal(3, 1, ENVS).astype(np.float32) * (kinds != FIRST)
         adder.add(zeros, dm_env.TimeStep(kinds, rewards, zeros, zeros), {"version": zeros})
         for env in range(ENVS):

@@ -80,6 +80,11 @@ def table(agent, spec):
     return str((info.max_size, info.max_times_sampled, info.sampler_options, info.rate_limiter_info))
 
 
+def described(agent, spec):
+    """What it says of its observations."""
+    return str(agent.describe_inputs(spec))
+
+
 def network(agent, spec):
     """The layers of its networks, and their first parameters."""
     torch.manual_seed(0)
@@ -133,6 +138,7 @@ FIELDS = {
     "max_gradient_norm": (1e-9, learned, {}),
     "compile_loss": (None, made, {}),
     "autocast": (None, made, {}),
+    "inputs": (("observation=bytes",), described, {}),
     # Replay.
     "max_replay_size": (5000, table, {}),
     "min_replay_size": (17, table, {}),
@@ -292,6 +298,7 @@ WRONG = {
     **dict.fromkeys(("torso", "activation", "optimizer", "recurrent", "targets"), ("wide", 1)),
     "exploration_correlation": (1.0, 1.5),
     "device": ("gpu", None),
+    "inputs": ("observation=pixels", 1),
     "target_entropy": (NAN,),
     "v_min": (NAN,),
     "v_max": (INF,),
