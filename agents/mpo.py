@@ -89,8 +89,8 @@ class MPOConfig(OffPolicyConfig):
         check.return_limits(self)
 
 
-# Smallest temperature or multiplier before `Duals.positive`, that of Acme (Hoffman et al., 2020). Without
-# it, a multiplier whose bound is far away falls on and on, and takes as many steps to come back.
+# Smallest temperature or multiplier before `Duals.positive`, that of Acme's MPO (Hoffman et al., 2020).
+# Without it, a multiplier whose bound is far away falls on and on, and takes as many steps to come back.
 _LEAST_DUAL = -18.0
 
 

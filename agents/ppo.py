@@ -146,7 +146,6 @@ class PPO(OnPolicyAgent):
         self.config: PPOConfig = config or PPOConfig()
         self.networks_fn = networks_fn
         self.extras_of_first_row = () if self.config.recurrent is None else ("state",)
-        # Episodes begin with a return of 0.
         self._carries_returns = self.config.normalize_rewards and self.config.episodes_per_batch is None
         if self._carries_returns:
             self.extras_of_first_row += (adders.RUNNING_RETURN,)

@@ -29,6 +29,10 @@ class PPODQNConfig(check.NamedFields):
     ppo_agents: tuple[str, ...] = ("agent_0", "agent_1")  # These learn by PPO, all others by DQN.
     discount: float = 0.99  # Per env step. Higher values look further ahead and learn more slowly.
     learning_rate_decay: int | None = None  # Env steps over which both learning rates fall. None keeps them.
+    # What networks take observations for, if not for what they look like: NAME=KIND, as in
+    # observation/camera=pixels. Kinds: pixels (a picture, / 255), planes (one as it is), bytes (/ 255),
+    # numbers.
+    inputs: tuple[str, ...] = ()
     device: str = "cpu"  # Device of the learner.
 
     ppo_unroll_length: int = 64  # Steps of an env in an unroll. More: less bias, and older data.
@@ -67,7 +71,8 @@ class PPODQNConfig(check.NamedFields):
     def _of(self, part: str) -> dict[str, Any]:
         names = [field.name for field in dataclasses.fields(self) if field.name != "ppo_agents"]
         own = {name[4:]: getattr(self, name) for name in names if name.startswith(f"{part}_")}
-        return {name: getattr(self, name) for name in ("discount", "learning_rate_decay", "device")} | own
+        shared = ("discount", "learning_rate_decay", "inputs", "device")
+        return {name: getattr(self, name) for name in shared} | own
 
 
 class PPODQN(MultiAgentPlanAgent):

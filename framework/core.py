@@ -402,6 +402,10 @@ class Agent(abc.ABC):
         """
         return loop.run_episodes(num_episodes)
 
+    def describe_inputs(self, spec: EnvironmentSpec) -> Sequence[str]:
+        """What the networks take the observations of `spec` for, one line for each leaf; empty by default."""
+        return ()
+
     def environment_wrappers(self) -> Sequence[Any]:
         """The wrappers of this agent's environments, innermost first; see `environments.make`."""
         return ()

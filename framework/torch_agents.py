@@ -35,7 +35,15 @@ from framework.adders.block import PriorityFn
 from framework.datasets import Dataset
 from framework.devices import check_visible, device_of_learner, restore_generator
 from framework.learners import LossContext, LossOutput, schedules
-from framework.networks import ACTIVATIONS, Actions, JointActions, as_numpy, as_tensors, check_action_mask
+from framework.networks import (
+    ACTIVATIONS,
+    Actions,
+    JointActions,
+    as_numpy,
+    as_tensors,
+    check_action_mask,
+    inputs,
+)
 from framework.replay.contracts import Client
 from framework.types import Nest, Transition
 
@@ -52,6 +60,10 @@ class AgentConfig(check.NamedFields):
     learning_rate_end: float = 0.0  # Final learning rate, as a fraction of the initial one.
     adam_epsilon: float = 1e-8  # Epsilon of Adam. Larger values damp steps where gradients are small.
     max_gradient_norm: float | None = None  # Larger gradients are scaled down to this.
+    # What networks take observations for, if not for what they look like: NAME=KIND, as in
+    # observation/camera=pixels. Kinds: pixels (a picture, / 255), planes (one as it is), bytes (/ 255),
+    # numbers.
+    inputs: tuple[str, ...] = ()
     device: str = "cpu"  # Device of the learner.
     compile_loss: bool = False  # Uses torch.compile. Slower on the CPU, 0.7 to 1.5 times as fast on a GPU.
     autocast: bool = False  # bfloat16 mixed precision in the learner.
@@ -217,6 +229,7 @@ class TorchAgent(core.Agent):
         check_action_mask(spec, type(self).__name__, self.takes_action_masks)
         if self.networks_fn is None:
             specs.check_sizes(spec)
+        spec = spec._replace(observations=inputs.declared(spec.observations, self.config.inputs))
         networks = (self.networks_fn or default)(self.config, spec)
         missing = [member for member in members if not _has(networks, member)]
         if missing or not isinstance(networks, nn.Module):
@@ -226,6 +239,9 @@ class TorchAgent(core.Agent):
                 "replace parts of them and return them, or see docs/agents.md."
             )
         return networks
+
+    def describe_inputs(self, spec: specs.EnvironmentSpec) -> list[str]:
+        return inputs.describe(spec.observations, self.config.inputs)
 
     def make_optimizer(self, networks: Any) -> torch.optim.Optimizer:
         """Adam for all parameters that need a gradient."""

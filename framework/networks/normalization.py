@@ -14,7 +14,7 @@ import torch
 import tree
 from torch import nn
 
-from framework import specs
+from framework.networks import inputs
 
 # Sums a tensor over several learners.
 Total = Callable[[torch.Tensor], torch.Tensor]
@@ -56,19 +56,24 @@ class Moments(nn.Module):
 
     def normalize(self, values: torch.Tensor) -> torch.Tensor:
         """Standard deviations from the mean, float32 `[..., *shape]`, clipped at +-10."""
+        values = values if values.is_floating_point() else values.float()
         return ((values - self.mean.float()) / self.std()).clamp(-10.0, 10.0)
 
 
 class ObservationNormalizer(nn.Module):
-    """Scales float leaves to mean 0 and variance 1, clipped at +-10. Integer leaves are unchanged."""
+    """Scales numbers and float pictures to mean 0 and variance 1, clipped at +-10.
+
+    Pictures of integers and codes stay as they are; see `framework.networks.inputs`.
+    """
 
     def __init__(self, spec: Any, enabled: bool):
         super().__init__()
-        paths, leaves = zip(*specs.leaves(spec), strict=True)
+        leaves = tree.flatten(spec)
         chosen = [
             i
-            for i, leaf in enumerate(leaves)
-            if np.issubdtype(leaf.dtype, np.floating) and specs.ACTION_MASK not in paths[i]
+            for i, taken in enumerate(inputs.inputs_of(spec))
+            if taken.kind == inputs.NUMBERS
+            or (taken.kind == inputs.PICTURE and np.issubdtype(leaves[i].dtype, np.floating))
         ]
         self._indices = chosen if enabled else []
         self._moments = [Moments(leaves[i].shape) for i in self._indices]

@@ -9,6 +9,7 @@ import tree
 from dm_env import specs as dm_specs
 from torch import nn
 
+from framework.networks import inputs
 from framework.networks.heads import QNetwork
 from framework.networks.torsos import ObservationEncoder, RecurrentCore
 from framework.types import Nest
@@ -32,7 +33,7 @@ class RecurrentEncoder(nn.Module):
         self, observation_spec: Nest, hidden_sizes: Sequence[int] = (64,), lstm_size: int | None = 64
     ):
         super().__init__()
-        has_images = any(len(leaf.shape) == 3 for leaf in tree.flatten(observation_spec))
+        has_images = any(each.kind == inputs.PICTURE for each in inputs.inputs_of(observation_spec))
         self.torso = ObservationEncoder(observation_spec, () if has_images else hidden_sizes)
         width = self.torso.output_size
         self.core = None if lstm_size is None else RecurrentCore(width, lstm_size)

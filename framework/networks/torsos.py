@@ -1,8 +1,7 @@
 """From observations to features: MLPs, convolutions, encoders of nests, and recurrent cores.
 
 Convolutions turn images `[..., C, H, W]` or `[..., H, W, C]` of uint8 or float into features
-`[..., output_size]`. They divide uint8 by 255. The axis of the spec with the fewest entries is that of the
-channels, so both `[4, 84, 84]` and `[84, 84, 4]` work.
+`[..., output_size]`; `framework.networks.inputs` says what is an image, and which axis has its channels.
 """
 
 from __future__ import annotations
@@ -14,10 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 import tree
-from dm_env import specs as dm_specs
 from torch import nn
 
-from framework import specs
+from framework.networks import inputs
 from framework.networks.noisy import NoisyLinear
 from framework.types import Nest
 
@@ -110,21 +108,24 @@ class _Images(nn.Module):
     """Converts images of any layout to float `[M, C, H, W]` and restores the leading axes of the features.
 
     The frames of a stack of images, four axes, become channels.
+
+    Attributes:
+      divides: whether integers are divided by 255.
     """
 
+    divides = True
     layers: nn.Sequential  # `[M, C, H, W]` float to `[M, output_size]`
     output_size: int
 
     def __init__(self, shape: Sequence[int]):
         super().__init__()
-        if len(shape) not in (3, 4):
+        if len(shape) not in (2, 3, 4):
             raise ValueError(
-                f"shape: got {tuple(shape)}, expected three axes, as (channels, height, width), or four, as "
-                "(frames, channels, height, width)."
+                f"shape: got {tuple(shape)}, expected two to four axes: (height, width), three axes as "
+                "(channels, height, width), or four as (frames, channels, height, width)."
             )
-        self._axes, image = len(shape), tuple(shape[-3:])
-        self._channels_last = int(np.argmin(image)) == 2
-        channels, self.height, self.width = (image[2], *image[:2]) if self._channels_last else image
+        self._axes = len(shape)
+        channels, self.height, self.width, self._channels_last = inputs.picture_axes(shape)
         self.channels = channels * (shape[0] if self._axes == 4 else 1)
         if min(self.height, self.width) < 3:
             raise ValueError(f"shape: got {tuple(shape)}, expected at least 3 x 3 pixels.")
@@ -134,7 +135,7 @@ class _Images(nn.Module):
         images = images.reshape(-1, *images.shape[-self._axes :])
         if self._channels_last:
             images = images.movedim(-1, -3)
-        images = images.flatten(1, -3)
+        images = images.unsqueeze(1) if self._axes == 2 else images.flatten(1, -3)
         device = images.device.type
         if torch.is_grad_enabled() and device == "cpu":
             # Learning is a fifth faster in this layout; acting on small batches is not. Convert here, while a
@@ -143,9 +144,10 @@ class _Images(nn.Module):
         if images.dtype == torch.uint8:
             # Directly to the dtype of mixed precision, which represents 0 to 255 exactly.
             mixed = torch.is_autocast_enabled(device)
-            images = images.to(torch.get_autocast_dtype(device) if mixed else torch.float32).div_(255.0)
+            images = images.to(torch.get_autocast_dtype(device) if mixed else torch.float32)
+            images = images.div_(255.0) if self.divides else images
         else:
-            images = images.float()
+            images = _as_float(images, self.divides)
         return self.layers(images).reshape(*leading, self.output_size)
 
 
@@ -258,9 +260,9 @@ CONVOLUTIONS: dict[str, type[NatureConv | ShallowConv | DataEfficientConv | Resi
 class ObservationEncoder(nn.Module):
     """Encodes a nest of observations, with any leading axes, as one feature vector `[..., output_size]`.
 
-    Leaves with three axes, and stacks of such leaves, go through `make_convolution`; integers of a
-    `DiscreteArray`, and of stacks of integers from 0 on, become one-hot vectors; all other leaves are
-    flattened. The vectors are concatenated and, with `hidden_sizes`, go through an MLP. The features of the
+    `framework.networks.inputs` says what is a picture, which goes through `make_convolution`, what are codes,
+    which become one-hot vectors, and what is divided by 255. All other leaves are flattened. The vectors are
+    concatenated and, with `hidden_sizes`, go through an MLP. The features of the
     images follow them. An `action_mask` is left out: it is for the heads.
 
     Args:
@@ -282,23 +284,23 @@ class ObservationEncoder(nn.Module):
         make_convolution: Callable[[Sequence[int]], Any] = NatureConv,
     ):
         super().__init__()
-        leaves = specs.leaves(observation_spec)
-        self._specs: list[Any] = [None if specs.ACTION_MASK in path else leaf for path, leaf in leaves]
+        self._shapes = [tuple(leaf.shape) for leaf in tree.flatten(observation_spec)]
+        self._inputs = inputs.inputs_of(observation_spec)
         self._single = not tree.is_nested(observation_spec)
-        self._codes = [None if spec is None else _num_codes(spec) for spec in self._specs]
         # Most observations are one vector, which needs no encoding.
-        is_plain = self._single and len(self._specs[0].shape) == 1 and self._codes[0] is None
+        is_plain = (
+            self._single and len(self._shapes[0]) == 1 and self._inputs[0] == (inputs.NUMBERS, False, 0)
+        )
         self.is_vector = is_plain and not hidden_sizes
         images = {}
         width = image_features = 0
-        for index, spec in enumerate(self._specs):
-            if spec is None:
-                continue
-            if _is_image(spec):
-                images[str(index)] = make_convolution(spec.shape)
+        for index, (shape, taken) in enumerate(zip(self._shapes, self._inputs, strict=True)):
+            if taken.kind == inputs.PICTURE:
+                images[str(index)] = make_convolution(shape)
+                images[str(index)].divides = taken.divides
                 image_features += images[str(index)].output_size
-            else:
-                width += int(np.prod(spec.shape, dtype=np.int64)) * (self._codes[index] or 1)
+            elif taken.kind != inputs.MASK:
+                width += int(np.prod(shape, dtype=np.int64)) * (taken.codes or 1)
         self.images = nn.ModuleDict(images)
         self.body = (
             MLP(width, hidden_sizes, activation=activation) if width and hidden_sizes else nn.Identity()
@@ -316,41 +318,31 @@ class ObservationEncoder(nn.Module):
         if self.is_vector:
             return observation.float()
         leaves = [observation] if self._single else tree.flatten(observation)
-        if len(leaves) != len(self._specs):
+        if len(leaves) != len(self._inputs):
             raise ValueError(
-                f"observation: got {len(leaves)} leaves, expected {len(self._specs)} as in its spec."
+                f"observation: got {len(leaves)} leaves, expected {len(self._inputs)} as in its spec."
             )
         flat, features = [], []
-        for index, (leaf, spec) in enumerate(zip(leaves, self._specs, strict=True)):
-            if spec is None:
+        for index, (leaf, taken) in enumerate(zip(leaves, self._inputs, strict=True)):
+            if taken.kind == inputs.MASK:
                 continue
-            if str(index) in self.images:
+            if taken.kind == inputs.PICTURE:
                 features.append(self.images[str(index)](leaf))
                 continue
-            axes, codes = len(spec.shape), self._codes[index]
-            if codes is not None:
-                flat.append(nn.functional.one_hot(leaf.long(), codes).flatten(-1 - axes).float())
+            axes = len(self._shapes[index])
+            if taken.kind == inputs.CODES:
+                flat.append(nn.functional.one_hot(leaf.long(), taken.codes).flatten(-1 - axes).float())
             else:
-                flat.append((leaf.unsqueeze(-1) if axes == 0 else leaf.flatten(-axes)).float())
+                leaf = leaf.unsqueeze(-1) if axes == 0 else leaf.flatten(-axes)
+                flat.append(_as_float(leaf, taken.divides))
         if flat:
             features.insert(0, self.body(flat[0] if len(flat) == 1 else torch.cat(flat, -1)))
         return features[0] if len(features) == 1 else torch.cat(features, -1)
 
 
-def _is_image(spec: Any) -> bool:
-    stacked = isinstance(spec, specs.StackedArray | specs.StackedBoundedArray)
-    return len(spec.shape) == 3 or (len(spec.shape) == 4 and stacked)
-
-
-def _num_codes(spec: Any) -> int | None:
-    """The number of values of a `DiscreteArray`, or of each frame of a stack of them; None for quantities."""
-    if isinstance(spec, dm_specs.DiscreteArray):
-        return spec.num_values
-    # FrameStack turns a DiscreteArray into one axis of integers from 0 on.
-    is_stack = isinstance(spec, specs.StackedBoundedArray) and len(spec.shape) == 1
-    if is_stack and spec.dtype.kind in "iu" and not np.any(spec.minimum):
-        return int(np.max(spec.maximum)) + 1
-    return None
+def _as_float(leaf: torch.Tensor, divides: bool) -> torch.Tensor:
+    """Integers may be divided by 255. Floats never are: they may be normalized ones."""
+    return leaf / 255.0 if divides and not leaf.is_floating_point() else leaf.float()
 
 
 class RecurrentCore(nn.Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -37,6 +38,7 @@ from framework.programs.snapshot import Snapshot
 from framework.programs.variable_source import VariableSource
 from framework.programs.worker import Setup, derive_seed, make_tables
 
+_LOG = logging.getLogger(__name__)
 _REPLAY_MODULES = {"repertory": "framework.replay", "reverb": "framework.replay.dm_reverb"}
 # Seconds that a program waits at its end for the step of a learner, and for the last checkpoint.
 _STEP_S, _SAVE_S = 60.0, 600.0
@@ -97,6 +99,8 @@ def make_program(
             )
     check_parts(config)
     spec = environment_spec(agent, environment_factory, config)
+    for line in agent.describe_inputs(spec):
+        _LOG.info("%s", line)
     run = None
     if config.directory is not None:
         run = RunFolder.describe(agent, environment_factory, config, spec)

@@ -148,6 +148,14 @@ class MultiAgentPlanAgent(PlanAgent):
             sized[name] = group, part
         return sized
 
+    def describe_inputs(self, spec: specs.EnvironmentSpec) -> list[str]:
+        groups = self.groups(spec)
+        return [
+            f"{name}: {line}"
+            for name, part in self.parts.items()
+            for line in part.describe_inputs(groups[name].spec)
+        ]
+
     def make_networks(self, spec: specs.EnvironmentSpec) -> MultiAgentNetworks:
         groups = self.groups(spec)
         made = {name: part.make_networks(groups[name].spec) for name, part in self.parts.items()}

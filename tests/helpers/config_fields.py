@@ -75,6 +75,11 @@ def table(agent, spec):
     return str((info.max_size, info.max_times_sampled, info.sampler_options, info.rate_limiter_info))
 
 
+def described(agent, spec):
+    """What it says of its observations."""
+    return str(agent.describe_inputs(spec))
+
+
 def network(agent, spec):
     """The layers of its networks, and their first parameters."""
     torch.manual_seed(0)
@@ -131,6 +136,7 @@ FIELDS = {
     **by(learned, max_gradient_norm=1e-9),
     **by(learned, needs=DECAY, learning_rate_end=0.9),
     **by(made, compile_loss=None, autocast=None),
+    **by(described, inputs=("observation=bytes",)),
     # Replay.
     **by(table, max_replay_size=5000, min_replay_size=17, batch_size=32, samples_per_insert=3),
     **by(table, insert_burst=7, prioritized=None),
@@ -229,6 +235,7 @@ WRONG = {
         (("wide", 1), "torso activation optimizer recurrent targets"),
         ((1.0, 1.5), "exploration_correlation"),
         (("gpu", None), "device"),
+        (("observation=pixels", 1), "inputs"),
         ((NAN,), "target_entropy v_min"),
         ((INF,), "v_max"),
     ]

@@ -124,8 +124,8 @@ def test_the_network_of_data_efficient_rainbow():
 
 
 def test_images_that_are_none_are_errors():
-    with pytest.raises(ValueError, match="three axes"):
-        networks.NatureConv((84, 84))
+    with pytest.raises(ValueError, match="two to four axes"):
+        networks.NatureConv((84,))
     with pytest.raises(ValueError, match="3 x 3"):
         networks.ResidualConv((1, 2, 2))
     with pytest.raises(ValueError, match="softplus"):
