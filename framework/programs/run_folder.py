@@ -332,21 +332,27 @@ class RunFolder:
 
     def running_pid(self) -> int | None:
         """The process that currently trains in the folder, or None."""
+        holder = self._holder()
+        return None if holder is None else int(holder[0])
+
+    def _holder(self) -> list[str] | None:
+        """The process that has the lock, its start and its host; None if none has, or it begins or ends."""
         try:
             with open(self.path / "run.lock", encoding="utf-8") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    holder = file.read().split()
+                    return holder if len(holder) == 3 and holder[0].isdigit() else None
         except FileNotFoundError:
-            return None
-        except BlockingIOError:
-            pid = (self.path / "run.lock").read_text(encoding="utf-8").partition(" ")[0].strip()
-            return int(pid) if pid.isdigit() else None
+            pass
         return None
 
     def running_process(self) -> psutil.Process | None:
         """As `running_pid`. Raises RunError if that process has ended or is not one of this machine."""
-        if (pid := self.running_pid()) is None:
+        if (holder := self._holder()) is None:
             return None
-        _, started, host = (self.path / "run.lock").read_text(encoding="utf-8").split()
+        pid, started, host = int(holder[0]), *holder[1:]
         if host != socket.gethostname():
             raise RunError(
                 f"{self.path} is being trained by process {pid} of the host {host}, not of this one."
@@ -357,6 +363,8 @@ class RunFolder:
         except psutil.NoSuchProcess:
             is_same = False
         if not is_same:
+            if self._holder() != holder:  # It has ended as it should.
+                return self.running_process()
             raise RunError(
                 f"{self.path}: process {pid}, which trained in it, is not one of this machine, or has died. "
                 "In that case its nodes save what they have, and end by themselves."
