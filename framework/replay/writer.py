@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import collections
 import contextlib
 import dataclasses
 import itertools
 import secrets
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -25,6 +27,7 @@ DEFAULT_MAX_IN_FLIGHT_ITEMS = 512
 
 # A client of several servers has the number of a server in bits 56 to 60 of the keys.
 SHARD_SHIFT = 56
+_EXIT_S = 10.0  # for which the end of the interpreter waits for writers that were not closed
 _KEY_BIT = 1 << 55  # is set in every key: none is 0
 
 _Table = TypeVar("_Table")
@@ -395,6 +398,26 @@ class Writer:
         self._owned.clear()
 
 
+class _LateTimer(threading.Timer):
+    """A thread of `LateFlush`. One that runs native code at the end of the interpreter would abort it."""
+
+    over = False
+
+    @classmethod
+    def end_all(cls) -> None:
+        """Ends the threads of writers that were not closed; at most one of each writer is at work."""
+        cls.over = True
+        timers = [thread for thread in threading.enumerate() if isinstance(thread, cls)]
+        for timer in timers:
+            timer.cancel()
+        until = time.monotonic() + _EXIT_S
+        for timer in timers:
+            timer.join(max(0.0, until - time.monotonic()))
+
+
+atexit.register(_LateTimer.end_all)
+
+
 class LateFlush:
     """Calls methods after a delay, in timer threads that live no longer than their owner.
 
@@ -417,8 +440,9 @@ class LateFlush:
     def call_later(self, method: Callable[[], object], delay: float) -> None:
         """Calls `method` once, after `delay` seconds; a call that is already scheduled keeps its time."""
         reference = weakref.WeakMethod(method)
-        if reference not in self._timers:
-            timer = threading.Timer(min(delay, threading.TIMEOUT_MAX), self._call, [reference])
+        timer = self._timers.get(reference)
+        if (timer is None or timer.ident is None) and not _LateTimer.over:  # None: its start was interrupted
+            timer = _LateTimer(min(delay, threading.TIMEOUT_MAX), self._call, [reference])
             timer.name, timer.daemon = "replay-late-flush", True
             self._timers[reference] = timer
             timer.start()
@@ -429,7 +453,7 @@ class LateFlush:
             timer.cancel()
 
     def _call(self, reference: weakref.WeakMethod[Callable[[], object]]) -> None:
-        del self._timers[reference]  # first: the method may ask for another call
+        self._timers.pop(reference, None)  # first: the method may ask for another call
         method = reference()
         try:
             if method is not None:

@@ -213,6 +213,14 @@ class ServedWriter(Writer):
         message = self._message
         if not (self._items or message["write"] or message["release"]):
             return
+        try:
+            self._post(message)
+        except BaseException as error:
+            self._end_if_interrupted(error)
+            raise
+        self._collect(0.0)
+
+    def _post(self, message: dict[str, Any]) -> None:
         message["items"] = [
             [table, new.layout, new.index, new.lengths, new.keys, new.priorities, new.episodes]
             for table, new in joined(self._items)
@@ -220,7 +228,6 @@ class ServedWriter(Writer):
         count = sum(len(new.keys) for _, new in self._items)
         self._in_flight[self._call(self._connection.post, message)] = count
         self._begin_message()
-        self._collect(0.0)
 
     def _send_late(self) -> None:
         """Sends single items that were not followed by others, unless many messages wait already."""
@@ -240,7 +247,15 @@ class ServedWriter(Writer):
 
     def _collect(self, timeout: float | None, watch: bool = True) -> bool:
         """Notes the answers to inserts; waits as `Connection.poll` does. Returns whether any message came."""
-        answers = self._call(self._connection.poll, timeout, watch)
+        if timeout != 0.0:
+            self._call(self._connection.wait, timeout, watch)
+        try:
+            return self._note_answers(self._call(self._connection.poll))
+        except BaseException as error:
+            self._end_if_interrupted(error)
+            raise
+
+    def _note_answers(self, answers: list[dict[str, Any]]) -> bool:
         for answer in answers:
             count = self._in_flight.pop(answer["id"], None)
             if count is None:
@@ -306,6 +321,11 @@ class ServedWriter(Writer):
             raise
         self._end(error)
         raise error
+
+    def _end_if_interrupted(self, error: BaseException) -> None:
+        """Ends the writer after an interrupt that may have come between a message and its record."""
+        if not isinstance(error, Exception):
+            self._end(ServerLost("the session of this writer was interrupted in the middle of a call"))
 
     def _end(self, error: ServerClosed) -> None:
         """Makes every later call raise `error`; what is in flight is lost."""
