@@ -27,6 +27,8 @@ DEFAULT_MAX_IN_FLIGHT_ITEMS = 512
 
 # A client of several servers has the number of a server in bits 56 to 60 of the keys.
 SHARD_SHIFT = 56
+# Seconds after which a reader goes on without what a writer stages, whose priority function may wait for it.
+_READ_S = 5.0
 _EXIT_S = 10.0  # for which the end of the interpreter waits for writers that were not closed
 _KEY_BIT = 1 << 55  # is set in every key: none is 0
 
@@ -55,6 +57,15 @@ class HeldRows:
     held: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(1024, np.bool_))
     spare: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
     block: int = 0
+
+
+class _Hurry(threading.local):
+    """Whether the calling thread reads without waiting for writers, because they may wait for it."""
+
+    on = False
+
+
+hurry = _Hurry()
 
 
 def check_held(what: str, held: HeldRows | None, rows: np.ndarray) -> HeldRows:
@@ -105,6 +116,7 @@ class Writer:
     """
 
     num_pending: int = 0
+    _num_waiting: int = 0  # threads that wait for room, which perhaps only a reader makes
     shard: int = 0
     _closed = True  # until the subclass is ready: there is nothing to end
     _default_in_flight = DEFAULT_MAX_IN_FLIGHT_ITEMS
@@ -327,6 +339,17 @@ class Writer:
         If the method fails, the writer's next call raises its error. The method's object is not kept alive.
         """
         self._late.call_later(method, delay)
+
+    def enter_to_read(self, lock: Any) -> bool:
+        """Takes the lock of this writer, or of what stages for it, for a reader; False if that is not to be.
+
+        A reader waits for a thread that writes, so that it misses nothing, but not for one that waits for room.
+        """
+        until = time.monotonic() + _READ_S
+        taken: bool = lock.acquire(blocking=False)
+        while not (taken or hurry.on or self._num_waiting or time.monotonic() >= until):
+            taken = lock.acquire(timeout=0.01)
+        return taken
 
     def before_read(self, function: Callable[[], object]) -> None:
         """Registers the function that runs before a reader reads a table through the same client.

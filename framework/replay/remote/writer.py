@@ -87,7 +87,6 @@ class ServedWriter(Writer):
         self._in_flight: dict[int, int] = {}  # the number of items of each message that was not answered
         self._created = 0
         self._failed = 0  # items that the server has refused
-        self._waits = False  # a thread waits in here for the server
         self._closed = False
 
     def show(self) -> None:
@@ -98,9 +97,8 @@ class ServedWriter(Writer):
         """
         if self._before_read is not None:
             self._before_read()
-        while not self._lock.acquire(timeout=0.05):
-            if self._waits:
-                return
+        if not self.enter_to_read(self._lock):
+            return
         try:
             if self.num_pending and self._ended is None:
                 # What goes wrong is an error of this writer's next call, not of the reader's.
@@ -278,7 +276,7 @@ class ServedWriter(Writer):
             if interrupted:
                 timeout = LAST_WORDS_S if timeout is None else min(timeout, LAST_WORDS_S)
             deadline = None if timeout is None else time.monotonic() + timeout
-            self._waits = True
+            self._num_waiting = 1
             try:
                 while self.num_pending > keep:
                     left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -294,7 +292,7 @@ class ServedWriter(Writer):
                             raise Interrupted
                         raise DeadlineExceededError(f"{self.num_pending} items wait for room in their tables")
             finally:
-                self._waits = False
+                self._num_waiting = 0
             if self._errors:
                 raise self._errors.popleft()
 

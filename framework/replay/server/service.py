@@ -24,6 +24,7 @@ from zmq.utils.monitor import parse_monitor_message
 from framework.replay import wire
 from framework.replay.errors import ReverbError, ServerClosed, ServerLost
 from framework.replay.server.operations import Operations, Reply, Request, Session
+from framework.replay.writer import hurry
 from launch.defects import Defects
 from launch.rpc import sockets
 
@@ -129,6 +130,7 @@ class Service:
     # --- the loop ---
 
     def _run(self) -> None:
+        hurry.on = True  # all clients wait for this thread
         monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
         try:
             self._loop(monitor)
