@@ -13,6 +13,9 @@ from typing import Any, NamedTuple
 from launch import context
 from launch.futures import settle
 
+# Seconds without a call after which a thread ends. It would keep the object, also after its program.
+_IDLE_S = 0.1
+
 
 def batched_handler(
     batch_size: int,
@@ -106,6 +109,7 @@ class BatchedMethod:
         self._condition = threading.Condition()
         self._waiting: list[_Call] = []
         self._threads = 0
+        self._runtime: Any = None  # whose stop ends the threads
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.submit(args, kwargs).result()
@@ -122,23 +126,34 @@ class BatchedMethod:
             self._waiting.append(call)
             if self._threads < self._options.max_parallelism:
                 self._threads += 1
+                if here.runtime not in (None, self._runtime):
+                    self._runtime = here.runtime
+                    here.runtime.add_stop_handler(self._end_threads)
                 place, name = (here.runtime, here.context), f"batch-{self.__name__}"
                 threading.Thread(target=self._loop, args=place, name=name, daemon=True).start()
             if len(self._waiting) == 1 or len(self._waiting) >= self._options.batch_size:
                 self._condition.notify()
         return future
 
+    def _end_threads(self) -> None:
+        with self._condition:
+            self._condition.notify_all()
+
     def _loop(self, runtime: Any, node: Any) -> None:
         context.enter(runtime, node)
-        while True:
-            self._handle(self._next_batch())
+        while batch := self._next_batch():
+            self._handle(batch)
 
     def _next_batch(self) -> list[_Call]:
+        """Waits for a batch; returns none, and the thread ends, after a stop or a while without a call."""
         size = self._options.batch_size
         with self._condition:
             while True:
                 if not self._waiting:
-                    self._condition.wait()
+                    stopped = self._runtime is not None and self._runtime.stopped.is_set()
+                    if stopped or not (self._condition.wait(_IDLE_S) or self._waiting):
+                        self._threads -= 1
+                        return []
                     continue
                 remaining = self._waiting[0].time + self._options.timeout - time.monotonic()
                 if len(self._waiting) >= size or remaining <= 0:

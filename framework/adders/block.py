@@ -19,7 +19,7 @@ import tree
 from framework.adders.base import REPLAY_TABLE, Adder
 from framework.adders.fields import Field, grown, is_absent
 from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBlockError
-from framework.replay.writer import DEFAULT_MAX_IN_FLIGHT_ITEMS, Writer
+from framework.replay.writer import DEFAULT_MAX_IN_FLIGHT_ITEMS, Writer, hurry
 from framework.types import FIRST, LAST, MID, Nest
 
 NO_ROW = -1
@@ -202,9 +202,9 @@ class BlockAdder(Adder):
         """Hands staged time steps to the writer without waiting. Replay calls it before it reads a table.
 
         A reader must not wait for room that only its own read makes. The call therefore does nothing while
-        another thread is inside this adder, unless `wait` is set.
+        another thread waits for room in this adder, unless `wait` is set.
         """
-        if self._writes_early and self._lock.acquire(blocking=wait):
+        if self._writes_early and (self._lock.acquire() if wait else self._writer.enter_to_read(self._lock)):
             try:
                 if not self._closed:
                     self._write_block(timeout=0)
@@ -223,10 +223,11 @@ class BlockAdder(Adder):
                 return False
             if self._writes_early:
                 self._write_block(timeout=0)
-            return (
-                all(self._writer.can_insert(table) for table in self._priority_fns)
-                and not self._writer.num_pending
-            )
+        # This is a read: it may wait for another adder, whose `ready` may wait for this one's lock.
+        return (
+            all(self._writer.can_insert(table) for table in self._priority_fns)
+            and not self._writer.num_pending
+        )
 
     def make_room(self) -> None:
         full = self._t + 1 == self._history + self._steps
@@ -421,7 +422,11 @@ class BlockAdder(Adder):
             priorities = None
             if fn is not None:
                 batch = data() if batch is None else batch
-                priorities = _as_priorities(fn(batch), count, table)
+                before, hurry.on = hurry.on, True  # It may read, and so may that of another adder.
+                try:
+                    priorities = _as_priorities(fn(batch), count, table)
+                finally:
+                    hurry.on = before
             try:
                 self._writer.create_items(table, trajectory, priorities, timeout=self._timeout)
             except DeadlineExceededError:

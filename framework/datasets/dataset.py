@@ -11,8 +11,10 @@ dataset.close()
 
 from __future__ import annotations
 
+import atexit
 import collections
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -25,6 +27,9 @@ from framework.datasets.mixture import Mixture
 from framework.datasets.transfer import PinnedTransfer
 from framework.replay.contracts import Client, Source
 from framework.replay.errors import DeadlineExceededError, ServerClosed, ServerLost
+from launch.locks import Condition
+
+_EXIT_S = 5.0  # for which the end of the interpreter waits for a dataset that was not closed
 
 
 class Dataset:
@@ -105,11 +110,14 @@ class Dataset:
         self._closed = False
         # What the thread that fetches ahead shares with the consumer.
         self._prefetch = prefetch if client.concurrent else 0
-        self._changed = threading.Condition()
+        self._changed = Condition()
+        # Held while this dataset draws without such a thread: `close` lets another thread's draw end first.
+        self._drawing = threading.RLock()
         self._batches: collections.deque[_Batch] = collections.deque()
         self._waiting = False  # whether the consumer waits for a batch
         self._asked = False  # whether the consumer has asked `ready` since the last fetch began
         self._error: BaseException | None = None  # ended the thread; raised when there is no batch
+        self._is_ahead = False  # whether such a thread was started
         self._thread: threading.Thread | None = None
 
     def __iter__(self) -> Dataset:
@@ -120,7 +128,11 @@ class Dataset:
             raise StopIteration
         try:
             if not self._prefetch:
-                sample, drawn = self._fetch(self.batch_size, self._timeout)
+                with self._drawing:
+                    if self._closed:
+                        raise StopIteration
+                    sample, drawn = self._fetch(self.batch_size, self._timeout)
+                    self._source.release(drawn)
             else:
                 with self._changed:
                     if self._thread is None:
@@ -132,16 +144,18 @@ class Dataset:
                             self._changed.wait()
                     finally:
                         self._waiting = False
+                    if self._closed:
+                        raise StopIteration
                     if not self._batches:
-                        raise self._error or ServerClosed("the dataset was closed")
+                        raise self._error  # type: ignore[misc]  # It is set: the loop has ended.
                     self._changed.notify_all()
                     sample, drawn = self._batches.popleft()
+                    self._source.release(drawn)
         except ServerLost:
             raise
         except (DeadlineExceededError, ServerClosed):
             self._ended = True
             raise StopIteration from None
-        self._source.release(drawn)
         return sample if self._pinned is None else self._pinned.receive(sample)
 
     def take(self, n: int, timeout: float | None = None) -> Any:
@@ -158,18 +172,21 @@ class Dataset:
           RuntimeError: Batches are fetched ahead, because `next` or `ready` was called, and two threads may
             not use the client at the same time.
         """
-        if self._thread is not None:
+        if self._is_ahead:
             raise RuntimeError(
                 "take() came after next() or ready(), which fetch batches ahead in another thread. Use a "
                 "dataset of its own for take()."
             )
         try:
-            sample, drawn = self._fetch(n, timeout)
+            with self._drawing:
+                if self._closed:
+                    return None
+                sample, drawn = self._fetch(n, timeout)
+                self._source.release(drawn)
         except ServerLost:
             raise
         except (DeadlineExceededError, ServerClosed):
             return None
-        self._source.release(drawn)
         return sample if self._pinned is None else self._pinned.receive(sample)
 
     def num_items(self) -> int:
@@ -195,17 +212,21 @@ class Dataset:
 
     def close(self) -> None:
         """Ends the iteration, and gives back the batches that were fetched but not handed out."""
+        self._end_thread(None)
+        with self._drawing:
+            try:
+                while self._batches:
+                    self._source.give_back(self._batches.popleft()[1])
+            finally:
+                self._source.close()
+
+    def _end_thread(self, timeout: float | None) -> None:
         with self._changed:
-            if self._closed:
-                return
             self._closed = True
             self._changed.notify_all()
         self._source.interrupt()
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
-        for _, drawn in self._batches:
-            self._source.give_back(drawn)
-        self._source.close()
+            self._thread.join(timeout)
 
     def __enter__(self) -> Dataset:
         return self
@@ -242,11 +263,16 @@ class Dataset:
         return self._source.draw(self._table, n, timeout, out, self._pad)
 
     def _start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="replay-dataset", daemon=True)
-        self._thread.start()
+        self._is_ahead = True
+        _ahead.add(self)
+        threading.Thread(target=self._run, name="replay-dataset", daemon=True).start()
 
     def _run(self) -> None:
         """Fetches ahead until the dataset is closed or a fetch fails."""
+        with self._changed:
+            if self._thread is not None:  # `_start` was interrupted, and called again
+                return
+            self._thread = threading.current_thread()
         while True:
             with self._changed:
                 while len(self._batches) >= self._prefetch and not self._closed:
@@ -270,6 +296,16 @@ class Dataset:
                 # After a timeout, the next fetch is for a consumer that asks.
                 while not (batch or self._asked or self._closed or (self._waiting and not self._batches)):
                     self._changed.wait()
+
+
+# Those with such threads. A thread that runs native code at the end of the interpreter would abort it.
+_ahead: weakref.WeakSet[Dataset] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_threads() -> None:
+    for dataset in list(_ahead):
+        dataset._end_thread(_EXIT_S)
 
 
 _Batch = tuple[Any, Any]  # the sample, and the argument of the source's `release`

@@ -433,13 +433,17 @@ class RunFolder:
 
     def running_pid(self) -> int | None:
         """The process that currently trains in the folder, or None."""
+        found = _LAUNCHER.match(self._holder() or "")
+        return int(found["pid"]) if found else None
+
+    def _holder(self) -> str | None:
+        """What the process that has the lock says of itself; None if none has it, or it begins or ends."""
         try:
             with self._open_lock("r") as file:
                 try:
                     fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    found = _LAUNCHER.match(file.read(1000))
-                    return int(found["pid"]) if found else None
+                    return file.read(1000).strip() or None
         except FileNotFoundError:
             pass
         return None
@@ -450,12 +454,14 @@ class RunFolder:
         Raises:
           RunError: That process has ended, is not one of this machine, or does not have the lock.
         """
-        if (pid := self.running_pid()) is None:
+        if (holder := self._holder()) is None:
             return None
-        with self._open_lock("r") as file:
-            found, holders = _LAUNCHER.match(file.read(1000)), _holders(file, pid)
+        found = _LAUNCHER.match(holder)
         if found is None or not found["host"]:
             raise RunError(f"{self.path}/run.lock: got an altered lock. Stop the process that holds it.")
+        pid = int(found["pid"])
+        with self._open_lock("r") as file:
+            holders = _holders(file, pid)
         if found["host"] != socket.gethostname():
             raise RunError(
                 f"{self.path} is being trained by process {pid} of the host {found['host']}, not of this one."
@@ -466,6 +472,8 @@ class RunFolder:
         except psutil.NoSuchProcess:
             is_same = False
         if not is_same:
+            if self._holder() != holder:  # It has ended as it should.
+                return self.running_process()
             raise RunError(
                 f"{self.path}: process {pid}, which trained in it, is not one of this machine, or has died. "
                 "In that case its nodes save what they have, and end by themselves."
@@ -497,9 +505,8 @@ def _holders(file: IO[str], pid: int) -> set[int]:
     """The processes that have locked a file for themselves; `pid` if it has the file, without a list."""
     inode = os.fstat(file.fileno()).st_ino
     try:
-        with open(
-            "/proc/locks", encoding="ascii"
-        ) as locks:  # "1: FLOCK ADVISORY WRITE PID MAJOR:MINOR:INODE …"
+        # "1: FLOCK ADVISORY WRITE PID MAJOR:MINOR:INODE …"
+        with open("/proc/locks", encoding="ascii") as locks:
             rows = [line.split() for line in locks if "->" not in line]
         return {int(row[4]) for row in rows if row[3] == "WRITE" and row[5].endswith(f":{inode}")}
     except FileNotFoundError:

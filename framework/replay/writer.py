@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import collections
 import contextlib
 import dataclasses
 import itertools
 import secrets
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -25,6 +27,9 @@ DEFAULT_MAX_IN_FLIGHT_ITEMS = 512
 
 # A client of several servers has the number of a server in bits 56 to 60 of the keys.
 SHARD_SHIFT = 56
+# Seconds after which a reader goes on without what a writer stages, whose priority function may wait for it.
+_READ_S = 5.0
+_EXIT_S = 10.0  # for which the end of the interpreter waits for writers that were not closed
 _KEY_BIT = 1 << 55  # is set in every key: none is 0
 
 _Table = TypeVar("_Table")
@@ -52,6 +57,15 @@ class HeldRows:
     held: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(1024, np.bool_))
     spare: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
     block: int = 0
+
+
+class _Hurry(threading.local):
+    """Whether the calling thread reads without waiting for writers, because they may wait for it."""
+
+    on = False
+
+
+hurry = _Hurry()
 
 
 def check_held(what: str, held: HeldRows | None, rows: np.ndarray) -> HeldRows:
@@ -102,6 +116,7 @@ class Writer:
     """
 
     num_pending: int = 0
+    _num_waiting: int = 0  # threads that wait for room, which perhaps only a reader makes
     shard: int = 0
     _closed = True  # until the subclass is ready: there is nothing to end
     _default_in_flight = DEFAULT_MAX_IN_FLIGHT_ITEMS
@@ -325,6 +340,17 @@ class Writer:
         """
         self._late.call_later(method, delay)
 
+    def enter_to_read(self, lock: Any) -> bool:
+        """Takes the lock of this writer, or of what stages for it, for a reader; False if that is not to be.
+
+        A reader waits for a thread that writes, so that it misses nothing, but not for one that waits for room.
+        """
+        until = time.monotonic() + _READ_S
+        taken: bool = lock.acquire(blocking=False)
+        while not (taken or hurry.on or self._num_waiting or time.monotonic() >= until):
+            taken = lock.acquire(timeout=0.01)
+        return taken
+
     def before_read(self, function: Callable[[], object]) -> None:
         """Registers the function that runs before a reader reads a table through the same client.
 
@@ -395,6 +421,26 @@ class Writer:
         self._owned.clear()
 
 
+class _LateTimer(threading.Timer):
+    """A thread of `LateFlush`. One that runs native code at the end of the interpreter would abort it."""
+
+    over = False
+
+    @classmethod
+    def end_all(cls) -> None:
+        """Ends the threads of writers that were not closed; at most one of each writer is at work."""
+        cls.over = True
+        timers = [thread for thread in threading.enumerate() if isinstance(thread, cls)]
+        for timer in timers:
+            timer.cancel()
+        until = time.monotonic() + _EXIT_S
+        for timer in timers:
+            timer.join(max(0.0, until - time.monotonic()))
+
+
+atexit.register(_LateTimer.end_all)
+
+
 class LateFlush:
     """Calls methods after a delay, in timer threads that live no longer than their owner.
 
@@ -417,8 +463,9 @@ class LateFlush:
     def call_later(self, method: Callable[[], object], delay: float) -> None:
         """Calls `method` once, after `delay` seconds; a call that is already scheduled keeps its time."""
         reference = weakref.WeakMethod(method)
-        if reference not in self._timers:
-            timer = threading.Timer(min(delay, threading.TIMEOUT_MAX), self._call, [reference])
+        timer = self._timers.get(reference)
+        if (timer is None or timer.ident is None) and not _LateTimer.over:  # None: its start was interrupted
+            timer = _LateTimer(min(delay, threading.TIMEOUT_MAX), self._call, [reference])
             timer.name, timer.daemon = "replay-late-flush", True
             self._timers[reference] = timer
             timer.start()
@@ -429,7 +476,7 @@ class LateFlush:
             timer.cancel()
 
     def _call(self, reference: weakref.WeakMethod[Callable[[], object]]) -> None:
-        del self._timers[reference]  # first: the method may ask for another call
+        self._timers.pop(reference, None)  # first: the method may ask for another call
         method = reference()
         try:
             if method is not None:

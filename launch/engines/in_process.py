@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import collections
 import functools
+import logging
 import os
 import threading
 import time
@@ -30,6 +31,8 @@ from launch.handles import Client, Target
 from launch.nodes import CourierNode, ReplayNode, connect_replay
 from launch.program import Program
 
+_log = logging.getLogger("launch")
+
 
 class Place(Record):
     """A node of the program and its object.
@@ -48,6 +51,7 @@ class Place(Record):
         self.waits_for: Place | None = None  # the node for whose constructor this node's constructor waits
         self.turns = 0  # number of steps, on the serial engine
         self.born = 0.0  # time at which its present life began, on the engine `threads`
+        self.unclosed = False  # whether `object` is that of a life that failed and was not closed
         if isinstance(leaf.node, CourierNode):
             self.room = threading.BoundedSemaphore(leaf.node.client_options["max_in_flight"])
             self.pool = CallThreads(leaf.node.server_options["thread_pool_size"])
@@ -66,6 +70,11 @@ class CallThreads:
         self._calls: collections.deque[Callable[[], None]] = collections.deque()
         self._num_threads = 0
         self._lock = threading.Lock()
+        self._mine = threading.local()
+
+    def is_mine(self) -> bool:
+        """Returns whether the calling thread carries out a call."""
+        return getattr(self._mine, "value", False)
 
     def submit(self, call: Callable[[], None]) -> None:
         """Appends a call, which must not raise."""
@@ -77,6 +86,7 @@ class CallThreads:
         threading.Thread(target=self._run, name="launch-call", daemon=True).start()
 
     def _run(self) -> None:
+        self._mine.value = True
         while True:
             with self._lock:
                 if not self._calls:
@@ -209,6 +219,9 @@ class LocalRuntime(Runtime):
         self, place: Place, name: str, args: tuple, kwargs: dict[str, Any], timeout: float | None
     ) -> Future:
         began = time.monotonic()
+        # Without threads, a call is over at once. A thread that carries out a call makes room for others.
+        if not self._concurrent or place.pool.is_mine():
+            return self._begin(place, name, args, kwargs, timeout)
         if not place.room.acquire(timeout=timeout):
             raise CallTimeout(f"{place.label}.{name} was not sent within {timeout} s: too many open futures.")
         left = None if timeout is None else max(0.0, began + timeout - time.monotonic())
@@ -279,11 +292,22 @@ class LocalJob(Job):
             and not self._runtime.stopped.is_set()
         ):
             place.restarts += 1
-            place.built = False
+            place.unclosed, place.built = place.built, False
             place.state = "restarting"
             return True
         self._fail(place, error)
         return False
+
+    def _close_failed(self, place: Place) -> None:
+        """Closes what the failed life of a node has left, before the next: the end of a process would."""
+        if not place.unclosed:
+            return
+        place.unclosed = False
+        try:
+            with entered(self._runtime, place.leaf.context):
+                place.leaf.node.close(place.object)
+        except (Exception, SystemExit):  # The node has failed, and its failure is known.
+            _log.warning("node %r: close() failed after a failure", place.label, exc_info=True)
 
     def _fail(self, place: Place, error: BaseException) -> None:
         self.outcome.fail(node_error(place.label, error))  # Before the state, for which `wait` may wait.
@@ -292,7 +316,7 @@ class LocalJob(Job):
 
     def _close(self, places: list[Place]) -> None:
         """Closes the nodes in reverse order of addition and ends the run."""
-        for place in reversed([place for place in places if place.built]):
+        for place in reversed([place for place in places if place.built or place.unclosed]):
             self._close_place(place)
         deactivate(self._runtime)
         self.outcome.end()

@@ -96,6 +96,7 @@ class SerialJob(LocalJob):
         """Creates a node's object or calls its function, and tries again while it has restarts left."""
         node = place.leaf.node
         while not self._runtime.stopped.is_set():
+            self._close_failed(place)
             try:
                 if not place.built:
                     self._runtime.build(place)

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 
 from launch.context import entered
 from launch.engines.base import Options, ended_normally
@@ -60,6 +61,7 @@ class ThreadsJob(LocalJob):
                     break
                 if not self._may_restart(place, error) or not self._pause(place):
                     break
+                self._close_failed(place)
         self.outcome.notify()
 
     def _pause(self, place: Place) -> bool:
@@ -79,9 +81,10 @@ class ThreadsJob(LocalJob):
 
     def _live_again(self, place: Place, before: threading.Thread) -> None:
         before.join()  # It may still be in the constructor.
-        place.built = False
+        place.unclosed, place.built = place.unclosed or place.built, False
         place.state = "restarting"
         if self._pause(place):
+            self._close_failed(place)
             self._live(place)
         self.outcome.notify()
 
@@ -94,8 +97,14 @@ class ThreadsJob(LocalJob):
         return {label: thread for label, thread in self._threads.items() if thread.is_alive()}
 
     def _close_place(self, place: Place) -> None:
+        self._within_time(super()._close_place, place)
+
+    def _close_failed(self, place: Place) -> None:
+        self._within_time(super()._close_failed, place)
+
+    def _within_time(self, close: Callable[[Place], None], place: Place) -> None:
         """Closes a node on a thread of its own, for which the others do not wait without end."""
-        thread = threading.Thread(target=super()._close_place, args=(place,), daemon=True)
+        thread = threading.Thread(target=close, args=(place,), daemon=True)
         thread.start()
         thread.join(self._options.time_to_end(place.unit.group))
         if thread.is_alive():

@@ -1,13 +1,18 @@
 """Calls the methods of an object that another process serves.
 
 All calls of a client share one socket. The calling thread sends its call. One thread at a time receives: a
-thread that waits for its answer, or the client's own thread while only futures are open. ZeroMQ reconnects
-when a node is restarted. While calls are open, the client asks the node every second which of them it does
-not know: those were lost in a restart.
+thread that waits for the only open call, and otherwise the client's own thread. ZeroMQ reconnects when a node
+is restarted. While calls are open, the client asks the node every second which of them it does not know:
+those were lost in a restart.
+
+A signal handler may raise `KeyboardInterrupt` in the main thread at any bytecode. What a call takes, it gives
+back in two nested `finally` blocks, in steps that may be repeated. No thread runs callbacks of futures while
+it has the right to receive.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import itertools
 import os
@@ -16,30 +21,43 @@ import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Any
 
 import zmq
 
 from launch.errors import CallLost, CallTimeout, ClientClosed, LaunchError, ProgramStopped
 from launch.futures import settle
+from launch.locks import Condition
 from launch.rpc import sockets, wire
 from launch.rpc.shared_socket import SharedSocket
 
 _SILENT_PROBES_AFTER_STOP = 2
+_LATE_S = 1.0  # after a deadline, for a thread that is busy with the callback of another future
 
 
-@dataclass(slots=True, eq=False)
-class _Call:
-    """A call that has no answer yet."""
+class _Call(Future):
+    """A call, and the future of its answer."""
 
-    method: str
-    frames: list[Any]
-    deadline: float | None
-    awaited: bool  # whether a thread waits for the answer and receives in the meantime
-    future: Future = field(default_factory=Future)
-    sent: bool = False
-    after_probe: int = 0  # probes sent before it: their answers say nothing about this call
+    def __init__(self, client: Connection, method: str, timeout: float | None, awaited: bool) -> None:
+        super().__init__()
+        self._condition = Condition()  # type: ignore[assignment]  # Another thread needs it to answer.
+        self.client = client
+        self.method = method
+        self.timeout = timeout
+        self.deadline = None if timeout is None else time.monotonic() + timeout
+        self.awaited = awaited  # whether a thread waits for the answer in `call`
+        self.number = 0  # among the client's calls; 0 before it is open
+        self.frames: list[Any] = []
+        self.sent = False
+        self.after_probe = 0  # probes sent before it: their answers say nothing about this call
+
+    def result(self, timeout: float | None = None) -> Any:
+        self.client._receive_for(self, timeout)
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        self.client._receive_for(self, timeout)
+        return super().exception(timeout)
 
 
 class Connection:
@@ -51,7 +69,8 @@ class Connection:
       address: address of the node's `launch.rpc.server.Server`; None if `move` sets it later.
       curve: keys of the program.
       name: name of the node, for errors.
-      max_in_flight: number of futures that may be open; the next `submit` waits until one is done.
+      max_in_flight: number of futures that may be open; the next `submit` waits until one is done, except in
+        a callback on the client's own thread, which receives the answers.
       stopped: event that is set when the program stops; then calls do not wait for a node that does not
         answer.
       repeat_lost: whether to repeat a call that was lost in a restart of the node; if not, it raises
@@ -89,13 +108,12 @@ class Connection:
     def _begin(self) -> None:
         """Creates the objects that a forked child must not share with its parent."""
         self._pid = os.getpid()
-        self._lock = threading.RLock()
-        self._room = threading.Condition(self._lock)  # a call is done, or the client is closed or stopped
-        self._turn = threading.Condition(self._lock)  # for callers: a call is done, or no thread receives
-        self._futures = threading.Condition(self._lock)  # for the client's own thread: it must receive
-        self._receiving = False
-        self._receiver: int | None = None  # the thread that receives
-        self._num_futures = 0  # open calls that no thread waits for
+        # Notified when there is room for a future, or the own thread must receive, which both are rare.
+        self._lock = Condition()
+        self._receiver: object = None  # a call, or any object, whose thread receives
+        self._own: set[int] = set()  # the client's own thread; two if the start of the first was interrupted
+        self._busy = False  # whether the own thread handles what it has received
+        self._futures: set[int] = set()  # open calls that no thread waits for
         self._open: dict[int, _Call] = {}  # in order of submission
         self._numbers = itertools.count(1)
         self._socket = SharedSocket()
@@ -114,67 +132,102 @@ class Connection:
           ClientClosed: This client was closed.
           LaunchError: The node belongs to another program.
         """
-        future = self._begin_call(method, args, kwargs, timeout, awaited=True)
-        while not future.done():
-            with self._lock:
-                # A callback of a future runs on the receiving thread, and may call in turn.
-                is_nested = self._receiver == threading.get_ident()
-                if not is_nested:
-                    self._turn.wait_for(lambda: future.done() or not self._receiving)
-                    if future.done():
-                        break
-                    self._receiving = True
-            if is_nested and self._closed:  # The calls below this one on the stack cannot end before it.
-                self._end()
-            elif is_nested:
-                self._receive_message()
-            else:
-                self._receive()
-        return future.result()
+        call = _Call(self, method, timeout, awaited=True)
+        try:
+            try:
+                self._begin_call(call, args, kwargs)
+                while self._receiver is call and self._may_receive() and not (call.done() or self._closed):
+                    self._receive(call)
+                if not call.done():
+                    self._release(call)
+                    if self._closed:
+                        self.close()  # The own thread may be busy.
+                    if call.deadline is not None:
+                        with contextlib.suppress(concurrent.futures.TimeoutError):
+                            call.exception(max(0.0, call.deadline - time.monotonic()) + _LATE_S)
+                        settle(call, error=self._late(call))  # unless it is done
+                return call.result()
+            finally:
+                self._leave(call)
+        finally:
+            if self._receiver is call or call.number in self._open:
+                self._leave(call)
 
     def submit(self, method: str, args: tuple, kwargs: dict[str, Any], timeout: float | None) -> Future:
         """Copies the arguments and returns a future of the answer; waits while `max_in_flight` are open.
 
         The errors are those of `call`; this method or the future raises them.
         """
-        return self._begin_call(method, args, kwargs, timeout, awaited=False)
+        call = _Call(self, method, timeout, awaited=False)
+        try:
+            self._begin_call(call, args, kwargs)
+        except BaseException:
+            self._leave(call)
+            raise
+        return call
 
-    def _begin_call(
-        self, method: str, args: tuple, kwargs: dict[str, Any], timeout: float | None, *, awaited: bool
-    ) -> Future:
+    def _begin_call(self, call: _Call, args: tuple, kwargs: dict[str, Any]) -> None:
         if self._pid != os.getpid():
             self._begin()
-        data, buffers = wire.encode((method, args, kwargs))
-        deadline = None if timeout is None else time.monotonic() + timeout
+        data, buffers = wire.encode((call.method, args, kwargs))
+        # Calls that a thread waits for need no room, and the own thread would wait for itself.
+        unbounded = call.awaited or threading.get_ident() in self._own
         with self._lock:
-            # Calls that a thread waits for need no room.
-            if not (awaited or self._room.wait_for(self._has_room, timeout)):
-                raise CallTimeout(
-                    f"{self._name}.{method} was not sent within {timeout} s: too many open futures."
-                )
+            if not (unbounded or self._has_room()):
+                self._futures &= self._open.keys()  # An interrupt may have left others.
+                if not self._lock.wait_for(self._has_room, call.timeout):
+                    raise CallTimeout(
+                        f"{self._name}.{call.method} was not sent within {call.timeout} s: too many open "
+                        "futures."
+                    )
             if self._closed:
                 raise ClientClosed(f"The client of node {self._name!r} is closed.")
             if self._stopped.is_set() and not self._here:
-                raise self._gone(method)
+                raise self._gone(call.method)
             if not self._connected:
                 self._connect()
-            number = next(self._numbers)
-            frames: list[Any] = [wire.head(wire.CALL, number, len(buffers)) + data, *buffers]
-            call = self._open[number] = _Call(method, frames, deadline, awaited)
-            call.future.add_done_callback(lambda future: self._forget(number, future))
+            call.number = next(self._numbers)
+            call.frames = [wire.head(wire.CALL, call.number, len(buffers)) + data, *buffers]
+            if not call.awaited:
+                self._futures.add(call.number)
+                call.add_done_callback(self._forget)
+            self._open[call.number] = call
             if self._here:
                 self._send(call)
             if self._repeat_lost or not call.sent:
-                call.frames = [bytes(frame) for frame in frames]  # the caller may change its arrays
+                call.frames = [bytes(frame) for frame in call.frames]  # the caller may change its arrays
             else:
                 call.frames = []
-            if not awaited:
-                self._num_futures += 1
-                self._futures.notify()
-            if deadline is not None and deadline < self._look_at:
-                self._look_at = deadline
+            if self._receiver is None and call.awaited and self._may_receive():
+                self._receiver = call
+            elif self._receiver is None:
+                self._lock.notify_all()
+            elif isinstance(self._receiver, _Call):
+                self._socket.wake()  # Its thread leaves the rest to the own thread.
+            if call.deadline is not None and call.deadline < self._look_at:
+                self._look_at = call.deadline
                 self._socket.wake()
-        return call.future
+
+    def _may_receive(self) -> bool:
+        """Whether a thread that waits for its call may receive. An interrupt can lose what it receives."""
+        return len(self._open) == 1 or self._busy
+
+    def _release(self, receiver: object) -> None:
+        """Gives up the right to receive. The thread may not have it."""
+        with self._lock:
+            if self._receiver is receiver:
+                self._receiver = None
+            self._lock.notify_all()
+
+    def _leave(self, call: _Call) -> None:
+        """Forgets a call that is done or was interrupted."""
+        with self._lock:
+            self._open.pop(call.number, None)
+            if self._receiver is call:
+                self._receiver = None
+            self._futures.discard(call.number)
+            if self._open or self._busy or self._closed or not call.awaited:
+                self._lock.notify_all()
 
     def move(self, address: str | None) -> None:
         """Sets the node's address; None if it has none now. Calls at the previous address are lost."""
@@ -199,20 +252,24 @@ class Connection:
         """Ends the calls to a node without an address: the program stops, and the node will not start."""
         with self._lock:
             self._look_at = 0.0
-            self._room.notify_all()
+            self._lock.notify_all()
         self._socket.wake()
 
     def close(self) -> None:
         """Ends every call that has no answer yet with `ClientClosed`."""
-        with self._lock:
-            self._closed = True
-            self._room.notify_all()
-            self._futures.notify()
-            if self._receiving:
-                self._socket.wake()  # The receiving thread calls `_end`.
-                return
-            self._receiving = True
-        self._end()
+        closing = object()
+        try:
+            with self._lock:
+                self._closed = True
+                self._lock.notify_all()
+                if self._receiver is None:
+                    self._receiver = closing
+            if self._receiver is closing:
+                self._end()
+            else:
+                self._socket.wake()  # The thread that receives, or the own thread, calls `_end`.
+        finally:
+            self._release(closing)
 
     def _end(self) -> None:
         """Takes the answers that have arrived, then fails the other calls; the last to receive."""
@@ -223,12 +280,12 @@ class Connection:
             self._socket.close()
             for call in list(self._open.values()):
                 error = f"The client of node {self._name!r} was closed during a call of {call.method!r}."
-                settle(call.future, error=ClientClosed(error))
+                settle(call, error=ClientClosed(error))
 
     def _has_room(self) -> bool:
         """Whether `submit` can go on without waiting; also True once it must fail."""
         gone = self._stopped.is_set() and not self._here
-        return self._closed or gone or self._num_futures < self._max_in_flight
+        return self._closed or gone or len(self._futures) < self._max_in_flight
 
     def _connect(self) -> None:
         if self._address is not None:
@@ -241,70 +298,85 @@ class Connection:
         limit = self._max_frame_bytes
         self._socket.replace(sockets.make_client_socket(address, self._curve, max_frame_bytes=limit))
 
+    def _transmit(self, frames: list[Any]) -> None:
+        if self._socket.cut and self._address is not None:
+            # The node then does not know the calls of other threads, as after a restart.
+            self._open_socket(self._address)
+        self._socket.send(frames)
+
     def _send(self, call: _Call) -> None:
         """Sends a call with the lock held. If the node refused the connection, `_look` fails the call."""
         with contextlib.suppress(zmq.Again):
-            self._socket.send(call.frames)
+            self._transmit(call.frames)
             call.sent, call.after_probe = True, self._probes
 
-    def _forget(self, number: int, future: Future) -> None:
-        """Is called when a call is done in any way, including a cancel."""
-        with self._lock:
-            call = self._open.pop(number, None)
-            if call is not None and not call.awaited:
-                self._num_futures -= 1
-            self._room.notify()
-            self._turn.notify_all()
-        if future.cancelled():
-            future.set_running_or_notify_cancel()  # `concurrent.futures.wait` requires it
+    def _forget(self, call: Future) -> None:
+        """Is called when a future is done in any way, including a cancel."""
+        assert isinstance(call, _Call)
+        self._leave(call)
+        if call.cancelled():
+            call.set_running_or_notify_cancel()  # `concurrent.futures.wait` requires it
 
     # Receiving, on one thread at a time.
 
     def _run(self) -> None:
-        """Runs on the client's own thread: receives while futures are open and no other thread receives."""
+        """Runs on the client's own thread: receives while calls are open and no other thread receives."""
+        self._own.add(threading.get_ident())
+        turn = object()
         try:
-            while True:
+            while not self._closed:
                 with self._lock:
-                    self._futures.wait_for(
-                        lambda: self._closed or (self._num_futures > 0 and not self._receiving)
-                    )
-                    if self._closed:
-                        return
-                    self._receiving = True
-                self._receive()
+                    self._busy = False
+                    self._lock.wait_for(lambda: not self._receiver and (self._closed or self._open))
+                    self._busy = True
+                    self._receiver = turn
+                try:
+                    if not self._closed:
+                        self._receive(turn)
+                finally:
+                    self._release(turn)
         except zmq.ContextTerminated:
             return
         except Exception:
             self.close()
             raise
+        self.close()
 
-    def _receive(self) -> None:
-        """Receives one message, if one arrives in time, and lets another thread receive."""
-        self._receiver = threading.get_ident()
-        try:
-            self._receive_message()
-        finally:
+    def _receive_for(self, call: _Call, timeout: float | None) -> None:
+        """Receives until a call is done, if this is the own thread: no other thread might, in a callback."""
+        if call.done() or threading.get_ident() not in self._own:
+            return
+        until = float("inf") if timeout is None else time.monotonic() + timeout
+        while not (call.done() or self._closed) and (now := time.monotonic()) < until:
             with self._lock:
-                self._receiver, closed = None, self._closed
-                self._receiving = closed
-                self._turn.notify()
-                if self._num_futures:
-                    self._futures.notify()
-            if closed:
-                self._end()
+                left = None if timeout is None else until - now
+                if not self._lock.wait_for(lambda: call.done() or not self._receiver, left) or call.done():
+                    return
+                self._receiver = call
+            try:
+                if not self._closed:
+                    self._receive(call, until)
+            finally:
+                self._release(call)
+        if self._closed and not call.done():
+            self.close()
 
-    def _receive_message(self) -> None:
-        frames = self._socket.receive(self._look_at - time.monotonic())
+    def _receive(self, receiver: object, until: float = float("inf")) -> None:
+        """Receives one message, if one comes in time. Only the receiver's own answer leaves it the right."""
+        frames = self._socket.receive(min(self._look_at, until) - time.monotonic())
         if frames is not None:
-            self._hear(frames)
+            self._hear(frames, receiver)
         if time.monotonic() >= self._look_at:
-            self._look()
+            self._look(receiver)
 
-    def _hear(self, frames: list[zmq.Frame]) -> None:
+    def _hear(self, frames: list[zmq.Frame], receiver: object = None) -> None:
         try:
             kind, number, body, buffers = wire.parse(frames)
         except wire.MalformedMessage:
             return  # its call stays open until its timeout, and the probes include it
+        answered = self._open.get(number) if kind != wire.UNKNOWN else None
+        if answered is not receiver or receiver is None:
+            self._release(receiver)
         self._silent_probes = 0
         if kind == wire.UNKNOWN:
             with self._lock:
@@ -318,17 +390,18 @@ class Connection:
                         self._send(call)
             self._fail_lost(lost)
             return
-        call_of_answer = self._open.get(number)
-        if call_of_answer is None:
+        if answered is None:
             return
         try:
             result = wire.load(body, buffers)
             error = wire.rebuild_error(result, self._name) if kind == wire.ERROR else None
         except Exception as failure:  # a class that cannot be imported here
             error = failure
-        settle(call_of_answer.future, None if error is not None else result, error)
+        settle(answered, None if error is not None else result, error)
+        if self._receiver is answered and answered is not receiver:
+            self._socket.wake()  # The own thread waits for it in a callback.
 
-    def _look(self) -> None:
+    def _look(self, receiver: object) -> None:
         """Fails calls that are overdue or cannot be answered, and probes the others."""
         now = time.monotonic()
         failed: list[tuple[_Call, LaunchError]] = []
@@ -342,9 +415,8 @@ class Connection:
                 self._silent_probes += 1
                 self._probes += 1
                 try:
-                    self._socket.send(
-                        [wire.head(wire.PROBE, self._probes) + struct.pack(f"<{len(asked)}Q", *asked)]
-                    )
+                    probe = wire.head(wire.PROBE, self._probes)
+                    self._transmit([probe + struct.pack(f"<{len(asked)}Q", *asked)])
                 except zmq.Again:
                     refused = True
             elif not asked:
@@ -352,8 +424,7 @@ class Connection:
             absent = self._silent_probes > _SILENT_PROBES_AFTER_STOP
             for call in self._open.values():
                 if call.deadline is not None and call.deadline <= now:
-                    error = f"{self._name}.{call.method} was not answered in time."
-                    failed.append((call, CallTimeout(error)))
+                    failed.append((call, self._late(call)))
                 elif self._stopped.is_set() and (absent if call.sent else not self._here):
                     failed.append((call, self._gone(call.method)))
                 elif refused or (self._here and not call.sent):
@@ -364,8 +435,10 @@ class Connection:
                     failed.append((call, LaunchError(error)))
             deadlines = [call.deadline for call in self._open.values() if call.deadline is not None]
             self._look_at = min([self._probe_at, *(deadline for deadline in deadlines if deadline > now)])
+        if failed:
+            self._release(receiver)
         for call, failure in failed:
-            settle(call.future, error=failure)
+            settle(call, error=failure)
 
     def _lose(self, calls: Iterable[_Call]) -> list[_Call]:
         """Marks the lost calls to be sent again; returns those that must not be repeated."""
@@ -379,7 +452,10 @@ class Connection:
     def _fail_lost(self, calls: list[_Call]) -> None:
         for call in calls:
             text = "The node was restarted while it had this call, which may have been carried out."
-            settle(call.future, error=CallLost(f"{self._name}.{call.method}: {text}"))
+            settle(call, error=CallLost(f"{self._name}.{call.method}: {text}"))
 
     def _gone(self, method: str) -> ProgramStopped:
         return ProgramStopped(f"{self._name}.{method}: the program stopped, and the node does not answer.")
+
+    def _late(self, call: _Call) -> CallTimeout:
+        return CallTimeout(f"{self._name}.{call.method} was not answered in time.")

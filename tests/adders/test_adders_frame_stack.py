@@ -4,7 +4,7 @@ import dm_env
 import numpy as np
 import pytest
 import tree
-from adder_steps import FIRST, LAST, MID, TABLE, drain, feed, make_client
+from adder_steps import FIRST, LAST, MID, TABLE, feed, make_client, read
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from served_table import num_rows, table
@@ -39,7 +39,7 @@ def items(make_adder, kinds, observations, flush, seed):
     client = make_client()
     adder = make_adder(client)
     play(adder, kinds, observations, flush, np.random.default_rng(seed))
-    found = drain(client)
+    found = read(client)
     adder.close()
     assert num_rows(client) == 0
     return found
@@ -106,7 +106,7 @@ def test_an_observation_that_does_not_continue_the_stack_is_an_error_and_is_not_
     with pytest.raises(ValueError, match="continue the previous step's stack"):
         adder.add(0, dm_env.transition(1.0, np.array([7, 8], np.uint8)))
     adder.add(0, dm_env.transition(1.0, np.array([2, 3], np.uint8)))
-    assert [item.next_observation.tolist() for item in drain(client)] == [[1, 2], [2, 3]]
+    assert [item.next_observation.tolist() for item in read(client)] == [[1, 2], [2, 3]]
 
 
 @pytest.mark.parametrize("frame_stack, shape", [(3, (4, 2)), (1, (4, 2)), (2, ())])

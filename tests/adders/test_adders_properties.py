@@ -6,7 +6,7 @@ import dm_env
 import numpy as np
 import pytest
 import tree
-from adder_steps import FIRST, LAST, MID, TABLE, drain, make_client
+from adder_steps import FIRST, LAST, MID, TABLE, make_client, read
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -195,7 +195,7 @@ def compare(make, kinds, seed, flush, seen, single, reference):
     adder = make(client, {TABLE: priority if seen else None})
     events = play(adder, kinds, np.random.default_rng(seed), flush, single)
     expected = in_order(reference(events))
-    check(expected, drain(client))
+    check(expected, read(client))
     if seen:
         check(expected, parts)
     adder.close()

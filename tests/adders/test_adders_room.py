@@ -1,6 +1,7 @@
 """When what is staged is seen, and what adders do when a table is full."""
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -19,6 +20,41 @@ def test_a_reader_sees_every_step_at_once():
     for i in range(1, 20):
         adder.add(0, step(MID, i))
         assert client.server_info()[TABLE].current_size == i
+
+
+def test_a_reader_waits_for_the_thread_that_writes_what_is_late():
+    inside = threading.Event()
+
+    def slowly(items):
+        inside.set()
+        time.sleep(0.2)  # The reader comes in the meantime.
+        return 1.0
+
+    client = make_client(table(TABLE))
+    adder = adders.NStepTransitionAdder(client, 1, 0.9, priority_fns={TABLE: slowly}, max_delay=0.001)
+    adder.add_first(step(FIRST, 0))
+    adder.add(0, step(MID, 1))
+    assert inside.wait(30)
+    assert client.server_info()[TABLE].current_size == 1
+
+
+def test_priority_functions_that_read_do_not_wait_for_one_another(monkeypatch):
+    monkeypatch.setattr("framework.replay.writer._READ_S", 1e9)
+    client, both = make_client(table(TABLE)), threading.Barrier(2)
+
+    def look(items):
+        both.wait(30)
+        return 1.0 + client.server_info()[TABLE].current_size
+
+    def write():
+        adder = adders.NStepTransitionAdder(client, 1, 0.9, priority_fns={TABLE: look}, max_delay=1e9)
+        adder.add_first(step(FIRST, 0))
+        adder.add(0, step(MID, 1))
+        adder.flush(30)
+
+    for writing in [Background(write) for _ in range(2)]:
+        writing.result()
+    assert client.server_info()[TABLE].current_size == 2
 
 
 @pytest.mark.parametrize(("bound", "most"), [(8, 8), (2, 2), (1, 2), (None, 200)], ids=str)

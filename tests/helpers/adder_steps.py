@@ -51,15 +51,8 @@ def feed(adder, steps):
             adder.add(action, timestep, extras)
 
 
-def drain(client):
-    """All items in the order in which they were written, without padding."""
-    for writer in client._writers:
-        if writer._before_read is not None:
-            writer._before_read(wait=True)  # a read does not wait for the late thread, which may be inside
-    return read(client)
-
-
 def read(client):
+    """All items in the order in which they were written, without padding."""
     items = []
     while client.can_sample(TABLE, 1):
         sample = client.sample_batch(TABLE, 1, timeout=10, pad=True)

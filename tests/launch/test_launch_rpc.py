@@ -12,6 +12,7 @@ import threading
 import numpy as np
 import pytest
 import slow_package
+from interrupts import interrupt
 from served_thing import PATIENCE, Thing, Wordless, ask
 
 import launch as lp
@@ -214,20 +215,69 @@ def test_the_limit_of_a_frame_holds_for_answers(keys, directory):
     server.close()
 
 
-def test_a_call_of_a_future_s_callback_is_answered(keys, directory):
-    server = Server(Thing(), f"ipc://{directory}/node", keys).start()
-    client = Connection(server.address, keys)
-    nested = concurrent.futures.Future()
+@pytest.mark.parametrize(
+    "ask_again",
+    [
+        lambda client: client.call("echo", (2,), {}, None),
+        lambda client: client.submit("echo", (2,), {}, None),  # while other threads take all the room
+        lambda client: client.submit("echo", (2,), {}, None).result(PATIENCE),
+    ],
+    ids=["call", "submit", "result"],
+)
+def test_a_callback_of_a_future_may_use_the_client(served, ask_again):
+    _, server, connection = served
+    client = Connection(server.address, connection._curve, max_in_flight=1)
+    done, stop = threading.Semaphore(0), threading.Event()
 
     def then(_):
-        try:
-            nested.set_result(client.call("echo", (2,), {}, 5.0))
-        except BaseException as error:
-            nested.set_exception(error)
+        ask_again(client)
+        done.release()
 
-    client.submit("echo", (1,), {}, None).add_done_callback(then)
-    assert nested.result(PATIENCE) == 2
-    assert client.call("echo", (3,), {}, 5.0) == 3
+    def take_room():
+        while not stop.is_set():
+            client.submit("echo", (1,), {}, None)
+
+    taking = [threading.Thread(target=take_room, daemon=True) for _ in range(2)]
+    for thread in taking:
+        thread.start()
+    for _ in range(20):
+        client.submit("echo", (1,), {}, None).add_done_callback(then)
+        assert done.acquire(timeout=PATIENCE)
+    stop.set()
+    for thread in taking:
+        thread.join(PATIENCE)
+    client.close()
+
+
+@pytest.mark.parametrize("make", ["call", "submit", "close"])
+def test_an_interrupt_anywhere_leaves_the_client_to_others(keys, directory, make):
+    server = Server(Thing(), f"ipc://{directory}/node", keys).start()
+    array = np.zeros(wire.IN_BAND_BYTES, np.uint8)  # in a frame of its own
+    uses = {
+        "call": lambda: client.call("echo", (array,), {}, None),
+        "submit": lambda: client.submit("echo", (array,), {}, None).result(PATIENCE),
+        "close": lambda: client.close(),
+    }
+    client, at = Connection(server.address, keys, max_in_flight=1), 0
+    files = (
+        "rpc/client.py",
+        "shared_socket.py",
+        "locks.py",
+        "futures.py",
+        "futures/_base.py",
+        "zmq/sugar/socket.py",
+    )
+    with concurrent.futures.ThreadPoolExecutor(1) as other:
+        while interrupt(uses[make], at, *files):
+            at += 1
+            if make == "close":
+                other.submit(client.close).result(PATIENCE)
+                client = Connection(server.address, keys)
+            future = other.submit(client.submit, "echo", (at,), {}, PATIENCE).result(PATIENCE)
+            assert future.result(PATIENCE) == other.submit(client.call, "echo", (at,), {}, PATIENCE).result(
+                PATIENCE
+            )
+    assert at > 20
     client.close()
     server.close()
 

@@ -79,3 +79,71 @@ def test_a_constructor_that_ends_its_node_does_not_keep_the_program():
     with lp.start(program, "threads") as job:
         job.wait(timeout=PATIENCE)
         assert job.over
+
+
+@pytest.mark.parametrize("engine", ["serial", "threads"])
+def test_a_restart_closes_what_failed(engine):
+    """Also if closing fails, and once each."""
+    closed = []
+
+    class Fragile:
+        def step(self):
+            if len(closed) < 2:
+                raise ValueError("as it should")
+            lp.stop()
+
+        def run(self):
+            self.step()
+
+        def close(self):
+            closed.append(self)
+            assert len(closed) != 1
+
+    program = lp.Program("test")
+    program.add_node(lp.CourierNode(Fragile), label="fragile")
+    lp.launch(program, engine, restarts={"fragile": 2})
+    assert len(set(closed)) == len(closed) == 3
+
+
+def test_threads_of_batches_end_with_their_program_or_without_calls():
+    class Inference:
+        @lp.batched_handler(batch_size=1)
+        def act(self, x):
+            return x
+
+    program = lp.Program("test")
+    inference = program.add_node(lp.CourierNode(Inference), label="inference")
+    program.add_node(lp.PyNode(lambda node: node.act(1), inference), label="main")
+    lp.launch(program, "threads")
+    alone = Inference()
+    assert alone.act(2) == 2
+    for thread in threading.enumerate():
+        if thread.name == "batch-act":
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+    assert alone.act(3) == 3
+
+
+@pytest.mark.parametrize("engine", ["serial", "threads"])
+def test_a_callback_of_a_future_may_call_its_node(engine):
+    class Echo:
+        def echo(self, x):
+            return x
+
+    def main(node):
+        done = threading.Semaphore(0)
+
+        def again(future):
+            node.futures.echo(future.result() + 1).add_done_callback(lambda _: done.release())
+
+        for _ in range(20):
+            first, second = node.futures.echo(0), node.futures.echo(0)
+            first.add_done_callback(again)
+            assert done.acquire(timeout=PATIENCE)
+            second.result(PATIENCE)
+
+    program = lp.Program("test")
+    narrow = {"courier_kwargs": {"thread_pool_size": 1}, "courier_client_kwargs": {"max_in_flight": 1}}
+    echo = program.add_node(lp.CourierNode(Echo, **narrow), label="echo")
+    program.add_node(lp.PyNode(main, echo), label="main")
+    lp.launch(program, engine)

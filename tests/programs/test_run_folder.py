@@ -151,6 +151,9 @@ def test_a_start_during_a_run_is_refused(tmp_path):
         began = time.monotonic()
         with pytest.raises(RunError, match=f"by process {os.getpid()}. Stop it first"), run.locked():
             pass
+        assert run.running_process().pid == os.getpid()
+        (tmp_path / "run.lock").write_text("")  # as when it ends
+        assert run.running_process() is None
         assert time.monotonic() - began < 30
     # What waited in vain gives the lock back when it gets it.
     assert run.wait_until_free(30)

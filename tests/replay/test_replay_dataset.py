@@ -109,6 +109,19 @@ def test_a_waiting_dataset_ends_with_the_program(make, how):
     dataset.close()
 
 
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_close_ends_the_iteration_of_another_thread(make, prefetch):
+    client = make(table())
+    fill(client, 100)
+    for delay in range(20):
+        dataset = Dataset(client, "t", 8, prefetch=prefetch)
+        consumed = Background(lambda dataset=dataset: sum(1 for _ in dataset))
+        threading.Event().wait(delay / 2000)
+        dataset.close()
+        consumed.result()
+        assert dataset.take(1) is None if not prefetch else next(dataset, None) is None
+
+
 def test_no_more_batches_are_fetched_ahead_than_the_prefetch(make):
     client = make(table())
     fill(client, 10)

@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from framework.replay.writer import LateFlush
+from framework.replay.writer import LateFlush, _LateTimer
 
 
 class Owner:
@@ -69,3 +69,18 @@ def test_the_thread_ends_with_its_owner(how):
         assert gone() is None, "what is scheduled keeps nothing alive"
     thread.join(10)
     assert not thread.is_alive()
+
+
+def test_the_end_of_the_interpreter_waits_for_the_thread(monkeypatch):
+    owner, release = Owner(), threading.Event()
+    monkeypatch.setattr(_LateTimer, "over", False)
+    monkeypatch.setattr(
+        Owner, "second", lambda self: (self.called.set(), release.wait(10), self.calls.append("second"))
+    )
+    owner.late.call_later(owner.second, 0.0)
+    assert owner.called.wait(10)
+    threading.Timer(0.1, release.set).start()
+    _LateTimer.end_all()
+    assert owner.calls == ["second"] and not late_threads()
+    owner.late.call_later(owner.fail, 0.0)
+    assert not late_threads()

@@ -10,11 +10,13 @@ import psutil
 import pytest
 import zmq
 from background import Background, until
+from interrupts import interrupt
 from served_table import counts, num_rows, table, write
 
 from framework import replay
+from framework.datasets import Dataset
 from framework.replay.remote.client import ServedClient
-from framework.replay.remote.connection import Connection
+from framework.replay.remote.connection import Connection, SessionLost
 from framework.replay.server import operations, service
 from launch.rpc import sockets
 
@@ -101,15 +103,15 @@ def test_an_interrupt_between_two_waits_of_a_writer_ends_the_next_one(monkeypatc
         client = ServedClient(server.address)
         writer = client.batch_writer(max_in_flight_items=1)
         rows = writer.append("s", {"x": np.arange(5)})
-        poll = Connection.poll
+        wait = Connection.wait
 
-        def poll_late(connection, timeout=0.0, *watch):
+        def wait_late(connection, timeout, watch):
             if timeout is None:
                 client.interrupt()
                 timeout = 60.0  # so that a failure ends, too
-            return poll(connection, timeout, *watch)
+            wait(connection, timeout, watch)
 
-        monkeypatch.setattr(Connection, "poll", poll_late)
+        monkeypatch.setattr(Connection, "wait", wait_late)
         begin = time.monotonic()
         with pytest.raises(replay.ServerClosed, match="interrupted"):
             writer.create_items("q", {"x": writer.slice("s", "x", rows)})
@@ -294,3 +296,56 @@ def test_a_writer_whose_session_ended_in_a_call_touches_no_row_of_others(how, mo
         assert other.sample_batch("t", 2000, timeout=60).data["x"].min() >= 0
         client.close()
         other.close()
+
+
+@pytest.mark.parametrize("use", ["sample", "ahead", "write"])
+def test_an_interrupt_anywhere_leaves_a_client_that_works(use):
+    """A writer goes on, or says that it has ended. Nothing is written twice."""
+    with replay.Server([table()]) as server:
+        client = ServedClient(server.address, local=False)
+        writer, made = client.batch_writer(), 0
+
+        def create():
+            nonlocal made
+            rows = writer.append("s", {"x": np.zeros((2, 4096))})  # in a frame of its own
+            made += 2
+            writer.create_items("t", {"x": writer.slice("s", "x", rows)})
+            writer.release("s", rows)
+            writer.flush(20)
+
+        create()
+        dataset = Dataset(client, "t", 2, prefetch=2 if use == "ahead" else 0)
+        uses = {
+            "sample": lambda: client.sample_batch("t", 2, 20),
+            "ahead": lambda: next(dataset),
+            "write": create,
+        }
+        files, at = ("replay/writer.py", "datasets/dataset.py", "zmq/sugar/socket.py", "launch/locks.py"), 0
+        files += tuple(f"remote/{name}.py" for name in ("client", "connection", "writer"))
+        while interrupt(uses[use], at, *files):
+            at += 1
+            assert client.server_info(20)["t"].current_size <= made
+            try:
+                uses[use]()
+            except replay.ServerLost:
+                writer = client.batch_writer()
+                create()
+        assert at > 5
+        dataset.close()
+        client.close()
+
+
+def test_a_request_that_ends_each_session_is_given_up(monkeypatch):
+    with replay.Server([table()]) as server:
+        client = ServedClient(server.address)
+
+        def lose(connection, *_):
+            connection.close()
+            raise SessionLost
+
+        with client.borrow() as connection:
+            monkeypatch.setattr(Connection, "request", lose)
+            with pytest.raises(replay.ServerLost, match=r"info: (.*) 5 sessions in a row"):
+                connection.call({"op": "info"})
+            assert connection.session == 6
+        client.close()

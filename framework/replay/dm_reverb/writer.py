@@ -188,10 +188,9 @@ class ReverbWriter(Writer):
     def settle(self) -> None:
         """Waits until the created items are in their tables, as far as the rate limiters let them in.
 
-        Does nothing while another thread is inside this writer: that thread may wait for the reader that
-        calls.
+        Does nothing while another thread waits in this writer for room, which perhaps only the reader makes.
         """
-        if not self._lock.acquire(blocking=False):
+        if not self.enter_to_read(self._lock):
             return
         try:
             if not self._closed:
@@ -301,9 +300,13 @@ class ReverbWriter(Writer):
         # No other thread makes room if the client is not concurrent.
         seconds = timeout if concurrent else 0.0
         with self._lock:
-            if not self._confirm(keep, None if seconds is None else time.monotonic() + seconds):
-                error = DeadlineExceededError if concurrent else WouldBlockError
-                raise error(f"{self.num_pending} items still wait for room in their tables.")
+            self._num_waiting = 1
+            try:
+                if not self._confirm(keep, None if seconds is None else time.monotonic() + seconds):
+                    error = DeadlineExceededError if concurrent else WouldBlockError
+                    raise error(f"{self.num_pending} items still wait for room in their tables.")
+            finally:
+                self._num_waiting = 0
 
     def _flush_for(self, in_flight: int, seconds: float) -> bool:
         """Returns whether at most `in_flight` items are unconfirmed within `seconds`."""

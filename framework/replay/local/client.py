@@ -310,11 +310,15 @@ class LocalWriter(Writer):
                 if pending <= keep:
                     return
                 table = self._items[0][0]
+                self._num_waiting += 1
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
                 table.wait_to_insert(left, self._interrupted)  # without the lock: a reader may need it
             except (DeadlineExceededError, WouldBlockError) as error:
                 raise type(error)(f"{pending} items wait for room: {error}") from None
+            finally:
+                with self._lock:
+                    self._num_waiting -= 1
 
 
 def serve_here(address: str, client: EmbeddedClient | None) -> None:

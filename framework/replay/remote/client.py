@@ -50,8 +50,17 @@ class ServedSource(Source):
     def draw(
         self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
     ) -> tuple[ReplaySample | PaddedSample, tuple[int, int | None]]:
-        connection, hold = self._connection, self._hold
         self._client.show()
+        try:
+            return self._draw(table, n, timeout, out, pad)
+        except BaseException as error:
+            self._connection.end_if_interrupted(error)
+            raise
+
+    def _draw(
+        self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
+    ) -> tuple[ReplaySample | PaddedSample, tuple[int, int | None]]:
+        connection, hold = self._connection, self._hold
         message = {"op": "sample", "table": table, "n": n, "hold": hold, "pad": pad}
         answer = connection.call(message, timeout, wait=True)
         info = SampleInfo(*[array.copy() for array in answer["info"]])

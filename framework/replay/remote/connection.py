@@ -39,6 +39,8 @@ LAST_WORDS_S = 2.0
 _COME_BACK_S = 0.25
 _PAUSE_MS = 50  # before the next attempt if a connection ends at once, as with wrong keys
 _LONGEST_POLL_MS = 1e9
+# A request is not repeated if this many sessions in a row have ended within these seconds.
+_MAX_LOST, _AT_ONCE_S = 5, 5.0
 
 
 class SessionLost(Exception):
@@ -129,6 +131,9 @@ class Connection:
             except (SessionLost, zmq.Again):  # A server that refuses the keys may do so before the hello.
                 self.close()
                 zmq.zmq_poll([] if interrupted else [(self.wake.descriptor, zmq.POLLIN)], _PAUSE_MS)
+            except BaseException as error:
+                self.end_if_interrupted(error)
+                raise
             away = channel.away and not interrupted
             if time.monotonic() >= (last if away else give_up) and address == channel.address:
                 break
@@ -157,13 +162,13 @@ class Connection:
 
     def close(self) -> None:
         """Ends the session; the server takes back what it held."""
+        self._greeted = False  # first: an interrupt may end this
         if self._socket is not None and self._pid == os.getpid():  # not the parent's
             self._socket.disable_monitor()
             if self._monitor is not None:
                 self._monitor.close(linger=0)
             self._socket.close(linger=100)  # milliseconds to deliver the last message
         self._socket = self._monitor = None
-        self._greeted = False
 
     def __del__(self) -> None:
         # The constructor has failed, or the interpreter ends.
@@ -184,22 +189,25 @@ class Connection:
         assert self._socket is not None
         self._next_id += 1
         message["id"] = self._next_id
-        if self.done and message["op"] != "cancel":  # which does not report them
-            done = message["done"] = []
-            while self.done:
-                done.append(self.done.popleft())
-        frames = encode(message)
-        most = self.welcome.get("max_message_bytes", 0)
-        if len(frames) > 1 and (size := sum(frame.nbytes for frame in frames[1:])) > most:
-            raise ValueError(
-                f"message {message['op']!r}: got {size} bytes of arrays, expected at most {most}. Send fewer "
-                "at a time, or give the server a larger max_message_bytes."
-            )
         try:
+            if self.done and message["op"] != "cancel":  # which does not report them
+                done = message["done"] = []
+                while self.done:
+                    done.append(self.done.popleft())
+            frames = encode(message)
+            most = self.welcome.get("max_message_bytes", 0)
+            if len(frames) > 1 and (size := sum(frame.nbytes for frame in frames[1:])) > most:
+                raise ValueError(
+                    f"message {message['op']!r}: got {size} bytes of arrays, expected at most {most}. Send fewer "
+                    "at a time, or give the server a larger max_message_bytes."
+                )
             self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
         except zmq.Again:  # the connection is gone
             self.close()
             raise SessionLost from None
+        except BaseException as error:
+            self.end_if_interrupted(error)
+            raise
         return self._next_id
 
     def poll(self, timeout: float | None = 0.0, watch: bool = True) -> list[dict[str, Any]]:
@@ -213,13 +221,17 @@ class Connection:
           SessionLost: the connection has ended.
           ServerClosed: the server stops, or `watch` is true and the client was interrupted.
         """
+        self.wait(timeout, watch)
+        answers, self._answers = self._answers, {}
+        return list(answers.values())
+
+    def wait(self, timeout: float | None, watch: bool) -> None:
+        """Waits as `poll` does, which returns what has arrived. An interrupt of the wait loses nothing."""
         watch = watch and timeout != 0.0
         until = None if timeout is None else time.monotonic() + timeout
         if not self._answers:
             while self._receive(until, watch):
                 until, watch = 0.0, False  # only those that have arrived
-        answers, self._answers = self._answers, {}
-        return list(answers.values())
 
     def call(
         self, message: dict[str, Any], timeout: float | None = None, wait: bool = False
@@ -229,14 +241,26 @@ class Connection:
         Adds the field `local`: whether this process reads rows in place.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
+        lost = 0  # sessions in a row that ended at once
         while True:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            begin = time.monotonic()
+            left = None if deadline is None else max(0.0, deadline - begin)
             with contextlib.suppress(SessionLost):
                 if not self._greeted:
                     # A call with timeout 0 waits a moment for the server, too: it may be about to start.
                     self.open(None if left is None else left + 1.0)
                 message["local"] = self.mapped.local
                 return self.request(message, left, wait)
+            lost = lost + 1 if time.monotonic() - begin < _AT_ONCE_S else 1
+            if lost > _MAX_LOST:
+                raise ServerLost(
+                    f"{message['op']}: the replay server at {self._address} ended {_MAX_LOST} sessions in a "
+                    "row at this request. It may be larger than the server takes."
+                )
+            if lost > 1 and not self.wake.is_set:
+                pause = _PAUSE_MS << lost
+                pause = pause if left is None else min(pause, int(left * 1000))
+                zmq.zmq_poll([(self.wake.descriptor, zmq.POLLIN)], pause)
 
     def request(
         self, message: dict[str, Any], timeout: float | None = None, wait: bool = False
@@ -260,8 +284,15 @@ class Connection:
             limit = None if message["timeout"] is None else message["timeout"] + _GRACE_S
         else:
             limit = _GRACE_S if timeout is None else timeout
-        number = self.post(message)
         deadline = None if limit is None else time.monotonic() + limit
+        try:
+            return self._answer_of(self.post(message), deadline, wait, watch)
+        except BaseException as error:
+            self.end_if_interrupted(error)
+            raise
+
+    def _answer_of(self, number: int, deadline: float | None, wait: bool, watch: bool) -> dict[str, Any]:
+        """Waits for the answer of a request; see `request`."""
         while number not in self._answers:
             try:
                 if not self._receive(deadline, watch):
@@ -270,10 +301,6 @@ class Connection:
                 # The server ends the request with an error, or has answered it already.
                 self.post({"op": "cancel"})
                 deadline, watch = time.monotonic() + LAST_WORDS_S, False
-            except BaseException as failure:
-                if not isinstance(failure, (SessionLost, ServerClosed)):  # such as KeyboardInterrupt
-                    self.close()  # ends the request on the server
-                raise
         answer = self._answers.pop(number, None)
         if answer is None:
             self.close()
@@ -309,11 +336,15 @@ class Connection:
             ready = dict(zmq.zmq_poll(watched, int(left)))
             # The server's last message arrives before the end of the connection, but the poll may miss it.
             if self._socket in ready or (self._monitor in ready and self._socket.poll(0)):
-                message = decode(self._socket.recv_multipart(copy=False))
-                notice = message.get("notice")
-                if notice is None:
-                    self._answers[message.get("id")] = message
-                elif notice == "lost":
+                try:
+                    message = decode(self._socket.recv_multipart(copy=False))
+                    notice = message.get("notice")
+                    if notice is None:
+                        self._answers[message.get("id")] = message
+                except BaseException:
+                    self.close()  # what was received is lost
+                    raise
+                if notice == "lost":
                     self.close()
                     raise SessionLost
                 elif notice == "stopped":
@@ -328,6 +359,14 @@ class Connection:
                 raise Interrupted
             if deadline is not None and time.monotonic() >= deadline:
                 return False
+
+    def end_if_interrupted(self, error: BaseException) -> None:
+        """Ends the session after an exception of a signal handler, such as `KeyboardInterrupt`.
+
+        It may have come between two frames of a message, or between an answer and what reads it.
+        """
+        if not isinstance(error, Exception):
+            self.close()
 
     def _note_stop(self) -> None:
         """Notes that the server has stopped, unless the client has moved to another one."""
@@ -407,6 +446,9 @@ class Channel:
         connection = connection or self.connection()
         try:
             yield connection
+        except BaseException as error:
+            connection.end_if_interrupted(error)
+            raise
         finally:
             with self._lock:
                 if self._closed:

@@ -88,7 +88,6 @@ class ServedWriter(Writer):
         self._in_flight: dict[int, int] = {}  # the number of items of each message that was not answered
         self._created = 0
         self._failed = 0  # items that the server has refused
-        self._waits = False  # a thread waits in here for the server
         self._closed = False
 
     def show(self) -> None:
@@ -99,9 +98,8 @@ class ServedWriter(Writer):
         """
         if self._before_read is not None:
             self._before_read()
-        while not self._lock.acquire(timeout=0.05):
-            if self._waits:
-                return
+        if not self.enter_to_read(self._lock):
+            return
         try:
             if self.num_pending and self._ended is None:
                 # What goes wrong is an error of this writer's next call, not of the reader's.
@@ -214,6 +212,14 @@ class ServedWriter(Writer):
         message = self._message
         if not (self._items or message["write"] or message["release"]):
             return
+        try:
+            self._post(message)
+        except BaseException as error:
+            self._end_if_interrupted(error)
+            raise
+        self._collect(0.0)
+
+    def _post(self, message: dict[str, Any]) -> None:
         message["items"] = [
             [table, new.layout, new.index, new.lengths, new.keys, new.priorities, new.episodes]
             for table, new in joined(self._items)
@@ -221,7 +227,6 @@ class ServedWriter(Writer):
         count = sum(len(new.keys) for _, new in self._items)
         self._in_flight[self._call(self._connection.post, message)] = count
         self._begin_message()
-        self._collect(0.0)
 
     def _send_late(self) -> None:
         """Sends single items that were not followed by others, unless many messages wait already."""
@@ -241,7 +246,15 @@ class ServedWriter(Writer):
 
     def _collect(self, timeout: float | None, watch: bool = True) -> bool:
         """Notes the answers to inserts; waits as `Connection.poll` does. Returns whether any message came."""
-        answers = self._call(self._connection.poll, timeout, watch)
+        if timeout != 0.0:
+            self._call(self._connection.wait, timeout, watch)
+        try:
+            return self._note_answers(self._call(self._connection.poll))
+        except BaseException as error:
+            self._end_if_interrupted(error)
+            raise
+
+    def _note_answers(self, answers: list[dict[str, Any]]) -> bool:
         for answer in answers:
             count = self._in_flight.pop(answer["id"], None)
             if count is None:
@@ -264,7 +277,7 @@ class ServedWriter(Writer):
             if interrupted:
                 timeout = LAST_WORDS_S if timeout is None else min(timeout, LAST_WORDS_S)
             deadline = None if timeout is None else time.monotonic() + timeout
-            self._waits = True
+            self._num_waiting = 1
             try:
                 while self.num_pending > keep:
                     left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -280,7 +293,7 @@ class ServedWriter(Writer):
                             raise Interrupted
                         raise DeadlineExceededError(f"{self.num_pending} items wait for room in their tables")
             finally:
-                self._waits = False
+                self._num_waiting = 0
             if self._errors:
                 raise self._errors.popleft()
 
@@ -307,6 +320,11 @@ class ServedWriter(Writer):
             raise
         self._end(error)
         raise error
+
+    def _end_if_interrupted(self, error: BaseException) -> None:
+        """Ends the writer after an interrupt that may have come between a message and its record."""
+        if not isinstance(error, Exception):
+            self._end(ServerLost("the session of this writer was interrupted in the middle of a call"))
 
     def _end(self, error: ServerClosed) -> None:
         """Makes every later call raise `error`; what is in flight is lost."""

@@ -27,6 +27,7 @@ from framework.replay.server import intake
 from framework.replay.server.intake import Intake
 from framework.replay.server.limits import Limits, Unread
 from framework.replay.server.operations import Operations, Reply, Request, Session
+from framework.replay.writer import hurry
 from launch.defects import Defects
 from launch.rpc import sockets
 from launch.texts import printable
@@ -140,6 +141,7 @@ class Service:
     # --- the loop ---
 
     def _run(self) -> None:
+        hurry.on = True  # all clients wait for this thread
         monitor = self._socket.get_monitor_socket(
             zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
         )

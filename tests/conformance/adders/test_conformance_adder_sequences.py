@@ -6,7 +6,7 @@ import dm_env
 import numpy as np
 import pytest
 from adder_cases import check, check_signature
-from adder_steps import drain, make_client
+from adder_steps import make_client, read
 from dm_env import specs
 
 from framework import adders
@@ -89,7 +89,7 @@ def test_sequences(case):
     client = make_client()
     adder = adders.SequenceAdder(client, case.length, case.period, case.behavior)
     feed_sequences(adder, case)
-    items = drain(client)
+    items = read(client)
     check(items, sequences(case))
     length = None if case.behavior == "TRUNCATE" else case.length
     one = specs.Array((), np.float32)
@@ -106,10 +106,10 @@ def test_episode_that_is_too_long(longest):
     adder = adders.EpisodeAdder(client, longest)
     with pytest.raises(ValueError, match=f"max_sequence_length.*{longest}"):
         feed_sequences(adder, SequenceCase("", 0, 0, "", longest, []))
-    assert drain(client) == []
+    assert read(client) == []
     adder.reset()
     feed_sequences(adder, SequenceCase("", 0, 0, "", longest - 1, []))
-    assert len(drain(client)) == 1
+    assert len(read(client)) == 1
 
 
 @pytest.mark.parametrize("fill", [0, -1])
@@ -117,7 +117,7 @@ def test_episode_with_padding(fill):
     client = make_client()
     adder = adders.EpisodeAdder(client, 6, padding_fn=lambda shape, dtype: np.full(shape, fill, dtype))
     feed_sequences(adder, SequenceCase("", 0, 0, "", 3, []))
-    (item,) = drain(client)
+    (item,) = read(client)
     np.testing.assert_array_equal(item.observation, [1, 2, 3, 4, fill, fill])
     np.testing.assert_array_equal(item.reward, [10, 20, 30, 0, fill, fill])
     np.testing.assert_array_equal(item.extras["e"], [1.5, 2.5, 3.5, 0, fill, fill])
