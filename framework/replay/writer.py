@@ -343,7 +343,7 @@ class Writer:
     def enter_to_read(self, lock: Any) -> bool:
         """Takes the lock of this writer, or of what stages for it, for a reader; False if that is not to be.
 
-        A reader waits for a thread that writes, so that it misses nothing, but not for one that waits for room.
+        A reader waits for a thread that writes, so that it misses nothing, not for one that waits for room.
         """
         until = time.monotonic() + _READ_S
         taken: bool = lock.acquire(blocking=False)

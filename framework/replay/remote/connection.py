@@ -198,8 +198,8 @@ class Connection:
             most = self.welcome.get("max_message_bytes", 0)
             if len(frames) > 1 and (size := sum(frame.nbytes for frame in frames[1:])) > most:
                 raise ValueError(
-                    f"message {message['op']!r}: got {size} bytes of arrays, expected at most {most}. Send fewer "
-                    "at a time, or give the server a larger max_message_bytes."
+                    f"message {message['op']!r}: got {size} bytes of arrays, expected at most {most}. Send "
+                    "fewer at a time, or give the server a larger max_message_bytes."
                 )
             self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
         except zmq.Again:  # the connection is gone
