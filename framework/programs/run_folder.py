@@ -480,8 +480,8 @@ class RunFolder:
             )
         if int(found["folder"] or 0) != self.path.stat().st_ino:
             raise RunError(
-                f"{self.path}/run.lock: got the lock of another folder. Stop the run there, or move the "
-                "files of this one to a new folder."
+                f"{self.path}/run.lock: got the lock of another folder. Stop the run in that one, or move "
+                "the files of this one to a new folder."
             )
         return process
 
