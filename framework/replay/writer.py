@@ -426,7 +426,7 @@ class Writer:
 
 @atexit.register
 def end_late_threads() -> None:
-    """Ends the threads of writers that were not closed: their native code would abort the interpreter's end."""
+    """Ends the threads of writers that were not closed: native code would abort the interpreter's end."""
     LateFlush.over = True
     until = time.monotonic() + _EXIT_S
     for thread in threading.enumerate():
