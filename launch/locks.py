@@ -8,7 +8,7 @@ from _thread import RLock
 from collections.abc import Callable
 
 
-class Condition(RLock):
+class Condition(RLock):  # type: ignore[misc]  # It may be inherited from on every Python.
     """A `threading.Condition` that an interrupt leaves usable, such as a `KeyboardInterrupt`.
 
     The `with` of `threading.Condition` is written in Python. If its thread is interrupted in there, the lock

@@ -22,8 +22,10 @@ FOLDERS = (*OURS, "benchmarks", "examples")
 # Classes of the standard library that may be inherited from. They have no private state of their own, or the
 # subclass must be one of them for those who receive it.
 STANDARD = {
+    "_thread.RLock",  # only a compiled `with` cannot be interrupted
     "abc.ABC",
     "argparse.Action",  # argparse takes nothing else
+    "concurrent.futures.Future",  # users know the answer of a call as one
     "enum.Enum",
     "multiprocessing.managers.BaseManager",  # its subclasses have the registered names
     "threading.Event",  # users know the stop of a program as one
@@ -36,6 +38,7 @@ STANDARD = {
 # What subclasses are there to define. A name that is defined as well and is not here shadows one.
 OVERRIDDEN = {
     "cloudpickle.cloudpickle.Pickler": {"reducer_override"},
+    "concurrent.futures._base.Future": {"result", "exception", "_condition"},
     "dm_env._environment.Environment": {
         *("reset", "step", "close"),
         *("action_spec", "observation_spec", "reward_spec", "discount_spec"),

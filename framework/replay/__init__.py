@@ -4,6 +4,8 @@ A program written for dm-reverb runs with `from framework import replay as rever
 TensorFlow's objects.
 """
 
+import sys as _sys
+
 from framework.nest import register_structure as register_structure
 from framework.replay import checkpointers as checkpointers
 from framework.replay import errors as errors
@@ -19,8 +21,11 @@ from framework.replay.errors import UnknownTableError as UnknownTableError
 from framework.replay.errors import WouldBlockError as WouldBlockError
 from framework.replay.local.client import EmbeddedClient as EmbeddedClient
 from framework.replay.remote.client import ServedClient as ServedClient
+from framework.replay.reverb_api import pybind as pybind
+from framework.replay.reverb_api import replay_sample as replay_sample
 from framework.replay.reverb_api import reverb_types as reverb_types
 from framework.replay.reverb_api import structured as structured
+from framework.replay.reverb_api import trajectory_writer as trajectory_writer
 from framework.replay.reverb_api.columns import TrajectoryColumn as TrajectoryColumn
 from framework.replay.reverb_api.structured import StructuredWriter as StructuredWriter
 from framework.replay.reverb_api.trajectory_writer import TrajectoryWriter as TrajectoryWriter
@@ -39,4 +44,19 @@ from framework.replay.types import SampleInfo as SampleInfo
 from framework.replay.types import TableInfo as TableInfo
 from framework.replay.types import TensorSpec as TensorSpec
 
-item_selectors = selectors  # Reverb's name of the module
+# Reverb's names of modules, which programs also import: `from reverb.rate_limiters import MinSize`.
+item_selectors = selectors
+structured_writer = structured
+for _name in (
+    *(
+        "item_selectors",
+        "pybind",
+        "rate_limiters",
+        "replay_sample",
+        "reverb_types",
+        "selectors",
+        "structured",
+    ),
+    *("structured_writer", "trajectory_writer"),
+):
+    _sys.modules[f"{__name__}.{_name}"] = globals()[_name]

@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 
 
 class SampleInfo(NamedTuple):
-    """Information about one sampled item (scalars) or a batch of them (arrays `[N]`).
+    """Information about one sampled item (Python's numbers) or a batch of them (arrays `[N]`).
 
     Attributes:
       key: uint64, the item's key in its table.
@@ -163,13 +163,21 @@ class ByName(dict[str, _T]):
         raise UnknownTableError(f"table {name!r} was not found; there are {sorted(self)}")
 
 
+def as_priorities(priorities: Any) -> np.ndarray:
+    """Returns `priorities` as float64; `TypeError` for text, which numpy would convert."""
+    array = np.asarray(priorities)
+    if array.dtype.kind in "SU":
+        raise TypeError(f"priorities: got {array.ravel()[:3].tolist()}, expected numbers.")
+    return array.astype(np.float64, copy=False)
+
+
 def check_priorities(table: str, priorities: Any, n: int) -> np.ndarray:
     """Returns `priorities` of a table's items as float64 `[n]`.
 
     Raises:
       ValueError: There are not n, or one of them is negative or not finite.
     """
-    array = np.asarray(priorities, np.float64)
+    array = as_priorities(priorities)
     # The smallest and the largest are NaN if one is NaN.
     if array.shape != (n,) or (
         n and not 0.0 <= np.minimum.reduce(array) <= np.maximum.reduce(array) < np.inf

@@ -20,6 +20,7 @@ from framework.replay.errors import ReverbError, ServerClosed
 from framework.replay.rows.layout import Layout, LayoutBuilder, Slice
 from framework.replay.rows.store import ColumnSpec, RowStore, grown, span
 from framework.replay.tables.items import NewItems
+from framework.replay.types import as_priorities
 from framework.types import Nest
 
 # Default number of items that may wait for room in their tables.
@@ -29,6 +30,7 @@ DEFAULT_MAX_IN_FLIGHT_ITEMS = 512
 SHARD_SHIFT = 56
 # Seconds after which a reader goes on without what a writer stages, whose priority function may wait for it.
 _READ_S = 5.0
+_LATE_NAME = "replay-late-flush"  # of a thread
 _EXIT_S = 10.0  # for which the end of the interpreter waits for writers that were not closed
 _KEY_BIT = 1 << 55  # is set in every key: none is 0
 
@@ -251,8 +253,8 @@ class Writer:
           table: name of the table.
           trajectory: nest of `slice(...)`; readers get the same nest.
           priorities: float64 `[k]`; None for the largest priority so far, 1.0 at first.
-          episodes: uint64 `[k]`, ids of the episodes, which `num_episodes` of `server_info` counts; may be
-            None.
+          episodes: uint64 `[k]` or `[k, m]`, ids of the episodes of each item, filled up with 0, which
+            `num_episodes` of `server_info` counts; may be None.
           timeout: seconds to wait; None waits without a limit.
 
         Returns:
@@ -269,8 +271,9 @@ class Writer:
             for stream, begin, end in layout.parts:
                 check_held("create_items", self._owned.get(stream), index[:, begin:end])
             # Copies, because the items may wait.
-            priorities = None if priorities is None else np.array(priorities, np.float64)
-            episodes = None if episodes is None else np.array(episodes, np.uint64)
+            priorities = None if priorities is None else as_priorities(priorities).copy()
+            if episodes is not None:
+                episodes = np.array(episodes, np.uint64).reshape(len(index), -1)
             # Keys are made here, because the caller needs them before the server answers.
             keys = np.arange(self._next_key, self._next_key + len(index), dtype=np.uint64)
             self._next_key += len(index)
@@ -343,7 +346,7 @@ class Writer:
     def enter_to_read(self, lock: Any) -> bool:
         """Takes the lock of this writer, or of what stages for it, for a reader; False if that is not to be.
 
-        A reader waits for a thread that writes, so that it misses nothing, not for one that waits for room.
+        A reader waits for a thread that writes, but not for one that waits for room.
         """
         until = time.monotonic() + _READ_S
         taken: bool = lock.acquire(blocking=False)
@@ -421,24 +424,15 @@ class Writer:
         self._owned.clear()
 
 
-class _LateTimer(threading.Timer):
-    """A thread of `LateFlush`. One that runs native code at the end of the interpreter would abort it."""
-
-    over = False
-
-    @classmethod
-    def end_all(cls) -> None:
-        """Ends the threads of writers that were not closed; at most one of each writer is at work."""
-        cls.over = True
-        timers = [thread for thread in threading.enumerate() if isinstance(thread, cls)]
-        for timer in timers:
-            timer.cancel()
-        until = time.monotonic() + _EXIT_S
-        for timer in timers:
-            timer.join(max(0.0, until - time.monotonic()))
-
-
-atexit.register(_LateTimer.end_all)
+@atexit.register
+def end_late_threads() -> None:
+    """Ends the threads of writers that were not closed: native code would abort the interpreter's end."""
+    LateFlush.over = True
+    until = time.monotonic() + _EXIT_S
+    for thread in threading.enumerate():
+        if isinstance(thread, threading.Timer) and thread.name == _LATE_NAME:
+            thread.cancel()
+            thread.join(max(0.0, until - time.monotonic()))
 
 
 class LateFlush:
@@ -453,7 +447,12 @@ class LateFlush:
     Args:
       owner: the object that keeps this one; when it is collected, the threads end.
       errors: takes the errors that methods raise.
+
+    Attributes:
+      over: whether the interpreter ends: no thread begins.
     """
+
+    over = False
 
     def __init__(self, owner: object, errors: collections.deque[BaseException]) -> None:
         self._errors = errors
@@ -464,9 +463,9 @@ class LateFlush:
         """Calls `method` once, after `delay` seconds; a call that is already scheduled keeps its time."""
         reference = weakref.WeakMethod(method)
         timer = self._timers.get(reference)
-        if (timer is None or timer.ident is None) and not _LateTimer.over:  # None: its start was interrupted
-            timer = _LateTimer(min(delay, threading.TIMEOUT_MAX), self._call, [reference])
-            timer.name, timer.daemon = "replay-late-flush", True
+        if (timer is None or timer.ident is None) and not self.over:  # None: its start was interrupted
+            timer = threading.Timer(min(delay, threading.TIMEOUT_MAX), self._call, [reference])
+            timer.name, timer.daemon = _LATE_NAME, True
             self._timers[reference] = timer
             timer.start()
 

@@ -240,6 +240,7 @@ def test_sample_checks():
     client = make()
     with pytest.raises(ValueError, match="num_samples"):
         client.sample("t", 0)
+    assert list(client.sample("t", -1)) == []
     with pytest.raises(replay.DeadlineExceededError):
         list(client.sample("u", timeout=0))
 

@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from framework.replay.writer import LateFlush, _LateTimer
+from framework.replay.writer import LateFlush, end_late_threads
 
 
 class Owner:
@@ -73,14 +73,14 @@ def test_the_thread_ends_with_its_owner(how):
 
 def test_the_end_of_the_interpreter_waits_for_the_thread(monkeypatch):
     owner, release = Owner(), threading.Event()
-    monkeypatch.setattr(_LateTimer, "over", False)
+    monkeypatch.setattr(LateFlush, "over", False)
     monkeypatch.setattr(
         Owner, "second", lambda self: (self.called.set(), release.wait(10), self.calls.append("second"))
     )
     owner.late.call_later(owner.second, 0.0)
     assert owner.called.wait(10)
     threading.Timer(0.1, release.set).start()
-    _LateTimer.end_all()
+    end_late_threads()
     assert owner.calls == ["second"] and not late_threads()
     owner.late.call_later(owner.fail, 0.0)
     assert not late_threads()

@@ -80,7 +80,7 @@ class ReverbApi:
 
         Args:
           table: name of the table.
-          num_samples: number of samples.
+          num_samples: number of samples; none for -1, as in dm-reverb.
           emit_timesteps: whether each sample is a list of `ReplaySample`, one per time step, which requires
             columns of equal length. If False, it is one `ReplaySample`.
           unpack_as_table_signature: whether the data is a nest: the table's signature or, without one, the
@@ -91,8 +91,8 @@ class ReverbApi:
           ValueError: The columns of an item that is to be split have different lengths.
           DeadlineExceededError: The timeout expired.
         """
-        if num_samples < 1:
-            raise ValueError(f"num_samples: got {num_samples}, expected at least 1.")
+        if num_samples < 1 and num_samples != -1:
+            raise ValueError(f"num_samples: got {num_samples}, expected at least 1, or -1.")
         return _samples(self, table, num_samples, emit_timesteps, unpack_as_table_signature, timeout)
 
 
@@ -106,7 +106,7 @@ def _samples(
             signature = client.server_info()[table].signature
         leaves, structure = nests.flatten(batch.data)
         leaves = [leaf[0] for leaf in leaves]
-        info = SampleInfo(*[field[0] for field in batch.info])
+        info = SampleInfo(*[field[0].item() for field in batch.info])
         if nested:
             pack = nests.packer(structure if signature is None else nests.flatten(signature)[1])
         else:

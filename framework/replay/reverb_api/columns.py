@@ -14,9 +14,11 @@ Index = int | slice | Sequence[int]
 class Step:
     """One step: its row in the writer's stream and its data, by path.
 
-    `row` is None before the step has any data, and again after the writer released the row.
+    `row` is None before the step has any data, and again after the writer released the row. `episode` is the
+    id of the step's episode.
     """
 
+    episode: int
     row: int | None = None
     data: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 

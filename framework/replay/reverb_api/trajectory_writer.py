@@ -27,6 +27,7 @@ import numpy as np
 from framework import nest as nests
 from framework.replay import contracts
 from framework.replay.reverb_api.columns import ColumnHistory, Step, Steps, TrajectoryColumn
+from framework.replay.tables.items import MAX_EPISODES
 from framework.types import Nest
 
 # As in Reverb, `create_item` practically never waits: this many items may wait for room.
@@ -119,7 +120,7 @@ class TrajectoryWriter:
                 raise ValueError(f"append: got leaves {paths}, expected different paths. Rename keys.")
             columns = {path: self._column(path) for path in paths}
             history = _merge(history, nests.packer(structure)(list(columns.values())))
-        step = self._open_step or Step()
+        step = self._open_step or Step(self._episode)
         given = zip(columns, leaves, strict=True)
         arrays = {path: np.array(value) for path, value in given if value is not None}
         twice = sorted(arrays.keys() & step.data.keys())
@@ -186,9 +187,11 @@ class TrajectoryWriter:
         kind = repr(structure)
         if kind not in self._packs:
             self._packs[kind] = nests.packer(structure)
-        item, priorities = self._packs[kind](slices), np.array([priority], np.float64)
-        episodes = np.array([self._episode], np.uint64)
-        return int(self._writer.create_items(table, item, priorities, episodes)[0])
+        ids = {step.episode for steps, _ in rows_of for step in (*steps[:1], *steps[-1:])}
+        if len(ids) > 1:  # and those between
+            ids = {step.episode for steps, _ in rows_of for step in steps}
+        episodes = np.array([sorted(ids)[-MAX_EPISODES:]], np.uint64)
+        return int(self._writer.create_items(table, self._packs[kind](slices), [priority], episodes)[0])
 
     def _rows(self, leaf: TrajectoryColumn) -> np.ndarray:
         rows = [step.row for step in leaf.steps]

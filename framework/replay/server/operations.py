@@ -43,7 +43,7 @@ from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import RowStore
 from framework.replay.server.holdings import Held, Holdings
 from framework.replay.shm import Proof, SharedMemory
-from framework.replay.tables.items import Delivery, NewItems
+from framework.replay.tables.items import MAX_EPISODES, Delivery, NewItems
 from framework.replay.tables.rate_limiters import INSERTERS, SAMPLERS
 from framework.replay.tables.table import Table
 from framework.replay.types import ByName, PaddedSample
@@ -296,7 +296,7 @@ class Operations:
             for label, array, shape, dtype in (
                 ("index", index, (n, layout.width), np.int64),
                 ("keys", keys, (n,), np.uint64),
-                ("episodes", episodes, (n,), np.uint64),
+                ("episodes", episodes, (n, *_most_episodes(episodes)), np.uint64),
                 ("lengths", lengths, (n, len(layout.groups)), np.int32),
             ):
                 if array is not None and (array.shape != shape or array.dtype != dtype):
@@ -313,6 +313,8 @@ class Operations:
                 unwritten = session.unwritten.get(stream)
                 if unwritten and not unwritten.isdisjoint(rows.tolist()):
                     raise StoreFullError(f"items of table {name!r}: there was no room for some of their rows")
+            if episodes is not None and episodes.ndim == 1:  # of an earlier version
+                episodes = episodes[:, None]
             items = NewItems(index, keys.copy(), priorities, lengths, episodes)
             table.check_items(layout, items)
             batches.append((table, items))
@@ -408,3 +410,10 @@ def _number(name: str, value: Any, low: int, high: int) -> int:
     if type(value) is not int or not low <= value <= high:
         raise ValueError(f"{name}: got {value!r}, expected a number from {low} to {high}. Ask for less.")
     return value
+
+
+def _most_episodes(episodes: Any) -> tuple[int, ...]:
+    """The second dimension of `episodes` [n, m], if it is within limits."""
+    return (
+        episodes.shape[1:2] if episodes is not None and episodes.size <= MAX_EPISODES * len(episodes) else ()
+    )

@@ -21,6 +21,7 @@ from framework.replay.types import PaddedSample, ReplaySample, SampleInfo
 FREE, LIVE, SPENT, GONE = 0, 1, 2, 3
 
 _ONE = np.array(1, np.int32)  # numpy takes several times longer to convert a scalar
+MAX_EPISODES = 256  # of the rows of one item; `num_episodes` does not count those before
 _MAX_PICK = 64  # Samples drawn at once where some may be taken back, because an item has left before them.
 # The arrays of `Items` that a checkpoint holds, and all of them.
 _SAVED = ("state", "keys", "priorities", "times", "stamps", "layouts", "episodes", "index", "lengths")
@@ -41,7 +42,7 @@ class NewItems:
       keys: uint64 `[k]`.
       priorities: float64 `[k]`, or None for the largest so far.
       lengths: int32 `[k, groups]`, or None if the layout is not ragged.
-      episodes: uint64 `[k]`, or None.
+      episodes: uint64 `[k, m]`, those of the rows of each item, filled up with 0; or None.
       layout: the table's number for the layout.
     """
 
@@ -60,7 +61,8 @@ class NewItems:
 
     def kind(self) -> tuple[object, ...]:
         """Returns what is equal for items that `join` can join."""
-        return (self.layout, *[array is None for array in self._arrays()])
+        num_episodes = None if self.episodes is None else self.episodes.shape[1]
+        return (self.layout, num_episodes, *[array is None for array in self._arrays()])
 
     def _arrays(self) -> tuple[np.ndarray | None, ...]:
         return self.index, self.keys, self.priorities, self.lengths, self.episodes
@@ -116,7 +118,7 @@ class Items:
         self.done = np.zeros(0, np.int32)  # how many of these samples were released
         self.stamps = np.zeros(0, np.int64)  # grow with each insertion
         self.layouts = np.zeros(0, np.int32)  # numbers of bindings
-        self.episodes = np.zeros(0, np.uint64)  # 0 for none
+        self.episodes = np.zeros((0, 1), np.uint64)  # 0 for none
         self.index = np.zeros((0, 0), np.int64)
         self.lengths = np.zeros((0, 0), np.int32)
         self._free = np.zeros(0, np.int64)  # a stack of free slots
@@ -139,9 +141,9 @@ class Items:
         self.sampler.reserve(size)
         self.remover.reserve(size)
 
-    def _widen(self, width: int, groups: int) -> None:
-        """Makes room for index lines of `width` rows and `groups` lengths."""
-        for name, columns in (("index", width), ("lengths", groups)):
+    def _widen(self, width: int, groups: int, episodes: int = 1) -> None:
+        """Makes room for index lines of `width` rows, `groups` lengths and `episodes`."""
+        for name, columns in (("index", width), ("lengths", groups), ("episodes", episodes)):
             array = getattr(self, name)
             if columns > array.shape[1]:
                 setattr(self, name, np.pad(array, ((0, 0), (0, columns - array.shape[1]))))
@@ -164,6 +166,8 @@ class Items:
             priorities.fill(self.max_priority)
         else:
             self.max_priority = max(float(np.maximum.reduce(priorities)), self.max_priority or 0.0)
+        if new.episodes is not None:  # first: an episode stays while one of its items replaces another
+            self._count_episodes(new.episodes, 1)
         self.bindings.known[new.layout].acquire(new.index)
         stamps = np.arange(self.stamp, self.stamp + n)
         self.stamp += n
@@ -197,9 +201,10 @@ class Items:
         self.index[at, :width] = new.index
         if new.lengths is not None:
             self.lengths[at, :groups] = new.lengths
-        self.episodes[at] = 0 if new.episodes is None else new.episodes
+        self.episodes[at] = 0
         if new.episodes is not None:
-            self._count_episodes(new.episodes, 1)
+            self._widen(0, 0, new.episodes.shape[1])
+            self.episodes[at, : new.episodes.shape[1]] = new.episodes
         self.keys[at] = new.keys
         if self._key_map is not None:
             self._key_map.add(slots, new.keys)
@@ -256,7 +261,7 @@ class Items:
         self._num_free = end
 
     def _count_episodes(self, episodes: np.ndarray, change: int) -> None:
-        for episode in episodes.tolist():
+        for episode in episodes[episodes > 0].tolist():
             number = self.episode_sizes.get(episode, 0) + change
             if number > 0:
                 self.episode_sizes[episode] = number
@@ -427,7 +432,9 @@ class Items:
           roles: of `("sampler", "remover")`, the selectors whose own order is in `arrays`.
         """
         used, live = len(arrays["state"]), arrays["state"] == LIVE
-        self._widen(arrays["index"].shape[1], arrays["lengths"].shape[1])
+        if arrays["episodes"].ndim == 1:  # in earlier versions
+            arrays["episodes"] = arrays["episodes"][:, None]
+        self._widen(*(arrays[name].shape[1] for name in ("index", "lengths", "episodes")))
         self._grow(max(1, used))
         for name in _SAVED:
             getattr(self, name)[:used] = arrays[name]

@@ -5,6 +5,8 @@ Ours runs them embedded and as a client of another process would.
 
 from __future__ import annotations
 
+import importlib
+
 import dm_env.specs
 import numpy as np
 import pytest
@@ -345,3 +347,49 @@ def test_the_field_of_td_errors_has_its_keyword(rig):
     assert structured.td_error(
         max_priority_weight=0.5, step_structure=STEP, get_field_from_step_fn=lambda step: step["b"]
     )
+
+
+@pytest.mark.parametrize(
+    ("max_size", "expected"), [(1, [(1, 0), (2, 0), (2, 0)]), (9, [(1, 0), (2, 0), (2, 0)])]
+)
+def test_episodes_are_those_of_the_steps_of_items(rig, max_size, expected):
+    reverb, found = rig.reverb, []
+    fifo = reverb.selectors.Fifo
+    client = rig.serve([reverb.Table("t", fifo(), fifo(), max_size, reverb.rate_limiters.MinSize(1))])
+    with client.trajectory_writer(num_keep_alive_refs=4) as writer:
+        for ends, length in [(False, 1), (True, 2), (True, 2)]:
+            if ends:
+                writer.end_episode(clear_buffers=False)
+            if len(found) < 2:
+                writer.append({"x": np.float32(0)})
+            for _ in range(3):
+                writer.create_item("t", 1.0, {"x": writer.history["x"][-length:]})
+                writer.flush()
+            info = client.server_info()["t"]
+            found.append((info.num_episodes, info.num_deleted_episodes))
+    assert found == expected
+
+
+def test_samples_have_plain_numbers_and_priorities_are_numbers(rig):
+    client = rig.client()
+    client.insert([np.float32(1)], {"t": 1.0})
+    (step,) = next(iter(client.sample("t")))
+    assert [type(field) for field in step.info] == [int, float, int, float, int]
+    assert list(client.sample("t", -1)) == []
+    with pytest.raises(TypeError):
+        client.insert([np.float32(1)], {"t": "1"})
+    with pytest.raises(TypeError):
+        client.mutate_priorities("t", {step.info.key: "1"})
+
+
+def test_modules_are_imported_by_their_names(backend):
+    for module, name in [
+        *(
+            ("server", "Server"),
+            ("structured_writer", "create_config"),
+            ("trajectory_writer", "TrajectoryWriter"),
+        ),
+        *(("replay_sample", "SampleInfo"), ("pybind", "FifoSelector"), ("rate_limiters", "MinSize")),
+        *(("item_selectors", "Fifo"), ("reverb_types", "SelectorType")),
+    ]:
+        assert hasattr(importlib.import_module(f"{backend.__name__}.{module}"), name)
