@@ -13,6 +13,7 @@ import pytest
 
 import launch
 from framework.flow import Flow, Node, Par, StepError, alternate, concurrent, worker_node
+from framework.flow.nodes import Host
 
 
 class Worker:
@@ -176,8 +177,19 @@ def test_a_killed_worker_is_restarted_and_the_flow_goes_on(tmp_path, depth):
     assert killed[len(before) :] == [(True, made) for made in range(1, 6)]
 
 
-def test_the_page_on_flows(capsys):
+@pytest.mark.parametrize("engine", ["serial", "threads"])
+def test_the_page_on_flows(engine, capsys):
     page = pathlib.Path(__file__).parents[3] / "docs" / "flow.md"
     code, *_ = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-    exec(compile(code, str(page), "exec"), {"__name__": "page"})
+    exec(compile(code.replace("serial", engine), str(page), "exec"), {"__name__": "page"})
     assert capsys.readouterr().out == "3\n"
+
+
+def test_torch_has_one_thread_in_a_node(monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    Host(Worker, 0)
+    assert torch.get_num_threads() == 3
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    Host(Worker, 0)
+    assert torch.get_num_threads() == 1
