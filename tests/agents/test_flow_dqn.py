@@ -60,7 +60,7 @@ def test_the_ladder_goes_over_all_envs_of_a_program():
 
 
 def test_the_oldest_items_leave_replay_first():
-    agent = ApeX(ApeXConfig(n_step=1, max_replay_size=20, min_replay_size=1, hidden_sizes=(8,)))
+    agent = ApeX(ApeXConfig(n_step=1, max_replay_size=20, min_replay_size=1, batch_size=8, hidden_sizes=(8,)))
     environment = environments.make(EchoEnvironment, num_envs=1)
     client = replay.EmbeddedClient(agent.make_tables(SPEC))
     adder = agent.make_adder(client, SPEC)
