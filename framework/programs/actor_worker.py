@@ -140,6 +140,9 @@ class ActorWorker(ProgramWorker):
         self._last_samples: LastSamples | None = None
         if replay is not None and learner is not None and self._lockstep is None:
             self._last_samples = LastSamples(self._name, replay, counter, steps_name)
+        # Elastic actors wait for one another's steps to count.
+        self._holds = self._last_samples is not None and not self._elastic
+        self._reported = (0, 0)  # Env steps and episodes of the last report.
         self._started = False
         self._batched_steps = 0  # With two halves, two of them are a step of all envs.
         self._granted = self._spent = 0  # Env steps of the current grant, and how many of them are made.
@@ -363,6 +366,9 @@ class ActorWorker(ProgramWorker):
     def _take_grant(self) -> None:
         if self._request is not None:
             self._granted, self._request = self._request.result(), None
+            if self._holds and not self._granted:  # They were not counted; see `Counter.grant`.
+                self._spent += self._reported[0]
+                self._counted_episodes -= self._reported[1]
 
     def _wanted(self) -> int:
         """The number of env steps to request, with the rest of the current grant."""
@@ -378,8 +384,11 @@ class ActorWorker(ProgramWorker):
     def _report(self, grant: Callable[..., Any], wanted: int) -> Any:
         """Reports steps and episodes together, because the last report may end the program; see `grant`."""
         episodes = self._episodes - self._counted_episodes
-        life = {"life": self._life} if self._elastic else {}
-        answer = grant(self._name, wanted, self._spent, actor_episodes=episodes, **life)
+        options: dict[str, Any] = {"life": self._life} if self._elastic else {}
+        if self._holds and wanted:
+            options["holds"] = True
+        answer = grant(self._name, wanted, self._spent, actor_episodes=episodes, **options)
+        self._reported = self._spent, episodes
         # Until the answer is there, the rest may be spent.
         self._granted = min(max(0, self._granted - self._spent), wanted)
         self._spent, self._counted_episodes = 0, self._episodes

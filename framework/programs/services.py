@@ -70,7 +70,9 @@ class Counter(Saveable[dict[str, Any]]):
         with self._changed:
             return dict(self._counts)
 
-    def grant(self, who: str, n: int, spent: int = 0, life: str = "", **counts: int) -> int:
+    def grant(
+        self, who: str, n: int, spent: int = 0, life: str = "", holds: bool = False, **counts: int
+    ) -> int:
         """Grants `who` up to `n` more steps of the budget; 0 when all steps are spent or granted.
 
         The sum of all `spent` never exceeds `max_steps`. `grant(who, 0, spent)` only reports.
@@ -83,6 +85,8 @@ class Counter(Saveable[dict[str, Any]]):
             after `restore` is accepted without a grant, up to the budget, because the restarted counter does
             not know the grant.
           life: differs after each restart of `who`. A life that `release` ended gets no new grant.
+          holds: whether nothing is counted if the answer is 0. `who` then still has something to do before its
+            last steps count, and reports them again: evaluators and the end of the program wait for that.
           counts: further counts of these steps, as for `increment`.
         """
         if n < 0 or spent < 0:
@@ -109,10 +113,12 @@ class Counter(Saveable[dict[str, Any]]):
                     f"grant({who!r}): spent {spent} steps but holds a grant of {held}; ask for steps before "
                     "taking them."
                 )
-            if spent or counts:
+            granted = int(max(0, min(n, left - spent)))
+            keeps = holds and not granted
+            if (spent or counts) and not keeps:
                 self._counts.update({**counts, _STEPS: spent})
                 self._changed.notify_all()
-            granted = self._grants[who] = int(max(0, min(n, left - spent)))
+            self._grants[who] = spent if keeps else granted
             if granted:
                 self._refused.discard(who)
             elif n and not life:  # Those with a life wait for steps that a lost actor leaves.
