@@ -314,6 +314,7 @@ def test_after_the_stop_a_running_call_is_waited_for_and_a_lost_node_is_not(
 
 def test_deadlines_of_threads_that_share_a_client(serve, connect, address, monkeypatch):
     """The thread that receives keeps the deadlines of all others."""
+    monkeypatch.setattr(client, "_LATE_S", 60.0)
     monkeypatch.setattr(client.Connection, "probe_interval_s", 60.0)
     _, service = serve("first", address)
     connection = connect()
@@ -327,8 +328,9 @@ def test_deadlines_of_threads_that_share_a_client(serve, connect, address, monke
     assert not receiving.done()
 
 
-def test_threads_and_futures_take_turns_at_receiving(serve, connect, address):
+def test_threads_and_futures_take_turns_at_receiving(serve, connect, address, monkeypatch):
     """The thread that receives ends while others wait: one of them goes on."""
+    monkeypatch.setattr(client.Connection, "probe_interval_s", 60.0)
     serve("first", address)
     connection = connect()
 

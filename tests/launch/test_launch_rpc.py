@@ -12,6 +12,7 @@ import threading
 import numpy as np
 import pytest
 import slow_package
+from background import until
 from interrupts import interrupt
 from served_thing import PATIENCE, Thing, Wordless, ask
 
@@ -230,6 +231,7 @@ def test_a_callback_of_a_future_may_use_the_client(served, ask_again):
     done, stop = threading.Semaphore(0), threading.Event()
 
     def then(_):
+        until(lambda: client._futures)
         ask_again(client)
         done.release()
 
