@@ -448,7 +448,7 @@ class RunFolder:
             pass
         return None
 
-    def running_process(self) -> psutil.Process | None:
+    def running_process(self, _looks: int = 3) -> psutil.Process | None:
         """As `running_pid`. The process has the lock of the folder, so that no other can be named.
 
         Raises:
@@ -472,8 +472,9 @@ class RunFolder:
         except psutil.NoSuchProcess:
             is_same = False
         if not is_same:
-            if self._holder() != holder:  # It has ended as it should.
-                return self.running_process()
+            # It has ended as it should, or had given the lock back for a moment when its holders were read.
+            if self._holder() != holder or _looks > 1:
+                return self.running_process(_looks - 1)
             raise RunError(
                 f"{self.path}: process {pid}, which trained in it, is not one of this machine, or has died. "
                 "In that case its nodes save what they have, and end by themselves."
