@@ -99,9 +99,8 @@ AGENTS = {
         SACConfig(hidden_sizes=(16,), samples_per_insert=8.0, **LEARNS), networks_fn=deep_policy
     ),
 }
-RUN = RunConfig(
-    envs_per_actor=2, max_env_steps=150, evaluate_period=100, num_evaluation_episodes=2, publish_period=1
-)
+EVALUATIONS = {"evaluate_period": 100, "num_evaluation_episodes": 2}
+RUN = RunConfig(envs_per_actor=2, max_env_steps=150, publish_period=1, **EVALUATIONS)
 
 
 def parts(module):

@@ -88,9 +88,8 @@ def test_a_run_is_repeated_from_its_own_file(repertory, write, tmp_path):
     file = tmp_path / "a" / "config.yaml"
     code, _, err = repertory("train", "--config", file, "--directory", tmp_path / "b")
     assert code == 0, err
-    first, second = (
-        [without_times(row) for row in read_jsonl(tmp_path / name / "metrics.jsonl")] for name in "ab"
-    )
+    metrics = [read_jsonl(tmp_path / name / "metrics.jsonl") for name in "ab"]
+    first, second = ([without_times(row) for row in each] for each in metrics)
     assert first == second and len(first) > 5
     a, b = config_file.read(file), config_file.read(tmp_path / "b" / "config.yaml")
     assert a.pop("recorded") and b.pop("recorded") and a == b and a["seed"] == 3

@@ -7,6 +7,7 @@ import shutil
 import threading
 import time
 from concurrent.futures import Future, wait
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from launch import CallLost, CallTimeout, ClientClosed, ProgramStopped
 from launch.rpc import client
 from launch.rpc.client import Connection
 from launch.rpc.server import Server
+from launch.rpc.shared_socket import SharedSocket
 from launch.rpc.sockets import CurveKeys
 
 PATIENCE = 30.0
@@ -427,6 +429,13 @@ def test_a_closing_client_takes_the_answers_that_have_arrived(serve, connect, ad
     release.set()
     assert answer.result(PATIENCE) == [2]
     assert isinstance(open_call.exception(PATIENCE), ClientClosed)
+
+
+def test_a_send_that_finds_an_answer_wakes_the_receiver(monkeypatch):
+    shared, woken = SharedSocket(SimpleNamespace(send=print, getsockopt=lambda _: zmq.POLLIN)), []
+    monkeypatch.setattr(shared, "wake", lambda: woken.append(True))
+    shared.send([b"hello"])
+    assert woken
 
 
 def test_closing_ends_a_call_in_a_callback(serve, connect, address):

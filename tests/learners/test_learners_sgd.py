@@ -221,9 +221,8 @@ def test_a_restored_learner_goes_on_exactly_where_it_was():
     resumed.restore(torch.load(file, weights_only=True))
     for seed in range(5, 10):
         first, second = straight.step(make_batch(seed)), resumed.step(make_batch(seed))
-        assert {k: v.item() for k, v in first.metrics.items()} == {
-            k: v.item() for k, v in second.metrics.items()
-        }
+        metrics = [{k: v.item() for k, v in each.metrics.items()} for each in (first, second)]
+        assert metrics[0] == metrics[1]
     np.testing.assert_array_equal(weights(straight), weights(resumed))
     assert resumed.steps == 10
 
