@@ -84,7 +84,7 @@ class Counter(Saveable[dict[str, Any]]):
             after `restore` is accepted without a grant, up to the budget, because the restarted counter does
             not know the grant.
           life: differs after each restart of `who`. A life that `release` ended gets no new grant.
-          holds: whether nothing is counted if the answer is 0. `who` then still has something to do before its
+          holds: whether nothing is counted if the answer is 0. `who` then has something to do before its
             last steps count, and reports them again: evaluators and the end of the program wait for that.
           counts: further counts of these steps, as for `increment`.
         """
