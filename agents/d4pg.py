@@ -29,7 +29,7 @@ class D4PGConfig(TD3Config):
 
     # What is learned from.
     n_step: int = 5  # Rewards summed before bootstrapping. More: faster propagation, but more off-policy.
-    samples_per_insert: float = 32.0  # Draws of an item. Divided by batch_size: learner steps per env step.
+    samples_per_insert: float = 32.0  # Draws of an item. Divided by batch_size: learner steps per item.
 
     # Learning.
     learning_rate: float = 1e-4  # Initial learning rate of the policy (Adam).

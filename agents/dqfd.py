@@ -55,7 +55,7 @@ class DQfDConfig(DQNConfig):
     n_step: int = 10  # Rewards summed before bootstrapping, in the n-step loss.
     min_replay_size: int = 1  # Items of actors in replay before learning from them begins.
     # Times an item of the actors is drawn on average. Divided by `(1 - demonstration_fraction) * batch_size`:
-    # learner steps per env step.
+    # learner steps per item.
     samples_per_insert: float = 16.0
     prioritized: bool = True  # Draws items with large errors more often.
     priority_exponent: float = 0.4  # 0 draws uniformly, 1 proportionally to the error.

@@ -329,6 +329,7 @@ PRESETS: Mapping[str, Preset] = {
             "num_actors": 1,
             "envs_per_actor": 8,
             "max_env_steps": 800_000,
+            "max_evaluation_steps": 27_000,  # Whole games.
             "evaluate_period": 50_000,
             "num_evaluation_episodes": 4,
             "learner_log_period": 1_000,

@@ -397,6 +397,7 @@ PRESETS: Mapping[str, Preset] = {
             **RUN,
             "environment_options": {"sticky_actions": 0.0},
             "max_env_steps": 10_000_000,
+            "max_evaluation_steps": 27_000,  # Whole games.
             "evaluate_period": 500_000,
             "num_evaluation_episodes": 8,
         },

@@ -38,7 +38,7 @@ class MPOConfig(OffPolicyConfig):
     n_step: int = 5  # Rewards summed before bootstrapping. More: faster propagation, but more off-policy.
     max_replay_size: int = 1_000_000  # Maximum number of items; the oldest are removed first.
     batch_size: int = 256  # Items per learner step.
-    samples_per_insert: float = 64.0  # Draws of an item. Divided by batch_size: learner steps per env step.
+    samples_per_insert: float = 64.0  # Draws of an item. Divided by batch_size: learner steps per item.
     insert_burst: int = 32  # Items by which inserts may lead or trail the ratio; also the limit in flight.
 
     # Learning.
@@ -87,6 +87,11 @@ class MPOConfig(OffPolicyConfig):
                     "which is the largest divergence of the weights of that many actions. Raise num_samples."
                 )
         check.return_limits(self)
+
+
+# Smallest temperature or multiplier before `Duals.positive`, that of Acme (Hoffman et al., 2020). Without
+# it, a multiplier whose bound is far away falls on and on, and takes as many steps to come back.
+_LEAST_DUAL = -18.0
 
 
 class Duals(nn.Module):
@@ -191,7 +196,7 @@ class MPO(OffPolicyAgent):
         groups = [
             {"params": list(networks.policy.parameters()), "lr": config.learning_rate},
             {"params": list(networks.critics.parameters()), "lr": config.critic_learning_rate},
-            {"params": duals, "lr": config.dual_learning_rate},
+            {"params": duals, "lr": config.dual_learning_rate, "minimum": _LEAST_DUAL},
         ]
         return learners.Adam(groups, eps=config.adam_epsilon)
 

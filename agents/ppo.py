@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 import torch
 import tree
 
+from framework import adders, learners, losses, networks
 from framework import config_checks as check
-from framework import learners, losses, networks
 from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput, Prepared, schedules
 from framework.programs.presets import Preset
 from framework.replay import ReplaySample
+from framework.replay.contracts import Client
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import ActorCriticConfig, OnPolicyAgent, TorchPolicy, check_memory
 from framework.types import Nest
@@ -145,6 +146,10 @@ class PPO(OnPolicyAgent):
         self.config: PPOConfig = config or PPOConfig()
         self.networks_fn = networks_fn
         self.extras_of_first_row = () if self.config.recurrent is None else ("state",)
+        # Episodes begin with a return of 0.
+        self._carries_returns = self.config.normalize_rewards and self.config.episodes_per_batch is None
+        if self._carries_returns:
+            self.extras_of_first_row += (adders.RUNNING_RETURN,)
 
     @property
     def max_policy_lag(self) -> int:
@@ -160,6 +165,10 @@ class PPO(OnPolicyAgent):
         networks: PPONetworks = self.custom_networks(spec, PPONetworks, members)
         check_memory("recurrent", self.config.recurrent, networks.initial_state(1))
         return networks
+
+    def make_adder(self, client: Client, spec: EnvironmentSpec) -> adders.Adder:
+        adder = super().make_adder(client, spec)
+        return adders.RunningReturnAdder(adder, self.config.discount) if self._carries_returns else adder
 
     def make_policy(self, networks: PPONetworks, evaluation: bool = False) -> PPOPolicy:
         return PPOPolicy(networks, evaluation)
@@ -189,7 +198,8 @@ class PPO(OnPolicyAgent):
         starts[:, 0] = 0.0  # its state is stored, whether an episode begins there or not
         rewards = data.reward.float()
         if config.normalize_rewards:
-            networks.reward_scale.update(rewards, starts, mask, config.discount, context.total)
+            before = data.extras.get(adders.RUNNING_RETURN, torch.zeros_like(rewards[:, 0]))
+            networks.reward_scale.update(rewards, starts, mask, config.discount, context.total, before)
             rewards = networks.reward_scale(rewards)
         observation = networks.normalizer(data.observation)
         state = data.extras.get("state", ())

@@ -23,7 +23,7 @@ from framework.specs import EnvironmentSpec, agents
 
 
 @dataclass(frozen=True)
-class PPODQNConfig:
+class PPODQNConfig(check.NamedFields):
     """Settings of both algorithms: `ppo_NAME` and `dqn_NAME` are those of `PPOConfig` and `DQNConfig`."""
 
     ppo_agents: tuple[str, ...] = ("agent_0", "agent_1")  # These learn by PPO, all others by DQN.

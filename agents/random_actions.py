@@ -22,7 +22,7 @@ from framework.types import Nest, StepResult
 
 
 @dataclass(frozen=True)
-class RandomActionsConfig:
+class RandomActionsConfig(check.NamedFields):
     """Settings of the agent that acts at random and learns nothing."""
 
     batch_size: int = 32  # Items per learner step, which only counts them.
@@ -32,6 +32,7 @@ class RandomActionsConfig:
     def __post_init__(self) -> None:
         check.types(self)
         check.at_least(self, 1, "batch_size", "max_replay_size")
+        check.ordered(self, "batch_size", "max_replay_size")
         check.above(self, 0, "samples_per_insert")
 
 

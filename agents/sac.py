@@ -40,7 +40,7 @@ class SACConfig(OffPolicyConfig):
     reward_scale: float = 1.0  # Rewards are multiplied by this in the learner. Larger weighs entropy less.
     max_replay_size: int = 1_000_000  # Maximum number of items; the oldest are removed first.
     batch_size: int = 256  # Items per learner step.
-    samples_per_insert: float = 256.0  # Draws of an item. Divided by batch_size: learner steps per env step.
+    samples_per_insert: float = 256.0  # Draws of an item. Divided by batch_size: learner steps per item.
     insert_burst: int = 32  # Items by which inserts may lead or trail the ratio; also the limit in flight.
 
     # Learning.

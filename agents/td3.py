@@ -36,7 +36,7 @@ class TD3Config(OffPolicyConfig):
     # What is learned from.
     max_replay_size: int = 1_000_000  # Maximum number of items; the oldest are removed first.
     batch_size: int = 256  # Items per learner step.
-    samples_per_insert: float = 256.0  # Draws of an item. Divided by batch_size: learner steps per env step.
+    samples_per_insert: float = 256.0  # Draws of an item. Divided by batch_size: learner steps per item.
     insert_burst: int = 32  # Items by which inserts may lead or trail the ratio; also the limit in flight.
     prioritized: bool = False  # Draws items with large errors more often.
     priority_exponent: float = 0.6  # 0 draws uniformly, 1 proportionally to the error.

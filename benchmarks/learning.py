@@ -27,6 +27,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import learning_peers
@@ -148,6 +149,14 @@ def spread_of(returns: list[float]) -> str:
     return f"{mean:.{digits}f} ({low:.{digits}f} … {high:.{digits}f})"
 
 
+def recorded(names: Iterable[str], folder: pathlib.Path) -> dict[str, dict[str, Any]]:
+    """The results in `folder`, of the rows that have any."""
+    files = {name: folder / f"{name}.json" for name in names}
+    return {
+        name: json.loads(file.read_text(encoding="utf-8")) for name, file in files.items() if file.exists()
+    }
+
+
 def table(results: dict[str, dict[str, Any]]) -> str:
     """All rows as one table in Markdown."""
     lines = [
@@ -232,16 +241,10 @@ def main() -> None:
         parser.error(f"--peers takes PEER=PYTHON, PEER one of {list(learning_peers.PEERS)}: {options.peers}")
     options.out.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    results: dict[str, dict[str, Any]] = {}
-    for name in options.rows or ROWS:
-        if options.table:
-            file = options.out / f"{name}.json"
-            if file.exists():
-                results[name] = json.loads(file.read_text(encoding="utf-8"))
-            continue
-        results[name] = make_row(name, options.seeds, options.out, peers)
-        print(table({name: results[name]}), flush=True)
-    print(table(results))
+    names = options.rows or list(ROWS)
+    for name in () if options.table else names:
+        print(table({name: make_row(name, options.seeds, options.out, peers)}), flush=True)
+    print(table(recorded(names, options.out)))
 
 
 if __name__ == "__main__":

@@ -13,12 +13,14 @@ class Row:
       agent: what is trained.
       environment: where.
       steps: for how long.
-      floor: the return that every seed must reach; None for a control.
+      floor: the return that every seed must reach, at least two thirds of what the worst has reached; None
+        for a control.
       ceiling: the return that no seed may pass; None beside None: the row stands beside another one.
       gain: by how much every seed's return must exceed the one before the policy adapted to a task.
       published: a number to hold it against, and after how many steps; empty where none is known. Those of
         the Zoo are single runs in ``benchmark.md`` of rl-baselines3-zoo.
       flags: further flags of the command.
+      exception: why some seed misses what the row asks, or why the row asks nothing; empty where all meet it.
     """
 
     agent: str
@@ -29,6 +31,7 @@ class Row:
     gain: float | None = None
     published: str = ""
     flags: tuple[str, ...] = ()
+    exception: str = ""
 
 
 HIDDEN_CARTPOLE = "testing:CartPoleWithoutVelocities"
@@ -145,19 +148,19 @@ ROWS = {
         "dqn",
         "gymnasium:LunarLander-v3",
         200_000,
-        150,
+        155,
         published="Zoo 154 at 100k (v2), SLM-Lab 233 (v2)",
     ),
     "lunarlander-ppo": Row(
         "ppo", "gymnasium:LunarLander-v3", 1_000_000, 200, published="Zoo 242.1 at 1M (v2)"
     ),
     "lunarlander-rainbow": Row("rainbow", "gymnasium:LunarLander-v3", 200_000, 150),
-    # BatchPPO's experiment: curves, no floor.
-    "halfcheetah-batch-ppo": Row("batch_ppo", "gymnasium:HalfCheetah-v5", 1_000_000),
-    "hopper-batch-ppo": Row("batch_ppo", "gymnasium:Hopper-v5", 1_000_000),
-    "walker2d-batch-ppo": Row("batch_ppo", "gymnasium:Walker2d-v5", 1_000_000),
-    "reacher-batch-ppo": Row("batch_ppo", "gymnasium:Reacher-v5", 1_000_000),
-    "pendulum-batch-ppo": Row("batch_ppo", "gymnasium:Pendulum-v1", 1_000_000),
+    # BatchPPO's experiment.
+    "halfcheetah-batch-ppo": Row("batch_ppo", "gymnasium:HalfCheetah-v5", 1_000_000, 1900),
+    "hopper-batch-ppo": Row("batch_ppo", "gymnasium:Hopper-v5", 1_000_000, 1850),
+    "walker2d-batch-ppo": Row("batch_ppo", "gymnasium:Walker2d-v5", 1_000_000, 700),
+    "reacher-batch-ppo": Row("batch_ppo", "gymnasium:Reacher-v5", 1_000_000, -4),
+    "pendulum-batch-ppo": Row("batch_ppo", "gymnasium:Pendulum-v1", 1_000_000, -200),
     "memory-ppo-lstm": Row("ppo", "testing:Memory", 200_000, 0.95),
     "memory-ppo-feedforward": Row(
         "ppo", "testing:Memory", 200_000, ceiling=0.6, flags=("--recurrent", "None")
@@ -184,22 +187,34 @@ ROWS = {
         "impala", "testing:Memory", 200_000, ceiling=0.6, flags=("--lstm-size", "None")
     ),
     "breakout-impala": Row("impala", "minatar:Breakout", 2_000_000, 8),
-    "breakout-dqn": Row("dqn", "minatar:Breakout", 1_000_000, 5),
-    "breakout-c51": Row("c51", "minatar:Breakout", 1_000_000, 12),
-    "breakout-iqn": Row("iqn", "minatar:Breakout", 1_000_000, 12),
+    "breakout-dqn": Row("dqn", "minatar:Breakout", 1_000_000, 9.5),
+    "breakout-c51": Row("c51", "minatar:Breakout", 1_000_000, 26),
+    "breakout-iqn": Row("iqn", "minatar:Breakout", 1_000_000, 12.2),
     "breakout-munchausen": Row("dqn", "minatar:Breakout", 1_000_000, 12, flags=("--munchausen", "0.9")),
     "breakout-qr-dqn": Row("qr_dqn", "minatar:Breakout", 1_000_000, 12),
-    "breakout-rainbow": Row("rainbow", "minatar:Breakout", 1_000_000, 12),
+    "breakout-rainbow": Row("rainbow", "minatar:Breakout", 1_000_000, 24),
     "pong-rainbow": Row("rainbow", "atari:Pong", 500_000, 18),
     "pong-impala": Row("impala", "atari:Pong", 10_000_000, 19),
-    # Beside its curve, on a CPU that has no units for bfloat16.
-    "pong-appo": Row("appo", "atari:Pong", 3_000_000, flags=("--no-autocast", "--no-actor-autocast")),
-    "pong-impact": Row("impact", "atari:Pong", 2_000_000, flags=("--no-autocast", "--no-actor-autocast")),
-    # Five times the mean return of random actions over 100 episodes, 0.42 and 0.12.
-    "freeway-dqn": Row("dqn", "minatar:Freeway", 1_000_000, 2.1),
-    "freeway-rainbow": Row("rainbow", "minatar:Freeway", 1_000_000, 2.1),
-    "seaquest-dqn": Row("dqn", "minatar:Seaquest", 1_000_000, 0.6),
-    "seaquest-rainbow": Row("rainbow", "minatar:Seaquest", 1_000_000, 0.6),
+    # Without bfloat16, for which the CPU that ran them has no units.
+    "pong-appo": Row(
+        "appo",
+        "atari:Pong",
+        3_000_000,
+        flags=("--no-autocast", "--no-actor-autocast"),
+        exception="One seed, to hold its curve against IMPALA's, which needs 10 million steps.",
+    ),
+    "pong-impact": Row(
+        "impact",
+        "atari:Pong",
+        2_000_000,
+        flags=("--no-autocast", "--no-actor-autocast"),
+        exception="One seed, to hold its curve against IMPALA's, which needs 10 million steps.",
+    ),
+    # Random actions return 0.42 in Freeway and 0.12 in Seaquest, as means of 100 episodes.
+    "freeway-dqn": Row("dqn", "minatar:Freeway", 1_000_000, 41),
+    "freeway-rainbow": Row("rainbow", "minatar:Freeway", 1_000_000, 30),
+    "seaquest-dqn": Row("dqn", "minatar:Seaquest", 1_000_000, 2.8),
+    "seaquest-rainbow": Row("rainbow", "minatar:Seaquest", 1_000_000, 1.4),
     "doorkey-ppo-lstm": Row("ppo", "minigrid:DoorKey-5x5", 500_000, 0.85),
     "mountaincar-dqfd": Row("dqfd", "gymnasium:MountainCar-v0", 60_000, -130),
     # DQfD's n-step returns, priorities and number of learner steps, but no demonstrations and losses for
@@ -213,9 +228,10 @@ ROWS = {
             *("--n-step", "10", "--prioritized", "--priority-exponent", "0.4"),
             *("--importance-sampling-exponent", "0.6", "--samples-per-insert", "21.33"),
         ),
+        exception="A control: without demonstrations, some seeds find the goal and others do not.",
     ),
     "halfcheetah-sac": Row(
-        "sac", "gymnasium:HalfCheetah-v5", 200_000, 4000, published="Zoo 9,535 at 1M (v3)"
+        "sac", "gymnasium:HalfCheetah-v5", 200_000, 5400, published="Zoo 9,535 at 1M (v3)"
     ),
     "halfcheetah-sac-1m": Row(
         "sac",
@@ -233,13 +249,14 @@ ROWS = {
         published="Zoo 9,655 at 1M (v3)",
         flags=("--autocast",),
     ),
-    "halfcheetah-td7": Row("td7", "gymnasium:HalfCheetah-v5", 200_000, 4000),
+    "halfcheetah-td7": Row("td7", "gymnasium:HalfCheetah-v5", 200_000, 7800),
     "hopper-td3": Row(
         "td3",
         "gymnasium:Hopper-v5",
         300_000,
         2000,
         published="Zoo 3,606 at 1M (v3)",
+        exception="Seed 3 ends at 1,229. Published TD3 is below 2,000 at 300,000 steps, too.",
     ),
     "walker2d-td3": Row(
         "td3",
@@ -249,10 +266,10 @@ ROWS = {
         published="Zoo 4,718 at 1M (v3)",
     ),
     "dm-cartpole-d4pg": Row("d4pg", "dm_control:cartpole/swingup", 200_000, 750),
-    "dm-walker-d4pg": Row("d4pg", "dm_control:walker/walk", 200_000, 600),
+    "dm-walker-d4pg": Row("d4pg", "dm_control:walker/walk", 200_000, 650),
     "dm-cartpole-mpo": Row("mpo", "dm_control:cartpole/swingup", 200_000, 750),
-    "dm-walker-mpo": Row("mpo", "dm_control:walker/walk", 200_000, 600),
-    "navigation-maml": Row("maml", "tasks:Navigation2D", 400_000, -25, gain=10),
+    "dm-walker-mpo": Row("mpo", "dm_control:walker/walk", 200_000, 650),
+    "navigation-maml": Row("maml", "tasks:Navigation2D", 400_000, -19, gain=10),
     # One policy for all tasks. It then makes the inner step that suits it best of 0.1, 0.3 and 0.5.
     "navigation-no-meta-learning": Row(
         "maml",

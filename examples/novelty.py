@@ -243,7 +243,7 @@ def main(
     agent: DQN, max_env_steps: int = 16_000, seed: int = 1, engine: str = "serial", **options: Any
 ) -> Any:
     config = RunConfig(
-        envs_per_actor=4, max_env_steps=max_env_steps, evaluate_period=max_env_steps, seed=seed, **options
+        envs_per_actor=4, max_env_steps=max_env_steps, evaluate_period=16_000, seed=seed, **options
     )
     return launch.launch(make_program(agent, Corridor, config), engine=engine)
 

@@ -8,3 +8,12 @@
 - ``programs``: agents as program graphs, for ``launch``.
 - ``checkpoints``, ``loggers``, ``commands``: what a run keeps, and the command line.
 """
+
+import importlib.util
+
+_launch = importlib.util.find_spec("launch")
+if _launch is not None and _launch.submodule_search_locations is None:
+    # The folder of a script comes first on `sys.path`, and Launchpad's examples have this name.
+    raise ImportError(
+        f"launch: got {_launch.origin}, expected Repertory's package, which it hides. Rename that file."
+    )

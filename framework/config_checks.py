@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import functools
+import inspect
 import math
 import numbers
 import typing
@@ -22,12 +22,47 @@ from typing import Any, Literal
 
 import numpy as np
 
+from launch import texts
+
+if typing.TYPE_CHECKING:
+    from typing_extensions import Self
+
+# Names of one setting, here and in other libraries.
+_SAME = tuple(
+    frozenset(names.split())
+    for names in (
+        "envs_per_actor envs num_envs n_envs num_environments",
+        "num_actors num_workers n_workers num_env_runners",
+        "max_env_steps total_timesteps total_steps num_steps timesteps steps num_env_steps total_env_steps",
+        "environment env env_id env_name",
+        "environment_options env_kwargs env_config",
+        "directory log_dir logdir output_dir save_dir run_dir",
+        "learning_rate lr step_size",
+        "max_replay_size buffer_size replay_size replay_capacity",
+        "min_replay_size learning_starts warmup_steps",
+        "unroll_length n_steps rollout_length num_unroll_steps",
+        "discount gamma",
+        "target_update_rate tau polyak",
+        "clip clip_range clip_coef clip_param",
+        "entropy_coefficient ent_coef entropy_cost entropy_coeff",
+        "value_coefficient vf_coef value_cost vf_loss_coeff",
+        "max_gradient_norm max_grad_norm grad_clip",
+        "hidden_sizes net_arch hiddens layers",
+        "epochs n_epochs update_epochs num_epochs",
+        "evaluate_period eval_freq eval_interval evaluation_interval",
+        "num_evaluation_episodes n_eval_episodes eval_episodes",
+        "episodes num_episodes n_episodes",
+        "checkpoint_period save_freq checkpoint_freq",
+    )
+)
+
 
 def types(config: Any, may_be_infinite: Collection[str] = ()) -> None:
     """Checks each field of a dataclass against its annotation. Floats must be finite.
 
     Checks int, float (takes an integer), bool, str, `Literal`, `tuple[int, ...]` and the like (takes a list),
-    and unions of those and None. It does not check other annotations. Numbers of numpy are numbers.
+    and unions of those and None. It does not check other annotations. Numbers of numpy are numbers. Where the
+    annotation is int, a whole float such as 1e5 becomes an int.
 
     Args:
       config: an instance of a dataclass.
@@ -38,7 +73,11 @@ def types(config: Any, may_be_infinite: Collection[str] = ()) -> None:
         value = getattr(config, field)
         words, fits = _meaning(hint, field not in may_be_infinite)
         if not fits(value):
-            raise ValueError(f"{field}: got {value!r}, expected {words}.")
+            whole = _with_ints(hint, value)
+            if not fits(whole):
+                known = [choice for choice in typing.get_args(hint) if isinstance(choice, str)]
+                raise ValueError(f"{field}: got {value!r}, expected {words}.{nearest(value, known)}")
+            object.__setattr__(config, field, whole)  # It may be frozen.
 
 
 def at_least(config: Any, minimum: float, *fields: str) -> None:
@@ -103,10 +142,58 @@ def names(where: str, given: Iterable[str], known: Collection[str]) -> None:
             raise ValueError(f"{where} has no field {name!r}; {choices}.{nearest(name, known)}")
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of an error message, ` Did you mean 'name'?`; empty if no known name is near."""
-    close = difflib.get_close_matches(name, list(known), 1)
-    return f" Did you mean {close[0]!r}?" if close else ""
+def arguments(
+    where: str, function: Callable[..., Any], given: Iterable[str], more: Sequence[str] = ()
+) -> None:
+    """Raises TypeError, as Python does, if `function` has no such keyword argument, with the nearest one.
+
+    Args:
+      where: what the function is, for the error.
+      function: a function, or a class.
+      given: names of keyword arguments.
+      more: names that are allowed, too.
+    """
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # A builtin, say.
+        return
+    known = [*(name for name in parameters if name != "self"), *more]
+    for name in given:
+        if name not in known and not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+            raise TypeError(
+                f"{where} got an unexpected keyword argument {name!r}; it has {', '.join(known) or 'none'}."
+                f"{nearest(name, known)}"
+            )
+
+
+def nearest(name: Any, known: Iterable[str]) -> str:
+    """The end of an error message, ` Did you mean 'name'?`; empty if no known name is near.
+
+    Upper and lower case, `-` and `_` are equal. Names of other libraries have a nearest one here, too.
+    """
+    known = list(known)
+    plain = str(name).lower().replace("-", "_")
+    same = {each for group in _SAME if plain in group for each in group}
+    meant = [each for each in known if each.lower().replace("-", "_") in {plain, *same}]
+    return texts.nearest(meant[0] if meant else name, known)
+
+
+class NamedFields:
+    """A base of dataclasses whose `TypeError` for an unknown field names the nearest one."""
+
+    def __new__(cls, *values: Any, **fields: Any) -> Self:
+        for name in fields:
+            if name not in vars(cls).get("__dataclass_fields__", ()):
+                arguments(cls.__name__, cls.__init__, [name])
+        return super().__new__(cls)
+
+
+def instance(name: str, value: Any, kind: type, example: str) -> None:
+    """Raises `TypeError`, which says what to give, for an argument that is not an instance of `kind`."""
+    if isinstance(value, kind):
+        return
+    what = f"the class {value.__name__}" if isinstance(value, type) else repr(value)
+    raise TypeError(f"{name}: got {what}, expected an instance of {kind.__name__}. Give {example}.")
 
 
 def whole_number(name: str, value: Any, least: int) -> int:
@@ -160,6 +247,16 @@ def _meaning(hint: Any, finite: bool) -> tuple[str, Callable[[Any], bool]]:
         NoneType: ("None", lambda value: value is None),
     }
     return plain.get(hint, (str(hint), lambda value: True))
+
+
+def _with_ints(hint: Any, value: Any) -> Any:
+    """`value` with ints for the whole floats where the annotation `hint` has ints."""
+    parts = typing.get_args(hint)
+    if isinstance(value, tuple | list) and int in parts:
+        return type(value)(_with_ints(int, each) for each in value)
+    if int in (hint, *parts) and isinstance(value, float | np.floating) and float(value).is_integer():
+        return int(value)
+    return next((made for part in parts if (made := _with_ints(part, value)) is not value), value)
 
 
 def _is_number(value: Any, kind: type) -> bool:

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections.abc import Iterable
 
 import torch
+
+from launch.engines.base import Options
+from launch.errors import message_of
+
+
+class NoDeviceError(ValueError):
+    """This machine, or this process of it, does not have the device of a setting."""
 
 
 def device_of_learner(device: str, rank: int, num_learners: int) -> str:
@@ -24,18 +32,43 @@ def check_visible(field: str, device: str) -> str:
     """Returns `device`.
 
     Raises:
-      ValueError: This process does not see the GPU `device`. The text names `field`.
+      NoDeviceError: This process cannot use `device`. The text names `field`.
     """
     wanted, count = torch.device(device), torch.cuda.device_count()
+    if wanted.type not in ("cpu", "cuda"):
+        try:
+            torch.zeros(
+                1, device=wanted
+            ).cpu()  # Each kind of device has an error of its own, such as `meta`.
+        except Exception as error:
+            reason = message_of(error).partition("\n")[0].partition(". ")[0].rstrip(".")
+            raise NoDeviceError(
+                f"{field}: got {device!r}, expected a device that this process can use: {reason}. Use 'cpu'."
+            ) from error
     if wanted.type == "cuda" and (wanted.index or 0) >= count:
         variable = os.environ.get("CUDA_VISIBLE_DEVICES")
         seen = f"{count or 'no'} GPU{'s' * (count > 1)}"
-        raise ValueError(
+        raise NoDeviceError(
             f"{field}: got {device!r}, expected a device of this process, which sees {seen} (torch "
             f"{torch.__version__}, CUDA_VISIBLE_DEVICES {variable!r}). Use 'cpu', or a machine with GPUs; on "
             "engine 'ray' reserve them for the group, such as resources learner.num_gpus=1."
         )
     return device
+
+
+def check_before_start(wanted: Iterable[tuple[str, str, str]], engine: str, options: Options) -> None:
+    """Raises NoDeviceError for a device that a node would not find, as far as this process can know.
+
+    Args:
+      wanted: group of the nodes, name of the field, and device.
+      engine: name of the engine; only some have all nodes on this machine.
+      options: of the launch.
+    """
+    for group, field, device in wanted:
+        given = options.resources.get(group)
+        sees_others = engine == "processes" and given is not None and "CUDA_VISIBLE_DEVICES" in given.env
+        if engine in ("serial", "threads", "processes") and not sees_others:
+            check_visible(field, device)
 
 
 def gpu_id(device: torch.device) -> str:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from framework.config_checks import nearest
+from framework.config_checks import arguments, nearest
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ def named(text: str, known: Mapping[str, Callable[..., T]], where: str) -> Calla
     Raises:
       ValueError: There is no such function, or the arguments are not literals.
     """
-    name, opened, arguments = text.partition("(")
+    name, opened, call_text = text.partition("(")
     if ":" in name:
         try:
             function: Callable[..., T] = load_object(name)
@@ -73,7 +73,7 @@ def named(text: str, known: Mapping[str, Callable[..., T]], where: str) -> Calla
     if not opened:
         return function
     try:
-        call: Any = ast.parse(f"call({arguments}", mode="eval").body
+        call: Any = ast.parse(f"call({call_text}", mode="eval").body
         values = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
         if call.args or None in values:
             raise ValueError("it has values without a name")
@@ -81,4 +81,8 @@ def named(text: str, known: Mapping[str, Callable[..., T]], where: str) -> Calla
         raise ValueError(
             f"{where}: got {text!r}, expected {name}(ARGUMENT=VALUE, ...) with literal values: {error}."
         ) from error
+    try:
+        arguments(name, function, values)
+    except TypeError as error:
+        raise ValueError(f"{where}: got {text!r}, but {error}") from error
     return functools.partial(function, **values)

@@ -24,6 +24,8 @@ Path = tuple[Any, ...]
 
 # The entry of an observation that says which actions the environment takes; see `action_mask`.
 ACTION_MASK = "action_mask"
+# Most values of a discrete action or observation for which an agent makes its own networks.
+MAX_VALUES = 1_000_000
 
 
 class EnvironmentSpec(NamedTuple):
@@ -207,6 +209,34 @@ def num_discrete_actions(action_spec: Any) -> int:
             "actions, or for several (docs/agents.md); --wrappers CombineActions makes one of discrete ones."
         )
     return int(action_spec.num_values)
+
+
+def check_sizes(spec: EnvironmentSpec) -> None:
+    """Raises ValueError for spaces of so many values that networks cannot have weights for each."""
+    for field, nest in (("observation", spec.observations), ("action", spec.actions)):
+        for path, leaf in leaves(nest):
+            if field == "observation" and not isinstance(leaf, DiscreteArray):
+                continue
+            if not isinstance(leaf, BoundedArray) or leaf.dtype.kind not in "iu":
+                continue
+            # Not in the spec's dtype, which need not hold their number.
+            count = np.max(np.asarray(leaf.maximum, np.float64) - leaf.minimum + 1, initial=0)
+            if count > MAX_VALUES:
+                raise ValueError(
+                    f"{path_name(field, path)}: got a space of {count:,.0f} values, expected at most "
+                    f"{MAX_VALUES:,}: networks have weights for each. Use a Box, or your own networks_fn."
+                )
+
+
+def wrong_value(spec: Array, array: np.ndarray) -> str | None:
+    """What is wrong with the values of an array: not finite, or outside a Discrete space; None: nothing."""
+    if array.dtype.kind == "f" and np.count_nonzero(np.isfinite(array)) != array.size:
+        return f"{array[~np.isfinite(array)][0]}, expected finite numbers of {spec.dtype}"
+    if isinstance(spec, DiscreteArray):
+        outside = (array < 0) | (array >= spec.num_values)
+        if np.count_nonzero(outside):
+            return f"{array[outside][0]}, expected 0 to {spec.num_values - 1}"
+    return None
 
 
 def has_action_mask(spec: EnvironmentSpec) -> bool:

@@ -41,7 +41,7 @@ from framework.types import Nest, Transition
 
 
 @dataclass(frozen=True)
-class AgentConfig:
+class AgentConfig(check.NamedFields):
     """Settings of every agent that learns by gradient descent. A *learner step* is one batch."""
 
     may_be_infinite: ClassVar[tuple[str, ...]] = ("max_gradient_norm",)  # for the check of types
@@ -67,14 +67,18 @@ class AgentConfig:
 
 @dataclass(frozen=True)
 class OffPolicyConfig(AgentConfig):
-    """Settings of agents that learn from replay. An *item* is one n-step transition."""
+    """Settings of agents that learn from replay. An *item* is one n-step transition.
+
+    An episode of T steps has T + n_step - 1 items: one per env step with `n_step` 1, and more with shorter
+    episodes.
+    """
 
     n_step: int = 1  # Rewards summed before bootstrapping. More: faster propagation, but more off-policy.
     reward_clip: float | None = None  # Each reward is clipped to +- this before n are summed; None keeps it.
     max_replay_size: int = 100_000  # Maximum number of items; the oldest are removed first.
     min_replay_size: int = 1_000  # Items in replay before learning begins.
     batch_size: int = 128  # Items per learner step.
-    # Times an item is drawn on average. Divided by `batch_size`: learner steps per env step.
+    # Times an item is drawn on average. Divided by `batch_size`: learner steps per item.
     samples_per_insert: float = 16.0
     insert_burst: int = 256  # Items by which inserts may lead or trail the ratio; also the limit in flight.
     target_update_period: int = 1  # Learner steps between updates of the target networks.
@@ -85,6 +89,7 @@ class OffPolicyConfig(AgentConfig):
         check.at_least(self, 1, "n_step", "max_replay_size", "min_replay_size", "batch_size", "insert_burst")
         check.at_least(self, 1, "target_update_period")
         check.ordered(self, "min_replay_size", "max_replay_size")
+        check.ordered(self, "batch_size", "max_replay_size")
         check.above(self, 0, "samples_per_insert", "target_update_rate", "reward_clip")
         check.fraction(self, "target_update_rate")
 
@@ -210,6 +215,8 @@ class TorchAgent(core.Agent):
             `action_mask` that the agent cannot use.
         """
         check_action_mask(spec, type(self).__name__, self.takes_action_masks)
+        if self.networks_fn is None:
+            specs.check_sizes(spec)
         networks = (self.networks_fn or default)(self.config, spec)
         missing = [member for member in members if not _has(networks, member)]
         if missing or not isinstance(networks, nn.Module):

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Iterator
+from types import TracebackType
+
+from launch.texts import printable
+
+_OURS = ("launch", "framework")  # Packages whose frames a user's error is shown without.
+
 
 def message_of(error: BaseException) -> str:
     """Returns `str(error)`, or what is wrong with it: an exception's own `__str__` may raise."""
@@ -9,6 +17,50 @@ def message_of(error: BaseException) -> str:
         return str(error)
     except Exception as failure:
         return f"<its __str__ raised {type(failure).__name__}>"
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yields an exception and those that led to it, the first of them last."""
+    following: BaseException | None = error
+    seen: set[int] = set()
+    while following is not None and id(following) not in seen:
+        yield following
+        seen.add(id(following))
+        context = None if following.__suppress_context__ else following.__context__
+        following = following.__cause__ or context
+
+
+def _without_ours(trace: TracebackType | None) -> TracebackType | None:
+    entries = []
+    while trace is not None:
+        entries.append(trace)
+        trace = trace.tb_next
+    for entry in reversed(entries):
+        if str(entry.tb_frame.f_globals.get("__name__")).partition(".")[0] not in _OURS:
+            trace = TracebackType(trace, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return trace
+
+
+def hide_our_frames(error: BaseException) -> None:
+    """Leaves the frames of other code in the tracebacks of an exception and its causes, if there are any."""
+    kept = [(each, _without_ours(each.__traceback__)) for each in _chain(error)]
+    if any(trace is not None for _, trace in kept):
+        for each, trace in kept:
+            each.__traceback__ = trace
+
+
+def frames_of(error: BaseException) -> str:
+    """Returns where an exception and its causes were raised, in the order of time.
+
+    Those without a traceback are left out. The message of the last exception, `error`, is left out, too.
+    """
+    parts = []
+    for each in reversed([*_chain(error)]):
+        frames = "".join(traceback.format_tb(each.__traceback__))
+        says = "" if each is error else "".join(traceback.format_exception_only(type(each), each))
+        if frames or isinstance(each, RemoteTraceback):
+            parts.append(frames + says)
+    return "\n".join(parts).rstrip()
 
 
 class LaunchError(RuntimeError):
@@ -24,19 +76,27 @@ class NodeError(LaunchError):
     Attributes:
       node: label of the node, e.g. `"actor-3"`.
       kind: name of the exception's type, or the way in which the process ended.
-      traceback: the traceback of the node's process as text; empty when the process was killed.
+      traceback: the whole traceback of the node's process as text; empty when the process was killed.
+      frames: the same without the frames of this project, and without `message`; see `frames_of`.
     """
 
-    def __init__(self, node: str, kind: str, message: str, traceback: str = "", log_tail: str = "") -> None:
+    def __init__(
+        self,
+        node: str,
+        kind: str,
+        message: str,
+        traceback: str = "",
+        log_tail: str = "",
+        frames: str = "",
+    ) -> None:
         self.node = node
         self.kind = kind
         self.traceback = traceback
+        self.frames = frames
         text = f"node {node!r} failed with {kind}: {message}"
-        if traceback:
-            text += f"\n\nTraceback of node {node!r}:\n{traceback.rstrip()}"
         if log_tail:
             text += f"\n\nLast lines of the log of node {node!r}:\n{log_tail.rstrip()}"
-        super().__init__(text)
+        super().__init__(printable(text))
 
 
 class RemoteTraceback(Exception):
@@ -45,7 +105,7 @@ class RemoteTraceback(Exception):
     def __init__(self, node: str, text: str) -> None:
         self.node = node
         self.text = text
-        super().__init__(f"raised in node {node!r}:\n{text.rstrip()}")
+        super().__init__(printable(f"raised in node {node!r}:\n{text.rstrip()}"))
 
 
 class RemoteError(LaunchError):
@@ -57,7 +117,7 @@ class RemoteError(LaunchError):
 
     def __init__(self, kind: str, message: str) -> None:
         self.kind = kind
-        super().__init__(f"{kind}: {message}")
+        super().__init__(printable(f"{kind}: {message}"))
 
 
 class CallTimeout(LaunchError, TimeoutError):

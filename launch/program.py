@@ -57,6 +57,9 @@ class Program:
     ```
     """
 
+    #: From it and its label, each node in a process of its own derives the seed of the global random
+    #: generators of Python, NumPy and torch. None: another seed in every run.
+    seed: int | None = None
     #: Keeps the state of an interrupted program of the serial engine; None keeps none.
     snapshot: Snapshot | None = None
     #: Seconds for which a group with `min_nodes` may have fewer nodes, if `launch` is not given others.
@@ -67,6 +70,10 @@ class Program:
     #: node, and exits them when all nodes have ended. If one gives a file, such as a lock, the engine
     #: "processes" keeps it open in all processes, which may outlive the launching one.
     contexts: Sequence[Callable[[], contextlib.AbstractContextManager[Any]]] = ()
+
+    #: Functions of the engine and the `Options` that raise what would end the program at its start. They are
+    #: called before `contexts`.
+    checks: Sequence[Callable[[str, Any], object]] = ()
 
     def __init__(self, name: str) -> None:
         if not name:

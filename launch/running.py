@@ -11,8 +11,9 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from launch.engines.base import ENGINES, Job, Options, Resources, check_options
+from launch.engines.base import Job, Options, Resources, check_options, find_engine
 from launch.program import Program
+from launch.texts import nearest
 
 
 class ProgramInterrupted(KeyboardInterrupt):
@@ -51,6 +52,12 @@ def start(
         result = job.wait()
     ```
     """
+    if not isinstance(program, Program):
+        raise TypeError(
+            f"program: got {program!r}, expected a Program. Give an instance: launch.Program(NAME), or what "
+            "make_program(agent, environment) returns."
+        )
+    module, name = find_engine(engine)
     options = make_options(
         program,
         resources,
@@ -62,10 +69,9 @@ def start(
         directory=None if directory is None else os.path.abspath(os.fspath(directory)),
         preload=program.preload if preload is None else preload,
     )
-    if engine not in ENGINES:
-        raise ValueError(f"engine: got {engine!r}, expected one of {list(ENGINES)}")
-    module, name = ENGINES[engine]
     make_job = getattr(importlib.import_module(f"launch.engines.{module}"), name)
+    for check in program.checks:
+        check(engine, options)
     with contextlib.ExitStack() as entered:
         files = []
         for context in program.contexts:
@@ -88,6 +94,14 @@ def make_options(
     Raises:
       ValueError: They do not fit the program or each other.
     """
+    known = [field.name for field in dataclasses.fields(Resources)]
+    for group, given in (resources or {}).items():
+        for name in given if isinstance(given, Mapping) else ():
+            if name not in known:
+                raise ValueError(
+                    f"resources[{group!r}]: got {name!r}, expected fields of Resources, {', '.join(known)}."
+                    f"{nearest(name, known)}"
+                )
     defaults = {group: {"strategy": strategy} for group, strategy in program.strategies.items()}
     options = Options(
         resources={

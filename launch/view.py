@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from launch.texts import printable
+
 _STYLES = {"failed": "red", "killed": "red", "restarting": "yellow", "starting": "dim"}
 
 
@@ -61,7 +63,7 @@ def nodes_table(status: Mapping[str, Any], before: Mapping[str, Any]) -> Any:
     title = (
         f"{status.get('program', 'no program')} on {status.get('engine', '?')}: {status.get('state', '?')}"
     )
-    table = Table(title=title)
+    table = Table(title=Text(printable(title)))
     table.add_column("node")
     table.add_column("state")
     for column in ("restarts", "CPU %", "memory MB", "messages/s"):
@@ -78,8 +80,9 @@ def nodes_table(status: Mapping[str, Any], before: Mapping[str, Any]) -> Any:
             "" if memory is None else f"{memory / 1e6:,.0f}",
             _rate(node, old, "calls", seconds, 1),
         )
-        state = Text(str(node.get("state")), style=_STYLES.get(node.get("state", ""), ""))
-        table.add_row(Text(str(node["label"])), state, *cells, Text(str(node.get("error") or "")))
+        state = Text(printable(str(node.get("state"))), style=_STYLES.get(node.get("state", ""), ""))
+        label, error = (Text(printable(str(node.get(name) or ""))) for name in ("label", "error"))
+        table.add_row(label, state, *cells, error)
     return table
 
 

@@ -30,6 +30,9 @@ else:
     hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=slow, phases=phases)
     hypothesis.settings.load_profile("tests")
 
+# A shell lets what it runs in the background ignore these, and the processes of tests would inherit it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # For processes that tests start: SIGABRT has Python write the stacks of all threads.
 os.environ.setdefault("PYTHONFAULTHANDLER", "1")

@@ -102,9 +102,7 @@ def test_a_file_holds_nests(tmp_path):
 
 def test_episodes_of_another_environment_are_an_error():
     _, episodes = nested()
-    with pytest.raises(
-        ValueError, match=r"demonstrations: got the observation .*uint8.*, expected .*float32"
-    ):
+    with pytest.raises(ValueError, match=r"got the observation .*uint8.*, expected .*float32"):
         demonstrations.check(episodes, make_spec())
     with pytest.raises(ValueError, match=r"got the action .*int64.*, expected .*int32"):
         demonstrations.check(echo(), make_spec(specs.Array((1,), np.float32), specs.Array((), np.int32)))

@@ -1,15 +1,18 @@
 """Processes use the GPUs that they see, and say so if they see none."""
 
-import functools
+import dataclasses
 
 import pytest
 import torch
 
 import launch
+from agents.a3c import A3C
 from agents.dqn import DQN, DQNConfig
+from agents.ppo_dqn import PPODQN
 from framework import devices
-from framework.environments.testing import FakeEnvironment, make_spec
+from framework.environments.testing import make_spec
 from framework.programs import RunConfig, make_program
+from launch.running import make_options
 
 
 @pytest.mark.parametrize(
@@ -58,9 +61,32 @@ def test_a_checkpoint_of_a_gpu_is_restored_on_the_cpu():
     assert drawn[0] == drawn[1] and all(one != other for one, other in zip(*drawn[1:], strict=True))
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-def test_an_inference_node_that_sees_no_gpu_ends_the_program():
-    run = RunConfig(inference="server", inference_device="cuda", max_env_steps=10, evaluate_period=None)
-    program = make_program(DQN(DQNConfig()), functools.partial(FakeEnvironment, episode_length=7), run)
-    with pytest.raises(launch.NodeError, match=r"inference_device: got 'cuda', .* sees no GPU"):
-        launch.launch(program, "threads")
+SEEN_BY_OTHERS = {"learner": {"env": {"CUDA_VISIBLE_DEVICES": "0"}}}
+AT_THE_START = {
+    "learner": ("cuda", {}, "device: got 'cuda', .* sees no GPU"),
+    "number": ("cuda:7", {}, "device: got 'cuda:7', .* sees no GPU"),
+    "no values": ("meta", {}, "device: got 'meta', expected a device that this process can use"),
+    "inference": ("cpu", {"inference": "server", "inference_device": "cuda"}, "inference_device: got 'cuda'"),
+    "env of another process": ("cuda", {"resources": SEEN_BY_OTHERS}, None),
+}
+
+
+@pytest.mark.parametrize(("device", "settings", "message"), AT_THE_START.values(), ids=AT_THE_START)
+@pytest.mark.parametrize("agent", [DQN(), PPODQN(), A3C()], ids=lambda agent: type(agent).__name__)
+def test_a_device_that_is_not_there_is_an_error_before_the_start(
+    agent, device, settings, message, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    if "inference" in settings and not isinstance(agent, DQN):
+        pytest.skip("its workers act by themselves")
+    agent = type(agent)(dataclasses.replace(agent.config, device=device))
+    run = RunConfig(max_env_steps=10, directory=str(tmp_path / "run"), evaluate_period=None, **settings)
+    environment = "multi_agent:CartPole" if isinstance(agent, PPODQN) else "gymnasium:CartPole-v1"
+    program = make_program(agent, environment, run)
+    if message is None:
+        for check in program.checks:
+            check("processes", make_options(program))
+        return
+    with pytest.raises(ValueError, match=message):
+        launch.start(program, "processes")
+    assert not (tmp_path / "run").exists()

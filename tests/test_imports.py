@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import pathlib
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import sys
 import pytest
 import warm_python
 
+import framework
 from agents.dqn import DQN
 from agents.maml import MAML
 from framework import programs
@@ -32,32 +34,22 @@ def imported_by(path: pathlib.Path) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize(
-    ("package", "may_not"),
-    [
-        ("launch", ("framework", "agents")),
-        ("framework/replay", ("agents",)),
-        ("framework", ("agents",)),
-    ],
-)
-def test_imports_point_one_way(package, may_not):
-    wrong = {
-        f"{path.relative_to(ROOT)}: {name}"
-        for path in (ROOT / package).rglob("*.py")
-        for name in imported_by(path)
-        if name.split(".")[0] in may_not
-    }
-    assert not wrong
+def wrong_imports(package, is_wrong):
+    """`FILE: NAME` for each import in the package whose name is wrong."""
+    paths = list((ROOT / package).rglob("*.py"))
+    return [
+        f"{path.relative_to(ROOT)}: {name}" for path in paths for name in imported_by(path) if is_wrong(name)
+    ]
+
+
+def test_imports_point_one_way():
+    assert wrong_imports("launch", lambda name: name.split(".")[0] in ("framework", "agents")) == []
+    assert wrong_imports("framework", lambda name: name.split(".")[0] == "agents") == []
 
 
 def test_replay_imports_nothing_else_of_the_framework():
-    wrong = {
-        f"{path.relative_to(ROOT)}: {name}"
-        for path in (ROOT / "framework" / "replay").rglob("*.py")
-        for name in imported_by(path)
-        if name.startswith("framework.") and not name.startswith(REPLAY_MAY)
-    }
-    assert not wrong
+    others = lambda name: name.startswith("framework.") and not name.startswith(REPLAY_MAY)  # noqa: E731
+    assert wrong_imports("framework/replay", others) == []
 
 
 LIGHT = """
@@ -81,12 +73,20 @@ def test_light_imports_stay_light():
     assert found.stdout == LIGHT.lstrip().replace("\n", " []\n")
 
 
+def test_a_script_that_hides_the_package_launch_is_named(tmp_path, monkeypatch):
+    (tmp_path / "launch.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "launch")
+    with pytest.raises(ImportError, match=r"launch\.py, expected Repertory's package"):
+        importlib.reload(framework)
+
+
 def import_graph() -> dict[str, set[str]]:
     """Which module imports which, anywhere in its file: under ``TYPE_CHECKING`` and in functions too."""
+    files = [path for package in ("framework", "agents", "launch") for path in (ROOT / package).rglob("*.py")]
     paths = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-        for package in ("framework", "agents", "launch")
-        for path in (ROOT / package).rglob("*.py")
+        for path in files
     }
     graph = {}
     for module, path in paths.items():

@@ -74,9 +74,7 @@ def test_agents_that_cannot_share_a_policy():
     with pytest.raises(ValueError, match=r"policy 'one': got agents 'a' and 'b' with different specs"):
         group_agents(spec, lambda agent: "one")
     assert len(group_agents(spec, str)) == 2
-    with pytest.raises(
-        ValueError, match=r"got agents for \['dqn'\], expected some for each of \['dqn', 'ppo'\]"
-    ):
+    with pytest.raises(ValueError, match=r"got agents for \['dqn'\], expected some for each"):
         PPODQN(PPODQNConfig(ppo_agents=())).make_networks(cartpoles(1).spec)
     with pytest.raises(ValueError, match=r"ppo_agents: got agent1, .* Did you mean 'agent_1'"):
         PPODQN(PPODQNConfig(ppo_agents=("agent_0", "agent1"))).make_networks(cartpoles(1).spec)

@@ -21,7 +21,7 @@ def test_the_ten_lines_train_an_agent(tmp_path):
     run = warm_python.run(["-c", program], capture_output=True, text=True, timeout=110, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     reason, episode_return = run.stdout.split()
-    assert reason == "max_env_steps" and float(episode_return) > 5
+    assert reason == "max_env_steps" and 8 <= float(episode_return) <= 500  # too short to learn
 
 
 def test_make_targets_of_the_readme_exist():

@@ -13,10 +13,7 @@ import inspect
 import pathlib
 import pkgutil
 import sys
-import threading
 from collections.abc import Iterator
-
-import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 OURS = ("framework", "agents", "launch")
@@ -145,41 +142,3 @@ def test_no_name_shadows_an_attribute_of_a_foreign_base():
     own = {each for each in classes if each.__module__.split(".")[0] in OURS}
     assert len(own) > 400
     assert not {f"{cls.__module__}.{cls.__name__}: {name}" for cls in own for name in shadowed(cls)}
-
-
-THREAD = """
-import threading as t
-from {module} import {name}
-class Service({base}):
-    def _handle(self): ...
-"""
-
-
-@pytest.mark.parametrize(
-    "module, name, base",
-    [
-        ("threading", "Thread", "Thread"),
-        ("threading", "Thread", "t.Thread"),
-        ("multiprocessing", "Process", "Process"),
-        ("threading", "Condition", "Condition"),
-        ("queue", "Queue", "Queue[int]"),
-    ],
-)
-def test_a_thread_that_is_inherited_from_is_found_on_every_python(module, name, base):
-    assert inherited_state(THREAD.format(module=module, name=name, base=base))
-    assert not inherited_state(THREAD.format(module="typing", name="Protocol", base="Protocol"))
-
-
-class _Shadows(threading.Event):
-    """Has an attribute of events, and a name of its own."""
-
-    def __init__(self):
-        super().__init__()
-        self._flag = self._ours = 1
-
-    def clear(self):
-        """A public method that subclasses are not there to define."""
-
-
-def test_attributes_and_methods_that_shadow_are_found():
-    assert shadowed(_Shadows) == {"threading.Event._flag", "threading.Event.clear"}

@@ -6,6 +6,7 @@ import pytest
 import tree
 from gymnasium import spaces
 
+from agents.ppo import PPO
 from framework import environments, nest, specs
 from framework.environments import testing
 
@@ -94,3 +95,18 @@ def test_zeros():
     zeros = specs.zeros(spec, (5,))
     assert zeros["a"].shape == (5, 2, 3) and zeros["a"].dtype == np.uint8
     assert zeros["b"].shape == (5,) and zeros["b"].dtype == np.int64
+
+
+_TOO_LARGE = {
+    "action": testing.make_spec(actions=specs.DiscreteArray(2**31, np.int64)),
+    "action/b": testing.make_spec(actions={"b": specs.BoundedArray((), np.int64, -(2**63), 2**63 - 1)}),
+    "observation": testing.make_spec(specs.DiscreteArray(2**31, np.int64)),
+}
+
+
+@pytest.mark.parametrize("field", _TOO_LARGE)
+def test_spaces_too_large_for_networks_are_refused_before_they_are_made(field):
+    with pytest.raises(
+        ValueError, match=rf"^{field}: got a space of [\d,]+ values, expected at most 1,000,000"
+    ):
+        PPO().make_networks(_TOO_LARGE[field])

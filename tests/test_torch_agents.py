@@ -5,14 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from agent_batches import DISCRETE, learn, make_learner
+from agent_batches import DISCRETE
 from torch import nn
 
-from framework import networks, replay
-from framework.learners import LossOutput
 from framework.networks import Actions
-from framework.torch_agents import OnPolicyAgent, OnPolicyConfig, TorchPolicy
-from framework.types import Step
+from framework.torch_agents import TorchPolicy
 
 
 class Dropped(TorchPolicy):
@@ -43,66 +40,3 @@ def test_extras_may_be_one_tensor(envs):
     policy = OneTensor(nn.Linear(4, 4), Actions(DISCRETE.actions))
     _, extras, _ = policy.step(np.ones((envs, 4), np.float32), ())
     np.testing.assert_array_equal(extras, np.zeros(envs))
-
-
-def test_random_choices_are_seeded_saved_and_restored():
-    policy, other = (Dropped(nn.Linear(4, 4), Actions(DISCRETE.actions)) for _ in range(2))
-    observation = np.ones((6, 4), np.float32)
-
-    def drawn(policy):
-        return policy.step(observation, ())[1]["drawn"].tolist()
-
-    policy.seed(4)
-    other.seed(4)
-    assert drawn(policy) == drawn(other)
-    saved = policy.save()
-    following = drawn(policy)
-    other.seed(9)
-    assert drawn(other) != following
-    other.restore(saved)
-    assert drawn(other) == following
-
-
-class ActorCritic(nn.Module):
-    def __init__(self, spec):
-        super().__init__()
-        self.actions = networks.Actions(spec.actions)
-        self.policy = networks.MLP(4, (8,), int(spec.actions.num_values))
-        self.value = networks.MLP(4, (8,), 1)
-
-
-class ActorCriticPolicy(TorchPolicy):
-    def act(self, observation, state):
-        return networks.Categorical(self.networks.policy(observation)).sample(self.random), (), state
-
-
-class A2C(OnPolicyAgent):
-    """Advantage actor-critic with nothing but networks, policy and loss."""
-
-    def __init__(self):
-        self.config = OnPolicyConfig(unroll_length=4)
-
-    def make_networks(self, spec):
-        return ActorCritic(spec)
-
-    def make_policy(self, networks, evaluation=False):
-        return ActorCriticPolicy(networks, networks.actions, ("policy",))
-
-    def loss(self, networks, batch, context):
-        data = batch.data
-        values = networks.value(data.observation).squeeze(-1)
-        error = (data.reward + data.discount * 0.0 - values) * data.mask
-        return LossOutput(error.square().mean(), {})
-
-
-def test_an_on_policy_agent_is_networks_policy_and_loss():
-    agent = A2C().for_program(num_envs=6)
-    assert (agent.max_policy_lag, agent.unroll_length, agent.items_per_step) == (0, 4, 6)
-    client = replay.EmbeddedClient(agent.make_tables(DISCRETE))
-    assert client.can_insert("queue", 12)
-    learner = make_learner(agent)
-    shape = (6, 5)
-    ones = np.ones(shape, np.float32)
-    data = Step(np.ones((*shape, 4), np.float32), np.zeros(shape, np.int64), ones, ones, ones > 1, (), ones)
-    losses = [learn(learner, replay.ReplaySample(None, data)).metrics["loss"].item() for _ in range(200)]
-    assert losses[-1] < 0.5 * losses[0]

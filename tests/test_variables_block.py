@@ -40,12 +40,8 @@ def test_what_is_read_is_what_was_published_last(shapes, versions):
     generator = torch.Generator().manual_seed(len(shapes))
     block = published = None
     for version in versions:
-        published = {
-            "a": {
-                str(i): (torch.rand(shape, generator=generator) * 100).to(dtype)
-                for i, (dtype, shape) in enumerate(shapes)
-            }
-        }
+        leaves = [(torch.rand(shape, generator=generator) * 100).to(dtype) for dtype, shape in shapes]
+        published = {"a": {str(i): leaf for i, leaf in enumerate(leaves)}}
         block = block or VariableBlock(published)
         block.publish(version, published, env_steps=version + 1)
     into = empty_like(published)
@@ -130,6 +126,18 @@ def test_full_shared_memory_says_how_much_is_missing(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(StoreFullError, match=r"32\d+ more bytes.*block.*shm-size"):
         VariableBlock(filled(0), str(tmp_path / "block"))
+
+
+def test_a_read_in_which_its_slot_is_written_is_made_again(monkeypatch):
+    block, begun = VariableBlock(filled(0)), iter([3, 1])  # Publications: the first one is read.
+    block.publish(1, filled(1))
+
+    def copy(source, targets):
+        copy_variables(source, targets)
+        block._header[0] = next(begun)
+
+    monkeypatch.setattr("framework.variables.copy_variables", copy)
+    assert block.read(empty_like(filled(0))).version == 1 and not list(begun)
 
 
 def publish_until(stop, block, ready):

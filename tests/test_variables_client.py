@@ -170,17 +170,6 @@ def test_one_request_is_under_way_at_a_time():
     assert source.asked == [(("policy",), -1), (("policy",), 1)]
 
 
-def test_it_asks_at_every_period_only():
-    source, _, client = make(update_period=3)
-    asked = []
-    for _ in range(7):
-        client.update()
-        if len(source.requests) > len(asked):
-            source.requests[-1].set_result(None)
-        asked = list(source.requests)
-    assert len(asked) == 3  # At updates 1, 4 and 7.
-
-
 def test_an_older_answer_never_overwrites_a_newer_one():
     source, networks, client = make()
     client.update()

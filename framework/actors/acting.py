@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -14,9 +15,20 @@ import tree
 from framework import core
 from framework.actors.observers import EnvironmentLoopObserver
 from framework.config_checks import whole_number
-from framework.environments.base import BatchedEnvironment
+from framework.environments.base import BatchedEnvironment, unrounded
+from framework.foreign import copies, is_foreign
 from framework.specs import path_name
-from framework.types import FIRST, LAST, MID, Nest
+from framework.types import FIRST, LAST, MID, MultiAgentTimeStep, Nest
+
+
+def add_first(adder: Any, timestep: Any) -> None:
+    """`adder.add_first`; an adder of another package gets copies."""
+    adder.add_first(copies(timestep) if is_foreign(adder) else timestep)
+
+
+def add(adder: Any, action: Nest, timestep: Any, extras: Nest) -> None:
+    """`adder.add`; an adder of another package gets copies."""
+    adder.add(*(copies((action, timestep, extras)) if is_foreign(adder) else (action, timestep, extras)))
 
 
 class PolicyActor(core.Actor, core.Saveable):
@@ -76,7 +88,7 @@ class PolicyActor(core.Actor, core.Saveable):
         self._has_memory = bool(tree.flatten(self._state))
         self._extras = ()
         if self.adder is not None:
-            self.adder.add_first(timestep)
+            add_first(self.adder, timestep)
 
     def select_action(self, observation: Nest) -> Nest:
         if self._state is None:
@@ -86,7 +98,7 @@ class PolicyActor(core.Actor, core.Saveable):
 
     def observe(self, action: Nest, next_timestep: Any) -> None:
         if self.adder is not None:
-            self.adder.add(action, next_timestep, self._extras)
+            add(self.adder, action, next_timestep, self._extras)
         if self._has_memory:
             begins = self.policy.begins(next_timestep)
             if any(np.count_nonzero(mask) for mask in tree.flatten(begins)):
@@ -109,6 +121,9 @@ class PolicyActor(core.Actor, core.Saveable):
         self.policy.restore(state["policy"])
         self._state = None
         self._extras = ()
+
+
+_LOG = logging.getLogger(__name__)
 
 
 class Counter(Protocol):
@@ -150,6 +165,8 @@ class EnvironmentLoop:
       num_steps: transitions of all envs since the construction of the loop.
       num_dropped: number of episodes, also since then, that the environment cut short with FIRST, or that
         began before a reset (`BatchedEnvironment.cut`). They have no return.
+      num_cut: number of episodes, also since then, that `run_episodes` cut after `max_episode_steps`. Their
+        returns are the rewards up to there.
       seconds: seconds spent in `reset`, `select_action`, `step` and `observe` since the last row. Without
         rows, the caller may set them to 0.
     """
@@ -163,6 +180,7 @@ class EnvironmentLoop:
         observers: Sequence[EnvironmentLoopObserver] = (),
         *,
         should_update: bool = True,
+        max_episode_steps: int | None = None,
     ):
         """Makes the loop. The first step resets the environment.
 
@@ -173,6 +191,8 @@ class EnvironmentLoop:
           logger: takes one row per episode. None disables logging.
           observers: add metrics of each episode.
           should_update: whether to call `actor.update()` after each step of all envs.
+          max_episode_steps: steps after which `run_episodes` cuts an episode that has not ended. None: it
+            waits for the end.
         """
         self.environment = environment
         self._actor = actor
@@ -180,6 +200,7 @@ class EnvironmentLoop:
         self._logger = logger
         self._observers = tuple(observers)
         self._should_update = should_update
+        self._max_episode_steps = max_episode_steps
         self._timestep: dm_env.TimeStep | None = None  # None: reset before the next step
         self._partial: np.ndarray | None = None  # bool[B]: open episodes that began before the reset.
         self._reward_spec = environment.reward_spec()
@@ -190,7 +211,7 @@ class EnvironmentLoop:
         self._lengths = np.zeros(environment.num_envs, np.int64)
         self.seconds = dict.fromkeys(("reset", "select_action", "step", "observe"), 0.0)
         self._logged = (0, time.perf_counter())  # steps and time at the last row
-        self.num_steps = self.num_dropped = 0
+        self.num_steps = self.num_dropped = self.num_cut = 0
 
     def step(self, max_steps: int | None = None) -> dict[str, Any] | None:
         """One step of every env, after a reset if one is due.
@@ -213,7 +234,7 @@ class EnvironmentLoop:
         start = clock()
         action = self._actor.select_action(before.observation)
         chosen = clock()
-        timestep = self.environment.step(action)
+        timestep = self.environment.step(copies(action))  # Environments and wrappers may change theirs.
         stepped = clock()
         moved = timestep.step_type != FIRST
         num_steps = int(np.count_nonzero(moved))
@@ -221,9 +242,12 @@ class EnvironmentLoop:
         if cut and max_steps is not None:
             timestep, moved = _cut(timestep, moved, max_steps)
             num_steps = max_steps
+        rewards = unrounded(self.environment, timestep)
         self._actor.observe(action, timestep)
         for observer in self._observers:
-            observer.observe(self.environment, timestep, action)
+            foreign = is_foreign(observer)
+            seen = copies((timestep, action)) if foreign else (timestep, action)
+            observer.observe(self.environment, *seen)
         if self._should_update:
             self._actor.update()
         seconds["select_action"] += chosen - start
@@ -235,7 +259,7 @@ class EnvironmentLoop:
             self.num_dropped += int(np.count_nonzero(dropped))
             self._clear(np.flatnonzero(dropped))
         self._lengths += moved
-        for total, reward in zip(self._returns, tree.flatten(timestep.reward), strict=True):
+        for total, reward in zip(self._returns, rewards, strict=True):
             total += reward  # FIRST steps have reward 0
         if not cut:
             self._timestep = timestep
@@ -287,6 +311,9 @@ class EnvironmentLoop:
         Episodes that an env plays beyond its share, while others finish theirs, are neither returned nor
         logged. The next use of the loop starts from a reset.
 
+        An episode that is cut after `max_episode_steps` counts as it is then, and a warning says so. Its env
+        plays no other before the next reset, which follows when all envs have played their shares or wait.
+
         Raises:
           ValueError: `num_episodes` is negative.
         """
@@ -297,17 +324,37 @@ class EnvironmentLoop:
         share[: num_episodes % num_envs] += 1
         none = np.zeros(0, np.int64)
         results: list[dict[str, Any]] = []
+        waits = np.zeros(num_envs, np.bool_)  # Envs whose episode was cut and goes on.
+        limit, cut_before = self._max_episode_steps, self.num_cut
+
+        def take(finished: dict[str, Any], wanted: np.ndarray) -> None:
+            share[finished["env"][wanted]] -= 1
+            if wanted.any():
+                results.append(tree.map_structure(lambda array: array[wanted], finished))
+                self._log(results[-1])
+
         self._timestep = None
         while share.any():
             finished = self.step()
-            if finished is None:
-                continue
-            wanted = share[finished["env"]] > 0
-            share[finished["env"][wanted]] -= 1
-            if wanted.any():
-                results.append(tree.map_structure(lambda array, rows=wanted: array[rows], finished))
-                self._log(results[-1])
+            if finished is not None:
+                ended = finished["env"]
+                take(finished, (share[ended] > 0) & ~waits[ended])
+                waits[ended] = False
+            if limit is not None and self._lengths.max() >= limit:
+                late = np.flatnonzero((self._lengths >= limit) & (share > 0) & ~waits)
+                self.num_cut += len(late)
+                take(self._finish(late), np.ones(len(late), np.bool_))
+                waits[late] = True
+                if not np.count_nonzero((share > 0) & ~waits):
+                    self._timestep, waits = None, np.zeros(num_envs, np.bool_)
         self._timestep = None
+        if self.num_cut > cut_before == 0:
+            _LOG.warning(
+                "%s: %d of %d episodes had not ended after %s steps and were cut there. Their returns are "
+                "the rewards up to there, not those of whole episodes. Give a larger limit "
+                "(max_evaluation_steps of a run), or end or truncate the episodes.",
+                *(self.environment.name, self.num_cut, num_episodes, f"{limit:,}"),
+            )
         if not results:
             returns = tree.unflatten_as(self._reward_spec, [total[:0] for total in self._returns])
             return {"episode_return": returns, "episode_length": none, "env": none}
@@ -319,7 +366,7 @@ class EnvironmentLoop:
         made = time.perf_counter()
         self._actor.observe_first(timestep)
         for observer in self._observers:
-            observer.observe_first(self.environment, timestep)
+            observer.observe_first(self.environment, copies(timestep) if is_foreign(observer) else timestep)
         self.seconds["reset"] += made - start
         self.seconds["observe"] += time.perf_counter() - made
         for total in self._returns:
@@ -399,6 +446,8 @@ def _cut(timestep: dm_env.TimeStep, moved: np.ndarray, limit: int) -> tuple[dm_e
         reward=tree.map_structure(lambda reward: put(reward, 0), timestep.reward),
         discount=tree.map_structure(lambda discount: put(discount, 1), timestep.discount),
     )
+    if isinstance(cut, MultiAgentTimeStep):
+        cut = cut._replace(agents=tree.map_structure(lambda kinds: put(kinds, FIRST), cut.agents))
     return cut, moved & ~beyond
 
 

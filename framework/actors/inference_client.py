@@ -24,6 +24,7 @@ import numpy as np
 
 import launch
 from framework import core
+from framework.actors.acting import add, add_first
 from framework.actors.inference_server import ANSWER, GOODBYE, MAX_ANSWER, PING, REQUEST, Connection
 from framework.actors.inference_slots import Columns, column_names
 from framework.nest import Structure
@@ -70,7 +71,7 @@ class InferenceActor(core.Actor):
         self._first[:] = True
         self._observation = timestep.observation
         if self.adder is not None:
-            self.adder.add_first(timestep)
+            add_first(self.adder, timestep)
 
     def request(self) -> None:
         """Requests the actions for the newest observation now. Does nothing without an observation."""
@@ -97,7 +98,7 @@ class InferenceActor(core.Actor):
 
     def observe(self, action: Nest, next_timestep: Any) -> None:
         if self.adder is not None:
-            self.adder.add(action, next_timestep, self._extras)
+            add(self.adder, action, next_timestep, self._extras)
         self._observation = next_timestep.observation
         np.equal(next_timestep.step_type, FIRST, out=self._first)
 

@@ -6,6 +6,8 @@ from framework.adders.base import Adder as Adder
 from framework.adders.episode import EpisodeAdder as EpisodeAdder
 from framework.adders.frames import restacked as restacked
 from framework.adders.nstep import NStepTransitionAdder as NStepTransitionAdder
+from framework.adders.returns import RUNNING_RETURN as RUNNING_RETURN
+from framework.adders.returns import RunningReturnAdder as RunningReturnAdder
 from framework.adders.sequence import EndOfEpisodeBehavior as EndOfEpisodeBehavior
 from framework.adders.sequence import SequenceAdder as SequenceAdder
 from framework.adders.unroll import UnrollAdder as UnrollAdder

@@ -153,11 +153,15 @@ class Checkpointer:
                 self._remove_unfinished()
                 write_checkpoint(self.directory / f".writing-{final.name}-{writer}", final, parts, about)
             except OSError as error:
+                if error.errno is None:
+                    raise  # Not of a file: a call that was lost, say.
                 safe = f"The newest intact one is {existing[-1]}" if existing else "There was none before it"
+                elsewhere = ""
+                if Path(os.fsdecode(error.filename or final)).is_relative_to(self.directory):
+                    elsewhere = ", or give the run another folder with --directory"
                 raise CheckpointError(
                     f"Checkpoint {final} was not saved: could not write {explain(error)}. Nothing "
-                    f"saved before was touched. {safe}. {remedy(error)}, or give the run another folder "
-                    "with --directory."
+                    f"saved before was touched. {safe}. {remedy(error)}{elsewhere}."
                 ) from error
             for path in self.checkpoints()[: -self._keep]:
                 try:

@@ -2,57 +2,30 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tree
 
-from framework import core, specs
+from framework import config_checks, core, specs
 from framework.commands.options import CommandError, UsageError
-from framework.programs import make
+from framework.devices import NoDeviceError
+from framework.programs import make, parts
 from framework.programs.run_config import RunConfig
 from launch import Program
 from launch.engines.base import ENGINES
 from launch.running import make_options
 
-# Engines, replay back ends and suites that need a package: its module, and how to install it.
-_PACKAGES = {
-    "ray": ("ray", 'pip install "repertory[ray]"'),
-    "launchpad": ("launchpad", 'pip install "repertory[deepmind]", on Python 3.10'),
-    "launchpad_mt": ("launchpad", 'pip install "repertory[deepmind]", on Python 3.10'),
-    "reverb": ("reverb", 'pip install "repertory[reverb]", on Python 3.11 or older'),
-    "atari": ("ale_py", 'pip install "repertory[atari]"'),
-    "dm_control": ("dm_control", 'pip install "repertory[dm-control]"'),
-    "wandb": ("wandb", 'pip install "repertory[wandb]"'),
-    "minatar": ("minatar", 'pip install "repertory[minatar]"'),
-    "minigrid": ("minigrid", 'pip install "repertory[minigrid]", on Python 3.11 or newer'),
-    "envpool": ("envpool", 'pip install "repertory[envpool]", on Python 3.11 or newer'),
-    "pettingzoo": ("pettingzoo", 'pip install "repertory[pettingzoo]"'),
-}
 
-
-def missing(name: str) -> str | None:
-    """How to install the package that the engine, back end or suite `name` lacks; None if it lacks none."""
-    module, advice = _PACKAGES.get(name, ("framework", ""))
-    return advice if importlib.util.find_spec(module) is None else None
-
-
-def check_installed(engine: str, config: RunConfig) -> None:
-    """Raises `CommandError` if the engine is unknown, or a package for it, replay or a logger is missing."""
+def check_installed(engine: str) -> None:
+    """Raises `CommandError` if the engine is unknown, or needs a package that is missing."""
     if engine not in ENGINES:
-        raise UsageError(f"Unknown engine {engine!r}; the engines are {', '.join(ENGINES)}.")
-    if engine in ("serial", "threads") and config.num_learners > 1:
-        raise UsageError(
-            f"--num-learners {config.num_learners} requires one process per learner; --engine {engine} has "
-            "one for all nodes. Use --engine processes."
-        )
-    loggers = [("--loggers", text.partition("(")[0]) for text in config.loggers]
-    for flag, value in (("--engine", engine), ("--replay-backend", config.replay_backend), *loggers):
-        advice = missing(value)
-        if advice is not None:
-            raise CommandError(f"{flag} {value} requires a package that is not installed: {advice}")
+        hint = config_checks.nearest(engine, ENGINES)
+        raise UsageError(f"Unknown engine {engine!r}; the engines are {', '.join(ENGINES)}.{hint}")
+    advice = parts.missing(engine)
+    if advice is not None:
+        raise CommandError(f"--engine {engine} requires a package that is not installed: {advice}")
 
 
 def environment_spec(agent: core.Agent, name: str, config: RunConfig) -> specs.EnvironmentSpec:
@@ -65,7 +38,7 @@ def environment_spec(agent: core.Agent, name: str, config: RunConfig) -> specs.E
         return make.environment_spec(agent, name, config)
     except (ValueError, TypeError) as error:
         raise UsageError(f"--environment {name}: {error}") from error
-    except ImportError as error:
+    except (ImportError, OSError) as error:
         raise CommandError(f"--environment {name}: {error}") from error
 
 
@@ -84,11 +57,21 @@ def check_agent(agent: core.Agent, spec: specs.EnvironmentSpec) -> None:
         raise UsageError(f"{type(agent).__name__} cannot act in this environment: {error}") from error
 
 
-def build_program(agent: core.Agent, environment: str | Callable[..., Any], config: RunConfig) -> Program:
-    """Returns the program of a run without writing files; raises `CommandError` if it cannot be built."""
+def build_program(
+    agent: core.Agent, environment: str | Callable[..., Any], config: RunConfig, engine: str | None = None
+) -> Program:
+    """Returns the program of a run without writing files; raises `CommandError` if it cannot be built.
+
+    With an engine, also if it would fail at its start there.
+    """
     try:
         program = make.make_program(agent, environment, config)
-        make_options(program)  # Its errors, too, come before the first file.
+        options = make_options(program)  # Its errors, too, come before the first file.
+        if engine is not None:
+            for check in program.checks:
+                check(engine, options)
         return program
-    except (ValueError, TypeError, ImportError) as error:
+    except (ImportError, NoDeviceError) as error:
+        raise CommandError(f"This run cannot be built: {error}") from error
+    except (ValueError, TypeError) as error:
         raise UsageError(f"This run cannot be built: {error}") from error

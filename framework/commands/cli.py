@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
-import signal
 import sys
 from collections.abc import Sequence
 
-from framework import config_checks
-from framework.checkpoints.checkpointer import explain
-from framework.commands.options import UsageError
-from framework.programs.run_folder import RunError
+from framework.commands import interrupts  # Nothing else, so that Ctrl-C is heard before what takes long.
 
 # By command, its module in framework.commands and its description.
 COMMANDS = {
@@ -35,7 +32,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
       The exit code: 0, 1 after an error, 2 for a wrong command line, 130 after Ctrl-C.
     """
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    own = arguments is None  # The process is this command.
+    if own:
+        interrupts.leave_at_once()
+        for stream in (sys.stdout, sys.stderr):  # The name of a file need not be UTF-8, nor a terminal.
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
+    try:
+        return _run(list(sys.argv[1:] if arguments is None else arguments))
+    except BaseException as error:
+        if not interrupts.happened(error):
+            raise
+        print(interrupts.TEXT, file=sys.stderr)
+        return interrupts.EXIT_CODE
+    finally:
+        if own:
+            interrupts.leave_at_once()  # While the interpreter ends.
+
+
+def _run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(usage())
         return 0 if arguments else 2
@@ -44,6 +59,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         print(metadata.version("repertory"))
         return 0
+    from framework import config_checks
+    from framework.checkpoints.checkpointer import explain
+    from framework.commands.options import UsageError
+    from framework.programs.run_folder import RunError
+
     command = arguments[0]
     if command not in COMMANDS:
         hint = config_checks.nearest(command, COMMANDS)
@@ -56,12 +76,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.path.append(os.getcwd())
     module = importlib.import_module(f"framework.commands.{COMMANDS[command][0]}")
     try:
-        return module.main(arguments[1:])
+        code: int = module.main(arguments[1:])
+        return code
     except RunError as error:
+        if interrupts.happened(error):
+            raise
         _complain(str(error))
         return 2 if isinstance(error, UsageError) else 1
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
     except BrokenPipeError:
         return 1  # the reader of the output has exited, as in `repertory list | head`
     except OSError as error:
@@ -83,4 +104,6 @@ def usage() -> str:
 
 
 def _complain(text: str) -> None:
-    print(f"error: {text}", file=sys.stderr)
+    from launch.texts import printable
+
+    print(printable(f"error: {text}"), file=sys.stderr)

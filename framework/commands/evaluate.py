@@ -11,6 +11,7 @@ import numpy as np
 import tree
 
 from framework.checkpoints.checkpointer import explain
+from framework.commands import interrupts
 from framework.commands.options import Allow, Checkpoint, CommandError, Run, check_at_least, parse
 from framework.programs.loading import LoadedPolicy, load_policy
 from framework.programs.run_folder import RunFolder
@@ -25,6 +26,8 @@ class EvalOptions:
     run: Run  # Folder of the run.
     episodes: int = 100  # Number of episodes.
     envs: int = 20  # Number of episodes at the same time.
+    # Steps after which an episode that has not ended is cut. By default the run's max_evaluation_steps.
+    max_steps: int | None = None
     seed: int = 0  # Seed of the environments and of the policy.
     checkpoint: Checkpoint = "latest"  # latest, best (as evaluated during the run), previous, or a step.
     allow: Allow = ()  # A module whose objects the run may name. Give it once for each module.
@@ -32,14 +35,17 @@ class EvalOptions:
 
 def main(arguments: Sequence[str]) -> int:
     options = parse(EvalOptions, arguments, prog="repertory eval")
-    check_at_least(options, episodes=1, envs=1, seed=0)
+    check_at_least(options, episodes=1, envs=1, seed=0, max_steps=1)
     policy = load_policy(options.run, options.checkpoint, options.allow)
-    result = evaluate(policy, options.episodes, min(options.envs, options.episodes), options.seed)
+    envs, limit = min(options.envs, options.episodes), options.max_steps or policy.config.max_evaluation_steps
+    interrupts.clean_up_first()
+    result = evaluate(policy, options.episodes, envs, options.seed, limit)
     print(
         f"{result['episodes']} episodes with the checkpoint of step {result['step']:,}: "
         f"return {result['mean']:.1f} ± {result['standard_deviation']:.1f} "
         f"(from {result['minimum']:.1f} to {result['maximum']:.1f}), "
         f"length {result['mean_length']:.1f}"
+        + (f"; {result['cut_episodes']} cut after {limit:,} steps" if "cut_episodes" in result else "")
     )
     try:
         RunFolder.open(options.run).write_json("evaluation.json", result)
@@ -48,8 +54,10 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def evaluate(policy: LoadedPolicy, episodes: int, envs: int, seed: int) -> dict[str, Any]:
-    """Plays `episodes` episodes, `envs` at a time.
+def evaluate(
+    policy: LoadedPolicy, episodes: int, envs: int, seed: int, max_episode_steps: int | None = None
+) -> dict[str, Any]:
+    """Plays `episodes` episodes, `envs` at a time, each of at most `max_episode_steps` steps.
 
     Each env plays a fixed share, so that short episodes do not count more often.
     """
@@ -58,7 +66,7 @@ def evaluate(policy: LoadedPolicy, episodes: int, envs: int, seed: int) -> dict[
     environment = policy.make_environment(envs, seed)
     try:
         actor = policy.make_actor(envs, seed)
-        loop = EnvironmentLoop(environment, actor, should_update=False)
+        loop = EnvironmentLoop(environment, actor, should_update=False, max_episode_steps=max_episode_steps)
         played = policy.agent.play(loop, actor.policy, episodes)
     finally:
         environment.close()
@@ -69,6 +77,7 @@ def evaluate(policy: LoadedPolicy, episodes: int, envs: int, seed: int) -> dict[
     return {
         **({"agents": agents} if agents else {}),
         "episodes": len(returns),
+        **({"cut_episodes": loop.num_cut} if loop.num_cut else {}),
         "step": policy.step,
         "checkpoint": policy.checkpoint.name,
         "seed": seed,

@@ -77,7 +77,7 @@ def main(arguments: Sequence[str]) -> int:
         run = RunConfig(envs_per_actor=envs, directory=str(Path("runs") / name), **settings)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    building.environment_spec(agent, environment, run)
+    building.check_agent(agent, building.environment_spec(agent, environment, run))
     program = building.build_program(agent, environment, run)
     groups = groups_of(program)
     print({"text": as_text, "svg": as_svg, "mermaid": as_mermaid}[options.format](program.name, groups))

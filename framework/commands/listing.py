@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from framework.commands.building import missing
 from framework.commands.options import parse
 from framework.environments import suites
 from framework.programs import parts
 from framework.programs.presets import presets_of
 from framework.programs.registry import agent_names, find_agent
 from launch.engines.base import ENGINES
+from launch.texts import printable
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class ListOptions:
 
 def main(arguments: Sequence[str]) -> int:
     parse(ListOptions, arguments, prog="repertory list")
-    print(text())
+    print(printable(text()))
     return 0
 
 
@@ -47,5 +47,5 @@ def text() -> str:
 
 
 def _lacks(name: str) -> str:
-    advice = missing(name)
+    advice = parts.missing(name)
     return "" if advice is None else f"  (not installed: {advice})"

@@ -16,6 +16,7 @@ from framework import config_checks
 from framework.programs import config_file
 from framework.programs.run_config import RunConfig
 from framework.programs.run_folder import RunError
+from launch.texts import integer
 
 T = TypeVar("T")
 Run = tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RUN")]]
@@ -73,6 +74,20 @@ def _mapping(
     )
 
 
+@_FLAGS.primitive_rule
+def _whole(info: constructors.PrimitiveTypeInfo) -> constructors.PrimitiveConstructorSpec[Any] | None:
+    """Whole numbers may be 1e5 and 1_000_000."""
+    if info.type is not int:
+        return None
+    return constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=lambda texts: integer(texts[0]),
+        is_instance=lambda value: isinstance(value, int),
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
 def read_pairs(pairs: Sequence[str]) -> dict[str, Any]:
     """Reads `KEY=VALUE ...`. Raises ValueError for an invalid pair, and for a key that is given twice."""
     made: dict[str, Any] = {}
@@ -97,15 +112,32 @@ def read_pairs(pairs: Sequence[str]) -> dict[str, Any]:
 
 def parse(options: type[T], arguments: Sequence[str], prog: str) -> T:
     """Parses `arguments` into the dataclass `options`; invalid ones print the reason and exit with 2."""
-    return tyro.cli(options, args=list(arguments), prog=prog, description=inspect.getdoc(options))
+    _check_flags(arguments, _fields(options), prog)
+    description = inspect.getdoc(options)
+    return tyro.cli(options, args=list(arguments), prog=prog, description=description, registry=_FLAGS)
+
+
+def _fields(options: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(options)]
+
+
+def _check_flags(arguments: Sequence[str], known: Sequence[str], prog: str) -> None:
+    """Raises `UsageError` with the nearest flag for a flag that there is not; tyro knows no other names."""
+    flags = {f"--{name.rstrip('_')}".replace("_", "-") for name in ("help", *known)}
+    for argument in arguments:
+        flag = argument.split("=")[0].replace("_", "-")
+        if flag.startswith("--") and flag not in flags and f"--{flag.removeprefix('--no-')}" not in flags:
+            hint = config_checks.nearest(flag.removeprefix("--"), [each.removeprefix("--") for each in flags])
+            hint = hint.replace("mean '", "mean '--")
+            raise UsageError(f"{prog} has no flag {argument.split('=')[0]}.{hint} {prog} --help shows all.")
 
 
 def check_at_least(options: Any, **least: int) -> None:
-    """Raises `UsageError` if a field of `options` is less than the number of its name."""
+    """Raises `UsageError` if a field of `options` is less than the number of its name; None is not."""
     for name, number in least.items():
-        if getattr(options, name) < number:
-            flag = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{flag}: got {getattr(options, name)}, expected at least {number}.")
+        value = getattr(options, name)
+        if value is not None and value < number:
+            raise UsageError(f"--{name.replace('_', '-')}: got {value}, expected at least {number}.")
 
 
 def parse_train(
@@ -125,5 +157,6 @@ def parse_train(
         (name, annotated[type(group), tyro.conf.OmitArgPrefixes], group) for name, group in groups.items()
     ]
     flags = dataclasses.make_dataclass("Flags", members, frozen=True)
+    _check_flags(arguments, [name for _, _, group in members for name in _fields(group)], prog)
     parsed: Any = tyro.cli(flags, args=list(arguments), prog=prog, description=description, registry=_FLAGS)
     return parsed.program, parsed.run, parsed.agent

@@ -12,6 +12,7 @@ import tree
 
 from framework import environments
 from framework import nest as nests
+from framework.commands import interrupts
 from framework.commands.options import UsageError, read_pairs
 from framework.environments import environment_server
 
@@ -72,4 +73,5 @@ def main(arguments: Sequence[str]) -> int:
         options = read_pairs(chosen.options)
     except ValueError as error:
         raise UsageError(f"--options: {error}") from error
+    interrupts.clean_up_first()
     return environment_server.run(lambda: _Environments(chosen.environment, options, chosen.stepping), chosen)

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from framework.commands import interrupts
 from framework.commands.curves import kept_rows
 from framework.commands.options import Run, parse
 from framework.loggers import ProgressDisplay
 from framework.programs.run_folder import RunFolder
+from launch.texts import printable
 from launch.view import NodesView
 
 _ALIVE = ("starting", "running", "restarting", "closing", "stopping")  # States that need a launcher.
@@ -30,9 +32,10 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(StatusOptions, arguments, prog="repertory status")
     folder = RunFolder.open(options.run)
     if options.watch:
+        interrupts.clean_up_first()
         watch(folder)
     else:
-        print(text(folder))
+        print(printable(text(folder)))
     return 0
 
 

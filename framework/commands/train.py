@@ -16,12 +16,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Annotated, Any
 
+import tree
 import tyro
 
 import launch
 from framework import config_checks, core
 from framework.checkpoints import CheckpointError
-from framework.commands import building
+from framework.commands import building, interrupts
 from framework.commands.options import (
     DEFAULTS,
     Allow,
@@ -33,13 +34,14 @@ from framework.commands.options import (
 )
 from framework.commands.plot import draw_run
 from framework.loggers import ProgressDisplay
-from framework.loggers.files import explained
+from framework.loggers.files import explained, is_explained
 from framework.programs import config_file, trust
 from framework.programs.presets import Preset, presets_of
 from framework.programs.registry import AgentEntry, agent_names, find_agent
 from framework.programs.run_config import RunConfig
-from framework.programs.run_folder import RunFolder, differences
+from framework.programs.run_folder import RunFolder, differences, keeps_settings
 from launch.running import stopped_by_signals
+from launch.texts import printable
 from launch.view import NodesView
 
 _OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
@@ -92,13 +94,16 @@ def main(arguments: Sequence[str]) -> int:
 def start(name: str | None, arguments: Sequence[str]) -> int:
     """Trains the agent `name`, or that of the file of `--config`, in a new folder."""
     entry, options, config, agent_config = parse_new(name, arguments)
-    building.check_installed(options.engine, config)
+    building.check_installed(options.engine)
     agent = entry.make(None if isinstance(agent_config, _NoSettings) else agent_config)
+    interrupts.clean_up_first()
     if config.directory is not None:
         return _start(agent, options, config)
     path = _new_folder(entry.name, options.environment, config.seed)
     try:
         return _start(agent, options, dataclasses.replace(config, directory=str(path)))
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     finally:
         with contextlib.suppress(OSError):  # It is not empty, but for errors before the first file.
             os.removedirs(path)
@@ -112,10 +117,11 @@ def _start(agent: core.Agent, options: TrainOptions, config: RunConfig) -> int:
     folder = dataclasses.replace(folder, engine=options.engine, restarts=options.restarts)
     if (path / "config.yaml").exists():
         raise CommandError(f"{path} holds a run already. {_advice(folder)} another folder with --directory.")
-    program = building.build_program(agent, options.environment, config)
-    folder.save()  # The first file. What fails before this leaves no folder.
-    with _writing(path), folder.locked() as lock:
-        return run(folder, program, lock)
+    program = building.build_program(agent, options.environment, config, options.engine)
+    with folder.begun():
+        folder.save()  # The first file. What fails before this leaves no folder.
+        with _writing(folder), folder.locked() as lock:
+            return run(folder, program, lock)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,6 +198,10 @@ def _read(path: str | None) -> dict[str, Any]:
     except OSError as error:
         raise CommandError(f"--config {path}: {error.strerror}.") from error
     given.pop(config_file.RECORDED, None)
+    for name, value in given.items():
+        for text in (name, *tree.flatten(value)):  # The help shows them.
+            if isinstance(text, str) and printable(text) != text:
+                raise UsageError(f"{path}: {name!r}: got {text!r}, expected text without control characters.")
     return given
 
 
@@ -263,9 +273,12 @@ def resume(arguments: Sequence[str], name: str | None = None) -> int:
     except ValueError as error:
         raise UsageError(f"{folder.path}: {error}") from error
     folder = dataclasses.replace(folder, config=config, **chosen)
-    building.check_installed(folder.engine, config)
-    program = building.build_program(folder.make_agent(given.allow), folder.environment_factory(), config)
-    with _writing(folder.path), folder.locked() as lock, chosen_checkpoint(folder, given.checkpoint):
+    building.check_installed(folder.engine)
+    program = building.build_program(
+        folder.make_agent(given.allow), folder.environment_factory(), config, folder.engine
+    )
+    interrupts.clean_up_first()
+    with _writing(folder), folder.locked() as lock, chosen_checkpoint(folder, given.checkpoint):
         folder.save()
         (folder.path / "result.json").unlink(missing_ok=True)  # If this run is interrupted, it has no result.
         return run(folder, program, lock)
@@ -285,9 +298,12 @@ def _check_same_settings(folder: RunFolder, flags: Sequence[str], allowed: Seque
     )
     if changed:
         raise UsageError(
-            f"{folder.path}: {changed}. A resumed run keeps its settings, but for the flags of repertory "
-            "train --resume RUN --help. Leave the others out, or start a new run with them: repertory train "
-            f"--config {shlex.join([file, *flags])}"
+            keeps_settings(
+                folder.path,
+                changed,
+                "Leave the others out, or start a new run with them: repertory train --config "
+                + shlex.join([file, *flags]),
+            )
         )
 
 
@@ -297,7 +313,7 @@ def _advice(folder: RunFolder) -> str:
     if pid is not None:
         return f"Process {pid} trains in it. Give"
     if folder.checkpointer.latest() is not None:
-        return f"Go on with it: repertory train --resume {folder.path}; or give"
+        return f"Go on with it: repertory train --resume {folder.quoted}; or give"
     return "It ended before its first checkpoint, so that it cannot go on. Remove it, or give"
 
 
@@ -311,9 +327,14 @@ def _new_folder(agent: str, environment: str, seed: int) -> Path:
     name = f"{agent.rpartition(':')[2]}-{place}-seed{seed}-{now}"
     for ending in itertools.count(1):
         path = Path("runs", name if ending == 1 else f"{name}-{ending}")
-        with _writing(path), contextlib.suppress(FileExistsError):
+        try:
             path.mkdir(parents=True)
             return path
+        except FileExistsError:
+            continue
+        except OSError as error:
+            advice = "Or choose another folder with --directory."
+            raise CommandError(f"{explained(error, error.filename or path).strerror} {advice}") from error
     raise AssertionError
 
 
@@ -325,16 +346,7 @@ def chosen_checkpoint(folder: RunFolder, which: str) -> Iterator[None]:
     and its result.
     """
     reader = folder.restore(which)
-    counts = reader.state("counter")["counts"] if "counter" in reader.names else {}
-    has_ended = (folder.path / "result.json").exists()
-    for kind, made in (("env", reader.step), ("learner", counts.get("learner_steps", 0))):
-        limit = getattr(folder.config, f"max_{kind}_steps")
-        # A run without a result was interrupted in its last evaluation, which it repeats now.
-        if limit is not None and (made > limit or (made == limit and has_ended)):
-            raise CommandError(
-                f"{folder.path} has made {made:,} {kind} steps, and its limit is {limit:,}. Give it more: "
-                f"--max-{kind}-steps {2 * made}"
-            )
+    folder.check_limits(reader)
     checkpointer = folder.checkpointer
     paths = checkpointer.checkpoints()
     same = [path for path in paths if path.samefile(reader.path)]
@@ -369,24 +381,25 @@ def _aside(path: Path) -> Path:
 def run(folder: RunFolder, program: launch.Program, lock: IO[str]) -> int:
     """Runs the program of `folder`, which `lock` locks, and reports its end; returns the exit code."""
     program.contexts = (lambda: contextlib.nullcontext(lock),)  # Its own would lock the folder.
-    print(f"{folder.agent} in {folder.environment_name}, engine {folder.engine}, folder {folder.path}")
+    in_words = f"{folder.agent} in {folder.environment_name}, engine {folder.engine}, folder {folder.path}"
+    print(printable(in_words))
     try:
         result, stopped_by = _run(program, folder)
     except launch.LaunchError as error:
-        raise CommandError(_explain(error, folder.path)) from error
+        raise CommandError(_explain(error, folder)) from error
     draw_run(folder)
     if stopped_by is not None:
         latest = folder.checkpointer.latest()
         where = f"at {latest.name}" if latest else "before the first checkpoint"
         print(f"Stopped by {signal.Signals(stopped_by).name} {where}.")
         if latest:
-            print(f"Go on with: repertory train --resume {folder.path}")
+            print(f"Go on with: repertory train --resume {folder.quoted}")
         return 128 + stopped_by
     result = dict(result or {})
     folder.write_json("result.json", result)
     print(describe_result(result, folder.config))
     best = "" if result.get("episode_return") is None else " --checkpoint best"
-    print(f"Results are in {folder.path}. Look at them: repertory eval {folder.path}{best}")
+    print(f"Results are in {folder.path}. Look at them: repertory eval {folder.quoted}{best}")
     return 0
 
 
@@ -461,33 +474,29 @@ def describe_result(result: dict[str, Any], config: RunConfig) -> str:
     return f"The program ended{after}{f' ({reason})' if reason else ''}."
 
 
-def _explain(error: Exception, path: Path) -> str:
+def _explain(error: Exception, folder: RunFolder) -> str:
     cause = error.__cause__
     node = getattr(error, "node", None)
     if isinstance(cause, CheckpointError):
         return str(cause)  # Names the file; the node that asked for the checkpoint did not fail.
-    if node is not None and isinstance(cause, OSError) and _is_explained(cause):
-        return f"node {node!r}: {cause.strerror}"
-    reason, _, traceback = str(error).partition("\n\n")
-    if traceback:
-        print(traceback, file=sys.stderr)  # First, so that the reason is at the bottom.
+    if node is not None and isinstance(cause, OSError) and is_explained(cause):
+        return f"node {node!r}: {folder.unwritable(cause)}"
+    reason, _, log = str(error).partition("\n\n")
+    if shown := getattr(error, "frames", "") or log:
+        print(printable(shown), file=sys.stderr)  # First, so that the reason is at the bottom.
+    path = folder.path
     logs = f"; logs of its nodes are in {path / 'logs'}" if (path / "logs").is_dir() else ""
     return f"{reason}\nThe run ended in {path}{logs}."
 
 
 @contextlib.contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """Turns errors in writing the run's files into one clear error."""
+def _writing(folder: RunFolder) -> Iterator[None]:
+    """Turns errors of files into one clear error. Those of the nodes are of another kind."""
     try:
         yield
     except CheckpointError as error:
         raise CommandError(str(error)) from error
     except OSError as error:
-        if error.filename is None and error.errno not in _OF_DISKS and not _is_explained(error):
+        if error.filename is None and error.errno not in _OF_DISKS and not is_explained(error):
             raise
-        told = error if _is_explained(error) else explained(error, error.filename or path)
-        raise CommandError(str(told.strerror)) from error
-
-
-def _is_explained(error: OSError) -> bool:
-    return str(error.strerror).startswith("could not write")
+        raise CommandError(str(folder.unwritable(error))) from error

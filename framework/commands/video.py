@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from framework.commands import interrupts
 from framework.commands.options import Allow, Checkpoint, CommandError, Run, UsageError, check_at_least, parse
 from framework.programs.loading import LoadedPolicy, load_policy
 from framework.types import LAST
@@ -37,6 +38,7 @@ def main(arguments: Sequence[str]) -> int:
         raise UsageError(f"--output: got {output}, expected a name that ends in {' or '.join(_FORMATS)}.")
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # Pygame draws into memory and needs no display.
     policy = load_policy(options.run, options.checkpoint, options.allow)
+    interrupts.clean_up_first()
     count = write_video(
         output, frames(policy, options.episodes, options.max_steps, options.seed), options.fps
     )

@@ -65,6 +65,7 @@ def check_options(options: dict[str, Any]) -> AtariOptions:
     if unknown:
         raise ValueError(
             f"Atari options: got {unknown}, expected fields of AtariOptions: {', '.join(known)}."
+            f"{config_checks.nearest(unknown[0], known)}"
         )
     return AtariOptions(**options)
 

@@ -6,16 +6,29 @@ import abc
 
 import dm_env
 import numpy as np
+import tree
 
 from framework import specs
 from framework.types import FIRST as FIRST
 from framework.types import LAST as LAST
 from framework.types import MID as MID
 from framework.types import Nest
+from launch.errors import message_of
 
 
 class EnvironmentFault(RuntimeError):
     """An environment or an action breaks the contract. The message names environment, env and field."""
+
+
+class UnexpectedReturn(ValueError):
+    """A call returned what breaks the contract. The message begins with `returned`."""
+
+
+def describe(call: str, error: Exception) -> str:
+    """The sentence that tells of an error in a call of an environment."""
+    if isinstance(error, UnexpectedReturn):
+        return f"{call} {error}."
+    return f"{call} raised {type(error).__name__}: {message_of(error)}."
 
 
 class BatchedEnvironment(dm_env.Environment):
@@ -59,6 +72,11 @@ class BatchedEnvironment(dm_env.Environment):
     @property
     def cut(self) -> np.ndarray | None:
         """bool[B]: envs that the last `reset` could not reset: their FIRST is in mid-episode. None: none."""
+        return None
+
+    @property
+    def exact_rewards(self) -> list[np.ndarray] | None:
+        """The rewards of the last step in float64, `[B, ...]` per leaf, if float32 rounds some; else None."""
         return None
 
     @abc.abstractmethod
@@ -107,3 +125,15 @@ class BatchedEnvironment(dm_env.Environment):
             f"{self.name}: {type(self).__name__} cannot render; make the environment with "
             "render_mode='rgb_array' and stepping='inline'."
         )
+
+
+def unrounded(environment: BatchedEnvironment, timestep: dm_env.TimeStep) -> list[np.ndarray]:
+    """The rewards of the last time step of `environment`, `[B, ...]` per leaf, before they became float32."""
+    rewards, exact = tree.flatten(timestep.reward), environment.exact_rewards
+    if exact is None or [array.shape for array in exact] != [array.shape for array in rewards]:
+        return rewards
+    # A wrapper may have put other rewards in their place.
+    same = [e.astype(r.dtype) == r for e, r in zip(exact, rewards, strict=True)]
+    if all(np.count_nonzero(each) == each.size for each in same):
+        return exact
+    return [np.where(s, e, r) for s, e, r in zip(same, exact, rewards, strict=True)]

@@ -17,6 +17,10 @@ from framework.environments.base import LAST, BatchedEnvironment
 from framework.environments.single import SingleEnv, call_factory, make_env
 from framework.environments.stepping import VectorEnvironment
 from framework.types import Nest
+from launch.errors import message_of
+
+# If no episode has ended, the check goes on for this many times `num_steps`, and at least this many steps.
+_PATIENCE, _LEAST_PATIENCE = 9, 5_000
 
 
 class Violation(NamedTuple):
@@ -52,7 +56,8 @@ def check_environment(
 
     Args:
       environment: a name or a factory, as for `make`. Two environments are built, to compare them.
-      num_steps: number of steps to play.
+      num_steps: number of steps to play. If no episode ends, it plays up to ten times as many, and
+        at least 5,000, to see an end.
       seed: seed of the actions and of both environments.
       options: keyword arguments of the factory.
     """
@@ -64,19 +69,31 @@ def check_environment(
             built.append(call_factory(source.make_one, seed, source.options))
         first, second = [_adapt(one, report, seed) for one in built]
         if _check_spec(first.spec, report):
-            trace = _play(first, report, num_steps, seed)
+            trace, ended = _play(first, report, num_steps, seed)
             if not report.violations:
-                _compare(trace, _play(second, _Report(), num_steps, seed), report)
+                _compare(trace, _play(second, _Report(), num_steps, seed)[0], report)
+            if not ended:
+                # Longer, since episodes of a few thousand steps are common.
+                patience = max(_PATIENCE * num_steps, _LEAST_PATIENCE)
+                _, ended = _play(first, _Report(), patience, seed, until_end=True)
+            if not ended:
+                report.add(
+                    "episodes",
+                    f"had no end after {patience:,} steps of random actions",
+                    "end or truncate them (gymnasium.wrappers.TimeLimit, StepLimit), or give more num_steps: "
+                    "returns are those of whole episodes, and evaluations cut them at max_evaluation_steps",
+                )
     except _Broken as error:
         report.add(*error.args)
     except Exception as error:
-        what = f"raised {type(error).__name__}: {error}"
+        what = f"raised {_text(error)}"
         report.add("constructor", what, "make it build with these options")
     finally:
         for one in built:
-            close = getattr(one, "close", None)
-            if close is not None:
-                close()
+            try:
+                getattr(one, "close", lambda: None)()
+            except Exception as error:
+                report.add("close()", f"raised {_text(error)}", "release what is there, and raise nothing")
     return report.violations
 
 
@@ -111,7 +128,7 @@ class _Gymnasium:
             result = self._environment.reset(seed=seed)
         except TypeError as error:
             fix = "define reset(self, *, seed=None, options=None)"
-            raise _Broken("reset()", f"raised TypeError: {error}", fix) from error
+            raise _Broken("reset()", f"raised {_text(error)}", fix) from error
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
             fix = "return the pair (observation, info), info a dict"
             raise _Broken("reset()", f"returned {_describe(result)}", fix)
@@ -238,13 +255,20 @@ def _check_spec(spec: specs.EnvironmentSpec, report: _Report) -> bool:
 
 
 def _play(
-    environment: _Gymnasium | _DmEnv | _Other, report: _Report, num_steps: int, seed: int
-) -> list[tuple[str, Nest]]:
-    """Plays the environment. Returns the results as (call, nest) pairs."""
+    environment: _Gymnasium | _DmEnv | _Other,
+    report: _Report,
+    num_steps: int,
+    seed: int,
+    until_end: bool = False,
+) -> tuple[list[tuple[str, Nest]], bool]:
+    """Plays the environment. Returns the results as (call, nest) pairs, and whether an episode has ended.
+
+    With `until_end`, it checks and returns no results, and stops at the end of an episode.
+    """
     rng = np.random.default_rng(seed)
     spec = environment.spec
     trace: list[tuple[str, Nest]] = []
-    over, call = True, "reset()"
+    over, call, ended = True, "reset()", False
     try:
         for _ in range(num_steps):
             call = "reset()" if over else "step()"
@@ -253,6 +277,11 @@ def _play(
             else:
                 action = _draw_action(spec, observation, rng)
                 observation, reward, discount, over = environment.step(action)
+                ended = ended or over
+                if until_end:
+                    if over:
+                        break
+                    continue
                 _check_values(report, "step().reward", spec.rewards, reward)
                 _check_values(report, "step().discount", spec.discounts, discount)
                 # Copies: environments may write into the same arrays again.
@@ -262,9 +291,9 @@ def _play(
     except _Broken:
         raise
     except Exception as error:
-        what = f"raised {type(error).__name__}: {error}"
+        what = f"raised {_text(error)}"
         raise _Broken(call, what, "run it under a debugger with the same seed") from error
-    return trace
+    return trace, ended
 
 
 def _draw_action(spec: specs.EnvironmentSpec, observation: Nest, rng: np.random.Generator) -> Nest:
@@ -333,6 +362,10 @@ def _compare(trace: list[tuple[str, Nest]], other: list[tuple[str, Nest]], repor
                 "from a generator made of the factory's argument 'seed' (dm_env)",
             )
             return
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {message_of(error)}"
 
 
 def _describe(value: Any) -> str:

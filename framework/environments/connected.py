@@ -18,10 +18,11 @@ from framework import specs
 from framework.environments.action_masks import MaskChecker
 from framework.environments.base import FIRST, LAST, BatchedEnvironment, EnvironmentFault
 from framework.environments.environment_server import MalformedMessage
+from framework.environments.fields import FieldChecker
 from framework.environments.spec_data import parse_environment_spec
-from framework.environments.stepping import FieldChecker
 from framework.types import MultiAgentTimeStep, Nest
 from launch.defects import Defects
+from launch.texts import printable
 
 _LOG = logging.getLogger(__name__)
 _POLL_SECONDS = 0.5  # between two looks at whether the program stops and peers are still there
@@ -161,7 +162,7 @@ class ConnectedEnvironment(BatchedEnvironment):
             self.malformed += 1
             if self.malformed & (self.malformed - 1) == 0:  # the 1st, 2nd, 4th …: a flood fills no log
                 text = "%s: ended the connection of a peer (%d so far): %s"
-                _LOG.warning(text, self.name, self.malformed, error)
+                _LOG.warning(text, self.name, self.malformed, printable(str(error)))
             return str(error)
         if self._defects.repeats(error, f"{self.name}: a message of a peer"):
             raise error

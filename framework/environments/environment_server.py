@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import importlib
 import inspect
 import itertools
@@ -224,10 +225,19 @@ class _Gymnasium:
         else:
             truncated = more[0].get("TimeLimit.truncated", False)
             terminated = ended and not truncated
+        terminated, truncated = _flag("terminated", terminated), _flag("truncated", truncated)
         return observation, reward, 0.0 if terminated else 1.0, LAST if terminated or truncated else MID
 
     def close(self) -> None:
         self._env.close()
+
+
+def _flag(name: str, value: Any) -> bool:
+    """A flag as a bool; text, None and NaN, which would count as one, raise ValueError."""
+    array = np.asarray(value)
+    if array.size != 1 or array.dtype.kind not in "iubf" or array.item() not in (0, 1):
+        raise ValueError(f"{name}: got {value!r}, expected a bool.")
+    return bool(array.item())
 
 
 class _DmEnv:
@@ -538,7 +548,7 @@ class _Server:
 
     def _tell(self, text: str) -> None:
         if text != self._said:
-            print(text, file=sys.stderr, flush=True)
+            print(_printable(text), file=sys.stderr, flush=True)
         self._said = text
 
     def close(self) -> None:
@@ -605,13 +615,38 @@ def find(name: str) -> Callable[[], Any]:
     return getattr(importlib.import_module(module), rest)
 
 
+def _printable(text: str) -> str:
+    """`text` without the control characters of a peer, which a terminal would obey."""
+    return "".join(each if each.isprintable() or each in "\n\t" else repr(each)[1:-1] for each in text)
+
+
+def integer(text: str) -> int:
+    """A whole number, such as 100000, 100_000 or 1e5."""
+    number = float(text)
+    if not number.is_integer():
+        raise ValueError
+    return int(number)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Its error for an unknown flag names the nearest one."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        chosen, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            near = difflib.get_close_matches(unknown[0].split("=")[0], self._option_string_actions, 1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            self.error(f"there is no {unknown[0]}.{hint}")
+        return chosen
+
+
 def make_parser(prog: str, *, names: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=prog, description="Serves environments to the actors of a run.")
+    parser = _Parser(prog=prog, description="Serves environments to the actors of a run.")
     add = parser.add_argument
     add("environment", help=names)
     add("--connect", nargs="+", required=True, metavar="HOST:PORT", help="where the run's actors listen")
     add("--key", required=True, metavar="FILE", help="the run's environments.key, of mode 0600")
-    add("--num-envs", type=int, default=1, help="number of envs (default: 1)")
+    add("--num-envs", type=integer, default=1, help="number of envs (default: 1)")
     add(
         "--idle-timeout",
         type=float,
@@ -627,7 +662,7 @@ def run(make: Callable[[], Any], chosen: argparse.Namespace) -> int:
     try:
         serve(make(), chosen.connect, chosen.key, chosen.num_envs, chosen.idle_timeout)
     except (OSError, ValueError, TypeError, ImportError, AttributeError, Refused) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(_printable(f"error: {error}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:  # While the environment was made.
         pass

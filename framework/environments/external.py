@@ -10,6 +10,7 @@ import base64
 import binascii
 import hmac
 import json
+import math
 import os
 import secrets
 import selectors
@@ -143,12 +144,16 @@ class ExternalEnvironment(ConnectedEnvironment):
         self._selector = selectors.DefaultSelector()
         self._listener: socket.socket | None = None
         self._clients: set[_Client] = set()
-        self._cut = np.zeros(num_envs, np.bool_)
+        self._cut, self._rewards = np.zeros(num_envs, np.bool_), np.zeros(num_envs)
         super().__init__(name, address, num_envs, timeout)
 
     @property
     def cut(self) -> np.ndarray:
         return self._cut
+
+    @property
+    def exact_rewards(self) -> list[np.ndarray]:
+        return [self._rewards]
 
     def _listen(self) -> None:
         self._listener = self._open_port()
@@ -271,13 +276,16 @@ class ExternalEnvironment(ConnectedEnvironment):
             client.is_open = client.is_new = True
             client.has_acted = False
         elif kind == "log_reward" and client.is_open and not client.is_new:
+            given = message.get("reward")
+            if not isinstance(given, int | float):
+                raise MalformedMessage(f"reward: got {type(given).__name__}, expected a number.")
             try:
-                client.reward += float(message["reward"])
-            except (KeyError, TypeError, ValueError, OverflowError) as error:
-                raise MalformedMessage(f"reward: got {type(error).__name__}, expected a number.") from None
+                client.reward += given
+            except OverflowError:
+                client.reward = math.inf
             if not abs(client.reward) <= _LARGEST_REWARD:
                 raise MalformedMessage(
-                    f"reward: got {message['reward']!r}, expected a finite number of float32, also as a sum."
+                    f"reward: got {given!r:.40}, expected a finite number of float32, also as a sum."
                 )
         elif kind == "get_action" and client.is_open:
             leaves = self._observation(message)
@@ -288,6 +296,10 @@ class ExternalEnvironment(ConnectedEnvironment):
         elif kind == "end_episode" and client.is_open and not client.is_new:
             leaves = self._observation(message)
             client.is_open = False
+            if not isinstance(message.get("truncated", False), bool):
+                raise MalformedMessage(
+                    f"truncated: got {message['truncated']!r:.40}, expected true or false."
+                )
             if not client.is_cut:  # Otherwise an episode that the run has not begun; the next one begins.
                 self._put_step(client, LAST, 1.0 if message.get("truncated") else 0.0, leaves)
         else:
@@ -300,6 +312,7 @@ class ExternalEnvironment(ConnectedEnvironment):
         reward = 0.0 if kind == FIRST else client.reward
         if kind == FIRST:
             self._cut[client.env] = client.has_acted
+        self._rewards[client.env] = reward
         leaves = [np.int64(kind), np.float32(reward), np.float32(discount), *observation]
         self._put(np.array([client.env]), [np.asarray(leaf)[None] for leaf in leaves])
 
@@ -315,11 +328,12 @@ class ExternalEnvironment(ConnectedEnvironment):
                     array = np.frombuffer(base64.b64decode(part, validate=True), leaf.dtype.newbyteorder("<"))
                     array = array.reshape(leaf.shape).astype(leaf.dtype)
                 else:
-                    array = np.asarray(part, leaf.dtype)
-                    if leaf.dtype.kind != "f" and np.count_nonzero(array != np.asarray(part)):
-                        raise ValueError(
-                            f"got {np.asarray(part).tolist()}, expected numbers of {leaf.dtype}."
-                        )
+                    given = np.asarray(part)
+                    array = given.astype(leaf.dtype) if given.dtype.kind in "iubf" else given
+                    if given.dtype.kind not in "iubf" or (
+                        leaf.dtype.kind != "f" and np.count_nonzero(array != given)
+                    ):
+                        raise ValueError(f"got {given.tolist()}, expected numbers of {leaf.dtype}.")
             except (ValueError, TypeError, KeyError, IndexError, OverflowError, binascii.Error) as error:
                 raise MalformedMessage(f"{specs.path_name('observation', path)}: {error}") from None
             if array.shape != leaf.shape or not np.isfinite(array).all():
@@ -327,6 +341,9 @@ class ExternalEnvironment(ConnectedEnvironment):
                 raise MalformedMessage(
                     f"{place}: got shape {array.shape}, expected finite numbers of {leaf.shape}."
                 )
+            if isinstance(leaf, specs.DiscreteArray) and not 0 <= array < leaf.num_values:
+                place = specs.path_name("observation", path)
+                raise MalformedMessage(f"{place}: got {array}, expected 0 to {leaf.num_values - 1}.")
             leaves.append(array)
         return leaves
 

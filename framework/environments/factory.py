@@ -6,9 +6,10 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from framework import specs
+from framework import config_checks, specs
 from framework.environments import suites
 from framework.environments.base import BatchedEnvironment
+from framework.environments.border import checked
 from framework.environments.processes import ProcessEnvironment
 from framework.environments.single import SingleEnv, call_factory, env_seeds, make_env, takes
 from framework.environments.stepping import InlineEnvironment, VectorEnvironment, autoreset_mode
@@ -61,10 +62,12 @@ def make(
       ValueError: The name is unknown, or two arguments contradict each other.
       ImportError: A package that the environment needs is not installed. The message names the extra.
     """
-    if num_envs < 1:
-        raise ValueError(f"num_envs: got {num_envs}, expected at least 1.")
+    num_envs = config_checks.whole_number("num_envs", num_envs, 1)
     if stepping not in STEPPING:
-        raise ValueError(f"stepping: got {stepping!r}, expected one of {', '.join(STEPPING)}.")
+        raise ValueError(
+            f"stepping: got {stepping!r}, expected one of {', '.join(STEPPING)}."
+            f"{config_checks.nearest(stepping, STEPPING)}"
+        )
     if num_processes is not None and stepping != "processes":
         raise ValueError(
             f"num_processes: got {num_processes} with stepping={stepping!r}, expected None. "
@@ -80,7 +83,7 @@ def make(
         batched = _batch(source, num_envs, seed, stepping, num_processes)
     try:
         for wrapper in wrappers:
-            batched = wrapper(batched)
+            batched = checked(wrapper(batched))
     except BaseException:
         batched.close()
         raise
@@ -115,7 +118,7 @@ def _batch(
                 f"{source.name}: the factory returned a batch of {first.num_envs} envs, expected {num_envs}. "
                 "Give it a parameter num_envs, so that each node can ask for the envs that it steps."
             )
-        return first if many else VectorEnvironment(source.name, first, seed)
+        return checked(first) if many else VectorEnvironment(source.name, first, seed)
     if stepping == "vector" and not makes_batches:
         make_env(first, seeds[0]).close()
         raise ValueError(

@@ -8,7 +8,7 @@ import numpy as np
 
 from framework import specs
 from framework.environments.base import FIRST, LAST, MID, BatchedEnvironment
-from framework.environments.stepping import FieldChecker
+from framework.environments.fields import FieldChecker
 from framework.types import MultiAgentTimeStep, Nest
 
 

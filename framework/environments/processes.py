@@ -31,12 +31,15 @@ import tree
 
 from framework import nest as nests
 from framework import specs
-from framework.environments.base import BatchedEnvironment, EnvironmentFault
+from framework.environments.base import BatchedEnvironment, EnvironmentFault, unrounded
+from framework.environments.fields import FieldChecker
 from framework.environments.states import dumps
-from framework.environments.stepping import FieldChecker, InlineEnvironment
+from framework.environments.stepping import InlineEnvironment
 from framework.environments.suites import Source
 from framework.types import MultiAgentTimeStep, Nest
 from launch import platforms
+from launch.errors import message_of
+from launch.seeds import seed_generators
 
 # Seconds that the envs of a child may take to close after the parent has closed its connection.
 CLOSE_GRACE = 2.0
@@ -120,6 +123,7 @@ class ProcessEnvironment(BatchedEnvironment):
         if wanted < 1:
             raise ValueError(f"{self.name}: num_processes: got {num_processes}, expected at least 1.")
         self._timeouts = start_timeout, step_timeout, close_timeout
+        self._seeds = seeds
         groups = np.array_split(np.arange(self.num_envs), min(wanted, self.num_envs))
         self._groups = [slice(int(group[0]), int(group[-1]) + 1) for group in groups]
         make_envs = [functools.partial(source.make_env, seed) for seed in seeds]
@@ -131,7 +135,7 @@ class ProcessEnvironment(BatchedEnvironment):
 
     def __getstate__(self) -> dict[str, Any]:
         """The state of the envs, for pickle. The copy starts processes of its own."""
-        kept = {key: vars(self)[key] for key in ("name", "num_envs", "_timeouts", "_groups")}
+        kept = {key: vars(self)[key] for key in ("name", "num_envs", "_timeouts", "_groups", "_seeds")}
         return {**kept, "envs": self._call("pickle")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -144,13 +148,17 @@ class ProcessEnvironment(BatchedEnvironment):
         start_timeout, _, close_timeout = self._timeouts
         self._children: list[_Child] = []
         self._broken: str | None = None
-        self._slot = 0
+        self._oom_kills = platforms.oom_kills()
+        self._slot, self._is_rounded = 0, False
         self._finalizer = weakref.finalize(self, _shut_down, self._children, close_timeout)
         memory = _unnamed_file()
         try:
             for rows in self._groups:
                 self._children.append(_Child(rows, memory))
-            tasks = [(one, rows, self.num_envs) for one, rows in zip(pickles, self._groups, strict=True)]
+            tasks = [
+                (one, rows, self.num_envs, None if self._seeds is None else self._seeds[rows.start])
+                for one, rows in zip(pickles, self._groups, strict=True)
+            ]
             found = [pickle.loads(spec) for spec in self._ask("building", tasks, start_timeout)]
             self.spec = found[0]
             for child, spec in zip(self._children, found, strict=True):
@@ -161,15 +169,19 @@ class ProcessEnvironment(BatchedEnvironment):
                     )
             self._check_action = FieldChecker(self.name, "action", self.spec.actions, self.num_envs)
             self._slots = _share(memory, self.spec, self.num_envs)
-            self._actions = [tree.flatten(action) for _, action in self._slots]
+            self._actions = [tree.flatten(action) for _, action, _ in self._slots]
         except BaseException:
             self.close()
             raise
         finally:
             os.close(memory)
 
+    @property
+    def exact_rewards(self) -> list[np.ndarray] | None:
+        return self._slots[self._slot][2] if self._is_rounded else None
+
     def reset(self) -> dm_env.TimeStep:
-        self._slot = 1 - self._slot
+        self._slot, self._is_rounded = 1 - self._slot, False
         self._call("reset")
         return self._slots[self._slot][0]
 
@@ -188,7 +200,7 @@ class ProcessEnvironment(BatchedEnvironment):
     ) -> dm_env.TimeStep:
         for column, array in zip(self._actions[self._slot], action, strict=True):
             column[...] = array
-        self._call(method, arguments)
+        self._is_rounded = any(self._call(method, arguments))
         return self._slots[self._slot][0]
 
     def end_episodes(self, envs: np.ndarray) -> None:
@@ -256,12 +268,13 @@ class ProcessEnvironment(BatchedEnvironment):
             code = child.process.wait(timeout=5.0)
             killed = code < 0
             how = f"was killed by {signal.Signals(-code).name}" if killed else f"ended with exit code {code}"
+            advice = platforms.why_killed(self._oom_kills) if code == -signal.SIGKILL else ""
         except subprocess.TimeoutExpired:
-            how = "closed its connection"
+            how, advice = "closed its connection", ""
         self._broken = f"the process of {child.envs} {how}"
         return EnvironmentFault(
             f"{self.name}, {child.envs}: the environment's process {child.process.pid} {how} during a run. "
-            "Its output is above. Use stepping='inline' to see the failure itself."
+            f"Its output is above. Use stepping='inline' to see the failure itself.{advice}"
         )
 
     def close(self) -> None:
@@ -292,8 +305,10 @@ def _unnamed_file() -> int:
         return os.dup(file.fileno())
 
 
-def _share(descriptor: int, spec: specs.EnvironmentSpec, num_envs: int) -> list[tuple[dm_env.TimeStep, Nest]]:
-    """Two time steps of B envs with their actions, in shared memory; OSError if there is not enough.
+def _share(
+    descriptor: int, spec: specs.EnvironmentSpec, num_envs: int
+) -> list[tuple[dm_env.TimeStep, Nest, list[np.ndarray]]]:
+    """Two time steps of B envs with their actions and exact rewards, in shared memory; OSError without room.
 
     They are used in turn, so the previous time step is intact while the next is written.
     """
@@ -302,7 +317,8 @@ def _share(descriptor: int, spec: specs.EnvironmentSpec, num_envs: int) -> list[
     agents = specs.agents(spec)
     if agents:
         timestep = MultiAgentTimeStep(**timestep._asdict(), agents=dict.fromkeys(agents, step_type))
-    shared = (timestep, spec.actions)
+    exact = [specs.Array(leaf.shape, np.float64) for leaf in tree.flatten(spec.rewards)]
+    shared = (timestep, spec.actions, exact)
     fields = [
         (str(index), leaf.dtype, (num_envs, *leaf.shape)) for index, leaf in enumerate(tree.flatten(shared))
     ]
@@ -336,7 +352,8 @@ def _end_with_parent(parent: int) -> None:
 
 
 def _serve(connection: Connection, memory: int) -> None:
-    pickled, rows, num_envs = connection.recv()
+    pickled, rows, num_envs, seed = connection.recv()
+    seed_generators(seed)  # Environments may use the global ones.
     try:
         made = pickle.loads(pickled)
         environment: InlineEnvironment = made() if callable(made) else made
@@ -346,7 +363,7 @@ def _serve(connection: Connection, memory: int) -> None:
         return
     with environment:
         slots = tree.map_structure(lambda array: array[rows], _share(memory, environment.spec, num_envs))
-        columns = [tree.flatten(timestep) for timestep, _ in slots]
+        columns = [tree.flatten(timestep) for timestep, _, _ in slots]
         _answer(connection, True, cloudpickle.dumps(environment.spec))
         while True:
             method, slot, arguments = connection.recv()
@@ -363,7 +380,9 @@ def _serve(connection: Connection, memory: int) -> None:
             if isinstance(result, (dm_env.TimeStep, MultiAgentTimeStep)):
                 for column, array in zip(columns[slot], tree.flatten(result), strict=True):
                     column[...] = array
-                result = None
+                for column, array in zip(slots[slot][2], unrounded(environment, result), strict=True):
+                    column[...] = array
+                result = environment.exact_rewards is not None
             _answer(connection, True, result)
 
 
@@ -373,4 +392,4 @@ def _answer(connection: Connection, succeeded: bool, result: Any) -> None:
 
 def _answer_failure(connection: Connection, error: Exception) -> None:
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    _answer(connection, False, (type(error).__name__, str(error), text))
+    _answer(connection, False, (type(error).__name__, message_of(error), text))

@@ -13,8 +13,8 @@ import dm_env
 import numpy as np
 import tree
 
-from framework import specs
-from framework.environments.base import FIRST, LAST, MID, BatchedEnvironment
+from framework import config_checks, specs
+from framework.environments.base import FIRST, LAST, MID, BatchedEnvironment, UnexpectedReturn, unrounded
 from framework.types import MultiAgentTimeStep, Nest
 
 
@@ -65,13 +65,52 @@ class GymnasiumAdapter(SingleEnv):
     def reset(self) -> Nest:
         # Only the first reset is seeded: seeding again would repeat the same episode.
         seed, self._seed = self._seed, None
-        return self._environment.reset(seed=seed)[0]
+        return reset_parts(self._environment.reset(seed=seed))
 
     def step(self, action: Nest) -> tuple[Nest, Any, Any, int]:
-        observation, reward, terminated, truncated, _ = self._environment.step(action)
-        if terminated:
+        result = self._environment.step(action)
+        observation, reward, terminated, truncated, _ = result if len(result) == 5 else step_parts(result)
+        if terminated is not False and as_flag("terminated", terminated):
             return observation, reward, 0.0, LAST
-        return observation, reward, 1.0, LAST if truncated else MID
+        if truncated is not False and as_flag("truncated", truncated):
+            return observation, reward, 1.0, LAST
+        return observation, reward, 1.0, MID
+
+
+def reset_parts(result: Any) -> Nest:
+    """The observation of what `reset` of gymnasium or PettingZoo returned; else UnexpectedReturn."""
+    if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping | type(None)):
+        return result[0]
+    raise UnexpectedReturn(
+        f"returned {_outline(result)}, expected the pair (observation, info), info a dict. Environments of "
+        "the old gym package return the observation only; return `observation, {}`"
+    )
+
+
+def step_parts(result: Any) -> tuple[Any, Any, Any, Any, Any]:
+    """What `step` of gymnasium or PettingZoo returned; UnexpectedReturn if not five values."""
+    if isinstance(result, tuple | list) and len(result) == 5:
+        return tuple(result)
+    raise UnexpectedReturn(
+        f"returned {_outline(result)}, expected (observation, reward, terminated, truncated, info). The "
+        "`done` of the old gym package is terminated (no value after it) or truncated (a time limit)"
+    )
+
+
+def _outline(result: Any) -> str:
+    kind, shape = type(result).__name__, getattr(result, "shape", None)
+    count = f" of {len(result)} values" if isinstance(result, tuple | list | dict) else ""
+    return kind + (count if shape is None else f" of shape {shape}")
+
+
+def as_flag(name: str, value: Any) -> bool:
+    """A flag of one env. Text, None and NaN would count as one, too: they are UnexpectedReturn."""
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    array = np.asarray(value)
+    if array.size != 1 or array.dtype.kind not in "iubf" or array.item() not in (0, 1):
+        raise UnexpectedReturn(f"returned {name} {value!r:.80}, expected a bool")
+    return bool(array.item())
 
 
 class PettingZooAdapter(SingleEnv):
@@ -90,6 +129,7 @@ class PettingZooAdapter(SingleEnv):
         self.spec = spec._replace(
             rewards=dict.fromkeys(names, spec.rewards), discounts=dict.fromkeys(names, spec.discounts)
         )
+        self._over: set[str] = set()  # Agents whose episode has ended, although the environment lists them.
         # Of the agents that are not in the episode. A Discrete space may start above 0.
         zeros = specs.zeros(spec.observations)
         leaves = zip(tree.flatten(zeros), self.observation_starts, strict=True)
@@ -97,24 +137,45 @@ class PettingZooAdapter(SingleEnv):
 
     def reset(self) -> Nest:
         seed, self._seed = self._seed, None
-        observations, _ = self._environment.reset(seed=seed)
-        self.agents = dict.fromkeys(self._absent, FIRST)
-        return {**self._absent, **observations}
+        observations = reset_parts(self._environment.reset(seed=seed))
+        self.agents, self._over = dict.fromkeys(self._absent, FIRST), set()
+        return self._seen(observations, set(self._environment.agents))
 
     def step(self, action: Nest) -> tuple[Nest, Any, Any, int]:
-        playing = list(self._environment.agents)
-        observations, rewards, terminated, truncated, _ = self._environment.step(
-            {name: action[name] for name in playing}
+        listed = list(self._environment.agents)
+        playing = [name for name in listed if name not in self._over]
+        observations, rewards, terminated, truncated, _ = step_parts(
+            self._environment.step({name: action[name] for name in listed})
         )
-        ended = {name: terminated[name] or truncated[name] for name in playing}
-        types = {name: LAST if ended[name] else MID for name in playing}
+        # An agent's episode ends by its flags or by its absence from the list, whichever comes first.
+        remaining = set(self._environment.agents)
+        failed = {name: as_flag(f"terminated of {name!r}", terminated[name]) for name in playing}
+        ended = {
+            name
+            for name in playing
+            if failed[name] or as_flag(f"truncated of {name!r}", truncated[name]) or name not in remaining
+        }
+        self._over = (self._over | ended) & remaining
+        types = {name: LAST if name in ended else MID for name in playing}
         self.agents = {**dict.fromkeys(self._absent, FIRST), **types}
+        if missing := [name for name in playing if name not in observations and not failed[name]]:
+            raise UnexpectedReturn(
+                f"returned no observation of {', '.join(missing)}, expected one of each agent that plays"
+            )
         return (
-            {**self._absent, **observations},
+            # Of those that begin, too.
+            self._seen(observations, {*playing, *(remaining - self._over)}),
             {**dict.fromkeys(self._absent, 0.0), **{name: rewards[name] for name in playing}},
-            {**dict.fromkeys(self._absent, 1.0), **{name: 1.0 - terminated[name] for name in playing}},
-            MID if self._environment.agents else LAST,
+            {**dict.fromkeys(self._absent, 1.0), **{name: 1.0 - failed[name] for name in playing}},
+            MID if remaining - self._over else LAST,
         )
+
+    def _seen(self, observations: Any, present: set[str]) -> dict[str, Nest]:
+        """The observation of every agent: zeros of those that are not in the episode."""
+        return {
+            name: observations.get(name, zero) if name in present else zero
+            for name, zero in self._absent.items()
+        }
 
 
 class DmEnvAdapter(SingleEnv):
@@ -131,15 +192,17 @@ class DmEnvAdapter(SingleEnv):
     def reset(self) -> Nest:
         timestep = self._environment.reset()
         if not timestep.first():
-            raise ValueError(f"reset() returned step_type {timestep.step_type!r}, expected FIRST.")
+            raise UnexpectedReturn(f"returned step_type {timestep.step_type!r}, expected FIRST")
         return timestep.observation
 
     def step(self, action: Nest) -> tuple[Nest, Any, Any, int]:
         step_type, reward, discount, observation = self._environment.step(action)
-        if step_type == 0:
-            raise ValueError(
-                "step() returned FIRST although the previous step was not LAST. End the episode with LAST."
+        if step_type == FIRST:
+            raise UnexpectedReturn(
+                "returned FIRST although the previous step was not LAST. End the episode with LAST"
             )
+        if step_type not in (MID, LAST):
+            raise UnexpectedReturn(f"returned step_type {step_type!r}, expected MID or LAST")
         return observation, reward, discount, int(step_type)
 
     def render(self) -> Any:
@@ -163,6 +226,8 @@ class BatchOfOne(DmEnvAdapter):
         return timestep.observation, timestep.reward, timestep.discount, int(timestep.step_type)
 
     def _only(self, batch: dm_env.TimeStep | MultiAgentTimeStep) -> dm_env.TimeStep | MultiAgentTimeStep:
+        exact = tree.unflatten_as(batch.reward, unrounded(self._environment, batch))
+        batch = batch._replace(reward=exact)
         timestep = tree.map_structure(lambda leaf: leaf[0], batch)
         if isinstance(timestep, MultiAgentTimeStep):
             self.agents = timestep.agents
@@ -227,6 +292,7 @@ def call_factory(
     """
     known: Mapping[str, Any] = {"seed": seed, "num_envs": num_envs}
     arguments = {**{name: value for name, value in known.items() if takes(factory, name)}, **options}
+    config_checks.arguments(getattr(factory, "__qualname__", "environment"), factory, options)
     environment = factory(**arguments)
     is_lost = seed is not None and "seed" not in arguments
     if is_lost and isinstance(environment, BatchedEnvironment) and environment.takes_seed:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,161 +9,23 @@ import dm_env
 import numpy as np
 import tree
 
-from framework import nest as nests
 from framework import specs
 from framework.environments.action_masks import MaskChecker
-from framework.environments.base import FIRST, LAST, MID, BatchedEnvironment, EnvironmentFault
-from framework.environments.single import SingleEnv, env_seeds
+from framework.environments.base import (
+    FIRST,
+    LAST,
+    MID,
+    BatchedEnvironment,
+    EnvironmentFault,
+    UnexpectedReturn,
+    describe,
+)
+from framework.environments.fields import FieldChecker
+from framework.environments.single import SingleEnv, as_flag, env_seeds, reset_parts, step_parts
+from framework.foreign import close
 from framework.types import MultiAgentTimeStep, Nest
 
-_MISSING = (KeyError, IndexError, TypeError)
-
-
-class FieldChecker:
-    """Turns the actions, observations, rewards or discounts of B envs into arrays that fit their spec.
-
-    Attributes:
-      build: a function from the arrays, one per leaf of the spec, to a nest like the spec.
-    """
-
-    def __init__(
-        self, name: str, field: str, spec: Nest, num_envs: int, starts: Sequence[int] = (), first_env: int = 0
-    ):
-        """Makes the checker of one field.
-
-        Args:
-          name: the environment's name, for errors.
-          field: `action`, `observation`, `reward` or `discount`. Integers of an action must be within the
-            spec's bounds, too.
-          spec: the spec of one env.
-          num_envs: B.
-          starts: per leaf, the first value of a gymnasium Discrete space, whose spec counts from 0.
-          first_env: the number of env 0 in errors.
-        """
-        self._name, self._field = name, field
-        self._envs, self._first_env = range(num_envs), first_env
-        self._unseen = field == "observation"
-        self.build = nests.unflattener(spec)
-        # A spec's properties are Python calls: read once, not at every step.
-        self._leaves: list[tuple[specs.Path, tuple[int, ...], np.dtype, Any, int]] = []
-        self._shapes = [(num_envs, *leaf.shape) for leaf in tree.flatten(spec)]
-        leaves = specs.leaves(spec)
-        for (path, leaf), start in zip(leaves, starts or [0] * len(leaves), strict=True):
-            bounded = field == "action" and isinstance(leaf, specs.BoundedArray) and leaf.dtype.kind in "iu"
-            bounds = (leaf.minimum, leaf.maximum) if bounded else None
-            self._leaves.append((path, leaf.shape, leaf.dtype, bounds, start))
-
-    def __call__(self, nest: Nest) -> list[np.ndarray]:
-        """Takes a nest of `[B, ...]`; returns one array per leaf, possibly the caller's own.
-
-        Raises:
-          EnvironmentFault: A part is missing, or has another shape or dtype, or is not finite.
-        """
-        try:
-            arrays = [np.asarray(specs.pick(nest, leaf[0]) if leaf[0] else nest) for leaf in self._leaves]
-            if [array.shape for array in arrays] != self._shapes:
-                raise ValueError
-        except (*_MISSING, ValueError) as error:
-            raise self._find_misfit(self._shapes, [nest], [None]) from error
-        if self._unseen:
-            self._warn_of_rounding(arrays)
-        return self._check(arrays, self._envs)
-
-    def gather(self, values: Sequence[Nest], envs: Sequence[int]) -> list[np.ndarray]:
-        """Takes one nest for each of `envs`; returns one new array `[len(envs), ...]` per leaf."""
-        arrays = []
-        for path, shape, dtype, _, _ in self._leaves:
-            try:
-                parts = [specs.pick(value, path) for value in values] if path else values
-                array = np.array(parts, dtype if dtype.kind == "f" else None)
-                if array.shape != (len(envs), *shape):
-                    if shape:
-                        raise ValueError(array.shape)
-                    array = array.reshape(len(envs))  # one number may come as an array of one number
-            except (*_MISSING, ValueError) as error:
-                raise self._find_misfit([leaf[1] for leaf in self._leaves], values, envs) from error
-            arrays.append(array)
-        if self._unseen:
-            self._warn_of_rounding(
-                [specs.pick(values[0], leaf[0]) if leaf[0] else values[0] for leaf in self._leaves]
-            )
-        return self._check(arrays, envs)
-
-    def _warn_of_rounding(self, observation: Sequence[Any]) -> None:
-        """Warns, at the first observation, of floats that have more digits than their spec."""
-        self._unseen = False
-        for (path, _, dtype, *_), leaf in zip(self._leaves, observation, strict=True):
-            given = getattr(leaf, "dtype", dtype)
-            if given.kind == dtype.kind == "f" and given.itemsize > dtype.itemsize:
-                place = specs.path_name(self._field, path)
-                warnings.warn(
-                    f"{self._name}: {place} has dtype {given}, expected {dtype}, to which it is rounded. "
-                    f"Return it as {dtype}, or change the spec."
-                )
-
-    def _check(self, arrays: list[np.ndarray], envs: Sequence[int]) -> list[np.ndarray]:
-        """Checks the values of arrays of the right shapes, and converts them."""
-        for index, (path, _, dtype, bounds, start) in enumerate(self._leaves):
-            array = arrays[index]
-            if array.dtype != dtype:
-                numbers = array.dtype.kind in ("iubf" if dtype.kind == "f" else "iub")
-                converted = array.astype(dtype) if numbers else array
-                # Integers of another size are taken if they fit.
-                if not numbers or (dtype.kind != "f" and np.count_nonzero(converted != array)):
-                    place = specs.path_name(self._field, path)
-                    first = None if self._field == "action" else envs[0]
-                    raise self._fault(f"{place} has dtype {array.dtype}, expected {dtype}", first)
-                array = converted
-            if dtype.kind == "f":
-                # On a batch of small arrays count_nonzero() takes a fifth of the time of all().
-                if np.count_nonzero(np.isfinite(array)) != array.size:
-                    raise self._bad_value(path, array, ~np.isfinite(array), envs, "not finite")
-            elif bounds is not None:
-                outside = (array < bounds[0]) | (array > bounds[1])
-                if np.count_nonzero(outside):
-                    raise self._bad_value(path, array, outside, envs, f"outside {bounds[0]} ... {bounds[1]}")
-            if start:  # Not negated: the dtype may be unsigned.
-                array = array + start if self._field == "action" else array - start
-            arrays[index] = array
-        return arrays
-
-    def _find_misfit(
-        self, shapes: Sequence[tuple[int, ...]], values: Sequence[Nest], envs: Sequence[int | None]
-    ) -> EnvironmentFault:
-        """The fault of the first value that lacks a part or has another shape or dtype."""
-        for env, value in zip(envs, values, strict=True):
-            for (path, *_), shape in zip(self._leaves, shapes, strict=True):
-                place, expected = specs.path_name(self._field, path), str(shape) if shape else "one number"
-                try:
-                    array = np.asarray(specs.pick(value, path))
-                except _MISSING:
-                    structure = (
-                        f"{tree.map_structure(type, value)}, which lacks a part of the {self._field} spec"
-                    )
-                    return self._fault(f"{place} is missing from {structure}", env)
-                if array.shape != shape:
-                    return self._fault(f"{place} has shape {array.shape}, expected {expected}", env)
-                if array.dtype.kind not in "iubf":
-                    return self._fault(f"{place} has dtype {array.dtype}, expected {expected}", env)
-        return self._fault(f"{self._field}: got {values!r}, expected values of one shape")
-
-    def _bad_value(
-        self, path: specs.Path, array: np.ndarray, bad: np.ndarray, envs: Sequence[int], why: str
-    ) -> EnvironmentFault:
-        index = int(np.nonzero(bad.reshape(len(bad), -1).any(axis=1))[0][0])
-        place, env = specs.path_name(self._field, path), envs[index]
-        if self._field == "action":
-            return self._fault(f"{place} of env {env} is {array[index]!r}, {why}")
-        what = "NaN" if np.isnan(array[index]).any() else "infinity"
-        return self._fault(f"{place} holds {what}: {array[index]!r}; expected finite numbers", env)
-
-    def _fault(self, what: str, env: int | None = None) -> EnvironmentFault:
-        where = self._name if env is None else f"{self._name}, env {self._first_env + env}"
-        if self._field == "action":
-            fix = "Return one action per env within action_spec(); check the parameters and losses for NaN."
-        else:
-            fix = f"Make the environment agree with its {self._field}_spec(); see check_environment()."
-        return EnvironmentFault(f"{where}: {what}. {fix}")
+_FLAGS = ("terminated", "truncated")
 
 
 class InlineEnvironment(BatchedEnvironment):
@@ -225,6 +85,11 @@ class InlineEnvironment(BatchedEnvironment):
         self._first_discount = tree.map_structure(np.ones_like, specs.zeros(spec.discounts))
         self._step_types = [LAST] * num_envs  # LAST: the next step starts an episode
         self.columns: dict[str, list[np.ndarray]] = {}
+        self._exact: list[np.ndarray] | None = None
+
+    @property
+    def exact_rewards(self) -> list[np.ndarray] | None:
+        return self._exact
 
     def reset(self) -> dm_env.TimeStep:
         self._step_types = [LAST] * self.num_envs
@@ -269,18 +134,23 @@ class InlineEnvironment(BatchedEnvironment):
             except Exception as error:
                 call = "reset()" if step_types[env] == LAST else f"step({actions[env]!r})"
                 where = f"{self.name}, env {self._first_env + env}"
-                raise EnvironmentFault(f"{where}: {call} raised {type(error).__name__}: {error}.") from error
+                raise EnvironmentFault(f"{where}: {describe(call, error)}") from error
             observations.append(observation)
         values = {"observation": observations, "reward": rewards, "discount": discounts}
         if "agents" in self._checks:
             types = [(step_types[env], self._envs[env].agents) for env in envs]
             values["agents"] = [of or dict.fromkeys(self.spec.actions, step_type) for step_type, of in types]
         columns = {field: check.gather(values[field], envs) for field, check in self._checks.items() if envs}
+        self._exact = self._checks["reward"].exact
         if len(envs) < self.num_envs:
             for field, arrays in columns.items():
                 for index, array in enumerate(arrays):
                     arrays[index] = self.columns[field][index].copy()
                     arrays[index][envs] = array
+            if self._exact is not None and columns:
+                part, self._exact = self._exact, [array.astype(np.float64) for array in columns["reward"]]
+                for array, exact in zip(self._exact, part, strict=True):
+                    array[envs] = exact
         self.columns = columns or self.columns
         timestep = self._time_step(
             step_type=np.array(step_types, np.int64),
@@ -299,10 +169,10 @@ class InlineEnvironment(BatchedEnvironment):
         return picture
 
     def close(self) -> None:
-        """Closes every env, even if some fail; a failure is raised at the end."""
-        with contextlib.ExitStack() as stack:
-            while self._envs:
-                stack.callback(self._envs.pop().close)
+        """Closes every env, the last one first. Errors are logged."""
+        while self._envs:
+            env = self._envs.pop()
+            close(env.close, f"{self.name}, env {self._first_env + len(self._envs)}")
 
 
 class VectorEnvironment(BatchedEnvironment):
@@ -352,9 +222,9 @@ class VectorEnvironment(BatchedEnvironment):
     def reset(self) -> dm_env.TimeStep:
         seed, self._seed = self._seed, None
         try:
-            observation, _ = self._environment.reset(seed=seed)
+            observation = reset_parts(self._environment.reset(seed=seed))
         except Exception as error:
-            raise EnvironmentFault(f"{self.name}: reset() raised {type(error).__name__}: {error}.") from error
+            raise EnvironmentFault(f"{self.name}: {describe('reset()', error)}") from error
         envs = self.num_envs
         self._over = np.zeros(envs, bool)
         timestep = dm_env.TimeStep(
@@ -367,13 +237,15 @@ class VectorEnvironment(BatchedEnvironment):
         return timestep
 
     def step(self, action: Nest) -> dm_env.TimeStep:
-        action = self._check_action.build(self._check_action(action))
+        # Copied, since environments may change it.
+        action = self._check_action.build([leaf.copy() for leaf in self._check_action(action)])
         if self._over is None:  # dm_env: a step before any reset is a reset
             return self.reset()
         try:
-            observation, reward, terminated, truncated, _ = self._environment.step(action)
+            result = step_parts(self._environment.step(action))
+            observation, reward, terminated, truncated = *result[:2], *map(self._flags, _FLAGS, result[2:4])
         except Exception as error:
-            raise EnvironmentFault(f"{self.name}: step() raised {type(error).__name__}: {error}.") from error
+            raise EnvironmentFault(f"{self.name}: {describe('step()', error)}") from error
         observation = self._take(observation)
         reward = self._check_reward(reward)[0].copy()
         over = terminated | truncated
@@ -388,6 +260,19 @@ class VectorEnvironment(BatchedEnvironment):
         self._check_mask(step_type, observation)
         return dm_env.TimeStep(step_type, reward, discount, observation)
 
+    @property
+    def exact_rewards(self) -> list[np.ndarray] | None:
+        return self._check_reward.exact
+
+    def _flags(self, name: str, value: Any) -> np.ndarray:
+        """One flag of each env, bool`[B]`."""
+        flags = np.asarray(value)
+        if flags.shape != (self.num_envs,):
+            raise UnexpectedReturn(f"returned {name} of shape {flags.shape}, expected ({self.num_envs},)")
+        if flags.dtype != np.bool_:
+            flags = np.array([as_flag(f"{name} of env {env}", flag) for env, flag in enumerate(flags)])
+        return flags
+
     def _take(self, observation: Nest) -> Nest:
         """Copies, since the environment may write into the same arrays again."""
         return self._check_observation.build([leaf.copy() for leaf in self._check_observation(observation)])
@@ -399,7 +284,7 @@ class VectorEnvironment(BatchedEnvironment):
         return np.asarray(pictures[env])
 
     def close(self) -> None:
-        self._environment.close()
+        close(self._environment.close, self.name)
 
 
 def autoreset_mode(environment: Any) -> str | None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from framework import config_checks
 from framework.config_checks import nearest
 from framework.environments import atari, minatar, multi_agent, tasks, testing
 from framework.environments.single import SingleEnv, call_factory, make_env, takes
@@ -124,6 +125,11 @@ def _make_gymnasium(spec: Any, **options: Any) -> Any:
     try:
         # The checker warns about style at every step; check_environment() reports violations once.
         return gymnasium.make(spec, disable_env_checker=True, **options)
+    except TypeError:
+        if isinstance(spec.entry_point, str):
+            creator = gymnasium.envs.registration.load_env_creator(spec.entry_point)
+            config_checks.arguments(f"gymnasium:{spec.id}", creator, options, more=["max_episode_steps"])
+        raise
     except DependencyNotInstalled as error:
         # Its entry point is gymnasium.envs.FAMILY...
         family = next((name for name in ("box2d", "mujoco") if f".{name}" in str(spec.entry_point)), None)
@@ -166,8 +172,9 @@ def _dm_control(full: str, name: str, options: dict[str, Any], render_mode: str 
     if (domain, task) not in suite.ALL_TASKS:
         tasks = ", ".join(f"{known}/{task}" for known, task in suite.ALL_TASKS if known == domain)
         domains = ", ".join(sorted({known for known, _ in suite.ALL_TASKS}))
+        hint = nearest(name, [f"{known}/{task}" for known, task in suite.ALL_TASKS])
         known = f"tasks of {domain}: {tasks}" if tasks else f"domains: {domains}"
-        raise ValueError(f"unknown environment {full!r}, expected dm_control:DOMAIN/TASK; {known}")
+        raise ValueError(f"unknown environment {full!r}, expected dm_control:DOMAIN/TASK; {known}.{hint}")
     return Source(full, functools.partial(_make_dm_control, domain, task), options)
 
 
@@ -181,7 +188,10 @@ def _atari(full: str, name: str, options: dict[str, Any], render_mode: str | Non
 
 def _minatar(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:
     if name not in minatar.GAMES and name not in minatar.GAMES.values():
-        raise ValueError(f"unknown environment {full!r}; MinAtar's games: {', '.join(minatar.GAMES)}")
+        raise ValueError(
+            f"unknown environment {full!r}; MinAtar's games: {', '.join(minatar.GAMES)}."
+            f"{nearest(name, minatar.GAMES)}"
+        )
     _require(full, "minatar", "minatar")
     return Source(full, functools.partial(minatar.MinAtarEnvironment, name), options)
 
@@ -249,7 +259,9 @@ def _pettingzoo(full: str, name: str, options: dict[str, Any], render_mode: str 
 
 def _multi_agent(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:
     if name != "CartPole":
-        raise ValueError(f"unknown environment {full!r}; there is multi_agent:CartPole")
+        raise ValueError(
+            f"unknown environment {full!r}; there is multi_agent:CartPole.{nearest(name, ['CartPole'])}"
+        )
     return Source(full, multi_agent.MultiAgentCartPole, options)
 
 
@@ -306,7 +318,9 @@ def _testing(full: str, name: str, options: dict[str, Any], render_mode: str | N
     known = {kind.__name__.removesuffix("Environment"): kind for kind in kinds}
     if name not in known:
         names = ", ".join(f"testing:{known_name}" for known_name in (*known, *_HIDDEN))
-        raise ValueError(f"unknown environment {full!r}; there are {names}")
+        raise ValueError(
+            f"unknown environment {full!r}; there are {names}.{nearest(name, [*known, *_HIDDEN])}"
+        )
     return Source(full, known[name], options)
 
 
@@ -336,7 +350,7 @@ def _external(full: str, name: str, options: dict[str, Any], render_mode: str | 
 def _tasks(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:
     if name not in tasks.FAMILIES:
         names = ", ".join(f"tasks:{known}" for known in tasks.FAMILIES)
-        raise ValueError(f"unknown environment {full!r}; there are {names}")
+        raise ValueError(f"unknown environment {full!r}; there are {names}.{nearest(name, tasks.FAMILIES)}")
     return Source(full, tasks.FAMILIES[name], options)
 
 

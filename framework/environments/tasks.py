@@ -9,7 +9,7 @@ import numpy as np
 
 from framework import specs
 from framework.environments.base import FIRST, LAST, MID, BatchedEnvironment
-from framework.environments.stepping import FieldChecker
+from framework.environments.fields import FieldChecker
 from framework.environments.wrappers import EnvironmentWrapper
 from framework.types import Nest
 
@@ -124,7 +124,7 @@ class Navigation2D(TaskEnvironment):
             step_type=np.where(first, FIRST, np.where(self._over, LAST, MID)),
             reward=np.where(first, 0.0, -distance).astype(np.float32),
             discount=np.where(reached, 0.0, 1.0).astype(np.float32),
-            observation=self._positions,
+            observation=self._positions.copy(),  # The caller may change it.
         )
 
 

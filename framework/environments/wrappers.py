@@ -21,7 +21,8 @@ import numpy as np
 import tree
 
 from framework import specs
-from framework.environments.base import FIRST, LAST, MID, BatchedEnvironment
+from framework.environments.base import FIRST, LAST, MID, BatchedEnvironment, EnvironmentFault, unrounded
+from framework.foreign import copies
 from framework.types import MultiAgentTimeStep, Nest
 
 
@@ -49,6 +50,10 @@ class EnvironmentWrapper(BatchedEnvironment):
     @property
     def cut(self) -> np.ndarray | None:
         return self._environment.cut
+
+    @property
+    def exact_rewards(self) -> list[np.ndarray] | None:
+        return self._environment.exact_rewards
 
     def reset(self) -> dm_env.TimeStep:
         return self._environment.reset()
@@ -87,14 +92,16 @@ class ActionRepeat(EnvironmentWrapper):
                     f"{self.name}: {field}: got the spec {spec}, expected a scalar for ActionRepeat."
                 )
         self._num_repeats = num_repeats
+        self._exact: list[np.ndarray] | None = None
         self._has_mask = specs.has_action_mask(self.spec)
         if num_repeats > 1:  # stacks of frames move by more than one frame a step here
             self.spec = self.spec._replace(observations=specs.unstacked(self.spec.observations))
 
     def step(self, action: Nest) -> dm_env.TimeStep:
         timestep = self._environment.step(action)
-        # Copies, since the inner steps that follow write into the same arrays.
-        reward, discount = timestep.reward.copy(), timestep.discount.copy()
+        # Copies, since the inner steps that follow write into the same arrays. Sums are in float64.
+        reward = unrounded(self._environment, timestep)[0].astype(np.float64)
+        discount = timestep.discount.copy()
         active = timestep.step_type == MID
         for _ in range(self._num_repeats - 1):
             if self._has_mask:
@@ -102,10 +109,15 @@ class ActionRepeat(EnvironmentWrapper):
             if not active.any():
                 break
             timestep = self._environment.step_envs(action, active)
-            reward[active] += discount[active] * timestep.reward[active]
+            reward[active] += discount[active] * unrounded(self._environment, timestep)[0][active]
             discount[active] *= timestep.discount[active]
             active &= timestep.step_type == MID
-        return timestep._replace(reward=reward, discount=discount)
+        self._exact = [reward]
+        return timestep._replace(reward=reward.astype(np.float32), discount=discount)
+
+    @property
+    def exact_rewards(self) -> list[np.ndarray] | None:
+        return self._exact
 
 
 class StepLimit(EnvironmentWrapper):
@@ -133,7 +145,14 @@ class StepLimit(EnvironmentWrapper):
         if not cut.any():
             return timestep
         self._environment.end_episodes(cut)
-        return timestep._replace(step_type=np.where(cut, LAST, timestep.step_type))
+        ended = timestep._replace(step_type=np.where(cut, LAST, timestep.step_type))
+        if isinstance(ended, MultiAgentTimeStep):  # So do the episodes of the agents that play.
+            ended = ended._replace(
+                agents={
+                    name: np.where(cut & (kind == MID), LAST, kind) for name, kind in ended.agents.items()
+                }
+            )
+        return ended
 
 
 class ClipAction(EnvironmentWrapper):
@@ -203,6 +222,15 @@ class _ObservationWrapper(EnvironmentWrapper):
     def _transform(self, timestep: dm_env.TimeStep) -> Nest:
         raise NotImplementedError
 
+    def _finite(self, leaf: np.ndarray) -> np.ndarray:
+        """The leaf, if this wrapper has made no infinity of its numbers."""
+        if np.count_nonzero(np.isfinite(leaf)) != leaf.size:
+            raise EnvironmentFault(
+                f"{self.name}: {type(self).__name__}: got an observation that is beyond {leaf.dtype}, "
+                "expected smaller numbers. Scale it down in the environment."
+            )
+        return leaf
+
 
 class FrameStack(_ObservationWrapper):
     """The last `num_frames` observations along a new first axis, oldest first; zeros before a FIRST.
@@ -240,7 +268,7 @@ class FrameStack(_ObservationWrapper):
             return tree.map_structure(push_leaf, stacks, frames)
 
         self._stacks = tree.map_structure_up_to(kinds, push, kinds, self._stacks, timestep.observation)
-        return self._stacks
+        return copies(self._stacks)  # The caller may change what it gets.
 
 
 def _stacked_spec(spec: specs.Array, num_frames: int) -> specs.Array:
@@ -276,7 +304,7 @@ class ObservationActionReward(EnvironmentWrapper):
         self.spec = self.spec._replace(observations=seen)
 
     def reset(self) -> dm_env.TimeStep:
-        return self._observe(self._no_action, self._environment.reset())
+        return self._observe(copies(self._no_action), self._environment.reset())
 
     def step(self, action: Nest) -> dm_env.TimeStep:
         timestep = self._environment.step(action)
@@ -312,7 +340,9 @@ class ScaleObservation(_ObservationWrapper):
 
     def _transform(self, timestep: dm_env.TimeStep) -> Nest:
         return tree.map_structure(
-            lambda leaf: leaf * leaf.dtype.type(self._scale) if leaf.dtype.kind == "f" else leaf,
+            lambda leaf: (
+                self._finite(leaf * leaf.dtype.type(self._scale)) if leaf.dtype.kind == "f" else leaf
+            ),
             timestep.observation,
         )
 
@@ -385,7 +415,8 @@ class SinglePrecision(_ObservationWrapper):
 
     def _transform(self, timestep: dm_env.TimeStep) -> Nest:
         return tree.map_structure(
-            lambda leaf: leaf.astype(np.float32) if leaf.dtype == np.float64 else leaf, timestep.observation
+            lambda leaf: self._finite(leaf.astype(np.float32)) if leaf.dtype == np.float64 else leaf,
+            timestep.observation,
         )
 
 
@@ -421,4 +452,4 @@ class Flatten(_ObservationWrapper):
             if isinstance(leaf, specs.DiscreteArray):
                 value = np.arange(leaf.num_values) == value[:, None]
             parts.append(value.reshape(self.num_envs, -1))
-        return np.concatenate(parts, axis=1, dtype=np.float32)
+        return self._finite(np.concatenate(parts, axis=1, dtype=np.float32))

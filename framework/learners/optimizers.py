@@ -23,7 +23,8 @@ class Adam(torch.optim.Adam):
     nor hooks.
 
     Args:
-      parameters: tensors, or groups of them, as in `torch.optim`.
+      parameters: tensors, or groups of them, as in `torch.optim`. A group may also have a `minimum`: smaller
+        values are set to it after each step.
       lr: learning rate.
       betas: decay rates of the running means of the gradient and its square.
       eps: term added to the denominator.
@@ -86,6 +87,8 @@ class Adam(torch.optim.Adam):
                 amsgrad=False,
                 maximize=False,
             )
+            if (minimum := group.get("minimum")) is not None:
+                torch._foreach_clamp_min_(parameters, minimum)
 
     # Otherwise the first optimizer wraps `step` in a range for torch's profiler, which takes as long as the
     # step.

@@ -12,6 +12,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from framework.foreign import close, is_foreign
+from launch.texts import printable
+
 TIME_PREFIX = "time/"
 Scalar = bool | int | float | str | None
 Row = dict[str, Scalar]
@@ -47,17 +50,25 @@ class Dispatcher(Logger):
     def write(self, row: Mapping[str, Any]) -> None:
         plain = to_scalars(row)
         for logger in self._loggers:
-            logger.write(plain)
+            logger.write(dict(plain))  # Each may change its own.
 
     def flush(self) -> None:
         for logger in self._loggers:
             logger.flush()
 
     def close(self) -> None:
-        """Closes all loggers, the last one first, and raises the error of the first that failed."""
+        """Closes all loggers, the last one first. Raises the error of the first of ours that failed."""
         with contextlib.ExitStack() as stack:
             for logger in self._loggers:
-                stack.callback(logger.close)
+                stack.callback(close_logger, logger)
+
+
+def close_logger(logger: Logger) -> None:
+    """Closes a logger. The errors of one of another package are logged, not raised."""
+    if is_foreign(logger):
+        close(logger.close, f"logger {type(logger).__name__}")
+    else:
+        logger.close()
 
 
 class InMemoryLogger(Logger):
@@ -83,7 +94,7 @@ class TerminalLogger(Logger):
 
     def write(self, row: Mapping[str, Any]) -> None:
         text = " | ".join(f"{name} = {format_value(value)}" for name, value in to_scalars(row).items())
-        self._print(f"[{self._label}] {text}" if self._label else text)
+        self._print(printable(f"[{self._label}] {text}" if self._label else text))
 
 
 def to_scalars(row: Mapping[str, Any]) -> Row:

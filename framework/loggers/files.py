@@ -188,11 +188,15 @@ class CSVLogger(Logger):
         self._file, self._columns = AppendFile(path), columns
 
 
+def is_explained(error: OSError) -> bool:
+    """Whether `explained` returned the error, maybe in another process."""
+    return str(error.strerror).startswith("could not write ")
+
+
 def explained(error: OSError, path: str | os.PathLike) -> OSError:
     """Returns the same error with a message that names the file and the fix."""
     reason = explain(OSError(error.errno, error.strerror or str(error), os.fspath(path)))
     return OSError(
         error.errno,
-        f"could not write {reason}. What was written before is intact. {remedy(error)}, or choose another "
-        "folder with --directory",
+        f"could not write {reason}. What was written before is intact. {remedy(error)}.",
     )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from framework.loggers.base import format_value
+from launch.texts import printable
 
 _BAR_WIDTH = 40
 _WINDOW_S = 10.0  # Rates are those of about this time.
@@ -134,7 +135,7 @@ class ProgressDisplay:
             table.add_column(style="dim", no_wrap=True)
             table.add_column(no_wrap=True)
             for name, text in self.numbers().items():
-                table.add_row(name, text)
+                table.add_row(name, printable(text))
             parts.append(table)
         if self._below is not None:
             parts.append(self._below())
@@ -151,7 +152,7 @@ class ProgressDisplay:
 
     def _print_line(self) -> None:
         """Prints the numbers, unless the last line has the same."""
-        line = " | ".join(f"{name} {text}" for name, text in self.numbers().items())
+        line = printable(" | ".join(f"{name} {text}" for name, text in self.numbers().items()))
         if self._last_line is None or line != self._last_line[1]:
             self._console.print(line, highlight=False, soft_wrap=True, markup=False)
         self._last_line = (self._clock(), line)

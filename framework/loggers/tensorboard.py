@@ -8,6 +8,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from framework.foreign import close
 from framework.loggers.base import Logger, to_scalars
 
 
@@ -48,4 +49,4 @@ class TensorBoardLogger(Logger):
         self._writer.flush()
 
     def close(self) -> None:
-        self._writer.close()
+        close(self._writer.close, "TensorBoard")

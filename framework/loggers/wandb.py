@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from framework.foreign import close
 from framework.loggers.base import Logger, to_scalars
 
 _ID = "id.txt"
@@ -59,7 +60,7 @@ class WandbLogger(Logger):
         self._run.log(values if steps is None else {**values, "env_steps": steps})
 
     def close(self) -> None:
-        self._run.finish()
+        close(self._run.finish, "Weights & Biases")
 
 
 def _config(directory: Path) -> dict[str, Any]:

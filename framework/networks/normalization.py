@@ -90,11 +90,17 @@ class ObservationNormalizer(nn.Module):
 
 
 class RewardScale(nn.Module):
-    """Rewards divided by the standard deviation of all discounted returns so far, clipped at +-10."""
+    """Rewards divided by the standard deviation of all running returns so far, clipped at +-10.
+
+    A running return is the discounted sum of an env's rewards since its episode began, newest last:
+    R_t = gamma R_{t-1} + r_t, as in baselines' `VecNormalize` (Dhariwal et al., 2017). It goes on from one
+    unroll to the next: one that restarted there would be smaller, the more so the shorter the unrolls are.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.returns = Moments(())
+        self._newest: torch.Tensor | None = None  # `[N]`, the running returns after the last update.
 
     def forward(self, rewards: torch.Tensor) -> torch.Tensor:
         return (rewards / self.returns.std()).clamp(-10.0, 10.0)
@@ -106,13 +112,28 @@ class RewardScale(nn.Module):
         mask: torch.Tensor,
         gamma: float,
         total: Total | None = None,
+        before: torch.Tensor | None = None,
     ) -> None:
-        """Adds the discounted sums of rewards since the start of the unroll, or of the episode, `[N, T]`."""
-        so_far = torch.zeros_like(rewards[:, 0])
+        """Adds the running returns of rewards `[N, T]`.
+
+        Args:
+          rewards: float `[N, T]`.
+          starts: `[N, T]`, 1 where an episode begins.
+          mask: `[N, T]`, 0 for rows that do not count.
+          gamma: the discount.
+          total: sums a tensor over several learners.
+          before: `[N]`, the running returns before the first rows. None: those after the last update, whose
+            rows were of the same envs in the same order; 0 at first.
+        """
+        if before is None:
+            same = self._newest is not None and len(self._newest) == len(rewards)
+            before = self._newest if same else torch.zeros_like(rewards[:, 0])
+        so_far: Any = before
         returns = []
         # Rows that do not count may hold NaN, and 0 times NaN is NaN.
         rewards = torch.where(mask > 0, rewards, torch.zeros_like(rewards))
-        for reward, start in zip(rewards.unbind(1), starts.unbind(1), strict=True):
-            so_far = reward + gamma * so_far * (start == 0)
+        for reward, start, counts in zip(rewards.unbind(1), starts.unbind(1), mask.unbind(1), strict=True):
+            so_far = torch.where(counts > 0, reward + gamma * so_far * (start == 0), so_far)
             returns.append(so_far)
+        self._newest = so_far
         self.returns.update(torch.stack(returns, 1)[mask > 0], total)

@@ -24,6 +24,7 @@ from framework.actors import EnvironmentLoop, PolicyActor
 from framework.actors.inference_client import InferenceActor, ServerPort, connect
 from framework.actors.inference_server import InferenceServer
 from framework.environments.base import BatchedEnvironment
+from framework.programs.last_samples import LastSamples
 from framework.programs.limiter_state import describe_tables
 from framework.programs.parts import make_observers
 from framework.programs.policy_lag import Lockstep
@@ -135,6 +136,10 @@ class ActorWorker(ProgramWorker):
             self._lockstep = Lockstep(self._name, source, counter, units, lag, parts, elastic, self._life)
             # Never enough for a whole unroll, half of whose steps may be resets, which cost nothing.
             self._largest_grant = max(1, min(self._largest_grant, (agent.unroll_length - 2) // 2))
+        # Off-policy, or from a queue; with a limited policy lag, the lockstep waits for the last batch.
+        self._last_samples: LastSamples | None = None
+        if replay is not None and learner is not None and self._lockstep is None:
+            self._last_samples = LastSamples(self._name, replay, counter, steps_name)
         self._started = False
         self._batched_steps = 0  # With two halves, two of them are a step of all envs.
         self._granted = self._spent = 0  # Env steps of the current grant, and how many of them are made.
@@ -241,7 +246,10 @@ class ActorWorker(ProgramWorker):
             return  # The caller checks for a stop of the program, and calls again.
         if not self._has_steps():
             # The steps of an actor that is lost go to the others.
-            if not (self._elastic and self._counter.wait_for_steps(_WAIT_S)):
+            if self._elastic and self._counter.wait_for_steps(_WAIT_S):
+                return
+            adders = [half.actor.adder for half in self._halves if half.actor.adder is not None]
+            if self._last_samples is None or self._last_samples.are_drawn(adders):
                 self._finish()
             return
         half, steps = self._half, self._batched_steps + 1

@@ -20,7 +20,7 @@ class Callback:
 
     An exception ends the run, and `launch.launch` raises it. The calls run in the monitor's process. On an
     engine with several processes the object there is a pickled copy, so the caller does not see changes to
-    its attributes. The node that caused the event waits for the call.
+    its attributes, and an Optuna study needs a database. The node that caused the event waits for the call.
     """
 
     def on_row(self, label: str, row: dict[str, Any], snapshot: dict[str, Any]) -> None:

@@ -73,7 +73,13 @@ class Evaluator(ProgramWorker):
         self._variables = VariableClient(learner, networks, policy) if learner is not None else None
         self._actor = PolicyActor(policy, variable_client=self._variables, num_envs=num_episodes)
         observers = [*make_observers(setup.config), _Stop()]
-        self._loop = EnvironmentLoop(self._environment, self._actor, observers=observers, should_update=False)
+        self._loop = EnvironmentLoop(
+            self._environment,
+            self._actor,
+            observers=observers,
+            should_update=False,
+            max_episode_steps=setup.config.max_evaluation_steps,
+        )
         self._best = float("-inf")  # The highest mean return so far.
         self._evaluated = 0  # Env step of the last evaluation.
         if checkpointer is not None:
@@ -98,6 +104,7 @@ class Evaluator(ProgramWorker):
         """Plays the episodes now, writes a row, and ends the program at its goal or its last step."""
         counts = self._counter.get_counts()
         self._actor.update(wait=True)
+        cut_before = self._loop.num_cut
         played = self._agent.play(self._loop, self._actor.policy, self._config.num_evaluation_episodes)
         row = {
             "env_steps": counts.get("env_steps", 0),
@@ -106,6 +113,8 @@ class Evaluator(ProgramWorker):
             **summarize([played]),
             "variables_version": self._variables.version if self._variables is not None else 0,
         }
+        if cut := self._loop.num_cut - cut_before:
+            row["cut_episodes"] = cut
         self._monitor.write(self._name, row, evaluation=True)
         if self._checkpointer is not None:
             if self._variables is not None and row["episode_return"] >= self._best:

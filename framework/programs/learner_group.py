@@ -260,12 +260,6 @@ class FirstLearner:
     """
 
     def __init__(self, learner: core.Learner, size: int):
-        engine = launch.get_node_context().engine
-        if engine in ("serial", "threads"):
-            raise ValueError(
-                f"num_learners: got {size} on engine {engine!r}, which has one process for all nodes, "
-                "expected 1. Use engine 'processes'."
-            )
         self._learner = learner
         self._generations = Generations(size)
         self._state: dict[str, Any] = {}

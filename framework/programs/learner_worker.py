@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import threading
@@ -16,7 +17,7 @@ import launch
 from framework.programs.learner_group import FirstLearner, GroupMember, Place
 from framework.programs.limiter_state import describe_tables
 from framework.programs.policy_lag import Roster, StallDetector
-from framework.programs.run_folder import changed_settings
+from framework.programs.run_folder import RunError, changed_settings
 from framework.programs.worker import (
     ProgramWorker,
     Setup,
@@ -83,6 +84,7 @@ class ProgramLearner:
             self.learner = agent.make_learner(agent.make_networks(setup.spec), setup.spec)
         sizes = [tensor.numel() for of in self.learner.parameters().values() for tensor in of.values()]
         self._threads = learner_threads(config, sum(sizes))
+        self._learns = bool(sizes)  # An agent without parameters, which acts at random, has none to learn.
         self.dataset = None if replay is None else agent.make_dataset(replay)
         # Actors with a limited policy lag need every version.
         self._is_on_policy = agent.max_policy_lag is not None
@@ -131,7 +133,12 @@ class ProgramLearner:
         self.publish()
 
     def close(self) -> None:
-        """Logs and counts the last steps, saves the state, and returns prefetched samples to replay."""
+        """Logs and counts the last steps, saves the state, and returns prefetched samples to replay.
+
+        A run that spent its env steps without a single learner step fails with a `RunError`.
+        """
+        if self._learns and not self._steps and self._counter.remaining() == 0:
+            launch.stop(RunError(self._why_nothing_was_learned()))
         if self._metrics is not None and self._steps > self._logged[0]:
             self._log(self._metrics)
         self._counter.increment(**{self._steps_name: self._uncounted})
@@ -139,6 +146,22 @@ class ProgramLearner:
             self._checkpointer.put(self._name, self.save())
         if self.dataset is not None:
             self.dataset.close()
+
+    def _why_nothing_was_learned(self) -> str:
+        tables: Mapping[str, TableInfo] = {}
+        if self._replay is not None:
+            with contextlib.suppress(DeadlineExceededError, ServerClosed):
+                tables = self._replay.server_info(timeout=5)
+        states = [
+            f"; table {name!r} holds {info.current_size:,} items and is sampled from "
+            f"{info.rate_limiter_info.min_size_to_sample:,} on"
+            for name, info in tables.items()
+        ]
+        return (
+            f"{self._name}: made no step in {self._config.max_env_steps:,} env steps{''.join(states)}. "
+            "Nothing was learned. Give the run more env steps, or the agent a smaller batch, unroll, or "
+            "min_replay_size."
+        )
 
     def end_if_finished(self) -> bool:
         """Ends the program, once, if all of `max_learner_steps` are made; returns whether they are."""

@@ -7,7 +7,7 @@ import math
 from framework.replay.contracts import Client
 
 # Reverb's limiters without a bound use the largest float64.
-_BOUNDLESS = 10**15
+BOUNDLESS = 10**15
 
 
 def describe_tables(replay: Client) -> str:
@@ -28,4 +28,4 @@ def describe_tables(replay: Client) -> str:
 
 
 def _count(number: float) -> str:
-    return "any number of" if number >= _BOUNDLESS else f"{max(math.floor(number), 0):,}"
+    return "any number of" if number >= BOUNDLESS else f"{max(math.floor(number), 0):,}"

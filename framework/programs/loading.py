@@ -14,6 +14,7 @@ from framework.actors import PolicyActor
 from framework.checkpoints import CheckpointError, CheckpointReader
 from framework.programs.make import environment_spec, make_environment
 from framework.programs.run_folder import RunError, RunFolder
+from framework.specs import leaves, path_name, wrong_value
 
 
 class LoadedPolicy:
@@ -30,6 +31,7 @@ class LoadedPolicy:
       agent: the agent, as configured in the run, but on the CPU.
       spec: the specs of its environment.
       networks: the networks with the parameters of the checkpoint, on the CPU.
+      config: the run's settings.
       step: env steps of the run when the checkpoint was saved.
       checkpoint: folder of the checkpoint.
     """
@@ -38,7 +40,7 @@ class LoadedPolicy:
         self, folder: RunFolder, reader: CheckpointReader, best: bool = False, allow: Collection[str] = ()
     ):
         self.agent = folder.with_device("cpu").make_agent(allow)  # This machine need not have the run's GPU.
-        self._factory, self._config = folder.environment_factory(), folder.config
+        self._factory, self.config = folder.environment_factory(), folder.config
         try:
             self.spec = environment_spec(self.agent, self._factory, folder.config)
         except (ValueError, TypeError, ImportError) as error:
@@ -77,7 +79,7 @@ class LoadedPolicy:
     def make_environment(self, num_envs: int = 1, seed: int = 0, render_mode: str | None = None) -> Any:
         """The run's environment."""
         return make_environment(
-            self.agent, self._factory, self._config, num_envs, seed, render_mode, evaluation=True
+            self.agent, self._factory, self.config, num_envs, seed, render_mode, evaluation=True
         )
 
     def _load(self, reader: CheckpointReader, best: bool) -> None:
@@ -120,6 +122,9 @@ def _envs(observation: Any, observation_spec: Any) -> int:
     expected = [tuple(spec.shape) for spec in tree.flatten(observation_spec)]
     envs = {shape[:1] for shape in shapes}
     if [shape[1:] for shape in shapes] == expected and len(envs) == 1 and () not in envs:
+        for (path, spec), leaf in zip(leaves(observation_spec), tree.flatten(observation), strict=True):
+            if wrong := wrong_value(spec, np.asarray(leaf)):
+                raise ValueError(f"{path_name('observation', path)}: got {wrong}.")
         return shapes[0][0]
     came = tree.map_structure(lambda leaf: str(list(np.shape(leaf))), observation)
     wanted = tree.map_structure(lambda spec: f"[{', '.join(map(str, ('B', *spec.shape)))}]", observation_spec)

@@ -9,7 +9,9 @@ from typing import Any
 
 import launch
 from framework import config_checks, core, environments, flow, specs
+from framework.devices import check_before_start
 from framework.environments import BatchedEnvironment
+from framework.environments.single import takes
 from framework.loggers import Logger
 from framework.programs.actor_worker import ActorWorker
 from framework.programs.callbacks import Callback, OnWrite
@@ -38,6 +40,8 @@ from framework.programs.worker import Setup, derive_seed, make_tables
 _REPLAY_MODULES = {"repertory": "framework.replay", "reverb": "framework.replay.dm_reverb"}
 # Seconds that a program waits at its end for the step of a learner, and for the last checkpoint.
 _STEP_S, _SAVE_S = 60.0, 600.0
+# Options with which an episode ends at a lost life: of `atari:`, of EnvPool, and of gymnasium's wrapper.
+_LIFE_OPTIONS = ("life_loss_terminates", "episodic_life", "terminal_on_life_loss")
 # Names of services and of parts of a checkpoint.
 _RESERVED = ("counter", "monitor", "checkpointer", "best", "program")
 
@@ -74,10 +78,23 @@ def make_program(
       name: name of the program. None is the agent's class name.
 
     Raises:
+      TypeError: An argument has another type, such as the agent's class in place of an instance.
       ValueError: The agent does not fit the environment or the config.
-      RunError: The directory holds a run of another agent or environment.
+      ImportError: A package that the environment, replay or a logger needs is not installed.
+      RunError: The directory holds a run of another agent or environment, or with other settings, except for
+        its limits and devices (`run_folder.MAY_CHANGE`). Nothing has been written.
     """
-    config = config or RunConfig()
+    config_checks.instance("agent", agent, core.Agent, "such an object, as DQN(DQNConfig()) is")
+    config = RunConfig() if config is None else config
+    config_checks.instance("config", config, RunConfig, "such an object, as RunConfig(seed=1) is")
+    for name, part in [
+        ("agent.config", getattr(agent, "config", None)),
+        *(("callbacks", c) for c in callbacks),
+    ]:
+        if isinstance(part, type):
+            raise TypeError(
+                f"{name}: got the class {part.__name__}, expected an instance, {part.__name__}()."
+            )
     check_parts(config)
     spec = environment_spec(agent, environment_factory, config)
     run = None
@@ -90,7 +107,7 @@ def make_program(
     graph = Graph(setup, run, logger_factory, callbacks)
     setup.agent.build(graph)
     program = graph.make_program(name or type(agent).__name__.lower())
-    program.contexts = () if run is None else (run.locked,)
+    program.contexts = () if run is None else (run.continuing, run.begun)
     return program
 
 
@@ -118,6 +135,7 @@ class Graph(core.Graph):
         self.config, self.spec = setup.config, setup.spec
         self._setup, self._snapshot = setup, None if run is None else Snapshot(run, callbacks, logger_factory)
         self._names = {*_RESERVED}
+        self._devices: list[tuple[str, str, str]] = []  # Group, name of the setting, device.
         self._min_nodes: dict[str, int] = {}
         # By a variable source that may be lost, the learner, from which evaluators take the parameters.
         self._of_evaluators: dict[launch.Handle, launch.Handle] = {}
@@ -176,6 +194,7 @@ class Graph(core.Graph):
         self._claim(name)
         if replay is None:
             return None
+        self._uses_device(name, agent)
         data = {"replay": replay, "clients": dict(clients or {})}
         learner = self._add_worker(name, LearnerWorker, agent, name=name, **data, **self._handles)
         self._learners[learner] = name, agent
@@ -207,6 +226,7 @@ class Graph(core.Graph):
         self._claim(name)
         if not self.config.inference.endswith("server"):
             return None
+        self._devices.append((name, "inference_device", self.config.inference_device))
         count, handles = self.config.inference_nodes, []
         for index in range(count):
             own = name if count == 1 else f"{name}-{index}"
@@ -288,6 +308,7 @@ class Graph(core.Graph):
                 )
         self._claim("learner")
         self._claim("actor")
+        self._uses_device("learner", agent)
         node = launch.CourierNode(PlanWorker, courier_client_kwargs={"repeat_lost": True})
         self._workers.append(("learner", node))
         learner = node.create_handle()
@@ -344,7 +365,7 @@ class Graph(core.Graph):
     def make_program(self, name: str) -> launch.Program:
         """The program. Its nodes close in the opposite order: workers, the checkpointer, replay."""
         program = launch.Program(name)
-        program.snapshot = self._snapshot
+        program.snapshot, program.seed = self._snapshot, self.config.seed
         program.preload = ["torch", "framework.programs.make", *self._setup.agent.preload]
         program.resources, program.strategies = self.config.resources, self._strategies
         program.min_nodes, program.min_nodes_timeout = self._min_nodes, self.config.min_actors_timeout
@@ -364,12 +385,25 @@ class Graph(core.Graph):
         learners = {learner for learner, _ in self._learners.values()}
         times = {**dict.fromkeys(learners, _STEP_S), "checkpointer": _SAVE_S}
         program.stop_timeouts = {group: times[group] for group in program.groups if group in times}
+        program.checks = (self._check_engine, functools.partial(check_before_start, self._devices))
         config_checks.names("resources", self.config.resources, list(program.groups))
         return program
 
     @property
     def _handles(self) -> dict[str, launch.Handle | None]:
         return {"counter": self.counter, "monitor": self.monitor, "checkpointer": self.checkpointer}
+
+    def _check_engine(self, engine: str, options: Any) -> None:
+        if engine in ("serial", "threads") and self.config.num_learners > 1:
+            raise ValueError(
+                f"num_learners: got {self.config.num_learners} on engine {engine!r}, which has one process "
+                "for all nodes, expected 1. Use engine 'processes'."
+            )
+
+    def _uses_device(self, group: str, agent: core.Agent | None) -> None:
+        own = self._setup_of(agent).agent
+        device = getattr(own, "device", getattr(getattr(own, "config", None), "device", "cpu"))
+        self._devices.append((group, "device", str(device)))
 
     def _agent_of(self, variables: launch.Handle | None) -> core.Agent | None:
         """The agent of the learner whose parameters `variables` serves; None is that of the program."""
@@ -438,8 +472,16 @@ def make_environment(
     render_mode: str | None = None,
     evaluation: bool = False,
 ) -> BatchedEnvironment:
-    """Makes an environment of `num_envs` envs with the wrappers of `config`, and the agent's around them."""
-    options = {**config.environment_options, **(config.evaluation_options if evaluation else {})}
+    """Makes an environment of `num_envs` envs with the wrappers of `config`, and the agent's around them.
+
+    That of an `evaluation` plays whole games, unless `config.evaluation_options` says otherwise.
+    """
+    options = dict(config.environment_options)
+    if evaluation:
+        for name in _LIFE_OPTIONS:
+            if name in options or (callable(factory) and takes(factory, name)):
+                options[name] = False
+        options |= config.evaluation_options
     return environments.make(
         factory,
         num_envs=num_envs,

@@ -13,6 +13,7 @@ RunConfig(
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import os
 from collections.abc import Callable, Mapping
@@ -33,6 +34,22 @@ from framework.loggers import (
 )
 from framework.objects import named
 from framework.programs.run_config import RunConfig
+
+# Engines, replay back ends and suites that need a package: its module, and how to install it.
+_PACKAGES = {
+    "ray": ("ray", 'pip install "repertory[ray]"'),
+    "launchpad": ("launchpad", 'pip install "repertory[deepmind]", on Python 3.10'),
+    "launchpad_mt": ("launchpad", 'pip install "repertory[deepmind]", on Python 3.10'),
+    "reverb": ("reverb", 'pip install "repertory[reverb]", on Python 3.11 or older'),
+    "atari": ("ale_py", 'pip install "repertory[atari]"'),
+    "dm_control": ("dm_control", 'pip install "repertory[dm-control]"'),
+    "tensorboard": ("tensorboard", "pip install tensorboard"),
+    "wandb": ("wandb", 'pip install "repertory[wandb]"'),
+    "minatar": ("minatar", 'pip install "repertory[minatar]"'),
+    "minigrid": ("minigrid", 'pip install "repertory[minigrid]", on Python 3.11 or newer'),
+    "envpool": ("envpool", 'pip install "repertory[envpool]", on Python 3.11 or newer'),
+    "pettingzoo": ("pettingzoo", 'pip install "repertory[pettingzoo]"'),
+}
 
 Wrapper = Callable[[BatchedEnvironment], BatchedEnvironment]
 
@@ -65,6 +82,12 @@ LOGGERS: Mapping[str, Callable[..., Logger]] = {
 }
 
 
+def missing(name: str) -> str | None:
+    """How to install the package that the engine, back end or suite `name` lacks; None if it lacks none."""
+    module, advice = _PACKAGES.get(name, ("framework", ""))
+    return advice if importlib.util.find_spec(module) is None else None
+
+
 def wrappers_of(config: RunConfig) -> list[Wrapper]:
     """The wrappers that `config` names, innermost first. Raises ValueError for an unknown one."""
     return [named(text, WRAPPERS, "wrappers") for text in config.wrappers]
@@ -83,11 +106,15 @@ def make_logger(config: RunConfig) -> Logger | None:
 
 
 def check_parts(config: RunConfig) -> None:
-    """Raises ValueError if `config` names an unknown observer or logger."""
+    """Raises ValueError if a part of `config` is unknown, ImportError if one lacks its package."""
     make_observers(config)
     if config.loggers and config.directory is None:
         raise ValueError(f"loggers: got {config.loggers} without a directory, expected (). Give directory.")
     _loggers(config)
+    loggers = [("loggers", text.partition("(")[0]) for text in config.loggers]
+    for field, name in (("replay_backend", config.replay_backend), *loggers):
+        if (advice := missing(name)) is not None:
+            raise ImportError(f"{field}: {name!r} requires a package that is not installed: {advice}")
 
 
 def _loggers(config: RunConfig) -> list[Callable[..., Logger]]:

@@ -51,7 +51,7 @@ class RolloutWorker(ActorWorker):
             self._dataset = setup.agent.make_dataset(replay)
         super().__init__(setup, replay=replay, seed=seed, **options)
         self._unroll_length = setup.agent.unroll_length if self._dataset else 0
-        self._lockstep = None  # The plan decides when an unroll begins.
+        self._lockstep = None  # The plan decides when an unroll begins, and when the program ends.
         self._busy = threading.Lock()  # `close` waits for the call in progress, which a stop ends.
 
     def sample(self) -> ReplaySample:

@@ -30,21 +30,22 @@ _AT_LEAST_1 = (
         "inference_max_batch",
     ),
     *("max_env_steps", "max_learner_steps", "evaluate_period", "num_evaluation_episodes", "publish_period"),
+    "max_evaluation_steps",
     *("update_period", "log_period", "learner_log_period", "checkpoint_period", "keep_checkpoints"),
     "learner_threads",
 )
 
 
 @dataclasses.dataclass(frozen=True)
-class RunConfig:
+class RunConfig(config_checks.NamedFields):
     """The settings of a program: its nodes, its length and its output.
 
     Raises:
       ValueError: A field has a wrong type or value, or contradicts another field. The text names the field.
     """
 
-    # Folder of metrics and checkpoints. make_program resumes the run that is in it; repertory train does so
-    # with --resume instead.
+    # Folder of metrics and checkpoints. make_program continues the run that is in it, with its settings and
+    # perhaps new limits; repertory train does so with --resume instead.
     directory: str | None = None
     # Seed of all random numbers. On the serial engine the same seed gives the same run, bit for bit.
     seed: int = 0
@@ -63,7 +64,8 @@ class RunConfig:
     stepping: Stepping = "auto"  # How an actor steps its envs. See `environments.make`.
     # Keyword arguments of the environment, such as frame_skip=4 sticky_actions=0 life_loss_terminates=true.
     environment_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    # Overrides of environment_options in evaluations, such as life_loss_terminates=false.
+    # Overrides of environment_options in evaluations. Without any, evaluations play whole games: options that
+    # end an episode at a lost life are off.
     evaluation_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     # Wrappers of the environment, innermost first; the agent's own go around them. Names such as
     # "StepLimit(limit=200)", or module:object.
@@ -94,6 +96,9 @@ class RunConfig:
 
     evaluate_period: int | None = 5_000  # Env steps between two evaluations. None makes no evaluator.
     num_evaluation_episodes: int = 20  # Episodes of one evaluation, played greedily.
+    # Steps after which an evaluation cuts an episode that has not ended: its return is that of these steps.
+    # Games of Atari have up to 27,000, at four frames a step. None waits for the end.
+    max_evaluation_steps: int | None = 10_000
     # Learner steps between two versions of the parameters that actors can pull. With a max_policy_lag
     # (PPO), 1.
     publish_period: int = 10
@@ -118,7 +123,11 @@ class RunConfig:
         if self.directory == "":
             raise ValueError("directory: got '', expected a path or None. '.' is the current folder.")
         if self.directory is not None:
-            object.__setattr__(self, "directory", os.path.abspath(self.directory))
+            object.__setattr__(self, "directory", path := os.path.abspath(self.directory))
+            if path.encode("utf-8", "replace") != os.fsencode(path):  # Torch writes no file there.
+                raise ValueError(
+                    f"directory: got {path!r}, expected a name in UTF-8. Rename or move the folder."
+                )
         config_checks.types(self)
         config_checks.at_least(self, 1, *_AT_LEAST_1)
         config_checks.at_least(self, 0, "seed", "inference_timeout", "variable_sources")

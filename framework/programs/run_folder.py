@@ -27,7 +27,7 @@ import launch
 from framework import core, specs
 from framework.checkpoints import Checkpointer, CheckpointError, CheckpointReader, package_versions
 from framework.environments.suites import SUITES
-from framework.loggers.files import explained, read_jsonl
+from framework.loggers.files import explained, is_explained, read_jsonl
 from framework.objects import load_object, target_of
 from framework.programs import config_file, trust
 from framework.programs.callbacks import Callback
@@ -35,6 +35,8 @@ from framework.programs.registry import describe_agent, find_agent
 from framework.programs.run_config import RunConfig
 
 FORMAT = 3
+#: The settings that may differ when a run continues, beside its engine and its restarts.
+MAY_CHANGE = ("max_env_steps", "max_learner_steps", "target_return", "device", "inference_device")
 _UNRECORDED = "not recorded"
 _CLOCK_S = 5.0  # Seconds by which the time of a process's start may differ.
 # What `run.lock` says of the process that has it. A line of an earlier version has no folder.
@@ -83,6 +85,11 @@ class RunFolder:
         """The folder."""
         assert self.config.directory is not None
         return Path(self.config.directory)
+
+    @property
+    def quoted(self) -> str:
+        """The path of the folder, for the command line of a shell."""
+        return shlex.quote(str(self.path))
 
     @property
     def environment_name(self) -> str:
@@ -174,7 +181,7 @@ class RunFolder:
             if pid not in (None, os.getpid()):
                 raise RunError(
                     f"{self.path} has no checkpoint yet, and process {pid} trains in it. Wait for the first "
-                    f"one, or stop the run, which writes one: repertory stop {self.path}"
+                    f"one, or stop the run, which writes one: repertory stop {self.quoted}"
                 ) from error
             raise RunError(str(error)) from error
 
@@ -223,10 +230,10 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             config_file.write(file, json.loads(json.dumps(content, default=_plain)))
         except OSError as error:
-            raise RunError(str(explained(error, file).strerror)) from error
+            raise self.unwritable(error, file) from error
 
     def check_same(self) -> None:
-        """Raises RunError if the folder holds a run of another agent or in another environment."""
+        """Raises RunError if the folder holds a run of another agent, environment, or other settings."""
         if not (self.path / "config.yaml").exists():
             return
         known = RunFolder.open(self.path)
@@ -245,6 +252,40 @@ class RunFolder:
                 f"{self.path} is a run in {known.environment!r}, not in {self.environment!r}. Use another "
                 "folder."
             )
+        if self.has_rows or self.checkpointer.latest() is not None:  # Else it left nothing to continue.
+            parts = [
+                (dataclasses.asdict(run.config), run.agent_config, {"networks_fn": run.networks_fn})
+                for run in (known, self)
+            ]
+            changed = "; ".join(filter(None, map(_changed, *parts)))
+            if changed:
+                raise RunError(keeps_settings(self.path, changed, "Restore them, or give another directory."))
+
+    def check_limits(self, reader: CheckpointReader) -> None:
+        """Raises RunError if the run has no steps left after a checkpoint."""
+        counts = reader.state("counter")["counts"] if "counter" in reader.names else {}
+        has_ended = (self.path / "result.json").exists()
+        for kind, made in (("env", reader.step), ("learner", counts.get("learner_steps", 0))):
+            limit = getattr(self.config, f"max_{kind}_steps")
+            # A run without a result was interrupted in its last evaluation, which it repeats now.
+            if limit is not None and (made > limit or (made == limit and has_ended)):
+                raise RunError(
+                    f"{self.path} has made {made:,} {kind} steps, and its limit is {limit:,}. Give it more: "
+                    f"--max-{kind}-steps {2 * made} (RunConfig.max_{kind}_steps)."
+                )
+
+    def unwritable(self, error: OSError, file: Path | None = None) -> RunError:
+        """The error for a file that could not be written; has advice on the folder if it is in this one.
+
+        Args:
+          error: the system's error, or one that `explained` returned.
+          file: its file, if the error has none.
+        """
+        text = str(error.strerror)
+        if not is_explained(error):
+            text = str(explained(error, error.filename or file or "a file").strerror)
+        is_own = text.startswith((f"could not write {self.path}{os.sep}", f"could not write {self.path}:"))
+        return RunError(f"{text} Or choose another folder with --directory." if is_own else text)
 
     def write_json(self, name: str, content: Any) -> None:
         """Writes one file of the folder. Replaces an old file atomically."""
@@ -333,31 +374,62 @@ class RunFolder:
         return self.environment
 
     @contextlib.contextmanager
+    def begun(self) -> Iterator[None]:
+        """Removes a new `config.yaml` if the run ends before its first row and checkpoint.
+
+        The start has failed then, and the folder does not hold a run. The logs stay.
+        """
+        file = self.path / "config.yaml"
+        is_new = not file.exists()
+        try:
+            yield
+        finally:
+            made = self.has_rows or (self.path / "result.json").exists() or self.checkpointer.checkpoints()
+            if is_new and not made:
+                with contextlib.suppress(OSError):  # The error of the run is the one to report.
+                    file.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
     def locked(self) -> Iterator[IO[str]]:
         """Makes the folder and locks it for this program. Raises RunError if another one trains in it.
 
         The lock is that of the file that it gives: it lasts until the block ends, or until all processes that
         have the file have ended.
         """
+        lock = self.path / "run.lock"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            opened = self._open_lock("a+")
         except OSError as error:
-            raise RunError(str(explained(error, self.path).strerror)) from error
-        with self._open_lock("a+") as file:
+            raise self.unwritable(error, lock) from error
+        with opened as file:
             if not _lock(file, fcntl.LOCK_EX, _QUERY):
                 process = "another process" if (pid := self.running_pid()) is None else f"process {pid}"
                 raise RunError(
-                    f"{self.path} is being trained by {process}. Stop it first: repertory stop {self.path}"
+                    f"{self.path} is being trained by {process}. Stop it first: repertory stop {self.quoted}"
                 )
             os.ftruncate(file.fileno(), 0)
             started, folder = psutil.Process().create_time(), self.path.stat().st_ino
-            file.write(f"{os.getpid()} {started:.0f} {socket.gethostname()} {folder}\n")
-            file.flush()
+            try:
+                file.write(f"{os.getpid()} {started:.0f} {socket.gethostname()} {folder}\n")
+                file.flush()
+            except OSError as error:
+                raise self.unwritable(error, lock) from error
             try:
                 yield file
             finally:
                 os.ftruncate(file.fileno(), 0)
                 fcntl.flock(file, fcntl.LOCK_UN)  # A process that was forked meanwhile has the file, too.
+
+    @contextlib.contextmanager
+    def continuing(self) -> Iterator[IO[str]]:
+        """As `locked`, if the run is new or has steps left."""
+        with self.locked() as file:
+            reader = self.checkpointer.newest_intact()
+            if reader is not None:
+                self.check_limits(reader)
+                (self.path / "result.json").unlink(missing_ok=True)  # If it is interrupted now, it has none.
+            yield file
 
     def running_pid(self) -> int | None:
         """The process that currently trains in the folder, or None."""
@@ -479,6 +551,21 @@ def differences(expected: Mapping[str, Any], got: Mapping[str, Any]) -> str:
     """Which settings differ, as in `learning_rate: got 0.01, expected 0.001`; empty if none does."""
     names = [name for name in {**expected, **got} if expected.get(name) != got.get(name)]
     return "; ".join(f"{name}: got {got.get(name)!r}, expected {expected.get(name)!r}" for name in names)
+
+
+def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """The `differences` that a run that continues may not have, as far as `config.yaml` can hold them."""
+    plain = [json.loads(json.dumps(of, default=_plain)) for of in (old, new)]
+    both = [{name: of[name] for name in old if name in new} for of in plain]
+    names = [name for name in both[0] if _UNRECORDED not in json.dumps([of[name] for of in both])]
+    kept = [name for name in names if name not in (*MAY_CHANGE, "directory")]
+    return differences(*({name: of[name] for name in kept} for of in both))
+
+
+def keeps_settings(path: Path, changed: str, advice: str) -> str:
+    """The error for a run in `path` that is to continue with the `differences` in `changed`."""
+    may = f"{', '.join(MAY_CHANGE)}, engine, and restarts"
+    return f"{path}: {changed}. A run that continues keeps its settings, except for {may}. {advice}"
 
 
 def changed_settings(directory: str | os.PathLike[str], agent: core.Agent) -> str:

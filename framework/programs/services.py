@@ -18,6 +18,7 @@ import launch
 from framework.checkpoints import Checkpointer, CheckpointError, CheckpointReader, Part, torch_part
 from framework.core import Saveable
 from framework.loggers import Logger
+from framework.loggers.base import close_logger
 from framework.programs.callbacks import Callback
 from framework.programs.run_config import RunConfig
 from framework.replay.checkpointers import DefaultCheckpointer
@@ -308,7 +309,7 @@ class Monitor:
     def close(self) -> None:
         """Flushes and closes the logger."""
         if self.logger is not None:
-            self.logger.close()
+            close_logger(self.logger)
 
 
 class RunCheckpointer:

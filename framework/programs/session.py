@@ -26,7 +26,7 @@ import tree
 from framework.programs.pickling import ObjectPickler, pickle_module
 from framework.replay.errors import WouldBlockError
 from framework.replay.local.client import EmbeddedClient
-from framework.specs import EnvironmentSpec, path_name
+from framework.specs import EnvironmentSpec, path_name, wrong_value
 from framework.types import FIRST, LAST, MID, Nest, Progress
 
 
@@ -99,7 +99,7 @@ class Session:
 
         Raises:
           ValueError: An env's last action was not observed, there are more than `num_envs` open episodes, or
-            an observation does not fit the spec.
+            an observation does not fit the spec, is not finite, or is outside a Discrete space.
           WouldBlockError: As for `observe`; it concerns envs that begin an episode.
         """
         ids = self._ids(env_ids, observation)
@@ -135,7 +135,7 @@ class Session:
             self._state = tree.map_structure(lambda leaf, new: _put(leaf, places, new), self._state, state)
         for row, place in enumerate(places.tolist()):
             # The caller may change the action that it gets.
-            self._chosen[place] = tree.map_structure(_copy, _row(action, row)), _row(extras, row)
+            self._chosen[place] = tree.map_structure(_copy, (_row(action, row), _row(extras, row)))
         return action
 
     def observe(
@@ -349,7 +349,10 @@ class Session:
                     f"{path_name(name, path)}: got dtype {array.dtype}, expected {np.dtype(leaf.dtype)}, "
                     "as in the spec. Convert it."
                 )
-            return array.astype(leaf.dtype, copy=False)
+            converted = array.astype(leaf.dtype, copy=False)
+            if wrong := wrong_value(leaf, converted):
+                raise ValueError(f"{path_name(name, path)}: got {wrong}.")
+            return converted
 
         _leaves(name, spec, values)
         return tree.map_structure_with_path(check, spec, values)

@@ -110,7 +110,14 @@ class Snapshot:
     def load(self) -> ProgramState | None:
         """The state in the newest checkpoint; None if the run does not continue from one."""
         reader = newest_checkpoint(self._config)
-        if reader is None or PROGRAM not in reader.names:
+        if reader is None:
+            return None
+        if PROGRAM not in reader.names:
+            _LOG.warning(
+                "%s holds no exact state: its run had ended, was killed, or ran on another engine. New "
+                "episodes begin, so this run is not bit for bit the one that would have gone on.",
+                reader.path,
+            )
             return None
         try:
             return self._load(reader.part(PROGRAM).read_bytes())
@@ -252,12 +259,12 @@ def _signature_key() -> bytes:
     """The user's key of 32 bytes. It is in no run's folder, which may be copied, shared, or ignore modes."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "repertory"
     path = folder / "snapshot-key"
-    folder.mkdir(parents=True, exist_ok=True)
     elsewhere = (
         "If that is not possible, set XDG_CACHE_HOME to a folder of your own, on a file system with "
         "permissions and hard links."
     )
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         key = read_secret(os.fspath(path), secrets.token_bytes(_KEY_BYTES))
     except (ValueError, OSError) as error:
         raise ValueError(f"{error} {elsewhere}") from error

@@ -19,6 +19,7 @@ from framework.replay.errors import CheckpointError
 from framework.replay.server.limits import Limits
 from framework.replay.server.server import Server
 from launch.rpc.sockets import CurveKeys
+from launch.texts import integer, nearest, printable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -26,14 +27,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m framework.replay", description="Serves replay tables.")
     add = parser.add_argument
     add("--config", required=True, help="a Python file with a function tables()")
-    add("--port", type=int, help="port on 127.0.0.1; a free one by default")
+    add("--port", type=integer, help="port on 127.0.0.1; a free one by default")
     add("--address", help="instead of --port: tcp://interface:port or ipc://path")
     add("--keys", help="file with the clients' keys; created if it does not exist")
-    add("--max-bytes", type=int, help="memory budget of all rows, in bytes")
+    add("--max-bytes", type=integer, help="memory budget of all rows, in bytes")
     for limit in dataclasses.fields(Limits):
-        add(f"--{limit.name.replace('_', '-')}", type=int, default=limit.default, help="see replay.Limits")
+        add(
+            f"--{limit.name.replace('_', '-')}", type=integer, default=limit.default, help="see replay.Limits"
+        )
     add("--compress", nargs="*", default=(), help="patterns of columns to compress, such as '*pixels*'")
-    chosen = parser.parse_args(arguments)
+    chosen, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        flag = unknown[0].split("=")[0]
+        parser.error(f"there is no {flag}.{nearest(flag, parser.format_usage().split())}")
     try:
         config = runpy.run_path(chosen.config)
         if not callable(config.get("tables")):
@@ -52,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             limits=Limits(*[getattr(chosen, limit.name) for limit in dataclasses.fields(Limits)]),
         )
     except (ValueError, OSError, CheckpointError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}"), file=sys.stderr)
         return 2
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as SIGINT
     with server, contextlib.suppress(KeyboardInterrupt):

@@ -24,9 +24,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launch.context import NodeContext, Runtime
-from launch.errors import LaunchError, NodeError, ProgramStopped, message_of
+from launch.errors import LaunchError, NodeError, ProgramStopped, frames_of, hide_our_frames, message_of
 from launch.nodes import MultiProcessingColocation, Node
 from launch.program import Program
+from launch.texts import nearest
 
 FIRST_BACK_OFF = 0.1  # seconds before the first restart of a node; doubles with each restart
 LONGEST_BACK_OFF = 5.0
@@ -81,6 +82,9 @@ class Resources:
         for name, amount in amounts.items():
             if isinstance(amount, str) or (amount is not None and not 0 <= amount < math.inf):
                 raise ValueError(f"resources: {name}: got {amount!r}, expected a number of at least 0.")
+        threads: Any = self.threads
+        if isinstance(threads, float) and threads.is_integer():
+            object.__setattr__(self, "threads", int(threads))  # As 1e1 of a file is.
         if not isinstance(self.threads, int) or self.threads < 1:
             raise ValueError(f"resources: threads: got {self.threads!r}, expected a number of at least 1.")
         if self.strategy not in STRATEGIES:
@@ -132,6 +136,15 @@ class Unit:
     leaves: tuple[Leaf, ...]
 
 
+def find_engine(engine: str) -> tuple[str, str]:
+    """Returns the entry of `ENGINES`; raises `ValueError` with the nearest name."""
+    if engine not in ENGINES:
+        raise ValueError(
+            f"engine: got {engine!r}, expected one of {', '.join(ENGINES)}.{nearest(engine, ENGINES)}"
+        )
+    return ENGINES[engine]
+
+
 def plan(program: Program, engine: str, options: Options) -> tuple[str, list[Unit]]:
     """Returns a new random name for this run, and its units in order of addition."""
     job = secrets.token_hex(6)
@@ -163,6 +176,7 @@ def check_options(program: Program, options: Options) -> None:
         if unknown:
             raise ValueError(
                 f"{name}: got {unknown}, expected groups of the program, {list(program.groups)}."
+                f"{nearest(unknown[0], program.groups)}"
             )
     for group, count in options.restarts.items():
         if count < 0:
@@ -217,16 +231,18 @@ def ended_normally(error: BaseException, stopping: bool) -> bool:
 def node_error(label: str, error: BaseException) -> NodeError:
     """Returns the `NodeError` for an exception of a node in this process."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    wrapped = NodeError(label, type(error).__name__, message_of(error), text)
+    hide_our_frames(error)
+    wrapped = NodeError(label, type(error).__name__, message_of(error), text, frames=frames_of(error))
     wrapped.__cause__ = error
     return wrapped
 
 
-def remote_error(label: str, failure: Mapping[str, Any], log_tail: str = "") -> NodeError:
+def remote_error(label: str, failure: Mapping[str, Any]) -> NodeError:
     """Returns the `NodeError` for a failure that `launch.rpc.wire.describe_error` described elsewhere."""
     from launch.rpc import wire
 
-    error = NodeError(label, failure["kind"], failure["message"], failure["traceback"], log_tail)
+    told = {name: failure[name] for name in ("kind", "message", "traceback", "frames")}
+    error = NodeError(label, **told)
     error.__cause__ = wire.rebuild_error(failure, label)
     return error
 
@@ -343,17 +359,30 @@ class Job(abc.ABC):
 
         Raises:
           NodeError: A node failed; the error is that of the first one.
+          LaunchError: No node is a worker, so that the program would never end. It is stopped.
           TimeoutError: The program or the groups have not ended after `timeout` seconds. The program
             continues.
           ValueError: There is no such group.
         """
         ended = self.ended(labels)
+
+        def reached() -> bool:
+            return self.over or ended() or self._has_no_worker()
+
         with self.outcome.changed:
-            if not self.outcome.changed.wait_for(lambda: self.over or ended(), timeout):
+            if not self.outcome.changed.wait_for(reached, timeout):
                 raise TimeoutError(f"The program is not over after {timeout} seconds.")
-        if self.over and self.outcome.error is not None:
+        if self._has_no_worker():
+            self.outcome.fail(no_worker(self._program))
+            self.stop()
+            self.outcome.over.wait()
+        if self.outcome.error is not None:
             raise self.outcome.error
         return self.outcome.result
+
+    @abc.abstractmethod
+    def _has_no_worker(self) -> bool:
+        """Whether all nodes have their objects, none of which is a worker, and nothing has stopped them."""
 
     def ended(self, labels: Sequence[str] | None) -> Callable[[], bool]:
         """Returns a function that tells whether all nodes of the groups have ended; False for None."""
@@ -435,6 +464,16 @@ def find_leaf(units: Sequence[Unit], label: str, index: int) -> Leaf:
     raise LookupError(
         f"node: got {label!r} with index {index}, expected one of "
         f"{[leaf.context.label for unit in units for leaf in unit.leaves]}."
+    )
+
+
+def no_worker(program: Program) -> LaunchError:
+    nodes = ", ".join(f"{group} ({nodes[0].description})" for group, nodes in program.groups.items())
+    return LaunchError(
+        f"program {program.name!r}: got nodes without run(), {nodes}, expected a worker among them. Only a "
+        "worker works by itself and ends the program: a PyNode, or a node whose object has run(); step() is "
+        "what the engine serial calls instead. To call services from the script, use job.client() of "
+        "launch.start()."
     )
 
 

@@ -257,6 +257,10 @@ class LocalJob(Job):
         finally:
             self.outcome.notify()
 
+    def _has_no_worker(self) -> bool:
+        made = all(place.state in ("running", "returned") and not place.works for place in self._places)
+        return made and not self._runtime.stopped.is_set()
+
     def _hear_failure(self, label: str, error: BaseException) -> None:
         """Carries out `launch.make_failure_handler` on the thread that calls it."""
         place = next(place for place in self._places if place.label == label)
@@ -282,7 +286,7 @@ class LocalJob(Job):
         return False
 
     def _fail(self, place: Place, error: BaseException) -> None:
-        self.outcome.fail(node_error(place.label, error))
+        self.outcome.fail(node_error(place.label, error))  # Before the state, for which `wait` may wait.
         place.state = "failed"
         self.stop()
 
@@ -301,5 +305,5 @@ class LocalJob(Job):
                 place.leaf.node.close(place.object)
             place.state = "failed" if failed else "closed"
         except (Exception, SystemExit) as error:
-            place.state = "failed"
             self.outcome.fail(node_error(place.label, error))
+            place.state = "failed"

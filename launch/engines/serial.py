@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from launch.context import entered, here
-from launch.engines.base import Options, ended_normally
+from launch.engines.base import Options, ended_normally, no_worker
 from launch.engines.in_process import LocalJob, Place
 from launch.errors import DeadlockError, LaunchError, StopTimeoutWarning
 from launch.handles import Target
@@ -80,6 +80,8 @@ class SerialJob(LocalJob):
                     self._begin(place)
                 self._workers = [place for place in self._places if place.works and place.state == "running"]
             self._groups = list(dict.fromkeys(place.leaf.context.group for place in self._workers))
+        if self._has_no_worker():
+            raise no_worker(self._program)
         with entered(None, None):  # a pass assigns this thread to one node after the other
             while not self._is_stopped():
                 if ended():

@@ -19,7 +19,7 @@ from typing import Any
 
 import zmq
 
-from launch.errors import RemoteError, RemoteTraceback, message_of
+from launch.errors import RemoteError, RemoteTraceback, frames_of, hide_our_frames, message_of
 
 # kind of message, number of buffers that follow, number of the call within its connection
 HEAD = struct.Struct("<BxHxxxxQ")
@@ -91,7 +91,10 @@ def head(kind: int, number: int, buffers: int = 0) -> bytes:
 
 
 def describe_error(error: BaseException) -> dict[str, Any]:
-    """Returns an exception as plain data: its kind, message and traceback, and its pickle if it has one."""
+    """Returns an exception as plain data: its kind, message, traceback, and pickle if it has one.
+
+    `frames` is the traceback without this project's frames, which the exception loses.
+    """
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     pickled: bytes | None = None
     try:
@@ -102,7 +105,9 @@ def describe_error(error: BaseException) -> dict[str, Any]:
     except Exception:
         pickled = None  # the text describes the error
     kind, message = type(error).__name__, message_of(error)
-    return {"kind": kind, "message": message, "traceback": text, "pickled": pickled}
+    hide_our_frames(error)
+    frames = frames_of(error)
+    return {"kind": kind, "message": message, "traceback": text, "frames": frames, "pickled": pickled}
 
 
 def rebuild_error(failure: Mapping[str, Any], node: str) -> BaseException:
@@ -114,5 +119,5 @@ def rebuild_error(failure: Mapping[str, Any], node: str) -> BaseException:
         error: BaseException = pickle.loads(failure["pickled"])
     except Exception:
         error = RemoteError(failure["kind"], failure["message"])
-    error.__cause__ = RemoteTraceback(node, failure["traceback"])
+    error.__cause__ = RemoteTraceback(node, failure["frames"])
     return error

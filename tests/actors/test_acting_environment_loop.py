@@ -6,7 +6,7 @@ import pytest
 
 from framework import core, environments, specs
 from framework.actors import EnvironmentLoop, observers
-from framework.environments import FIRST, LAST, testing
+from framework.environments import FIRST, testing
 from framework.loggers import InMemoryLogger
 from framework.programs.services import Counter
 
@@ -96,15 +96,11 @@ def test_an_episode_that_the_environment_cuts_short_is_counted_and_has_no_return
     loop, _, _, _ = _make(num_envs=2, episode_length=5)
     assert [loop.step() for _ in range(2)] == [None, None]
     loop.environment.end_episodes(np.array([True, False]))
-    finished = [loop.step() for _ in range(6)]  # Env 0 begins again in the first of these.
+    steps = [loop.step() for _ in range(6)]  # Env 0 begins again in the first of these.
+    finished = [one for one in steps if one]
     assert loop.num_dropped == 1 and loop.num_steps == 2 * 2 + 5 + 5
-    ended = {
-        int(env): length
-        for one in finished
-        if one
-        for env, length in zip(one["env"], one["episode_length"], strict=True)
-    }
-    assert ended == {0: 5, 1: 5}
+    ended = [pair for one in finished for pair in zip(one["env"], one["episode_length"], strict=True)]
+    assert sorted(ended) == [(0, 5), (1, 5)]
 
 
 class Unresettable(environments.wrappers.EnvironmentWrapper):
@@ -146,6 +142,21 @@ def test_run_episodes_does_not_favour_short_episodes():
     result = loop.run_episodes(6)
     assert sorted(result["episode_length"].tolist()) == [2, 2, 2, 20, 20, 20]
     assert sorted(row["episode_length"] for row in logger.rows) == [2, 2, 2, 20, 20, 20]
+
+
+def test_an_episode_without_an_end_is_cut_and_said(caplog):
+    """Each env plays its share: one that was cut waits for the others, and for the reset after them."""
+    Uneven.made = 0
+    actor = RecordingActor()
+    loop = EnvironmentLoop(environments.make(Uneven, num_envs=2), actor, max_episode_steps=7)
+    result = loop.run_episodes(6)
+    assert result["env"].tolist() == [0, 0, 1, 0, 1, 1]
+    assert result["episode_length"].tolist() == [2, 2, 7, 2, 7, 7]
+    assert result["episode_return"][2] == sum(100 * step + 1 for step in range(7))
+    assert loop.num_cut == 3 and len(actor.firsts) == 3
+    assert loop.run_episodes(2)["episode_length"].tolist() == [2, 7]
+    told = "Uneven: 3 of 6 episodes had not ended after 7 steps"
+    assert [told in record.message for record in caplog.records] == [True]
 
 
 def test_run_episodes_starts_from_a_reset_and_with_fewer_episodes_than_envs():
@@ -261,10 +272,3 @@ def test_a_fault_of_the_environment_leaves_the_loop():
     assert loop.num_steps == 3
     assert loop.run(num_steps=2) == 2  # from a reset
     assert len(actor.firsts) == 2
-
-
-def test_last_steps_reach_the_actor():
-    loop, actor, _, _ = _make(num_envs=2, truncate=True)
-    loop.run(num_steps=20)
-    lasts = [timestep for timestep in actor.steps if (timestep.step_type == LAST).any()]
-    assert len(lasts) == 2 and all((timestep.discount == 1).all() for timestep in lasts)

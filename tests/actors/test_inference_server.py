@@ -8,6 +8,7 @@ import types
 
 import numpy as np
 import pytest
+from background import Background
 
 from framework import core
 from framework.actors import inference_server
@@ -193,24 +194,6 @@ def test_when_a_batch_is_fired(case, served, monkeypatch):
 
 
 @in_threads
-def test_requests_that_come_while_a_batch_is_made_are_the_next(served):
-    make, kind = served
-    gate = threading.Event()
-    gate.set()
-    policy = CountingPolicy(gate)
-    clients = ports(kind, make(policy, timeout=0.0), [2, 2, 2])
-    gate.clear()
-    policy.batches.clear()
-    ask(clients[0])
-    ask(clients[1])
-    ask(clients[2])
-    gate.set()
-    for client in clients:
-        client.answer()
-    assert sum(policy.batches) == 6 and len(policy.batches) <= 3
-
-
-@in_threads
 def test_who_has_gone_is_not_waited_for(served, monkeypatch):
     monkeypatch.setattr(inference_server, "PATIENCE", HOUR_S)
     make, kind = served
@@ -315,20 +298,15 @@ def test_more_clients_than_the_socket_holds_requests_of_are_served():
     server = InferenceServer(CountingPolicy(gate), SPEC, 48, shared_memory=True, timeout=0.0)
     clients = ports("shared memory", server, [1] * 48)
     gate.clear()
-    answers = []
 
     def act(client):
         ask(client, 1)
-        answers.append(client.answer()[0].tolist())
+        return client.answer()[0].tolist()
 
-    threads = [threading.Thread(target=act, args=[client]) for client in clients]
-    for thread in threads:
-        thread.start()
+    acting = [Background(act, client) for client in clients]
     time.sleep(0.7)  # longer than a client waits before it looks whether the server lives
     gate.set()
-    for thread in threads:
-        thread.join(20)
-    assert answers == [[0]] * 48
+    assert [each.result(20) for each in acting] == [[0]] * 48
     server.close()
 
 

@@ -178,6 +178,7 @@ def whole_sequences(client):
 @each_adder
 def test_an_episode_without_a_step_is_not_dropped(make):
     adder = make(make_client())
+    adder.reset()  # before anything
     adder.add_first(step(FIRST, 1, envs=2))
     adder.reset()
     adder.add_first(step(FIRST, 1, envs=2))
@@ -185,18 +186,6 @@ def test_an_episode_without_a_step_is_not_dropped(make):
     adder.add(np.zeros(2, int), step([FIRST, MID], 3, envs=2))
     adder.reset()
     assert adder.num_dropped_episodes == 1
-
-
-def test_reset_before_anything_and_twice():
-    client = make_client()
-    adder = MAKERS["transitions"](client)
-    adder.reset()
-    adder.add_first(step(FIRST, 1))
-    adder.add_first(step(FIRST, 2))
-    adder.reset()
-    adder.reset()
-    play(adder, 1, start=5)
-    assert observations(client) == [[5, 6]]
 
 
 # --- values ---
@@ -284,28 +273,6 @@ def test_arguments_that_make_no_sense(make):
 # --- the mask, and the rows that a loss bootstraps from ---
 
 
-@pytest.mark.parametrize("length", [3, 4, 6])
-def test_the_closing_row_of_a_truncated_episode_is_there_to_bootstrap_from(length):
-    """Two steps, then truncated; rewards 1, 1; V = 4, 4, 10: advantages 5.73 and 6 wherever it ends."""
-    client = make_client()
-    adder = adders.SequenceAdder(client, length, 1)
-    adder.add_first(step(FIRST, 4))
-    adder.add(7, step(MID, 4, discount=1.0))
-    adder.add(7, step(LAST, 10, discount=1.0))
-    play(adder, 3, start=50)
-    item = client.sample_batch(TABLE, 1).data
-    np.testing.assert_array_equal(item.mask[0], [1, 1, 0] + [0] * (length - 3))
-    np.testing.assert_array_equal(item.reward[0], [1, 1, 0] + [0] * (length - 3))
-    np.testing.assert_array_equal(item.discount[0], [1, 1, 0] + [0] * (length - 3))
-    values, gamma, lambda_ = item.observation[0], 0.9, 0.95
-    advantage, advantages = 0.0, []
-    for t in reversed(range(2)):
-        delta = item.reward[0, t] + gamma * item.discount[0, t] * values[t + 1] - values[t]
-        advantage = delta + gamma * lambda_ * item.discount[0, t] * item.mask[0, t + 1] * advantage
-        advantages.append(advantage)
-    np.testing.assert_allclose(advantages, [6.0, 5.73], rtol=1e-6)
-
-
 # --- tables, priorities ---
 
 
@@ -329,13 +296,8 @@ def test_a_priority_function_may_return_one_number_for_all_but_no_array_of_anoth
     adder = adders.NStepTransitionAdder(make_client(), 1, 0.9, priority_fns={TABLE: lambda items: 2.5})
     play(adder, 3)
     adder.flush()
-    adder = adders.NStepTransitionAdder(
-        make_client(),
-        1,
-        0.9,
-        priority_fns={TABLE: lambda items: np.max(items.reward, keepdims=True)},
-        max_delay=1e9,
-    )
+    largest = {TABLE: lambda items: np.max(items.reward, keepdims=True)}
+    adder = adders.NStepTransitionAdder(make_client(), 1, 0.9, priority_fns=largest, max_delay=1e9)
     play(adder, 3)
     with pytest.raises(ValueError, match=r"priority_fns\['replay'\].*\(3,\)"):
         adder.flush()

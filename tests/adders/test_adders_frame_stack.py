@@ -131,14 +131,8 @@ def test_sequences_are_those_of_an_adder_that_stores_whole_stacks(
     fns = {TABLE: (lambda items: items.observation["pixels"][:, -1, 0, 0, 0]) if with_priorities else None}
 
     def make(observation_spec):
-        return lambda client: adders.SequenceAdder(
-            client,
-            length,
-            min(period, length),
-            "continue",
-            priority_fns=fns,
-            observation_spec=observation_spec,
-        )
+        options = {"priority_fns": fns, "observation_spec": observation_spec}
+        return lambda client: adders.SequenceAdder(client, length, min(period, length), "continue", **options)
 
     found = [items(make(each), kinds, observations, flush, seed) for each in (None, spec)]
     for whole, pictures in zip(*found, strict=True):
@@ -151,14 +145,9 @@ def test_overlapping_sequences_of_stacked_frames_cost_a_tenth_more_than_the_fram
     """R2D2 writes such items; their recurrent states are stored once an item."""
     frame, state = (84, 84), np.zeros((2, 512), np.float32)
     client = make_client()
-    adder = adders.SequenceAdder(
-        client,
-        121,
-        40,
-        "CONTINUE",
-        extras_of_first_row=["state"],
-        observation_spec=specs.StackedBoundedArray((4, *frame), np.uint8, 0, 255),
-    )
+    spec = specs.StackedBoundedArray((4, *frame), np.uint8, 0, 255)
+    options = {"extras_of_first_row": ["state"], "observation_spec": spec}
+    adder = adders.SequenceAdder(client, 121, 40, "CONTINUE", **options)
     kinds = np.array([[FIRST if t % 200 == 0 else LAST if t % 200 == 199 else MID] * 2 for t in range(800)])
     ones = np.ones(2, np.float32)
 

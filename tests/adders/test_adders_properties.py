@@ -67,14 +67,8 @@ def play(adder, kinds, rng, flush, single=False):
             events = [[] for _ in range(envs)]
         for b in range(envs):
             pick = lambda nest, b=b: tree.map_structure(lambda x: x[b].copy(), nest)  # noqa: E731
-            events[b].append(
-                (
-                    t,
-                    types[b],
-                    Row(None, pick(action), reward[b], discount[b], pick(extras)),
-                    pick(observation),
-                )
-            )
+            row = Row(None, pick(action), reward[b], discount[b], pick(extras))
+            events[b].append((t, types[b], row, pick(observation)))
         if rng.random() < flush:
             adder.flush_pending()
         for array in tree.flatten((observation, reward, discount, action, extras)):
@@ -114,14 +108,9 @@ def reference_transitions(rows, last, ended_at, how, n, g):
         for i in range(start, end):
             reward += discount * g ** (i - start) * rows[i][1].reward
             discount *= rows[i][1].discount
-        return Transition(
-            observations[start],
-            rows[start][1].action,
-            np.float32(reward),
-            np.float32(discount * g ** (end - start - 1)),
-            observations[end],
-            rows[start][1].extras,
-        )
+        first, factor = rows[start][1], g ** (end - start - 1)
+        gained = np.float32(reward), np.float32(discount * factor)
+        return Transition(observations[start], first.action, *gained, observations[end], first.extras)
 
     for end in range(1, len(rows) + 1):
         yield rows[end - 1][0], window(max(0, end - n), end)
@@ -218,13 +207,9 @@ each_form = pytest.mark.parametrize("single", [False, True], ids=["batched", "si
 
 def arguments(single, examples=40, **others):
     """A property's arguments: those of every adder, and its own."""
-    given_all = given(
-        kinds=scripts(max_envs=1 if single else 4),
-        seed=st.integers(0, 1000),
-        flush=st.sampled_from([0, 0.3, 1]),
-        seen=st.booleans(),
-        **others,
-    )
+    script = scripts(max_envs=1 if single else 4)
+    drawn = {"seed": st.integers(0, 1000), "flush": st.sampled_from([0, 0.3, 1]), "seen": st.booleans()}
+    given_all = given(kinds=script, **drawn, **others)
     return lambda function: settings(max_examples=examples, deadline=None)(given_all(function))
 
 

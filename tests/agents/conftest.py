@@ -34,17 +34,9 @@ def train():
             if row and (not rows or rows[-1]["steps"] != row["steps"]):
                 rows.append(row)
 
-        settings = {
-            "num_actors": 2,
-            "envs_per_actor": 4,
-            "max_env_steps": steps,
-            "evaluate_period": steps,
-            "num_evaluation_episodes": 100,
-            "publish_period": 1,
-            "update_period": 1,
-            "learner_log_period": 50,
-            **changes,
-        }
+        settings = {"num_actors": 2, "envs_per_actor": 4, "max_env_steps": steps, "evaluate_period": steps}
+        settings |= {"num_evaluation_episodes": 100, "learner_log_period": 50}
+        settings |= {"publish_period": 1, "update_period": 1, **changes}
         program = make_program(agent, environment, RunConfig(**settings), on_write=keep)
         result = launch.launch(program, engine="serial")
         assert result["reason"] in ("max_env_steps", "target_return")

@@ -11,7 +11,6 @@ import torch
 from agent_batches import played
 from agent_cases import ITEMS, SMALL
 
-import launch
 from agents.c51 import C51, C51Config
 from agents.dqn import DQN, DQNConfig
 from agents.ppo import PPO, PPOConfig
@@ -19,7 +18,6 @@ from agents.r2d2 import R2D2
 from framework.environments import make
 from framework.learners import LossContext
 from framework.networks import as_tensors
-from framework.programs import RunConfig, make_program
 from framework.specs import make_environment_spec
 from framework.types import Transition
 
@@ -36,12 +34,6 @@ def test_only_legal_moves_wherever_actions_come_from(mode, train):
     assert all(abs(row["loss"]) < 100 for row in rows)  # No target from an illegal action's value.
 
 
-def test_only_legal_moves_in_processes():
-    config = RunConfig(num_actors=2, envs_per_actor=4, max_env_steps=1_000, num_evaluation_episodes=8)
-    result = launch.launch(make_program(dqn, "testing:Masked", config), engine="processes")
-    assert result["env_steps"] == 1_000 and result["learner_steps"] > 0
-
-
 def test_a_choice_and_a_number_at_once_are_learned(train):
     fast = {"epochs": 8, "initial_std": 0.5, "discount": 0.0, "learning_rate_decay": 3_000}
     result, _ = train(PPO(PPOConfig(**UNROLLS, **fast)), "testing:Tuple", 3_000)
@@ -53,13 +45,10 @@ def item_losses(agent, networks, target, seed, next_mask):
     random = torch.Generator().manual_seed(seed)
     boards, next_boards = torch.rand(2, 16, 16, generator=random)
     legal = torch.tensor([True, True, True, False]).expand(16, 4)
-    data = Transition(
-        {"board": boards, "action_mask": legal},
-        torch.randint(3, (16,), generator=random),
-        torch.rand(16, generator=random),
-        torch.full((16,), 0.9),
-        {"board": next_boards, "action_mask": torch.tensor(next_mask).expand(16, 4)},
-    )
+    before = {"board": boards, "action_mask": legal}
+    after = {"board": next_boards, "action_mask": torch.tensor(next_mask).expand(16, 4)}
+    actions, rewards = torch.randint(3, (16,), generator=random), torch.rand(16, generator=random)
+    data = Transition(before, actions, rewards, torch.full((16,), 0.9), after)
     return agent.item_losses(networks, target, data, LossContext(None, None, None, random))[:2]
 
 

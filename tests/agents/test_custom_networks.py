@@ -12,7 +12,6 @@ import launch
 from agents.a2c import A2C
 from agents.d4pg import D4PG
 from agents.dqn import DQN, DQNConfig, DQNNetworks
-from agents.flow_ppo import FlowPPO
 from agents.impala import IMPALA, IMPALAConfig
 from agents.mpo import MPO
 from agents.ppo import PPO, PPOConfig, PPONetworks
@@ -148,19 +147,14 @@ class Forgetful(PPONetworks):
     ("agent", "message"),
     [
         (DQN(networks_fn=lambda config, spec: nn.Linear(1, 1)), "Linear without actions, num_actions, q_net"),
-        (DQN(networks_fn=lambda config, spec: None), "NoneType without actions"),
         (PPO(networks_fn=Forgetful), "Forgetful without normalizer, expected .* forward"),
         (MPO(networks_fn=lambda config, spec: nn.Module()), "without actions, policy, critics, duals, atoms"),
-        (
-            SAC(networks_fn=lambda config, spec: nn.Module()),
-            "without actions, policy, critics, temperature.log",
-        ),
-        (IMPALA(networks_fn=lambda config, spec: nn.Module()), "actor_critic.unroll"),
+        (SAC(networks_fn=lambda config, spec: nn.Module()), "without actions, policy, critics"),
         (D4PG(networks_fn=lambda config, spec: nn.Module()), "policy, critics, values, atoms"),
         (TD3(networks_fn=lambda config, spec: nn.Module()), "without actions, policy, critics, values"),
-        (TD7(networks_fn=lambda config, spec: nn.Module()), "values, embeddings, target_range, renew"),
         (A2C(networks_fn=lambda config, spec: nn.Module()), "without actions, normalizer, initial_state"),
-        (FlowPPO(networks_fn=Forgetful), "Forgetful without normalizer"),
+        (IMPALA(networks_fn=lambda config, spec: nn.Module()), "actor_critic.unroll"),
+        (TD7(networks_fn=lambda config, spec: nn.Module()), "values, embeddings, target_range, renew"),
         (IMPALA(networks_fn=with_memory), "with a memory and lstm_size None, expected both"),
     ],
 )

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from agent_batches import CENTRE, CONTINUOUS, SCALE, learn, make_learner, transitions
+from agent_batches import CENTRE, CONTINUOUS, SCALE, learn, make_learner, project, transitions
 from agent_cases import SMALL
 
 from agents.d4pg import D4PG
@@ -14,15 +14,9 @@ from framework.types import Transition
 
 @pytest.mark.parametrize("num_critics", [1, 2])
 def test_the_losses_against_a_loop(num_critics):
-    config = dataclasses.replace(
-        SMALL["d4pg"].config,
-        num_critics=num_critics,
-        num_atoms=5,
-        v_min=-3.0,
-        v_max=2.0,
-        discount=0.9,
-        prioritized=True,
-    )
+    atoms = {"num_atoms": 5, "v_min": -3.0, "v_max": 2.0}
+    changes = {"num_critics": num_critics, "discount": 0.9, "prioritized": True, **atoms}
+    config = dataclasses.replace(SMALL["d4pg"].config, **changes)
     learner, batch = make_learner(D4PG(config), CONTINUOUS), transitions(CONTINUOUS)
     nets, targets = learner.networks, learner.targets
     data = Transition(*(torch.as_tensor(leaf) for leaf in batch.data[:5]))
@@ -41,12 +35,8 @@ def test_the_losses_against_a_loop(num_critics):
                 data.next_observation[i], targets["policy"](data.next_observation[i])
             )
             following = min(following.softmax(-1), key=mean)
-            projected = [0.0] * 5
-            for p, z in zip(following, atoms, strict=True):
-                value = float(data.reward[i]) + 0.9 * float(data.discount[i]) * z
-                value = min(max(value, -3.0), 2.0)
-                for k, atom in enumerate(atoms):
-                    projected[k] += float(p) * max(0.0, 1.0 - abs(value - atom) / 1.25)
+            reward, discount = float(data.reward[i]), 0.9 * float(data.discount[i])
+            projected = project(following.tolist(), reward, discount, atoms)
             logits = nets.critics(data.observation[i], (data.action[i] - CENTRE) / SCALE)
             crosses = [
                 -sum(q * float(p) for q, p in zip(projected, row, strict=True))

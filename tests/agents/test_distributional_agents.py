@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from agent_batches import DISCRETE, apart, learn, make_learner, transitions
+from agent_batches import DISCRETE, apart, learn, make_learner, project, transitions
 from config_fields import learned
 
 from agents.c51 import C51, C51Config
@@ -13,7 +13,6 @@ from agents.dqn import DQN, DQNConfig
 from agents.qr_dqn import QRDQN, QRDQNConfig
 from agents.rainbow import Rainbow, RainbowConfig
 from framework.networks import NoisyLinear
-from framework.types import Transition
 
 SETTINGS = {"hidden_sizes": (8, 8), "batch_size": 16}
 
@@ -28,12 +27,8 @@ def rows_of(learner, batch, double):
         values = networks.expected(chooser(torch.as_tensor(batch.data.next_observation)))
     for i, action in enumerate(batch.data.action):
         best = int(np.argmax([float(value) for value in values[i]]))
-        yield (
-            float(batch.data.reward[i]),
-            float(batch.data.discount[i]),
-            outputs[i, action],
-            following[i, best],
-        )
+        reward, discount = float(batch.data.reward[i]), float(batch.data.discount[i])
+        yield reward, discount, outputs[i, action], following[i, best]
 
 
 @pytest.mark.parametrize("double", [True, False])
@@ -46,15 +41,7 @@ def test_the_loss_of_c51_against_a_loop(double):
     learner, batch = apart(make_learner(agent)), transitions()
     expected, priorities = 0.0, []
     for reward, discount, outputs, following in rows_of(learner, batch, double):
-        target = np.zeros(5)
-        for atom, probability in zip(np.linspace(-3, 2, 5), following.softmax(-1).tolist(), strict=True):
-            position = (min(max(reward + 0.9 * discount * atom, -3.0), 2.0) + 3.0) / 1.25
-            low, high = int(np.floor(position)), int(np.ceil(position))
-            if low == high:
-                target[low] += probability
-            else:
-                target[low] += probability * (high - position)
-                target[high] += probability * (position - low)
+        target = project(following.softmax(-1).tolist(), reward, 0.9 * discount, np.linspace(-3, 2, 5))
         logs = outputs.log_softmax(-1).tolist()
         expected -= sum(p * log for p, log in zip(target, logs, strict=True)) / 16
         priorities.append(sum(p * (np.log(p) - q) for p, q in zip(target, logs, strict=True) if p > 0))
@@ -94,36 +81,3 @@ def test_the_parts_of_rainbow():
     assert networks.outputs(torch.zeros(2, 4)).shape == (2, 3, 51)
     values = networks.values(torch.zeros(2, 4))
     assert values.shape == (2, 3) and values.abs().max() < 10.0
-
-
-@pytest.mark.parametrize("agent", [C51(), QRDQN()], ids=["c51", "qr_dqn"])
-def test_a_network_with_one_output_for_each_action_is_an_error(agent):
-    networks = agent.make_networks(DISCRETE)
-    networks.q_network = torch.nn.Linear(4, 3)
-    with pytest.raises(ValueError, match=r"shape \(5, 3\), expected \(envs, 3, 5[01]\)"):
-        agent.make_policy(networks).step(np.zeros((5, 4), np.float32), ())
-
-
-def test_qr_dqn_with_munchausen_rewards_learns_soft_quantiles():
-    config = QRDQNConfig(
-        **SETTINGS, num_quantiles=3, munchausen=0.9, munchausen_temperature=0.5, discount=0.9
-    )
-    agent = QRDQN(config)
-    learner, batch = apart(make_learner(agent)), transitions()
-    target, data = learner.targets["q_network"], batch.data
-    with torch.no_grad():
-        first = (target(torch.as_tensor(data.observation)).mean(-1) / 0.5).log_softmax(-1)
-        samples = target(torch.as_tensor(data.next_observation))
-        following = (samples.mean(-1) / 0.5).log_softmax(-1)
-        made = agent.target_samples(
-            learner.networks, target, Transition(*(torch.as_tensor(leaf) for leaf in data[:5]))
-        )
-    for i, action in enumerate(data.action):
-        bonus = 0.9 * max(0.5 * float(first[i, action]), -1.0)
-        for k in range(3):
-            soft = sum(
-                float(following[i, a].exp() * (samples[i, a, k] - 0.5 * following[i, a])) for a in range(3)
-            )
-            value = data.reward[i] + bonus + 0.9 * data.discount[i] * soft
-            assert made[i, k].item() == pytest.approx(value, rel=1e-4, abs=1e-5)
-    assert np.isfinite(learn(learner, batch).metrics["loss"].item())

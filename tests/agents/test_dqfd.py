@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from agent_batches import flat, learn, make_learner
-from config_fields import unchanged
+from config_fields import by, unchanged
 
 import launch
 from agents.dqfd import DEMONSTRATIONS_TABLE, DQfD, DQfDConfig, mountain_car
@@ -21,16 +21,9 @@ from framework.programs import RunConfig, make_program
 
 SPEC = specs.make_environment_spec(environments.make(FakeEnvironment))
 # Three episodes of 5 steps: 3 * (5 + 2 - 1) items.
-SMALL = DQfDConfig(
-    demonstrations=f"{__name__}:episodes(count=3)",
-    n_step=2,
-    hidden_sizes=(8,),
-    batch_size=8,
-    min_replay_size=4,
-    samples_per_insert=4.0,
-    insert_burst=16,
-    pretraining_steps=5,
-)
+SIZES = {"hidden_sizes": (8,), "batch_size": 8, "min_replay_size": 4, "insert_burst": 16}
+SOURCE = f"{__name__}:episodes(count=3)"
+SMALL = DQfDConfig(demonstrations=SOURCE, n_step=2, samples_per_insert=4.0, pretraining_steps=5, **SIZES)
 NUM_ITEMS = 18
 
 
@@ -119,14 +112,10 @@ def filled(agent, spec):
 
 
 FIELDS = {
-    "demonstrations": (f"{__name__}:episodes(count=2)", filled, {}),
-    "demonstration_fraction": (0.75, shares, {}),
-    "demonstration_priority": (0.1, learned, {}),
-    "pretraining_steps": (2, shares, {}),
-    "margin": (0.2, learned, {}),
-    "margin_coefficient": (0.3, learned, {}),
-    "n_step_coefficient": (0.3, learned, {}),
-    "l2_coefficient": (0.1, learned, {}),
+    **by(filled, demonstrations=f"{__name__}:episodes(count=2)"),
+    **by(shares, demonstration_fraction=0.75, pretraining_steps=2),
+    **by(learned, demonstration_priority=0.1, margin=0.2, margin_coefficient=0.3),
+    **by(learned, n_step_coefficient=0.3, l2_coefficient=0.1),
 }
 
 
@@ -140,9 +129,7 @@ def test_every_field_changes_something():
 
 
 def test_demonstrations_are_needed_and_fit_the_environment():
-    with pytest.raises(
-        ValueError, match=r"demonstrations: got None, expected a \.npz file or module:function"
-    ):
+    with pytest.raises(ValueError, match=r"demonstrations: got None, expected a \.npz file"):
         make_program(DQfD(), FakeEnvironment)
     with pytest.raises(ValueError, match="demonstrations: got the observation"):
         make_program(DQfD(SMALL), EchoEnvironment)
@@ -190,15 +177,8 @@ def test_demonstrations_are_written_again_for_a_server_that_has_lost_them(monkey
 
 
 def run(agent, directory, engine, environment=FakeEnvironment, **changes):
-    settings = {
-        "num_actors": 2,
-        "envs_per_actor": 2,
-        "max_env_steps": 200,
-        "evaluate_period": 200,
-        "num_evaluation_episodes": 2,
-        "learner_log_period": 1,
-        "directory": directory,
-    }
+    settings = {"num_actors": 2, "envs_per_actor": 2, "learner_log_period": 1, "directory": directory}
+    settings |= {"max_env_steps": 200, "evaluate_period": 200, "num_evaluation_episodes": 2}
     return launch.launch(make_program(agent, environment, RunConfig(**settings | changes)), engine=engine)
 
 

@@ -90,18 +90,6 @@ def test_a_noisy_network_explores_without_epsilon_and_evaluates_with_the_means()
     np.testing.assert_array_equal(acting.step(observation, ())[0], first)
 
 
-def test_a_noisy_learner_draws_new_noise_at_each_step_and_continues_from_its_state():
-    config = dataclasses.replace(SMALL_DQN, noisy=True, learning_rate=0.0)
-    learner, batch = make_learner(DQN(config)), transitions()
-    seen = [float(learn(learner, batch).metrics["loss"]) for _ in range(3)]
-    assert len(set(seen)) == 3
-    state = learner.save()
-    expected = [float(learn(learner, batch).metrics["loss"]) for _ in range(2)]
-    other = make_learner(DQN(config))
-    other.restore(state)
-    assert [float(learn(other, batch).metrics["loss"]) for _ in range(2)] == expected
-
-
 @pytest.mark.parametrize("outputs", [2, 4])
 def test_a_network_that_does_not_fit_the_actions_is_an_error_in_actor_and_learner(outputs):
     agent = SMALL["dqn"]

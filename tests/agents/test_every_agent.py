@@ -81,13 +81,8 @@ def test_a_resumed_learner_has_the_limits_of_its_config(name):
     assert wide.networks.atoms[-1] == 100.0
 
 
-RATES = {
-    "learning_rate": "policy",
-    "critic_learning_rate": "critics",
-    "temperature_learning_rate": "temperature",
-    "dual_learning_rate": "duals",
-    "embedding_learning_rate": "embeddings",
-}
+RATES = {"learning_rate": "policy", "critic_learning_rate": "critics", "dual_learning_rate": "duals"}
+RATES |= {"temperature_learning_rate": "temperature", "embedding_learning_rate": "embeddings"}
 
 
 @pytest.mark.parametrize("name", ["d4pg", "ddpg", "mpo", "sac", "sac, discrete", "td3", "td7"])
@@ -192,15 +187,8 @@ def test_a_policy_names_the_variables_it_needs_and_no_others(name):
         nn.init.uniform_(parameter, -1.0, 1.0)
     policy, expected = (agent.make_policy(nets, evaluation=True) for nets in (fresh, trained))
     needed = set(policy.variables)
-    assert not needed & {
-        "critics",
-        "values",
-        "value_body",
-        "value_head",
-        "temperature",
-        "duals",
-        "embeddings",
-    }
+    others = "critics values value_body value_head temperature duals embeddings"
+    assert not needed & set(others.split())
     untouched = {n: p.clone() for n, p in fresh.named_parameters() if n.split(".")[0] not in needed}
     block = VariableBlock({child: module.state_dict() for child, module in trained.named_children()})
     block.publish(3, {child: module.state_dict() for child, module in trained.named_children()}, 70)
@@ -315,10 +303,7 @@ PROGRAMS = {
     **dict.fromkeys(("d4pg", "ddpg", "mpo", "td3", "td7"), (DETERMINISTIC, NESTED)),
     "batch_ppo": ({**ON, "episodes_per_batch": 4, "epochs": 2}, NESTED),
     "dqfd": ({**REPLAY, "demonstrations": f"{__name__}:shown", "pretraining_steps": 3}, FakeEnvironment),
-    "maml": (
-        {**ON, "unroll_length": 5, "tasks_per_worker": 1, "evaluation_tasks": 2},
-        "tasks:Navigation2D",
-    ),
+    "maml": ({**ON, "unroll_length": 5, "tasks_per_worker": 1, "evaluation_tasks": 2}, "tasks:Navigation2D"),
     "ppo_dqn": (
         {"ppo_unroll_length": 8, "ppo_epochs": 1, "ppo_hidden_sizes": (8,), "dqn_min_replay_size": 20},
         "multi_agent:CartPole",

@@ -25,14 +25,9 @@ def transitions(k):
     generator = np.random.default_rng(0)
     observations = [SPEC.observations.generate_value()[None].repeat(k, 0) for _ in range(2)]
     actions = generator.integers(SPEC.actions.num_values, size=k).astype(SPEC.actions.dtype)
-    return Transition(
-        observations[0],
-        actions,
-        generator.normal(size=k).astype(np.float32),
-        generator.choice([0.0, 0.9], size=k).astype(np.float32),
-        observations[1],
-        (),
-    )
+    rewards = generator.normal(size=k).astype(np.float32)
+    discounts = generator.choice([0.0, 0.9], size=k).astype(np.float32)
+    return Transition(observations[0], actions, rewards, discounts, observations[1], ())
 
 
 def test_priorities_of_new_items_are_the_errors_of_the_acting_networks():
@@ -108,11 +103,6 @@ def test_the_steps_of_a_call_fit_into_the_burst():
     agent = FlowDQN(FlowDQNConfig(rollout_length=65)).for_program(num_envs=8)
     with pytest.raises(ValueError, match=r"rollout_length: got 260 .* at most 256, insert_burst"):
         agent.plan([Node(None), Node(None)], None)
-
-
-def test_a_worker_makes_at_least_one_step_in_a_call():
-    with pytest.raises(ValueError, match="rollout_length"):
-        FlowDQNConfig(rollout_length=0)
 
 
 def test_priorities_of_noisy_networks_are_those_of_the_means():

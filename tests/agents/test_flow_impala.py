@@ -11,13 +11,8 @@ from framework.environments.testing import FakeEnvironment
 from framework.loggers import read_jsonl
 from framework.programs import RunConfig, make_program
 
-RUN = RunConfig(
-    envs_per_actor=2,
-    max_learner_steps=6,
-    evaluate_period=None,
-    publish_period=1,
-    learner_log_period=1,
-)
+PERIODS = {"evaluate_period": None, "publish_period": 1, "learner_log_period": 1}
+RUN = RunConfig(envs_per_actor=2, max_learner_steps=6, **PERIODS)
 
 
 def run(directory, **settings):

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from agent_batches import DISCRETE, learn, make_learner, played, unrolls
+from agent_batches import DISCRETE, learn, log_probs_and_values, make_learner, played, unrolls
 from agent_cases import SMALL as AGENTS
 from dm_env import specs as dm_specs
 
@@ -49,24 +49,9 @@ def test_several_choices_may_count_from_anywhere_and_have_any_shape():
     )
     data.mask[0, 3] = 0
     metrics = learn(learner, batch._replace(data=data)).metrics
-    assert (
-        metrics["rho_clipped"] == metrics["c_clipped"] == 0
-    )  # the learner sees what was done: all weights are 1
+    # The learner sees what was done: all weights are 1.
+    assert metrics["rho_clipped"] == metrics["c_clipped"] == 0
     assert metrics["policy_loss"].isfinite()
-
-
-@pytest.mark.parametrize("clip_c, share", [(0.5, 1.0), (1.5, 0.0)])
-def test_the_share_of_clipped_traces_is_logged(clip_c, share):
-    config = dataclasses.replace(SMALL, clip_rho=1.01, clip_c=clip_c)
-    learner, batch = make_learner(IMPALA(config)), unrolls(IMPALA(config))
-    policy = IMPALA(config).make_policy(learner.networks)
-    actions, extras, _ = policy.step(batch.data.observation.reshape(-1, 4), ())
-    shape = batch.data.action.shape
-    data = batch.data._replace(
-        action=actions.reshape(shape), extras={k: v.reshape(shape) for k, v in extras.items()}
-    )
-    metrics = learn(learner, batch._replace(data=data)).metrics
-    assert metrics["c_clipped"] == share and metrics["rho_clipped"] == 0
 
 
 def test_actions_of_real_numbers_are_learned_as_sampled():
@@ -86,39 +71,7 @@ def test_actions_of_real_numbers_are_learned_as_sampled():
 # --- action, reward and state stay together ---
 
 
-VARIANTS = {
-    "feed-forward": {},
-    "lstm": LSTM,
-    "previous action and reward": PREVIOUS,
-    "lstm, previous action and reward": {**LSTM, **PREVIOUS},
-}
-
-
-@pytest.mark.parametrize("truncate", [False, True], ids=["terminated", "truncated"])
-@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
-def test_rewards_tell_the_observation_and_action_of_their_row(changes, truncate):
-    agent = IMPALA(dataclasses.replace(SMALL, **changes))
-    data = played(agent, EchoEnvironment, 200, truncate=truncate, episode_length=7)[0].data
-    real = data.mask == 1
-    assert not real[:, -1].any()
-    with_previous = "previous_action_and_reward" in changes
-    observation = data.observation["observation"] if with_previous else data.observation
-    np.testing.assert_array_equal(data.reward[real], (100 * observation[..., 0] + data.action)[real])
-    # The next row goes on where this one ended: observations count time steps.
-    steps = np.diff(observation[..., 0], axis=1)
-    assert (steps[real[:, :-1]] == 1).all()
-    # A closing row that is not the item's own last row ends an episode.
-    before, after, discount = real[:, :-2], real[:, 1:-1], data.discount[:, :-2]
-    assert (before & ~after).any() and (discount[before & ~after] == float(truncate)).all()
-    assert (discount[before & after] == 1).all()
-    if with_previous:
-        np.testing.assert_array_equal(data.observation["action"][:, 1:][real[:, :-1]], data.action[real])
-        np.testing.assert_array_equal(data.observation["reward"][:, 1:][real[:, :-1]], data.reward[real])
-        begins = data.start_of_episode.copy()
-        begins[:, 0] = False  # The first rows of unrolls; their episodes began before, most of them.
-        assert begins.any()
-        assert not data.observation["action"][begins].any()
-        assert not data.observation["reward"][begins].any()
+VARIANTS = {"feed-forward": {}, "lstm": LSTM, "previous": PREVIOUS, "lstm, previous": {**LSTM, **PREVIOUS}}
 
 
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
@@ -147,18 +100,6 @@ def test_the_learner_gives_every_action_the_probability_that_the_actor_gave_it(c
             assert np.abs(other[real] - data.extras["log_prob"][real]).max() > 1e-4
 
 
-def test_on_policy_nothing_is_clipped_and_nothing_is_stale():
-    config = dataclasses.replace(SMALL, **LSTM)
-    sample, networks, spec = played(IMPALA(config), EchoEnvironment, 200, episode_length=7)
-    result = learn(IMPALA(config).make_learner(networks, spec), sample)
-    assert result.metrics["staleness"] == 0
-    # Rounding makes some ratios larger than 1 by a hair.
-    config = dataclasses.replace(config, clip_rho=1.0 + 1e-4)
-    result = learn(IMPALA(config).make_learner(played(IMPALA(config), EchoEnvironment)[1], spec), sample)
-    assert result.metrics["rho_clipped"] == 0
-    assert result.metrics["transitions"] == (sample.data.mask[:, :-1] == 1).sum()
-
-
 # --- the loss ---
 
 
@@ -168,24 +109,11 @@ def test_the_loss_against_a_loop(changes):
         SMALL, **changes, discount=0.9, reward_clip=2.0, entropy_coefficient=0.1, clip_rho=0.8, clip_c=0.7
     )
     learner, batch = make_learner(IMPALA(config)), unrolls(IMPALA(config))
-    data, model = batch.data, learner.networks.actor_critic
-    policy_losses, squared_errors, entropies = [], [], []
+    data, policy_losses, squared_errors, entropies = batch.data, [], [], []
     for n in range(config.batch_size):
-        state = tuple(torch.as_tensor(part[n : n + 1]) for part in data.extras.get("state", ()))
-        log_probs, entropy, values = [], [], []
         with torch.no_grad():
-            for t in range(config.unroll_length + 1):
-                if t > 0 and data.start_of_episode[n, t]:
-                    state = model.initial_state(1)
-                observation = torch.as_tensor(data.observation[n : n + 1, t])
-                features = model.torso(observation)
-                if model.core is not None:
-                    features, state = model.core.step(features, state)
-                probabilities = model.policy(features).logits.softmax(-1)[0].double().numpy()
-                log_probs.append(np.log(probabilities[data.action[n, t]]))
-                entropy.append(-(probabilities * np.log(probabilities)).sum())
-                values.append(float(model.value(features)))
-        ratios = np.exp(np.array(log_probs) - data.extras["log_prob"][n])
+            log_probs, entropy, values = log_probs_and_values(learner.networks.actor_critic, data, n)
+        ratios = np.exp(log_probs - data.extras["log_prob"][n])
         rewards = np.clip(data.reward[n], -2, 2)
         targets = list(values)
         for t in reversed(range(config.unroll_length)):
@@ -227,30 +155,6 @@ def test_staleness_is_counted_in_learner_steps():
 
 
 # --- acting ---
-
-
-ACTIONS = {
-    "discrete": dm_specs.DiscreteArray(3, np.int32),
-    "several": dm_specs.BoundedArray((2,), np.int64, 0, [2, 4]),
-}
-
-
-@pytest.mark.parametrize("actions", ACTIONS.values(), ids=ACTIONS)
-@pytest.mark.parametrize("changes", [{}, LSTM], ids=["feed-forward", "lstm"])
-def test_actions_fit_the_spec_and_can_be_learned_from(actions, changes):
-    spec = DISCRETE._replace(actions=actions)
-    config = dataclasses.replace(SMALL, **changes)
-    agent = IMPALA(config)
-    policy = agent.make_policy(agent.make_networks(spec))
-    for _ in range(5):
-        action, extras, _ = policy.step(np.zeros((5, 4), np.float32), policy.initial_state(5))
-        for env in action:
-            spec.actions.validate(env)
-        assert extras["log_prob"].shape == (5,)
-    batch = unrolls(agent)
-    shape = batch.data.reward.shape
-    batch = batch._replace(data=batch.data._replace(action=np.zeros((*shape, *actions.shape), actions.dtype)))
-    assert np.isfinite(learn(make_learner(agent, spec), batch).metrics["loss"].item())
 
 
 def test_values_are_float32_in_mixed_precision():

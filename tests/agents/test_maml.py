@@ -62,18 +62,11 @@ def make_data(seed, num_envs=3, length=6):
     starts[:, 0] = starts[1, 3] = True
     mask[:, -1] = mask[1, 2] = 0.0
     draw = functools.partial(random.normal, size=(*shape, 2))
-    data = Step(
-        observation=draw().astype(np.float32),
-        action=np.zeros((*shape, 2), np.float32),
-        reward=(random.normal(size=shape) * mask).astype(np.float32),
-        discount=mask,
-        start_of_episode=starts,
-        extras={
-            "action": draw().astype(np.float32),
-            "log_prob": random.normal(-3, 0.3, shape).astype(np.float32),
-        },
-        mask=mask,
-    )
+    observation, action = draw().astype(np.float32), np.zeros((*shape, 2), np.float32)
+    reward = (random.normal(size=shape) * mask).astype(np.float32)
+    extras = {"action": draw().astype(np.float32)}
+    extras["log_prob"] = random.normal(-3, 0.3, shape).astype(np.float32)
+    data = Step(observation, action, reward, mask, starts, extras, mask)
     return tree.map_structure(torch.from_numpy, data)
 
 
@@ -119,13 +112,8 @@ def test_the_meta_gradient_is_that_of_a_loop_with_autograd(inner_steps):
                 for (name, value), slope in zip(adapted.items(), slopes, strict=True)
             }
         last = inner_steps
-        surrogate = losses.clipped_surrogate(
-            log_probs(adapted, last),
-            rows.log_prob[task, last],
-            rows.advantage[task, last],
-            rows.mask[task, last],
-            config.clip,
-        )
+        others = rows.log_prob[task, last], rows.advantage[task, last], rows.mask[task, last]
+        surrogate = losses.clipped_surrogate(log_probs(adapted, last), *others, config.clip)
         total = total + surrogate.loss / 3
     torch.testing.assert_close(loss, total)
     for one, other in zip(gradients, torch.autograd.grad(total, list(parameters.values())), strict=True):
@@ -220,28 +208,17 @@ def advantages(agent, spec):
     return agent.make_rows(make_networks(agent.config), make_data(0)).advantage.numpy()
 
 
+by = config_fields.by
 FIELDS = {
-    "discount": (0.5, advantages, {}),
-    "learning_rate": (0.1, learned, {}),
-    "learning_rate_decay": (200, learned, {}),
-    "learning_rate_end": (0.5, learned, {"learning_rate_decay": 100}),
-    "adam_epsilon": (0.1, learned, {}),
-    "max_gradient_norm": (1e-4, learned, {"adam_epsilon": 1.0}),
-    "compile_loss": (None, config_fields.made, {}),
-    "autocast": (None, config_fields.made, {}),
-    "tasks_per_worker": (3, rows_of_a_worker, {}),
-    "unroll_length": (5, rows_of_a_worker, {}),
-    "gae_lambda": (0.3, advantages, {}),
-    "inner_steps": (2, rows_of_a_worker, {}),
-    "inner_learning_rate": (0.5, learned, {}),
-    "clip": (0.01, learned, {}),
-    "epochs": (2, learned, {}),
-    "minibatch_tasks": (2, learned, {}),
-    "evaluation_tasks": (3, evaluated, {}),
-    "evaluation_inner_steps": (2, evaluated, {}),
-    "hidden_sizes": ((4, 4), config_fields.network, {}),
-    "activation": ("elu", config_fields.network, {}),
-    "initial_std": (0.5, config_fields.network, {}),
+    **by(advantages, discount=0.5, gae_lambda=0.3),
+    **by(learned, learning_rate=0.1, learning_rate_decay=200, adam_epsilon=0.1, inner_learning_rate=0.5),
+    **by(learned, clip=0.01, epochs=2, minibatch_tasks=2),
+    **by(learned, needs={"learning_rate_decay": 100}, learning_rate_end=0.5),
+    **by(learned, needs={"adam_epsilon": 1.0}, max_gradient_norm=1e-4),
+    **by(config_fields.made, compile_loss=None, autocast=None),
+    **by(rows_of_a_worker, tasks_per_worker=3, unroll_length=5, inner_steps=2),
+    **by(evaluated, evaluation_tasks=3, evaluation_inner_steps=2),
+    **by(config_fields.network, hidden_sizes=(4, 4), activation="elu", initial_std=0.5),
 }
 
 
@@ -252,13 +229,8 @@ def test_every_field_changes_something():
 
 @pytest.mark.release
 def test_one_inner_step_improves_the_return_in_new_tasks(tmp_path):
-    config = RunConfig(
-        envs_per_actor=20,
-        max_env_steps=160_000,
-        evaluate_period=160_000,
-        directory=str(tmp_path),
-        seed=102,
-    )
+    steps = {"max_env_steps": 160_000, "evaluate_period": 160_000}
+    config = RunConfig(envs_per_actor=20, directory=str(tmp_path), seed=102, **steps)
     agent = MAML(MAMLConfig(tasks_per_worker=5, unroll_length=40, evaluation_tasks=8))
     launch.launch(make_program(agent, Short, config), engine="serial")
     row = [row for row in read_jsonl(tmp_path / "metrics.jsonl") if row["label"] == "evaluator"][-1]

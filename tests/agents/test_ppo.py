@@ -1,9 +1,7 @@
-"""PPO: the update against numbers worked by hand, and acting against learning; see test_ppo_spaces.py."""
+"""PPO: the update against a loop, and acting against learning; see test_ppo_spaces.py."""
 
-import collections
 import dataclasses
 import functools
-import math
 import unittest.mock
 
 import numpy as np
@@ -14,86 +12,17 @@ from agent_cases import SMALL as AGENTS
 from dm_env import specs as dm_specs
 from ppo_programs import play
 
-import launch
 from agents.flow_ppo import FlowPPO
 from agents.ppo import PPO, PPOConfig
 from agents.ppo_dqn import PPODQN
 from framework import environments
-from framework.environments.testing import FakeEnvironment, MemoryEnvironment, make_spec
-from framework.learners import LossContext
-from framework.programs import RunConfig, make_program
-from framework.replay import ReplaySample
-from framework.types import Step
+from framework.environments.testing import FakeEnvironment, MemoryEnvironment
 
 SMALL = AGENTS["ppo"].config
 EPISODES = functools.partial(FakeEnvironment, episode_length=5)
 
 
 # --- the update ---
-
-
-def test_the_seed_chooses_the_minibatches():
-    def parameters(seed):
-        learner = make_learner(PPO(SMALL))
-        torch.manual_seed(seed)
-        another = PPO(SMALL).for_program(ENVS).make_learner(learner.networks, DISCRETE)
-        learn(another, unrolls(PPO(SMALL)))
-        return torch.nn.utils.parameters_to_vector(another.networks.parameters())
-
-    first, again, other = (parameters(seed) for seed in (1, 1, 2))
-    torch.testing.assert_close(first, again, rtol=0, atol=0)
-    assert not torch.equal(first, other)
-
-
-class ObservationIsValue:
-    """Stands for networks whose value of an observation is the observation itself."""
-
-    core = None
-
-    def __init__(self):
-        self.actions = PPO().make_networks(make_spec()).actions
-
-    def normalizer(self, observation):
-        return observation
-
-    def __call__(self, observation, state=(), starts=None):
-        return None, observation[..., 0]
-
-
-WORKED = [  # before the episode, behind it: rows of (value, reward, discount, mask)
-    ("alone", [], []),
-    ("then another episode", [], [(50.0, 7.0, 1.0, 1.0), (-3.0, 0.0, 0.0, 0.0)]),
-    ("behind a terminated one", [(9.0, 2.0, 0.0, 1.0), (8.0, 0.0, 0.0, 0.0)], []),
-    ("in the middle", [(1.0, 0.0, 0.0, 0.0)], [(5.0, 1.0, 0.0, 1.0), (6.0, 0.0, 0.0, 0.0)]),
-]
-
-
-@pytest.mark.parametrize(("before", "behind"), [c[1:] for c in WORKED], ids=[c[0] for c in WORKED])
-def test_advantages_of_a_truncated_episode(before, behind):
-    episode = [(4.0, 1.0, 1.0, 1.0), (4.0, 1.0, 1.0, 1.0), (10.0, 0.0, 0.0, 0.0)]
-    values, rewards, discounts, mask = (
-        torch.tensor([column]) for column in zip(*before, *episode, *behind, strict=True)
-    )
-    shape = values.shape
-    extras = {"policy": {"logits": torch.zeros(*shape, 2)}, "version": torch.zeros(shape)}
-    zeros = torch.zeros(shape, dtype=torch.int64)
-    data = Step(values.unsqueeze(-1), zeros, rewards, discounts, zeros.bool(), extras, mask)
-    config = PPOConfig(discount=0.9, gae_lambda=0.95, normalize_advantages=False)
-    context = LossContext(None, torch.tensor(0), torch.tensor(0), torch.Generator())
-    prepared = PPO(config).prepare(ObservationIsValue(), ReplaySample(None, data), context)
-    at = int(sum(row[3] for row in before))
-    assert prepared.rows == at + 2 + sum(row[3] for row in behind)
-    assert prepared.data.advantage[at : at + 2].tolist() == pytest.approx([5.73, 6.0])
-    assert prepared.data.target[at : at + 2].tolist() == pytest.approx([9.73, 10.0])
-
-
-def test_metrics_of_a_single_real_step():
-    batch = unrolls(PPO(SMALL))
-    batch.data.mask[:] = 0
-    batch.data.mask[0, 0] = 1
-    metrics = learn(make_learner(PPO(SMALL)), batch).metrics
-    assert {name for name, value in metrics.items() if not math.isfinite(float(value))} == set()
-    assert metrics["explained_variance"] == 0
 
 
 @pytest.mark.parametrize("recurrent", [None, "lstm"])
@@ -112,9 +41,8 @@ def test_masked_rows_teach_nothing(recurrent):
 
 
 def test_the_first_loss_against_a_loop():
-    config = dataclasses.replace(
-        SMALL, epochs=1, minibatch_size=1000, entropy_coefficient=0.3, value_coefficient=0.7
-    )
+    changes = {"epochs": 1, "minibatch_size": 1000, "entropy_coefficient": 0.3, "value_coefficient": 0.7}
+    config = dataclasses.replace(SMALL, **changes)
     learner, batch = make_learner(PPO(config)), unrolls(PPO(config))
     nets, data = learner.networks, batch.data
     with torch.no_grad():
@@ -190,16 +118,6 @@ def test_statistics_follow_the_data_and_are_part_of_the_state():
     np.testing.assert_allclose(moments.std().numpy(), every.std(0), rtol=1e-5)
 
 
-def test_evaluation_changes_no_statistics():
-    agent = PPO(dataclasses.replace(SMALL, normalize_observations=True))
-    nets = agent.make_networks(DISCRETE)
-    before = {key: value.clone() for key, value in nets.state_dict().items()}
-    policy = agent.make_policy(nets, evaluation=True)
-    policy.step(np.full((2, 4), 100.0, np.float32), ())
-    for key, value in nets.state_dict().items():
-        torch.testing.assert_close(value, before[key], rtol=0, atol=0)
-
-
 # --- acting and learning fit each other ---
 
 
@@ -233,16 +151,6 @@ def test_the_learner_sees_the_policy_that_acted(recurrent, engine):
         np.testing.assert_allclose(parameters["logits"].numpy()[real], acted[real], atol=1e-5)
         episodes_end_inside += int((~real[:, :-1]).sum())
     assert episodes_end_inside > 5
-
-
-def test_each_step_is_learned_from_once():
-    batches = play(SMALL, functools.partial(FakeEnvironment, episode_length=4, truncate=True))
-    learned = sum(int((np.asarray(batch.data.mask) > 0).sum()) for _, batch, _ in batches)
-    # The last unroll, of 6 steps of 6 envs, was not whole.
-    assert 300 - 36 <= learned <= 300
-    seen = np.concatenate([np.asarray(b.data.reward)[np.asarray(b.data.mask) > 0] for _, b, _ in batches])
-    per_env = collections.Counter(seen.tolist())
-    assert max(per_env.values()) <= 6  # envs of one kind of environment draw the same numbers
 
 
 # --- BatchPPO's options ---
@@ -282,13 +190,6 @@ def test_a_batch_of_other_episodes_than_those_of_one_step(inference, lag):
         assert (versions >= steps - 2 - lag).all() and (versions <= steps).all()
 
 
-def test_whole_episodes_in_processes():
-    config = dataclasses.replace(SMALL, episodes_per_batch=5)
-    run = RunConfig(num_actors=2, envs_per_actor=3, max_env_steps=300, evaluate_period=None)
-    result = launch.launch(make_program(PPO(config), EPISODES, run), engine="processes")
-    assert result["env_steps"] == 300 and result["learner_steps"] >= 5
-
-
 def test_an_episode_that_is_longer_than_an_unroll_is_an_error():
     config = dataclasses.replace(SMALL, unroll_length=4, episodes_per_batch=4)
     with pytest.raises(Exception, match="unroll_length: got episodes of more than"):
@@ -322,10 +223,8 @@ def test_a_value_learning_rate_needs_layers_of_the_value():
 
 def test_no_minibatch_size_is_one_step_an_epoch_on_all_rows():
     config = dataclasses.replace(SMALL, minibatch_size=None)
-    whole, large = (
-        make_learner(PPO(config)),
-        make_learner(PPO(dataclasses.replace(SMALL, minibatch_size=10_000))),
-    )
+    large = dataclasses.replace(SMALL, minibatch_size=10_000)
+    whole, large = make_learner(PPO(config)), make_learner(PPO(large))
     for learner in (whole, large):
         steps = learner.optimizer.step
         learner.optimizer.step = unittest.mock.Mock(side_effect=steps)
@@ -357,9 +256,7 @@ def test_a_tanh_keeps_the_mean_in_the_range_of_the_actions():
 )
 def test_without_bounds_the_mean_has_no_range(actions):
     spec = CONTINUOUS._replace(actions=actions)
-    with pytest.raises(
-        ValueError, match=r"tanh_mean: got True for .*Array.*, expected False without finite bounds"
-    ):
+    with pytest.raises(ValueError, match=r"tanh_mean: got True for .*Array.*, expected False"):
         PPO(PPOConfig(tanh_mean=True)).make_networks(spec)
     PPO(PPOConfig()).make_networks(spec)
 
@@ -369,7 +266,5 @@ def test_a_plan_collects_unrolls():
         FlowPPO(PPOConfig(episodes_per_batch=3))
     agent = PPODQN()
     agent.parts["ppo"] = PPO(PPOConfig(episodes_per_batch=3))
-    with pytest.raises(
-        ValueError, match="episodes_per_batch: got 3 in policy 'ppo', expected None for a plan"
-    ):
+    with pytest.raises(ValueError, match="episodes_per_batch: got 3 in policy 'ppo', expected None"):
         agent.sized_parts(environments.make("multi_agent:CartPole").spec, 1)

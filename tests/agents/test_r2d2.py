@@ -24,15 +24,8 @@ VALUES = ((1, 3), (2, 2), (5, 7), (4, 4), (6, 8), (0, 1))  # of the action and o
 
 def sequence(discounts, mask):
     values = np.array(VALUES, np.float32) * np.array(mask, np.float32)[:, None]  # None in closing rows
-    return Step(
-        observation=(),
-        action=(),
-        reward=np.float32([[9, 1, 2, 3, 4, 5]]),
-        discount=np.float32([discounts]),
-        start_of_episode=(),
-        extras={"values": values[None]},
-        mask=np.float32([mask]),
-    )
+    reward, extras = np.float32([[9, 1, 2, 3, 4, 5]]), {"values": values[None]}
+    return Step((), (), reward, np.float32([discounts]), (), extras, np.float32([mask]))
 
 
 PRIORITIES = {
@@ -106,19 +99,6 @@ def test_the_stored_state_is_that_before_the_first_row_and_counts_on_through_bur
     np.testing.assert_array_equal(counts, expected)
     # The closing row is the eighth; no other has a mask of 0.
     np.testing.assert_array_equal(data.mask == 0, time == 7)
-
-
-@pytest.mark.parametrize("period", [3, 6])
-def test_each_step_is_learned_from_equally_often(period):
-    config = dataclasses.replace(SMALL, period=period)
-    data = played(R2D2(config), EchoEnvironment, 300, episode_length=7)[0].data
-    counted = data.mask[:, config.burn_in : -1] == 1
-    learned = data.observation[:, config.burn_in : -1, 0][counted].astype(int)
-    times = np.bincount(learned)
-    # All envs have the same observations. The first rows of a run, and its last, are seen less often.
-    inside = np.arange(len(times)) % 8 != 7
-    inside[: config.burn_in + 6] = inside[-2 * config.unroll_length :] = False
-    assert set(times[inside]) == {3 * config.unroll_length // period}
 
 
 @pytest.mark.parametrize("truncate", [False, True], ids=["terminated", "truncated"])

@@ -25,7 +25,6 @@ from dm_env import specs as dm_specs
 from agents.sac import SAC
 from framework.environments.testing import make_spec
 from framework.types import Transition
-from framework.variables import VariableBlock, VariableClient
 
 SMALL_SAC = SMALL["sac"].config
 
@@ -92,15 +91,6 @@ def test_a_delayed_actor_stays_between_its_steps():
     assert moved == [False, False, True, False, False, True]
 
 
-@pytest.mark.parametrize("wanted", [-10.0, 10.0])
-def test_the_temperature_grows_when_the_entropy_is_too_small(wanted):
-    learner = make_learner(SAC(dataclasses.replace(SMALL_SAC, target_entropy=wanted)), CONTINUOUS)
-    before = learner.networks.temperature.log.item()
-    learn(learner, transitions(CONTINUOUS))
-    after = learner.networks.temperature.log.item()
-    assert after > before if wanted > 0 else after < before
-
-
 @pytest.mark.parametrize(
     ("actions", "chosen", "expected"),
     [
@@ -118,27 +108,6 @@ def test_the_target_entropy_is_that_of_actions_from_minus_one_to_one(actions, ch
     config = dataclasses.replace(SMALL_SAC, target_entropy=chosen)
     nets = SAC(config).make_networks(make_spec(VECTOR, actions))
     assert nets.target_entropy == pytest.approx(expected)
-
-
-def test_actions_are_uniform_until_the_first_learner_step():
-    agent, learner = SMALL["sac"], make_learner(SMALL["sac"], CONTINUOUS)
-    nets = agent.make_networks(CONTINUOUS)
-    block = VariableBlock(learner.parameters())
-    policy, greedy = agent.make_policy(nets), agent.make_policy(nets, evaluation=True)
-    client = VariableClient(block, nets, policy)
-    block.publish(0, learner.parameters())
-    observation = np.zeros((2000, 4), np.float32)
-    client.update()
-    random = policy.step(observation, ())[0]
-    np.testing.assert_allclose(random.mean(0), [0.0, 0.5], atol=0.15)
-    np.testing.assert_allclose(random.std(0), [2 / 3**0.5, 0.5 / 3**0.5], rtol=0.1)
-    assert greedy.step(observation, ())[0].std() == pytest.approx(
-        greedy.step(observation[:1], ())[0].std(), abs=1e-5
-    )
-    learn(learner, transitions(CONTINUOUS))
-    block.publish(1, learner.parameters())
-    client.update()
-    assert policy.step(observation, ())[0].std(0)[0] < 0.8 * 2 / 3**0.5
 
 
 CONSTANT = dm_specs.BoundedArray((3,), np.float32, [-2, 5, 0], [2, 5, 1])
@@ -164,10 +133,3 @@ def test_a_fixed_temperature_is_that_of_the_config_after_a_resume():
     learner = make_learner(SAC(dataclasses.replace(SMALL_SAC, temperature=0.1)), CONTINUOUS)
     learner.restore(saved)
     assert learn(learner, transitions(CONTINUOUS)).metrics["temperature"].item() == pytest.approx(0.1)
-
-
-def test_a_fixed_temperature_stays():
-    learner = make_learner(SAC(dataclasses.replace(SMALL_SAC, temperature=0.3)), CONTINUOUS)
-    for seed in range(3):
-        metrics = learn(learner, transitions(CONTINUOUS, seed)).metrics
-    assert metrics["temperature"].item() == pytest.approx(0.3)

@@ -9,12 +9,11 @@ from agent_batches import CENTRE, CONTINUOUS, SCALE, learn, make_learner, make_p
 from agent_cases import SMALL
 from config_fields import learned
 
-from agents.td3 import DDPG, TD3
+from agents.td3 import TD3
 from framework.programs import make_agent
 from framework.types import Transition
 
 SMALL_TD3, SMALL_DDPG = SMALL["td3"].config, SMALL["ddpg"].config
-AGENTS = [TD3, DDPG]
 
 
 @pytest.mark.parametrize("part", ["policy", "critics"])
@@ -37,9 +36,12 @@ def test_ddpg_is_td3_with_one_critic_no_delay_and_no_smoothing():
     assert dataclasses.asdict(SMALL_DDPG) == dataclasses.asdict(same)
 
 
+@pytest.mark.parametrize("prioritized", [False, True])
 @pytest.mark.parametrize("name", ["td3", "ddpg"])
-def test_the_losses_against_a_loop(name):
-    config = dataclasses.replace(SMALL[name].config, discount=0.9, actor_delay=1)
+def test_the_losses_against_a_loop(name, prioritized):
+    """Prioritized replay weighs the loss of the critics only, and gets their mean error."""
+    changes = {"prioritized": prioritized, "importance_sampling_exponent": 0.5}
+    config = dataclasses.replace(SMALL[name].config, discount=0.9, actor_delay=1, **changes)
     learner, batch = make_learner(type(SMALL[name])(config), CONTINUOUS), transitions(CONTINUOUS)
     nets, targets = learner.networks, learner.targets
     # The first policy hardly differs from its target: move the targets away.
@@ -51,7 +53,9 @@ def test_the_losses_against_a_loop(name):
         noise = torch.zeros(16, 2)
     learner._generator.set_state(state)
     data = Transition(*(torch.as_tensor(leaf) for leaf in batch.data[:5]))
-    critic = actor = 0.0
+    probability = batch.info.probability
+    weights = np.sqrt(probability.min() / probability) if prioritized else np.ones(16)
+    critic, actor, priorities = 0.0, 0.0, []
     with torch.no_grad():
         for i in range(16):
             following = targets["policy"](data.next_observation[i])
@@ -61,13 +65,19 @@ def test_the_losses_against_a_loop(name):
             least = min(targets["critics"](data.next_observation[i], following).tolist())
             target = float(data.reward[i]) + 0.9 * float(data.discount[i]) * least
             values = nets.critics(data.observation[i], (data.action[i] - CENTRE) / SCALE).tolist()
-            critic += sum(0.5 * (value - target) ** 2 for value in values) / 16
+            critic += weights[i] * sum(0.5 * (value - target) ** 2 for value in values) / 16
+            priorities.append(np.mean([abs(value - target) for value in values]))
             own = nets.critics(data.observation[i], nets.policy(data.observation[i]))
             actor -= float(own[0]) / 16
-    metrics = learn(learner, batch).metrics
-    assert metrics["critic_loss"].item() == pytest.approx(critic, rel=1e-4)
-    assert metrics["actor_loss"].item() == pytest.approx(actor, rel=1e-4)
-    assert metrics["loss"].item() == pytest.approx(critic + actor, rel=1e-4)
+    result = learn(learner, batch)
+    assert result.metrics["critic_loss"].item() == pytest.approx(critic, rel=1e-4)
+    assert result.metrics["actor_loss"].item() == pytest.approx(actor, rel=1e-4)
+    assert result.metrics["loss"].item() == pytest.approx(critic + actor, rel=1e-4)
+    if prioritized:
+        assert result.metrics["importance_weight"].item() == pytest.approx(weights.mean(), rel=1e-4)
+        assert result.priorities.tolist() == pytest.approx(priorities, rel=1e-4)
+    else:
+        assert result.priorities is None
 
 
 @pytest.mark.parametrize("name", ["sac", "td3"])
@@ -101,31 +111,6 @@ def test_the_policy_and_the_targets_move_together_and_less_often():
             ]
         )
     assert moved == 2 * [[False] * 3, [False] * 3, [True] * 3]
-
-
-def test_prioritized_replay_weighs_the_critics_loss_only_and_gets_the_mean_errors():
-    config, batch = dataclasses.replace(SMALL_TD3, actor_delay=1), transitions(CONTINUOUS)
-    plain = learn(make_learner(TD3(config), CONTINUOUS), batch)
-    config = dataclasses.replace(config, prioritized=True, importance_sampling_exponent=0.5)
-    learner = make_learner(TD3(config), CONTINUOUS)
-    data = Transition(*(torch.as_tensor(leaf) for leaf in batch.data[:5]))
-    with torch.no_grad():
-        next_actions = learner.targets["policy"](data.next_observation)
-        noise = torch.empty(16, 2).normal_(generator=learner._generator.manual_seed(7))
-        next_actions = (next_actions + (0.2 * noise).clamp(-0.5, 0.5)).clamp(-1.0, 1.0)
-        following = learner.targets["critics"](data.next_observation, next_actions).amin(0)
-        actions = (data.action - CENTRE) / SCALE
-        values = learner.networks.critics(data.observation, actions)
-        errors = data.reward + 0.99 * data.discount * following - values
-    learner._generator.manual_seed(7)
-    result = learn(learner, batch)
-    weights = torch.tensor(1.0 / np.sqrt(batch.info.probability / batch.info.probability.min()))
-    assert result.metrics["importance_weight"].item() == pytest.approx(weights.mean().item(), rel=1e-4)
-    expected = (weights * 0.5 * errors.square().sum(0)).mean()
-    assert result.metrics["critic_loss"].item() == pytest.approx(expected.item(), rel=1e-4)
-    assert result.priorities.tolist() == pytest.approx(errors.abs().mean(0).tolist(), rel=1e-4)
-    assert plain.priorities is None
-    assert result.metrics["actor_loss"].item() == plain.metrics["actor_loss"].item()
 
 
 def noises(config, envs, steps):
@@ -163,11 +148,15 @@ def test_the_ladder_gives_each_env_a_noise_of_its_own():
     np.testing.assert_allclose(stds, [0.02, 0.06, 0.1], rtol=0.15)
 
 
-def test_actions_are_uniform_until_the_first_learner_step_and_greedy_in_evaluations():
+@pytest.mark.parametrize("name", ["sac", "td3"])
+def test_actions_are_uniform_until_the_first_learner_step_and_greedy_in_evaluations(name):
     observation = np.zeros((2000, 4), np.float32)
-    uniform = make_policy(SMALL["td3"], CONTINUOUS, version=0).step(observation, ())[0]
+    uniform, learned = (
+        make_policy(SMALL[name], CONTINUOUS, version=version).step(observation, ())[0] for version in (0, 1)
+    )
     np.testing.assert_allclose(uniform.mean(0), [0.0, 0.5], atol=0.15)
     np.testing.assert_allclose(uniform.std(0), [2 / 3**0.5, 0.5 / 3**0.5], rtol=0.1)
+    assert learned.std(0)[0] < 0.8 * uniform.std(0)[0]
     for version in (0, 1):
-        greedy = make_policy(SMALL["td3"], CONTINUOUS, True, version).step(observation, ())[0]
+        greedy = make_policy(SMALL[name], CONTINUOUS, True, version).step(observation, ())[0]
         np.testing.assert_allclose(greedy, np.broadcast_to(greedy[:1], greedy.shape), atol=1e-6)

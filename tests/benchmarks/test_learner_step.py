@@ -34,13 +34,3 @@ def test_the_loop_in_plain_torch_learns_as_much_as_the_learner(name):
                 torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
             else:  # Other noise, and another order of the rows.
                 assert float((one - other).detach().abs().max()) < 2 * moved("torch")
-
-
-def test_the_table_has_a_row_for_each_agent(capsys):
-    ways = ["learner", "group", "autocast"]
-    learner_step.main(["--tiny", "--seconds", "0.01", "--turns", "1", "--ways", *ways])
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("CPU, one thread, torch")
-    assert [cell.strip() for cell in lines[1].split("|")[3:-1:2]] == ways
-    assert [line.split("|")[1].strip() for line in lines[3:]] == list(learner_step.LOOPS)
-    assert all(float(cell) > 0 for line in lines[3:] for cell in line.split("|")[2:-1])

@@ -4,7 +4,6 @@ import importlib
 import json
 import pathlib
 
-import numpy as np
 import pytest
 
 from framework.commands import building
@@ -47,12 +46,3 @@ def test_the_curve_of_a_run_has_all_values_at_its_evaluations(pictures, tmp_path
     curve = pictures.curve_of(folder.path)
     assert (curve["env_steps"], curve["hours"]) == ([150.0, 310.0], [0.015, 0.04])
     assert curve["greedy"] == [40.0, 60.0]
-
-
-def test_runs_without_a_curve_are_left_out(pictures, tmp_path):
-    curve = {"env_steps": [1.0, 2.0], "hours": [0.1, 0.2], "acting": [5.0, 6.0], "greedy": [7.0, 8.0]}
-    runs = [{"seed": 1}, {"seed": 2, "curve": curve}]
-    (drawn,) = pictures.curves_of(runs, "hours", "acting")
-    np.testing.assert_array_equal((drawn.x, drawn.y), (curve["hours"], curve["acting"]))
-    pictures.draw_row({"agent": "dqn", "environment": "x", "runs": runs}, tmp_path / "row.png")
-    assert (tmp_path / "row.png").read_bytes().startswith(b"\x89PNG")

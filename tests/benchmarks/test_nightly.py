@@ -45,14 +45,6 @@ def warm(monkeypatch):
     monkeypatch.setattr(nightly.subprocess, "run", run)
 
 
-def test_the_flags_of_a_row_reach_the_run(tmp_path, monkeypatch, warm):
-    row = dataclasses.replace(learning.ROWS["cartpole-munchausen"], flags=("--munchausen", "-1"))
-    monkeypatch.setitem(learning.ROWS, "cartpole-munchausen", row)
-    nightly.make_row("cartpole-munchausen", ["processes"], [1], tmp_path, {})
-    (run,) = json.loads((tmp_path / "cartpole-munchausen.json").read_text())["runs"]["processes"]
-    assert "munchausen: got -1" in run["refused"]
-
-
 def test_a_short_real_run_and_a_refused_one(tmp_path, monkeypatch, warm):
     for name, agent, floor in (("cartpole-dqn", "dqn", 0.0), ("cartpole-a2c", "a2c", 501.0)):
         row = dataclasses.replace(learning.ROWS[name], agent=agent, steps=1500, floor=floor)
@@ -60,27 +52,12 @@ def test_a_short_real_run_and_a_refused_one(tmp_path, monkeypatch, warm):
     assert nightly.make_row("cartpole-dqn", ["processes"], [1], tmp_path, {}) == 0
     assert nightly.make_row("cartpole-a2c", ["served"], [1], tmp_path, {}) == 0
     (run,) = json.loads((tmp_path / "cartpole-dqn.json").read_text())["runs"]["processes"]
-    assert run["return"] > 0 and run["staleness"] >= 0 and run["learner_steps"] > 0
+    assert 8 <= run["return"] <= 500 and run["staleness"] >= 0 and run["learner_steps"] > 0
     (refused,) = json.loads((tmp_path / "cartpole-a2c.json").read_text())["runs"]["served"]
     assert "inference: got 'server'" in refused["refused"]
     table = nightly.table(tmp_path, ["cartpole-dqn", "cartpole-a2c"])
     assert "| cartpole-a2c | served | ≥ 501 | refused |" in table
     assert f"| {run['samples_per_insert']:.2f} |" in table and "| 1 of 1 |" in table
-
-
-def test_the_worst_of_several_agents_counts(monkeypatch):
-    def evaluated(command, **_):
-        if "eval" in command:
-            folder = pathlib.Path(command[4])
-            folder.mkdir()
-            content = {"mean": 475.0, "agents": {"dqn": 450.0, "ppo": 500.0}}
-            (folder / "evaluation.json").write_text(json.dumps(content))
-            (folder / "metrics.jsonl").write_text('{"label": "learner", "steps": 1}\n')
-        return subprocess.CompletedProcess(command, 0)
-
-    monkeypatch.setattr(nightly.subprocess, "run", evaluated)
-    name = "four-cartpoles-ppo-dqn"
-    assert nightly.run("python", name, nightly.rows()[name], "processes", 1)["return"] == 450
 
 
 def test_a_run_below_its_floor_is_counted_and_not_made_again(tmp_path):
@@ -90,14 +67,6 @@ def test_a_run_below_its_floor_is_counted_and_not_made_again(tmp_path):
 
 
 def test_a_run_without_the_gain_that_its_row_asks_is_counted(tmp_path):
-    runs = [{"seed": seed, "return": -20.0, "before": before} for seed, before in ((1, -40.0), (2, -25.0))]
+    runs = [{"seed": seed, "return": -18.0, "before": before} for seed, before in ((1, -40.0), (2, -25.0))]
     (tmp_path / "navigation-maml.json").write_text(json.dumps({"runs": {"processes": runs}}))
     assert nightly.make_row("navigation-maml", ["processes"], [1, 2], tmp_path, {}) == 1
-
-
-def test_the_table_names_the_gain(tmp_path):
-    run = {"seed": 1, "return": -20.0, "before": -25.0, "staleness": 1.0, "samples_per_insert": None}
-    result = {"floor": -25, "gain": 10, "runs": {"processes": [{**run, "wall_seconds": 1.0}]}}
-    (tmp_path / "navigation-maml.json").write_text(json.dumps(result))
-    table = nightly.table(tmp_path, ["navigation-maml"])
-    assert "≥ -25 and 10 above the return before" in table and "| 0 of 1 |" in table

@@ -48,31 +48,3 @@ def test_a_section_is_without_those_that_it_calls_and_what_was_before_the_start(
     sections.stop()
     assert sections.seconds == {"": 300, "outer": 3, "inner": 30}
     assert sections.calls == {"outer": 1, "inner": 2}
-
-
-def test_a_call_that_fails_ends_its_section(sections):
-    def fail():
-        sections._clock.wait(1)
-        raise KeyError("x")
-
-    sections.start()
-    with pytest.raises(KeyError):
-        sections.timed("failing", fail)()
-    sections._clock.wait(5)
-    sections.stop()
-    assert sections.seconds == {"": 5, "failing": 1}
-
-
-def test_methods_of_a_class_and_calls_inside_of_a_section(sections):
-    class Worker:
-        def step(self, seconds):
-            return sections._clock.wait(seconds)
-
-    sections.method(Worker, "step", "work")
-    timed = sections.timed("inference", lambda: sections._clock.wait(1), inside="policy")
-    sections.start()
-    assert [Worker().step(2), Worker().step(3)] == [2, 3]  # All objects of the class.
-    for caller in ("policy", "learner"):
-        sections.timed(caller, timed)()
-    sections.stop()
-    assert sections.seconds == {"": 0, "work": 5, "policy": 0, "inference": 1, "learner": 1}

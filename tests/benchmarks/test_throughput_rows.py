@@ -25,14 +25,3 @@ def test_names_a_program(group, label):
     envs = row.program["envs_per_actor"]
     if row.agent == "impala":
         assert (config.queue_batches - 1) * config.batch_size >= envs, "an actor could not add its unrolls"
-
-
-def test_ppo_on_pong_has_the_batches_of_its_peers():
-    ours = [row for row in throughput.GROUPS["ppo-pong"].values() if isinstance(row, throughput.Ours)]
-    assert ours
-    for row in ours:
-        envs = row.program["num_actors"] * row.program["envs_per_actor"]
-        assert envs == throughput_peers.PONG_PPO_ENVS
-        assert row.config["unroll_length"] == throughput_peers.PONG_PPO_UNROLL
-        assert row.config["epochs"] == throughput_peers.PONG_PPO_EPOCHS
-        assert row.config["minibatch_size"] == throughput_peers.PONG_PPO_MINIBATCH

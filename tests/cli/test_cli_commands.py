@@ -93,13 +93,6 @@ def test_hyphens_in_the_name_of_an_agent(declared, monkeypatch):
     assert find_agent("soft-q") == find_agent("soft_q") == registry.AgentEntry(declared, "agents.dqn:DQN")
 
 
-def test_list(repertory):
-    code, out, _ = repertory("list")
-    assert code == 0
-    for text in ("dqn", "random_actions", "gymnasium:CartPole-v1", "serial", "threads"):
-        assert text in out
-
-
 HOLDER = """
 import os, signal, sys
 from framework.programs.run_folder import RunFolder
@@ -238,13 +231,6 @@ class TestStatusAndStop:
 
 
 class TestCheckpointChoice:
-    def test_newer_ones_are_set_aside(self, make_run):
-        folder = make_run(steps=[10, 20, 30])
-        with train.chosen_checkpoint(folder, "10"):
-            assert [path.name for path in folder.checkpointer.checkpoints()] == ["checkpoint-000001-step-10"]
-        aside = sorted(path.name for path in folder.checkpointer.directory.glob("set-aside-*"))
-        assert aside == ["set-aside-checkpoint-000002-step-20", "set-aside-checkpoint-000003-step-30"]
-
     @pytest.mark.parametrize(
         "place", ["{run}/checkpoints/{name}", "runs/../{run}/checkpoints/{name}/", "{name}"]
     )
@@ -382,9 +368,45 @@ def test_options_of_served_environments_are_those_of_train(repertory, monkeypatc
         assert code == 2 and err.startswith("error: --options: ")
 
 
-def test_ctrl_c_before_anything_runs(repertory, monkeypatch):
-    def interrupted(*_):
-        raise KeyboardInterrupt
+SLOW = """
+import os, sys, time
 
-    monkeypatch.setattr(train, "start", interrupted)
-    assert repertory("train", "dqn")[0] == 128 + signal.SIGINT
+def wait():
+    os.write(1, b"begun\\n")
+    try:
+        time.sleep(60)
+    except BaseException as error:  # As modules in C do.
+        os.write(1, b"cleaned\\n")
+        raise ImportError("it failed") from error
+
+phase = sys.argv[2]
+if phase == "import":
+    wait()
+
+def main(arguments):
+    from framework.commands import interrupts
+    if phase == "work":
+        interrupts.clean_up_first()
+        wait()
+    if phase == "end":
+        import atexit
+        atexit.register(wait)
+    return 0
+"""
+
+
+@pytest.mark.parametrize(("phase", "cleans"), [("import", False), ("work", True), ("end", False)])
+def test_ctrl_c_prints_one_line(tmp_path, phase, cleans):
+    (tmp_path / "slow.py").write_text(SLOW)
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import framework.commands as commands; "
+        "from framework.commands import cli; commands.__path__.append(sys.path[0]); "
+        f"cli.COMMANDS['slow'] = 'slow', ''; sys.argv = ['', 'slow', {phase!r}]; sys.exit(cli.main())"
+    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with warm_python.Popen(["-c", code], **pipes) as process:
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "Interrupted.\n")
+    assert out == ("cleaned\n" if cleans else "")

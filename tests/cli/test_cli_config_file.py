@@ -60,10 +60,7 @@ def test_a_flag_gives_the_environment_that_a_file_does_not_name(write):
         "no mapping": ("- agent", "got list, expected lines of the form NAME: VALUE"),
         "a name twice": ("num_actors: 2\nnum_actors: 3", "got 'num_actors' 2 times, expected once"),
         "a name in two spellings": ("num_actors: 2\nnum-actors: 3", "settings.yaml: got 'num_actors' in two"),
-        "no name of an environment": (
-            "environment: [a, b]",
-            r"environment: got \['a', 'b'\], expected a str",
-        ),
+        "no name of an environment": ("environment: [a, b]", r"environment: got \['a', 'b'\], expected a"),
         "no date": ("seed: 2026-13-01", "settings.yaml: got text that is not YAML: month must be"),
         "no environment": ("agent: dqn\nenvironment: null", "environment: got null, .* --environment"),
         "no YAML": ("a: [", "text that is not YAML"),

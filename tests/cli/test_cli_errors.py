@@ -1,7 +1,9 @@
 """Bad input: one clear error that names the thing and the fix, a non-zero exit code, nothing lost."""
 
 import dataclasses
+import errno
 import importlib.util
+import json
 import os
 import shlex
 import signal
@@ -15,7 +17,7 @@ import launch
 from agents.dqn import DQN, DQNConfig
 from framework.checkpoints import torch_part
 from framework.commands import train
-from framework.programs import registry, run_folder
+from framework.programs import RunConfig, registry, run_folder
 
 TRAIN = ("train", "random_actions")
 
@@ -27,24 +29,29 @@ WRONG = {
     "train dpn": (2, "Unknown agent 'dpn' … Did you mean 'dqn'?"),
     "graph dpn": (2, "Unknown agent 'dpn' … the agents are a2c"),
     "--max-env-step 5": (2, "--max-env-step … --max-env-steps"),
+    "--num-envs 4": (2, "has no flag --num-envs. Did you mean '--envs-per-actor'?"),
+    "--total-timesteps=5": (2, "has no flag --total-timesteps. Did you mean '--max-env-steps'?"),
+    "eval somewhere --num-episodes 2": (2, "Did you mean '--episodes'?"),
+    "--max-env-steps 1.5": (2, "expected a whole number such as 100000"),
+    "--wrappers StepLimit(limt=1e2)": (2, "unexpected keyword argument 'limt' … Did you mean 'limit'?"),
+    "--environment-options max_episode_step=5": (2, "argument 'max_episode_step' … 'max_episode_steps'?"),
+    "--environment tasks:Navigation": (2, "Did you mean 'Navigation2D'?"),
     "train dqn --lerning-rate 1": (2, "--lerning-rate … --learning-rate"),
     "train ppo --clip 2": (2, "clip: got 2.0, expected more than 0 and"),
     "train impala --torso x": (2, "torso: got 'x', expected one of"),
     "--num-actors two": (2, "--num-actors … two"),
     "--engine warp": (2, "Unknown engine 'warp' … serial"),
+    "--engine proceses": (2, "Did you mean 'processes'?"),
     "--environment gum:X": (2, "'gum:X' … gymnasium:CartPole-v1"),
     "--environment CartPole-v1": (2, "Did you mean 'gymnasium:CartPole-v1'?"),
     "--environment=gymnasium:CarPole-v1": (2, "gymnasium:CarPole-v1"),
-    "train dqn --environment gymnasium:Pendulum-v1": (
-        2,
-        "DQN … one discrete action … agent for continuous actions",
-    ),
+    "train dqn --environment gymnasium:Pendulum-v1": (2, "DQN … one discrete action … agent for continuous"),
     "--restarts -1": (2, "restarts: got -1, expected at least 0"),
     "plot": (2, "got no runs"),
     "--num-actors 0": (2, "num_actors: got 0 … at least 1"),
     "train ppo --num-learners 2 --engine serial": (
         2,
-        "--num-learners 2 requires one process per learner … --engine processes",
+        "num_learners: got 2 on engine 'serial', which has one process … Use engine 'processes'",
     ),
     "--environment gymnasium:ALE/Nowhere-v5": (2, "Atari games are 'atari:GAME' here"),
     "--environment gymnasium:MiniGrid-Nowhere-v0": (2, "MiniGrid's tasks are 'minigrid:TASK' here"),
@@ -60,6 +67,8 @@ WRONG = {
     "video somewhere --max-steps -3": (2, "--max-steps: got -3"),
     "video somewhere --fps 0": (2, "--fps: got 0, expected at least 1"),
     "video somewhere --seed -1": (2, "--seed: got -1"),
+    "serve-environment x --connect a:1 --key k --num-envs 1.5": (2, "--num-envs: invalid integer value"),
+    "serve-environment x --connect a:1 --key k --num-envs 1e1 --nim-envs 3": (2, "mean '--num-envs'?"),
     "serve-environment --export no/x.py": (1, "no/x.py: No such file"),
 }
 
@@ -172,7 +181,7 @@ def test_a_file_of_an_environment_is_no_error_of_the_disk(make_run):
 
     with pytest.raises(launch.NodeError) as caught:
         launch.launch(build(), "threads")
-    text = train._explain(caught.value, make_run().path)
+    text = train._explain(caught.value, make_run())
     assert "/nowhere/level7.txt" in text and "Free some space" not in text
 
 
@@ -275,10 +284,7 @@ def test_wrong_resumes_change_nothing(repertory, make_run, run, arguments, code,
 # By case: what becomes of config.yaml, and what the error must say.
 DAMAGED = {
     "of another environment": (lambda text: text.replace("(4,)", "(5,)"), ["(5,)", "(4,)"]),
-    "an unknown key": (
-        lambda text: f"{text}lerning_rate: 1\n",
-        ["'lerning_rate'", "batch_size", "config.yaml"],
-    ),
+    "an unknown key": (lambda text: f"{text}lerning_rate: 1\n", ["'lerning_rate'", "batch_size"]),
     "cut": (lambda text: "{", ["cannot be read"]),
     "a list": (lambda text: "[]", ["expected lines of the form NAME: VALUE"]),
     "empty": (lambda text: "{}", ["no entry 'recorded'"]),
@@ -357,6 +363,38 @@ class TestResume:
         assert len(folder.checkpointer.checkpoints()) == 2
 
 
+ESCAPE = "\x1b]0;owned\x07"
+
+
+def test_what_a_file_says_is_no_command_of_the_terminal(repertory, make_run):
+    folder = make_run(steps=[10])
+    file = folder.path / "config.yaml"
+    file.write_text(file.read_text().replace("agent: random_actions", f"agent: {json.dumps(ESCAPE)}"))
+    for arguments in (
+        ("status", folder.path),
+        ("train", "--config", file),
+        ("train", "--resume", folder.path),
+    ):
+        _, out, err = repertory(*arguments)
+        assert "owned" in out + err and "\x1b" not in out + err, arguments
+    error = launch.NodeError("actor-0", "ValueError", ESCAPE, f"trace {ESCAPE}", f"log {ESCAPE}")
+    assert str(error).count(r"\x1b]0;owned\x07") == 3 and "\x1b" not in str(error)
+
+
+def test_a_folder_that_is_not_utf_8_is_refused_at_the_start(repertory, tmp_path):
+    folder = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
+    with pytest.raises(ValueError, match=r"directory: got '.*caf\\udce9', expected a name in UTF-8"):
+        RunConfig(directory=folder)
+    code, out, err = repertory(*TRAIN, "--directory", folder)
+    assert code == 2 and "UTF-8" in out + err and not os.path.exists(folder)
+
+
+def test_advice_is_for_a_shell(repertory, make_run):
+    folder = make_run("it's a run", steps=[10])
+    _, _, err = repertory(*TRAIN, "--directory", folder.path)
+    assert shlex.split(err[err.index("repertory train") :].partition(";")[0])[3] == str(folder.path)
+
+
 class TestDisk:
     def test_a_picture_that_cannot_be_written(self, repertory, make_run, tmp_path, monkeypatch):
         (tmp_path / "file").write_text("")
@@ -375,6 +413,26 @@ class TestDisk:
         (tmp_path / "file").write_text("")
         code, _, err = repertory(*TRAIN, "--directory", tmp_path / "file" / "run")
         assert code == 1 and str(tmp_path / "file" / "run") in err and "--directory" in err
+
+    @pytest.mark.parametrize(
+        ("place", "number", "advice"),
+        [("{run}/logs/x", errno.EROFS, True), ("{run}x/y", errno.EROFS, False), (None, errno.ENOSPC, False)],
+    )
+    def test_only_a_file_of_the_run_leads_to_another_folder(
+        self, repertory, tmp_path, monkeypatch, place, number, advice
+    ):
+        folder = tmp_path / "run"
+
+        def fail(*_, **__):
+            raise OSError(number, os.strerror(number), place and place.format(run=folder))
+
+        monkeypatch.setattr(launch, "start", fail)
+        code, _, err = repertory(*TRAIN, "--directory", folder)
+        assert (
+            code == 1
+            and train.explained(OSError(number, ""), place or "a file").strerror.format(run=folder) in err
+        )
+        assert ("--directory" in err) is advice and not (folder / "config.yaml").exists()
 
     def test_full_before_the_start(self, repertory, small_files, tmp_path):
         with small_files(100):

@@ -39,6 +39,8 @@ def test_every_leaf_of_a_nest_has_the_same_envs():
         "others in one": {"a": np.zeros((5, 2)), "b": (np.zeros(4),)},
         "no such leaf": {"a": np.zeros((5, 2))},
     }
+    with pytest.raises(ValueError, match="observation/b/0: got 3, expected 0 to 2"):
+        _envs({"a": np.zeros((1, 2)), "b": (np.full(1, 3),)}, SPEC)
     for nest in wrong.values():
         with pytest.raises(ValueError, match=r"expected {'a': '\[B, 2\]', 'b': \('\[B\]',\)} for B envs"):
             _envs(nest, SPEC)

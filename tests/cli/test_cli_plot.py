@@ -5,13 +5,8 @@ import json
 import numpy as np
 import pytest
 
-import launch
-from agents.random_actions import RandomActions
 from framework.commands import curves, plot
 from framework.commands.options import CommandError
-from framework.commands.train import chosen_checkpoint
-from framework.programs import RunConfig, make_program
-from framework.programs.run_folder import RunFolder
 
 
 def write(folder, *rows):
@@ -81,28 +76,6 @@ class TestReading:
             row = {"label": f"actor-{actor}", "env_steps": 5, "variables_version": 3, "episode_return": value}
             write(folder, row)
         assert points(folder, "actor", axis="updates") == [(3, 105)]
-
-    def test_a_real_run_of_two_actors_resumed_from_an_older_checkpoint(self, tmp_path):
-        def run(max_env_steps):
-            settings = {"evaluate_period": 100, "num_evaluation_episodes": 2, "checkpoint_period": 200}
-            settings |= {"directory": str(tmp_path), "num_actors": 2, "max_env_steps": max_env_steps}
-            program = make_program(RandomActions(), "gymnasium:CartPole-v1", RunConfig(**settings))
-            launch.launch(program, engine="serial")
-            return RunFolder.open(tmp_path)
-
-        folder = run(500)
-        before = points(folder)
-        assert len(before) == 5 and before[-1][0] == 500
-        step = folder.restore(folder.checkpointer.checkpoints()[0]).step
-        with chosen_checkpoint(folder, str(step)):
-            folder = run(600)
-        rows = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
-        evaluations = [row for row in rows if row["label"] == "evaluator"]
-        assert len(evaluations) > len(points(folder))  # Some were made again.
-        assert [y for _, y in points(folder, axis="hours")] == [row["episode_return"] for row in evaluations]
-        newest = [y for x, y in before if x <= step]
-        newest += [row["episode_return"] for row in evaluations[len(before) :]]
-        assert [y for _, y in points(folder)] == newest
 
 
 class TestJoining:

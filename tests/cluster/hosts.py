@@ -64,13 +64,9 @@ class Host:
     def __init__(self, name: str, address: str = "") -> None:
         self.name, self.address = name, address
         command = ["unshare", "--net", "--mount", "--uts", "--pid", "--fork", "--mount-proc"]
-        self._first = subprocess.Popen(
-            [*command, "--kill-child=SIGKILL", "sh", "-c", _FIRST.format(name=name)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        first = [*command, "--kill-child=SIGKILL", "sh", "-c", _FIRST.format(name=name)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        self._first = subprocess.Popen(first, text=True, **pipes)
         assert self._first.stdout is not None
         answer = self._first.stdout.readline().strip()
         if answer != "made":
@@ -167,12 +163,8 @@ class Hosts:
         port = f"port{number}"
         ends = ["type", "veth", "peer", "name", "eth0", "netns", str(host.pid)]
         # From outside of both namespaces, where both processes have these numbers.
-        made = subprocess.run(
-            ["ip", "link", "add", port, "netns", str(self._switch.pid), *ends],
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-        )
+        command = ["ip", "link", "add", port, "netns", str(self._switch.pid), *ends]
+        made = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
         if made.returncode:
             raise CannotMakeHosts(f"ip link add: {made.stderr.strip()}")
         self._switch.run(["ip", "link", "set", port, "master", bridge, "up"])
@@ -246,10 +238,7 @@ def join_ray(host: Host | RayNode, environment: dict[str, str], head: bool = Fal
         return
     ray = [sys.executable, "-m", "ray.scripts.scripts"]
     options = ["--disable-usage-stats", "--num-cpus=8", "--object-store-memory=100000000"]
-    own = [
-        f"--node-ip-address={host.address}",
-        f"--resources={json.dumps(own_resources(host.name, head))}",
-    ]
+    own = [f"--node-ip-address={host.address}", f"--resources={json.dumps(own_resources(host.name, head))}"]
     joins = [f"--address={environment['RAY_ADDRESS']}"]
     if head:
         joins = ["--head", "--port=6379", "--include-dashboard=false"]

@@ -87,13 +87,9 @@ def equal():
 
 def train(directory):
     """A whole program with a learner on each host."""
-    run = RunConfig(
-        directory=directory,
-        num_learners=2,
-        max_learner_steps=40,
-        evaluate_period=None,
-        resources={"learner": {"strategy": "STRICT_SPREAD"}},
-    )
+    settings = {"num_learners": 2, "max_learner_steps": 40, "evaluate_period": None}
+    spread = {"learner": {"strategy": "STRICT_SPREAD"}}
+    run = RunConfig(directory=directory, resources=spread, **settings)
     agent = DQN(DQNConfig(min_replay_size=50, batch_size=16, samples_per_insert=4.0, insert_burst=64))
     return launch.launch(
         make_program(agent, "gymnasium:CartPole-v1", run), "ray", directory=directory, heartbeat_timeout=None

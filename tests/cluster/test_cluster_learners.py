@@ -17,9 +17,8 @@ PATIENCE = 240.0
 
 def run(cluster, *arguments):
     hosts, environment = cluster
-    output = (
-        hosts[0].run([sys.executable, str(PROGRAM), *arguments], env=environment, timeout=PATIENCE).stdout
-    )
+    command = [sys.executable, str(PROGRAM), *arguments]
+    output = hosts[0].run(command, env=environment, timeout=PATIENCE).stdout
     return json.loads(output.strip().splitlines()[-1])
 
 

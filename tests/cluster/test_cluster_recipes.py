@@ -5,7 +5,6 @@ import os
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
+from patient_ray import free_port
 
 from framework.commands.train import parse_new
 
@@ -69,12 +69,6 @@ def test_kuberay_job():
         jsonschema.validate(job, schema)
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 # Slurm as far as one machine can be it: `srun` runs the command here, in place of itself.
 FAKES = {
     "srun": """while [[ $1 == --* ]]; do shift; done
@@ -95,28 +89,17 @@ def slurm(tmp_path):
         (tools / name).chmod(0o755)
     short = tempfile.mkdtemp(prefix="ray-")  # Paths of sockets are short.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    environment = {
-        **inherited,
-        "PATH": os.pathsep.join([str(tools), str(Path(sys.executable).parent), os.environ["PATH"]]),
-        "PYTHONPATH": str(ROOT),
-        "HOME": str(home),
-        "RUNS": str(runs),
-        "RAY_TMPDIR": short,
-        "RAY_raylet_start_wait_time_s": "300",
-        "SLURM_JOB_ID": "7",
-        "SLURM_JOB_NODELIST": "[one-two]",
-        "SLURM_CPUS_PER_TASK": "4",
-    }
+    path = os.pathsep.join([str(tools), str(Path(sys.executable).parent), os.environ["PATH"]])
+    ours = {"PATH": path, "PYTHONPATH": str(ROOT), "RAY_raylet_start_wait_time_s": "300"}
+    folders = {"HOME": str(home), "RUNS": str(runs), "RAY_TMPDIR": short}
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "[one-two]", "SLURM_CPUS_PER_TASK": "4"}
+    environment = {**inherited, **ours, **folders, **job}
     started = []
 
     def start(*arguments):
-        process = subprocess.Popen(
-            ["bash", str(RECIPES / "slurm.sh"), *arguments],
-            env={**environment, "RAY_PORT": str(free_port())},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        script = ["bash", str(RECIPES / "slurm.sh"), *arguments]
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        process = subprocess.Popen(script, env={**environment, "RAY_PORT": str(free_port())}, **options)
         started.append(process)
         return process
 

@@ -30,10 +30,3 @@ def test_each_version_crosses_the_network_once_for_each_source(real_hosts, way, 
     assert seen["size"] > 4_000_000 and 0.95 * sent < seen["received"] < 2 * sent
     if way == "source":
         assert seen["copies"] == 4  # versions 0 to 3
-
-
-def test_a_program_trains_with_actors_and_their_source_on_another_host(cluster, tmp_path):
-    result = run(cluster, "train", str(tmp_path))
-    assert (result["reason"], result["env_steps"]) == ("max_env_steps", 600)
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [row for row in rows if row["label"] == "evaluator"][-1]["variables_version"] > 0

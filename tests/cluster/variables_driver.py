@@ -10,7 +10,7 @@ from hosts import received_bytes
 
 import launch
 from agents.dqn import DQN, DQNConfig
-from framework.programs import RunConfig, make_program
+from framework.programs import RunConfig
 from framework.programs.variable_source import VariableSource
 from framework.programs.worker import Setup
 from framework.variables import VariableClient
@@ -50,32 +50,11 @@ def _received():
         return received_bytes(table.read())
 
 
-def train(directory):
-    """A whole program, whose actors and evaluator are on the host of their variable source."""
-    run = RunConfig(
-        directory=directory,
-        num_actors=2,
-        max_env_steps=600,
-        evaluate_period=600,
-        num_evaluation_episodes=2,
-        variable_sources=1,
-        publish_period=1,
-    )
-    agent = DQN(DQNConfig(min_replay_size=50, batch_size=16, samples_per_insert=4.0, insert_burst=32))
-    program = make_program(agent, "gymnasium:CartPole-v1", run)
-    elsewhere = {"actor", "evaluator", "variable_source"}
-    resources = {of: {"custom": {"host2" if of in elsewhere else "host1": 1}} for of in program.groups}
-    print(json.dumps(launch.launch(program, "ray", resources=resources, heartbeat_timeout=None)))
-
-
 def main(direct):
     program = launch.Program("sources")
     learner = program.add_node(launch.CourierNode(FarLearner, AGENT), label="learner")
-    serves = learner
-    if not direct:
-        serves = program.add_node(
-            launch.CourierNode(VariableSource, SETUP, learner=learner), label="variable_source"
-        )
+    source = launch.CourierNode(VariableSource, SETUP, learner=learner)
+    serves = learner if direct else program.add_node(source, label="variable_source")
     program.add_node(launch.PyNode(read, learner, serves), label="reader")
     places = {"learner": "host1", "variable_source": "host2", "reader": "host2"}
     resources = {group: {"custom": {places[group]: 1}} for group in program.groups}
@@ -83,7 +62,4 @@ def main(direct):
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "train":
-        train(sys.argv[2])
-    else:
-        main(direct=sys.argv[1] == "direct")
+    main(direct=sys.argv[1] == "direct")

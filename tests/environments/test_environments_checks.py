@@ -50,6 +50,19 @@ class OldStep(Good):
         return observation, reward, terminated or truncated, info
 
 
+class Endless(Good):
+    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+
+    def _observe(self):
+        self._time = 0
+        return np.array([self._place], np.float32)
+
+
+class CloseRaises(Good):
+    def close(self):
+        raise OSError("gone")
+
+
 class Changed(Good):
     def __init__(self, **changes):
         self._changes = changes
@@ -104,11 +117,7 @@ _CASES = {
         "step().observation/place",
         "return it as float32",
     ),
-    "range": (
-        _changed(observation={"place": _PLACE + 21, "time": 1}),
-        "step().observation/place",
-        "widen the bounds",
-    ),
+    "range": (_changed(observation={"place": _PLACE + 21, "time": 1}), "step().observation/place", "widen"),
     "missing part": (
         _changed(observation={"place": _PLACE}),
         "step().observation/time",
@@ -119,6 +128,8 @@ _CASES = {
         "step().observation",
         "add them to the spec",
     ),
+    "no end": (Endless, "episodes", "give more num_steps"),
+    "close raises": (CloseRaises, "close()", "raise nothing"),
     "not reproducible": (Unseeded, "time step 0", "self.np_random"),
     "unsupported space": (Talks, "spaces", "use a supported space"),
     "actions without bounds": (Unbounded, "action_spec()", "bound it"),
@@ -147,13 +158,18 @@ class Picky(TwoAgents):
     action = {"a": specs.DiscreteArray(2), "b": specs.BoundedArray((2,), np.int64, [1, 0], [3, 1])}
 
     def reset(self):
+        self.time = 0
         return dm_env.restart(self.of_both({"action_mask": self.MASK}))
 
     def step(self, action):
         for choices in action.values():
             assert (choices["a"], *choices["b"]) == (1, 2, 0)
         observation = self.of_both({"action_mask": self.MASK})
-        return dm_env.TimeStep(dm_env.StepType.MID, self.of_both(0.0), self.of_both(1.0), observation)
+        self.time += 1
+        kind = (
+            dm_env.StepType.LAST if self.time == 300 else dm_env.StepType.MID
+        )  # Later than the check needs.
+        return dm_env.TimeStep(kind, self.of_both(0.0), self.of_both(1.0), observation)
 
 
 @pytest.mark.parametrize(

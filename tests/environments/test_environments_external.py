@@ -15,6 +15,7 @@ import threading
 
 import numpy as np
 import pytest
+from background import Background
 
 import launch
 from agents.random_actions import RandomActions
@@ -27,15 +28,6 @@ from framework.programs import RunConfig, make_program
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 OBSERVATION = {"shape": [2], "dtype": "float32"}
 ACTION = {"shape": [], "dtype": "int64", "num_values": 3}
-
-
-@pytest.fixture
-def port():
-    """A port that stays free for listeners with SO_REUSEPORT: a socket that does not listen holds it."""
-    with socket.socket() as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        held.bind(("127.0.0.1", 0))
-        yield held.getsockname()[1]
 
 
 @pytest.fixture
@@ -52,12 +44,12 @@ def playing(port, token):
 
     @contextlib.contextmanager
     def play_with(*applications, num_envs=1, **options):
-        threads = [in_thread(application) for application in applications]
+        playing = [Background(application) for application in applications]
         address = f"tcp://127.0.0.1:{port}"
         with ExternalEnvironment(address, num_envs, token=token, timeout=60.0, **options) as environment:
             yield environment
-            for thread in threads:
-                thread.join(30)
+            for each in playing:
+                each.running(30)
 
     return play_with
 
@@ -70,12 +62,6 @@ def connect_as_soon_as_possible(port):
     while True:
         with contextlib.suppress(ConnectionRefusedError):
             return socket.create_connection(("127.0.0.1", port), timeout=30)
-
-
-def in_thread(work):
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    return thread
 
 
 def play(client, rewards, truncated=False):
@@ -105,13 +91,7 @@ def test_episodes_of_a_client_become_time_steps(port, playing):
         (int(t.step_type[0]), float(t.reward[0]), float(t.discount[0]), *t.observation[0].tolist())
         for t in timesteps
     ]
-    assert rows == [
-        (0, 0, 1, 0, 0),
-        (1, 1, 1, 1, -1),
-        (2, 2, 0, 2, -2),
-        (0, 0, 1, 0, 0),
-        (2, 3, 1, 1, -1),
-    ]
+    assert rows == [(0, 0, 1, 0, 0), (1, 1, 1, 1, -1), (2, 2, 0, 2, -2), (0, 0, 1, 0, 0), (2, 3, 1, 1, -1)]
     assert actions == [[1, 2], [2]]
 
 
@@ -205,6 +185,7 @@ BAD = {
     "an action without an episode": [*ADMITTED, {"type": "get_action", "observation": [0, 0]}],
     "an observation of another shape": [*BEGUN, {"type": "get_action", "observation": [0]}],
     "an observation that is not finite": [*BEGUN, {"type": "get_action", "observation": [0, 1e999]}],
+    "an observation of text": [*BEGUN, {"type": "get_action", "observation": ["0", "1"]}],
     "no observation": [*BEGUN, {"type": "get_action"}],
     "an unknown type": [*BEGUN, {"type": "dance"}],
     "a token of half a character": [{**HELLO, "token": "\ud800"}],
@@ -257,7 +238,7 @@ def test_a_mistake_of_ours_is_logged_and_raised_if_it_repeats(port, caplog, monk
     assert answers == ["The run failed on this message. Its log has the error."] * 2
 
 
-@pytest.mark.parametrize("rewards", [[float("inf")], [1e39], [3e38, 3e38], ["much"]])
+@pytest.mark.parametrize("rewards", [[float("inf")], [1e39], [3e38, 3e38], ["1"], [None]])
 def test_a_reward_that_float32_does_not_hold_ends_that_connection_only(port, rewards, playing):
     def application():
         with connect(port) as client, pytest.raises(ValueError, match="reward: got"):
@@ -301,25 +282,19 @@ def applications(port, *evaluations):
                 while True:
                     play(client, [1.0, 2.0])
 
-    threads = [in_thread(functools.partial(application, evaluation)) for evaluation in evaluations]
+    playing = [Background(application, evaluation) for evaluation in evaluations]
     try:
         yield
     finally:
         over.set()
-        for thread in threads:
-            thread.join(30)
+        for each in playing:
+            each.running(30)
 
 
 def random_actions(port, tmp_path, **settings):
     """A program of 40 env steps, with an evaluation of two episodes at the end."""
-    config = RunConfig(
-        directory=str(tmp_path),
-        envs_per_actor=2,
-        max_env_steps=40,
-        evaluate_period=40,
-        num_evaluation_episodes=2,
-        **settings,
-    )
+    settings |= {"max_env_steps": 40, "evaluate_period": 40, "num_evaluation_episodes": 2}
+    config = RunConfig(directory=str(tmp_path), envs_per_actor=2, **settings)
     program = make_program(RandomActions(), f"external:tcp://127.0.0.1:{port}", config)
     return launch.launch(program, engine="serial")
 
@@ -442,7 +417,7 @@ def test_a_client_whose_message_has_no_answer_is_told_why_it_was_refused():
         has_ended.set()
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        in_thread(lambda: run(listener))
+        Background(run, listener)
         with connect(listener.getsockname()[1]) as client:
             client.start_episode()
             assert has_ended.wait(30)

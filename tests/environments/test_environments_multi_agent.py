@@ -6,7 +6,8 @@ import pytest
 import tree
 from gymnasium import spaces
 
-from framework import environments, specs
+from framework import core, environments, specs
+from framework.actors import EnvironmentLoop
 from framework.environments import FIRST, LAST, MID
 from framework.environments.multi_agent import MultiAgentCartPole
 from framework.environments.testing import draw_action
@@ -85,10 +86,91 @@ def test_agents_that_come_late_and_end_early(stepping, truncates):
         assert only.discount == {"host": [1, 1, 1, 1, end, 1, 1], "guest": [1, 1, 1, end, 1, 1, 1]}
 
 
-def test_wrappers_limit_the_episode_of_all_agents():
+class Leaves(pettingzoo.ParallelEnv):
+    """Two agents. At step 1 and 2 `first`, at step 3 `b` end, by their flags or by leaving the list."""
+
+    metadata = {"name": "leaves"}
+    possible_agents = ["a", "b"]
+
+    def __init__(self, by, blind=False):
+        self.by, self.blind = by, blind
+
+    def observation_space(self, agent):
+        return spaces.Box(-9, 9, (1,), np.float32)
+
+    def action_space(self, agent):
+        return spaces.Discrete(2)
+
+    def each(self, value):
+        return dict.fromkeys(self.possible_agents, value)
+
+    def reset(self, seed=None, options=None):
+        self.time, self.agents = 0, list(self.possible_agents)
+        return self.each(np.zeros(1, np.float32)), {}
+
+    def step(self, actions):
+        assert sorted(actions) == sorted(self.agents)
+        self.time += 1
+        gone = {"a": self.time >= 1, "b": self.time >= 3}
+        if self.by == "list":
+            self.agents = [agent for agent in self.agents if not gone[agent]]
+        ended = gone if self.by == "flags" else self.each(False)
+        seen = {} if self.blind else self.each(np.ones(1, np.float32))
+        return seen, self.each(1.0), ended, self.each(False), self.each({})
+
+
+@pytest.mark.parametrize("by", ["flags", "list"])
+def test_either_signal_ends_an_agent(by):
+    """Agents that have ended and stay listed, and agents that leave the list without a flag."""
+    played, _ = _play(environments.make(Leaves, options={"by": by}), 4)
+    only = tree.map_structure(lambda leaf: leaf[:, 0].tolist(), played)
+    assert only.step_type == [FIRST, MID, MID, LAST, FIRST]
+    assert only.agents == {"a": [FIRST, LAST, FIRST, FIRST, FIRST], "b": [FIRST, MID, MID, LAST, FIRST]}
+    end = 0.0 if by == "flags" else 1.0
+    assert only.discount == {"a": [1, end, 1, 1, 1], "b": [1, 1, 1, end, 1]}
+    assert only.reward == {"a": [0, 1, 0, 0, 0], "b": [0, 1, 1, 1, 0]}
+    assert only.observation["a"] == [[0], [1], [0], [0], [0]]
+
+
+def test_an_agent_that_plays_on_is_observed():
+    environment = environments.make(Leaves, options={"by": "flags", "blind": True})
+    environment.reset()
+    with pytest.raises(environments.EnvironmentFault, match="returned no observation of b, expected"):
+        environment.step({"a": np.zeros(1, np.int64), "b": np.zeros(1, np.int64)})
+
+
+class _Idle(core.Actor):
+    def __init__(self, spec):
+        self.spec, self.last = spec, None
+
+    def select_action(self, observation):
+        return specs.zeros(self.spec.actions, (2,))
+
+    def observe_first(self, timestep):
+        pass
+
+    def observe(self, action, timestep):
+        self.last = timestep
+
+    def update(self, wait=False):
+        pass
+
+
+def test_limits_end_the_episodes_of_all_agents():
+    """Those of a wrapper, and the step budget of a loop, which makes FIRST of the steps beyond it."""
     limit = [lambda environment: environments.StepLimit(environment, 2)]
     played, _ = _play(environments.make(Visit, wrappers=limit), 5)
     assert played.step_type[:, 0].tolist() == [FIRST, MID, LAST, FIRST, MID, LAST]
+    assert played.agents["host"][:, 0].tolist() == [FIRST, MID, LAST, FIRST, MID, LAST]
+    assert played.agents["guest"][:, 0].tolist() == [FIRST, FIRST, LAST, FIRST, FIRST, LAST]
+    environment = environments.make(Visit, num_envs=2)
+    actor = _Idle(environment.spec)
+    EnvironmentLoop(environment, actor).run(num_steps=5)
+    assert actor.last.step_type.tolist() == [MID, FIRST]
+    assert {name: kinds.tolist() for name, kinds in actor.last.agents.items()} == {
+        "host": [MID, FIRST],
+        "guest": [LAST, FIRST],
+    }
 
 
 def test_stacks_of_frames_begin_with_the_episode_of_each_agent():

@@ -108,13 +108,8 @@ def test_the_childs_traceback_is_raised_and_a_reset_goes_on():
 
 
 def test_a_dead_child_is_named_with_its_exit_code_and_the_others_end():
-    environment = environments.make(
-        testing.FaultyEnvironment,
-        num_envs=4,
-        stepping="processes",
-        num_processes=2,
-        options={"fault": "exit", "at": 2},
-    )
+    where = {"num_envs": 4, "stepping": "processes", "num_processes": 2}
+    environment = environments.make(testing.FaultyEnvironment, options={"fault": "exit", "at": 2}, **where)
     pids = _pids(environment)
     environment.reset()
     environment.step(np.zeros(4, np.int64))

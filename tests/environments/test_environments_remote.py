@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
-import socket
 import subprocess
 import sys
 import threading
@@ -13,6 +12,7 @@ import dm_env
 import gymnasium
 import numpy as np
 import pytest
+from background import Background
 from helpers.two_agents import TwoAgents
 
 import launch
@@ -24,15 +24,6 @@ from framework.programs import RunConfig, make_program
 from launch.rpc.sockets import CurveKeys, make_client_socket
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def port():
-    """A port that stays free for listeners with SO_REUSEPORT: a socket that does not listen holds it."""
-    with socket.socket() as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        held.bind(("127.0.0.1", 0))
-        yield held.getsockname()[1]
 
 
 @pytest.fixture
@@ -227,16 +218,11 @@ def test_a_server_with_other_specs_is_refused_and_told_why(serve, serve_here):
 
 def test_a_program_trains_in_remote_envs(serve, serve_here, tmp_path):
     serve_here(cartpole, num_envs=4)
-    config = RunConfig(
-        directory=str(tmp_path / "run"),
-        envs_per_actor=2,
-        max_env_steps=100,
-        evaluate_period=100,
-        num_evaluation_episodes=2,
-    )
+    settings = {"max_env_steps": 100, "evaluate_period": 100, "num_evaluation_episodes": 2}
+    config = RunConfig(directory=str(tmp_path / "run"), envs_per_actor=2, **settings)
     program = make_program(RandomActions(), f"remote:{serve.address}", config)
     result = launch.launch(program, engine="serial")
-    assert result["env_steps"] == 100 and result["episode_return"] >= 8
+    assert result["env_steps"] == 100 and 8 <= result["episode_return"] <= 500
 
 
 def test_the_server_is_one_file_to_copy(tmp_path, capsys):
@@ -274,12 +260,11 @@ def test_what_does_not_fit_ends_that_connection_only(serve, serve_here):
         serve_here(cartpole)
 
     answers = []
-    sender = threading.Thread(target=send_all)
-    sender.start()
+    sending = Background(send_all)
     with make(serve, 1) as environment:
         assert environment.reset().step_type.tolist() == [0]
         assert (environment.malformed, environment.defects) == (len(BAD), 0)
-    sender.join(60)
+    sending.result(60)
     assert answers == ["refuse"] * len(BAD)
 
 
@@ -421,8 +406,7 @@ def test_a_server_that_is_lost_after_its_answer_is_replaced_within_the_step(serv
         for peer in peers:
             peer.close()
 
-    thread = threading.Thread(target=play)
-    thread.start()
+    playing = Background(play)
     with make(serve, 2, timeout=60.0) as environment:
         environment.reset()
         timestep = environment.step(np.zeros(2, np.int64))
@@ -430,5 +414,5 @@ def test_a_server_that_is_lost_after_its_answer_is_replaced_within_the_step(serv
         timestep = environment.step(np.zeros(2, np.int64))
         assert timestep.step_type.tolist() == [environments.MID] * 2
         assert environment.malformed == 1
-        thread.join(60)
+        playing.result(60)
     envs.close()

@@ -82,9 +82,8 @@ def test_action_repeat_sums_rewards_and_stops_where_an_episode_ends(stepping):
 
 def test_action_repeat_discounts_later_rewards():
     script = [(1.0, 0.5), (2.0, 0.5), (4.0, 1.0), (8.0, 0.25)]
-    environment = environments.make(
-        Script, options={"script": script}, wrappers=[lambda e: environments.ActionRepeat(e, 4)]
-    )
+    repeat = functools.partial(environments.ActionRepeat, num_repeats=4)
+    environment = environments.make(Script, options={"script": script}, wrappers=[repeat])
     environment.reset()
     timestep = environment.step(_zeros(1))
     assert timestep.reward.tolist() == [1 + 0.5 * 2 + 0.25 * 4 + 0.25 * 8]
@@ -110,11 +109,8 @@ def test_step_limit_truncates_each_env_by_itself():
 
 
 def test_step_limit_starts_over_after_reset_and_leaves_terminations_alone():
-    environment = environments.make(
-        testing.EchoEnvironment,
-        options={"episode_length": 3},
-        wrappers=[lambda e: environments.StepLimit(e, 3)],
-    )
+    limit = functools.partial(environments.StepLimit, limit=3)
+    environment = environments.make(testing.EchoEnvironment, options={"episode_length": 3}, wrappers=[limit])
     environment.reset()
     environment.step(_zeros(1))
     environment.reset()
@@ -216,10 +212,7 @@ def test_one_hot_planes():
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        (
-            specs.BoundedArray((4, 4, 3), np.uint8, 0, 255),
-            "observation: got codes from 0 to 255, expected 0 to",
-        ),
+        (specs.BoundedArray((4, 4, 3), np.uint8, 0, 255), "observation: got codes from 0 to 255"),
         (specs.Array((4, 4, 3), np.float32), "expected bounded integers of three axes"),
     ],
     ids=["picture", "numbers"],
@@ -239,13 +232,8 @@ def test_single_precision():
 
 
 def test_scale_observation_scales_floats_and_their_bounds():
-    spec = testing.make_spec(
-        {
-            "a": specs.BoundedArray((2,), np.float32, -3, 5),
-            "b": specs.Array((), np.float64),
-            "c": specs.DiscreteArray(4),
-        }
-    )
+    numbers = specs.BoundedArray((2,), np.float32, -3, 5)
+    spec = testing.make_spec({"a": numbers, "b": specs.Array((), np.float64), "c": specs.DiscreteArray(4)})
     make = functools.partial(
         environments.make, functools.partial(testing.FakeEnvironment, spec), num_envs=2, seed=1
     )
@@ -261,20 +249,11 @@ def test_scale_observation_scales_floats_and_their_bounds():
 
 
 def test_flatten_concatenates_and_codes_discrete_values():
-    spec = testing.make_spec(
-        {
-            "b": specs.DiscreteArray(3, np.int64),
-            "a": (specs.Array((2, 2), np.float64), specs.BoundedArray((1,), np.int8, 0, 9)),
-        }
-    )
+    pair = specs.Array((2, 2), np.float64), specs.BoundedArray((1,), np.int8, 0, 9)
+    spec = testing.make_spec({"b": specs.DiscreteArray(3, np.int64), "a": pair})
     inner = environments.make(testing.FakeEnvironment, num_envs=3, options={"spec": spec}, seed=1)
-    outer = environments.make(
-        testing.FakeEnvironment,
-        num_envs=3,
-        options={"spec": spec},
-        seed=1,
-        wrappers=[environments.Flatten],
-    )
+    options = {"num_envs": 3, "options": {"spec": spec}, "seed": 1}
+    outer = environments.make(testing.FakeEnvironment, wrappers=[environments.Flatten], **options)
     assert outer.observation_spec() == specs.Array((8,), np.float32, name="observation")
     plain, flat = inner.reset().observation, outer.reset().observation
     for env in range(3):
@@ -283,18 +262,11 @@ def test_flatten_concatenates_and_codes_discrete_values():
 
 
 def test_wrappers_apply_in_the_order_given_and_pass_things_on():
-    environment = environments.make(
-        "gymnasium:CartPole-v1",
-        num_envs=2,
-        seed=0,
-        render_mode="rgb_array",
-        wrappers=[
-            lambda e: environments.StepLimit(e, 2),
-            lambda e: environments.FrameStack(e, 2),
-            environments.Flatten,
-        ],
-        stepping="inline",
-    )
+    limit = functools.partial(environments.StepLimit, limit=2)
+    stack = functools.partial(environments.FrameStack, num_frames=2)
+    options = {"num_envs": 2, "seed": 0, "render_mode": "rgb_array", "stepping": "inline"}
+    wrappers = [limit, stack, environments.Flatten]
+    environment = environments.make("gymnasium:CartPole-v1", wrappers=wrappers, **options)
     assert environment.observation_spec().shape == (8,)
     environment.reset()
     kinds = [environment.step(_zeros(2)).step_type.tolist() for _ in range(3)]
@@ -322,12 +294,9 @@ def test_wrong_arguments(wrappers, error, message):
 
 
 def test_observation_action_reward():
-    environment = environments.make(
-        testing.EchoEnvironment,
-        num_envs=2,
-        options={"episode_length": 2},
-        wrappers=[functools.partial(environments.ObservationActionReward, reward_clip=150.0)],
-    )
+    clipped = functools.partial(environments.ObservationActionReward, reward_clip=150.0)
+    options = {"num_envs": 2, "options": {"episode_length": 2}}
+    environment = environments.make(testing.EchoEnvironment, wrappers=[clipped], **options)
     assert environment.observation_spec()["action"].num_values == 4
     timestep = environment.reset()
     seen = [copy.deepcopy(timestep.observation)]

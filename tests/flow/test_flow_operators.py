@@ -13,6 +13,7 @@ import weakref
 from concurrent.futures import Future
 
 import pytest
+from background import Background
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -71,19 +72,9 @@ class Client:
 
 
 def in_a_thread(function):
-    """The result of `function`, or its exception; None if it takes longer than 10 seconds."""
-    results = []
-
-    def run() -> None:
-        try:
-            results.append(function())
-        except BaseException as error:
-            results.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(10)
-    return results[0] if results else None
+    """The result of `function`, or its exception."""
+    call = Background(function)
+    return call.exception(10) or call.result()
 
 
 def nodes(n: int = 2) -> list[LocalNode]:
@@ -179,15 +170,6 @@ def test_functions_of_former_callers_are_forgotten_and_sent_again(monkeypatch):
     with pytest.raises(UnknownFunction, match="got function 0 without its code"):
         node.call(Worker.sample).result()
     assert next(plan) == [("", 2, 0)]
-
-
-def test_a_function_whose_first_call_was_not_sent_travels_with_the_next():
-    client = Client(Host(Worker), unsent=(0,))
-    node = Node(client)
-    with pytest.raises(TimeoutError):
-        node.call(Worker.sample)
-    assert node.call(Worker.set_version, 3).result() is None
-    assert node.call(Worker.sample).result() == ("", 1, 3)
 
 
 def test_operators():
@@ -339,11 +321,8 @@ def test_branches_of_a_tee_in_several_threads_wait_for_each_other():
             got[i].append(item)
             behind.append(len(taken) - min(map(len, got)))
 
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
+    for running in [Background(run, i) for i in range(3)]:
+        running.result(20)
     assert got == [list(range(200))] * 3
     assert max(behind) <= 3 + 3  # Ahead, the item in hand, and one that each thread has not noted yet.
 

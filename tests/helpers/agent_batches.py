@@ -77,13 +77,10 @@ def batch_of(agent: Any, spec: Any = DISCRETE, seed: int = 0) -> ReplaySample:
 def transitions(spec: Any = DISCRETE, seed: int = 0, size: int = 16) -> ReplaySample:
     """Items that were drawn with unequal probabilities."""
     random = np.random.default_rng(seed)
-    data = Transition(
-        _observe(spec, random, size),
-        draw_action(spec.actions, random, size),
-        (3 * random.normal(size=size)).astype(np.float32),
-        (random.random(size) < 0.8).astype(np.float32),
-        _observe(spec, random, size),
-    )
+    observation, action = _observe(spec, random, size), draw_action(spec.actions, random, size)
+    reward = (3 * random.normal(size=size)).astype(np.float32)
+    discount = (random.random(size) < 0.8).astype(np.float32)
+    data = Transition(observation, action, reward, discount, _observe(spec, random, size))
     return ReplaySample(_info(random, size), data)
 
 
@@ -133,6 +130,33 @@ def unrolled(network: Any, data: Any, n: int, burn_in: int) -> torch.Tensor:
             values, state = network.step(torch.as_tensor(data.observation[n : n + 1, t]), state)
         rows.append(values[0])
     return torch.stack(rows)
+
+
+def log_probs_and_values(model: Any, data: Any, n: int) -> tuple[Any, Any, Any]:
+    """Of each row of unroll `n`, one step at a time: of its action, entropies, and values."""
+    state = tuple(torch.as_tensor(part[n : n + 1]) for part in data.extras.get("state", ()))
+    log_probs, entropies, values = [], [], []
+    for t in range(data.reward.shape[1]):
+        if t > 0 and data.start_of_episode[n, t]:
+            state = model.initial_state(1)
+        observation = torch.as_tensor(data.observation[n : n + 1, t])
+        features = model.torso(observation)
+        values.append(float(model.value(model.core.step(features, state)[0] if model.core else features)))
+        policy, state = model.step(observation, state)
+        probabilities = policy.logits.softmax(-1)[0].double().numpy()
+        log_probs.append(np.log(probabilities[data.action[n, t]]))
+        entropies.append(-(probabilities * np.log(probabilities)).sum())
+    return np.array(log_probs), entropies, values
+
+
+def project(probabilities: Any, reward: float, discount: float, atoms: Any) -> list[float]:
+    """The distribution of `reward + discount * atom` on the atoms, one by one."""
+    result, width = [0.0] * len(atoms), atoms[1] - atoms[0]
+    for probability, atom in zip(probabilities, atoms, strict=True):
+        value = min(max(reward + discount * atom, atoms[0]), atoms[-1])
+        for i, other in enumerate(atoms):
+            result[i] += probability * max(0.0, 1.0 - abs(value - other) / width)
+    return result
 
 
 def _observe(spec: Any, random: Any, *leading: int) -> Any:

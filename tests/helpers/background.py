@@ -30,6 +30,13 @@ class Background:
         self._thread.join(seconds)
         return self._thread.is_alive()
 
+    def done(self) -> bool:
+        return not self.running()
+
+    def exception(self, timeout: float = PATIENCE_S) -> BaseException | None:
+        assert not self.running(timeout), "still waiting"
+        return self._error
+
     def result(self, timeout: float = PATIENCE_S) -> Any:
         assert not self.running(timeout), "still waiting"
         if self._error is not None:

@@ -4,14 +4,9 @@ A table holds, for each field but `device`: another value than the default (None
 False), a probe (agent and spec to arrays or text) that shows it, and what has to be set for it to matter.
 """
 
-import ast
 import contextlib
 import dataclasses
-import inspect
-import io
 import math
-import textwrap
-import tokenize
 from unittest import mock
 
 import numpy as np
@@ -123,129 +118,78 @@ DECAY = {"learning_rate_decay": 3}
 PRIORITIZED, MUNCHAUSEN = {"prioritized": True}, {"munchausen": 0.9, "num_atoms": 1}
 EPSILON, NOISY = {"noisy": False}, {"random_start": False}
 ATOMS, PENALTY, RMSPROP = {"num_atoms": 11}, {"target_kl": 0.001}, {"optimizer": "rmsprop"}
+
+
+def by(probe, needs=None, **values):
+    """Fields with other values than the defaults, which `probe` shows where what they need is set."""
+    return {name: (value, probe, needs or {}) for name, value in values.items()}
+
+
 # Fields of all agents. What has to be set is left out where a config has no such field.
 FIELDS = {
-    "discount": (0.5, learned, {}),
-    "learning_rate": (3e-2, learned, {}),
-    "learning_rate_decay": (3, learned, {}),
-    "learning_rate_end": (0.9, learned, DECAY),
-    "adam_epsilon": (1e-1, learned, {}),
-    "max_gradient_norm": (1e-9, learned, {}),
-    "compile_loss": (None, made, {}),
-    "autocast": (None, made, {}),
+    **by(learned, discount=0.5, learning_rate=3e-2, learning_rate_decay=3, adam_epsilon=1e-1),
+    **by(learned, max_gradient_norm=1e-9),
+    **by(learned, needs=DECAY, learning_rate_end=0.9),
+    **by(made, compile_loss=None, autocast=None),
     # Replay.
-    "max_replay_size": (5000, table, {}),
-    "min_replay_size": (17, table, {}),
-    "batch_size": (32, table, {}),
-    "samples_per_insert": (3, table, {}),
-    "insert_burst": (7, table, {}),
-    "target_update_period": (2, learned, {}),
-    "target_update_rate": (0.5, learned, {"target_update_period": 1}),
-    "n_step": (2, written, {}),
-    "reward_clip": (0.1, written, {}),
-    "prioritized": (None, table, {}),
-    "priority_exponent": (0.3, table, PRIORITIZED),
-    "importance_sampling_exponent": (0.9, learned, PRIORITIZED),
-    "importance_sampling_annealing": (2, learned, PRIORITIZED),
+    **by(table, max_replay_size=5000, min_replay_size=17, batch_size=32, samples_per_insert=3),
+    **by(table, insert_burst=7, prioritized=None),
+    **by(learned, target_update_period=2),
+    **by(learned, needs={"target_update_period": 1}, target_update_rate=0.5),
+    **by(written, n_step=2, reward_clip=0.1),
+    **by(table, needs=PRIORITIZED, priority_exponent=0.3),
+    **by(learned, needs=PRIORITIZED, importance_sampling_exponent=0.9, importance_sampling_annealing=2),
     # Values of discrete actions.
-    "huber_delta": (0.01, learned, {"num_atoms": 1}),
-    "double": (None, learned, {"learning_rate": 0.5}),
-    "munchausen": (0.9, learned, {"num_atoms": 1}),
-    "munchausen_temperature": (1.0, learned, MUNCHAUSEN),
-    "munchausen_clip": (0.01, learned, MUNCHAUSEN),
-    "epsilon_start": (0.2, explored, EPSILON),
-    "epsilon_end": (0.9, explored, {"epsilon_decay": 1, **EPSILON}),
-    "epsilon_decay": (2, explored, EPSILON),
-    "epsilon_ladder": (3.0, explored, {"epsilon_start": 0.5, **EPSILON}),
-    "evaluation_epsilon": (0.5, evaluated, {}),
-    "num_atoms": (5, network, {}),
-    "v_min": (-3.0, learned, ATOMS),
-    "v_max": (3.0, learned, ATOMS),
-    "num_quantiles": (4, learned, {}),
-    "num_target_quantiles": (4, learned, {}),
-    "num_policy_quantiles": (8, rated, {}),
-    "num_cosines": (8, network, {}),
-    "risk": (0.25, rated, {}),
+    **by(learned, needs={"num_atoms": 1}, huber_delta=0.01, munchausen=0.9),
+    **by(learned, needs={"learning_rate": 0.5}, double=None),
+    **by(learned, needs=MUNCHAUSEN, munchausen_temperature=1.0, munchausen_clip=0.01),
+    **by(explored, needs=EPSILON, epsilon_start=0.2, epsilon_decay=2),
+    **by(explored, needs={"epsilon_decay": 1, **EPSILON}, epsilon_end=0.9),
+    **by(explored, needs={"epsilon_start": 0.5, **EPSILON}, epsilon_ladder=3.0),
+    **by(evaluated, evaluation_epsilon=0.5),
+    **by(network, num_atoms=5, num_cosines=8),
+    **by(learned, needs=ATOMS, v_min=-3.0, v_max=3.0),
+    **by(learned, num_quantiles=4, num_target_quantiles=4),
+    **by(rated, num_policy_quantiles=8, risk=0.25),
     # Networks.
-    "torso": ("deep", image_network, {}),
-    "hidden_sizes": ((9,), network, {}),
-    "encoder_sizes": ((9,), network, {}),
-    "head_sizes": ((9,), network, {}),
-    "embedding_hidden_sizes": ((8, 8), network, {}),
-    "embedding_size": (5, network, {}),
-    "activation": ("elu", network, {}),
-    "layer_norm": (None, network, {}),
-    "dueling": (None, network, {}),
-    "noisy": (None, network, {}),
-    "initial_noise": (0.1, learned, {"noisy": True}),
-    "shared": (None, network, {}),
-    "recurrent": ("gru", network, {}),
-    "recurrent_size": (16, network, {"recurrent": "lstm"}),
-    "lstm_size": (7, network, {}),
-    "initial_std": (0.1, acted_in_numbers, NOISY),
-    "tanh_mean": (None, acted_in_numbers, {}),
+    **by(image_network, torso="deep"),
+    **by(network, hidden_sizes=(9,), encoder_sizes=(9,), head_sizes=(9,), embedding_hidden_sizes=(8, 8)),
+    **by(network, embedding_size=5, activation="elu", layer_norm=None, dueling=None, noisy=None, shared=None),
+    **by(network, recurrent="gru", lstm_size=7),
+    **by(learned, needs={"noisy": True}, initial_noise=0.1),
+    **by(network, needs={"recurrent": "lstm"}, recurrent_size=16),
+    **by(acted_in_numbers, needs=NOISY, initial_std=0.1),
+    **by(acted_in_numbers, tanh_mean=None),
     # Critics of continuous actions.
-    "critic_learning_rate": (3e-2, learned, {}),
-    "embedding_learning_rate": (3e-3, learned, {}),
-    "num_critics": (3, network, {}),
-    "actor_delay": (3, learned, {}),
-    "reward_scale": (0.1, learned, {}),
-    "temperature": (0.3, learned, {}),
-    "initial_temperature": (0.3, learned, {}),
-    "temperature_learning_rate": (1e-2, learned, {}),
-    "target_entropy": (5.0, learned, {"temperature_learning_rate": 1.0}),
-    "smoothing_std": (0.1, learned, {}),
-    "smoothing_clip": (0.1, learned, {"smoothing_std": 1.0}),
-    "clip_targets": (None, learned, {}),
-    "random_start": (None, acted, {}),
-    "exploration_std": (0.5, acted, NOISY),
-    "exploration_correlation": (0.85, acted, NOISY),
-    "exploration_ladder": (2.0, acted, NOISY),
-    "num_samples": (5, learned, {}),
-    "epsilon": (0.5, learned, {"initial_temperature": 0.1}),
-    "epsilon_penalty": (None, learned, {}),
-    "epsilon_mean": (1e-6, learned, QUICK),
-    "epsilon_std": (1e-2, learned, QUICK),
-    "initial_mean_multiplier": (1.0, learned, {}),
-    "initial_std_multiplier": (1.0, learned, {}),
-    "dual_learning_rate": (1e-1, learned, {}),
+    **by(learned, critic_learning_rate=3e-2, embedding_learning_rate=3e-3, actor_delay=3, reward_scale=0.1),
+    **by(learned, temperature=0.3, initial_temperature=0.3, temperature_learning_rate=1e-2),
+    **by(learned, smoothing_std=0.1, clip_targets=None, num_samples=5, epsilon_penalty=None),
+    **by(learned, initial_mean_multiplier=1.0, initial_std_multiplier=1.0, dual_learning_rate=1e-1),
+    **by(network, num_critics=3),
+    **by(learned, needs={"temperature_learning_rate": 1.0}, target_entropy=5.0),
+    **by(learned, needs={"smoothing_std": 1.0}, smoothing_clip=0.1),
+    **by(acted, random_start=None),
+    **by(acted, needs=NOISY, exploration_std=0.5, exploration_correlation=0.85, exploration_ladder=2.0),
+    **by(learned, needs={"initial_temperature": 0.1}, epsilon=0.5),
+    **by(learned, needs=QUICK, epsilon_mean=1e-6, epsilon_std=1e-2),
     # Sequences and unrolls.
-    "unroll_length": (5, written, {}),
-    "burn_in": (2, written, {}),
-    "period": (2, written, {}),
-    "previous_action_and_reward": (None, written, {}),
-    "actor_priorities": (None, written, {}),
-    "priority_eta": (0.5, learned, PRIORITIZED),
-    "targets": ("watkins", learned, {}),
-    "trace_lambda": (0.5, learned, {"targets": "peng"}),
-    "rescale_values": (None, learned, {}),
-    "queue_batches": (5, table, {}),
-    "unrolls_in_flight": (2, fetched, {}),
-    "prefetch_batches": (3, fetched, {}),
-    "vtrace_lambda": (0.5, learned, {}),
-    "clip_rho": (0.5, learned, {}),
-    "clip_c": (0.1, learned, {}),
-    "clip": (0.01, learned, QUICK),
-    "clip_target": (0.5, learned, {}),
-    "optimizer": ("rmsprop", learned, {}),
-    "rmsprop_decay": (0.5, learned, RMSPROP),
-    "rmsprop_momentum": (0.5, learned, RMSPROP),
-    "actor_autocast": (None, acted, {}),
-    "value_coefficient": (5.0, learned, {"max_gradient_norm": None}),
-    "entropy_coefficient": (0.7, learned, {}),
-    "gae_lambda": (0.5, learned, {}),
-    "max_policy_lag": (1, table, {}),
-    "episodes_per_batch": (4, table, {}),
-    "normalize_observations": (None, learned, {}),
-    "normalize_rewards": (None, learned, {}),
-    "normalize_advantages": (None, learned, {}),
-    "clip_end": (0.01, learned, {**DECAY, "learning_rate_end": 1.0, "learning_rate": 0.01}),
-    "target_kl": (0.001, learned, {}),
-    "initial_kl_coefficient": (5.0, learned, PENALTY),
-    "value_clip": (0.001, learned, {"learning_rate": 0.01}),
-    "epochs": (3, learned, {}),
-    "minibatch_size": (16, learned, {}),
-    "value_learning_rate": (0.1, learned, {}),
+    **by(written, unroll_length=5, burn_in=2, period=2, previous_action_and_reward=None),
+    **by(written, actor_priorities=None),
+    **by(learned, needs=PRIORITIZED, priority_eta=0.5),
+    **by(learned, targets="watkins", rescale_values=None, vtrace_lambda=0.5, clip_rho=0.5, clip_c=0.1),
+    **by(learned, clip_target=0.5, optimizer="rmsprop", entropy_coefficient=0.7, gae_lambda=0.5),
+    **by(learned, normalize_observations=None, normalize_rewards=None, normalize_advantages=None),
+    **by(learned, target_kl=0.001, epochs=3, minibatch_size=16, value_learning_rate=0.1),
+    **by(learned, needs={"targets": "peng"}, trace_lambda=0.5),
+    **by(table, queue_batches=5, max_policy_lag=1, episodes_per_batch=4),
+    **by(fetched, unrolls_in_flight=2, prefetch_batches=3),
+    **by(learned, needs=QUICK, clip=0.01),
+    **by(learned, needs=RMSPROP, rmsprop_decay=0.5, rmsprop_momentum=0.5),
+    **by(acted, actor_autocast=None),
+    **by(learned, needs={"max_gradient_norm": None}, value_coefficient=5.0),
+    **by(learned, needs={**DECAY, "learning_rate_end": 1.0, "learning_rate": 0.01}, clip_end=0.01),
+    **by(learned, needs=PENALTY, initial_kl_coefficient=5.0),
+    **by(learned, needs={"learning_rate": 0.01}, value_clip=0.001),
 }
 OF_SEQUENCES = {"n_step": (2, learned, {}), "reward_clip": (0.1, learned, {})}
 OF_DELAYED = {"target_update_period": (1, learned, {})}
@@ -254,47 +198,41 @@ NAN, INF = math.nan, math.inf
 SIZES, COUNT, RATE, SHARE = (64, (0,), (8, 0.5)), (0, 1.5, None), (-1.0, NAN, "1"), (-0.1, 1.1)
 # Values that make no sense for a field of any agent. A number of at least 0 or of more than 0 is no share.
 WRONG = {
-    **dict.fromkeys(("hidden_sizes", "head_sizes", "encoder_sizes", "embedding_hidden_sizes"), SIZES),
-    **dict.fromkeys(("n_step", "max_replay_size", "min_replay_size", "batch_size", "insert_burst"), COUNT),
-    **dict.fromkeys(
-        ("target_update_period", "num_critics", "actor_delay", "num_atoms", "num_cosines"), COUNT
-    ),
-    **dict.fromkeys(("unroll_length", "period", "queue_batches", "unrolls_in_flight", "epochs"), COUNT),
-    **dict.fromkeys(("num_quantiles", "num_target_quantiles", "embedding_size", "epsilon_decay"), COUNT),
-    **dict.fromkeys(("importance_sampling_annealing", "recurrent_size", "evaluation_tasks"), COUNT),
-    **dict.fromkeys(("tasks_per_worker", "minibatch_tasks", "rollout_length"), COUNT),
-    **dict.fromkeys(("normalize_advantages", "double", "shared", "random_start", "autocast"), ("no", 1)),
-    **dict.fromkeys(
-        ("learning_rate_decay", "episodes_per_batch", "lstm_size", "minibatch_size"), (0, 1.5, "8")
-    ),
-    **dict.fromkeys(("num_samples", "num_policy_quantiles"), (1, 2.5)),
-    **dict.fromkeys(("burn_in", "max_policy_lag", "prefetch_batches", "pretraining_steps"), (-1, 1.5)),
-    **dict.fromkeys(("inner_steps", "evaluation_inner_steps"), (-1, 1.5)),
-    **dict.fromkeys(("learning_rate", "adam_epsilon", "critic_learning_rate", "value_learning_rate"), RATE),
-    **dict.fromkeys(("dual_learning_rate", "temperature_learning_rate", "embedding_learning_rate"), RATE),
-    **dict.fromkeys(("inner_learning_rate", "value_coefficient", "entropy_coefficient"), RATE),
-    **dict.fromkeys(("priority_exponent", "epsilon_ladder", "initial_kl_coefficient", "clip_rho"), RATE),
-    **dict.fromkeys(("clip_c", "rmsprop_momentum", "smoothing_std", "exploration_std"), RATE),
-    **dict.fromkeys(("exploration_ladder", "demonstration_priority", "margin"), RATE),
-    **dict.fromkeys(
-        ("reward_clip", "max_gradient_norm", "huber_delta", "munchausen_temperature"), (0.0, NAN)
-    ),
-    **dict.fromkeys(("munchausen_clip", "initial_noise", "samples_per_insert", "reward_scale"), (0, NAN)),
-    **dict.fromkeys(("temperature", "initial_temperature", "smoothing_clip", "value_clip"), (0.0, INF)),
-    **dict.fromkeys(("target_kl", "initial_std", "epsilon_mean", "epsilon_std", "clip_target"), (0.0, INF)),
-    **dict.fromkeys(("initial_mean_multiplier", "initial_std_multiplier"), (0.0, INF)),
-    **dict.fromkeys(("epsilon", "epsilon_penalty"), (0.0, 3.0)),  # The logarithm of 20 samples is 2.996.
-    **dict.fromkeys(("discount", "learning_rate_end", "importance_sampling_exponent", "munchausen"), SHARE),
-    **dict.fromkeys(("epsilon_start", "epsilon_end", "evaluation_epsilon", "clip_end"), SHARE),
-    **dict.fromkeys(("trace_lambda", "vtrace_lambda", "gae_lambda", "priority_eta", "rmsprop_decay"), SHARE),
-    **dict.fromkeys(("target_update_rate", "risk"), (0.0, 1.5)),
-    **dict.fromkeys(("clip", "demonstration_fraction"), (0.0, 1.0)),
-    **dict.fromkeys(("torso", "activation", "optimizer", "recurrent", "targets"), ("wide", 1)),
-    "exploration_correlation": (1.0, 1.5),
-    "device": ("gpu", None),
-    "target_entropy": (NAN,),
-    "v_min": (NAN,),
-    "v_max": (INF,),
+    name: values
+    for values, names in [
+        (SIZES, "hidden_sizes head_sizes encoder_sizes embedding_hidden_sizes"),
+        (COUNT, "n_step max_replay_size min_replay_size batch_size insert_burst target_update_period"),
+        (COUNT, "num_critics actor_delay num_atoms num_cosines unroll_length period queue_batches"),
+        (COUNT, "unrolls_in_flight epochs num_quantiles num_target_quantiles embedding_size epsilon_decay"),
+        (COUNT, "importance_sampling_annealing recurrent_size evaluation_tasks tasks_per_worker"),
+        (COUNT, "minibatch_tasks rollout_length"),
+        (("no", 1), "normalize_advantages double shared random_start autocast"),
+        ((0, 1.5, "8"), "learning_rate_decay episodes_per_batch lstm_size minibatch_size"),
+        ((1, 2.5), "num_samples num_policy_quantiles"),
+        ((-1, 1.5), "burn_in max_policy_lag prefetch_batches pretraining_steps inner_steps"),
+        ((-1, 1.5), "evaluation_inner_steps"),
+        (RATE, "learning_rate adam_epsilon critic_learning_rate value_learning_rate dual_learning_rate"),
+        (RATE, "temperature_learning_rate embedding_learning_rate inner_learning_rate value_coefficient"),
+        (RATE, "entropy_coefficient priority_exponent epsilon_ladder initial_kl_coefficient clip_rho clip_c"),
+        (RATE, "rmsprop_momentum smoothing_std exploration_std exploration_ladder demonstration_priority"),
+        (RATE, "margin"),
+        ((0.0, NAN), "reward_clip max_gradient_norm huber_delta munchausen_temperature"),
+        ((0, NAN), "munchausen_clip initial_noise samples_per_insert reward_scale"),
+        ((0.0, INF), "temperature initial_temperature smoothing_clip value_clip target_kl initial_std"),
+        ((0.0, INF), "epsilon_mean epsilon_std clip_target initial_mean_multiplier initial_std_multiplier"),
+        ((0.0, 3.0), "epsilon epsilon_penalty"),  # The logarithm of 20 samples is 2.996.
+        (SHARE, "discount learning_rate_end importance_sampling_exponent munchausen epsilon_start"),
+        (SHARE, "epsilon_end evaluation_epsilon clip_end trace_lambda vtrace_lambda gae_lambda priority_eta"),
+        (SHARE, "rmsprop_decay"),
+        ((0.0, 1.5), "target_update_rate risk"),
+        ((0.0, 1.0), "clip demonstration_fraction"),
+        (("wide", 1), "torso activation optimizer recurrent targets"),
+        ((1.0, 1.5), "exploration_correlation"),
+        (("gpu", None), "device"),
+        ((NAN,), "target_entropy v_min"),
+        ((INF,), "v_max"),
+    ]
+    for name in names.split()
 }
 
 
@@ -310,10 +248,8 @@ def unchanged(agent, spec, table):
         if (base, probe) not in seen:
             seen[base, probe] = probe(type(agent)(base), spec)
             np.testing.assert_equal(probe(type(agent)(base), spec), seen[base, probe], field)
-        before, after = (
-            seen[base, probe],
-            probe(type(agent)(dataclasses.replace(base, **{field: value})), spec),
-        )
+        changed = type(agent)(dataclasses.replace(base, **{field: value}))
+        before, after = seen[base, probe], probe(changed, spec)
         if np.shape(before) == np.shape(after) and np.all(np.asarray(before) == np.asarray(after)):
             names.append(field)
     return names
@@ -331,27 +267,3 @@ def accepted(config, wrong):
                     continue
             found.append((field, value))
     return found
-
-
-def fields_table(config):
-    """All fields of ``config`` as a table in Markdown, from the sources of the class and of its bases."""
-    rows = {}
-    for cls in reversed(config.__mro__[:-1]):
-        source = textwrap.dedent(inspect.getsource(cls))
-        comments = {
-            token.start[0]: token.string.lstrip("# ")
-            for token in tokenize.generate_tokens(io.StringIO(source).readline)
-            if token.type == tokenize.COMMENT
-        }
-        for node in ast.parse(source).body[0].body:
-            if isinstance(node, ast.AnnAssign) and "ClassVar" not in ast.unparse(node.annotation):
-                lines = [line for line in range(node.lineno, node.end_lineno + 1) if line in comments]
-                first = node.lineno  # of the comment above, where none stands behind the field
-                while not lines and source.splitlines()[first - 2].strip().startswith("#"):
-                    first -= 1
-                effect = " ".join(comments[line] for line in lines or range(first, node.lineno))
-                effect = effect.replace("|", "\\|")
-                default = ast.unparse(node.value).replace("dataclasses.field(default_factory=dict)", "{}")
-                rows[node.target.id] = f"| `{node.target.id}` | `{default}` | {effect} |"
-    assert list(rows) == [field.name for field in dataclasses.fields(config)]
-    return "\n".join(["| field | default | effect |", "|---|---|---|", *rows.values()])

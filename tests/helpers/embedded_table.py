@@ -12,16 +12,10 @@ from framework.replay.tables.items import NewItems
 
 
 def make(sampler=None, remover=None, size=100, limiter=None, times=0, **options):
-    table = replay.Table(
-        "t",
-        sampler or selectors.Uniform(),
-        remover or selectors.Fifo(),
-        size,
-        limiter or rl.MinSize(1),
-        times,
-        seed=options.pop("seed", 0),
-        signature=options.pop("signature", None),
-    )
+    sampler, remover = sampler or selectors.Uniform(), remover or selectors.Fifo()
+    seed, signature = options.pop("seed", 0), options.pop("signature", None)
+    limiter = limiter or rl.MinSize(1)
+    table = replay.Table("t", sampler, remover, size, limiter, times, seed=seed, signature=signature)
     table.waiting.look_s = 60.0  # A call that is not woken does not look again while a test waits for it.
     return replay.EmbeddedClient([table], **options)
 

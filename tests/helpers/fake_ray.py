@@ -52,9 +52,10 @@ class _Cluster:
             self.changed.wait_for(lambda: actor.killed or self._rooms(actor))
             if actor.killed:
                 return None
-            machine = min(self._rooms(actor), key=[each.machine for each in self.actors].count)
+            machine = min(self._rooms(actor), key=[each.place for each in self.actors].count)
             self.free[machine].subtract(actor.needs)
             self.actors.append(actor)
+            actor.place = machine
             return machine
 
     def remove(self, actor):
@@ -175,7 +176,7 @@ class _Actor:
         self.needs = Counter(options.get("resources"))
         self.needs.update(CPU=options.get("num_cpus", 0), GPU=options.get("num_gpus", 0))
         self.strategy = options.get("scheduling_strategy")
-        self.killed, self.machine, self.process = False, "", None
+        self.killed, self.place, self.machine, self.process = False, "", "", None
         self._end, theirs = socket.socketpair()
         self._channel, self._lock = Channel(self._end), threading.Lock()
         self._calls: dict[int, concurrent.futures.Future] | None = {}

@@ -9,15 +9,10 @@ import torch
 from dm_env import specs as dm_specs
 
 import launch
-from framework import specs
+from framework.environments.testing import make_spec
 from framework.variables import VariableBlock
 
-SPEC = specs.EnvironmentSpec(
-    dm_specs.Array((4,), np.float32),
-    dm_specs.DiscreteArray(2),
-    dm_specs.Array((), np.float32),
-    dm_specs.BoundedArray((), np.float32, 0.0, 1.0),
-)
+SPEC = make_spec(dm_specs.Array((4,), np.float32))
 
 
 def networks_of(agent, value):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -21,6 +22,12 @@ def started(start: Callable[[], T], clean: Callable[[], object] = lambda: None) 
                 raise
             clean()
     return start()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 class RealMachines:

@@ -27,7 +27,7 @@ from agents.recurrent_td3 import RecurrentTD3, RecurrentTD3Config
 from agents.sac import SAC, SACConfig
 from agents.td3 import TD3, TD3Config
 from agents.td7 import TD7, TD7Config
-from framework import specs
+from framework.environments import testing
 from framework.networks import as_tensors
 from framework.types import Step, Transition
 
@@ -39,25 +39,13 @@ FEW_STEPS = 4  # For agents with dozens of minibatches in each.
 DISCRETE = dm_specs.DiscreteArray(3, np.int64)
 CONTINUOUS = dm_specs.BoundedArray((2,), np.float32, -2, 1)
 ITEMS = {"hidden_sizes": (8, 8), "batch_size": BATCH}
-SEQUENCES = {
-    "batch_size": BATCH,
-    "burn_in": 2,
-    "unroll_length": UNROLL - 2,
-    "period": 1,
-    "hidden_sizes": (8,),
-}
+SEQUENCES = {"batch_size": BATCH, "burn_in": 2, "unroll_length": UNROLL - 2, "period": 1}
+SEQUENCES |= {"hidden_sizes": (8,)}
 # One minibatch an epoch.
-PPO_CONFIG = PPOConfig(
-    hidden_sizes=(8, 8),
-    unroll_length=UNROLL,
-    epochs=2,
-    minibatch_size=1000,
-    learning_rate=1e-3,
-    learning_rate_decay=3000,
-    normalize_observations=True,
-    normalize_rewards=True,
-    entropy_coefficient=0.01,
-)
+MINIBATCHES = {"unroll_length": UNROLL, "epochs": 2, "minibatch_size": 1000, "entropy_coefficient": 0.01}
+RATES = {"learning_rate": 1e-3, "learning_rate_decay": 3000}
+NORMAL = {"normalize_observations": True, "normalize_rewards": True}
+PPO_CONFIG = PPOConfig(hidden_sizes=(8, 8), **MINIBATCHES, **RATES, **NORMAL)
 PENALTY = {"target_kl": 1e-3, "discount": 0.9}
 D4PG_CONFIG = D4PGConfig(**ITEMS, prioritized=True, learning_rate=1e-3, target_update_period=2)
 TD7_CONFIG = TD7Config(**ITEMS, embedding_size=6, embedding_hidden_sizes=(8,), target_update_period=3)
@@ -100,12 +88,7 @@ ON_POLICY = [name for name in AGENTS if "ppo" in name or name in ("impala", "r2d
 
 
 def make_spec(actions):
-    return specs.EnvironmentSpec(
-        dm_specs.Array((4,), np.float32),
-        actions,
-        dm_specs.Array((), np.float32),
-        dm_specs.BoundedArray((), np.float32, 0, 1),
-    )
+    return testing.make_spec(dm_specs.Array((4,), np.float32), actions)
 
 
 def make_batch(step, name):

@@ -13,13 +13,8 @@ SMALL = DQNConfig(
     min_replay_size=50, batch_size=16, samples_per_insert=4.0, hidden_sizes=(16,), insert_burst=64
 )
 FAKE = functools.partial(FakeEnvironment, episode_length=7)
-SETTINGS = {
-    "envs_per_actor": 3,
-    "evaluate_period": None,
-    "num_evaluation_episodes": 2,
-    "learner_log_period": 20,
-    "publish_period": 5,
-}
+SETTINGS = {"envs_per_actor": 3, "evaluate_period": None, "num_evaluation_episodes": 2}
+SETTINGS |= {"learner_log_period": 20, "publish_period": 5}
 
 
 def small_program(agent=None, environment=FAKE, logger_factory=None, **settings) -> launch.Program:

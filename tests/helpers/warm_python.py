@@ -53,11 +53,8 @@ class Popen(subprocess.Popen):
         # The pipes, of which the process gets one end each; -1 where it gets ours.
         p2cread, _, _, c2pwrite, _, errwrite = rest[3:9]
         streams = [each if each != -1 else ours for ours, each in enumerate((p2cread, c2pwrite, errwrite))]
-        request = {
-            "args": args[1:],
-            "pass_fds": list(pass_fds),
-            "env": dict(os.environ if env is None else env),
-        }
+        request = {"args": args[1:], "pass_fds": list(pass_fds)}
+        request["env"] = dict(os.environ if env is None else env)
         request |= {"cwd": os.path.abspath(cwd or ""), "own_fork_servers": self._own_fork_servers}
         self._report = os.fdopen(_template(self._preload).ask(request, [*streams, *pass_fds]), "rb")
         self.pid = int(self._report.readline())
@@ -111,13 +108,9 @@ def start_fork_server(line, inherited, preload=None, main=FORK_SERVER):
         f"import sys; sys.path[:] = {sys.path!r}; sys.argv[:] = {sys.argv!r}; "
         f"from {main[0]} import {main[1]}; {main[1]}({line})"
     )
-    return Popen(
-        ["-c", code],
-        preload=preload or (TORCH if "torch" in sys.modules else LAUNCH),
-        stdin=subprocess.DEVNULL,
-        pass_fds=[line, *inherited],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    modules = preload or (TORCH if "torch" in sys.modules else LAUNCH)
+    options = {"stdin": subprocess.DEVNULL, "env": {**os.environ, "OMP_NUM_THREADS": "1"}}
+    return Popen(["-c", code], preload=modules, pass_fds=[line, *inherited], **options)
 
 
 def cpu_seconds():
@@ -177,13 +170,9 @@ def _start_template(preload):
         f"import sys; path = sys.path[1:]; sys.path[:] = [{helpers!r}, *{sys.path!r}]; "
         f"import warm_python; warm_python.serve({numbers}, {preload!r}, path)"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdin=subprocess.DEVNULL,
-        pass_fds=[theirs.fileno(), alive],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        start_new_session=True,
-    )
+    options = {"stdin": subprocess.DEVNULL, "env": {**os.environ, "OMP_NUM_THREADS": "1"}}
+    options |= {"pass_fds": [theirs.fileno(), alive], "start_new_session": True}
+    process = subprocess.Popen([sys.executable, "-c", code], **options)
     theirs.close()
     os.close(alive)
     atexit.register(process.wait, 10)

@@ -18,7 +18,9 @@ import pytest
 from ended import has_ended
 
 import launch as lp
+from launch import seeds
 from launch.engines import processes
+from launch.engines.supervised import job as supervised_job
 
 PATIENCE = 60.0
 
@@ -115,12 +117,8 @@ def test_keys_show_nowhere(tmp_path):
         keys = job._keys
         node = psutil.Process(job.client("service").pid())
         seen = {}
-        for process in {
-            psutil.Process(),
-            node,
-            *node.parents()[:2],
-            *psutil.Process().children(recursive=True),
-        }:
+        me = psutil.Process()
+        for process in {me, node, *node.parents()[:2], *me.children(recursive=True)}:
             for what in ("cmdline", "environ"):
                 with open(f"/proc/{process.pid}/{what}", "rb") as file:
                     seen[process.pid, what] = file.read()
@@ -159,19 +157,20 @@ def test_shared_memory_of_a_killed_node_is_taken_away():
     program = lp.Program("test")
     program.add_node(lp.PyNode(main), label="main")
     job = lp.start(program)
-    with pytest.raises(lp.NodeError, match="SIGKILL"):
+    with pytest.raises(lp.NodeError, match=r"SIGKILL.*the memory was full"):
         job.wait(timeout=PATIENCE)
     assert job.result.startswith("/dev/shm/lp-")
     assert not os.path.exists(job.result)
 
 
-def test_random_numbers_differ_between_nodes():
-    def main(service, index):
+def test_random_numbers_differ_between_nodes_and_follow_from_the_seed():
+    def draw():
         import random
 
         import numpy as np
+        import torch
 
-        service.put(index, (random.random(), float(np.random.random())))
+        return random.random(), float(np.random.random()), float(torch.rand(()))
 
     class Box:
         def __init__(self):
@@ -180,15 +179,20 @@ def test_random_numbers_differ_between_nodes():
         def put(self, index, numbers):
             self.numbers[index] = numbers
             if len(self.numbers) == 2:
-                lp.stop(list(self.numbers.values()))
+                lp.stop([self.numbers[0], self.numbers[1]])
 
     program = lp.Program("test")
+    program.seed = 1
     box = program.add_node(lp.CourierNode(Box), label="box")
     for index in range(2):
-        program.add_node(lp.PyNode(main, box, index), label="main")
-    one, two = lp.launch(program, preload=["numpy.random"])  # Whose state the forks share.
-    assert one[0] != two[0]
-    assert one[1] != two[1]
+        program.add_node(lp.PyNode(lambda box, index: box.put(index, draw()), box, index), label="main")
+    draw()  # Imports them here.
+    drawn = lp.launch(program, preload=["torch"])  # Whose state the forks share.
+    for seed in (seeds.of_node(1, "main-0"), seeds.of_node(1, "main-1"), seeds.of_node(2, "main-0"), None):
+        seeds.seed_generators(seed)
+        drawn.append(draw())
+    assert drawn[:2] == drawn[2:4]
+    assert all(len(set(numbers)) == 4 for numbers in zip(*drawn[2:], strict=True))
 
 
 @pytest.mark.parametrize(("given", "imported"), [(None, ["colorsys"]), (["wave"], ["wave"]), ([], [])])
@@ -239,12 +243,47 @@ def test_launches_leave_no_files_open():
         time.sleep(0.05)
 
 
-def test_nodes_end_when_the_fork_server_is_killed():
-    with pytest.raises(RuntimeError, match="fork server ended"), lp.start(service_program()) as job:
-        node = psutil.Process(job.client("service").pid())
-        os.kill(node.ppid(), signal.SIGKILL)
+class Diary(Service):
+    """Writes when it is closed what its worker told it while that ended, and starts a process."""
+
+    def __init__(self, path):
+        self._path, self._last = path, ""
+        self.child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+
+    def write(self, line):
+        self._last = line
+        return self.child.pid
+
+    def close(self):
+        self._path.write_text(self._last)
+
+
+def write_at_the_end(diary):
+    lp.wait_for_stop()
+    diary.write("saved")
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_nodes_save_what_they_have_when_the_fork_server_is_lost(tmp_path, monkeypatch, caplog, stopped):
+    """It is killed; or is stopped, and does not report the end of a node."""
+    monkeypatch.setattr(supervised_job, "_REPORT_S", 0.5)
+    program = lp.Program("test")
+    diary = program.add_node(lp.CourierNode(Diary, tmp_path / "diary"), label="diary")
+    program.add_node(lp.CourierNode(Service), label="service")
+    program.add_node(lp.PyNode(write_at_the_end, diary), label="main")
+    with (
+        pytest.raises(lp.LaunchError, match=r"The fork server.* was killed") as caught,
+        lp.start(program, restarts={"service": 1}) as job,
+    ):
+        child, pids = job.client("diary").write(""), [job.client(of).pid() for of in ("diary", "service")]
+        os.kill(psutil.Process(pids[0]).ppid(), signal.SIGSTOP if stopped else signal.SIGKILL)
+        if stopped:
+            os.kill(pids[1], signal.SIGKILL)
         job.wait(timeout=PATIENCE)
-    assert has_ended(node.pid)
+    assert (tmp_path / "diary").read_text() == "saved"
+    assert ("did not report the end of node 'service-0'" in str(caught.value)) == stopped
+    assert str(caught.value) in caplog.text
+    assert all(map(has_ended, (*pids, child)))
 
 
 def test_a_fork_server_that_hangs_is_ended(monkeypatch):

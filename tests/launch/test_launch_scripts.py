@@ -15,60 +15,70 @@ import psutil
 import pytest
 
 import launch as lp
+from launch import platforms
 from launch.engines.processes import folders
 
 PATIENCE = 60.0
 
 SCRIPT = """
-    import os, sys, threading
+    import contextlib, fcntl, os, sys, threading, time
     import launch as lp
+
+    @contextlib.contextmanager
+    def locked_file(path):
+        with open(path, "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield file
 
     def say(line):  # in one write: several processes share the pipe
         os.write(1, (line + "\\n").encode())
 
-    class Box:
+    class Store:
         def __init__(self):
             say(f"node {os.getpid()}")
-        def put(self, x):
-            return x
+            self.saved = None
+        def put(self, value):
+            self.saved = value
         def close(self):
-            say("closed")
+            say(f"store closes with {self.saved}")
 
-    def work(box):
-        say(f"node {os.getpid()}")
-        box.put(1)
-        say("working")
-        {wait}
+    class Learner:
+        def __init__(self, store):
+            say(f"node {os.getpid()}")
+            self.store = store
+        def run(self):
+            say("working")
+            {work}
+        def close(self):
+            say("learner closes")
 
     program = lp.Program("script")
-    box = program.add_node(lp.CourierNode(Box), label="box")
-    program.add_node(lp.PyNode(work, box), label="work")
+    program.contexts = [lambda: locked_file(sys.argv[1])] if sys.argv[1:] else []
+    store = program.add_node(lp.CourierNode(Store), label="store")
+    program.add_node(lp.CourierNode(Learner, store), label="learner")
     try:
         lp.launch(program, stop_timeout=100)  # More than the patience of these tests.
     except lp.ProgramInterrupted as error:
         say(f"interrupted {error.signal.name} {error.job.over} {error.job.result}")
         raise
 """
+SAVES = "lp.wait_for_stop(); time.sleep(0.5); self.store.put('parameters')"
+CLOSED = ["learner closes", "store closes with parameters"]
 
 
 class Script:
     """A launcher in a process of its own; it defines its nodes in ``__main__`` and has no main guard."""
 
-    def __init__(self, tmp_path, wait, script=SCRIPT, *arguments):
+    def __init__(self, tmp_path, work=SAVES, *arguments):
         path = tmp_path / "script.py"
-        path.write_text(textwrap.dedent(script).replace("{wait}", wait))
+        path.write_text(textwrap.dedent(SCRIPT).replace("{work}", work))
         self.sockets = tmp_path / "s"
         self.sockets.mkdir(exist_ok=True)
         environment = {**os.environ, "TMPDIR": str(self.sockets), "XDG_RUNTIME_DIR": ""}
         root = os.path.dirname(os.path.dirname(os.path.abspath(lp.__file__)))
         environment["PYTHONPATH"] = root
-        self.process = subprocess.Popen(
-            [sys.executable, str(path), *arguments],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-            start_new_session=True,
-        )
+        options = {"stdout": subprocess.PIPE, "text": True, "start_new_session": True}
+        self.process = subprocess.Popen([sys.executable, str(path), *arguments], env=environment, **options)
         self.lines = []
         self.nodes = []
 
@@ -102,14 +112,13 @@ def test_signal_stops_in_good_order(short_tmp, number):
     script.read_until("working")
     os.kill(script.process.pid, number)
     assert script.finish() != 0
-    assert "closed" in script.lines
+    assert "store closes with None" in script.lines
     assert f"interrupted {number.name} True partial" in script.lines
     assert list(script.sockets.iterdir()) == []
 
 
 def test_second_interrupt_ends_at_once(short_tmp):
-    patient = SCRIPT.replace("stop_timeout=5", f"stop_timeout={2 * PATIENCE}")
-    script = Script(short_tmp, "lp.wait_for_stop(); say('stopping'); threading.Event().wait()", patient)
+    script = Script(short_tmp, "lp.wait_for_stop(); say('stopping'); threading.Event().wait()")
     script.read_until("working")
     os.kill(script.process.pid, signal.SIGINT)
     script.read_until("stopping")
@@ -118,66 +127,26 @@ def test_second_interrupt_ends_at_once(short_tmp):
     assert list(script.sockets.iterdir()) == []
 
 
-SAVES = """
-    import contextlib, fcntl, os, sys, time
-    import launch as lp
-
-    @contextlib.contextmanager
-    def locked_file(path):
-        with open(path, "w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield file
-
-    def say(line):
-        os.write(1, (line + "\\n").encode())
-
-    class Store:
-        def __init__(self):
-            say(f"node {os.getpid()}")
-            self.saved = None
-        def put(self, value):
-            self.saved = value
-        def close(self):
-            say(f"store closes with {self.saved}")
-
-    class Learner:
-        def __init__(self, store):
-            say(f"node {os.getpid()}")
-            self.store = store
-        def run(self):
-            say("working")
-            lp.wait_for_stop()
-            time.sleep(0.5)
-            self.store.put("parameters")
-        def close(self):
-            say("learner closes")
-
-    program = lp.Program("saves")
-    program.contexts = [lambda: locked_file(sys.argv[1])] if sys.argv[1:] else []
-    store = program.add_node(lp.CourierNode(Store), label="store")
-    program.add_node(lp.CourierNode(Learner, store), label="learner")
-    lp.launch(program)
-"""
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP], ids=lambda n: n.name)
-def test_workers_save_before_services_close(short_tmp, number):
-    """Also when the launcher dies without a word."""
-    script = Script(short_tmp, "", SAVES)
+@pytest.mark.parametrize(
+    ("number", "without"), [(signal.SIGKILL, ()), (signal.SIGKILL, platforms.ABILITIES), (signal.SIGHUP, ())]
+)
+def test_workers_save_before_services_close(short_tmp, monkeypatch, number, without):
+    """Also when the launcher dies without a word, and where nodes are spawned, as there is no fork server."""
+    monkeypatch.setenv("REPERTORY_PLATFORM_WITHOUT", ",".join(without))
+    script = Script(short_tmp)
     script.read_until("working")
     servers = [p for p in psutil.Process(script.process.pid).children() if p not in script.nodes]
     os.kill(script.process.pid, number)
     assert script.finish() != 0
     psutil.wait_procs(servers, timeout=PATIENCE)
     assert not [p for p in servers if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-    said = [line for line in script.lines if "closes" in line]
-    assert said == ["learner closes", "store closes with parameters"]
+    assert [line for line in script.lines if "closes" in line] == CLOSED
     assert list(script.sockets.iterdir()) == []
 
 
 def test_a_lock_of_the_program_lasts_until_its_last_process_has_ended(short_tmp):
     path = short_tmp / "lock"
-    script = Script(short_tmp, "", SAVES, str(path))
+    script = Script(short_tmp, SAVES, str(path))
     script.read_until("working")
     script.process.kill()
     with open(path, encoding="utf-8") as file:
@@ -192,15 +161,14 @@ def test_a_lock_of_the_program_lasts_until_its_last_process_has_ended(short_tmp)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2], ids=lambda n: n.name)
 def test_a_signal_to_all_processes_of_a_program(short_tmp, number):
     """As Slurm and systemd send it."""
-    script = Script(short_tmp, "", SAVES)
+    script = Script(short_tmp)
     script.read_until("working")
     launcher = psutil.Process(script.process.pid)
     for process in launcher.children(recursive=True):
         process.send_signal(number)
     launcher.send_signal(number)  # It has no handler of SIGUSR2, which ends it.
     assert script.finish() != 0
-    said = [line for line in script.lines if "closes" in line]
-    assert said == ["learner closes", "store closes with parameters"]
+    assert [line for line in script.lines if "closes" in line] == CLOSED
     assert list(script.sockets.iterdir()) == []
 
 

@@ -13,6 +13,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from background import Background
 
 import launch as lp
 from launch.engines import processes
@@ -190,16 +191,9 @@ def test_an_error_at_the_very_end_ends_the_wait(tmp_path, monkeypatch, step):
     monkeypatch.setattr(SupervisedJob, "_finish", break_the_end)
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
     job = lp.start(program, "processes", directory=tmp_path, stop_timeout=PATIENCE)
-    returned = threading.Event()
-
-    def wait():
-        with contextlib.suppress(OSError):
-            job.wait()
-        returned.set()
-
-    threading.Thread(target=wait, daemon=True).start()
+    waiting = Background(job.wait)
     job.stop()
-    assert returned.wait(PATIENCE)
+    assert isinstance(waiting.exception(PATIENCE), OSError | None)
     assert job.over
     assert isinstance(job.outcome.error, OSError) == (step == "_clean_up")
 
@@ -250,15 +244,7 @@ def test_orders_wait_for_a_process_that_does_not_read():
     process = Process(Unit("node-0", "node", 0, ()), b"", None)
     process.begin(1, Channel(ours), 0.0)
     orders = [{"setup": b"x" * 400_000}, *(("where", {number: "tcp://a:1"}) for number in range(1000))]
-    done = threading.Event()
-
-    def order():
-        for each in orders:
-            process.order(each)
-        done.set()
-
-    threading.Thread(target=order, daemon=True).start()
-    assert done.wait(PATIENCE)
+    Background(lambda: [process.order(each) for each in orders]).result(PATIENCE)
     reader, received = Channel(theirs), []
     while len(received) < len(orders):
         received += reader.receive_ready()

@@ -57,11 +57,7 @@ def test_table(before, now, row):
 
 
 def test_rates_do_not_suffer_from_looking_more_often_than_the_interval():
-    statuses = [
-        reading(100.0, node("a-0", 0)),
-        reading(101.0, node("a-0", 10)),
-        reading(101.1, node("a-0", 90)),
-    ]
+    statuses = [reading(100, node("a-0", 0)), reading(101, node("a-0", 10)), reading(101.1, node("a-0", 90))]
     view = NodesView(iter(statuses).__next__)
     assert rows(view())[0][5] == ""
     assert rows(view())[0][5] == "10"
@@ -69,12 +65,8 @@ def test_rates_do_not_suffer_from_looking_more_often_than_the_interval():
 
 
 def test_a_file_that_has_not_changed_keeps_its_rates_and_no_file_shows_what_there_was():
-    statuses = [
-        reading(100.0, node("a-0", 0)),
-        reading(101.0, node("a-0", 10)),
-        reading(101.0, node("a-0", 10)),
-        {},
-    ]
+    same = reading(101.0, node("a-0", 10))
+    statuses = [reading(100.0, node("a-0", 0)), same, same, {}]
     view = NodesView(iter(statuses).__next__, interval=0.0)
     assert [rows(view())[0][5] for _ in statuses] == ["", "10", "10", "10"]
 

@@ -1,15 +1,14 @@
 """Learners in two processes do what one does with the whole batch."""
 
 import collections
-import functools
 import multiprocessing
 import pathlib
 import socket
-import threading
 
 import numpy as np
 import pytest
 import torch
+from background import Background
 from shared_batches import AGENTS, BATCH, learn, listening, make_learner
 
 from framework.learners import LearnerGroup, LossContext, distributed
@@ -27,13 +26,9 @@ def peer(rank, ports, results):
         learner.restore(make_learner(name, 0, 2).save())
         group = LearnerGroup(rank, 2, ports[name], timeout_s=60)
         learner.distribute(group)
-        results.put(
-            (
-                name,
-                rank,
-                learn(name, learner, rank, 2) | {"listening": {address for address, _ in listening()}},
-            )
-        )
+        found = learn(name, learner, rank, 2)
+        found["listening"] = {address for address, _ in listening()}
+        results.put((name, rank, found))
         if rank == 1 and name == "sac":
             return  # without a word
         if rank == 0 and name == "sac":
@@ -149,31 +144,15 @@ def test_a_rank_outside_of_the_group_is_refused():
         LearnerGroup(2, 2, 1)
 
 
-def in_threads(calls):
-    answers = [None] * len(calls)
-
-    def run(index):
-        answers[index] = calls[index]()
-
-    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    return threads, answers
-
-
 def test_the_turnstile_lets_all_through_or_none():
     barrier = Barrier(3)
     for step in range(20):
-        threads, answers = in_threads([functools.partial(barrier.arrive, rank, step) for rank in range(3)])
-        for thread in threads:
-            thread.join(10)
-        assert answers == [True] * 3
-    waiting, answers = in_threads([functools.partial(barrier.arrive, rank, 20) for rank in range(2)])
+        arriving = [Background(barrier.arrive, rank, step) for rank in range(3)]
+        assert [each.result(10) for each in arriving] == [True] * 3
+    waiting = [Background(barrier.arrive, rank, 20) for rank in range(2)]
     assert barrier.started
     barrier.close()
-    for thread in waiting:
-        thread.join(10)
-    assert answers == [False] * 2
+    assert [each.result(10) for each in waiting] == [False] * 2
     assert barrier.arrive(0, 20) is False
     assert barrier.arrive(0, 19) is True  # Again: the answer was lost.
 
@@ -181,24 +160,20 @@ def test_the_turnstile_lets_all_through_or_none():
 def test_who_was_let_through_stays_so_when_it_closes_at_once():
     for _ in range(50):
         barrier = Barrier(2)
-        threads, answers = in_threads([functools.partial(barrier.arrive, 1, 0)])
+        other = Background(barrier.arrive, 1, 0)
         mine = barrier.arrive(0, 0)
         barrier.close()
-        threads[0].join(10)
-        assert answers == [mine] == [True]
+        assert mine is other.result(10) is True
 
 
 def test_a_learner_that_arrives_again_counts_once():
     barrier = Barrier(2)
-    orphans, answers = in_threads([functools.partial(barrier.arrive, 1, 0)] * 2)
-    orphans[0].join(0.2)
+    orphans = [Background(barrier.arrive, 1, 0) for _ in range(2)]
+    assert orphans[0].running(0.2)
     assert not barrier.started
     assert barrier.arrive(0, 0)
-    for thread in orphans:
-        thread.join(10)
-    assert answers == [True, True]
+    assert [each.result(10) for each in orphans] == [True, True]
     assert barrier.arrive(1, 0)  # At once; and not for the next step.
-    threads, answers = in_threads([functools.partial(barrier.arrive, 0, 1)])
+    late = Background(barrier.arrive, 0, 1)
     barrier.close()
-    threads[0].join(10)
-    assert answers == [False]
+    assert late.result(10) is False

@@ -310,30 +310,6 @@ def test_on_a_gpu_a_step_does_not_wait_for_the_device_and_nothing_broken_is_publ
         learner.parameters()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_checkpoint_of_a_gpu_goes_on_there():
-    def make():
-        return make_learner(
-            noisy_cuda_loss, lambda p: torch.optim.Adam(p, lr=0.05), device="cuda", target_names=["model"]
-        )
-
-    def noisy_cuda_loss(networks, batch, context):
-        noise = torch.randn(8, generator=context.generator, device="cuda")
-        error = networks.model(batch.data["x"].cuda()).squeeze(-1) - noise
-        return LossOutput(error.square().mean(), {})
-
-    straight = make()
-    straight.step(make_batch())
-    state = straight.save()
-    assert state["networks"]["model.weight"].device.type == "cpu"
-    resumed = make()
-    resumed.restore(state)
-    for seed in range(3):
-        straight.step(make_batch(seed))
-        resumed.step(make_batch(seed))
-    np.testing.assert_array_equal(weights(straight), weights(resumed))
-
-
 def test_schedules():
     ramp = schedules.linear(1.0, 0.2, 4)
     assert [ramp(step) for step in (0, 1, 2, 4, 9)] == pytest.approx([1.0, 0.8, 0.6, 0.2, 0.2])

@@ -27,13 +27,6 @@ def test_clipped_double_q_by_hand(garbage):
     assert values.grad.tolist() == [[-1.0] * 3] * 2 and next_values.grad is None
 
 
-def test_one_critic_is_the_error_of_ddpg(random):
-    values, next_values, rewards, discounts = torch.tensor(random.uniform(size=(4, 1, 8)))
-    errors = losses.clipped_double_q_errors(values, rewards[0], discounts[0], next_values)
-    expected = [rewards[0, i] + discounts[0, i] * next_values[0, i] - values[0, i] for i in range(8)]
-    torch.testing.assert_close(errors[0], torch.stack(expected))
-
-
 def test_clipped_double_q_refuses_what_would_broadcast():
     two, one = torch.zeros(2, 3), torch.zeros(3)
     for bad in ((two, one, one, one), (two, one, one, two[:1]), (two, one[:1], one[:1], two), (one,) * 4):

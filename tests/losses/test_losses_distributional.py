@@ -29,14 +29,6 @@ def test_quantile_huber_against_a_loop(random, kappa):
         assert made[n].item() == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("fraction", [0.1, 0.5, 0.9])
-def test_the_least_loss_is_at_the_quantile(random, fraction):
-    samples = torch.tensor(random.exponential(size=401))
-    estimates, targets = samples.unsqueeze(1), samples.expand(401, 401)
-    each = losses.quantile_huber(estimates, torch.full_like(estimates, fraction), targets, kappa=0.0)
-    assert samples[each.argmin()].item() == pytest.approx(torch.quantile(samples, fraction).item(), abs=0.02)
-
-
 def test_quantile_huber_gives_no_gradient_to_the_targets_and_refuses_what_would_broadcast():
     quantiles, targets = torch.zeros(2, 3, requires_grad=True), torch.ones(2, 4, requires_grad=True)
     losses.quantile_huber(quantiles, torch.full((2, 3), 0.5), targets).sum().backward()
@@ -44,20 +36,6 @@ def test_quantile_huber_gives_no_gradient_to_the_targets_and_refuses_what_would_
     for bad in ((quantiles, torch.full((3,), 0.5), targets), (quantiles, quantiles, targets[:1])):
         with pytest.raises(ValueError, match="shapes: got"):
             losses.quantile_huber(*bad)
-
-
-def test_the_projection_by_hand():
-    atoms = torch.tensor([0.0, 1.0, 2.0])
-    probabilities = torch.tensor([[0.2, 0.3, 0.5]]).expand(4, 3)
-    rewards, discounts = torch.tensor([0.5, 0.25, -1.0, 3.0]), torch.tensor([0.5, 0.0, 1.0, 1.0])
-    made = losses.categorical_projection(atoms, probabilities, rewards, discounts)
-    expected = [
-        [0.1, 0.1 + 0.3 + 0.25, 0.25],  # 0.2 at 0.5, 0.3 at 1, 0.5 at 1.5
-        [0.75, 0.25, 0.0],  # all at 0.25: the episode terminated
-        [0.5, 0.5, 0.0],  # at -1, 0 and 1
-        [0.0, 0.0, 1.0],  # at 3, 4 and 5
-    ]
-    torch.testing.assert_close(made, torch.tensor(expected))
 
 
 @pytest.mark.parametrize("low, high, count", [(-10.0, 10.0, 51), (0.0, 100.0, 21), (-1.0, 0.5, 2)])

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,6 +15,18 @@ from framework import losses
 GARBAGE = (math.nan, math.inf, -math.inf)
 NUM_ENVS, LENGTH = 3, 9
 
+
+def finite_loss_of(surrogate):
+    def loss(**named):
+        result = surrogate(**named)
+        assert all(part.isfinite().all() for part in result)
+        return result.loss
+
+    return loss
+
+
+OF_OLD = {"old_log_probs": (), "advantages": ()}
+kl_penalty = partial(losses.kl_penalty_surrogate, coefficient=0.7, target_kl=0.01)
 # Name: the arguments that carry a gradient, those that do not (their shape behind [N, T]; None is a 0-d
 # parameter), and the loss. Arguments are passed by name.
 LOSSES = {
@@ -26,37 +39,19 @@ LOSSES = {
         ].sum(),
     ),
     "policy_gradient_loss": ({"log_probs": ()}, {"advantages": ()}, losses.policy_gradient_loss),
-    "clipped_surrogate": (
-        {"log_probs": ()},
-        {"old_log_probs": (), "advantages": ()},
-        lambda **named: all_finite(losses.clipped_surrogate(**named)).loss,
-    ),
+    "clipped_surrogate": ({"log_probs": ()}, OF_OLD, finite_loss_of(losses.clipped_surrogate)),
     "impact_surrogate": (
         {"log_probs": ()},
         {"target_log_probs": (), "acting_log_probs": (), "advantages": ()},
-        lambda **named: all_finite(losses.impact_surrogate(**named)).loss,
+        finite_loss_of(losses.impact_surrogate),
     ),
-    "kl_penalty_surrogate": (
-        {"log_probs": (), "kl": ()},
-        {"old_log_probs": (), "advantages": ()},
-        lambda **named: (
-            all_finite(losses.kl_penalty_surrogate(**named, coefficient=0.7, target_kl=0.01)).loss
-        ),
-    ),
+    "kl_penalty_surrogate": ({"log_probs": (), "kl": ()}, OF_OLD, finite_loss_of(kl_penalty)),
     "kl_penalty_surrogate, several learners": (
         {"log_probs": (), "kl": ()},
-        {"old_log_probs": (), "advantages": ()},
-        lambda **named: (
-            losses.kl_penalty_surrogate(
-                **named, coefficient=0.7, target_kl=0.01, total=lambda part: 2 * part
-            ).loss
-        ),
+        OF_OLD,
+        finite_loss_of(partial(kl_penalty, total=lambda part: 2 * part)),
     ),
-    "likelihood_ratio_loss": (
-        {"log_probs": ()},
-        {"old_log_probs": (), "advantages": ()},
-        losses.likelihood_ratio_loss,
-    ),
+    "likelihood_ratio_loss": ({"log_probs": ()}, OF_OLD, losses.likelihood_ratio_loss),
     "value_loss": ({"values": ()}, {"targets": ()}, losses.value_loss),
     "explained_variance": ({"values": ()}, {"targets": ()}, losses.explained_variance),
     "clipped_value_loss": ({"values": ()}, {"old_values": (), "targets": ()}, losses.clipped_value_loss),
@@ -82,56 +77,33 @@ LOSSES = {
     "sac_actor_loss": (
         {"log_probs": (), "action_values": ()},
         {},
-        lambda **named: losses.sac_actor_loss(**named, temperature=0.3),
+        partial(losses.sac_actor_loss, temperature=0.3),
     ),
     "sac_discrete_actor_loss": (
         {"logits": (4,)},
         {"action_values": (4,)},
-        lambda **named: losses.sac_discrete_actor_loss(**named, temperature=0.3),
+        partial(losses.sac_discrete_actor_loss, temperature=0.3),
     ),
     "sac_temperature_loss": (
         {"log_temperature": None},
         {"log_probs": ()},
-        lambda **named: losses.sac_temperature_loss(**named, target_entropy=-1.0),
+        partial(losses.sac_temperature_loss, target_entropy=-1.0),
     ),
 }
 
 # Name: the arguments beside rewards, discounts and mask, and the function; results are those of transitions.
 RETURNS = {
-    "generalized_advantages": (
-        ["values"],
-        lambda **named: losses.generalized_advantages(**named, lambda_=0.9),
-    ),
-    "lambda_returns": (["values"], lambda **named: losses.lambda_returns(**named, lambda_=0.9)),
-    "n_step_returns": (["values"], lambda **named: losses.n_step_returns(**named, n=3)),
-    "vtrace": (
-        ["log_rhos", "values"],
-        lambda **named: torch.stack(losses.vtrace(**named, lambda_=0.9, clip_rho=1.5), -1),
-    ),
-    "vtrace, unclipped": (
-        ["log_rhos", "values"],
-        lambda **named: torch.stack(losses.vtrace(**named, clip_rho=math.inf, clip_c=math.inf), -1),
-    ),
-    "retrace": (
-        ["log_rhos", "action_values", "expected_values"],
-        lambda **named: losses.retrace(**named, lambda_=0.9),
-    ),
-    "watkins_q_lambda": (
-        ["action_values", "best_values"],
-        lambda **named: losses.watkins_q_lambda(**named, lambda_=0.9),
-    ),
-    "peng_q_lambda": (
-        ["action_values", "best_values"],
-        lambda **named: losses.peng_q_lambda(**named, lambda_=0.9),
-    ),
+    "generalized_advantages": (["values"], partial(losses.generalized_advantages, lambda_=0.9)),
+    "lambda_returns": (["values"], partial(losses.lambda_returns, lambda_=0.9)),
+    "n_step_returns": (["values"], partial(losses.n_step_returns, n=3)),
+    "vtrace": (["log_rhos", "values"], partial(losses.vtrace, lambda_=0.9, clip_rho=1.5)),
+    "vtrace, unclipped": (["log_rhos", "values"], partial(losses.vtrace, clip_rho=math.inf, clip_c=math.inf)),
+    "retrace": (["log_rhos", "action_values", "expected_values"], partial(losses.retrace, lambda_=0.9)),
+    "watkins_q_lambda": (["action_values", "best_values"], partial(losses.watkins_q_lambda, lambda_=0.9)),
+    "peng_q_lambda": (["action_values", "best_values"], partial(losses.peng_q_lambda, lambda_=0.9)),
 }
 
 seeds = st.integers(0, 2**32 - 1)
-
-
-def all_finite(result):
-    assert all(part.isfinite().all() for part in result)
-    return result
 
 
 def drawn(random, extra):
@@ -235,7 +207,8 @@ def test_returns_do_not_see_padding_nor_what_lies_behind_a_termination(name, see
                 for key, value in values.items()
             },
         }
-        return function(**given, mask=mask)[counts]
+        found = function(**given, mask=mask)
+        return (torch.stack(found, -1) if isinstance(found, tuple) else found)[counts]
 
     assert torch.equal(results(garbage), results(0.0))
     assert results(garbage).isfinite().all()
@@ -314,11 +287,8 @@ def test_q_learning_refuses_shapes_that_would_broadcast(which):
 )
 def test_q_learning_refuses_values_of_other_rows_or_of_other_actions(shapes):
     named = {key: torch.ones(shapes.get(key, (4, 3))) for key in ("values", "next_values", "next_selector")}
-    rows = {
-        "actions": torch.zeros(4, dtype=torch.int64),
-        "rewards": torch.ones(4),
-        "discounts": torch.ones(4),
-    }
+    ones = torch.ones(4)
+    rows = {"actions": torch.zeros(4, dtype=torch.int64), "rewards": ones, "discounts": ones}
     with pytest.raises(ValueError, match=r"shapes: got|values: got shape"):
         losses.double_q_errors(**named, **rows)
     del named["next_selector"]

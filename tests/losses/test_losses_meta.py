@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import pytest
 import torch
-from torch.func import functional_call, vmap
+from torch.func import functional_call
 
 from framework import losses
 from framework.networks import MLP, Categorical
@@ -15,20 +15,6 @@ GENERATOR = torch.Generator().manual_seed(5)
 
 def random(*shape):
     return torch.randn(*shape, generator=GENERATOR, dtype=torch.float64)
-
-
-def test_the_second_order_gradient_of_a_scalar_case():
-    """Inner loss a (theta - c)^2 / 2, outer loss (theta' - d)^2 / 2, worked by hand.
-
-    theta' = theta - alpha a (theta - c), and the outer gradient is (theta' - d) (1 - alpha a). The gradient
-    of first order lacks the factor 1 - alpha a. With a = 3, c = 1, d = -2, alpha = 0.1 and theta = 2,
-    theta' is 1.7 and the gradient 3.7 * 0.7 = 2.59, not 3.7.
-    """
-    theta = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
-    adapted = losses.inner_step({"theta": theta}, lambda p: 1.5 * (p["theta"] - 1.0) ** 2, 0.1)["theta"]
-    assert adapted.item() == pytest.approx(1.7)
-    (gradient,) = torch.autograd.grad(0.5 * (adapted + 2.0) ** 2, theta)
-    assert gradient.item() == pytest.approx(2.59)
 
 
 @pytest.mark.parametrize("num_steps", [1, 2])
@@ -56,23 +42,6 @@ def test_the_second_order_gradient_against_finite_differences(num_steps):
 
     # gradcheck compares with central differences, in float64.
     assert torch.autograd.gradcheck(outer, tuple(network.parameters()))
-
-
-def test_tasks_in_a_batch_give_the_gradient_of_a_loop_over_tasks():
-    network = MLP(3, (4,), 2, activation="tanh").double()
-    inputs, targets = random(5, 7, 3), random(5, 7, 2)
-    parameters = dict(network.named_parameters())
-
-    def outer(x, y):
-        def loss(p):
-            return ((functional_call(network, p, (x,)) - y) ** 2).mean()
-
-        return loss(losses.inner_step(parameters, loss, 0.2))
-
-    batched = torch.autograd.grad(vmap(outer)(inputs, targets).mean(), list(network.parameters()))
-    each = torch.stack([outer(x, y) for x, y in zip(inputs, targets, strict=True)])
-    for one, other in zip(batched, torch.autograd.grad(each.mean(), list(network.parameters())), strict=True):
-        torch.testing.assert_close(one, other)
 
 
 def test_the_ratio_loss_has_the_policy_gradient_and_the_curvature_of_the_expected_return():

@@ -28,13 +28,6 @@ def test_rewards_by_hand():
     assert rewards.tolist() == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("temperature", [0.03, 0.5, 10.0])
-def test_next_values_are_the_scaled_log_sum_exp(random, temperature):
-    values = normal(random, 6, 4)
-    expected = temperature * torch.logsumexp(values / temperature, -1)
-    torch.testing.assert_close(losses.munchausen_next_values(values, temperature), expected)
-
-
 def test_next_returns_against_a_loop(random):
     values, returns = normal(random, 2, 3), normal(random, 2, 3, 5)
     made = losses.munchausen_next_values(values, TAU, returns)

@@ -7,10 +7,7 @@ from dm_env import specs as dm_specs
 
 from framework import networks
 
-OBSERVATIONS = {
-    "image": dm_specs.Array((8, 8, 1), np.uint8),
-    "position": dm_specs.Array((3,), np.float32),
-}
+OBSERVATIONS = {"image": dm_specs.Array((8, 8, 1), np.uint8), "position": dm_specs.Array((3,), np.float32)}
 
 
 def observe(*leading):

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
 import tree
 from dm_env import specs as dm_specs
-from gymnasium import spaces
 from torch import distributions as reference
 
-import launch
-from agents.impala import IMPALA, IMPALAConfig
-from agents.ppo import PPO, PPOConfig
 from framework.networks import Actions, JointActions, make_actions
-from framework.programs import RunConfig, make_program
 from framework.types import Step
 
 SPEC = {
@@ -81,45 +75,6 @@ def test_the_learner_gets_joint_actions_as_sampled():
     assert not discrete.continuous
     assert torch.equal(discrete.drawn(Step((), taken, (), (), ())), drawn)
     assert isinstance(make_actions(SPEC["pick"]), Actions)
-
-
-class Mixed(gymnasium.Env):
-    """Rewards the sign of one number as a choice, and another number as a push: at most 20 in ten steps."""
-
-    observation_space = spaces.Box(-1, 1, (2,), np.float32)
-    action_space = spaces.Dict({"pick": spaces.Discrete(2), "push": spaces.Box(-1, 1, (1,), np.float32)})
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.time = 0
-        return self._observe(), {}
-
-    def _observe(self):
-        self.shown = self.np_random.uniform(-1, 1, 2).astype(np.float32)
-        return self.shown
-
-    def step(self, action):
-        assert self.action_space.contains(action)
-        picked = float((self.shown[0] > 0) == action["pick"])
-        reward = picked + 1.0 - abs(float(self.shown[1] - action["push"][0]))
-        self.time += 1
-        return self._observe(), reward, False, self.time == 10, {}
-
-
-AGENTS = {
-    "ppo": PPO(PPOConfig(unroll_length=32, epochs=6, minibatch_size=128, learning_rate=2e-3, discount=0.0)),
-    "impala": IMPALA(
-        IMPALAConfig(unroll_length=10, batch_size=16, optimizer="adam", learning_rate=3e-3, discount=0.0)
-    ),
-}
-
-
-@pytest.mark.parametrize("name", AGENTS)
-def test_an_agent_learns_nested_actions(name):
-    """Random actions have a mean of 8.3."""
-    config = RunConfig(envs_per_actor=16, max_env_steps=12_000, evaluate_period=12_000, seed=1)
-    result = launch.launch(make_program(AGENTS[name], Mixed, config), engine="serial")
-    assert result["episode_return"] > 14.0
 
 
 def test_the_largest_numbers_are_no_bounds():

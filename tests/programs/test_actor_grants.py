@@ -63,10 +63,7 @@ def make_setup(actors, envs, counter, monitor, order):
     config = programs.RunConfig(num_actors=actors, envs_per_actor=envs, log_period=100)
     setup = Setup(WithoutTables(), fake, SPEC, config)
     setup.evaluators.append("evaluator")  # It would end the program.
-    return setup, {
-        "counter": make_late_client(counter, order),
-        "monitor": make_late_client(monitor, order),
-    }
+    return setup, {"counter": make_late_client(counter, order), "monitor": make_late_client(monitor, order)}
 
 
 @settings(max_examples=40, deadline=None)

@@ -39,14 +39,8 @@ def kill_actor(job, index):
 
 
 def make(agent, **options):
-    config = RunConfig(
-        num_actors=ACTORS,
-        min_actors=1,
-        envs_per_actor=ENVS,
-        evaluate_period=None,
-        learner_log_period=1,
-        **options,
-    )
+    settings = {"num_actors": ACTORS, "min_actors": 1, "envs_per_actor": ENVS, "learner_log_period": 1}
+    config = RunConfig(evaluate_period=None, **settings, **options)
     return make_program(AGENTS[agent](), "gymnasium:CartPole-v1", config)
 
 
@@ -74,13 +68,9 @@ def test_an_actor_does_not_wait_forever_for_a_source_that_is_lost(monkeypatch):
 
     config = RunConfig(num_actors=2, min_actors=1)
     setup = Setup(agent, lambda num_envs, seed: environment, spec, config)
-    worker = ActorWorker(
-        setup,
-        replay=EmbeddedClient(agent.make_tables(spec), concurrent=False),
-        learner=Client(0, call, submit),
-        counter=None,
-        monitor=None,
-    )
+    client = EmbeddedClient(agent.make_tables(spec), concurrent=False)
+    source = Client(0, call, submit)
+    worker = ActorWorker(setup, replay=client, learner=source, counter=None, monitor=None)
     with pytest.raises(launch.CallTimeout):
         worker.step()
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import get_args
 
 import numpy as np
 import pytest
+from helpers.small_programs import SMALL as SMALL_DQN
 
 import launch
-from agents.dqn import DQN, DQNConfig
-from agents.impact import IMPACT, IMPACTConfig
+from agents.dqn import DQN
 from agents.impala import IMPALA, IMPALAConfig
 from agents.ppo import PPO, PPOConfig
 from agents.r2d2 import R2D2, R2D2Config
@@ -22,15 +23,7 @@ from framework.loggers import InMemoryLogger, read_jsonl, without_times
 from framework.programs import RunConfig, make_program
 from framework.programs.run_config import Inference
 
-SMALL = DQNConfig(
-    min_replay_size=50,
-    batch_size=16,
-    samples_per_insert=2.0,
-    hidden_sizes=(16,),
-    insert_burst=64,
-    n_step=1,
-    epsilon_ladder=3.0,
-)
+SMALL = dataclasses.replace(SMALL_DQN, samples_per_insert=2.0, n_step=1, epsilon_ladder=3.0)
 NUM_ACTIONS, LENGTH = 4, 7
 PATIENCE = 120.0
 
@@ -73,19 +66,9 @@ class FullDisk(InMemoryLogger):
 
 
 def program(mode, directory=None, **changes):
-    settings = {
-        "num_actors": 2,
-        "envs_per_actor": 3,
-        "max_env_steps": 600,
-        "evaluate_period": None,
-        "log_period": 100,
-        "learner_log_period": 10,
-        "publish_period": 2,
-        "update_period": 2,
-        "directory": directory,
-        "inference": mode,
-    }
-    settings.update(changes)
+    settings = {"num_actors": 2, "envs_per_actor": 3, "max_env_steps": 600, "evaluate_period": None}
+    settings |= {"log_period": 100, "learner_log_period": 10, "publish_period": 2, "update_period": 2}
+    settings |= {"directory": directory, "inference": mode, **changes}
     agent = settings.pop("agent", None) or CheckedDQN(SMALL)
     factory, logger_factory = settings.pop("environment", echo), settings.pop("logger_factory", None)
     return make_program(agent, factory, RunConfig(**settings), logger_factory=logger_factory)
@@ -199,30 +182,6 @@ def test_a_env_is_the_same_env_everywhere(mode):
     assert launch.launch(graph, engine="serial")["env_steps"] == 600
 
 
-class BreaksWhenServed(DQN):
-    def make_policy(self, networks, evaluation=False):
-        policy = super().make_policy(networks, evaluation)
-        step, calls = policy.step, []
-
-        def breaks(observation, state):
-            calls.append(1)
-            if len(calls) > 20:
-                raise ArithmeticError("the policy cannot divide")
-            return step(observation, state)
-
-        policy.step = breaks
-        return policy
-
-
-@pytest.mark.parametrize(
-    ("engine", "mode"),
-    [("serial", "server"), ("threads", "alternating"), ("processes", "server")],
-)
-def test_a_broken_policy_is_one_clear_error(engine, mode):
-    with pytest.raises(launch.NodeError, match="the policy cannot divide"):
-        launch.launch(program(mode, agent=BreaksWhenServed(SMALL)), engine=engine)
-
-
 WRONG = [
     ({"mode": "remote"}, "inference: got 'remote'"),
     ({"mode": "alternating", "envs_per_actor": 1}, "envs_per_actor: got 1"),
@@ -266,14 +225,12 @@ def small_ppo(**changes):
     return OneVersion(PPOConfig(**config))
 
 
-IMPACT_CONFIG = IMPACTConfig(unroll_length=5, hidden_sizes=(8,), batch_size=4)
 IMPALA_CONFIG = IMPALAConfig(unroll_length=5, hidden_sizes=(8,), batch_size=4, lstm_size=4)
 SEQUENCES = {"unroll_length": 5, "burn_in": 2, "period": 5, "min_replay_size": 8, "batch_size": 8}
 R2D2_CONFIG = R2D2Config(hidden_sizes=(8,), lstm_size=4, head_sizes=(8,), **SEQUENCES)
 OTHER_AGENTS = {
     "ppo": (small_ppo(), "alternating", 1),
     "ppo, recurrent": (small_ppo(recurrent="lstm", recurrent_size=4), "server", 1),
-    "impact": (IMPACT(IMPACT_CONFIG), "alternating+server", 1),
     "impala, recurrent": (IMPALA(IMPALA_CONFIG), "alternating", 1),
     "r2d2": (R2D2(R2D2_CONFIG), "server", 2),
 }

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from background import Background
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -106,18 +107,13 @@ class Simulation:
         self.made.setdefault((number, step), set()).add(rank)
 
 
+# A call of a dead process may complete a step, so no one dies in the last one.
+DEATHS = st.lists(st.tuples(st.integers(0, ROUNDS - 2), st.booleans()), max_size=2)
+REPEATS = st.lists(st.sampled_from(["once", "again", "meanwhile"]), min_size=1, max_size=4)
+
+
 @settings(max_examples=40, deadline=None)
-@given(
-    # A call of a dead process may complete a step, so no one dies in the last one.
-    st.lists(
-        st.lists(st.tuples(st.integers(0, ROUNDS - 2), st.booleans()), max_size=2), min_size=2, max_size=4
-    ),
-    st.lists(
-        st.lists(st.sampled_from(["once", "again", "meanwhile"]), min_size=1, max_size=4),
-        min_size=4,
-        max_size=4,
-    ),
-)
+@given(st.lists(DEATHS, min_size=2, max_size=4), st.lists(REPEATS, min_size=4, max_size=4))
 def test_all_learners_make_a_step_or_none_does_however_they_die(deaths, repeats):
     simulation = Simulation(deaths, repeats)
     simulation.run()
@@ -131,31 +127,10 @@ def test_all_learners_make_a_step_or_none_does_however_they_die(deaths, repeats)
         assert set(simulation.made) == {(last, step) for step in range(ROUNDS)}
 
 
-def in_threads(*calls):
-    answers = [None] * len(calls)
-
-    def run(index):
-        try:
-            answers[index] = calls[index]()
-        except Exception as error:
-            answers[index] = error
-
-    threads = [threading.Thread(target=run, args=(index,), daemon=True) for index in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    return threads, answers
-
-
 def joined(generations, *places):
-    threads, answers = in_threads(
-        *(
-            functools.partial(generations.join, rank, place, uuid.uuid4().hex)
-            for rank, place in enumerate(places)
-        )
-    )
-    for thread in threads:
-        thread.join(PATIENCE)
-    return answers
+    """The answers or errors of learners that join at the same time."""
+    joins = [Background(generations.join, *each, uuid.uuid4().hex) for each in enumerate(places)]
+    return [join.exception(PATIENCE) or join.result() for join in joins]
 
 
 def test_learners_learn_whether_they_are_on_one_host():
@@ -168,17 +143,15 @@ def test_learners_learn_whether_they_are_on_one_host():
 
 def test_a_repeated_join_is_the_same_membership_and_a_restarted_learner_forms_a_new_group():
     generations, places = Generations(2), [Place(f"learner-{rank}", "a") for rank in range(2)]
-    waiting, answers = in_threads(functools.partial(generations.join, 0, places[0], "a"))
+    waiting = Background(generations.join, 0, places[0], "a")
     number, _ = generations.join(1, places[1], "b")
-    waiting[0].join(PATIENCE)
-    assert answers == [(number, False)]
+    assert waiting.result(PATIENCE) == (number, False)
     assert generations.join(1, places[1], "b") == generations.join(0, places[0], "a") == (number, False)
-    waiting, answers = in_threads(functools.partial(generations.join, 1, places[1], "restarted"))
+    waiting = Background(generations.join, 1, places[1], "restarted")
     with pytest.raises(GroupChanged):
         generations.arrive(0, number, 0)
     assert generations.join(0, places[0], "c") == (number + 1, False)
-    waiting[0].join(PATIENCE)
-    assert answers == [(number + 1, False)]
+    assert waiting.result(PATIENCE) == (number + 1, False)
 
 
 def test_two_learners_with_one_gpu_are_refused():
@@ -193,14 +166,10 @@ def test_two_learners_with_one_gpu_are_refused():
 def test_a_closed_group_ends_every_wait():
     generations = Generations(2)
     (number, _), _ = joined(generations, Place("learner-0", "a"), Place("learner-1", "a"))
-    waiting, answers = in_threads(
-        functools.partial(generations.arrive, 0, number, 0),
-        functools.partial(generations.exchange, number, "wait", ["key"], PATIENCE),
-    )
+    arriving = Background(generations.arrive, 0, number, 0)
+    exchanging = Background(generations.exchange, number, "wait", ["key"], PATIENCE)
     generations.close()
-    for thread in waiting:
-        thread.join(PATIENCE)
-    assert answers[0] is False and isinstance(answers[1], GroupChanged)
+    assert arriving.result(PATIENCE) is False and isinstance(exchanging.exception(PATIENCE), GroupChanged)
     assert generations.join(1, Place("learner-1", "a"), "late") is None
 
 

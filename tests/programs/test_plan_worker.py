@@ -86,12 +86,8 @@ def test_the_age_of_gradients_after_a_restart_of_the_learner():
     saved = PlanLearner(make_setup(FlowDQN), counter=Counter(), monitor=monitor).save()
     checkpointer = SimpleNamespace(get=lambda _: {**saved, "steps": 5}, put=lambda *_: None)
     counter.increment(learner_steps=8)  # Three are lost.
-    learner = PlanLearner(
-        make_setup(FlowDQN, learner_log_period=1),
-        counter=counter,
-        monitor=monitor,
-        checkpointer=checkpointer,
-    )
+    services = {"counter": counter, "monitor": monitor, "checkpointer": checkpointer}
+    learner = PlanLearner(make_setup(FlowDQN, learner_log_period=1), **services)
     version = learner.block.version
     gradients = [() for _ in learner.learner._parameters]
     for _ in range(2):
@@ -144,13 +140,8 @@ def test_a_worker_that_was_restored_without_steps_left_ends_the_program():
     monitor = SimpleNamespace(write=lambda *_: None, finish=lambda *arguments: ended.append(arguments))
     saved = PlanLearner(make_setup(TwoBranches), counter=Counter(), monitor=monitor).save()
     checkpointer = SimpleNamespace(get=lambda _: {**saved, "steps": 5}, put=lambda *_: None)
-    worker = PlanWorker(
-        make_setup(TwoBranches, max_learner_steps=5),
-        workers=[None],
-        counter=counter,
-        monitor=monitor,
-        checkpointer=checkpointer,
-    )
+    services = {"counter": counter, "monitor": monitor, "checkpointer": checkpointer}
+    worker = PlanWorker(make_setup(TwoBranches, max_learner_steps=5), workers=[None], **services)
     assert worker.ready()
     worker.step()
     assert worker.finished() and ended == [("max_learner_steps", {"learner_steps": 5})]

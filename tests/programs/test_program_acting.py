@@ -137,18 +137,12 @@ def make(monkeypatch):
                 lambda: EchoEnvironment(4, length, first=10), num_envs=num_envs, stepping="inline"
             )
 
-        worker = ActorWorker(
-            Setup(
-                LoggedAgent(adders, unroll),
-                environment,
-                specs.make_environment_spec(environment(1, 0)),
-                RunConfig(envs_per_actor=envs, inference="alternating"),
-            ),
-            replay="a client",
-            learner=None if unroll is None else Source(),
-            counter=make_client(Counter(max_env_steps)),
-            monitor=make_client(Monitor()),
-        )
+        config = RunConfig(envs_per_actor=envs, inference="alternating")
+        spec = specs.make_environment_spec(environment(1, 0))
+        services = {"counter": make_client(Counter(max_env_steps)), "monitor": make_client(Monitor())}
+        source = None if unroll is None else Source()
+        setup = Setup(LoggedAgent(adders, unroll), environment, spec, config)
+        worker = ActorWorker(setup, replay="a client", learner=source, **services)
         return worker, log, ports, adders
 
     return make

@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from background import Background
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,15 +29,6 @@ class TestBudget:
         counter.restore({"counts": {"env_steps": 7}})
         assert counter.remaining() == counter.grant("a", 3) == 0
         assert not counter.wait_for_steps(0.0)
-
-    def test_is_handed_out_once(self):
-        counter = Counter(max_steps=10)
-        assert counter.grant("a", 6) == 6
-        assert counter.grant("b", 6) == 4
-        assert counter.grant("b", 6, spent=4) == 0
-        assert counter.grant("a", 6, spent=6) == 0
-        assert counter.get_counts() == {"env_steps": 10}
-        assert counter.remaining() == 0
 
     def test_unspent_steps_come_back(self):
         counter = Counter(max_steps=10)
@@ -106,46 +98,30 @@ class TestBudget:
     def test_threads_stop_exactly(self):
         counter = Counter(max_steps=1003)
         barrier = threading.Barrier(4)
-        taken = [0] * 4
 
         def act(index):
             barrier.wait(10)
-            granted = counter.grant(f"actor-{index}", 7)
+            taken, granted = 0, counter.grant(f"actor-{index}", 7)
             while granted:
-                taken[index] += granted
+                taken += granted
                 counter.increment(made=granted)
                 granted = counter.grant(f"actor-{index}", 7, spent=granted)
+            return taken
 
-        threads = [threading.Thread(target=act, args=(index,)) for index in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(20)
-        assert counter.get_counts() == {"env_steps": 1003, "made": 1003} and sum(taken) == 1003
+        acting = [Background(act, index) for index in range(4)]
+        assert sum(each.result(20) for each in acting) == 1003
+        assert counter.get_counts() == {"env_steps": 1003, "made": 1003}
 
 
 class TestWaitFor:
-    def wait_in_thread(self, counter, *args):
-        result = []
-        thread = threading.Thread(target=lambda: result.append(counter.wait_for(*args)))
-        thread.start()
-        return thread, result
-
-    def test_is_woken_by_the_increment(self):
+    def test_is_woken_by_an_increment_and_by_a_grant(self):
         counter = Counter()
-        thread, result = self.wait_in_thread(counter, "foo", 2)
+        waits = [Background(counter.wait_for, name, 3) for name in ("foo", "env_steps")]
         counter.increment(foo=1)
-        counter.increment(foo=1)
-        thread.join(10)
-        assert result == [True]
-
-    def test_is_woken_by_a_grant(self):
-        counter = Counter()
-        thread, result = self.wait_in_thread(counter, "env_steps", 3)
+        counter.increment(foo=2)
         counter.grant("a", 3)
         counter.grant("a", 0, spent=3)
-        thread.join(10)
-        assert result == [True]
+        assert [wait.result(10) for wait in waits] == [True, True]
 
     def test_zero_polls_and_a_timeout_is_false(self):
         counter = Counter()
@@ -155,8 +131,7 @@ class TestWaitFor:
 
     def test_interrupt_ends_every_wait(self):
         counter = Counter()
-        thread, result = self.wait_in_thread(counter, "foo", 1)
+        wait = Background(counter.wait_for, "foo", 1)
         counter.interrupt()
-        thread.join(10)
-        assert result == [False]
+        assert wait.result(10) is False
         assert counter.wait_for("foo", 1) is False

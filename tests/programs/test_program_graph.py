@@ -9,8 +9,10 @@ import pytest
 
 import launch
 from agents.dqn import DQN, DQNConfig
+from agents.random_actions import RandomActions
 from framework.checkpoints import Checkpointer
-from framework.programs import RunConfig, load_policy, make_program
+from framework.environments import testing
+from framework.programs import RunConfig, load_policy, make, make_program
 from framework.programs.run_folder import RunError
 from framework.programs.services import Counter, RunCheckpointer
 
@@ -20,16 +22,8 @@ CONFIG = DQNConfig(min_replay_size=100, batch_size=16)
 
 def test_the_default_graph():
     program = make_program(DQN(CONFIG), CARTPOLE, RunConfig(num_actors=2, inference="server"))
-    groups = {
-        "replay": 1,
-        "counter": 1,
-        "monitor": 1,
-        "learner": 1,
-        "inference": 1,
-        "actor": 2,
-        "evaluator": 1,
-    }
-    assert [(name, len(nodes)) for name, nodes in program.groups.items()] == list(groups.items())
+    made = {"replay": 1, "counter": 1, "monitor": 1, "learner": 1, "inference": 1, "actor": 2, "evaluator": 1}
+    assert [(name, len(nodes)) for name, nodes in program.groups.items()] == list(made.items())
 
 
 class Two(DQN):
@@ -92,10 +86,7 @@ NAMES = {
     "other actors": (lambda graph: graph.add_actors(None, None), "Give another name"),
     "a node as the learner": (lambda graph: graph.add_node("learner", NODE), "name: got 'learner'"),
     "a node as a service": (lambda graph: graph.add_node("counter", NODE), "name: got 'counter'"),
-    "a learner as the count of env steps": (
-        lambda graph: graph.add_learner(None, name="env"),
-        "name: got 'env'",
-    ),
+    "a learner as the count": (lambda graph: graph.add_learner(None, name="env"), "name: got 'env'"),
 }
 
 
@@ -108,6 +99,20 @@ def test_a_name_is_used_once(add, message):
 
     with pytest.raises(ValueError, match=message):
         make_program(Twice(CONFIG), CARTPOLE, RunConfig())
+
+
+ARGUMENTS = {
+    "agent": (DQN, RunConfig(), "agent: got the class DQN, expected an instance of Agent"),
+    "config of the agent": (DQN(DQNConfig), RunConfig(), r"agent.config: got the class .*DQNConfig\(\)"),
+    "config": (DQN(CONFIG), RunConfig, "config: got the class RunConfig, expected an instance"),
+    "dict": (DQN(CONFIG), {"seed": 1}, "config: got {'seed': 1}, expected an instance of RunConfig"),
+}
+
+
+@pytest.mark.parametrize(("agent", "config", "message"), ARGUMENTS.values(), ids=ARGUMENTS)
+def test_a_class_instead_of_an_instance(agent, config, message):
+    with pytest.raises(TypeError, match=message):
+        make_program(agent, CARTPOLE, config)
 
 
 class Renamed(DQN):
@@ -124,3 +129,20 @@ def test_a_run_without_a_learner_of_that_name_is_not_loaded_with_untrained_param
     assert "other" in Checkpointer(tmp_path / "checkpoints").restore().names
     with pytest.raises(RunError, match="got the learners other, expected"):
         load_policy(tmp_path, allow=(__name__,))
+
+
+@pytest.mark.parametrize(
+    ("told", "ends"),
+    [({}, False), ({"terminal_on_life_loss": True}, True), ({"terminal_on_life_loss": False}, False)],
+)
+def test_an_evaluation_plays_whole_games_unless_told_otherwise(told, ends):
+    found = []
+
+    def environment(terminal_on_life_loss=True, life_loss_terminates=None):
+        found.append((terminal_on_life_loss, life_loss_terminates))
+        return testing.EchoEnvironment()
+
+    config = RunConfig(environment_options={"life_loss_terminates": True}, evaluation_options=told)
+    for evaluation in (False, True):
+        make.make_environment(RandomActions(), environment, config, 1, 0, evaluation=evaluation)
+    assert found == [(True, True), (ends, False)]

@@ -128,7 +128,7 @@ def test_a_learner_that_fails_ends_the_program_with_its_error():
 
 def test_several_learners_need_processes():
     message = "num_learners: got 2 on engine 'serial', which has one process"
-    with pytest.raises(launch.NodeError, match=message):
+    with pytest.raises(ValueError, match=message):
         launch.launch(program(max_learner_steps=5), engine="serial")
 
 

@@ -1,7 +1,5 @@
 """What a program that cannot go on says of replay."""
 
-import functools
-
 import numpy as np
 import pytest
 
@@ -22,11 +20,8 @@ class Narrow(IMPALA):
 
 def test_a_queue_that_never_holds_a_batch_is_one_clear_error():
     agent = Narrow(IMPALAConfig(batch_size=4, unroll_length=5, hidden_sizes=(8,)))
-    program = make_program(
-        agent,
-        functools.partial(FakeEnvironment),
-        RunConfig(envs_per_actor=9, max_env_steps=500, evaluate_period=None),
-    )
+    run = RunConfig(envs_per_actor=9, max_env_steps=500, evaluate_period=None)
+    program = make_program(agent, FakeEnvironment, run)
     with pytest.raises(launch.LaunchError) as raised:
         launch.launch(program, engine="serial")
     text = str(raised.value)
@@ -42,13 +37,7 @@ LIMITERS = {
     "minimum": (replay.rate_limiters.MinSize(3), 2, 0, "take any number of more", "give 0 samples"),
     "minimum reached": (replay.rate_limiters.MinSize(2), 2, 0, "take any number of", "give any number of"),
     "ratio": (ratio(2.0, 2, 6.0), 3, 4, "take 4 more", "give 4 samples"),
-    "filling": (
-        replay.rate_limiters.SampleToInsertRatio(2.0, 9, 4.0),
-        3,
-        0,
-        "take 8 more",
-        "give 0 samples",
-    ),
+    "filling": (replay.rate_limiters.SampleToInsertRatio(2.0, 9, 4.0), 3, 0, "take 8 more", "give 0 samples"),
 }
 
 

@@ -66,13 +66,8 @@ class LosingDQN(LosesAdders, DQN):
 def run(calls, error=ServerLost, inference="local", max_env_steps=600, directory=None):
     LOG.rows.clear()
     LosesReplay.calls, LosesReplay.error = list(calls), error
-    config = RunConfig(
-        envs_per_actor=2,
-        max_env_steps=max_env_steps,
-        evaluate_period=None,
-        inference=inference,
-        directory=directory,
-    )
+    settings = {"max_env_steps": max_env_steps, "inference": inference, "directory": directory}
+    config = RunConfig(envs_per_actor=2, evaluate_period=None, **settings)
     program = make_program(LosesReplay(), "gymnasium:CartPole-v1", config, logger_factory=lambda: LOG)
     return launch.launch(program, engine="threads")
 

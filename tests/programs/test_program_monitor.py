@@ -97,19 +97,10 @@ class Journal(Callback):
 
 @pytest.mark.parametrize("engine", ["serial", "processes"])
 def test_callbacks_follow_each_event_and_may_end_the_run(engine, tmp_path):
-    config = RunConfig(
-        directory=str(tmp_path / "run"),
-        max_env_steps=1_000_000,
-        evaluate_period=100,
-        num_evaluation_episodes=1,
-        log_period=50,
-    )
-    program = make_program(
-        RandomActions(),
-        functools.partial(FakeEnvironment),
-        config,
-        callbacks=[Callback(), Journal(tmp_path / "journal")],
-    )
+    evaluations = {"evaluate_period": 100, "num_evaluation_episodes": 1}
+    config = RunConfig(directory=str(tmp_path / "run"), max_env_steps=1_000_000, log_period=50, **evaluations)
+    callbacks = [Callback(), Journal(tmp_path / "journal")]
+    program = make_program(RandomActions(), FakeEnvironment, config, callbacks=callbacks)
     result = launch.launch(program, engine)
     events = [json.loads(line) for line in (tmp_path / "journal").read_text().splitlines()]
     of = {

@@ -1,15 +1,14 @@
 """Actors and learner that wait for each other because data was lost go on; others are left to wait."""
 
-import functools
 import logging
 
 import pytest
+from helpers.small_programs import small_program
 
 import launch
 from agents.ppo import PPO, PPOConfig
 from framework.adders import QUEUE_TABLE
-from framework.environments.testing import FakeEnvironment
-from framework.programs import RunConfig, make_program, policy_lag
+from framework.programs import policy_lag
 from framework.programs.policy_lag import StallDetector
 
 CASES = {
@@ -43,11 +42,7 @@ def test_what_is_a_stall_detector(case):
 def test_a_program_that_lost_data_goes_on(monkeypatch, caplog, lag):
     monkeypatch.setattr(policy_lag, "PATIENCE_S", 0.6)
     config = PPOConfig(unroll_length=8, epochs=1, hidden_sizes=(8,), max_policy_lag=lag)
-    program = make_program(
-        PPO(config),
-        functools.partial(FakeEnvironment, episode_length=7),
-        RunConfig(num_actors=2, envs_per_actor=2, max_env_steps=2000, evaluate_period=None),
-    )
+    program = small_program(PPO(config), num_actors=2, envs_per_actor=2, max_env_steps=2000)
     with launch.start(program, engine="threads") as job, caplog.at_level(logging.WARNING):
         client = job.client("replay")
         for _ in range(8):  # as many items as there are in flight at most

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 from far_learner import SPEC, FarLearner, networks_of
 
 import launch
 from agents.dqn import DQN, DQNConfig
 from agents.ppo import PPO, PPOConfig
-from framework.loggers import read_jsonl
 from framework.programs import RunConfig, make_program
 from framework.programs.variable_source import VariableSource
 from framework.programs.worker import Setup
@@ -51,27 +49,6 @@ def test_a_source_pulls_each_version_once_and_serves_all():
     result = launch.launch(program, engine="processes")
     assert result["found"] == [(v, 10 * v, float(v)) for v in range(3) for _ in range(6)]
     assert result["copies"] == 6  # three versions for each of two sources
-
-
-@pytest.mark.parametrize("engine", ["serial", "processes"])
-def test_actors_and_evaluator_take_their_parameters_from_sources(tmp_path, engine):
-    config = RunConfig(
-        directory=str(tmp_path),
-        num_actors=2,
-        max_env_steps=600,
-        evaluate_period=600,
-        num_evaluation_episodes=2,
-        log_period=100,
-        variable_sources=2,
-        publish_period=1,
-    )
-    # The last env steps wait for more than a hundred learner steps.
-    agent = DQN(DQNConfig(min_replay_size=50, batch_size=16, samples_per_insert=4.0, insert_burst=32))
-    program = make_program(agent, CARTPOLE, config)
-    assert len(program.groups["variable_source"]) == 2
-    launch.launch(program, engine=engine)
-    rows = list(read_jsonl(tmp_path / "metrics.jsonl"))
-    assert [row for row in rows if row["label"] == "evaluator"][-1]["variables_version"] > 0
 
 
 def test_an_agent_on_policy_waits_through_a_source():

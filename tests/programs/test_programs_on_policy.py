@@ -52,11 +52,8 @@ def test_the_last_whole_batch_is_learned_from(num_actors, lag):
 
 def test_the_last_evaluation_is_of_what_was_learned_last(tmp_path):
     agent = slow_ppo(lambda: time.sleep(0.2))(PPOConfig(**CONFIG))
-    graph = make_program(
-        agent,
-        functools.partial(FakeEnvironment, episode_length=50),
-        RunConfig(envs_per_actor=4, max_env_steps=4 * 8 * 5, num_evaluation_episodes=1, directory=tmp_path),
-    )
+    run = RunConfig(envs_per_actor=4, max_env_steps=4 * 8 * 5, num_evaluation_episodes=1, directory=tmp_path)
+    graph = make_program(agent, functools.partial(FakeEnvironment, episode_length=50), run)
     assert launch.launch(graph, engine="threads")["learner_steps"] == 5
     rows = [row for row in read_jsonl(tmp_path / "metrics.jsonl") if row["label"] == "evaluator"]
     assert [row["variables_version"] for row in rows] == [5]
@@ -70,10 +67,6 @@ CASES = [("serial", lag, steps) for lag in (0, 1) for steps in (127, 500, 611)]
 def test_the_end_of_the_budget_leaves_nobody_waiting(engine, lag, steps):
     result = launch.launch(program(lag, steps), engine=engine)
     assert (result["reason"], result["env_steps"]) == ("max_env_steps", steps)
-
-
-def test_ends_in_processes():
-    assert launch.launch(program(0, 400), engine="processes")["env_steps"] == 400
 
 
 @pytest.mark.parametrize(("lag", "first"), [(0, 480), (1, 480), (0, 300)])

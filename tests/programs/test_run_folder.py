@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import os
@@ -38,7 +39,7 @@ def cart_pole(reward_fn=None):
 
 
 def _run(agent, environment, **settings):
-    config = RunConfig(max_env_steps=20, evaluate_period=None, **settings)
+    config = RunConfig(**{"max_env_steps": 20, "evaluate_period": None, **settings})
     launch.launch(make_program(agent, environment, config), engine="serial")
     return RunFolder.open(config.directory)
 
@@ -104,6 +105,30 @@ def test_no_link_in_a_folder_is_followed(tmp_path):
     with pytest.raises(RunError, match="got a link"), _folder(tmp_path).locked():
         pass
     assert file.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("agent", "settings", "error"),
+    [
+        (SeededConfig(batch_size=16), {}, "batch_size: got 16, expected 32. A run that continues keeps"),
+        (SeededConfig(), {"num_actors": 2}, "num_actors: got 2, expected 1. A run"),
+        (SeededConfig(), {"seed": 4}, "seed: got 4, expected 0. A run"),
+        (SeededConfig(seed=8), {}, "seed: got 8, expected 7. A run"),
+        (SeededConfig(), {"max_env_steps": 10}, "has made 20 env steps, and its limit is 10. Give it more"),
+        (SeededConfig(), {"max_env_steps": 20}, "has made 20 env steps, and its limit is 20. Give it more"),
+        (SeededConfig(), {"max_env_steps": 30, "target_return": None}, None),
+    ],
+)
+def test_a_run_continues_with_its_settings_and_more_steps_only(tmp_path, agent, settings, error):
+    run = _run(Seeded(), "gymnasium:CartPole-v1", directory=str(tmp_path))
+    run.write_json("result.json", {})
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with contextlib.nullcontext() if error is None else pytest.raises(RunError, match=error):
+        run = _run(Seeded(agent), "gymnasium:CartPole-v1", directory=str(tmp_path), **settings)
+    if error is None:
+        assert run.config.max_env_steps == run.checkpointer.restore().step == 30
+    else:
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_a_start_waits_for_a_query_of_the_status(tmp_path):

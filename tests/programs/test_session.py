@@ -294,11 +294,11 @@ WRONG_CALLS = [
     (lambda: acted().observe([[0, 0]], [0], False, [True, False], [0]), r"truncated: got shape \(2,\)"),
     (lambda: acted().observe([[0, 0]] * 2, [0, 0], [True] * 3), r"terminated: got shape \(3,\)"),
     (lambda: dqn(num_envs=0), "num_envs: got 0"),
+    (lambda: dqn().act([[0, np.nan]]), "observation: got nan, expected finite numbers of float32"),
+    (lambda: acted().observe([[0, 0]], [1e39], False, [0]), "reward: got inf, expected finite"),
+    (lambda: dqn(CELL).act([5]), "observation: got 5, expected 0 to 4"),
     (lambda: dqn().restore(acted().save()), "num_envs 2, expected 1"),
-    (
-        lambda: IMPALA(IMPALAConfig(previous_action_and_reward=True)).session(SPEC),
-        "environment wrappers: got",
-    ),
+    (lambda: IMPALA(IMPALAConfig(previous_action_and_reward=True)).session(SPEC), "wrappers: got"),
 ]
 
 

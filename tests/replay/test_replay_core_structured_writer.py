@@ -56,23 +56,6 @@ def test_patterns(index, expected):
     assert [item["v"].tolist() for item, _ in contents(run([config(index)], 5))] == expected
 
 
-@pytest.mark.parametrize(
-    ("condition", "expected"),
-    [
-        (lambda: Condition.step_index() % 2 == 0, [0, 2, 4]),
-        (lambda: Condition.step_index() >= 3, [3, 4, 5]),
-        (lambda: Condition.step_index() != 3, [0, 1, 2, 4, 5]),
-        (lambda: Condition.steps_since_applied() >= 3, [2, 5]),
-        (lambda: Condition.data({"a": None, "b": {"c": None}})["a"] < 2, [0, 1]),
-        (lambda: Condition.is_end_episode(), [5]),
-    ],
-    ids=["modulo", "at least", "not", "since applied", "data", "end"],
-)
-def test_conditions(condition, expected):
-    client = run([config(-1, condition())], 6, end=True)
-    assert [item["v"].tolist() for item, _ in contents(client)] == expected
-
-
 def test_conditions_are_all_needed_and_episodes_begin_anew():
     made = config(slice(-2, None), Condition.step_index() % 2 == 1, Condition.step_index() > 1)
     client = run([made], 5, end=True)
@@ -103,6 +86,8 @@ def test_priorities():
 
 
 SPEC = {"a": dm_env.specs.Array((), np.int64), "b": {"c": dm_env.specs.Array((2,), np.float32)}}
+create, infer = structured.create_config, structured.infer_signature
+OF_C = create(STEP["b"]["c"][-1], "t")
 
 
 @pytest.mark.parametrize(
@@ -112,31 +97,22 @@ SPEC = {"a": dm_env.specs.Array((), np.int64), "b": {"c": dm_env.specs.Array((2,
         (lambda: STEP["a"][:], "negative start"),
         (lambda: STEP["a"][-1:-3], "later"),
         (lambda: STEP["a"][-3::-1], "stride"),
-        (lambda: structured.create_config({}, "t"), "without leaves"),
-        (lambda: structured.create_config({"v": STEP["a"]}, "t"), "'v': got Reference"),
+        (lambda: create({}, "t"), "without leaves"),
+        (lambda: create({"v": STEP["a"]}, "t"), "'v': got Reference"),
         (lambda: config(-1, True), "conditions: got bool"),
         (lambda: structured.constant_priority_fn(-1.0), "priority"),
         (lambda: structured.td_error(2.0, {"a": None}, lambda s: s["a"]), "max_priority_weight"),
-        (lambda: structured.infer_signature([], SPEC), "got none"),
-        (lambda: structured.infer_signature([config(-1), config(-1, table="u")], SPEC), "one table"),
-        (lambda: structured.infer_signature([config(-1), config(slice(-2, None))], SPEC), "one kind"),
+        (lambda: infer([], SPEC), "got none"),
+        (lambda: infer([config(-1), config(-1, table="u")], SPEC), "one table"),
+        (lambda: infer([config(-1), config(slice(-2, None))], SPEC), "one kind"),
+        (lambda: infer([config(-1), create([STEP["a"][-1]], "t")], SPEC), "different nests"),
         (
-            lambda: structured.infer_signature(
-                [config(-1), structured.create_config([STEP["a"][-1]], "t")], SPEC
-            ),
-            "different nests",
-        ),
-        (
-            lambda: structured.infer_signature(
-                [structured.create_config(STEP["b"]["c"][-1], "t")], {"z": SPEC["a"]}
-            ),
+            lambda: infer([OF_C], {"z": SPEC["a"]}),
             "'b/c': got leaf 1, expected one of 1",
         ),
         (lambda: make().structured_writer([]), "configs"),
         (
-            lambda: (
-                make().structured_writer([structured.create_config(STEP["b"]["c"][-1], "t")]).append({"a": 1})
-            ),
+            lambda: make().structured_writer([OF_C]).append({"a": 1}),
             r"1 leaves \['a'\], expected 2",
         ),
     ],

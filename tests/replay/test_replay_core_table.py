@@ -18,23 +18,6 @@ from framework.replay.tables.items import NewItems
 from framework.replay.tables.rate_limiters import INSERTERS, SAMPLERS
 
 
-@pytest.mark.parametrize(
-    ("remover", "expected"),
-    [
-        (selectors.Fifo(), [2, 3, 4]),
-        (selectors.Lifo(), [0, 1, 2]),  # the new item itself is removed
-        (selectors.MinHeap(), [0, 1, 2]),
-        (selectors.MaxHeap(), [2, 3, 4]),
-    ],
-    ids=["fifo", "lifo", "minheap", "maxheap"],
-)
-def test_removal_comes_after_insertion(remover, expected):
-    client = make(remover=remover, size=3)
-    insert(client, range(5), [5, 4, 3, 2, 1])
-    assert contents(client) == expected
-    assert counts(client) == (5, 0) and num_rows(client) == 3
-
-
 def test_sample_info():
     client = make(sampler=selectors.Prioritized(1.0))
     keys = insert(client, [0, 1], [1.0, 3.0])
@@ -90,17 +73,6 @@ def test_default_priority_is_the_largest_so_far():
     client.mutate_priorities("t", {int(keys[0]): 9.0, 12345: 10.0}, keys)  # deletes come first
     sample = client.sample_batch("t", 1)
     assert (sample.data[0], sample.info.priority[0]) == (2, 4.0)
-
-
-def test_keys_are_never_used_again():
-    client = make(size=4)
-    seen = set()
-    for turn in range(50):
-        keys = insert(client, range(3))
-        assert not seen & set(keys.tolist())
-        seen |= set(keys.tolist())
-        if turn == 25:
-            client.reset("t")
 
 
 def test_old_keys_do_not_hit_new_items():

@@ -133,16 +133,11 @@ def test_an_error_that_comes_during_an_append_is_raised_by_the_next_one(monkeypa
     assert (writer.episode_steps, len(writer.history["a"]), num_rows(client)) == (3, 3, 1)
 
 
-def test_partial_steps():
-    client = make()
-    writer = client.trajectory_writer(4)
+def test_a_column_of_an_open_step_is_written_once():
+    writer = make().trajectory_writer(4)
     writer.append({"o": 1}, partial_step=True)
     with pytest.raises(ValueError, match="got column 'o' twice"):
         writer.append({"o": 2})
-    writer.append({"a": 5})
-    writer.append({"o": 2}, partial_step=True)
-    writer.create_item("t", 1.0, {"o": writer.history["o"][-2:], "a": writer.history["a"][-2]})
-    assert one(client)["o"].tolist() == [1, 2] and num_rows(client) == 2
 
 
 def test_configure_keeps_a_column_longer():

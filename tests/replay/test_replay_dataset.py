@@ -241,10 +241,8 @@ def test_ragged_items_of_several_tables_are_padded_or_refused():
 
 def test_batches_of_several_sizes_share_no_pinned_buffers(monkeypatch):
     """On a GPU, which other objects stand for here."""
-    empty, event = (
-        torch.empty,
-        SimpleNamespace(record=lambda: None, query=lambda: True, synchronize=lambda: None),
-    )
+    empty = torch.empty
+    event = SimpleNamespace(record=lambda: None, query=lambda: True, synchronize=lambda: None)
     stream = SimpleNamespace(wait_event=lambda event: None)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())

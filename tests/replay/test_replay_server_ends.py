@@ -129,14 +129,9 @@ def insert(column, index, lengths, written=(), released=()):
     """The message that inserts items of one column into table `t`."""
     layout = [[column], [["x", 0, column[1] > 1, False]], [["dict", ["x"], [None]]]]
     keys = np.ones(len(index), np.uint64)
-    return {
-        "op": "insert",
-        "layouts": [[0, layout]],
-        "write": list(written),
-        "items": [["t", 0, index, lengths, keys, None, None]],
-        "release": list(released),
-        "lease": {},
-    }
+    items = [["t", 0, index, lengths, keys, None, None]]
+    message = {"op": "insert", "layouts": [[0, layout]], "items": items, "lease": {}}
+    return {**message, "write": list(written), "release": list(released)}
 
 
 def test_rows_of_others_are_refused():
@@ -188,10 +183,7 @@ def test_an_append_of_more_rows_than_half_of_the_largest_lease():
 WRONG_SERVERS = {
     "one name twice": (lambda: replay.EmbeddedClient([table(), table()]), "'t'"),
     "open interface": (lambda: replay.Server([table()], address="tcp://0.0.0.0:*"), "keys"),
-    "port and address": (
-        lambda: replay.Server([table()], port=1, address="tcp://127.0.0.1:*"),
-        "one of them",
-    ),
+    "port and address": (lambda: replay.Server([table()], port=1, address="tcp://127.0.0.1:*"), "one of"),
     "embedded port": (lambda: replay.Server([table()], port=1, embedded=True), "embedded"),
     "no port": (lambda: replay.Client("localhost"), "host:port"),
 }

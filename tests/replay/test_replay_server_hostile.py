@@ -20,13 +20,7 @@ from launch.rpc import sockets
 NAN, INF = float("nan"), float("inf")
 NUMBERS = [None, True, -1, 0, 3, 1 << 40, NAN, INF, -INF, 1e17, 1e300]
 OTHERS = ["", "t", "s", b"\0", [], [1], [[1]], {}, {"t": 1}]
-ARRAYS = [
-    np.zeros(0),
-    np.arange(3),
-    np.array(NAN),
-    np.array([1 << 62], np.uint64),
-    np.zeros((2, 2), np.float32),
-]
+ARRAYS = [np.zeros(0), np.arange(3), np.array(NAN), np.array([1 << 62], np.uint64), np.zeros((2, 2), "f4")]
 ODD = [*NUMBERS, *OTHERS, *ARRAYS]
 LAYOUT = [[["s", 1, False]], [["x", 0, False, False]], [["dict", ["x"], [None]]]]
 ITEM = ["t", 0, np.array([[0]]), None, np.array([1], np.uint64), None, None]

@@ -81,15 +81,10 @@ def test_tables_say_the_same_of_themselves(serve, selector):
     assert theirs._replace(table_worker_time=times) == ours._replace(table_worker_time=times)
 
 
+TO_T = {"priority_fns": {"t": None}}
 ADDERS = {
-    "transitions": (
-        lambda client: adders.NStepTransitionAdder(client, 3, 0.9, priority_fns={"t": None}),
-        Transition,
-    ),
-    "sequences": (
-        lambda client: adders.SequenceAdder(client, sequence_length=4, period=2, priority_fns={"t": None}),
-        Step,
-    ),
+    "transitions": (lambda client: adders.NStepTransitionAdder(client, 3, 0.9, **TO_T), Transition),
+    "sequences": (lambda client: adders.SequenceAdder(client, 4, 2, **TO_T), Step),
 }
 
 
@@ -128,13 +123,8 @@ def test_stacks_of_frames_are_the_same(serve):
     clients = on_both(serve)
     for client in clients:
         environment = FrameStack(environments.make("gymnasium:CartPole-v1", num_envs=2, seed=1), 3)
-        adder = adders.NStepTransitionAdder(
-            client,
-            2,
-            0.9,
-            priority_fns={"t": None},
-            frame_stack=specs.frame_stack(environment.observation_spec()),
-        )
+        stack = specs.frame_stack(environment.observation_spec())
+        adder = adders.NStepTransitionAdder(client, 2, 0.9, priority_fns={"t": None}, frame_stack=stack)
         adder.add_first(environment.reset())
         for step in range(60):
             action = np.full(2, step % 3 > 0, np.int64)
@@ -338,19 +328,10 @@ def test_dqn_trains(engine):
     from agents.dqn import DQN, DQNConfig
     from framework import programs
 
-    config = DQNConfig(
-        min_replay_size=64,
-        batch_size=16,
-        samples_per_insert=4.0,
-        insert_burst=16,
-        prioritized=engine == "threads",
-    )
-    program = programs.make_program(
-        DQN(config),
-        "gymnasium:CartPole-v1",
-        programs.RunConfig(
-            max_env_steps=400, evaluate_period=400, num_evaluation_episodes=2, replay_backend="reverb"
-        ),
-    )
+    settings = {"min_replay_size": 64, "batch_size": 16, "samples_per_insert": 4.0, "insert_burst": 16}
+    agent = DQN(DQNConfig(**settings, prioritized=engine == "threads"))
+    run = {"max_env_steps": 400, "evaluate_period": 400, "num_evaluation_episodes": 2}
+    config = programs.RunConfig(**run, replay_backend="reverb")
+    program = programs.make_program(agent, "gymnasium:CartPole-v1", config)
     result = launch.launch(program, engine=engine)
     assert result["env_steps"] == 400 and result["learner_steps"] >= 40

@@ -29,6 +29,7 @@ from framework.replay.server.limits import Limits, Unread
 from framework.replay.server.operations import Operations, Reply, Request, Session
 from launch.defects import Defects
 from launch.rpc import sockets
+from launch.texts import printable
 
 _LOG = logging.getLogger(__name__)
 _ROUND = 64  # messages that the loop receives before it tries the waiting requests
@@ -210,7 +211,9 @@ class Service:
                 # No message of one peer may end the service of the others.
                 self.malformed += 1
                 if self.malformed & (self.malformed - 1) == 0:  # the 1st, 2nd, 4th …: a flood fills no log
-                    _LOG.warning("ignored a malformed message (%d so far): %s", self.malformed, error)
+                    _LOG.warning(
+                        "ignored a malformed message (%d so far): %s", self.malformed, printable(str(error))
+                    )
                 continue
             try:
                 self._carry_out(identity.bytes, frames[0], op, number, message)
@@ -232,13 +235,15 @@ class Service:
         num_bytes = sum(map(len, frames)) if len(frames) > 1 else 0
         if not excess and num_bytes <= self._limits.max_message_bytes:
             return frames
-        if self._intake is not None:
-            what = f"a message of {len(frames)} frames or more, {num_bytes} bytes"
-            self._intake.close(intake.descriptor_of(frames[0]), what)
+        what = f"a message of {len(frames)} frames or more, {num_bytes} bytes"
+        descriptor = -1 if self._intake is None else intake.descriptor_of(frames[0])
         frames.clear()
+        # Before the connection is closed: the rest of the message would go with it.
         while excess:
             self._socket.recv()
             excess = bool(self._socket.getsockopt(zmq.RCVMORE))
+        if self._intake is not None:
+            self._intake.close(descriptor, what)
         raise wire.MalformedMessage("message: got too many or too large frames")
 
     def _note(self, error: Exception, what: str) -> None:

@@ -19,10 +19,10 @@ from collections.abc import Callable, Sequence
 from launch import platforms
 from launch.engines.base import Resources, Unit
 from launch.engines.processes.folders import Folders
-from launch.engines.processes.fork_server import command
+from launch.engines.processes.fork_server import command, kill_group
 from launch.engines.supervised.channel import Channel
 from launch.engines.supervised.job import SupervisedJob
-from launch.engines.supervised.process import Host, Report
+from launch.engines.supervised.process import Host, Report, how_it_ended
 from launch.engines.supervised.runtime import Entry
 
 _CLOSE_TIMEOUT = 10.0  # seconds for the fork server to end
@@ -102,6 +102,8 @@ class ForkServer(Host):
         self._report = report
         self._closed = False
         self._lives = 0
+        self._pids: dict[int, int] = {}  # of the live nodes, by number
+        self._given_up = ""  # why this process killed it
         self._sent: dict[int, socket.socket] = {}  # the nodes' ends of their channels, by number
         self._process = start_interpreter(theirs.fileno(), files)
         theirs.close()
@@ -118,17 +120,31 @@ class ForkServer(Host):
         request["grace"] = self._grace(unit.group)
         # Closed only when it has arrived: macOS loses sockets whose only reference is on its way.
         self._sent[self._lives] = theirs
-        self._line.send(request, [theirs.fileno()])
+        with contextlib.suppress(OSError):  # it has died, which `_read` reports
+            self._line.send(request, [theirs.fileno()])
         return self._lives, Channel(ours)
 
     def ready(self, number: int, worker: bool) -> None:
         """Reports whether a process is a worker or a service; services end last if the launcher dies."""
         if not worker:
-            self._line.send({"service": number})
+            with contextlib.suppress(OSError):
+                self._line.send({"service": number})
 
     def kill(self, number: int) -> None:
         """Kills a process and the processes that it started."""
-        self._line.send({"kill": number})
+        try:
+            self._line.send({"kill": number})
+        except OSError:  # it has died
+            self._kill_group(number)
+
+    def give_up(self, label: str) -> None:
+        """Kills the fork server, which does not report the end of a node. It may have been stopped."""
+        self._given_up = f"did not report the end of node {label!r}, and was killed"
+        self._process.kill()
+
+    def _kill_group(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError, KeyError):  # it has ended, or never began
+            kill_group(self._pids[number])
 
     def close(self) -> None:
         """Asks the fork server to end all nodes, clean up and exit; kills it if that takes too long."""
@@ -137,9 +153,11 @@ class ForkServer(Host):
         try:
             self._process.wait(_CLOSE_TIMEOUT)
         except subprocess.TimeoutExpired:
-            self._process.kill()  # on Linux, its nodes end with it
+            self._process.kill()
             self._process.wait()
         self._reader.join()
+        for number in self._pids:
+            self._kill_group(number)
         for theirs in self._sent.values():
             theirs.close()
         self._line.close()
@@ -150,7 +168,11 @@ class ForkServer(Host):
                 message = self._line.receive()
                 if "forked" in message:
                     self._sent.pop(message["forked"]).close()
+                    self._pids[message["forked"]] = message["pid"]
+                elif "exit" in message:
+                    self._pids.pop(message["exit"], None)
                 self._report(message)
         if not self._closed:
-            code = self._process.wait()
-            self._report({"error": f"The fork server ended with code {code}. Its messages are on stderr."})
+            how = how_it_ended(self._process.wait())
+            text = f"The fork server, which starts the nodes, {self._given_up or how}. The program was "
+            self._report({"lost": text + "stopped. Messages of the fork server are on stderr."})

@@ -4,8 +4,8 @@ It imports the expensive modules once and starts no thread. It is the parent of 
 their exit codes and cannot kill another process under a recycled process id. Each node process leads its own
 process group, so that the processes that a node started end with it. When the launcher dies, the channels to
 the fork server and to the nodes break. The nodes then stop: workers return and save, and after that the fork
-server closes the services, kills the processes that do not end, and removes the program's folders.
-
+server closes the services, kills the processes that do not end, and removes the program's folders. When
+the fork server dies, the nodes live on and the launcher stops them, so that their state is saved.
 Where forking is not safe (`launch.platforms`), it imports nothing and spawns the nodes: each is a fresh
 interpreter. All else is the same, because a node gets its code through its channel in either case.
 """
@@ -123,7 +123,7 @@ class _ForkServer:
         elif "kill" in request:
             for pid, number in self._children.items():
                 if number == request["kill"]:
-                    _kill_group(pid)
+                    kill_group(pid)
 
     def _fork(self, request: dict[str, Any], descriptor: int) -> int:
         def prepare() -> None:
@@ -133,7 +133,6 @@ class _ForkServer:
             self._wake.close()
             self._wake_end.close()
             os.environ.update(request["env"])
-            _reseed()
 
         pid = os.fork()
         if pid == 0:
@@ -176,7 +175,7 @@ class _ForkServer:
                 os.kill(pid, signal.SIGTERM)  # close
                 self._wait(number.__eq__)
         for pid in list(self._children):
-            _kill_group(pid)
+            kill_group(pid)
         while self._children:
             pid, _ = os.waitpid(-1, 0)
             self._children.pop(pid, None)
@@ -195,7 +194,7 @@ class _ForkServer:
             self._reap()
 
 
-def _kill_group(pid: int) -> None:
+def kill_group(pid: int) -> None:
     """Kills a node that has not been reaped, and the processes that it started."""
     try:
         os.killpg(pid, signal.SIGKILL)
@@ -209,8 +208,6 @@ def _become_node(prepare: Callable[[], None], descriptor: int, threads: int, log
     try:
         prepare()
         os.setsid()
-        # If the fork server dies. Elsewhere the broken channel to the launcher ends this process.
-        platforms.end_with_parent(signal.SIGKILL)
         node_process.redirect_output(log)
         code = node_process.main(socket.socket(fileno=descriptor), threads)
     except BaseException:
@@ -218,11 +215,3 @@ def _become_node(prepare: Callable[[], None], descriptor: int, threads: int, log
     finally:
         node_process.flush_output()
         os._exit(code)
-
-
-def _reseed() -> None:
-    """Reseeds the global random generators: forks share their state, and nodes must draw other numbers."""
-    if "random" in sys.modules:
-        sys.modules["random"].seed()
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()

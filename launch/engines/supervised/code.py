@@ -14,6 +14,14 @@ import cloudpickle
 from launch.engines.base import Unit
 from launch.nodes import Node
 
+# By the name of a class: why no copy of its objects works in another process, although they can be pickled.
+_OF_ONE_PROCESS = {
+    "optuna.storages._in_memory.InMemoryStorage": (
+        "this Optuna study is in the memory of its process, and reports of a copy would not arrive there. "
+        'Give it a database, optuna.create_study(storage="sqlite:///study.db"), or use the engine serial'
+    )
+}
+
 
 def dumps(unit: Unit) -> bytes:
     """Returns the pickle of a unit; raises a `TypeError` that names the node if it cannot be pickled."""
@@ -36,9 +44,15 @@ def dumps(unit: Unit) -> bytes:
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Also pickles functions of `__main__` behind `functools.lru_cache`, which pickle by name only."""
+    """Also pickles functions of `__main__` behind `functools.lru_cache`, which pickle by name only.
+
+    Refuses `_OF_ONE_PROCESS`.
+    """
 
     def reducer_override(self, obj: Any) -> Any:
+        reason = _OF_ONE_PROCESS.get(f"{type(obj).__module__}.{type(obj).__qualname__}")
+        if reason is not None:
+            raise TypeError(reason)
         if isinstance(obj, functools._lru_cache_wrapper) and obj.__module__ == "__main__":
             return _cached, (obj.__wrapped__, obj.cache_parameters())
         return super().reducer_override(obj)

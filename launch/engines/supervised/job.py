@@ -24,22 +24,27 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from launch import platforms
 from launch.context import activate, deactivate
 from launch.engines.base import Job, Options, Resources, remote_error
 from launch.engines.supervised import code
 from launch.engines.supervised.channel import Channel
 from launch.engines.supervised.elastic import ElasticGroups
 from launch.engines.supervised.files import Files
-from launch.engines.supervised.process import Host, Process
+from launch.engines.supervised.process import Host, Process, how_it_ended
 from launch.engines.supervised.runtime import Entry, RemoteRuntime, Setup
 from launch.errors import LaunchError, NodeError, StopTimeoutWarning
 from launch.program import Program
 from launch.rpc import sockets
+from launch.seeds import of_node
+from launch.texts import printable
 
 _STATUS_INTERVAL = 1.0
 _log = logging.getLogger("launch")
 _GONE = ("closed", "failed", "killed")
 _EXIT_GRACE = 2.0  # seconds for a failed or closed node to exit
+_REPORT_S = 10.0  # for the host's report on a process that has ended
+_UNREPORTED = "The process ended. The fork server was lost, so that the exit code is not known."
 _MOST_UNREAD = 1 << 16  # orders that may wait for a node that does not read
 _MOST_ERRORS = 10  # unexpected errors of the supervisor after which it gives up stopping in order
 
@@ -67,8 +72,10 @@ class SupervisedJob(Job):
         self._closing: Process | None = None
         self._status_at = 0.0
         self._files = Files()
-        self._host_is_gone = False
+        self._host_is_lost = False  # Nothing can be forked, and only a broken channel shows an end.
+        self._is_cut_off = False  # Nothing reaches the processes.
         self._errors = 0
+        self._oom_kills = platforms.oom_kills()
         if options.directory is not None:
             os.makedirs(os.path.join(options.directory, "logs"), exist_ok=True)
         self._inbox, self._outbox = map(Channel, socket.socketpair())  # of the supervisor, from any thread
@@ -90,6 +97,10 @@ class SupervisedJob(Job):
     def kill(self) -> None:
         self._stop_asked = self._kill_asked = True
         self._report({})
+
+    def _has_no_worker(self) -> bool:
+        runs = self._state == "running" and not self._stop_asked
+        return runs and all(process.worker is False for process in self._processes)
 
     # Methods that engines implement.
 
@@ -158,7 +169,7 @@ class SupervisedJob(Job):
         # or is so below, then takes no node for silent whose messages it has not read.
         listened = time.monotonic()
         self._listen(self._pause())
-        if self._host_is_gone:  # The ends of the processes would not be reported.
+        if self._is_cut_off:  # The ends of the processes would not be reported.
             return True
         self._look_at_clock(listened)
         self.outcome.notify()
@@ -172,6 +183,9 @@ class SupervisedJob(Job):
         return max(0.0, min(_STATUS_INTERVAL, min(times) - time.monotonic()))
 
     def _fork(self, process: Process) -> None:
+        if self._host_is_lost:
+            process.state = "killed"
+            return
         resources = self._options.resources.get(process.unit.group, Resources())
         number, channel = self._server.fork(process.unit, resources, process.log)
         process.begin(number, channel, time.monotonic())
@@ -214,6 +228,9 @@ class SupervisedJob(Job):
                 messages = process.channel.receive_pickles()
             except EOFError:
                 self._selector.unregister(process.channel)
+                process.silent_since = time.monotonic()
+                if self._host_is_lost:
+                    self._has_exited(process, 0, _UNREPORTED)
                 return
             process.last_seen = time.monotonic()
             self._hear_all(process, messages)
@@ -221,7 +238,9 @@ class SupervisedJob(Job):
     def _hear_host(self, message: dict[str, Any]) -> None:
         if "error" in message:
             self.outcome.fail(LaunchError(message["error"]))
-            self._host_is_gone = True
+            self._is_cut_off = True
+        if "lost" in message:
+            self._lose_host(message["lost"])
         if "forked" in message and message["forked"] in self._by_number:
             process = self._by_number[message["forked"]]
             process.pid = message["pid"]
@@ -229,12 +248,26 @@ class SupervisedJob(Job):
             options = self._options
             limits = options.heartbeat_timeout, options.time_to_end(process.unit.group)
             longest = max(map(options.time_to_end, self._program.groups))
-            self._order(process, Setup(process.code, dict(self._entries), self._keys, *limits, longest))
+            seed = of_node(self._program.seed, process.unit.label)
+            setup = Setup(process.code, dict(self._entries), self._keys, *limits, longest, seed)
+            self._order(process, setup)
             if self._state != "running":
                 self._order(process, "stop")
         elif "exit" in message and message["exit"] in self._by_number:
             process = self._by_number.pop(message["exit"])
             self._has_exited(process, message["code"], message.get("reason"))
+
+    def _lose_host(self, text: str) -> None:
+        """Stops the program in order. Its processes live and hear orders, but nothing reports their ends."""
+        _log.error("program %r: %s", self._program.name, text)
+        self.outcome.fail(LaunchError(text))
+        self._host_is_lost = self._stop_asked = True
+        for process in self._processes:
+            process.restart_at = None
+            if process.alive and (not process.begun or process.silent_since is not None):
+                self._has_exited(process, 0, _UNREPORTED)
+            elif process.alive and process.kill_reason is not None:
+                self._server.kill(process.number)  # The order may have been lost.
 
     def _hear_all(self, process: Process, messages: list[bytes]) -> None:
         for message in messages:  # one that cannot be unpickled, such as a result, must not hide the others
@@ -272,11 +305,14 @@ class SupervisedJob(Job):
             if process.kill_at is None:  # Further failures of this life do not prolong it.
                 process.kill_at = time.monotonic() + _EXIT_GRACE
             if not self._may_restart(process):
+                # Before the state, for which `wait` may wait.
+                self._fail(remote_error(process.unit.label, value))
                 process.state = "failed"
-                self._fail(remote_error(process.unit.label, value, process.log_tail()))
 
     def _has_exited(self, process: Process, code: int, reason: str | None) -> None:
         assert process.channel is not None
+        if self._host_is_lost and process.begun:
+            self._server.kill(process.number)  # Also the processes that it started.
         self._hear_all(process, process.channel.drain())  # messages from before its end
         self._drop(process)
         nowhere = [n.node.node_id for n in process.unit.leaves if n.node.node_id in self._told]
@@ -291,13 +327,10 @@ class SupervisedJob(Job):
             return
         error: NodeError | None = None
         if process.failure is None:
-            kind, text = "ProcessDied", f"The process exited with code {code} before the program was over."
-            if reason is not None:
-                text = reason
-            elif code < 0:
-                # Few real-time signals have a name.
-                names = [each.name for each in signal.Signals if each == -code]
-                text = f"The process was killed by {names[0] if names else f'signal {-code}'}."
+            early = " before the program was over" if code >= 0 else ""
+            kind, text = "ProcessDied", reason or f"The process {how_it_ended(code)}{early}."
+            if reason is None and code == -signal.SIGKILL:
+                text += platforms.why_killed(self._oom_kills)
             if process.kill_reason is not None:
                 kind, text = "Hung", process.kill_reason
             process.error = f"{kind}: {text}"
@@ -311,9 +344,9 @@ class SupervisedJob(Job):
                 self._elastic.lost(process, now)
                 self._say_lost(process)
             return
-        process.state = "failed"
         if error is not None:
             self._fail(error)
+        process.state = "failed"
 
     def _move(self, addresses: dict[int, str | None]) -> None:
         """Tells all processes the new addresses of nodes; None means that a node has no address now."""
@@ -330,7 +363,9 @@ class SupervisedJob(Job):
         return self._state == "running" and not self._stop_asked and (forgiven or process.restarts < allowed)
 
     def _say_lost(self, process: Process) -> None:
-        _log.warning("node %r is lost and will be restarted: %s", process.unit.label, process.error)
+        _log.warning(
+            "node %r is lost and will be restarted: %s", process.unit.label, printable(str(process.error))
+        )
         for other in self._processes:
             if other is not process:
                 self._order(other, ("lost", process.unit.label))
@@ -400,6 +435,9 @@ class SupervisedJob(Job):
         for process in self._processes:
             if process.restart_at is not None and now >= process.restart_at:
                 self._fork(process)
+            if process.alive and process.silent_since is not None and now > process.silent_since + _REPORT_S:
+                process.silent_since = now
+                self._server.give_up(process.unit.label)
             if process.kill_at is not None and now >= process.kill_at:
                 process.kill_at = None
                 self._kill(process, None)

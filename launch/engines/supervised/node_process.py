@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from launch import context
+from launch import context, platforms
 from launch.context import entered
 from launch.engines.base import Leaf, Unit, ended_normally
 from launch.engines.supervised.channel import Channel
@@ -25,6 +25,7 @@ from launch.engines.supervised.runtime import RemoteRuntime, Setup
 from launch.nodes import CourierNode, ReplayNode
 from launch.rpc import wire
 from launch.rpc.server import Server
+from launch.seeds import seed_generators
 
 _MAX_FILES = 1 << 16  # Open files of a node's process: each of its clients is one.
 # Under Launchpad, nodes may be threads of one process. When threads import modules of one package at the same
@@ -61,11 +62,14 @@ class NodeProcess:
 
     Attributes:
       close: event that is set when the objects should be closed.
+      parent: process that ends this one if it hangs after the launcher's death, and with which it ends then;
+        None if there is no such process.
     """
 
     def __init__(self, channel: Channel, setup: Setup) -> None:
         self._channel = channel
         self._setup = setup
+        self.parent: int | None = None
         self._living: list[_Living] = []
         self._ended = threading.Event()
         if setup.heartbeat is not None:
@@ -74,6 +78,7 @@ class NodeProcess:
         try:
             with _importing:
                 unit: Unit = wire.load(setup.unit, ())
+                seed_generators(setup.seed)  # Here, where the packages that the code needs are imported.
         except BaseException:
             self._ended.set()
             raise
@@ -218,6 +223,10 @@ class NodeProcess:
                 elif command[0] == "lost":
                     self._note_loss(command[1])
         self._is_alone = True
+        if self.parent is not None:
+            platforms.end_with_parent(signal.SIGKILL)
+            if os.getppid() != self.parent:  # It has died, too.
+                os._exit(1)
         if self._told_to_close:
             self.close.set()
         self._begin_stop()
@@ -312,23 +321,26 @@ def main(line: socket.socket, threads: int) -> int:
     """Runs a node; the fork server calls it in a new process."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(threads)
-    code = run(Channel(line), close_on_sigterm=True)
+    code = run(Channel(line), of_fork_server=True)
     atexit._run_exitfuncs()
     return code
 
 
-def run(channel: Channel, interface: str = "", *, close_on_sigterm: bool = False) -> int:
+def run(channel: Channel, interface: str = "", *, of_fork_server: bool = False) -> int:
     """Runs a node under the launcher at the other end of a channel; returns the exit code.
 
     Args:
       channel: the channel to the launcher.
       interface: the interface on which nodes without a fixed address serve.
-      close_on_sigterm: whether SIGTERM closes a service once the launcher has died.
+      of_fork_server: whether this process is a fork server's, which ends it when the launcher has died: with
+        SIGTERM, which closes a service, and later with SIGKILL.
     """
+    parent = os.getppid()
     allow_files()
     try:
         process = NodeProcess(channel, dataclasses.replace(channel.receive(), interface=interface))
-        if close_on_sigterm:
+        if of_fork_server:
+            process.parent = parent
             signal.signal(signal.SIGTERM, lambda *_: process.close_if_alone())
             os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
         return process.run()

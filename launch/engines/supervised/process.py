@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import os
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,7 @@ class Process(Record):
       kill_reason: why it was killed, or None.
       failure: the result of `launch.rpc.wire.describe_error` in the process, or None.
       closed: whether it reported that it has closed cleanly.
+      silent_since: time at which its channel broke, because it ended (`time.monotonic`), or None.
     """
 
     def __init__(self, unit: Unit, code: bytes, directory: str | None) -> None:
@@ -55,6 +57,7 @@ class Process(Record):
         self.kill_reason: str | None = None
         self.failure: dict[str, Any] | None = None
         self.closed = False
+        self.silent_since: float | None = None
 
     @property
     def alive(self) -> bool:
@@ -90,9 +93,17 @@ class Process(Record):
 
 
 # Takes a report of a host, from any thread: a process began, `{"forked": number, "pid": pid}`; it ended,
-# `{"exit": number, "code": code, "reason": text or None}`; or the host cannot create processes any more,
-# `{"error": text}`.
+# `{"exit": number, "code": code, "reason": text or None}`; the host cannot create processes any more, nor
+# report their ends, `{"lost": text}`; or nothing reaches the processes any more, `{"error": text}`.
 Report = Callable[[dict[str, Any]], None]
+
+
+def how_it_ended(code: int) -> str:
+    """Returns what the exit code of a process says, such as `was killed by SIGKILL`."""
+    if code >= 0:
+        return f"exited with code {code}"
+    names = [each.name for each in signal.Signals if each == -code]  # Few real-time signals have a name.
+    return f"was killed by {names[0] if names else f'signal {-code}'}"
 
 
 class Host(abc.ABC):
@@ -108,6 +119,9 @@ class Host(abc.ABC):
     @abc.abstractmethod
     def kill(self, number: int) -> None:
         """Kills a process."""
+
+    def give_up(self, label: str) -> None:  # noqa: B027
+        """Is called if the end of the node `label`, whose channel broke, is not reported for long."""
 
     @abc.abstractmethod
     def close(self) -> None:

@@ -44,6 +44,7 @@ class Setup:
     heartbeat: float | None
     stop_timeout: float  # seconds that this process has to end
     longest_timeout: float  # the longest of all processes
+    seed: int | None = None  # of the global random generators; None: another one in every run
     interface: str = ""  # host name or address on which nodes without a fixed address serve
 
 

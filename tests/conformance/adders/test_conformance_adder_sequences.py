@@ -61,17 +61,11 @@ def sequences(case):
         numbers = np.array([int(digit) for digit in rows])
         real = (numbers >= 1) & (numbers <= last)
         discount = np.where(real & ((numbers < last) | case.truncated), 1, 0)
-        result.append(
-            Step(
-                observation=numbers.astype(np.float32),
-                action=np.where(real, numbers, 0).astype(np.int32),
-                reward=np.where(real, 10 * numbers, 0).astype(np.float32),
-                discount=discount.astype(np.float32),
-                start_of_episode=numbers == 1,
-                extras={"e": np.where(real, numbers + 0.5, 0).astype(np.float32)},
-                mask=real.astype(np.float32),
-            )
-        )
+        observation, action = numbers.astype(np.float32), np.where(real, numbers, 0).astype(np.int32)
+        reward = np.where(real, 10 * numbers, 0).astype(np.float32)
+        extras = {"e": np.where(real, numbers + 0.5, 0).astype(np.float32)}
+        starts, mask = numbers == 1, real.astype(np.float32)
+        result.append(Step(observation, action, reward, discount.astype(np.float32), starts, extras, mask))
     return result
 
 

@@ -89,15 +89,9 @@ def serve(tmp_path):
 )
 def test_an_agent_trains_and_outlives_its_server(agent, serve, tmp_path):
     server = serve()
-    config = RunConfig(
-        directory=str(tmp_path / "run"),
-        num_actors=2,
-        envs_per_actor=2,
-        evaluate_period=None,
-        log_period=20,
-        publish_period=1,
-        environment_options=serve.options,
-    )
+    settings = {"num_actors": 2, "envs_per_actor": 2, "log_period": 20, "publish_period": 1}
+    settings |= {"evaluate_period": None, "environment_options": serve.options}
+    config = RunConfig(directory=str(tmp_path / "run"), **settings)
     program = make_program(make_agent(agent, **SMALL[agent]), serve.name, config)
     with launch.start(program, "processes") as job:
         counter = job.client("counter")

@@ -8,7 +8,6 @@ import os
 import pathlib
 import re
 import signal
-import time
 
 import pytest
 
@@ -32,9 +31,6 @@ class Worker:
 
     def fail(self) -> None:
         raise ValueError("no luck")
-
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
 
 
 class Driver:
@@ -180,54 +176,8 @@ def test_a_killed_worker_is_restarted_and_the_flow_goes_on(tmp_path, depth):
     assert killed[len(before) :] == [(True, made) for made in range(1, 6)]
 
 
-def test_a_killed_worker_without_restarts_ends_the_program(tmp_path):
-    def plan(nodes):
-        die = Par(nodes, lambda worker: Fragile.die_once(worker, str(tmp_path / "died")))
-        return die.unordered().map(lambda _: None)
-
-    with pytest.raises(launch.NodeError, match="worker-"):
-        run({"dies": plan}, "processes")
-
-
-def test_a_plan_that_waits_uses_no_processor():
-    def plan(nodes):
-        def measure(_):
-            return time.process_time() - began[0], time.monotonic() - began[1]
-
-        began = time.process_time(), time.monotonic()
-        return Par(nodes, lambda worker: worker.sleep(2.0)).unordered().map(measure)
-
-    busy, seconds = run({"waits": plan}, "processes")["waits"]
-    assert seconds >= 1.9
-    assert busy < 0.2  # A poll every millisecond would take more; starting takes some.
-
-
 def test_the_page_on_flows(capsys):
     page = pathlib.Path(__file__).parents[3] / "docs" / "flow.md"
     code, *_ = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     exec(compile(code, str(page), "exec"), {"__name__": "page"})
     assert capsys.readouterr().out == "3\n"
-
-
-class TwoCallers:
-    """Calls one object through two `Node`s, as two plans do."""
-
-    def __init__(self, client) -> None:
-        self._client = client
-
-    def step(self) -> None:
-        one, other = Node(self._client), Node(self._client)
-        one.call(Worker.sample).result()
-        other.call(Worker.set_version, 7).result()
-        launch.stop(one.call(Worker.sample).result()[:2])
-
-    def run(self) -> None:
-        self.step()
-
-
-@pytest.mark.parametrize("engine", ["serial", "threads"])
-def test_two_callers_of_one_object_do_not_mix_up_their_functions(engine):
-    program = launch.Program("flow")
-    worker = program.add_node(worker_node(Worker, 0), label="worker")
-    program.add_node(launch.PyClassNode(TwoCallers, worker), label="driver")
-    assert launch.launch(program, engine=engine) == (2, 7)

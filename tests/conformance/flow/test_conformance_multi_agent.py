@@ -13,31 +13,16 @@ from framework.commands.evaluate import evaluate
 from framework.loggers import read_jsonl
 from framework.programs import RunConfig, load_policy, make_program
 
-CONFIG = PPODQNConfig(
-    ppo_unroll_length=8,
-    ppo_epochs=2,
-    ppo_minibatch_size=32,
-    ppo_hidden_sizes=(8,),
-    dqn_hidden_sizes=(8,),
-    dqn_min_replay_size=50,
-    dqn_batch_size=16,
-    dqn_samples_per_insert=2.0,
-)
+OF_PPO = {"ppo_unroll_length": 8, "ppo_epochs": 2, "ppo_minibatch_size": 32, "ppo_hidden_sizes": (8,)}
+OF_DQN = {"dqn_min_replay_size": 50, "dqn_batch_size": 16, "dqn_samples_per_insert": 2.0}
+CONFIG = PPODQNConfig(**OF_PPO, **OF_DQN, dqn_hidden_sizes=(8,))
 
 
 def program(directory, steps, **changes):
-    settings = {
-        "num_actors": 2,
-        "envs_per_actor": 3,
-        "max_env_steps": steps,
-        "evaluate_period": steps,
-        "num_evaluation_episodes": 2,
-        "log_period": 50,
-        "learner_log_period": 1,
-        "directory": directory,
-        **changes,
-    }
-    return make_program(PPODQN(CONFIG), "multi_agent:CartPole", RunConfig(**settings))
+    settings = {"num_actors": 2, "envs_per_actor": 3, "max_env_steps": steps, "evaluate_period": steps}
+    settings |= {"num_evaluation_episodes": 2, "log_period": 50, "learner_log_period": 1}
+    config = RunConfig(directory=directory, **settings | changes)
+    return make_program(PPODQN(CONFIG), "multi_agent:CartPole", config)
 
 
 def rows(directory, label):
@@ -71,12 +56,3 @@ def test_both_policies_learn_also_after_a_resume_and_the_loss_of_replay(tmp_path
     assert restarted == ({"replay-0"} if kills else set())
     before, last = last, rows(tmp_path, "learner")[-1]
     assert last["ppo/steps"] >= before["ppo/steps"] + 8 and last["dqn/steps"] >= before["dqn/steps"] + 10
-
-
-def test_one_seed_gives_one_run_on_the_serial_engine(tmp_path):
-    def learned(name):
-        launch.launch(program(tmp_path / name, 500), engine="serial")
-        kept = rows(tmp_path / name, "learner")
-        return [{key: row[key] for key in row if not key.startswith("time/")} for row in kept]
-
-    assert learned("a") == learned("b")

@@ -26,13 +26,8 @@ from framework.loggers import read_jsonl
 from framework.programs import RunConfig, make_program
 
 UNROLLS = {"unroll_length": 8, "hidden_sizes": (8,)}
-OFF_POLICY = {
-    "min_replay_size": 50,
-    "batch_size": 16,
-    "samples_per_insert": 2.0,
-    "insert_burst": 64,
-    "hidden_sizes": (8,),
-}
+ITEMS = {"min_replay_size": 50, "batch_size": 16, "samples_per_insert": 2.0}
+OFF_POLICY = {**ITEMS, "insert_burst": 64, "hidden_sizes": (8,)}
 AGENTS = {
     "a2c": A2C(A2CConfig(**UNROLLS)),
     "a2c_with_memory": A2C(A2CConfig(**UNROLLS, recurrent="lstm", recurrent_size=8)),
@@ -46,16 +41,9 @@ AGENTS = {
 }
 ASYNCHRONOUS = ("a3c", "apex", "flow_dqn", "flow_impala")
 # A round of a synchronous plan is 2 * 3 * 8 env steps, some of them resets. 20 steps are left at the end.
-CONFIG = RunConfig(
-    num_actors=2,
-    envs_per_actor=3,
-    max_env_steps=500,
-    evaluate_period=500,
-    num_evaluation_episodes=2,
-    log_period=50,
-    learner_log_period=1,
-    seed=3,
-)
+PERIODS = {"evaluate_period": 500, "log_period": 50, "learner_log_period": 1}
+COUNTS = {"num_actors": 2, "envs_per_actor": 3, "max_env_steps": 500, "num_evaluation_episodes": 2}
+CONFIG = RunConfig(**COUNTS, **PERIODS, seed=3)
 
 
 def program(agent, directory=None, episode_length=7, **changes):
@@ -116,14 +104,6 @@ def test_a_plan_agent_makes_exactly_its_env_steps(request, directory, engine, ag
     assert one == serial or agent in ASYNCHRONOUS
 
 
-@pytest.mark.parametrize("agent", ["a2c", "maml"])
-def test_a_run_is_resumed(tmp_path, agent):
-    first = launch.launch(program(AGENTS[agent], tmp_path), engine="serial")
-    second = launch.launch(program(AGENTS[agent], tmp_path, max_env_steps=1000), engine="serial")
-    assert second["env_steps"] == 1000
-    assert second["learner_steps"] >= first["learner_steps"] + 8
-
-
 def test_a_stop_ends_calls_in_progress(program_engine):
     settings = {"max_env_steps": None, "evaluate_period": None, "max_learner_steps": 5}
     result = launch.launch(program(AGENTS["a3c"], **settings), engine=program_engine)
@@ -176,29 +156,11 @@ def test_a_program_whose_nodes_are_killed_goes_on_and_is_resumed(supervised_prog
     assert second["learner_steps"] >= first["learner_steps"] + 8
 
 
-def test_an_error_in_a_worker_ends_the_program_with_its_name():
-    broken = functools.partial(FakeEnvironment, episode_length=5)
-    agent = A3C(A2CConfig(**UNROLLS))
-    agent.loss = _fail  # type: ignore[method-assign]
-    with pytest.raises(launch.NodeError, match=r"actor-.*broken on purpose"):
-        launch.launch(make_program(agent, broken, CONFIG), engine="serial")
+WITHOUT_EFFECT = {"inference": "server", "variable_sources": 1, "replay_shards": 2, "num_learners": 2}
+WITHOUT_EFFECT |= {"replay_backend": "reverb"}
 
 
-def _fail(networks, batch, context):
-    raise ValueError("broken on purpose")
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"inference": "server"},
-        {"variable_sources": 1},
-        {"replay_shards": 2},
-        {"replay_backend": "reverb"},
-        {"num_learners": 2},
-    ],
-)
-def test_settings_without_effect_on_a_plan_are_refused(changes):
-    ((field, value),) = changes.items()
+@pytest.mark.parametrize(("field", "value"), WITHOUT_EFFECT.items())
+def test_settings_without_effect_on_a_plan_are_refused(field, value):
     with pytest.raises(ValueError, match=f"{field}: got {value!r}, expected "):
-        program(AGENTS["a2c"], **changes)
+        program(AGENTS["a2c"], **{field: value})

@@ -123,21 +123,6 @@ def test_a_node_that_cannot_start_does_not_hold_up_the_others(supervised_engine)
         assert ask(job.client("member", 0), "pid")
 
 
-def test_an_error_that_comes_again_and_again_ends_the_program():
-    program = members()
-    program.min_nodes = {"member": 2}
-    with pytest.raises(lp.NodeError, match="asked to fail"), lp.start(program, "processes") as job:
-        watcher = job.client("watcher").with_timeout(PATIENCE)
-        for index in range(3):
-            ask(job.client("member", index), "pid")
-        for _ in range(5):
-            job.client("member", 2).futures.fail()
-            assert watcher.next_loss() == "member-2"
-            ask(job.client("member", 2), "pid")
-        job.client("member", 2).futures.fail()
-        job.wait(timeout=PATIENCE)
-
-
 @pytest.mark.parametrize("given, message", [
     ({"member": 4}, r"min_nodes\['member'\]: got 4, expected 1 to 3"),
     ({"member": 0}, r"min_nodes\['member'\]: got 0, expected 1 to 3"),

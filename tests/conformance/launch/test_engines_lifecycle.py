@@ -7,6 +7,7 @@ import functools
 import os
 import threading
 import time
+import traceback
 
 import pytest
 
@@ -221,6 +222,31 @@ def test_stop_from_outside(concurrent_engine):
     assert job.status()["state"] == "finished"
 
 
+def test_a_program_without_a_worker_is_an_error(engine):
+    class Idle:
+        def step(self):
+            pass
+
+    program = lp.Program("idle")
+    program.add_node(lp.CourierNode(Idle), label="service")
+    with pytest.raises(lp.LaunchError, match=r"without run\(\), service \(CourierNode\(Idle\)\), expected a"):
+        lp.launch(program, engine)
+
+
+@pytest.mark.parametrize("failing", ["short", "long"])
+def test_waiting_for_groups_raises_the_error_of_any_node(concurrent_engine, failing):
+    def fail():
+        raise Refused
+
+    program = lp.Program("groups")
+    for label in ("short", "long"):
+        program.add_node(lp.PyNode(fail if label == failing else lp.wait_for_stop), label=label)
+    with pytest.raises(lp.NodeError, match=f"node '{failing}-0' failed with Refused"):  # noqa: SIM117
+        with lp.start(program, concurrent_engine) as job:
+            job.wait(["short"], timeout=PATIENCE)
+            pytest.fail("wait() returned")
+
+
 def test_waiting_for_groups(concurrent_engine):
     program = lp.Program("groups")
     program.add_node(lp.PyNode(lambda: None), label="short")
@@ -272,6 +298,9 @@ def test_a_failing_node_ends_the_program(engine, where):
     assert caught.value.node == "broken-0"
     assert isinstance(caught.value.__cause__, Refused)
     assert "raise Refused" in caught.value.traceback
+    assert caught.value.frames.count("raise Refused") == 1 and "/launch/engines" not in caught.value.frames
+    printed = "".join(traceback.format_exception(caught.value))
+    assert printed.count("raise Refused") == 1 and "Refused" in printed.splitlines()[-1]
 
 
 def test_sys_exit_zero_is_an_ordinary_end_and_others_are_failures(engine):
@@ -340,14 +369,11 @@ def test_a_stop_before_a_restart(concurrent_engine):
         assert job.wait(timeout=PATIENCE) == "stopped"
 
 
-class Threaded:
+class Threaded(Fragile):
     """A service whose own thread fails in its first lives."""
 
     def __init__(self, path, failures):
-        with open(path, "a") as file:
-            file.write("x")
-        self._life = os.path.getsize(path)
-        self._failures = failures
+        super().__init__(path, failures)
         self._fail = lp.make_failure_handler()
 
     def work(self):
@@ -356,6 +382,8 @@ class Threaded:
             thread.start()
             thread.join()
         return self._life
+
+    run = None  # It has no work of its own.
 
 
 @pytest.mark.parametrize("failures, restarts", [(2, 2), (2, 1)])

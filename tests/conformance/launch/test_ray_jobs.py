@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import socket
 import subprocess
@@ -13,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from patient_ray import started
+from patient_ray import free_port, started
 
 import launch as lp
 
@@ -52,24 +51,14 @@ PROGRAM = """
 """
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @pytest.fixture(scope="module")
 def cluster():
     """A head with its dashboard, which is the job server; in processes of its own."""
     from ray.cluster_utils import Cluster
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    arguments = {
-        "include_dashboard": True,
-        "dashboard_port": free_port(),
-        "object_store_memory": 100 << 20,
-        "num_cpus": 4,
-    }
+    arguments = {"include_dashboard": True, "dashboard_port": free_port(), "num_cpus": 4}
+    arguments["object_store_memory"] = 100 << 20
     cluster = started(lambda: Cluster(initialize_head=True, head_node_args=arguments))
     yield cluster
     cluster.shutdown()
@@ -91,14 +80,9 @@ def run(command, folder, **environment):
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith("RAY_") or name == START
     }
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env={**inherited, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0", **environment},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
+    ours = {"PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
+    options = {"capture_output": True, "text": True, "timeout": PATIENCE}
+    done = subprocess.run(command, cwd=folder, env={**inherited, **ours, **environment}, **options)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -175,45 +159,3 @@ def wait_for_port(port):
         except OSError:
             time.sleep(0.2)
     raise AssertionError(f"nothing listens at {port}")
-
-
-WAITS = """
-    import launch as lp
-
-    program = lp.Program("waits")
-    program.add_node(lp.PyNode(lambda: (print("working", flush=True), lp.wait_for_stop())), label="main")
-    lp.launch(program, engine="ray", directory="run")
-"""
-
-
-def test_the_death_of_the_head_ends_the_launcher(tmp_path):
-    from ray.cluster_utils import Cluster
-
-    head = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": 100 << 20}
-    cluster = started(lambda: Cluster(initialize_head=True, head_node_args=head))
-    (tmp_path / "program.py").write_text(textwrap.dedent(WAITS))
-    inherited = {
-        name: value for name, value in os.environ.items() if not name.startswith("RAY_") or name == START
-    }
-    launcher = subprocess.Popen(
-        [sys.executable, "program.py"],
-        cwd=tmp_path,
-        env={**inherited, "PYTHONPATH": str(ROOT), "RAY_ADDRESS": cluster.address},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        log = tmp_path / "run" / "logs" / "main-0.log"
-        deadline = time.monotonic() + PATIENCE
-        while not (log.exists() and "working" in log.read_text()) and time.monotonic() < deadline:
-            time.sleep(0.2)
-        began = time.monotonic()
-        cluster.head_node.kill_gcs_server()
-        _, text = launcher.communicate(timeout=PATIENCE)
-        assert time.monotonic() - began < 45
-        assert launcher.returncode not in (0, None)
-        assert "head of the Ray cluster" in text
-        assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "failed"
-    finally:
-        launcher.kill()
-        cluster.shutdown()

@@ -38,14 +38,9 @@ def test_resources_of_the_command_line(machines, tmp_path):
 def test_a_program_survives_the_loss_of_the_machine_of_its_replay(machines, tmp_path):
     doomed, steps = machines.add(replay=1), 12_000  # not over before the machine is gone
     config = DQNConfig(min_replay_size=50, batch_size=16, samples_per_insert=1.0, hidden_sizes=(16,))
-    run = RunConfig(
-        envs_per_actor=2,
-        max_env_steps=steps,
-        evaluate_period=steps // 2,
-        num_evaluation_episodes=2,
-        checkpoint_period=200,
-        directory=tmp_path,
-    )
+    evaluations = {"evaluate_period": steps // 2, "num_evaluation_episodes": 2}
+    settings = {"envs_per_actor": 2, "max_env_steps": steps, "checkpoint_period": 200}
+    run = RunConfig(directory=tmp_path, **settings, **evaluations)
     program = make_program(DQN(config), functools.partial(FakeEnvironment, episode_length=7), run)
     resources = {group: {"custom": {"head": 0.1}} for group in program.groups}
     resources["replay"] = {"custom": {"replay": 1}}

@@ -107,25 +107,14 @@ class Session:
         """``(size, inserts, samples, unique samples)``."""
         info = self.client.server_info()["t"]
         limiter = info.rate_limiter_info
-        return (
-            info.current_size,
-            limiter.insert_stats.completed,
-            limiter.sample_stats.completed,
-            info.num_unique_samples,
-        )
+        stats = limiter.insert_stats.completed, limiter.sample_stats.completed
+        return info.current_size, *stats, info.num_unique_samples
 
     def described(self):
         info = self.client.server_info()["t"]
         limiter = info.rate_limiter_info
-        return (
-            info.name,
-            info.max_size,
-            info.max_times_sampled,
-            limiter.samples_per_insert,
-            limiter.min_size_to_sample,
-            limiter.min_diff,
-            limiter.max_diff,
-        )
+        limits = limiter.samples_per_insert, limiter.min_size_to_sample, limiter.min_diff, limiter.max_diff
+        return info.name, info.max_size, info.max_times_sampled, *limits
 
     def error(self, operation, *args):
         """Of which of these kinds the error is that the operation ends with."""
@@ -143,14 +132,8 @@ def table(sampler="Fifo", remover="Fifo", size=100, times=0, limiter=None, expon
             return cls(exponent) if name == "Prioritized" else cls()
 
         kind, args = limiter or ("MinSize", (1,))
-        return backend.Table(
-            "t",
-            selector(sampler),
-            selector(remover),
-            size,
-            getattr(backend.rate_limiters, kind)(*args),
-            max_times_sampled=times,
-        )
+        limits = getattr(backend.rate_limiters, kind)(*args)
+        return backend.Table("t", selector(sampler), selector(remover), size, limits, max_times_sampled=times)
 
     return make
 
@@ -170,14 +153,8 @@ SCRIPTS = {
         table("Lifo", times=1),
         "insert_all(1, 2, 3); sample(2) == [3, 2]; insert(4); sample(2) == [4, 1]",
     ),
-    "max heap by priority": (
-        table("MaxHeap", times=1),
-        "insert_all({1: 0.5, 2: 3.0, 3: 1.0}); sample(3) == [2, 3, 1]",
-    ),
-    "min heap by priority": (
-        table("MinHeap", times=1),
-        "insert_all({1: 0.5, 2: 3.0, 3: 1.0}); sample(3) == [1, 3, 2]",
-    ),
+    "max heap": (table("MaxHeap", times=1), "insert_all({1: 0.5, 2: 3.0, 3: 1.0}); sample(3) == [2, 3, 1]"),
+    "min heap": (table("MinHeap", times=1), "insert_all({1: 0.5, 2: 3.0, 3: 1.0}); sample(3) == [1, 3, 2]"),
     "heap ties go to the oldest": (table("MaxHeap", times=1), "insert_all(1, 2, 3); sample(3) == [1, 2, 3]"),
     "an update makes a heap's item young": (
         table("MaxHeap"),
@@ -212,10 +189,7 @@ SCRIPTS = {
         "insert_all({1: 3.0, 2: 4.0}); drawn() == (1, 1.0, 2, 3.0, 1); update(5.0); "
         "drawn() == (1, 1.0, 2, 5.0, 2); drawn() == (2, 1.0, 1, 4.0, 1); counts() == (1, 2, 3, 2)",
     ),
-    "uniform probabilities": (
-        table("Uniform"),
-        "insert_all({1: 9.0, 2: 0.0}); probabilities() == {1: 0.5, 2: 0.5}",
-    ),
+    "uniform": (table("Uniform"), "insert_all({1: 9.0, 2: 0.0}); probabilities() == {1: 0.5, 2: 0.5}"),
     "prioritized, exponent 1": (
         table("Prioritized", exponent=1.0),
         "insert_all({1: 1.0, 2: 3.0}); probabilities() == {1: 0.25, 2: 0.75}",

@@ -11,15 +11,10 @@ def _limiter(kind, *args):
 
 def _table(**changes):
     def make(backend):
-        arguments = {
-            "name": "t",
-            "sampler": backend.selectors.Fifo(),
-            "remover": backend.selectors.Fifo(),
-            "max_size": 1,
-            "rate_limiter": backend.rate_limiters.MinSize(1),
-            **changes,
-        }
-        return backend.Table(**arguments)
+        fifo, limiter = backend.selectors.Fifo, backend.rate_limiters.MinSize(1)
+        arguments = {"name": "t", "sampler": fifo(), "remover": fifo(), "max_size": 1}
+        arguments["rate_limiter"] = limiter
+        return backend.Table(**{**arguments, **changes})
 
     return make
 

@@ -14,14 +14,8 @@ def reverb(backend):
 
 
 def uniform(reverb, name="t", **options):
-    return reverb.Table(
-        name,
-        reverb.selectors.Uniform(),
-        reverb.selectors.Fifo(),
-        100,
-        reverb.rate_limiters.MinSize(1),
-        **options,
-    )
+    of, limiter = reverb.selectors, reverb.rate_limiters.MinSize(1)
+    return reverb.Table(name, of.Uniform(), of.Fifo(), 100, limiter, **options)
 
 
 @pytest.fixture
@@ -96,12 +90,8 @@ def test_parts_of_columns(client):
     for i in range(5):
         writer.append({"a": np.int64(i)})
     column = writer.history["a"][-4:]
-    assert [len(column[1:3]), len(column[[0, 2]]), len(list(column)), len(list(writer.history["a"]))] == [
-        2,
-        2,
-        4,
-        5,
-    ]
+    parts = column[1:3], column[[0, 2]], list(column), list(writer.history["a"])
+    assert [len(part) for part in parts] == [2, 2, 4, 5]
     assert column[-1].is_squeezed and not column[1:3].is_squeezed
     assert column[-1].shape == () and column[1:3].shape == (2,)
     item = {"tail": column[1:3], "last": column[-1]}
@@ -150,18 +140,13 @@ def test_items_by_patterns(reverb, client):
         pytest.skip("this dm-reverb has no priorities of patterns")
     step = {"a": None, "b": None}
     reference = structured.create_reference_step(step)
+    create, condition = structured.create_config, structured.Condition
+    pair = {"x": reference["a"][-2:], "y": reference["b"][-1]}
+    last = structured.pattern_from_transform(step, lambda step: {"z": step["a"][-1]})
+    two = structured.constant_priority_fn(2.0)
     configs = [
-        structured.create_config(
-            pattern={"x": reference["a"][-2:], "y": reference["b"][-1]},
-            table="t",
-            conditions=[structured.Condition.step_index() >= 2],
-        ),
-        structured.create_config(
-            structured.pattern_from_transform(step, lambda step: {"z": step["a"][-1]}),
-            "u",
-            [structured.Condition.is_end_episode()],
-            priority=structured.constant_priority_fn(2.0),
-        ),
+        create(pattern=pair, table="t", conditions=[condition.step_index() >= 2]),
+        create(last, "u", [condition.is_end_episode()], priority=two),
     ]
     writer = client.structured_writer(configs)
     for i in range(5):

@@ -261,8 +261,13 @@ def test_patterns_reach_across_episodes_if_the_history_does(rig):
 
 @pytest.mark.parametrize(
     ("compare", "expected"),
-    [(lambda b: b >= 0, [0, 2]), (lambda b: b != 5, [0]), (lambda b: b % 2 == 0, [0])],
-    ids=["at least", "not", "modulo"],
+    [
+        (lambda b: b >= 0, [0, 2]),
+        (lambda b: b != 5, [0]),
+        (lambda b: b % 2 == 0, [0]),
+        (lambda b: b < 5, [0]),
+    ],
+    ids=["at least", "not", "modulo", "less"],
 )
 def test_conditions_on_missing_data_do_not_hold(rig, compare, expected):
     steps = [{"a": I64(0), "b": I64(0)}, {"a": I64(1), "b": None}, {"a": I64(2), "b": I64(5)}]

@@ -1,0 +1,89 @@
+"""A hook of MkDocs: the markers in pages become tables of a config's fields and of recorded results.
+
+`<!-- fields: MODULE:CLASS -->` stands for all fields of a dataclass.
+`<!-- table: benchmarks/learning.py ROW ROW -->` stands for rows of `docs/results`; without names, for all.
+`<!-- table: benchmarks/nightly.py -->` stands for the rows of `docs/results/nightly`.
+The line below a marker tells readers of the Markdown where to find the table; the table replaces it.
+"""
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import io
+import pathlib
+import re
+import sys
+import textwrap
+import tokenize
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "docs" / "results"
+MARKER = re.compile(r"<!-- (fields|table): (\S+)(.*) -->\n.*")
+
+
+def module_of(name):
+    """The module of a benchmark or of the library, as this checkout has it."""
+    for folder in (str(ROOT), str(ROOT / "benchmarks")):  # Here, as MkDocs restores the path after loading.
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+    return importlib.import_module(name)
+
+
+def effects_of(config):
+    """The comments of all fields, behind or above them, from the sources of the class and of its bases."""
+    effects = {}
+    for cls in reversed(config.__mro__[:-1]):
+        source = textwrap.dedent(inspect.getsource(cls))
+        comments = {
+            token.start[0]: token.string.lstrip("# ")
+            for token in tokenize.generate_tokens(io.StringIO(source).readline)
+            if token.type == tokenize.COMMENT
+        }
+        for node in ast.parse(source).body[0].body:
+            if isinstance(node, ast.AnnAssign):
+                lines = [line for line in range(node.lineno, node.end_lineno + 1) if line in comments]
+                first = node.lineno
+                while not lines and source.splitlines()[first - 2].strip().startswith("#"):
+                    first -= 1
+                lines = lines or range(first, node.lineno)
+                effects[node.target.id] = " ".join(comments[line] for line in lines)
+    return effects
+
+
+def fields_table(config):
+    """All fields of the dataclass `config` as a table in Markdown. A field without a comment is an error."""
+    lines, effects = ["| field | default | effect |", "|---|---|---|"], effects_of(config)
+    for field in dataclasses.fields(config):
+        effect = effects[field.name].replace("|", "\\|")
+        if not effect:
+            raise ValueError(f"{config.__name__}.{field.name} has no comment that says what it does")
+        has_default = field.default is not dataclasses.MISSING
+        default = field.default if has_default else field.default_factory()
+        lines.append(f"| `{field.name}` | `{default!r}` | {effect} |")
+    return "\n".join(lines)
+
+
+def results_table(script, names):
+    """What ``script --table`` prints of the recorded results, for the rows named or for all."""
+    learning = module_of("learning")
+    if script == "benchmarks/nightly.py":
+        nightly = module_of("nightly")
+        return nightly.table(RESULTS / "nightly", list(nightly.rows()))
+    results = learning.recorded(names or learning.ROWS, RESULTS)
+    if missing := set(names) - set(results):
+        raise ValueError(f"{RESULTS} has no results of {sorted(missing)}")
+    return learning.table(results)
+
+
+def on_page_markdown(markdown, **_):
+    """The page with its tables, as MkDocs calls it."""
+
+    def table(marker):
+        kind, name, rows = marker.groups()
+        if kind == "table":
+            return results_table(name, rows.split())
+        module, _, config = name.partition(":")
+        return fields_table(getattr(module_of(module), config))
+
+    return MARKER.sub(table, markdown)

@@ -1,0 +1,43 @@
+"""Texts from users and for them: numbers, names that are nearly right, and what a terminal may be shown."""
+
+from __future__ import annotations
+
+import contextlib
+import decimal
+import difflib
+import re
+from collections.abc import Iterable
+
+# Not the end of a line and the tab. ESC begins a command, and CR and what turns text around hide other text.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def integer(text: str) -> int:
+    """Reads an int as users write it: 100000, 100_000 or 1e5. Raises `ValueError` if it is not whole."""
+    with contextlib.suppress(ValueError):
+        return int(text)
+    try:
+        number = decimal.Decimal(text)  # Exact where a float is not, as for 1e23.
+    except decimal.InvalidOperation:
+        number = decimal.Decimal("nan")
+    if not (number.is_finite() and abs(number.adjusted()) < 100 and number == int(number)):
+        raise ValueError(f"got {text!r}, expected a whole number such as 100000, 100_000 or 1e5.")
+    return int(number)
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
+    """Returns the end of an error message, ` Did you mean 'name'?`; empty if no known name is near.
+
+    Upper and lower case, `-` and `_` are equal.
+    """
+    plain = {each.lower().replace("-", "_"): each for each in known}
+    close = difflib.get_close_matches(str(name).lower().replace("-", "_"), list(plain), 1)
+    return f" Did you mean {plain[close[0]]!r}?" if close else ""
+
+
+def printable(text: str) -> str:
+    r"""Returns `text` with its control characters as escapes such as `\x1b`.
+
+    What comes from a file, a node or a peer may hold commands for the terminal, which must not obey them.
+    """
+    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
