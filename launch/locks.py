@@ -18,6 +18,9 @@ class Condition(RLock):  # type: ignore[misc]  # It may be inherited from on eve
     def __init__(self) -> None:
         self._waiters: list[threading.Lock] = []
 
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return Condition, ()  # A copy, as of a program's state, is a new one.
+
     def wait(self, timeout: float | None = None) -> bool:
         """Waits for `notify_all`; returns False after `timeout` seconds. The lock must be held once."""
         waiter = threading.Lock()

@@ -31,6 +31,7 @@ import importlib
 import inspect
 import itertools
 import os
+import re
 import signal
 import sys
 import time
@@ -628,20 +629,19 @@ def integer(text: str) -> int:
     return int(number)
 
 
-class _Parser(argparse.ArgumentParser):
-    """Its error for an unknown flag names the nearest one."""
-
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        chosen, unknown = self.parse_known_args(args, namespace)
-        if unknown:
-            near = difflib.get_close_matches(unknown[0].split("=")[0], self._option_string_actions, 1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            self.error(f"there is no {unknown[0]}.{hint}")
-        return chosen
+def parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Parses the arguments; the error for an unknown flag names the nearest one."""
+    chosen, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        flags = re.findall(r"--[a-z-]+", parser.format_usage())
+        near = difflib.get_close_matches(unknown[0].split("=")[0], flags, 1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        parser.error(f"there is no {unknown[0]}.{hint}")
+    return chosen
 
 
 def make_parser(prog: str, *, names: str) -> argparse.ArgumentParser:
-    parser = _Parser(prog=prog, description="Serves environments to the actors of a run.")
+    parser = argparse.ArgumentParser(prog=prog, description="Serves environments to the actors of a run.")
     add = parser.add_argument
     add("environment", help=names)
     add("--connect", nargs="+", required=True, metavar="HOST:PORT", help="where the run's actors listen")
@@ -671,7 +671,7 @@ def run(make: Callable[[], Any], chosen: argparse.Namespace) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     names = "gymnasium:ID, gym:ID, or module:object of a function that returns an environment"
-    chosen = make_parser("environment_server.py", names=names).parse_args(arguments)
+    chosen = parse(make_parser("environment_server.py", names=names), arguments)
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     return run(lambda: EnvironmentsOf(find(chosen.environment)), chosen)

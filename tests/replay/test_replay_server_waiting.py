@@ -44,7 +44,7 @@ def test_an_acknowledgement_on_its_way_is_not_taken_for_a_table_without_room(ask
         monkeypatch.setattr(
             writer._connection,
             "poll",
-            lambda timeout, watch: poll(0.0) if writer._connection._answers else [],
+            lambda *_: poll(0.0) if writer._connection._answers else [],
         )
         writer.create_items("t", {"x": writer.slice("s", "x", rows[:1])})
         assert server.localhost_client().sample_batch("t", 1, timeout=10).data["x"].tolist() == [0]

@@ -113,6 +113,8 @@ class Intake:
             if connection is None:
                 return
             with contextlib.suppress(OSError):
+                # The peer is reset, instead of waiting for room at a connection that nobody reads any more.
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 connection.shutdown(socket.SHUT_RDWR)
         self.cut += 1
         if self.cut & (self.cut - 1) == 0:  # the 1st, 2nd, 4th …: a flood fills no log

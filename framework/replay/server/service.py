@@ -237,13 +237,15 @@ class Service:
         num_bytes = sum(map(len, frames)) if len(frames) > 1 else 0
         if not excess and num_bytes <= self._limits.max_message_bytes:
             return frames
-        if self._intake is not None:
-            what = f"a message of {len(frames)} frames or more, {num_bytes} bytes"
-            self._intake.close(intake.descriptor_of(frames[0]), what)
+        what = f"a message of {len(frames)} frames or more, {num_bytes} bytes"
+        descriptor = -1 if self._intake is None else intake.descriptor_of(frames[0])
         frames.clear()
+        # Before the connection is closed: the rest of the message would go with it.
         while excess:
             self._socket.recv()
             excess = bool(self._socket.getsockopt(zmq.RCVMORE))
+        if self._intake is not None:
+            self._intake.close(descriptor, what)
         raise wire.MalformedMessage("message: got too many or too large frames")
 
     def _note(self, error: Exception, what: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from adder_cases import array, check, check_envs, check_signature, episode, feed, spec_like
-from adder_steps import drain, make_client
+from adder_steps import make_client, read
 
 from framework import adders
 from framework.specs import EnvironmentSpec
@@ -113,7 +113,7 @@ def test_transitions(case, repeat):
     adder = adders.NStepTransitionAdder(client, case.n, case.g)
     steps = episode(case.rewards, case.discounts, observe=case.observe)
     feed(adder, [steps] * repeat, case.extras)
-    items = drain(client)
+    items = read(client)
     check(items, transitions(case) * repeat)
     spec = EnvironmentSpec(
         spec_like(steps[0][3]), spec_like(np.int32(0)), spec_like(steps[1][1]), spec_like(steps[1][2])
@@ -127,4 +127,4 @@ def test_transitions_of_several_envs(case):
     client = make_client()
     adder = adders.NStepTransitionAdder(client, case.n, case.g)
     feed(adder, [episode(case.rewards, case.discounts, observe=case.observe)] * 2, case.extras, envs=3)
-    check_envs(drain(client), transitions(case) * 2, 3)
+    check_envs(read(client), transitions(case) * 2, 3)
