@@ -283,7 +283,9 @@ def test_settings_reach_both_algorithms():
         algorithm, _, name = field.name.partition("_")
         if field.name == "ppo_agents":
             continue
-        value = {"device": "cuda:0", "learning_rate_decay": 9}.get(field.name)
+        value = {"device": "cuda:0", "learning_rate_decay": 9, "inputs": ("observation=bytes",)}.get(
+            field.name
+        )
         if value is None:
             value = (3,) if isinstance(field.default, tuple) else field.default / 2 or 0.5
         value = round(value) if isinstance(field.default, int) else value

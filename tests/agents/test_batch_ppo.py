@@ -13,7 +13,7 @@ def test_the_page_has_the_settings():
     )
     rows = [line for line in page.splitlines() if line.startswith("|")]
     settings = dict(re.findall(r"`(\w+)=([^`]+)`", "\n".join(rows)))
-    assert len(settings) == 20
+    assert len(settings) == 18
     config = BatchPPOConfig()
     assert {name: getattr(config, name) for name in settings} == {
         name: ast.literal_eval(text) for name, text in settings.items()

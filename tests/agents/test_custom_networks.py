@@ -129,7 +129,7 @@ def test_they_travel_to_other_processes():
 
 
 def test_a_function_without_a_name_trains_but_cannot_be_loaded(tmp_path):
-    config = dataclasses.replace(RUN, directory=str(tmp_path), max_env_steps=20, evaluate_period=None)
+    config = dataclasses.replace(RUN, directory=str(tmp_path), max_env_steps=100, evaluate_period=None)
     agent = DQN(DQNConfig(**LEARNS), lambda config, spec: deep_q(config, spec))
     launch.launch(make_program(agent, CARTPOLE, config), engine="serial")
     with pytest.raises(RunError, match="networks_fn was a function that cannot be imported"):

@@ -378,7 +378,7 @@ def test_what_a_file_says_is_no_command_of_the_terminal(repertory, make_run):
         _, out, err = repertory(*arguments)
         assert "owned" in out + err and "\x1b" not in out + err, arguments
     error = launch.NodeError("actor-0", "ValueError", ESCAPE, f"trace {ESCAPE}", f"log {ESCAPE}")
-    assert str(error).count(r"\x1b]0;owned\x07") == 3 and "\x1b" not in str(error)
+    assert str(error).count(r"\x1b]0;owned\x07") == 2 and "\x1b" not in str(error)
 
 
 def test_a_folder_that_is_not_utf_8_is_refused_at_the_start(repertory, tmp_path):

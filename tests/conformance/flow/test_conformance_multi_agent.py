@@ -19,7 +19,7 @@ CONFIG = PPODQNConfig(**OF_PPO, **OF_DQN, dqn_hidden_sizes=(8,))
 
 
 def program(directory, steps, **changes):
-    settings = {"num_actors": 2, "envs_per_actor": 3, "max_env_steps": steps, "evaluate_period": steps}
+    settings = {"num_actors": 2, "envs_per_actor": 3, "max_env_steps": steps, "evaluate_period": 500}
     settings |= {"num_evaluation_episodes": 2, "log_period": 50, "learner_log_period": 1}
     config = RunConfig(directory=directory, **settings | changes)
     return make_program(PPODQN(CONFIG), "multi_agent:CartPole", config)
