@@ -21,7 +21,7 @@ from framework.programs.groups import connect_one, connect_shards, member, neare
 from framework.programs.inference_worker import InferenceWorker
 from framework.programs.learner_group import LearnerReplica
 from framework.programs.learner_worker import LearnerWorker
-from framework.programs.parts import check_parts, make_logger, wrappers_of
+from framework.programs.parts import check_packages, check_parts, make_logger, wrappers_of
 from framework.programs.plan_agent import PlanAgent
 from framework.programs.plan_worker import PlanWorker
 from framework.programs.run_config import RunConfig
@@ -110,6 +110,7 @@ def make_program(
     callbacks = (*callbacks, *([] if on_write is None else [OnWrite(on_write)]))
     graph = Graph(setup, run, logger_factory, callbacks)
     setup.agent.build(graph)
+    check_packages(config)  # After what the agent cannot use at all.
     program = graph.make_program(name or type(agent).__name__.lower())
     program.contexts = () if run is None else (run.continuing, run.begun)
     return program

@@ -106,11 +106,15 @@ def make_logger(config: RunConfig) -> Logger | None:
 
 
 def check_parts(config: RunConfig) -> None:
-    """Raises ValueError if a part of `config` is unknown, ImportError if one lacks its package."""
+    """Raises ValueError if a part of `config` is unknown."""
     make_observers(config)
     if config.loggers and config.directory is None:
         raise ValueError(f"loggers: got {config.loggers} without a directory, expected (). Give directory.")
     _loggers(config)
+
+
+def check_packages(config: RunConfig) -> None:
+    """Raises ImportError if a logger or replay lacks its package."""
     loggers = [("loggers", text.partition("(")[0]) for text in config.loggers]
     for field, name in (("replay_backend", config.replay_backend), *loggers):
         if (advice := missing(name)) is not None:

@@ -150,7 +150,7 @@ def test_a_plan_goes_on_with_restarted_nodes(tmp_path):
 def test_a_program_whose_nodes_are_killed_goes_on_and_is_resumed(supervised_program_engine, tmp_path):
     """Ape-X: a plan, workers, replay, checkpoints. The whole program that `.ci/run` has on the real Ray."""
     first = run_and_kill("apex", ["actor-1", "replay-0"], 3_000, supervised_program_engine, tmp_path)
-    again = program(AGENTS["apex"], tmp_path, max_env_steps=3_500, evaluate_period=3_500)
+    again = program(AGENTS["apex"], tmp_path, max_env_steps=3_500, evaluate_period=3_000)
     second = launch.launch(again, supervised_program_engine, heartbeat_timeout=None)
     assert second["env_steps"] == 3_500
     assert second["learner_steps"] >= first["learner_steps"] + 8
