@@ -433,7 +433,7 @@ def test_a_closing_client_takes_the_answers_that_have_arrived(serve, connect, ad
 
 def test_a_send_that_finds_an_answer_wakes_the_receiver(monkeypatch):
     shared, woken = SharedSocket(SimpleNamespace(send=print, getsockopt=lambda _: zmq.POLLIN)), []
-    monkeypatch.setattr(shared, "wake", lambda: woken.append(True))
+    monkeypatch.setattr(shared, "_wake", lambda: woken.append(True))
     shared.send([b"hello"])
     assert woken
 
