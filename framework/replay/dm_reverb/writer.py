@@ -190,12 +190,13 @@ class ReverbWriter(Writer):
 
         Does nothing while another thread waits in this writer for room, which perhaps only the reader makes.
         """
+        # Without this writer's lock: who stages takes its own lock first, and this one in it.
+        if (stage := self._before_read) is not None:
+            stage()
         if not self.enter_to_read(self._lock):
             return
         try:
             if not self._closed:
-                if self._before_read is not None:
-                    self._before_read()
                 with contextlib.suppress(ServerClosed):
                     self._confirm(0, time.monotonic())
         finally:
