@@ -6,6 +6,7 @@ process group, so that the processes that a node started end with it. When the l
 the fork server and to the nodes break. The nodes then stop: workers return and save, and after that the fork
 server closes the services, kills the processes that do not end, and removes the program's folders. When
 the fork server dies, the nodes live on and the launcher stops them, so that their state is saved.
+
 Where forking is not safe (`launch.platforms`), it imports nothing and spawns the nodes: each is a fresh
 interpreter. All else is the same, because a node gets its code through its channel in either case.
 """
