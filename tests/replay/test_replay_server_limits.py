@@ -9,6 +9,7 @@ import types
 import numpy as np
 import psutil
 import pytest
+import zmq
 from background import until
 from served_table import table, write, write_columns
 
@@ -17,6 +18,7 @@ from framework.replay import wire
 from framework.replay.remote.client import ServedClient
 from framework.replay.rows.store import RowStore
 from framework.replay.server.holdings import Held, Holdings
+from framework.replay.server.intake import Intake
 from framework.replay.server.limits import Unread
 
 F4 = np.dtype(np.float32)
@@ -69,6 +71,26 @@ def test_only_as_many_frames_as_a_message_may_have_are_kept():
         with pytest.raises(ValueError, match="max_message_bytes"):
             client._idle[0].post({"op": "insert", "a": np.zeros(1 << 26)})
         client.close()
+
+
+def test_a_descriptor_that_zeromq_has_closed_is_nobodys_connection(tmp_path):
+    """Its number is free, or that of a file or of another socket, before the monitor says so."""
+    watch = Intake("tcp://127.0.0.1:9", max_bytes=1, watches=True)
+    with (
+        socket.socketpair()[0] as other,
+        (tmp_path / "file").open("w") as file,
+        (tmp_path / "gone").open("w") as gone,
+    ):
+        numbers = [other.fileno(), file.fileno(), gone.fileno()]
+        for number in numbers:
+            watch.note(zmq.EVENT_ACCEPTED, number)
+        gone.close()
+        watch.look()
+        for number in numbers:
+            watch.close(number, "a test")
+        assert watch.cut == 0 and not watch.has_peers
+        other.getsockname()
+        file.write("is open")
 
 
 def holdings(max_bytes, **options):

@@ -127,7 +127,12 @@ class Intake:
         ZeroMQ may have closed it. Of what has taken its number since, only another connection to this address
         counts.
         """
-        connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, descriptor)
+        connection = None
+        with contextlib.suppress(OSError):  # The number is free, or that of a file.
+            connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, descriptor)
+        if connection is None:
+            yield None
+            return
         try:
             name: Any = None
             with contextlib.suppress(OSError):
