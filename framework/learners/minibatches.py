@@ -44,9 +44,9 @@ class MinibatchLearner(SGDLearner):
     metrics = finish_fn(networks, batch, prepared, context) # statistics, coefficients; no gradient
     ```
 
-    Every row is used once per epoch. A learner step is one batch. It returns no priorities. Its metrics are of
-    the three functions, with `rows`, `learning_rate`, and `loss` and `gradient_norm` (before clipping) of
-    the last minibatch. Metrics of the loss function are means over the last epoch, the only epoch with
+    Every row is used once per epoch. A learner step is one batch. It returns no priorities. Its metrics are
+    the three functions', `rows`, `learning_rate`, and `loss` and `gradient_norm` (before clipping) of the
+    last minibatch. Metrics of the loss function are means over the last epoch, the only epoch with
     `context.wants_metrics`.
 
     Args:
