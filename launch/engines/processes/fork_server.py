@@ -141,7 +141,7 @@ class _ForkServer:
         return pid
 
     def _spawn(self, request: dict[str, Any], descriptor: int) -> int:
-        for other in self._line.descriptors:  # Those of nodes that are yet to be spawned came along.
+        for other in self._line.descriptors:  # Descriptors of nodes that are yet to be spawned came along.
             os.set_inheritable(other, False)
         os.set_inheritable(descriptor, True)
         arguments = command("begin_spawned", descriptor, request["threads"], request["log"])
