@@ -372,8 +372,8 @@ SLOW = """
 import os, sys, time
 
 def wait():
-    os.write(1, b"begun\\n")
     try:
+        os.write(1, b"begun\\n")
         time.sleep(60)
     except BaseException as error:  # As modules in C do.
         os.write(1, b"cleaned\\n")

@@ -10,7 +10,7 @@ from agents.dqn import DQN, DQNConfig
 from framework.loggers import read_jsonl, without_times
 from framework.programs import RunConfig, config_file, make_program
 
-SMALL = DQNConfig(min_replay_size=50, batch_size=16, hidden_sizes=(16,))
+SMALL = DQNConfig(min_replay_size=50, batch_size=16, samples_per_insert=4.0, hidden_sizes=(16,))
 
 
 def program(path, **changes):

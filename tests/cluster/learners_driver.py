@@ -28,7 +28,7 @@ class Client:
 
 
 def take_part(name, rank, learner, first):
-    """Twenty steps in the group; what they led to, and the addresses at which the group listened."""
+    """Some steps in the group; what they led to, and the addresses at which the group listened."""
     member = GroupMember(learner, rank, 2, first)
     before = listening()
     assert member.go_on() is not None

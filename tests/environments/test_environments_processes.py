@@ -13,7 +13,7 @@ import pytest
 import warm_python
 
 from framework import environments
-from framework.environments import EnvironmentFault, suites, testing
+from framework.environments import EnvironmentFault, processes, suites, testing
 from framework.environments.processes import ProcessEnvironment
 
 CARTPOLE = "gymnasium:CartPole-v1"
@@ -130,8 +130,9 @@ def test_a_killed_child_is_noticed():
                 environment.step(np.zeros(2, np.int64))
 
 
-def test_signals_to_all_processes_do_not_end_the_children():
+def test_signals_to_all_processes_do_not_end_the_children(monkeypatch):
     """Their parent acts on them: it stops, and saves what it has."""
+    monkeypatch.setattr(processes, "subprocess", subprocess)  # An interpreter inherits which are blocked.
 
     def factory():
         program = subprocess.Popen(["sleep", "60"])

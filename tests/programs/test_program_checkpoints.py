@@ -45,7 +45,7 @@ def inserted(checkpointer):
 
 def test_another_agent_is_refused_and_the_run_can_go_on(tmp_path, caplog):
     config = RunConfig(directory=str(tmp_path), max_env_steps=60)
-    small = DQNConfig(min_replay_size=20, batch_size=8, hidden_sizes=(8,))
+    small = DQNConfig(min_replay_size=20, batch_size=8, samples_per_insert=4.0, hidden_sizes=(8,))
     launch.launch(make_program(DQN(small), "gymnasium:CartPole-v1", config), engine="serial")
     before = (tmp_path / "config.yaml").read_bytes()
     config = dataclasses.replace(config, max_env_steps=90)

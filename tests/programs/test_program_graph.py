@@ -17,7 +17,7 @@ from framework.programs.run_folder import RunError
 from framework.programs.services import Counter, RunCheckpointer
 
 CARTPOLE = "gymnasium:CartPole-v1"
-CONFIG = DQNConfig(min_replay_size=100, batch_size=16)
+CONFIG = DQNConfig(min_replay_size=100, batch_size=16, samples_per_insert=4.0)
 
 
 def test_the_default_graph():

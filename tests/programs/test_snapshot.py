@@ -28,17 +28,16 @@ from framework.loggers import InMemoryLogger
 from framework.programs import RunConfig, make_program, snapshot
 
 CARTPOLE, PENDULUM = "gymnasium:CartPole-v1", "gymnasium:Pendulum-v1"
-SMALL = {"min_replay_size": 100, "batch_size": 16, "hidden_sizes": (16,)}
-CONTROL = {**SMALL, "samples_per_insert": 4.0}
+SMALL = {"min_replay_size": 100, "batch_size": 16, "samples_per_insert": 4.0, "hidden_sizes": (16,)}
 SEQUENCES = {"unroll_length": 6, "burn_in": 3, "period": 6, "batch_size": 4, "samples_per_insert": 2.0}
 AGENTS = {
     "dqn": lambda: DQN(DQNConfig(**SMALL)),
     "prioritized": lambda: DQN(DQNConfig(**SMALL, prioritized=True)),
     "ppo": lambda: PPO(PPOConfig(unroll_length=16, hidden_sizes=(16,))),
     "impala": lambda: IMPALA(IMPALAConfig(unroll_length=8, lstm_size=8, hidden_sizes=(16,))),
-    "mpo": lambda: MPO(MPOConfig(**CONTROL)),
+    "mpo": lambda: MPO(MPOConfig(**SMALL)),
     "r2d2": lambda: R2D2(R2D2Config(**SEQUENCES)),
-    "sac": lambda: SAC(SACConfig(**CONTROL)),
+    "sac": lambda: SAC(SACConfig(**SMALL)),
     "random": lambda: RandomActions(),
     "a3c": lambda: A3C(A2CConfig(unroll_length=2)),
     "flow-dqn": lambda: FlowDQN(FlowDQNConfig(**SMALL)),
