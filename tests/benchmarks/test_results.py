@@ -8,7 +8,10 @@ import json
 import pathlib
 
 import markers
+import numpy as np
 import pytest
+
+from framework import environments
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
@@ -46,6 +49,9 @@ def test_a_row_names_each_seed_once_and_its_steps(file):
     seeds = [run["seed"] for run in row["runs"]]
     assert seeds and len(set(seeds)) == len(seeds)
     assert all(run["steps"] == row["steps"] and run["commit"] for run in row["runs"])
+    # A row is of one kind of first states, so that its mean means something.
+    for runs in (row["runs"], *row["peers"].values()):
+        assert len({json.dumps(run.get("evaluation_seeds")) for run in runs}) <= 1
     assert file.with_suffix(".png").exists()
 
 
@@ -59,6 +65,12 @@ def test_a_row_meets_what_it_asks_or_says_why_not(file, learning):
     assert row.floor is None or worst < 0 or row.exception or row.floor >= round(2 / 3 * worst, 1)
 
 
-def test_rows_of_peers_are_rows(learning):
+def test_rows_of_peers_are_rows_and_are_evaluated_in_the_same_states(learning):
+    theirs = learning.learning_peers.play("Pendulum-v1", lambda observation: np.zeros(1, np.float32), 3)
+    seeded = [environments.SeededEpisodes]
+    environment = environments.make("gymnasium:Pendulum-v1", num_envs=3, wrappers=seeded)
+    environment.reset()
+    ours = sum(environment.step(np.zeros((3, 1), np.float32)).reward for _ in range(200))
+    assert theirs == pytest.approx(ours.mean(), rel=1e-5)
     for _, rows, _ in learning.learning_peers.PEERS.values():
         assert set(rows) <= set(learning.ROWS)
