@@ -17,6 +17,8 @@ from framework import config_checks as check
 from framework.actors import EnvironmentLoop, PolicyActor
 from framework.core import NetworksFn
 from framework.datasets import Dataset
+from framework.environments.seeded_episodes import find_seeded_episodes
+from framework.environments.single import takes
 from framework.environments.tasks import find_task_environment
 from framework.flow import Flow, Node, Par
 from framework.learners import LossContext, LossOutput, Prepared
@@ -284,9 +286,12 @@ class MAML(PlanAgent, OnPolicyAgent):
         adder = agent.make_adder(client, spec)
         explorer = PolicyActor(agent.make_policy(policy_networks), adder, num_envs=environment.num_envs)
         exploring = EnvironmentLoop(loop.environment, explorer, should_update=False)
-        results = []
+        results: list[dict[str, Any]] = []
+        seeded = find_seeded_episodes(loop.environment)
+        # A family of others may draw without a seed: then every evaluation has tasks of its own.
+        same = {"seed": seeded.first} if seeded and takes(environment.sample_tasks, "seed") else {}
         with agent.make_dataset(client) as dataset:
-            for task in environment.sample_tasks(self.config.evaluation_tasks):
+            for task in environment.sample_tasks(self.config.evaluation_tasks, **same):
                 environment.set_task(task)
                 with networks.restored(policy_networks):
                     before = loop.run_episodes(num_episodes)["episode_return"]

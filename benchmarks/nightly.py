@@ -15,6 +15,7 @@ has it. The exit code is 1 if a run failed or missed its floor or gain.
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import pathlib
 import statistics
@@ -95,6 +96,7 @@ def run(python: str, name: str, row: learning.Row, engine: str, seed: int) -> di
             if each is train:
                 seconds = time.monotonic() - begin
         result = json.loads((directory / "evaluation.json").read_text(encoding="utf-8"))
+        record = learning.record_of(directory, row.environment)
         lines = (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     written = [json.loads(line) for line in lines]
     learner = [each for each in written if each["label"] == "learner"]
@@ -109,6 +111,7 @@ def run(python: str, name: str, row: learning.Row, engine: str, seed: int) -> di
     return {
         "seed": seed,
         **learning.returns_of(result, row),
+        **record,
         "staleness": round(statistics.fmean(staleness), 2) if staleness else None,
         "samples_per_insert": round(ratios[-1], 3) if ratios else None,
         "learner_steps": learner[-1]["steps"],
@@ -144,9 +147,9 @@ def make_row(
         for seed in seeds:
             numbers = next((each for each in done if each["seed"] == seed and "failed" not in each), None)
             if numbers is None:
-                begun_at = learning.commit()  # Not at the end: the tree may change while it trains.
-                numbers = run(pythons.get(engine, sys.executable), name, row, engine, seed)
-                numbers["commit"] = begun_at
+                # Not at the end: the tree may change while it trains.
+                made = {"date": str(datetime.date.today()), "commit": learning.commit()}
+                numbers = {**run(pythons.get(engine, sys.executable), name, row, engine, seed), **made}
                 done[:] = sorted([*(e for e in done if e["seed"] != seed), numbers], key=lambda e: e["seed"])
                 file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
                 print(name, engine, numbers, flush=True)

@@ -203,6 +203,9 @@ class ProcessEnvironment(BatchedEnvironment):
         self._is_rounded = any(self._call(method, arguments))
         return self._slots[self._slot][0]
 
+    def seed_episodes(self, seeds: np.ndarray, envs: np.ndarray) -> None:
+        self._call("seed_episodes", [(seeds[child.rows], envs[child.rows]) for child in self._children])
+
     def end_episodes(self, envs: np.ndarray) -> None:
         self._call("end_episodes", [(envs[child.rows],) for child in self._children])
 

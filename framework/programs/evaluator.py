@@ -66,7 +66,7 @@ class Evaluator(ProgramWorker):
         self._best_part = "best" if name == "evaluator" else f"{name}-best"
         self._counter, self._monitor, self._checkpointer = counter, monitor, checkpointer
         num_episodes = setup.config.num_evaluation_episodes
-        self._environment = setup.make_environment(num_episodes, seed)
+        self._environment = setup.make_environment(num_episodes, 0)  # The same episodes in every run.
         with seeded(seed):
             self._networks = networks = setup.agent.make_networks(setup.spec)
         policy = setup.agent.make_policy(networks, evaluation=True)

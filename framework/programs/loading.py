@@ -77,7 +77,10 @@ class LoadedPolicy:
         return PolicyActor(self._policy, num_envs=num_envs, seed=seed)
 
     def make_environment(self, num_envs: int = 1, seed: int = 0, render_mode: str | None = None) -> Any:
-        """The run's environment."""
+        """The run's environment, as evaluations make it.
+
+        Its episode i begins with the seed `EVALUATION_SEED + seed + i`; see `SeededEpisodes`.
+        """
         return make_environment(
             self.agent, self._factory, self.config, num_envs, seed, render_mode, evaluation=True
         )

@@ -479,10 +479,14 @@ def make_environment(
 ) -> BatchedEnvironment:
     """Makes an environment of `num_envs` envs with the wrappers of `config`, and the agent's around them.
 
-    That of an `evaluation` plays whole games, unless `config.evaluation_options` says otherwise.
+    That of an `evaluation` plays whole games, unless `config.evaluation_options` says otherwise, and its
+    episode i begins with the seed `EVALUATION_SEED + seed + i`.
     """
     options = dict(config.environment_options)
+    seeded: tuple[Any, ...] = ()
     if evaluation:
+        seed += environments.EVALUATION_SEED
+        seeded = (functools.partial(environments.SeededEpisodes, first=seed),)
         for name in _LIFE_OPTIONS:
             if name in options or (callable(factory) and takes(factory, name)):
                 options[name] = False
@@ -494,7 +498,7 @@ def make_environment(
         stepping="inline" if render_mode else config.stepping,
         render_mode=render_mode,
         options={**environments.options_in(config.directory, factory, evaluation), **options},
-        wrappers=(*wrappers_of(config), *agent.environment_wrappers()),
+        wrappers=(*seeded, *wrappers_of(config), *agent.environment_wrappers()),
     )
 
 

@@ -53,6 +53,11 @@ def test_a_short_real_run_and_a_refused_one(tmp_path, monkeypatch, warm):
     assert nightly.make_row("cartpole-a2c", ["served"], [1], tmp_path, {}) == 0
     (run,) = json.loads((tmp_path / "cartpole-dqn.json").read_text())["runs"]["processes"]
     assert 8 <= run["return"] <= 500 and run["staleness"] >= 0 and run["learner_steps"] > 0
+    assert (
+        run["evaluation_seeds"] == [10_000, 10_099]
+        and run["date"]
+        and {"python", "torch"} <= {*run["versions"]}
+    )
     (refused,) = json.loads((tmp_path / "cartpole-a2c.json").read_text())["runs"]["served"]
     assert "inference: got 'server'" in refused["refused"]
     table = nightly.table(tmp_path, ["cartpole-dqn", "cartpole-a2c"])

@@ -218,6 +218,7 @@ WRAPPERS = {
     "OneHotPlanes": ("", "minigrid:DoorKey-5x5", lambda of, steps: steps[1].observation["image"].max() == 1),
     "RescaleAction": ("(clip=True)", PENDULUM, lambda of, steps: in_range(of, -1, 1)),
     "ScaleObservation": ("(scale=10)", CARTPOLE, lambda of, steps: of.observation_spec().maximum[0] > 40),
+    "SeededEpisodes": ("(first=5)", CARTPOLE, lambda of, steps: of.first == 5 and of.is_seeded),
     "SinglePrecision": ("", PENDULUM, lambda of, steps: of.observation_spec().dtype == "float32"),
     "StepLimit": ("(limit=1)", CARTPOLE, lambda of, steps: steps[1].last().all()),
 }

@@ -146,3 +146,18 @@ def test_an_evaluation_plays_whole_games_unless_told_otherwise(told, ends):
     for evaluation in (False, True):
         make.make_environment(RandomActions(), environment, config, 1, 0, evaluation=evaluation)
     assert found == [(True, True), (ends, False)]
+
+
+class Seeded(testing.EchoEnvironment):
+    seeds = []
+
+    def seed(self, seed):
+        self.seeds.append(seed)
+
+
+def test_every_evaluation_plays_the_same_episodes():
+    for seed in (1, 2):
+        config = RunConfig(seed=seed, max_env_steps=40, evaluate_period=20, num_evaluation_episodes=3)
+        launch.launch(make_program(RandomActions(), Seeded, config), engine="serial")
+    # Three that are played, and those that would follow.
+    assert Seeded.seeds == [*range(10_000, 10_006)] * 4
