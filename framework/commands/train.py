@@ -39,7 +39,7 @@ from framework.programs import config_file, trust
 from framework.programs.presets import Preset, presets_of
 from framework.programs.registry import AgentEntry, agent_names, find_agent
 from framework.programs.run_config import RunConfig
-from framework.programs.run_folder import RunFolder, differences, keeps_settings
+from framework.programs.run_folder import RunError, RunFolder, differences, keeps_settings
 from launch.running import stopped_by_signals
 from launch.texts import printable
 from launch.view import NodesView
@@ -347,6 +347,11 @@ def chosen_checkpoint(folder: RunFolder, which: str) -> Iterator[None]:
     """
     reader = folder.restore(which)
     folder.check_limits(reader)
+    if folder.engine == "serial":
+        try:
+            folder.check_exact(reader)
+        except RunError as error:
+            raise UsageError(str(error)) from error
     checkpointer = folder.checkpointer
     paths = checkpointer.checkpoints()
     same = [path for path in paths if path.samefile(reader.path)]

@@ -187,3 +187,8 @@ class RunConfig(config_checks.NamedFields):
     def num_envs(self) -> int:
         """Environments of the whole program."""
         return self.num_actors * self.envs_per_actor
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """What ends the run, by the names of the fields."""
+        return {name: getattr(self, name) for name in ("max_env_steps", "max_learner_steps", "target_return")}

@@ -186,7 +186,11 @@ class RunFolder:
             raise RunError(str(error)) from error
 
     def record(self, engine: str | None = None) -> None:
-        """Writes `config.yaml` with the node's engine unless it is equal. Keeps the recorded restarts."""
+        """Writes `config.yaml` with the node's engine unless it is equal. Keeps the recorded restarts.
+
+        If the run is interrupted from now on, it has no result, so that of an earlier end goes.
+        """
+        (self.path / "result.json").unlink(missing_ok=True)
         new, engine = self, engine or launch.get_node_context().engine
         if (self.path / "config.yaml").exists():
             known = RunFolder.open(self.path)
@@ -273,6 +277,21 @@ class RunFolder:
                     f"{self.path} has made {made:,} {kind} steps, and its limit is {limit:,}. Give it more: "
                     f"--max-{kind}-steps {2 * made} (RunConfig.max_{kind}_steps)."
                 )
+
+    def check_exact(self, reader: CheckpointReader) -> None:
+        """Raises RunError if the run ended on the engine `serial`, and is to go on there with other limits.
+
+        At its end a run cuts the last grants of steps, and the learner draws the last samples. It would
+        therefore not go on as a run that had the new limits from the beginning.
+        """
+        ended_at = reader.manifest.get("note", {}).get("ended_at", {})
+        changed = differences(ended_at, {name: self.config.limits[name] for name in ended_at})
+        if changed:
+            raise RunError(
+                f"{self.path}: {changed}. A run that has ended on engine 'serial' is not extended there, "
+                "because it would not be the run that had these limits from the beginning. Start a new run "
+                "with them; or go on with this one, not exactly, on another engine, such as 'threads'."
+            )
 
     def unwritable(self, error: OSError, file: Path | None = None) -> RunError:
         """The error for a file that could not be written; has advice on the folder if it is in this one.
@@ -428,7 +447,6 @@ class RunFolder:
             reader = self.checkpointer.newest_intact()
             if reader is not None:
                 self.check_limits(reader)
-                (self.path / "result.json").unlink(missing_ok=True)  # If it is interrupted now, it has none.
             yield file
 
     def running_pid(self) -> int | None:

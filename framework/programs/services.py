@@ -342,7 +342,8 @@ class RunCheckpointer:
         replays: Mapping[str, Any] | None = None,
         learners: Sequence[str] = (),
     ):
-        self._checkpointer = run_checkpoints(config)
+        self._config, self._checkpointer = config, run_checkpoints(config)
+        self._about: dict[str, Any] = {}  # Of the last checkpoint.
         self._counter, self._monitor = counter, monitor
         self._replays, self._learners = dict(replays or {}), frozenset(learners)
         self._due: set[str] = set()  # Learners that have put their state for the next periodic checkpoint.
@@ -396,14 +397,20 @@ class RunCheckpointer:
                 parts[name] = functools.partial(shutil.move, str(replay.checkpoint()))
             # Not those of now: replay may have taken long, and actors go on.
             steps = int(states["counter"]["counts"].get(_STEPS, 0))
-            path = self._checkpointer.save(steps, parts, {"reason": reason})
+            path = self._checkpointer.save(steps, parts, {"reason": reason, **self._about})
             self._saved_puts = puts
             if self._monitor is not None:
                 self._monitor.checkpointed(os.fspath(path))
             return os.fspath(path)
 
     def close(self) -> None:
-        """Writes the last checkpoint."""
+        """Writes the last checkpoint. On `serial`, that of a run at its end says under which limits it is."""
+        if launch.get_node_context().engine == "serial":
+            limits = self._config.limits
+            if self._monitor is not None and self._monitor.snapshot()["result"] is not None:
+                self._about["ended_at"] = limits
+            elif self._counter.is_ending():  # It was interrupted, and goes on exactly to the same limit.
+                self._about["ended_at"] = {"max_env_steps": limits["max_env_steps"]}
         self.commit("end of the run")
 
 

@@ -112,9 +112,10 @@ class Snapshot:
         reader = newest_checkpoint(self._config)
         if reader is None:
             return None
+        self._run.check_exact(reader)
         if PROGRAM not in reader.names:
             _LOG.warning(
-                "%s holds no exact state: its run had ended, was killed, or ran on another engine. New "
+                "%s holds no exact state: its run was killed, or ran on another engine. New "
                 "episodes begin, so this run is not bit for bit the one that would have gone on.",
                 reader.path,
             )

@@ -117,7 +117,7 @@ def test_they_learn_and_are_in_the_checkpoint_and_in_evaluations(name, tmp_path)
     assert not torch.equal(trained[0].weight, fresh[0].weight)
     assert loaded(loaded.make_environment(3).reset().observation).shape == (3,)
     resumed = dataclasses.replace(config, max_env_steps=300)
-    again = launch.launch(make_program(AGENTS[name](), CARTPOLE, resumed), engine="serial")
+    again = launch.launch(make_program(AGENTS[name](), CARTPOLE, resumed), engine="threads")
     assert again["env_steps"] >= 300 and again["learner_steps"] > result["learner_steps"]
 
 

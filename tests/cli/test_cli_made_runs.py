@@ -45,10 +45,10 @@ def test_every_command_takes_it(repertory, tmp_path):
     assert code == 0, err
     assert "dqn in gymnasium:CartPole-v1, not running" in repertory("status", path)[1]
     assert repertory("stop", path)[0] == 1
-    code, out, err = repertory("train", "--resume", path, "--engine", "serial", "--max-env-steps", "400")
+    code, out, err = repertory("train", "--resume", path, "--engine", "threads", "--max-env-steps", "400")
     assert code == 0 and "400 env steps is spent" in out, err
     content = config_file.read(path / "config.yaml")
-    assert content["engine"] == "serial" and content["max_env_steps"] == 400
+    assert content["engine"] == "threads" and content["max_env_steps"] == 400
 
 
 SCRIPT = """
@@ -150,5 +150,5 @@ def test_the_folder_of_another_run_is_refused(tmp_path):
     launch.launch(make_program(DQN(SMALL), "gymnasium:CartPole-v1", config_of(path)), engine="serial")
     assert (path / "config.yaml").read_bytes() == before
     changed = dataclasses.replace(config_of(path), max_env_steps=350)
-    launch.launch(make_program(DQN(SMALL), "gymnasium:CartPole-v1", changed), engine="serial")
+    launch.launch(make_program(DQN(SMALL), "gymnasium:CartPole-v1", changed), engine="threads")
     assert RunFolder.open(path).config.max_env_steps == 350

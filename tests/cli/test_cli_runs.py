@@ -90,7 +90,11 @@ def test_unknown_video_format(trained, repertory):
 
 def test_resume_goes_on_to_a_new_limit(copied, repertory):
     before = rows(copied)
-    code, out, err = repertory("train", "--resume", copied, "--max-env-steps", "900")
+    more = ("train", "--resume", copied, "--max-env-steps", "900")
+    code, out, err = repertory(*more)
+    assert code == 2 and "max_env_steps: got 900, expected 600. A run that has ended on" in err
+    assert (copied / "result.json").exists() and RunFolder.open(copied).config.max_env_steps == 600
+    code, out, err = repertory(*more, "--engine", "threads")
     assert code == 0, err
     assert "The budget of 900 env steps is spent" in out
     assert "The target return of 475 was not reached." in out
@@ -108,7 +112,7 @@ def test_a_run_of_a_gpu_is_evaluated_and_resumed_without_one(copied, repertory):
     config_file.write(copied / "config.yaml", {**content, "device": "cuda"})
     code, _, err = repertory("eval", copied, "--episodes", "1")
     assert code == 0, err
-    more = ("train", "--resume", copied, "--max-env-steps", "700")
+    more = ("train", "--resume", copied, "--max-env-steps", "700", "--engine", "threads")
     code, _, err = repertory(*more)
     assert code == 1 and "device: got 'cuda', expected a device of this process, which sees no GPU" in err
     code, _, err = repertory(*more, "--device", "cpu")

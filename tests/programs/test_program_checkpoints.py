@@ -43,7 +43,7 @@ def inserted(checkpointer):
     return info.rate_limiter_info.insert_stats.completed
 
 
-def test_another_agent_is_refused_and_the_run_can_go_on(tmp_path, caplog):
+def test_another_agent_is_refused_and_the_run_can_go_on(tmp_path):
     config = RunConfig(directory=str(tmp_path), max_env_steps=60)
     small = DQNConfig(min_replay_size=20, batch_size=8, samples_per_insert=4.0, hidden_sizes=(8,))
     launch.launch(make_program(DQN(small), "gymnasium:CartPole-v1", config), engine="serial")
@@ -51,12 +51,11 @@ def test_another_agent_is_refused_and_the_run_can_go_on(tmp_path, caplog):
     config = dataclasses.replace(config, max_env_steps=90)
     other = DQN(dataclasses.replace(small, hidden_sizes=(16,), learning_rate=0.1))
     with pytest.raises(RunError, match=r"0.1, expected .*hidden_sizes: got \[16\], expected \[8\]"):
-        launch.launch(make_program(other, "gymnasium:CartPole-v1", config), engine="serial")
+        make_program(other, "gymnasium:CartPole-v1", config)
     assert (tmp_path / "config.yaml").read_bytes() == before
-    launch.launch(make_program(DQN(small), "gymnasium:CartPole-v1", config), engine="serial")
+    launch.launch(make_program(DQN(small), "gymnasium:CartPole-v1", config), engine="threads")
     assert run_checkpoints(config).latest().name.endswith("-step-90")
     assert config_file.read(tmp_path / "config.yaml")["max_env_steps"] == 90
-    assert "holds no exact state: its run had ended" in caplog.text
 
 
 def test_an_older_checkpoint_is_older_in_every_part(tmp_path):

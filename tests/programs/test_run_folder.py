@@ -40,7 +40,7 @@ def cart_pole(reward_fn=None):
 
 def _run(agent, environment, **settings):
     config = RunConfig(**{"max_env_steps": 20, "evaluate_period": None, **settings})
-    launch.launch(make_program(agent, environment, config), engine="serial")
+    launch.launch(make_program(agent, environment, config), engine="threads")
     return RunFolder.open(config.directory)
 
 

@@ -26,6 +26,7 @@ from agents.sac import SAC, SACConfig
 from framework.checkpoints import Checkpointer
 from framework.loggers import InMemoryLogger
 from framework.programs import RunConfig, make_program, snapshot
+from framework.programs.run_folder import RunError
 
 CARTPOLE, PENDULUM = "gymnasium:CartPole-v1", "gymnasium:Pendulum-v1"
 SMALL = {"min_replay_size": 100, "batch_size": 16, "samples_per_insert": 4.0, "hidden_sizes": (16,)}
@@ -262,7 +263,7 @@ def test_rows_say_that_a_run_was_resumed_with_new_episodes(tmp_path):
     run("dqn", CARTPOLE, dataclasses.replace(config, max_env_steps=300))  # ends by itself: no exact state
     before = rows(str(tmp_path))
     assert not any("resumed" in row for row in before)
-    run("dqn", CARTPOLE, config)
+    launch.launch(program("dqn", CARTPOLE, config), engine="threads")
     after = rows(str(tmp_path))[len(before) :]
     first = {row["label"]: row for row in reversed(after)}
     assert all(row["resumed"] for row in first.values())
@@ -322,13 +323,20 @@ def test_a_lower_limit_than_the_granted_steps_is_exact(tmp_path, limit):
     assert result["env_steps"] == limit
 
 
-def test_a_higher_limit_after_an_actor_has_finished_uses_all_actors(tmp_path):
+@pytest.mark.parametrize(
+    ("interrupted", "limit"),
+    [(False, {"max_env_steps": 999}), (False, {"target_return": 99.0}), (True, {"max_env_steps": 999})],
+)
+def test_a_run_at_its_end_is_not_extended(tmp_path, interrupted, limit):
     config = dataclasses.replace(BASE, directory=str(tmp_path), max_env_steps=340)
     job = start(config, AGENTS["random"]())
-    stop_when(job, lambda: any(objects(job)[f"actor-{i}"].finished() for i in range(2)))
-    job = start(dataclasses.replace(config, max_env_steps=1_000), AGENTS["random"]())
-    assert job.wait()["env_steps"] == 1_000
-    assert min(objects(job)[f"actor-{i}"].save()["steps"] for i in range(2)) > 300
+    if interrupted:
+        stop_when(job, lambda: any(objects(job)[f"actor-{i}"].finished() for i in range(2)))
+    job.wait()
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(RunError, match=r"got .*\. A run that has ended on engine 'serial'"):
+        start(dataclasses.replace(config, **limit), AGENTS["random"]()).wait()
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 class Unpicklable(InMemoryLogger):
