@@ -1,6 +1,7 @@
 """A hook of MkDocs: the markers in pages become tables of a config's fields and of recorded results.
 
 `<!-- fields: MODULE:CLASS -->` stands for all fields of a dataclass.
+`<!-- fields: agents -->` stands for the fields of all agents' configs, each config under a heading.
 `<!-- table: benchmarks/learning.py ROW ROW -->` stands for rows of `docs/results`; without names, for all.
 `<!-- table: benchmarks/nightly.py -->` stands for the rows of `docs/results/nightly`.
 The line below a marker tells readers of the Markdown where to find the table; the table replaces it.
@@ -64,6 +65,21 @@ def fields_table(config):
     return "\n".join(lines)
 
 
+def agents_fields():
+    """A section for each config of the registered agents, with all of its fields."""
+    registry = module_of("framework.programs.registry")
+    names_of = {}
+    for name in registry.agent_names():
+        config = registry.find_agent(name).make_config()
+        if config is not None:
+            names_of.setdefault(type(config), []).append(name)
+    sections = (
+        f"## {', '.join(names)} {{#{min(names, key=len)}}}\n\n{fields_table(config)}"
+        for config, names in names_of.items()
+    )
+    return "\n\n".join(sections)
+
+
 def results_table(script, names):
     """What ``script --table`` prints of the recorded results, for the rows named or for all."""
     learning = module_of("learning")
@@ -83,6 +99,8 @@ def on_page_markdown(markdown, **_):
         kind, name, rows = marker.groups()
         if kind == "table":
             return results_table(name, rows.split())
+        if name == "agents":
+            return agents_fields()
         module, _, config = name.partition(":")
         return fields_table(getattr(module_of(module), config))
 
