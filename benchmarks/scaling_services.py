@@ -307,6 +307,13 @@ CALLS = {
 # On another machine, as far as one machine can show it: TCP with CURVE, and arrays in messages.
 
 
+class InferenceByMessages(InferenceWorker):
+    """Offers no shared memory."""
+
+    def connect(self, *args: Any, messages: bool = True) -> Any:
+        return super().connect(*args, messages=True)
+
+
 class FarJob(ProcessesJob):
     """`processes` whose nodes are reached over TCP, with encryption."""
 
@@ -355,7 +362,7 @@ class Services:
     ):
         program = launch.Program("scaling")
         tables = functools.partial(Dummy(shape).make_tables, shape.spec)
-        acting = make_setup(shape, num_actors=64, envs_per_actor=16, inference_messages=far)
+        acting = make_setup(shape, num_actors=64, envs_per_actor=16)
         nodes = {
             "replay": launch.ReplayNode(tables, backend=__name__ if far else "framework.replay"),
             "counter": launch.CourierNode(Counter),
@@ -364,7 +371,8 @@ class Services:
         }
         services = {label: program.add_node(node, label=label) for label, node in nodes.items()}
         if not actors:
-            node = launch.CourierNode(InferenceWorker, acting, learner=None, monitor=services["monitor"])
+            server = InferenceByMessages if far else InferenceWorker
+            node = launch.CourierNode(server, acting, learner=None, monitor=services["monitor"])
             services["inference"] = program.add_node(node, label="inference")
         with program.group("load"):
             for _ in range(loads):

@@ -6,9 +6,8 @@ half 1        ....  |env|adder|  ....  |env|adder|
 inference  |--1--|  |--0--|   |--1--|  |--0--|                      always of the half that does not step
 ```
 
-Each half has its own environment, adder and loop, like a smaller actor. The halves share the source of their
-actions. Alternating is faster where inference can overlap stepping: with an inference server, a GPU,
-environments in processes, or networks so large that torch releases the interpreter's lock.
+Each half has its own environment, adder and loop, like a smaller actor, and asks the inference server for its
+actions. Alternating is faster where inference can overlap stepping: with slow environments or large networks.
 """
 
 from __future__ import annotations
@@ -18,11 +17,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-import launch
 from framework import core
 from framework.actors import EnvironmentLoop, PolicyActor
 from framework.actors.inference_client import InferenceActor, ServerPort, connect
-from framework.actors.inference_server import InferenceServer
 from framework.environments.base import BatchedEnvironment
 from framework.programs.last_samples import LastSamples
 from framework.programs.limiter_state import describe_tables
@@ -111,7 +108,7 @@ class ActorWorker(ProgramWorker):
             None  # Has the version of the acting parameters.
         )
         # Makes the random choices; None if another node acts.
-        self._acting: PolicyActor | InferenceServer | None
+        self._acting: PolicyActor | None
         state = None if checkpointer is None else checkpointer.get(self._name)
         self._steps = self._logged_at = 0 if state is None else int(state["steps"])
         # With its first seed, an actor that continues would repeat the episodes of the beginning.
@@ -169,29 +166,16 @@ class ActorWorker(ProgramWorker):
         """
         agent, spec, config = setup.agent, setup.spec, setup.config
         envs = config.envs_per_actor
-        alternates, served = config.inference.startswith("alternating"), config.inference.endswith("server")
+        alternates = config.inference == "alternating+server"
         sizes = [envs - envs // 2, envs // 2] if alternates else [envs]
         ports: list[ServerPort] = []
-        server, variables, self._acting = inference, None, None
-        if not served:
+        variables, self._acting = None, None
+        if inference is None:
             with seeded(seed):
                 networks = agent.make_networks(spec)
                 policy = self._make_policy(setup, networks)
             if learner is not None:
-                # A step of all envs is one batch of each half.
-                period = config.update_period * len(sizes)
-                variables = VariableClient(learner, networks, policy, period)
-        if alternates and not served:
-            policy.seed(seed)
-            server = self._acting = InferenceServer(
-                policy,
-                spec,
-                envs,
-                variables=variables,
-                updates=agent.max_policy_lag is None,
-                timeout=0.0,
-                concurrent=launch.get_node_context().engine != "serial",
-            )
+                variables = VariableClient(learner, networks, policy, config.update_period)
         halves: list[Half] = []
         for index, size in enumerate(sizes):
             environment = setup.make_environment(
@@ -199,9 +183,8 @@ class ActorWorker(ProgramWorker):
             )
             offset = first_env + sum(sizes[:index])
             actor: PolicyActor | InferenceActor
-            if server is not None:
-                messages = not served or config.inference_messages
-                port = connect(server, f"{self._name}.{index}", size, offset, config.num_envs, messages)
+            if inference is not None:
+                port = connect(inference, f"{self._name}.{index}", size, offset, config.num_envs)
                 ports.append(port)
                 actor = InferenceActor(port, self._make_adder(), size)
             else:
@@ -285,8 +268,6 @@ class ActorWorker(ProgramWorker):
         for half in self._halves:
             if isinstance(half.actor, InferenceActor):
                 half.actor.close()
-        if isinstance(self._acting, InferenceServer):
-            self._acting.close()
         for half in self._halves:
             half.environment.close()
 

@@ -1,14 +1,11 @@
 """Halves that alternate: who asks when, what is dropped, what is kept of both."""
 
-import types
-
 import dm_env
 import numpy as np
 import pytest
 import torch
 from helpers.node_clients import make_client
 
-import launch
 from framework import core, environments, specs
 from framework.actors.inference_client import InferenceActor, ServerPort
 from framework.environments.testing import EchoEnvironment
@@ -96,22 +93,6 @@ class LoggedAgent(core.Agent):
         return self.adders.pop(0)
 
 
-class Server:
-    """In place of the server of the halves, whose policy never acts here."""
-
-    def __init__(self, policy, spec, capacity, *, variables, updates, timeout, concurrent):
-        pass
-
-    def save(self):
-        return {"policy": "state"}
-
-    def close(self):
-        pass
-
-
-periods: list = []  # Update periods of the variable clients.
-
-
 class Source:
     """A learner that has just published every version."""
 
@@ -123,26 +104,22 @@ class Source:
 def make(monkeypatch):
     def make(envs=4, unroll=None, length=3, ready=(True, True), max_env_steps=None):
         log = []
-        periods.clear()
         ports = [LoggedPort(name, log) for name in "ab"]
         adders = [LoggedAdder(name, log, is_ready) for name, is_ready in zip("ab", ready, strict=True)]
         waiting = iter(ports)
-        monkeypatch.setattr(launch, "get_node_context", lambda: types.SimpleNamespace(engine="serial"))
         monkeypatch.setattr(actor_worker, "connect", lambda *args: next(waiting))
-        monkeypatch.setattr(actor_worker, "InferenceServer", Server)
-        monkeypatch.setattr(actor_worker, "VariableClient", lambda *args: periods.append(args[-1]))
 
         def environment(num_envs, seed):
             return environments.make(
                 lambda: EchoEnvironment(4, length, first=10), num_envs=num_envs, stepping="inline"
             )
 
-        config = RunConfig(envs_per_actor=envs, inference="alternating")
+        config = RunConfig(envs_per_actor=envs, inference="alternating+server")
         spec = specs.make_environment_spec(environment(1, 0))
         services = {"counter": make_client(Counter(max_env_steps)), "monitor": make_client(Monitor())}
         source = None if unroll is None else Source()
         setup = Setup(LoggedAgent(adders, unroll), environment, spec, config)
-        worker = ActorWorker(setup, replay="a client", learner=source, **services)
+        worker = ActorWorker(setup, replay="a client", learner=source, inference="a server", **services)
         return worker, log, ports, adders
 
     return make
@@ -198,12 +175,6 @@ def test_a_row_has_the_time_of_both_halves(make):
     row = worker._monitor.snapshot()["labels"]["actor-0"]
     names = ("reset", "select_action", "step", "observe")
     assert {f"time/{name}_s" for name in names} == {name for name in row if name.startswith("time/")}
-
-
-def test_parameters_are_asked_for_once_a_step_of_all_envs(make):
-    worker, _, _, _ = make(unroll=100)
-    assert periods == [20]  # The server of two halves acts twice in a step of all envs.
-    assert worker.save()["actor"] == {"policy": "state"}
 
 
 def test_readiness_is_that_of_the_half_whose_turn_it_is(make):

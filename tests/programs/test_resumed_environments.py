@@ -59,7 +59,7 @@ def test_a_resumed_run_plays_other_episodes_than_at_its_beginning(tmp_path, agen
     assert not (played[0] & played[1] or played[0] & played[2] or played[1] & played[2])
 
 
-@pytest.mark.parametrize("inference", ["local", "alternating"])
+@pytest.mark.parametrize("inference", ["local", "alternating+server"])
 @pytest.mark.parametrize("steps", [None, 0, 40])
 def test_only_environments_of_an_actor_that_has_made_steps_get_another_seed(steps, inference, monkeypatch):
     monkeypatch.setattr(launch, "get_node_context", lambda: SimpleNamespace(engine="serial"))
