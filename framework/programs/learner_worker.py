@@ -16,7 +16,7 @@ import torch
 import launch
 from framework.programs.learner_group import FirstLearner, GroupMember, Place
 from framework.programs.limiter_state import describe_tables
-from framework.programs.policy_lag import Roster, StallDetector
+from framework.programs.roster import Roster, StallDetector
 from framework.programs.run_folder import RunError, changed_settings
 from framework.programs.worker import (
     ProgramWorker,

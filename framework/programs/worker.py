@@ -8,7 +8,7 @@ import os
 import random
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -79,6 +79,15 @@ class ProgramWorker(core.Worker):
 def derive_seed(seed: int, part: str) -> int:
     """A seed for `part`, such as `"actor-3"`: independent of other parts, and equal on every engine."""
     return int(np.random.SeedSequence([seed, zlib.crc32(part.encode())]).generate_state(1)[0])
+
+
+def environment_seed(seed: int, state: Mapping[str, Any] | None) -> int:
+    """The seed of the environments of a worker with the saved `state`.
+
+    With its first seed, a worker that continues would repeat the episodes of the beginning.
+    """
+    made = 0 if state is None else int(state["steps"])
+    return derive_seed(seed, f"after-{made}") if made else seed
 
 
 def make_tables(setup: Setup, seed: int, shards: int = 1) -> list[Table]:
