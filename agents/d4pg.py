@@ -67,7 +67,7 @@ class D4PGNetworks(TD3Networks):
 
     def __init__(self, config: D4PGConfig, spec: EnvironmentSpec):
         super().__init__(config, spec, config.num_atoms)
-        # Not saved: a resumed run may have other limits.
+        # A resumed run may have other limits, so they are not saved.
         atoms = torch.linspace(config.v_min, config.v_max, config.num_atoms)
         self.register_buffer("atoms", atoms, persistent=False)
 

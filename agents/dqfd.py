@@ -36,7 +36,7 @@ DEMONSTRATIONS_TABLE = "demonstrations"
 
 @dataclass(frozen=True)
 class DQfDConfig(DQNConfig):
-    """Settings of DQfD, in addition to those of `DQNConfig`.
+    """Settings of DQfD, in addition to `DQNConfig`'s.
 
     Exploration, priorities, the margin and the weights of the losses are the paper's.
     """
@@ -49,7 +49,7 @@ class DQfDConfig(DQNConfig):
     pretraining_steps: int = 1_000  # Learner steps on demonstrations alone, at the start.
     margin: float = 0.8  # By which the value of a demonstrated action should exceed the others'.
     margin_coefficient: float = 1.0  # Weight of the margin loss of demonstrations.
-    n_step_coefficient: float = 1.0  # Weight of the n-step loss; that of the 1-step loss is 1.
+    n_step_coefficient: float = 1.0  # Weight of the n-step loss; the 1-step loss has 1.
     l2_coefficient: float = 1e-5  # Weight of the sum of the squares of all parameters.
 
     n_step: int = 10  # Rewards summed before bootstrapping, in the n-step loss.
@@ -139,7 +139,7 @@ class DQfD(DQN):
         margins = demonstrated * margins
         metrics["margin_loss"] = margins.sum() / demonstrated.sum().clamp(min=1)
         metrics["demonstration_fraction"] = demonstrated.float().mean()
-        # Those of the other items are at least 0.001, as in the paper.
+        # Other items have a priority of at least 0.001, as in the paper.
         priorities = errors + torch.where(demonstrated, config.demonstration_priority, 0.001)
         each = one_step + config.n_step_coefficient * n_step + config.margin_coefficient * margins
         return each, priorities, metrics

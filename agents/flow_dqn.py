@@ -1,6 +1,6 @@
 """DQN and Ape-X (Horgan et al., 2018) as plans: workers write to replay while the learner learns from it.
 
-Networks, loss and config are those of `agents.dqn`. The rate limiter of the table holds the replay ratio: the
+Networks, loss and config come from `agents.dqn`. The rate limiter of the table holds the replay ratio: the
 branch that is ahead waits for the other.
 """
 
@@ -26,7 +26,7 @@ from framework.types import Transition
 
 @dataclass(frozen=True)
 class FlowDQNConfig(DQNConfig):
-    """Settings of DQN as a plan, in addition to those of `DQNConfig`."""
+    """Settings of DQN as a plan, in addition to `DQNConfig`'s."""
 
     rollout_length: int = 4  # Steps of an env in one call of a worker. More: fewer calls, older parameters.
 

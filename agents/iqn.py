@@ -27,7 +27,7 @@ from framework.types import Transition
 
 @dataclass(frozen=True)
 class IQNConfig(DQNConfig):
-    """Settings of IQN, in addition to those of `DQNConfig`."""
+    """Settings of IQN, in addition to `DQNConfig`'s."""
 
     huber_delta: float = 1.0  # The paper's kappa: errors of quantiles beyond this count linearly.
     num_quantiles: int = 8  # Random fractions per item at which quantiles are learned; the paper's N.

@@ -30,7 +30,7 @@ from framework.types import Nest, Step
 
 @dataclass(frozen=True)
 class MAMLConfig(AgentConfig):
-    """Settings of MAML, in addition to those of `AgentConfig`.
+    """Settings of MAML, in addition to `AgentConfig`'s.
 
     A learner step uses `tasks_per_worker` tasks of every worker.
     """
@@ -42,7 +42,7 @@ class MAMLConfig(AgentConfig):
 
     # The inner step, which adapts to a task.
     inner_steps: int = 1  # Inner steps in a task. 0 learns one policy for all tasks.
-    inner_learning_rate: float = 0.1  # Of plain gradient descent. Larger adapts faster, or too far.
+    inner_learning_rate: float = 0.1  # Rate of plain gradient descent. Larger adapts faster, or too far.
 
     # The outer step: PPO's, on what the adapted policies collected.
     clip: float = 0.2  # Probability ratios are clipped to 1 +- this.
@@ -231,7 +231,7 @@ class MAML(PlanAgent, OnPolicyAgent):
             networks.load_state_dict(adapted, strict=False)  # Buffers stay.
 
     def prepare(self, networks: MAMLNetworks, batch: ReplaySample, context: LossContext) -> Prepared:
-        """Advantages are those of the workers."""
+        """Advantages come from the workers."""
         returns = batch.data.episode_return[..., 0].mean((0, 2))  # [rounds]
         metrics = {"return_before": returns[0], "return_after": returns[-1]}
         return Prepared(batch.data, len(batch.data.mask), metrics)

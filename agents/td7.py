@@ -30,7 +30,7 @@ from framework.types import Nest, Transition
 
 @dataclass(frozen=True)
 class TD7Config(TD3Config):
-    """Settings of TD7, in addition to those of `TD3Config`. Defaults are those of the paper."""
+    """Settings of TD7, in addition to `TD3Config`'s. Defaults are the paper's."""
 
     # What is learned from.
     min_replay_size: int = 25_000  # Items in replay before learning begins.

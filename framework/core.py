@@ -212,7 +212,7 @@ class Graph(Protocol):
 
     A method may be called several times, each time with another `name`: the label of the nodes and of their
     rows of metrics, and the name of their part of a checkpoint. `agent` makes the parts of these nodes; None
-    is the agent of the learner whose `variables` they take, or else that of the program. All environments
+    is the agent of the learner whose `variables` they take, or else the program's agent. All environments
     have the wrappers of the agent of the program.
 
     Attributes:
@@ -247,7 +247,7 @@ class Graph(Protocol):
     ) -> launch.Handle | None:
         """Adds the learner, and the other learners of its group.
 
-        In its nodes, the agent's `clients` are those of the nodes `clients`, by the same names.
+        In its nodes, the agent's `clients` are clients of the nodes `clients`, by the same names.
         """
 
     def add_variable_source(self, learner: launch.Handle | None) -> launch.Handle | None:
@@ -299,9 +299,9 @@ class Agent(abc.ABC):
 
     # `(config, spec)` to the networks in place of the agent's own, for agents that take one.
     networks_fn: NetworksFn | None = None
-    num_envs: int = 1  # Of the whole program.
+    num_envs: int = 1  # in the whole program
     num_learners: int = 1
-    rank: int = 0  # Of the learner in this node.
+    rank: int = 0  # the index of this node's learner
     clients: Mapping[str, Any] = {}  # In a learner's node, clients of other nodes; see `Graph.add_learner`.
     made_by: str | None = None  # `module:function` that made the agent; None if its class did.
     # Modules that are imported once for all processes of the program, as torch is, not by each of them.

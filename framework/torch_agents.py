@@ -122,7 +122,7 @@ class OnPolicyConfig(AgentConfig):
 
 @dataclass(frozen=True)
 class ActorCriticConfig(OnPolicyConfig):
-    """Settings of agents with `networks.ActorCritic` (PPO, A2C), in addition to those of `OnPolicyConfig`."""
+    """Settings of agents with `networks.ActorCritic` (PPO, A2C), in addition to `OnPolicyConfig`'s."""
 
     gae_lambda: float = 0.95  # 0 trusts the values, 1 the returns: less bias, more variance.
     adam_epsilon: float = 1e-5  # Epsilon of Adam. Larger values damp steps where gradients are small.
@@ -156,7 +156,7 @@ class TorchPolicy(core.Policy):
 
     Args:
       networks: the networks, which each step reads and no step changes. They are put in evaluation mode.
-      actions: converts between sampled actions and those of the environment.
+      actions: converts between sampled actions and the environment's.
       variables: names of the children of `networks` that `act` uses. Empty means all.
 
     Attributes:
@@ -220,7 +220,7 @@ class TorchAgent(core.Agent):
         Args:
           spec: the spec of one env.
           default: makes the agent's own networks.
-          members: attributes that the agent needs; `part.name` for those of a part.
+          members: attributes that the agent needs; `part.name` for a part's.
 
         Raises:
           ValueError: The networks are not a torch module with these members, or the observation has an
@@ -418,7 +418,7 @@ class OnPolicyAgent(TorchAgent):
 
     def make_adder(self, client: Client, spec: specs.EnvironmentSpec) -> adders.Adder:
         if self.episodes_per_batch is not None:
-            # A row more than steps: that of the last observation.
+            # The last observation has a row, too.
             return adders.EpisodeAdder(
                 client,
                 self.config.unroll_length + 1,

@@ -84,7 +84,7 @@ class _BatchedHandler:
         if obj is None:
             return self
         method = BatchedMethod(functools.partial(self._function, obj), self._name, self._options)
-        # `super()` finds the descriptor of a base class, whose method must not be that of the class.
+        # `super()` finds the descriptor of a base class, whose method must not be the class's.
         is_own = getattr(type(obj), self._name, None) is self
         # If two threads get here at once, both receive the method that was stored first.
         return obj.__dict__.setdefault(self._name if is_own else f"{self._name}@{id(self)}", method)

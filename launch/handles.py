@@ -63,7 +63,7 @@ class HandleGroup(Handle):
     """Represents several nodes. Becomes `connect(handles)` in the process that uses it.
 
     Args:
-      handles: those of the nodes.
+      handles: the nodes' handles.
       connect: a function of a module, or a partial of one, that makes a client of the handles, with
         `Handle.dereference`.
     """

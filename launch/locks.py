@@ -12,7 +12,7 @@ class Condition(RLock):  # type: ignore[misc]  # It may be inherited from on eve
     """A `threading.Condition` that an interrupt leaves usable, such as a `KeyboardInterrupt`.
 
     The `with` of `threading.Condition` is written in Python. If its thread is interrupted in there, the lock
-    stays taken, and every other thread that needs it waits without an end. Here it is that of the lock.
+    stays taken, and every other thread that needs it waits without an end. Here it is the lock's.
     """
 
     def __init__(self) -> None:

@@ -113,7 +113,7 @@ class Program:
           The handle that represents the node in the arguments of other nodes.
 
         Raises:
-          ValueError: The label is missing outside a group or differs from that of the open group, or a node
+          ValueError: The label is missing outside a group or differs from the open group's, or a node
             that serves calls is already in a program. A node that serves nothing may be added again; a copy
             of it runs.
           TypeError: `node` is not a `Node`.

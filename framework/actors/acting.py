@@ -351,7 +351,7 @@ class EnvironmentLoop:
         if self.num_cut > cut_before == 0:
             _LOG.warning(
                 "%s: %d of %d episodes had not ended after %s steps and were cut there. Their returns are "
-                "the rewards up to there, not those of whole episodes. Give a larger limit "
+                "the rewards up to there, not whole episodes' returns. Give a larger limit "
                 "(max_evaluation_steps of a run), or end or truncate the episodes.",
                 *(self.environment.name, self.num_cut, num_episodes, f"{limit:,}"),
             )
@@ -377,7 +377,7 @@ class EnvironmentLoop:
         return timestep
 
     def _without_partial(self, over: np.ndarray, step_type: np.ndarray) -> np.ndarray:
-        """Drops those of the ended episodes that began before the reset; returns the others."""
+        """Drops the ended episodes that began before the reset; returns the others."""
         assert self._partial is not None
         dropped = over & self._partial
         self.num_dropped += int(np.count_nonzero(dropped))

@@ -157,8 +157,8 @@ class InferenceServer:
         self._error: BaseException | None = None
         self._stopping = self._closed = self._over = False
         self.act = _Submitted(self._submit)
-        self.futures = types.SimpleNamespace(act=self._submit)  # as those of a client of the node
-        # Without shared memory, and if the socket's path is too long, clients use messages.
+        self.futures = types.SimpleNamespace(act=self._submit)  # as a client of the node has them
+        # Clients use messages if there is no shared memory, or the socket's path is too long.
         path = None if self._memory is None else os.path.join(self._memory.directory, "inference")
         self._path = path if path is not None and len(os.fsencode(path)) <= _LONGEST_PATH else None
         if self._path is None:
@@ -261,7 +261,7 @@ class InferenceServer:
             else:
                 self._fire([client])
         except Exception as error:
-            if future.done():  # Without a thread, `on_batch` failed after the answer.
+            if future.done():  # `on_batch` failed after the answer, on this thread.
                 raise
             future.set_exception(error)
         return future
@@ -361,7 +361,7 @@ class InferenceServer:
                 try:
                     self._variables.update()
                 except Exception as error:
-                    self._error = error  # For the next request.
+                    self._error = error  # The next request raises it.
         if self._on_batch is not None:
             for count in counts:
                 self._on_batch(count)

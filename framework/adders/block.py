@@ -422,7 +422,7 @@ class BlockAdder(Adder):
             priorities = None
             if fn is not None:
                 batch = data() if batch is None else batch
-                before, hurry.on = hurry.on, True  # It may read, and so may that of another adder.
+                before, hurry.on = hurry.on, True  # This writer may read, and so may another adder's.
                 try:
                     priorities = _as_priorities(fn(batch), count, table)
                 finally:

@@ -17,7 +17,7 @@ from framework.types import FIRST, Nest
 class Frames:
     """Stores each frame once, in the stream `frames`; an observation is a stack of k rows, oldest first.
 
-    A step adds one frame. An episode's first observation adds those of its k frames that differ. Frames that
+    A step adds one frame. An episode's first observation adds its frames that differ. Frames that
     fill the stack at a reset (zeros, or copies of the first frame) are stored once.
     """
 
@@ -47,7 +47,7 @@ class Frames:
         try:
             self._append_stacks(rows, first, kinds)
         except BaseException:
-            rows[first:] = NO_ROW  # some are those of an earlier episode
+            rows[first:] = NO_ROW  # some belong to an earlier episode
             raise
 
     def _append_stacks(self, rows: np.ndarray, first: int, kinds: np.ndarray) -> None:

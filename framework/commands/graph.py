@@ -26,7 +26,7 @@ _BOX_HEIGHT, _ROW, _MARGIN, _TOP = 46, 68, 36, 64  # Sizes in the picture, in pi
 class GraphOptions:
     """Shows the nodes of an agent's program and the calls between them."""
 
-    # The environment that the agent is built for. The default is that of `repertory train`.
+    # The environment that the agent is built for. The default is `repertory train`'s.
     environment: Annotated[str | None, tyro.conf.arg(metavar="SUITE:NAME")] = None
     num_actors: int = 2  # Number of actor nodes.
     num_learners: int = RunConfig.num_learners  # Number of learner nodes.

@@ -17,7 +17,7 @@ from launch.texts import printable
 from launch.view import NodesView
 
 _ALIVE = ("starting", "running", "restarting", "closing", "stopping")  # States that need a launcher.
-_RATES = ("env steps/s", "learner steps/s", "time to go")  # Not known from a folder.
+_RATES = ("env steps/s", "learner steps/s", "time to go")  # A folder does not tell these.
 
 
 @dataclass(frozen=True)

@@ -85,14 +85,14 @@ def main(arguments: Sequence[str]) -> int:
             "       repertory train --resume RUN [flags]\n\n"
             f"agents: {', '.join(agent_names())}\n\n"
             "`repertory train AGENT --help` shows the flags of a run and of the agent,\n"
-            "`repertory train --resume RUN --help` those of a resumed run."
+            "`repertory train --resume RUN --help` the options of a resumed run."
         )
         return 0
     return start(name, arguments if name is None else arguments[1:])
 
 
 def start(name: str | None, arguments: Sequence[str]) -> int:
-    """Trains the agent `name`, or that of the file of `--config`, in a new folder."""
+    """Trains the agent `name`, or the agent in the file of `--config`, in a new folder."""
     entry, options, config, agent_config = parse_new(name, arguments)
     building.check_installed(options.engine)
     agent = entry.make(None if isinstance(agent_config, _NoSettings) else agent_config)
@@ -235,7 +235,7 @@ def find(name: str) -> AgentEntry:
 
 def resume(arguments: Sequence[str], name: str | None = None) -> int:
     """Resumes a run."""
-    # Not argparse's own abbreviations and errors: tyro parses them again.
+    # tyro parses them again, so argparse's own abbreviations and errors are off.
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     for field in dataclasses.fields(ResumeOptions):
         spellings = {f"--{field.name.replace('_', '-')}", f"--{field.name}"}  # tyro takes both
@@ -285,7 +285,7 @@ def resume(arguments: Sequence[str], name: str | None = None) -> int:
 
 
 def _check_same_settings(folder: RunFolder, flags: Sequence[str], allowed: Sequence[str]) -> None:
-    """Raises `UsageError` if `flags` of `repertory train` give settings other than those of the run.
+    """Raises `UsageError` if `flags` of `repertory train` give settings other than the run's.
 
     The flags `allowed` say which modules the run may name.
     """

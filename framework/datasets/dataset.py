@@ -58,7 +58,7 @@ class Dataset:
         the client is not concurrent.
       ragged: `"error"` refuses items of different lengths; `"pad"` pads them with zeros and returns
         `PaddedSample`s, which hold the lengths.
-      only_first: number of batches of the first table alone, before those of all tables; see `Mixture`.
+      only_first: number of batches of the first table alone, before batches of all tables; see `Mixture`.
       while_waiting: called every `look_s` seconds without a batch, in the thread that fetches it. It may
         insert items that a server lost when it was restarted.
 
@@ -298,7 +298,7 @@ class Dataset:
                     self._changed.wait()
 
 
-# Those with such threads. A thread that runs native code at the end of the interpreter would abort it.
+# Datasets with such threads. A thread that runs native code at the end of the interpreter would abort it.
 _ahead: weakref.WeakSet[Dataset] = weakref.WeakSet()
 
 

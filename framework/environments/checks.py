@@ -81,7 +81,7 @@ def check_environment(
                     "episodes",
                     f"had no end after {patience:,} steps of random actions",
                     "end or truncate them (gymnasium.wrappers.TimeLimit, StepLimit), or give more num_steps: "
-                    "returns are those of whole episodes, and evaluations cut them at max_evaluation_steps",
+                    "returns are whole episodes', and evaluations cut them at max_evaluation_steps",
                 )
     except _Broken as error:
         report.add(*error.args)
@@ -109,7 +109,7 @@ class _Report:
 
 
 class _Broken(Exception):
-    """The environment is too broken to continue. Its arguments are those of a `Violation`."""
+    """The environment is too broken to continue. Its arguments are a `Violation`'s."""
 
 
 class _Gymnasium:

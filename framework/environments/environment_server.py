@@ -16,7 +16,7 @@ Messages are msgpack lists `[kind, ...]` over a ZeroMQ DEALER socket with CURVE;
     server to run    hello protocol envs spec    timestep leaves    fault text
     run to server    take envs seed    reset    step leaves    release    refuse text    ping
 
-`leaves` are the bytes of arrays `[envs, ...]`; those of a dict are in the order of its sorted keys. In `step`
+`leaves` are the bytes of arrays `[envs, ...]`; a dict's are in the order of its sorted keys. In `step`
 they are the actions. In `timestep` they are the step type (int64), rewards, discounts and observations, and
 with several agents the step type of each. An env whose last step was LAST begins an episode at the next
 `step`, which ignores its action.
@@ -48,7 +48,7 @@ FIRST, MID, LAST = 0, 1, 2
 MAX_FRAME_BYTES = 1 << 28
 _MAX_OBJECTS = 1 << 17  # lists and dicts in a message; an empty one takes 1 byte there, and 70 in memory
 _ANSWER_SECONDS = 3.0  # for a run to answer an offer, and for the handshake before it
-_TURNED_AWAY = 500  # the status of a run that needs no envs now; that of a wrong key is 400
+_TURNED_AWAY = 500  # the status of a run that needs no envs now; a wrong key has 400
 _RETRY_SECONDS = (0.02, 0.25)  # shortest and longest pause between two offers
 _AUTH_FAILED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 _ENDED = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | _AUTH_FAILED
@@ -426,7 +426,7 @@ class _Session:
         self.send(hello)
 
     def send(self, frame: bytes) -> None:
-        # Without a connection it would wait forever; the monitor tells of the loss.
+        # It would wait forever for a lost connection; the monitor tells of the loss.
         with contextlib.suppress(zmq.Again):
             self.socket.send(frame, zmq.NOBLOCK)
 
@@ -481,7 +481,7 @@ class _Server:
                 event = recv_monitor_message(session.monitor)
                 refused = event["event"] & _AUTH_FAILED and event["value"] != _TURNED_AWAY
                 self._end(session, "it refused the key" if refused else "it needs no envs, or is not running")
-        # Not if its answer has arrived meanwhile: steps of other envs may have taken long.
+        # Its answer may have arrived meanwhile: steps of other envs may have taken long.
         waits = offer if offer is self._offer else None
         if waits is not None and waits.socket not in ready and now > waits.begun + _ANSWER_SECONDS:
             self._end(waits, f"{waits.address} did not answer")

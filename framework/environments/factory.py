@@ -136,7 +136,7 @@ def _batch(
 
 
 def _fast_vector(source: suites.Source, num_envs: int, seed: int | None) -> VectorEnvironment | None:
-    """The environment's own vector version, if its specs are those of the single environment."""
+    """The environment's own vector version, if its specs are the single environment's."""
     env = source.make_env(None)
     env.close()
     assert source.make_vector is not None

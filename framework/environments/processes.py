@@ -67,7 +67,7 @@ class _Child:
         # acts on it; a signal that is blocked here stays blocked in the child, from its first instruction on.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *_OF_ALL_PROCESSES})
         try:
-            # Not multiprocessing's Process: that imports the user's __main__ again, and needs a guard there.
+            # multiprocessing's Process would import the user's __main__ again, and need a guard there.
             self.process = subprocess.Popen(
                 [sys.executable, "-c", code],
                 pass_fds=(theirs.fileno(), memory),

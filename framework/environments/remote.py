@@ -90,7 +90,7 @@ class RemoteEnvironment(ConnectedEnvironment):
         )
 
     def _stop_listening(self) -> None:
-        # Not unbind(), which ends the connections, too.
+        # unbind() would end the connections, too.
         admit_peers(self._domain, None)
         self._is_listening = False
 
@@ -121,7 +121,7 @@ class RemoteEnvironment(ConnectedEnvironment):
                 self._take_answer(self._servers[identity], kind, content)
             elif kind == "hello":
                 self._admit(identity, content)
-            else:  # Of a server that was too late.
+            else:  # The server was too late.
                 self._send(identity, "release")
         except (EnvironmentFault, launch.ProgramStopped):
             raise

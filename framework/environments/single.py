@@ -25,7 +25,7 @@ class SingleEnv(abc.ABC):
       spec: its observations, actions, rewards and discounts.
       observation_starts, action_starts: per leaf, the first value of a Discrete space; empty if all are 0.
         Values of the spec count from 0. The batch adds and subtracts the start.
-      agents: the step type of each agent at the last time step; None if it is that of the environment.
+      agents: the step type of each agent at the last time step; None if it is the environment's.
     """
 
     spec: specs.EnvironmentSpec
@@ -130,7 +130,7 @@ class PettingZooAdapter(SingleEnv):
             rewards=dict.fromkeys(names, spec.rewards), discounts=dict.fromkeys(names, spec.discounts)
         )
         self._over: set[str] = set()  # Agents whose episode has ended, although the environment lists them.
-        # Of the agents that are not in the episode. A Discrete space may start above 0.
+        # These go to agents that are not in the episode. A Discrete space may start above 0.
         zeros = specs.zeros(spec.observations)
         leaves = zip(tree.flatten(zeros), self.observation_starts, strict=True)
         self._absent = tree.unflatten_as(zeros, [leaf + leaf.dtype.type(start) for leaf, start in leaves])
@@ -163,7 +163,7 @@ class PettingZooAdapter(SingleEnv):
                 f"returned no observation of {', '.join(missing)}, expected one of each agent that plays"
             )
         return (
-            # Of those that begin, too.
+            # Agents that begin have one, too.
             self._seen(observations, {*playing, *(remaining - self._over)}),
             {**dict.fromkeys(self._absent, 0.0), **{name: rewards[name] for name in playing}},
             {**dict.fromkeys(self._absent, 1.0), **{name: 1.0 - failed[name] for name in playing}},

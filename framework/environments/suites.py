@@ -212,7 +212,7 @@ def _minigrid(full: str, name: str, options: dict[str, Any], render_mode: str | 
         )
     if render_mode is not None:
         options = {**options, "render_mode": render_mode}
-    # Without a version, the last one.
+    # A name without a version means the last one.
     return Source(full, functools.partial(_make_minigrid, gymnasium.spec(max(found))), options)
 
 

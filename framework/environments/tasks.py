@@ -23,7 +23,7 @@ class TaskEnvironment(BatchedEnvironment):
     timestep = environment.reset()
     ```
 
-    Without `set_task`, each episode of each env has a task of its own, drawn like those of `sample_tasks`.
+    Without `set_task`, each episode of each env has a task of its own, drawn as by `sample_tasks`.
     """
 
     @abc.abstractmethod

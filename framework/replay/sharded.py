@@ -88,7 +88,7 @@ class ShardedClient(ReverbApi, contracts.Client):
         self._seed = seed
         self._turn = secrets.randbelow(len(servers)) if seed is None else seed
         self._turning = threading.Lock()
-        self._idle: collections.deque[ShardedSource] = collections.deque()  # those of `sample_batch`
+        self._idle: collections.deque[ShardedSource] = collections.deque()  # which `sample_batch` uses
 
     def batch_writer(self, max_in_flight_items: int | None = None) -> Writer:
         """Returns a writer to one of the servers, the next in turn; `shard` is its number."""
@@ -142,9 +142,9 @@ class ShardedClient(ReverbApi, contracts.Client):
             shard.reset(table)
 
     def server_info(self, timeout: float | None = None) -> dict[str, TableInfo]:
-        """Returns each table's counts, summed over the servers; `shards` has those of each server.
+        """Returns each table's counts, summed over the servers; `shards` has each server's.
 
-        `why_not_sample` is empty if a server gives a sample. `why_not_insert` is that of the first server
+        `why_not_sample` is empty if a server gives a sample. `why_not_insert` comes from the first server
         that takes no item: its writers wait.
         """
         infos = [shard.server_info(timeout) for shard in self.shards]
@@ -214,7 +214,7 @@ class ShardedSource(JoinedSource):
     def draw(
         self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
     ) -> tuple[ReplaySample | PaddedSample, list[tuple[Source, Any]]]:
-        """Draws samples of all servers, those of the first server first."""
+        """Draws samples of all servers, in their order."""
         deadline = np.inf if timeout is None else time.monotonic() + timeout
         parts = [(source, table) for source in self._sources]
         chosen = self._chosen.pop((table, n), None)

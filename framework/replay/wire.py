@@ -209,7 +209,7 @@ class Wake:
         self.is_set = False
 
     def __del__(self) -> None:
-        # Not earlier: another thread could write to a descriptor that the process has opened again since.
+        # Earlier, another thread could write to a descriptor that the process has opened again since.
         with contextlib.suppress(OSError, AttributeError):
             os.close(self.descriptor)
             os.close(self._write)

@@ -388,7 +388,7 @@ class Writer:
         raise NotImplementedError
 
     def _raise(self) -> None:
-        """Raises the error of an earlier call that was late, or that of a writer that has ended."""
+        """Raises the error of an earlier call that was late, or of the end of this writer."""
         if self._ended is not None:
             raise type(self._ended)(*self._ended.args)
         raise self._errors.popleft()

@@ -358,7 +358,7 @@ class Job(abc.ABC):
         """Waits for the end, or until all nodes of the groups `labels` have ended; returns the result.
 
         Raises:
-          NodeError: A node failed; the error is that of the first one.
+          NodeError: A node failed; the error is the first one's.
           LaunchError: No node is a worker, so that the program would never end. It is stopped.
           TimeoutError: The program or the groups have not ended after `timeout` seconds. The program
             continues.

@@ -51,7 +51,7 @@ class Place(Record):
         self.waits_for: Place | None = None  # the node for whose constructor this node's constructor waits
         self.turns = 0  # number of steps, on the serial engine
         self.born = 0.0  # time at which its present life began, on the engine `threads`
-        self.unclosed = False  # whether `object` is that of a life that failed and was not closed
+        self.unclosed = False  # whether `object` is from a life that failed and was not closed
         if isinstance(leaf.node, CourierNode):
             self.room = threading.BoundedSemaphore(leaf.node.client_options["max_in_flight"])
             self.pool = CallThreads(leaf.node.server_options["thread_pool_size"])
@@ -219,7 +219,7 @@ class LocalRuntime(Runtime):
         self, place: Place, name: str, args: tuple, kwargs: dict[str, Any], timeout: float | None
     ) -> Future:
         began = time.monotonic()
-        # Without threads, a call is over at once. A thread that carries out a call makes room for others.
+        # A call on its caller's thread is over at once. One that a thread carries out makes room for others.
         if not self._concurrent or place.pool.is_mine():
             return self._begin(place, name, args, kwargs, timeout)
         if not place.room.acquire(timeout=timeout):

@@ -48,7 +48,7 @@ class SerialJob(LocalJob):
             if self._started and not self._runs and threading.get_ident() == self._thread:
                 self._end()  # No wait() runs that would do it.
                 return
-            # For a turn that waits for something.
+            # A turn may wait for something.
             expire = threading.Timer(self._options.stop_timeout, super().stop)
             expire.daemon = True
             expire.start()

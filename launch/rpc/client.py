@@ -156,7 +156,7 @@ class Connection:
     def submit(self, method: str, args: tuple, kwargs: dict[str, Any], timeout: float | None) -> Future:
         """Copies the arguments and returns a future of the answer; waits while `max_in_flight` are open.
 
-        The errors are those of `call`; this method or the future raises them.
+        The errors are `call`'s; this method or the future raises them.
         """
         call = _Call(self, method, timeout, awaited=False)
         try:

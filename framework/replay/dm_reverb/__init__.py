@@ -12,7 +12,7 @@ dataset = datasets.Dataset(client, "replay", batch_size=256)
 
 `launch.ReplayNode(tables_fn, backend="framework.replay.dm_reverb")` runs a program on it. `docs/deepmind.md`
 lists the limits of this back end. In short: `create_items` returns no keys, prefetched samples cannot be
-given back to the server, the largest priority is that of this client, waiting readers poll every few
+given back to the server, the largest priority is this client's, waiting readers poll every few
 milliseconds, and connections are neither encrypted nor authenticated.
 
 Requires dm-reverb (tested with 0.7.2 and 0.14.0) and a TensorFlow that fits it.

@@ -33,7 +33,7 @@ class Client(ServerTables, contracts.Client):
     def __init__(self, server_address: str, *, concurrent: bool = True) -> None:
         super().__init__(server_address, concurrent)
         self._writers: weakref.WeakSet[ReverbWriter] = weakref.WeakSet()
-        # For each table: drawn samples that were not returned yet, and the number being drawn.
+        # By table: drawn samples that were not returned yet, and the number being drawn.
         self._drawn: dict[str, list[Any]] = collections.defaultdict(list)
         self._coming: dict[str, int] = collections.Counter()
         self._failed: BaseException | None = None

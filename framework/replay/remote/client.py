@@ -240,7 +240,7 @@ class ServedClient(ReverbApi, Channel, Client):
         self.close()
 
 
-# Those of this process, so that a forked child can tell them.
+# The clients of this process, so that a forked child can tell them.
 _clients: weakref.WeakSet[ServedClient] = weakref.WeakSet()
 
 

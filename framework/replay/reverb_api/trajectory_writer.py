@@ -293,7 +293,7 @@ class Writer:
         self._structure: nests.Structure | None = None  # of the first step
 
     def append(self, data: Nest) -> None:
-        """Appends one step. The number of leaves, their shapes and dtypes are those of the first step.
+        """Appends one step. The number of leaves, their shapes and dtypes are the first step's.
 
         Items have the nest of the first step.
 

@@ -298,7 +298,7 @@ class Binding:
 
     def clear(self) -> None:
         """Lets go of the columns: there are no items, and there will be none."""
-        self.ragged = True  # so that no caller takes all items for those of this layout
+        self.ragged = True  # so that no caller takes all items for items of this layout
         for each in (self.columns, self._plan, self.parts):
             each.clear()
 

@@ -65,14 +65,14 @@ class Session:
 
     Attributes:
       identity: ZeroMQ's name of the connection.
-      descriptor: that of the connection; the service sets it.
+      descriptor: the connection's; the service sets it.
       waiting: requests that wait.
       held: the rows that the client has leased, and the columns that it has declared.
       layouts: layouts that the client has defined, by its numbers.
       known: layouts that the server has sent to the client, with the server's numbers.
       deliveries: samples that the client holds: the table, the delivery, and whether the samples are given
         back (True) or released (False) when the session ends.
-      unwritten: those of the held rows whose data found no room, by stream.
+      unwritten: the held rows whose data found no room, by stream.
       inserted: number of items that this client has inserted into tables.
     """
 
@@ -214,7 +214,7 @@ class Operations:
                 return Request(("sample", table.name), timeout, steps, {table}, SAMPLERS, n, delivery)
             case "mutate" | "reset" | "can_sample" | "can_insert" | "weight" as method:
                 return {"value": getattr(table, method)(*message["arguments"])}
-        raise ValueError(f"op: got {message['op']!r}, expected one of those of this protocol.")
+        raise ValueError(f"op: got {message['op']!r}, expected an operation of this protocol.")
 
     def close(self, session: Session) -> None:
         """Takes back what a session held. Samples that its client has not confirmed count as never drawn."""
@@ -268,7 +268,7 @@ class Operations:
             raise error
         leased = {}
         for name, n in message["lease"].items():
-            # Without memory the client gets no rows. It asks again when it needs them, and gets the error.
+            # If memory is short, the client gets no rows, asks again when it needs them, and gets an error.
             with contextlib.suppress(MemoryError):
                 leased[name] = self._holdings.lease(session.held, name, max(0, min(int(n), _MAX_LEASE)))
         yield {"rows": leased}

@@ -87,7 +87,7 @@ class Host:
 
 
 def _share_memory(job: str) -> int:
-    """Makes and locks the run's folder in shared memory, and removes those of runs that were killed."""
+    """Makes and locks the run's folder in shared memory, and removes killed runs' folders."""
     sockets.remove_abandoned_directories(platforms.shared_memory_root(), "lp-")
     return sockets.share_directory(shared_memory_path(job))
 
