@@ -191,9 +191,11 @@ class Turns:
 
     def step(self, max_steps: int | None = None) -> Steps:
         """As `Collector.step`, of the collector whose turn it is."""
-        self._mine.actor.request()  # Does nothing if it was made ahead.
+        mine, other = self._mine.actor, self._other.actor
+        assert isinstance(mine, InferenceActor) and isinstance(other, InferenceActor)
+        mine.request()  # Does nothing if it was made ahead.
         if self._may_ask_ahead():
-            self._other.actor.request()
+            other.request()
         steps = self._mine.step(max_steps)
         self._mine, self._other = self._other, self._mine
         return steps
