@@ -32,9 +32,8 @@ from framework.environments.base import FIRST, LAST, MID, BatchedEnvironment
 from framework.programs import RunConfig
 from framework.programs.actor_worker import ActorWorker
 from framework.programs.inference_worker import InferenceWorker
-from framework.programs.learner_worker import keep_freed_memory
 from framework.programs.services import Counter, Monitor
-from framework.programs.worker import Setup
+from framework.programs.worker import Setup, keep_freed_memory
 from framework.variables import VariableBlock, Variables
 from launch.engines.base import Options
 from launch.engines.processes import ProcessesJob
