@@ -249,16 +249,14 @@ def connect(
     envs: int,
     offset: int = 0,
     total: int | None = None,
-    messages: bool = False,
 ) -> ServerPort:
     """A port of `server`: through shared memory where this process can map its columns, else by messages."""
-    if not messages:
-        connection = server.connect(name, envs, offset, total)
-        if connection.columns:
-            try:
-                return SharedMemoryPort(server, name, connection)
-            except FileNotFoundError:
-                server.disconnect(name)  # Another machine or file system: use messages.
+    connection = server.connect(name, envs, offset, total)
+    if connection.columns:
+        try:
+            return SharedMemoryPort(server, name, connection)
+        except FileNotFoundError:
+            server.disconnect(name)  # Another machine or file system: use messages.
     return ServerPort(server, name, envs, offset, total)
 
 

@@ -19,13 +19,12 @@ batches       .           |a b        |a c   all that are connected and not wait
 
 There are three transports, with the same interface to the client (see `framework.actors.inference_client`):
 
-- *direct* (engine `serial`, and the server of an actor whose halves alternate): on `serial`, a call acts for
-  the caller's envs only, without a thread or a clock.
+- *direct* (engine `serial`): a call acts for the caller's envs only, without a thread or a clock.
 - *shared memory* (engine `processes`): observations and answers stay in the columns of `Slots`. One byte to
   the server's unix datagram socket announces a request, a short datagram announces its answer. Each
   connection has its own address, so datagrams of a restarted client's earlier process are never mistaken for
   new ones.
-- *messages* (everywhere else, and on request): a call of the node's `act`, with the arrays in the message.
+- *messages* (everywhere else): a call of the node's `act`, with the arrays in the message.
 """
 
 from __future__ import annotations

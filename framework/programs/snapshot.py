@@ -36,12 +36,12 @@ from framework.loggers import Logger
 from framework.programs.actor_worker import ActorWorker
 from framework.programs.callbacks import Callback
 from framework.programs.evaluator import Evaluator
-from framework.programs.learner_worker import LearnerNode, keep_freed_memory
+from framework.programs.learner_worker import LearnerNode
 from framework.programs.pickling import ObjectPickler, pickle_module
 from framework.programs.run_config import RunConfig
 from framework.programs.run_folder import RunFolder, differences
 from framework.programs.services import PROGRAM, newest_checkpoint
-from framework.programs.worker import prepare_process
+from framework.programs.worker import keep_freed_memory, prepare_process
 from framework.variables import VariableBlock
 from launch import context
 from launch.engines.in_process import LocalRuntime, Place

@@ -16,7 +16,7 @@ from agents.ppo import PPO, PPOConfig
 from framework import environments, specs
 from framework.programs import RunConfig, actor_worker, make_program
 from framework.programs.actor_worker import ActorWorker
-from framework.programs.policy_lag import Roster
+from framework.programs.roster import Roster
 from framework.programs.services import Counter
 from framework.programs.worker import Setup
 from framework.replay import EmbeddedClient
