@@ -124,12 +124,6 @@ class ForkServer(ProcessHost):
             self._line.send(request, [theirs.fileno()])
         return self._lives, Channel(ours)
 
-    def ready(self, number: int, worker: bool) -> None:
-        """Reports whether a process is a worker or a service; services end last if the launcher dies."""
-        if not worker:
-            with contextlib.suppress(OSError):
-                self._line.send({"service": number})
-
     def kill(self, number: int) -> None:
         """Kills a process and the processes that it started."""
         try:

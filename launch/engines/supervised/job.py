@@ -278,7 +278,6 @@ class SupervisedJob(Job):
         if what == "ready":
             process.worker = value
             process.state = "running"
-            self._server.ready(process.number, value)
             if self._state != "running":
                 self._order(process, "stop")
         elif what == "serving":

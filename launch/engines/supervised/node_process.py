@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -64,12 +65,14 @@ class NodeProcess:
       close: event that is set when the objects should be closed.
       parent: process that ends this one if it hangs after the launcher's death, and with which it ends then;
         None if there is no such process.
+      name_service: is called once the objects are constructed and none is a worker.
     """
 
     def __init__(self, channel: Channel, setup: ProcessSetup) -> None:
         self._channel = channel
         self._setup = setup
         self.parent: int | None = None
+        self.name_service: Callable[[], Any] = lambda: None
         self._living: list[_Living] = []
         self._ended = threading.Event()
         if setup.heartbeat is not None:
@@ -166,7 +169,10 @@ class NodeProcess:
                 self._unbuilt -= 1
                 last = self._unbuilt == 0
             if last:
-                self._tell("ready", any(living.is_worker for living in self._living))
+                has_worker = any(living.is_worker for living in self._living)
+                if not has_worker:
+                    self.name_service()
+                self._tell("ready", has_worker)
             try:
                 if living.leaf.node.is_function:
                     living.leaf.node.call()
@@ -317,30 +323,30 @@ def _free_port(interface: str) -> int:
         return probe.getsockname()[1]
 
 
-def main(line: socket.socket, threads: int) -> int:
-    """Runs a node; the fork server calls it in a new process."""
+def main(line: socket.socket, threads: int, name_service: Callable[[], Any]) -> int:
+    """Runs a node; the fork server calls it in a new process. A service calls `name_service`."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(threads)
-    code = run(Channel(line), of_fork_server=True)
+    code = run(Channel(line), name_service=name_service)
     atexit._run_exitfuncs()
     return code
 
 
-def run(channel: Channel, interface: str = "", *, of_fork_server: bool = False) -> int:
+def run(channel: Channel, interface: str = "", *, name_service: Callable[[], Any] | None = None) -> int:
     """Runs a node under the launcher at the other end of a channel; returns the exit code.
 
     Args:
       channel: the channel to the launcher.
       interface: the interface on which nodes without a fixed address serve.
-      of_fork_server: whether this process is a fork server's, which ends it when the launcher has died: with
-        SIGTERM, which closes a service, and later with SIGKILL.
+      name_service: given by a fork server, which ends this process when the launcher has died: with SIGTERM,
+        which closes a service, and later with SIGKILL. It has to know the services, which call this.
     """
     parent = os.getppid()
     allow_files()
     try:
         process = NodeProcess(channel, dataclasses.replace(channel.receive(), interface=interface))
-        if of_fork_server:
-            process.parent = parent
+        if name_service is not None:
+            process.parent, process.name_service = parent, name_service
             signal.signal(signal.SIGTERM, lambda *_: process.close_if_alone())
             os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
         return process.run()

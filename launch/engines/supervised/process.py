@@ -113,9 +113,6 @@ class ProcessHost(abc.ABC):
     def fork(self, unit: Unit, resources: Resources, log: str | None) -> tuple[int, Channel]:
         """Asks for a process for `unit`. Returns the number of its life and the channel to it."""
 
-    def ready(self, number: int, worker: bool) -> None:  # noqa: B027
-        """Is called when a process has constructed its objects; `worker` tells whether it is a worker."""
-
     @abc.abstractmethod
     def kill(self, number: int) -> None:
         """Kills a process."""
