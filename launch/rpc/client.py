@@ -66,7 +66,7 @@ class Connection:
     A future can be canceled until its answer arrives; the node may still carry out the call.
 
     Args:
-      address: address of the node's `launch.rpc.server.Server`; None if `move` sets it later.
+      address: address of the node's `launch.rpc.server.RpcServer`; None if `move` sets it later.
       curve: keys of the program.
       name: name of the node, for errors.
       max_in_flight: number of futures that may be open; the next `submit` waits until one is done, except in

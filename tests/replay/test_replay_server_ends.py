@@ -257,7 +257,7 @@ def test_a_request_that_waits_ends_once_when_its_client_has_gone():
 
     with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
         server = service.Service(None, socket)
-    session = service.Session(b"gone")
+    session = service.ClientSession(b"gone")
     requests = [service.Request(number, None, steps(number)) for number in range(2)]
     for request in requests:
         request.session = session
