@@ -34,14 +34,14 @@ from launch.errors import ProgramStopped as ProgramStopped
 from launch.errors import RemoteError as RemoteError
 from launch.errors import RemoteTraceback as RemoteTraceback
 from launch.errors import StopTimeoutWarning as StopTimeoutWarning
-from launch.handles import Client as Client
 from launch.handles import Handle as Handle
 from launch.handles import HandleGroup as HandleGroup
+from launch.handles import NodeClient as NodeClient
 from launch.nodes import CacherNode as CacherNode
 from launch.nodes import CourierNode as CourierNode
 from launch.nodes import MultiProcessingColocation as MultiProcessingColocation
 from launch.nodes import MultiThreadingColocation as MultiThreadingColocation
-from launch.nodes import Node as Node
+from launch.nodes import ProgramNode as ProgramNode
 from launch.nodes import PyClassNode as PyClassNode
 from launch.nodes import PyNode as PyNode
 from launch.nodes import ReplayNode as ReplayNode
@@ -52,5 +52,5 @@ from launch.running import launch as launch
 from launch.running import start as start
 
 # Launchpad's names.
-CourierClient = Client
+CourierClient = NodeClient
 CourierHandle = Handle

@@ -19,7 +19,7 @@ _ids = itertools.count(1)
 _log = logging.getLogger("launch")
 
 
-class Node:
+class ProgramNode:
     """The base class of nodes.
 
     Attributes:
@@ -51,7 +51,7 @@ class Node:
         """Returns the handle of this node, as `add_node` does."""
         return Handle(self.node_id, self.description)
 
-    def parts(self) -> Sequence[Node]:
+    def parts(self) -> Sequence[ProgramNode]:
         """Returns the nodes inside a colocation; none for other nodes."""
         return ()
 
@@ -67,7 +67,7 @@ class Node:
             raise ValueError(f"{self.description} is already in a program. Create a new node.")
         self._claimed = True
 
-    def copy(self) -> Node:
+    def copy(self) -> ProgramNode:
         """Returns a node with the same constructor and arguments that is in no program."""
         other = copy.copy(self)
         other.node_id = next(_ids)
@@ -102,7 +102,7 @@ class Node:
             closing()
 
 
-class CourierNode(Node):
+class CourierNode(ProgramNode):
     """Serves the public methods of `constructor(*args, **kwargs)` and calls its `run()` if it has one.
 
     Args:
@@ -138,17 +138,17 @@ class CourierNode(Node):
         self.client_options["max_frame_bytes"] = self.server_options["max_frame_bytes"]
 
 
-class PyClassNode(Node):
+class PyClassNode(ProgramNode):
     """Creates an object and calls its `run()` if it has one; serves nothing."""
 
 
-class PyNode(Node):
+class PyNode(ProgramNode):
     """Calls `fn(*args, **kwargs)`, once."""
 
     is_function = True
 
 
-class ReplayNode(Node):
+class ReplayNode(ProgramNode):
     """A replay server; its handle becomes a replay client.
 
     Args:
@@ -239,16 +239,16 @@ def connect_replay(backend: str, server_or_address: Any, curve: Any) -> Any:
     return importlib.import_module(backend).connect_node(server_or_address, curve)
 
 
-class _Colocation(Node):
-    def __init__(self, nodes: Sequence[Node]) -> None:
+class _Colocation(ProgramNode):
+    def __init__(self, nodes: Sequence[ProgramNode]) -> None:
         super().__init__(type(self))
-        if not nodes or not all(isinstance(node, Node) for node in nodes):
+        if not nodes or not all(isinstance(node, ProgramNode) for node in nodes):
             raise TypeError(f"{type(self).__name__}(nodes): got {nodes!r}, expected a list of nodes.")
         if any(node.parts() for node in nodes):
             raise ValueError(f"{type(self).__name__}(nodes): got nested colocations, expected other nodes.")
         self._nodes = list(nodes)
 
-    def parts(self) -> Sequence[Node]:
+    def parts(self) -> Sequence[ProgramNode]:
         return self._nodes
 
 

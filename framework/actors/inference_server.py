@@ -67,7 +67,7 @@ class Column(NamedTuple):
     dtype: str
 
 
-class Connection(NamedTuple):
+class InferenceConnection(NamedTuple):
     """The result of `InferenceServer.connect`.
 
     Attributes:
@@ -174,7 +174,7 @@ class InferenceServer:
 
     def connect(
         self, name: str, envs: int, offset: int = 0, total: int | None = None, messages: bool = False
-    ) -> Connection:
+    ) -> InferenceConnection:
         """Assigns rows to client `name`, see `Slots.connect`. With `messages`, it uses no shared memory."""
         with self._acting:
             rows = self.slots.connect(name, envs, offset, total)
@@ -192,8 +192,8 @@ class InferenceServer:
         slots = self.slots
         structures = (slots.observations.structure, slots.actions.structure, slots.extras.structure)
         if self._path is None or address is None:
-            return Connection(rows, structures)
-        return Connection(rows, structures, tuple(self._columns), self._path, address)
+            return InferenceConnection(rows, structures)
+        return InferenceConnection(rows, structures, tuple(self._columns), self._path, address)
 
     def disconnect(self, name: str) -> None:
         """Stops waiting for `name`. Its rows stay reserved for a new connection."""

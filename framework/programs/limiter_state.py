@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from framework.replay import TableInfo
-from framework.replay.contracts import Client
+from framework.replay.contracts import ReplayClient
 
 # Reverb's limiters without a bound use the largest float64.
 BOUNDLESS = 10**15
 
 
-def describe_tables(replay: Client) -> str:
+def describe_tables(replay: ReplayClient) -> str:
     """What each table holds, can take before the next sample, and can give before the next insert."""
     texts = []
     for info in replay.server_info(timeout=1).values():

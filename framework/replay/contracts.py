@@ -1,4 +1,4 @@
-"""What replay promises, independent of where the tables are: `Client`, `Source` and `Writer`."""
+"""What replay promises, independent of where the tables are: `ReplayClient`, `Source` and `BatchWriter`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from framework.replay.types import PaddedSample, ReplaySample, TableInfo
-from framework.replay.writer import Writer as Writer
+from framework.replay.writer import BatchWriter as BatchWriter
 
 
 class Source(Protocol):
@@ -17,7 +17,7 @@ class Source(Protocol):
     they had never been drawn.
     """
 
-    _client: Client
+    _client: ReplayClient
 
     def draw(
         self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
@@ -58,13 +58,13 @@ class Source(Protocol):
         return None
 
 
-class Client(Protocol):
+class ReplayClient(Protocol):
     """Reads and writes the tables of one or several servers. All methods may be called from any thread."""
 
     #: Whether other threads or processes use the tables. If not, a call that would wait raises an error.
     concurrent: bool
 
-    def batch_writer(self, max_in_flight_items: int | None = None) -> Writer:
+    def batch_writer(self, max_in_flight_items: int | None = None) -> BatchWriter:
         """Returns a writer for B envs.
 
         Args:

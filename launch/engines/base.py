@@ -25,7 +25,7 @@ from typing import Any
 
 from launch.context import NodeContext, Runtime
 from launch.errors import LaunchError, NodeError, ProgramStopped, frames_of, hide_our_frames, message_of
-from launch.nodes import MultiProcessingColocation, Node
+from launch.nodes import MultiProcessingColocation, ProgramNode
 from launch.program import Program
 from launch.texts import nearest
 
@@ -122,7 +122,7 @@ class Options:
 class Leaf:
     """One node that makes an object: a node of the program, or one inside of a colocation."""
 
-    node: Node
+    node: ProgramNode
     context: NodeContext
 
 

@@ -19,7 +19,14 @@ from typing import Any
 
 import zmq
 
-from launch.errors import RemoteError, RemoteTraceback, frames_of, hide_our_frames, message_of
+from launch.errors import (
+    MalformedMessage,
+    RemoteError,
+    RemoteTraceback,
+    frames_of,
+    hide_our_frames,
+    message_of,
+)
 
 # kind of message, number of buffers that follow, number of the call within its connection
 HEAD = struct.Struct("<BxHxxxxQ")
@@ -29,10 +36,6 @@ IN_BAND_BYTES = 1 << 14
 _MAX_BUFFERS = 0xFFFF
 _PAUSES = (0.0, 0.01, 0.1)  # seconds before each attempt to load a pickle
 _MAIN = b"__main__"
-
-
-class MalformedMessage(ValueError):
-    """A message that does not follow the protocol of this module."""
 
 
 def encode(value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:

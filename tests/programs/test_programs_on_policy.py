@@ -95,7 +95,10 @@ class Refused(PPO):
 def test_an_actor_that_waits_for_parameters_learns_that_its_unroll_was_refused():
     config = RunConfig(envs_per_actor=2, max_env_steps=400, evaluate_period=None)
     graph = make_program(Refused(PPOConfig(**CONFIG)), FakeEnvironment, config)
-    with pytest.raises(launch.NodeError, match="nothing"), launch.start(graph, engine="processes") as job:
+    with (
+        pytest.raises(launch.NodeError, match="nothing"),
+        launch.start(graph, engine="processes") as job,
+    ):
         job.wait(timeout=60)
 
 

@@ -21,8 +21,8 @@ from framework.replay.types import PaddedSample, ReplaySample, TableInfo, check_
 _LOOK = 0.005
 
 
-class Client(ServerTables, contracts.Client):
-    """A client of a dm-reverb server; see `contracts.Client`.
+class DmReverbClient(ServerTables, contracts.ReplayClient):
+    """A client of a dm-reverb server; see `contracts.ReplayClient`.
 
     Args:
       server_address: address of the server, such as `"localhost:8000"`.
@@ -180,7 +180,7 @@ class Client(ServerTables, contracts.Client):
 class _Source(contracts.Source):
     """See `contracts.Source`. The client's next reader gets the samples that are given back."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: DmReverbClient) -> None:
         self._client = client
         self._interrupted = False
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from framework.replay.contracts import Client, Source
+from framework.replay.contracts import ReplayClient, Source
 from framework.replay.errors import DeadlineExceededError, ServerClosed
-from framework.replay.remote.connection import LAST_WORDS_S, Channel, Connection, SessionLost
+from framework.replay.remote.connection import LAST_WORDS_S, ConnectionPool, ReplayConnection, SessionLost
 from framework.replay.remote.writer import ServedWriter
 from framework.replay.reverb_api.client import ReverbApi
 from framework.replay.rows.layout import Binding, Layout, gather
@@ -42,7 +42,7 @@ class ServedSource(Source):
 
     _client: ServedClient
 
-    def __init__(self, client: ServedClient, connection: Connection, hold: bool = True) -> None:
+    def __init__(self, client: ServedClient, connection: ReplayConnection, hold: bool = True) -> None:
         self._client = client
         self._connection = connection
         self._hold = hold
@@ -113,8 +113,8 @@ class ServedSource(Source):
             self._connection.request(message, timeout=LAST_WORDS_S)
 
 
-class ServedClient(ReverbApi, Channel, Client):
-    """See the module, and `Channel` for the arguments; made by `replay.Client`."""
+class ServedClient(ReverbApi, ConnectionPool, ReplayClient):
+    """See the module, and `ConnectionPool` for the arguments; made by `replay.Client`."""
 
     address: str
     concurrent = True

@@ -11,7 +11,7 @@ Index = int | slice | Sequence[int]
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class Step:
+class WrittenStep:
     """One step: its row in the writer's stream and its data, by path.
 
     `row` is None before the step has any data, and again after the writer released the row. `episode` is the
@@ -34,7 +34,7 @@ class Steps:
       length: number of steps, including those already forgotten.
     """
 
-    kept: dict[int, Step] = dataclasses.field(default_factory=dict)
+    kept: dict[int, WrittenStep] = dataclasses.field(default_factory=dict)
     length: int = 0
 
 
@@ -50,7 +50,7 @@ class TrajectoryColumn:
     """
 
     path: str
-    steps: tuple[Step, ...]
+    steps: tuple[WrittenStep, ...]
     is_squeezed: bool
     source: Steps
 

@@ -11,7 +11,7 @@ from typing import Any
 from launch.context import Runtime, entered
 from launch.engines.base import unknown_node, unserved
 from launch.errors import ProgramStopped
-from launch.handles import Client
+from launch.handles import NodeClient
 from launch.nodes import connect_replay
 from launch.rpc.client import Connection
 from launch.rpc.sockets import CurveKeys
@@ -22,9 +22,9 @@ class Entry:
     """How to reach a node.
 
     Attributes:
-      serves: as in `launch.nodes.Node.serves`.
+      serves: as in `launch.nodes.ProgramNode.serves`.
       address: address of the node; None if it is not known yet. The order "where" sends it later.
-      options: as in `launch.nodes.Node.client_options`.
+      options: as in `launch.nodes.ProgramNode.client_options`.
     """
 
     label: str
@@ -35,7 +35,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Setup:
+class ProcessSetup:
     """The launcher's first message to a node's process."""
 
     unit: bytes  # pickled `Unit`; unpickled, and its code imported, only after the channel is in use
@@ -101,7 +101,7 @@ class RemoteRuntime(Runtime):
             )
             self._connections[node_id] = connection
 
-        return Client(node_id, connection.call, connection.submit, entry.options["call_timeout"])
+        return NodeClient(node_id, connection.call, connection.submit, entry.options["call_timeout"])
 
     def move(self, addresses: dict[int, str | None]) -> None:
         """Sets new addresses of nodes; None means that a node has no address now."""
