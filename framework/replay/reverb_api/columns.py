@@ -24,7 +24,7 @@ class WrittenStep:
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class Steps:
+class WrittenSteps:
     """The steps since the last reset, including the open step. The oldest steps may be forgotten.
 
     All columns of a writer share the steps, so that one index means the same step in each column.
@@ -52,7 +52,7 @@ class TrajectoryColumn:
     path: str
     steps: tuple[WrittenStep, ...]
     is_squeezed: bool
-    source: Steps
+    source: WrittenSteps
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -100,7 +100,7 @@ class ColumnHistory:
 
     path: str
     keep: int
-    steps: Steps
+    steps: WrittenSteps
 
     def has(self, at: int) -> bool:
         """Returns whether step `at >= 0` is kept and has data in this column."""

@@ -26,7 +26,7 @@ import numpy as np
 
 from framework import nest as nests
 from framework.replay import contracts
-from framework.replay.reverb_api.columns import ColumnHistory, Steps, TrajectoryColumn, WrittenStep
+from framework.replay.reverb_api.columns import ColumnHistory, TrajectoryColumn, WrittenStep, WrittenSteps
 from framework.replay.tables.items import MAX_EPISODES
 from framework.types import Nest
 
@@ -57,7 +57,7 @@ class TrajectoryWriter:
         #: Number of closed steps of this episode.
         self.episode_steps = 0
         self._keep = self._longest = num_keep_alive_refs
-        self._steps = Steps()
+        self._steps = WrittenSteps()
         self._open_step: WrittenStep | None = None
         self._episode = _new_episode()
         self._columns: dict[str, ColumnHistory] = {}
