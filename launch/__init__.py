@@ -10,6 +10,9 @@ result = lp.launch(program, engine="processes")
 ```
 """
 
+import importlib
+from typing import Any
+
 from launch.batching import batched_handler as batched_handler
 from launch.context import NodeContext as NodeContext
 from launch.context import get_node_context as get_node_context
@@ -44,8 +47,7 @@ from launch.nodes import MultiThreadingColocation as MultiThreadingColocation
 from launch.nodes import ProgramNode as ProgramNode
 from launch.nodes import PyClassNode as PyClassNode
 from launch.nodes import PyNode as PyNode
-from launch.nodes import ReplayNode as ReplayNode
-from launch.nodes import ReverbNode as ReverbNode
+from launch.nodes import ServerNode as ServerNode
 from launch.program import Program as Program
 from launch.running import ProgramInterrupted as ProgramInterrupted
 from launch.running import launch as launch
@@ -54,3 +56,10 @@ from launch.running import start as start
 # Launchpad's names.
 CourierClient = NodeClient
 CourierHandle = Handle
+
+
+def __getattr__(name: str) -> Any:
+    """Launchpad's `ReverbNode`, and `ReplayNode`, which are part of replay."""
+    if name in ("ReplayNode", "ReverbNode"):
+        return getattr(importlib.import_module("framework.replay"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

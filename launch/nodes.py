@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import itertools
-import logging
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from launch import context
 from launch.caching import Cacher
-from launch.errors import message_of
 from launch.handles import Handle, replace_handles, timeout_seconds
 
 _ids = itertools.count(1)
-_log = logging.getLogger("launch")
 
 
 class ProgramNode:
@@ -24,13 +18,13 @@ class ProgramNode:
 
     Attributes:
       node_id: number that is unique in the process that builds programs.
-      serves: `"courier"` if the node serves methods, `"replay"` for a replay server, None if it serves
+      serves: `"courier"` if the node serves methods, `"server"` for a `ServerNode`, None if it serves
         nothing.
     """
 
     serves: ClassVar[str | None] = None
     is_function: ClassVar[bool] = False  # whether `call` does the node's work rather than construct an object
-    client_options: Any = None  # of `courier_client_kwargs`; for a replay server, the name of its back end
+    client_options: Any = None  # of `courier_client_kwargs`; see `ServerNode`
 
     def __init__(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
         if not callable(fn):
@@ -148,95 +142,32 @@ class PyNode(ProgramNode):
     is_function = True
 
 
-class ReplayNode(ProgramNode):
-    """A replay server; its handle becomes a replay client.
+class ServerNode(ProgramNode):
+    """The base class of nodes that are servers with a transport of their own, such as replay servers.
 
-    Args:
-      tables_fn: creates the tables in the node's process.
-      checkpointer_fn: creates the checkpointer, or None.
-      backend: name of a module with the functions `serve_node` and `connect_node`, such as
-        `framework.replay.dm_reverb`.
+    Attributes:
+      client_options: `(server, keys) -> client`, picklable. It gets the server in the server's process, and
+        its address elsewhere.
     """
 
-    serves = "replay"
-
-    def __init__(
-        self,
-        tables_fn: Callable[[], Any],
-        *,
-        checkpointer_fn: Callable[[], Any] | None = None,
-        backend: str = "framework.replay",
-    ) -> None:
-        super().__init__(tables_fn)
-        self.checkpointer_fn = checkpointer_fn
-        self.backend = self.client_options = backend
+    serves = "server"
 
     def serve(self, *, embedded: bool, concurrent: bool, address: str | None, curve: Any) -> Any:
-        """Returns the server with the tables of `tables_fn`."""
-        checkpointer = self.checkpointer_fn() if self.checkpointer_fn is not None else None
-        return importlib.import_module(self.backend).serve_node(
-            self.call(),
-            embedded=embedded,
-            concurrent=concurrent,
-            address=address,
-            curve=curve,
-            checkpointer=checkpointer,
-        )
+        """Returns the running server, which `close` stops.
+
+        Args:
+          embedded: whether all its clients are in this process.
+          concurrent: whether they are in several threads.
+          address: where it serves other processes.
+          curve: its keys; None without any.
+        """
+        raise NotImplementedError
 
     def runs(self, obj: Any) -> bool:
         return False
 
     def close(self, obj: Any) -> None:
         obj.stop()
-
-
-class ReverbNode(ReplayNode):
-    """A `ReplayNode` with the arguments of Launchpad's.
-
-    Args:
-      priority_tables_fn: creates the tables in the node's process.
-      checkpoint_ctor: creates the checkpointer, or None.
-      checkpoint_time_delta_minutes: minutes between two checkpoints; None writes no periodic checkpoints. One
-        that fails is logged. On the serial engine it has no effect, because nothing there depends on a clock.
-    """
-
-    def __init__(
-        self,
-        priority_tables_fn: Callable[[], Any],
-        checkpoint_ctor: Callable[[], Any] | None = None,
-        checkpoint_time_delta_minutes: float | None = None,
-    ) -> None:
-        if checkpoint_time_delta_minutes is not None and checkpoint_time_delta_minutes <= 0:
-            raise ValueError(
-                f"checkpoint_time_delta_minutes: got {checkpoint_time_delta_minutes}, expected minutes > 0."
-            )
-        super().__init__(priority_tables_fn, checkpointer_fn=checkpoint_ctor)
-        self._delta_minutes = checkpoint_time_delta_minutes
-
-    def serve(self, *, embedded: bool, concurrent: bool, address: str | None, curve: Any) -> Any:
-        server = super().serve(embedded=embedded, concurrent=concurrent, address=address, curve=curve)
-        if self._delta_minutes is not None and concurrent:
-            stopped, seconds = context.stop_event(), 60 * self._delta_minutes
-            label = context.get_node_context().label
-
-            def checkpoint() -> None:
-                client = connect_replay(self.backend, server if embedded else address, curve)
-                while not stopped.wait(seconds):
-                    try:
-                        client.checkpoint()
-                    except Exception as error:  # A full disk, for example: there may be room again later.
-                        if stopped.is_set():  # The server was closed.
-                            return
-                        text = f"{type(error).__name__}: {message_of(error)}"
-                        _log.error("%s: no checkpoint; the next try is in %g s: %s", label, seconds, text)
-
-            threading.Thread(target=checkpoint, name="replay-checkpoints", daemon=True).start()
-        return server
-
-
-def connect_replay(backend: str, server_or_address: Any, curve: Any) -> Any:
-    """Returns a replay client of a server in this process, or of one at an address."""
-    return importlib.import_module(backend).connect_node(server_or_address, curve)
 
 
 class _Colocation(ProgramNode):

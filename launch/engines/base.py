@@ -237,16 +237,6 @@ def node_error(label: str, error: BaseException) -> NodeError:
     return wrapped
 
 
-def remote_error(label: str, failure: Mapping[str, Any]) -> NodeError:
-    """Returns the `NodeError` for a failure that `launch.rpc.wire.describe_error` described elsewhere."""
-    from launch.rpc import wire
-
-    told = {name: failure[name] for name in ("kind", "message", "traceback", "frames")}
-    error = NodeError(label, **told)
-    error.__cause__ = wire.rebuild_error(failure, label)
-    return error
-
-
 class Outcome:
     """The end of a run: the first result, the first error, and whether it is over. Safe from any thread.
 

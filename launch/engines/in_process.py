@@ -28,7 +28,7 @@ from launch.engines.base import (
 from launch.errors import CallTimeout, LaunchError, ProgramStopped, message_of
 from launch.futures import expire, settle
 from launch.handles import NodeClient, Target
-from launch.nodes import CourierNode, ReplayNode, connect_replay
+from launch.nodes import CourierNode, ServerNode
 from launch.program import Program
 
 _log = logging.getLogger("launch")
@@ -135,7 +135,7 @@ class LocalRuntime(Runtime):
         try:
             with entered(self, place.leaf.context):
                 node = place.leaf.node
-                if isinstance(node, ReplayNode):
+                if isinstance(node, ServerNode):
                     place.object = node.serve(
                         embedded=True, concurrent=self._concurrent, address=None, curve=None
                     )
@@ -190,10 +190,10 @@ class LocalRuntime(Runtime):
         if place is None:
             raise unknown_node(node_id)
         node = place.leaf.node
-        if isinstance(node, ReplayNode):
+        if isinstance(node, ServerNode):
             if not place.built:
                 self._wait_until_built(place)
-            return connect_replay(node.backend, place.object, None)
+            return node.client_options(place.object, None)
         if not isinstance(node, CourierNode):
             raise unserved(place.label, node.description)
         call, submit = functools.partial(self._call, place), functools.partial(self._submit, place)

@@ -21,6 +21,7 @@ import zmq
 
 from launch.errors import (
     MalformedMessage,
+    NodeError,
     RemoteError,
     RemoteTraceback,
     frames_of,
@@ -123,4 +124,12 @@ def rebuild_error(failure: Mapping[str, Any], node: str) -> BaseException:
     except Exception:
         error = RemoteError(failure["kind"], failure["message"])
     error.__cause__ = RemoteTraceback(node, failure["frames"])
+    return error
+
+
+def node_error(label: str, failure: Mapping[str, Any]) -> NodeError:
+    """Returns the `NodeError` for a failure that `describe_error` described elsewhere."""
+    told = {name: failure[name] for name in ("kind", "message", "traceback", "frames")}
+    error = NodeError(label, **told)
+    error.__cause__ = rebuild_error(failure, label)
     return error

@@ -26,7 +26,7 @@ from typing import Any
 
 from launch import platforms
 from launch.context import activate, deactivate
-from launch.engines.base import Job, Options, Resources, remote_error
+from launch.engines.base import Job, Options, Resources
 from launch.engines.supervised import code
 from launch.engines.supervised.channel import Channel
 from launch.engines.supervised.elastic import ElasticGroups
@@ -35,7 +35,7 @@ from launch.engines.supervised.process import Process, ProcessHost, how_it_ended
 from launch.engines.supervised.runtime import Entry, ProcessSetup, RemoteRuntime
 from launch.errors import LaunchError, NodeError, StopTimeoutWarning
 from launch.program import Program
-from launch.rpc import sockets
+from launch.rpc import sockets, wire
 from launch.seeds import of_node
 from launch.texts import printable
 
@@ -305,7 +305,7 @@ class SupervisedJob(Job):
                 process.kill_at = time.monotonic() + _EXIT_GRACE
             if not self._may_restart(process):
                 # Before the state, for which `wait` may wait.
-                self._fail(remote_error(process.unit.label, value))
+                self._fail(wire.node_error(process.unit.label, value))
                 process.state = "failed"
 
     def _has_exited(self, process: Process, code: int, reason: str | None) -> None:

@@ -23,7 +23,7 @@ from launch.context import entered
 from launch.engines.base import Leaf, Unit, ended_normally
 from launch.engines.supervised.channel import Channel
 from launch.engines.supervised.runtime import ProcessSetup, RemoteRuntime
-from launch.nodes import CourierNode, ReplayNode
+from launch.nodes import CourierNode, ServerNode
 from launch.rpc import wire
 from launch.rpc.server import RpcServer
 from launch.seeds import seed_generators
@@ -51,7 +51,7 @@ class _Living:
         """Number of calls received; for a replay server, of messages, if its back end counts them."""
         if self.server is not None:
             return self.server.calls
-        return getattr(self.object, "messages", 0) if isinstance(self.leaf.node, ReplayNode) else 0
+        return getattr(self.object, "messages", 0) if isinstance(self.leaf.node, ServerNode) else 0
 
 
 class NodeProcess:
@@ -186,7 +186,7 @@ class NodeProcess:
         """Creates the object and serves it at the node's address, or at a free port that it reports."""
         node, leaf = living.leaf.node, living.leaf
         entry, interface = self._setup.entries[node.node_id], self._setup.interface
-        if isinstance(node, ReplayNode):
+        if isinstance(node, ServerNode):
             address = entry.address or f"tcp://{interface}:{_free_port(interface)}"
             living.object = node.serve(
                 embedded=False, concurrent=True, address=address, curve=self._setup.keys

@@ -12,7 +12,6 @@ from launch.context import Runtime, entered
 from launch.engines.base import unknown_node, unserved
 from launch.errors import ProgramStopped
 from launch.handles import NodeClient
-from launch.nodes import connect_replay
 from launch.rpc.client import Connection
 from launch.rpc.sockets import CurveKeys
 
@@ -69,7 +68,7 @@ class RemoteRuntime(Runtime):
 
     def client(self, node_id: int) -> Any:
         entry = self._entries.get(node_id)
-        if entry is not None and entry.serves == "replay" and entry.address is None:
+        if entry is not None and entry.serves == "server" and entry.address is None:
             self._wait_for_address(node_id)  # before the lock, which other threads may need for their clients
         with self._lock:
             client = self._clients.get(node_id)
@@ -81,10 +80,10 @@ class RemoteRuntime(Runtime):
         entry = self._entries.get(node_id)
         if entry is None:
             raise unknown_node(node_id)
-        if entry.serves == "replay":
+        if entry.serves == "server":
             address = self._wait_for_address(node_id)
             with entered(self, self.only_context):
-                client = connect_replay(entry.options, address, self._keys)
+                client = entry.options(address, self._keys)
             self._connections[node_id] = client
             return client
         if entry.serves is None:
