@@ -66,7 +66,7 @@ def make_setup(actors, envs, counter, monitor, order):
     return setup, {"counter": make_late_client(counter, order), "monitor": make_late_client(monitor, order)}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     actors=st.integers(1, 3),
     envs=st.integers(1, 4),
@@ -127,7 +127,7 @@ class Waits(Lockstep):
 @example(actors=2, envs=2, unroll_length=24, lag=0, budget=67, order=random.Random(347974))
 @example(actors=2, envs=2, unroll_length=39, lag=0, budget=122, order=random.Random(792447))
 @example(actors=3, envs=1, unroll_length=35, lag=0, budget=170, order=random.Random(56773))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     actors=st.integers(1, 3),
     envs=st.integers(1, 4),

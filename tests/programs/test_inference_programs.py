@@ -227,6 +227,7 @@ def small_ppo(**changes):
 
 IMPALA_CONFIG = IMPALAConfig(unroll_length=5, hidden_sizes=(8,), batch_size=4, lstm_size=4)
 SEQUENCES = {"unroll_length": 5, "burn_in": 2, "period": 5, "min_replay_size": 8, "batch_size": 8}
+SEQUENCES |= {"samples_per_insert": 2.0}
 R2D2_CONFIG = R2D2Config(hidden_sizes=(8,), lstm_size=4, head_sizes=(8,), **SEQUENCES)
 OTHER_AGENTS = {
     "ppo": (small_ppo(), "alternating+server", 1),

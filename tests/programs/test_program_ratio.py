@@ -15,9 +15,10 @@ from framework import replay
 from framework.checkpoints import Checkpointer
 from framework.programs.last_samples import LastSamples
 
+SIZES = {"hidden_sizes": (8,), "lstm_size": 8, "head_sizes": (8,), "samples_per_insert": 4.0}
 AGENTS = {
     "dqn": DQN(dataclasses.replace(SMALL, insert_burst=8, n_step=3)),
-    "r2d2": R2D2(R2D2Config(unroll_length=6, burn_in=2, period=3, batch_size=8, insert_burst=8)),
+    "r2d2": R2D2(R2D2Config(unroll_length=6, burn_in=2, period=3, batch_size=8, insert_burst=8, **SIZES)),
 }
 
 
