@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from framework.replay import contracts
+from framework.replay.base import BaseClient
 from framework.replay.batches import JoinedSource
 from framework.replay.client import Client
 from framework.replay.contracts import Source
@@ -69,7 +69,7 @@ def shard_of(table: Table, shards: int) -> Table:
     return table.replace(max_size=math.ceil(table.max_size / shards), rate_limiter=divided)
 
 
-class ShardedClient(ReverbApi, contracts.ReplayClient):
+class ShardedClient(ReverbApi, BaseClient):
     """A client of several servers with tables of the same names; see the module docstring.
 
     Args:

@@ -22,8 +22,9 @@ from typing import Any
 
 import numpy as np
 
+from framework.replay.base import BaseClient, BaseSource
 from framework.replay.checkpointers import CheckpointerBase, default_checkpointer
-from framework.replay.contracts import ReplayClient, Source
+from framework.replay.contracts import Source
 from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBlockError
 from framework.replay.reverb_api.client import ReverbApi
 from framework.replay.rows.layout import Layout
@@ -46,7 +47,7 @@ _served_here: weakref.WeakValueDictionary[str, EmbeddedClient] = weakref.WeakVal
 os.register_at_fork(after_in_child=_served_here.clear)
 
 
-class EmbeddedClient(ReverbApi, ReplayClient):
+class EmbeddedClient(ReverbApi, BaseClient):
     """Reads and writes tables of this process; see the module docstring.
 
     Args:
@@ -161,7 +162,7 @@ class EmbeddedClient(ReverbApi, ReplayClient):
         self.interrupt()
 
 
-class EmbeddedSource(Source):
+class EmbeddedSource(BaseSource):
     """What a `Dataset` draws from if the tables are in this process; see `contracts.Source`."""
 
     def __init__(self, client: EmbeddedClient) -> None:

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from framework.replay.contracts import ReplayClient, Source
+from framework.replay.base import BaseClient, BaseSource
+from framework.replay.contracts import Source
 from framework.replay.errors import DeadlineExceededError, ServerClosed
 from framework.replay.remote.connection import LAST_WORDS_S, ConnectionPool, ReplayConnection, SessionLost
 from framework.replay.remote.writer import ServedWriter
@@ -31,7 +32,7 @@ _LOG = logging.getLogger(__name__)
 _CHECKPOINT_S = 600.0
 
 
-class ServedSource(Source):
+class ServedSource(BaseSource):
     """Draws batches for one `Dataset`; see `contracts.Source`. One thread draws; any thread may release.
 
     Args:
@@ -113,7 +114,7 @@ class ServedSource(Source):
             self._connection.request(message, timeout=LAST_WORDS_S)
 
 
-class ServedClient(ReverbApi, ConnectionPool, ReplayClient):
+class ServedClient(ReverbApi, ConnectionPool, BaseClient):
     """See the module, and `ConnectionPool` for the arguments; made by `replay.Client`."""
 
     address: str
