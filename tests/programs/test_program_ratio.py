@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import types
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -53,6 +54,8 @@ def test_an_actor_waits_for_what_is_coming_only(engine, monkeypatch):
     client = replay.EmbeddedClient([replay.Table.queue("queue", 2)], concurrent=False)
     counter = types.SimpleNamespace(get_counts=dict, wait_for=lambda *_, **__: None)
     last, writer = LastSamples("actor-0", client, counter, "learner_steps"), client.batch_writer()
+    full = mock.Mock(**{"flush.side_effect": replay.DeadlineExceededError})
+    assert not LastSamples("actor-1", client, counter, "learner_steps").are_drawn([full])  # Its items come.
     rows = writer.append("steps", {"x": np.arange(3)})
     writer.create_items("queue", {"x": writer.slice("steps", "x", rows)})
     for drawn in range(3):
