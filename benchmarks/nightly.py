@@ -35,7 +35,6 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 ENGINES: dict[str, tuple[tuple[str, ...], str]] = {
     "processes": (("--engine", "processes"), "torch"),
     "served": (("--engine", "processes", "--inference", "server"), "torch"),
-    "alternating": (("--engine", "processes", "--inference", "alternating"), "torch"),
     "ray": (("--engine", "ray"), "ray"),
     "launchpad": (("--engine", "launchpad"), "launchpad"),
     "reverb": (("--engine", "processes", "--replay-backend", "reverb"), "reverb"),
@@ -61,22 +60,22 @@ def rows() -> dict[str, learning.Row]:
     return {**dict(found.values()), **{name: learning.ROWS[name] for name in MORE_ROWS}}
 
 
-def envs_of(row: learning.Row, engine: str) -> tuple[int, int]:
-    """At least two actors with the row's number of envs, and at least two envs each to alternate."""
+def envs_of(row: learning.Row) -> tuple[int, int]:
+    """At least two actors with the row's number of envs."""
     preset = presets_of(find_agent(row.agent).load()).get(row.environment, Preset()).run
     given = dict(zip(row.flags, row.flags[1:], strict=False))
     actors = int(given.get("--num-actors", preset.get("num_actors", 2)))
     envs = int(given.get("--envs-per-actor", preset.get("envs_per_actor", 4)))
     if actors == 1:
         actors, envs = 2, max(envs // 2, 1)
-    return actors, max(envs, 2 if engine == "alternating" else 1)
+    return actors, envs
 
 
 def run(python: str, name: str, row: learning.Row, engine: str, seed: int) -> dict[str, Any]:
     """Trains and evaluates one seed; returns its numbers, or `refused` or `failed` with the reason."""
     with tempfile.TemporaryDirectory(prefix=f"{name}-{engine}-") as folder:
         directory = pathlib.Path(folder) / "run"
-        actors, envs = envs_of(row, engine)
+        actors, envs = envs_of(row)
         command = (python, "-m", "framework.commands")
         train = (
             *command, "train", row.agent, "--environment", row.environment, "--seed", str(seed),

@@ -33,9 +33,8 @@ import launch
 from agents.dqn import DQN, DQNConfig
 from framework import specs
 from framework.programs import RunConfig
-from framework.programs.learner_worker import keep_freed_memory
 from framework.programs.variable_source import VariableSource
-from framework.programs.worker import Setup
+from framework.programs.worker import Setup, keep_freed_memory
 from framework.variables import VariableBlock, VariableClient, Variables, shared_path
 
 NUM_PARAMETERS = 1_700_000

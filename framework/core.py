@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from framework.learners.distributed import LearnerGroup
     from framework.programs.session import Session
     from framework.replay import ReplaySample, Table
-    from framework.replay.contracts import Client
+    from framework.replay.contracts import ReplayClient
     from framework.specs import EnvironmentSpec
 
 State = TypeVar("State")
@@ -276,7 +276,7 @@ class Graph(Protocol):
     ) -> None:
         """Adds the evaluator, which plays greedily with the parameters of `variables`."""
 
-    def add_node(self, name: str, node: launch.Node) -> launch.Handle:
+    def add_node(self, name: str, node: launch.ProgramNode) -> launch.Handle:
         """Adds a node of your own to the group `name`. A `Worker` in it runs on every engine."""
 
 
@@ -320,11 +320,11 @@ class Agent(abc.ABC):
         """The `replay.Table`s of this agent; their rate limiters set the replay ratio."""
 
     @abc.abstractmethod
-    def make_adder(self, client: Client, spec: EnvironmentSpec) -> Adder:
+    def make_adder(self, client: ReplayClient, spec: EnvironmentSpec) -> Adder:
         """The adder that turns the experience of B envs into items of the tables."""
 
     @abc.abstractmethod
-    def make_dataset(self, client: Client) -> Dataset:
+    def make_dataset(self, client: ReplayClient) -> Dataset:
         """An iterator of `ReplaySample` on the learner's device."""
 
     @abc.abstractmethod

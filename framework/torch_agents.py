@@ -44,7 +44,7 @@ from framework.networks import (
     check_action_mask,
     inputs,
 )
-from framework.replay.contracts import Client
+from framework.replay.contracts import ReplayClient
 from framework.types import Nest, Transition
 
 
@@ -343,7 +343,7 @@ class OffPolicyAgent(TorchAgent):
         ]
 
     def make_adder(
-        self, client: Client, spec: specs.EnvironmentSpec, priority_fn: PriorityFn | None = None
+        self, client: ReplayClient, spec: specs.EnvironmentSpec, priority_fn: PriorityFn | None = None
     ) -> adders.Adder:
         """See `Agent.make_adder`. `priority_fn` gives the priorities of new items; None: the largest."""
         return adders.NStepTransitionAdder(
@@ -356,7 +356,7 @@ class OffPolicyAgent(TorchAgent):
             reward_clip=self.config.reward_clip,
         )
 
-    def make_dataset(self, client: Client) -> Dataset:
+    def make_dataset(self, client: ReplayClient) -> Dataset:
         size = self.config.batch_size // self.num_learners
         return Dataset(client, adders.REPLAY_TABLE, size, device=self.device)
 
@@ -416,7 +416,7 @@ class OnPolicyAgent(TorchAgent):
         # Each item is learned from once.
         return [replay.Table.queue(adders.QUEUE_TABLE, self.queue_batches * self.items_per_step)]
 
-    def make_adder(self, client: Client, spec: specs.EnvironmentSpec) -> adders.Adder:
+    def make_adder(self, client: ReplayClient, spec: specs.EnvironmentSpec) -> adders.Adder:
         if self.episodes_per_batch is not None:
             # The last observation has a row, too.
             return adders.EpisodeAdder(
@@ -433,7 +433,7 @@ class OnPolicyAgent(TorchAgent):
             unrolls_in_flight=self.unrolls_in_flight,
         )
 
-    def make_dataset(self, client: Client) -> Dataset:
+    def make_dataset(self, client: ReplayClient) -> Dataset:
         return Dataset(
             client,
             adders.QUEUE_TABLE,

@@ -126,7 +126,7 @@ class PolicyActor(core.Actor, core.Saveable):
 _LOG = logging.getLogger(__name__)
 
 
-class Counter(Protocol):
+class StepCounter(Protocol):
     """Counts steps and episodes, in this process or elsewhere."""
 
     def increment(self, **counts: int) -> Any: ...
@@ -134,7 +134,7 @@ class Counter(Protocol):
     def get_counts(self) -> Mapping[str, Any]: ...
 
 
-class Logger(Protocol):
+class RowLogger(Protocol):
     """Takes rows of metrics."""
 
     def write(self, row: dict[str, Any]) -> Any: ...
@@ -175,8 +175,8 @@ class EnvironmentLoop:
         self,
         environment: BatchedEnvironment,
         actor: core.Actor,
-        counter: Counter | None = None,
-        logger: Logger | None = None,
+        counter: StepCounter | None = None,
+        logger: RowLogger | None = None,
         observers: Sequence[EnvironmentLoopObserver] = (),
         *,
         should_update: bool = True,

@@ -72,7 +72,7 @@ def main(arguments: Sequence[str]) -> int:
     agent = entry.make(None if config is None else dataclasses.replace(config, **preset))
     counts = ("num_actors", "num_learners", "replay_shards", "variable_sources", "inference_nodes")
     settings = {field: getattr(options, field) for field in (*counts, "inference")}
-    envs = 2 if options.inference.startswith("alternating") else 1
+    envs = 2 if options.inference == "alternating+server" else 1
     try:
         run = RunConfig(envs_per_actor=envs, directory=str(Path("runs") / name), **settings)
     except ValueError as error:

@@ -35,7 +35,7 @@ from framework.environments.base import BatchedEnvironment, EnvironmentFault, un
 from framework.environments.fields import FieldChecker
 from framework.environments.states import dumps
 from framework.environments.stepping import InlineEnvironment
-from framework.environments.suites import Source
+from framework.environments.suites import EnvironmentSource
 from framework.types import MultiAgentTimeStep, Nest
 from launch import platforms
 from launch.errors import message_of
@@ -99,7 +99,7 @@ class ProcessEnvironment(BatchedEnvironment):
 
     def __init__(
         self,
-        source: Source,
+        source: EnvironmentSource,
         seeds: Sequence[int | None],
         num_processes: int | None = None,
         *,

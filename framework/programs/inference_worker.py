@@ -57,7 +57,7 @@ class InferenceWorker(InferenceServer):
             max_batch=config.inference_max_batch,
             timeout=config.inference_timeout,
             concurrent=engine != "serial",
-            shared_memory=engine == "processes" and not config.inference_messages,
+            shared_memory=engine == "processes",
             on_batch=self._count,
             on_failure=launch.make_failure_handler(),
         )

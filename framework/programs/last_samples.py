@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import launch
-from framework.adders import Adder
+from framework.programs.collector import Collector, Turns
+from framework.programs.gates import Gate
 from framework.programs.limiter_state import BOUNDLESS
 from framework.replay import TableInfo
 from framework.replay.errors import DeadlineExceededError, WouldBlockError
@@ -19,7 +19,7 @@ _STARTS_S = 60.0  # Without a sample otherwise: the learner may be starting, or 
 _LOG = logging.getLogger(__name__)
 
 
-class LastSamples:
+class LastSamples(Gate):
     """Keeps a program from ending while its learner is behind.
 
     An engine may run the learner late: actors are then ahead by all that the limiter and the writers allow.
@@ -31,21 +31,23 @@ class LastSamples:
       replay: the replay client of its adders.
       counter: counts the learner's steps.
       steps_name: name of that count.
+      collector: has the adders.
     """
 
-    def __init__(self, name: str, replay: Any, counter: Any, steps_name: str):
+    def __init__(self, name: str, replay: Any, counter: Any, steps_name: str, collector: Collector | Turns):
+        self._collector = collector
         self._name, self._replay, self._counter, self._steps_name = name, replay, counter, steps_name
         self._seen: tuple[int, int] | None = None  # Samples and learner steps at the last look.
         self._moved_at = 0.0  # When they last changed.
 
-    def are_drawn(self, adders: Sequence[Adder]) -> bool:
+    def open(self) -> bool:
         """Looks once, and waits a moment if not. On the serial engine, the learner has a turn between looks.
 
         Nothing is waited for that cannot come: a reader that stands still for too long ends the wait.
         """
         is_serial = launch.get_node_context().engine == "serial"
         flushed = True
-        for adder in adders:
+        for adder in self._collector.adders:
             try:
                 adder.flush(timeout=0 if is_serial else _WAIT_S)
             except (DeadlineExceededError, WouldBlockError):

@@ -1,16 +1,19 @@
-"""The state of the rate limiters as text, for the message about a deadlock."""
+"""What replay says of its tables: as text, for the message about a deadlock, and as metrics."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
-from framework.replay.contracts import Client
+from framework.replay import TableInfo
+from framework.replay.contracts import ReplayClient
 
 # Reverb's limiters without a bound use the largest float64.
 BOUNDLESS = 10**15
 
 
-def describe_tables(replay: Client) -> str:
+def describe_tables(replay: ReplayClient) -> str:
     """What each table holds, can take before the next sample, and can give before the next insert."""
     texts = []
     for info in replay.server_info(timeout=1).values():
@@ -29,3 +32,24 @@ def describe_tables(replay: Client) -> str:
 
 def _count(number: float) -> str:
     return "any number of" if number >= BOUNDLESS else f"{max(math.floor(number), 0):,}"
+
+
+def replay_numbers(info: Mapping[str, TableInfo]) -> dict[str, Any]:
+    """Counters of each table of a `server_info`, since the start of the server.
+
+    They are `size`, `inserted`, `sampled`, `samples_per_insert`, `sample_age` (mean number of items inserted
+    between the insert of an item and its sampling) and `time/…_blocked_s` (seconds that inserts and samples
+    waited for the rate limiter). A back end without the last two reports zeros for them.
+    """
+    numbers: dict[str, Any] = {}
+    for name, table in info.items():
+        prefix = "replay" if len(info) == 1 else f"replay/{name}"
+        inserts, samples = table.rate_limiter_info.insert_stats, table.rate_limiter_info.sample_stats
+        numbers[f"{prefix}/size"] = table.current_size
+        numbers[f"{prefix}/inserted"] = inserts.completed
+        numbers[f"{prefix}/sampled"] = samples.completed
+        numbers[f"{prefix}/samples_per_insert"] = samples.completed / max(inserts.completed, 1)
+        numbers[f"{prefix}/sample_age"] = table.sampled_age / max(samples.completed, 1)
+        numbers[f"time/{prefix}/insert_blocked_s"] = inserts.blocked_ms / 1000
+        numbers[f"time/{prefix}/sample_blocked_s"] = samples.blocked_ms / 1000
+    return numbers

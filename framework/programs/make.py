@@ -144,9 +144,9 @@ class Graph(core.Graph):
         self._min_nodes: dict[str, int] = {}
         # By a variable source that may be lost, the learner, from which evaluators take the parameters.
         self._of_evaluators: dict[launch.Handle, launch.Handle] = {}
-        self._replays: list[tuple[str, str, launch.Node]] = []  # With the part of a checkpoint.
-        self._services: list[tuple[str, launch.Node]] = []
-        self._workers: list[tuple[str, launch.Node]] = []
+        self._replays: list[tuple[str, str, launch.ProgramNode]] = []  # With the part of a checkpoint.
+        self._services: list[tuple[str, launch.ProgramNode]] = []
+        self._workers: list[tuple[str, launch.ProgramNode]] = []
         self._strategies: dict[str, str] = {}
         # The learner's name and agent, by its variable source.
         self._learners: dict[launch.Handle | None, tuple[str, core.Agent | None]] = {}
@@ -361,7 +361,7 @@ class Graph(core.Graph):
         """The count of the steps of the learner of `variables`."""
         return f"{self._learners.get(variables, ('learner', None))[0]}_steps"
 
-    def add_node(self, name: str, node: launch.Node) -> launch.Handle:
+    def add_node(self, name: str, node: launch.ProgramNode) -> launch.Handle:
         if name in self._names:
             raise ValueError(f"name: got {name!r}, which the graph uses or reserves. Give another name.")
         self._workers.append((name, node))
@@ -437,7 +437,7 @@ class Graph(core.Graph):
 
     def _add(
         self,
-        nodes: list[tuple[str, launch.Node]],
+        nodes: list[tuple[str, launch.ProgramNode]],
         label: str,
         constructor: Callable[..., Any],
         *args: Any,

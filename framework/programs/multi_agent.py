@@ -49,7 +49,6 @@ class MultiAgentWorker(RolloutWorker):
                 clients[name] = EmbeddedClient(tables, concurrent=False)
                 self._datasets[name] = part.make_dataset(clients[name])
         super().__init__(setup, replay=clients, seed=seed, **options)
-        self._unroll_length = agent.unroll_length
 
     def sample(self) -> dict[str, ReplaySample]:  # type: ignore[override]
         """Collects one unroll of every env. The items of policies that are not on-policy go to replay.
@@ -63,7 +62,7 @@ class MultiAgentWorker(RolloutWorker):
           BudgetSpent: Fewer env steps are left than an unroll may need.
         """
         with self._busy:
-            while not self._collect_or_recover(self._unroll_length):
+            while not self._collect(self.agent.unroll_length):
                 for table in self._tables:
                     table.reset()  # Some agents' unrolls may be complete.
             samples = {name: next(dataset) for name, dataset in self._datasets.items()}

@@ -11,7 +11,8 @@ from typing import Any
 import launch
 from framework import flow
 from framework.networks import as_tensors
-from framework.programs.learner_worker import LearnerNode, ProgramLearner
+from framework.programs.learner import ProgramLearner
+from framework.programs.learner_worker import LearnerNode
 from framework.programs.plan_agent import PlanAgent
 from framework.programs.rollout_worker import BudgetSpent, RolloutWorker
 from framework.programs.worker import Setup
@@ -29,9 +30,10 @@ class PlanLearner(ProgramLearner):
       dataset: the agent's batches from the replay node; None without that node.
     """
 
-    def __init__(self, setup: Setup, **options: Any):
+    def __init__(self, setup: Setup, *, replay: Any = None, **options: Any):
         self._stepping = threading.RLock()  # Steps publish too.
-        super().__init__(setup, **options)
+        super().__init__(setup, replay=replay, **options)
+        self._replay = replay
         agent: PlanAgent = setup.agent  # type: ignore[assignment]
         self._device = agent.device
         self.busy_s = 0.0  # Seconds spent in steps.
@@ -48,7 +50,7 @@ class PlanLearner(ProgramLearner):
         with self._step():
             self._set_threads()
             # Workers know the version, which is ahead of the learner's own steps after its restart.
-            age = self._steps - gradients.learner_steps
+            age = self.published.steps - gradients.learner_steps
             result = self.learner.apply(as_tensors(gradients, self._device))
             result = result._replace(metrics={**result.metrics, "gradient_age": age})
             self._count(result.metrics)
@@ -86,7 +88,7 @@ class PlanLearner(ProgramLearner):
         """Ends the program, because the plan has ended."""
         self.end()
         self.publish()
-        self._monitor.finish("plan_ended", {self._steps_name: self._steps})
+        self._monitor.finish("plan_ended", {self._steps_name: self.published.steps})
 
     @contextlib.contextmanager
     def _step(self) -> Iterator[None]:
@@ -150,7 +152,7 @@ class PlanWorker(LearnerNode):
             learner.end()
             learner.publish()  # For the last evaluation.
             next(flow.Par(self._workers, RolloutWorker.finish).sync())
-        learner.waited_s += time.perf_counter() - started - (learner.busy_s - busy)
+        learner.report.waited_s += time.perf_counter() - started - (learner.busy_s - busy)
 
     def close(self) -> None:
         self._learner.end()

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from framework import config_checks
 from launch.engines.base import Resources
 
-Inference = Literal["local", "server", "alternating", "alternating+server"]
+Inference = Literal["local", "server", "alternating+server"]
 ReplayBackend = Literal["repertory", "reverb"]
 Stepping = Literal["auto", "inline", "vector", "processes"]
 
@@ -78,8 +78,7 @@ class RunConfig(config_checks.NamedFields):
     learner_threads: int | None = None
 
     # Where actions come from. local: each actor has the policy. server: one node acts for all actors.
-    # alternating: an actor steps one half of its envs while the actions of the other half are computed.
-    # alternating+server: both.
+    # alternating+server: an actor steps one half of its envs while the node acts for the other half.
     inference: Inference = "local"
     inference_nodes: int = 1  # Inference nodes, each of which acts for an equal part of the actors.
     inference_device: str = "cpu"  # Device of the inference nodes.
@@ -88,7 +87,6 @@ class RunConfig(config_checks.NamedFields):
     inference_min_batch: int = 1
     inference_max_batch: int | None = None  # Largest batch of envs in one step of the policy. None: all.
     inference_timeout: float = 0.001  # Seconds the first env of a batch waits for others.
-    inference_messages: bool = False  # Sends arrays as messages even where shared memory is available.
 
     max_env_steps: int | None = None  # Exact number of env steps of all actors together. None: no limit.
     max_learner_steps: int | None = None  # Learner steps. None: no limit.
@@ -157,12 +155,12 @@ class RunConfig(config_checks.NamedFields):
                 f"replay_shards: got {self.replay_shards} with replay_backend {self.replay_backend!r}, "
                 "expected 1. Use the back end 'repertory'."
             )
-        if self.inference.startswith("alternating") and self.envs_per_actor < 2:
+        if self.inference == "alternating+server" and self.envs_per_actor < 2:
             raise ValueError(
                 f"envs_per_actor: got {self.envs_per_actor}, expected at least 2, since inference "
                 f"{self.inference!r} divides an actor's envs in two."
             )
-        if self.inference_nodes > 1 and not self.inference.endswith("server"):
+        if self.inference_nodes > 1 and self.inference == "local":
             raise ValueError(
                 f"inference_nodes: got {self.inference_nodes} with inference {self.inference!r}, expected 1. "
                 "Use inference 'server'."

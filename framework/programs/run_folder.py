@@ -156,6 +156,9 @@ class RunFolder:
                     "Use the version that wrote it (see versions in the file)."
                 )
             own = {name: content.pop(name) for name in ("agent", "environment", "engine", "restarts")}
+            content.pop("inference_messages", None)  # A setting of version 0.2 that changed no result.
+            if content.get("inference") == "alternating":  # So did this value.
+                content["inference"] = "local"
             fields = [field.name for field in dataclasses.fields(RunConfig) if field.name in content]
             settings = {name: content.pop(name) for name in fields}
             settings["directory"] = os.fspath(path)

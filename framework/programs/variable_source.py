@@ -45,7 +45,7 @@ class VariableSource(ProgramWorker):
         self._block: VariableBlock = block or VariableBlock(_acting_parameters(setup), shared_path())
 
     def host(self) -> str:
-        """The machine of this source; see `launch.NodeContext.host`."""
+        """The machine of this source; see `launch.ProgramNodeContext.host`."""
         return self._host
 
     def variable_block(self) -> VariableBlock:

@@ -187,7 +187,7 @@ def run(agent, directory, engine, environment=FakeEnvironment, **changes):
     [
         ("serial", {}),
         pytest.param(
-            "processes", {"replay_shards": 2, "inference": "alternating"}, marks=pytest.mark.release
+            "processes", {"replay_shards": 2, "inference": "alternating+server"}, marks=pytest.mark.release
         ),
     ],
     ids=["serial", "processes"],

@@ -41,7 +41,7 @@ RUNS = {
     "served": """
         random_actions --engine threads --restarts 1 --num-actors 1 --envs-per-actor 4 --max-env-steps 120
         --inference server --inference-device cpu --inference-min-batch 4 --inference-max-batch 4
-        --inference-timeout 0.5 --inference-messages --stepping inline
+        --inference-timeout 0.5 --stepping inline
         --evaluate-period 60 --num-evaluation-episodes 2""",
     "target": f"""
         {DQN} --engine serial --num-actors 1 --target-return 1
@@ -165,7 +165,6 @@ OPTIONS = {
     "inference_min_batch": ("served", lambda run: run.rows("inference")[-1]["rows_per_batch"] == 4),
     "inference_max_batch": ("served", lambda run: run.rows("inference")[-1]["rows_per_batch"] == 4),
     "inference_timeout": ("served", lambda run: run.folder.config.inference_timeout == 0.5),
-    "inference_messages": ("served", lambda run: run.folder.config.inference_messages),
     "max_env_steps": ("learns", lambda run: '"env_steps": 240' in result(run)),
     "max_learner_steps": ("steps", lambda run: "max_learner_steps" in result(run)),
     "target_return": ("target", lambda run: "target_return" in result(run)),

@@ -150,7 +150,7 @@ def test_signals_to_all_processes_do_not_end_the_children(monkeypatch):
 
 
 def test_a_hanging_step_meets_its_timeout_and_the_child_is_killed():
-    source = suites.Source("Hanging", testing.FaultyEnvironment, {"fault": "hang", "at": 1})
+    source = suites.EnvironmentSource("Hanging", testing.FaultyEnvironment, {"fault": "hang", "at": 1})
     environment = ProcessEnvironment(source, [None, None], 1, step_timeout=2.0, close_timeout=0.5)
     pids = _pids(environment)
     environment.reset()
@@ -178,7 +178,7 @@ def test_an_environment_that_cannot_be_built_is_an_error_at_once():
 
 
 def test_building_has_a_time_limit():
-    source = suites.Source("Unending", Unending)
+    source = suites.EnvironmentSource("Unending", Unending)
     with pytest.raises(EnvironmentFault, match=r"env 0: building took longer than 2.0 s"):
         ProcessEnvironment(source, [None], start_timeout=2.0, close_timeout=0.2)
 

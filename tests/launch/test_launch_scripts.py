@@ -132,7 +132,7 @@ def test_second_interrupt_ends_at_once(short_tmp):
     ("number", "without"), [(signal.SIGKILL, ()), (signal.SIGKILL, platforms.ABILITIES), (signal.SIGHUP, ())]
 )
 def test_workers_save_before_services_close(short_tmp, monkeypatch, number, without):
-    """Also when the launcher dies without a word, before it knows the services, and where nodes are spawned."""
+    """Also when the launcher dies without a word, before it knows the services, and with spawned nodes."""
     monkeypatch.setenv("REPERTORY_PLATFORM_WITHOUT", ",".join(without))
     monkeypatch.setenv("STORE_NEEDS_S", "0.3")
     script = Script(short_tmp)

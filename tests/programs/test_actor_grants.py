@@ -13,7 +13,7 @@ from framework import environments, programs, specs
 from framework.environments.testing import FakeEnvironment
 from framework.loggers import InMemoryLogger
 from framework.programs.actor_worker import ActorWorker
-from framework.programs.policy_lag import Lockstep
+from framework.programs.lockstep import Lockstep, Unrolls
 from framework.programs.services import Counter, Monitor
 from framework.programs.worker import Setup
 
@@ -66,7 +66,7 @@ def make_setup(actors, envs, counter, monitor, order):
     return setup, {"counter": make_late_client(counter, order), "monitor": make_late_client(monitor, order)}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     actors=st.integers(1, 3),
     envs=st.integers(1, 4),
@@ -78,14 +78,11 @@ def test_the_budget_is_made_exactly_however_late_the_counter_answers(actors, env
     counter = Counter(budget)
     setup, services = make_setup(actors, envs, counter, Monitor(log), order)
 
-    class Worker(ActorWorker):
-        def _wanted(self):
-            # Sometimes hardly any, as agents do whose unroll is nearly complete.
-            return min(super()._wanted(), order.choice((1, 20, 1000)))
-
-    workers = [Worker(setup, replay=None, learner=None, index=i, **services) for i in range(actors)]
+    workers = [ActorWorker(setup, replay=None, learner=None, index=i, **services) for i in range(actors)]
     for worker in workers:
-        worker._asks_ahead = order.random() < 0.8  # As on engines with processes.
+        worker._budget._asks_ahead = order.random() < 0.8  # As on engines with processes.
+        # Sometimes hardly any, as agents do whose unroll is nearly complete.
+        worker._budget._limit = lambda: order.choice((1, 20, 1000))
     running = list(workers)
     while running:
         worker = order.choice(running)
@@ -101,27 +98,36 @@ def test_the_budget_is_made_exactly_however_late_the_counter_answers(actors, env
         steps = [row["steps"] for row in rows]
         assert steps == sorted(set(steps)), "A row was late."
         assert steps[-1:] == [made for made in [worker.save()["steps"]] if made]
-    assert counter.get_counts().get("actor_episodes", 0) == sum(worker._episodes for worker in workers)
+    assert counter.get_counts().get("actor_episodes", 0) == sum(each.save()["episodes"] for each in workers)
 
 
 class Versions:
     """A learner that makes a version as soon as every actor has collected its unroll for it."""
 
     def __init__(self):
-        self.workers, self.unroll_length = [], 0
+        self.unrolls, self.unroll_length, self.adders = [], 0, []
 
-    def made(self):
-        return min(worker._batched_steps for worker in self.workers) // self.unroll_length
+    @property
+    def version(self):
+        return min(unrolls.done for unrolls in self.unrolls) // self.unroll_length
 
     def wait_for_version(self, version, timeout, name=None):
-        return self.made() >= version
+        return self.version >= version
+
+    def update(self):
+        pass
+
+
+class Waits(Lockstep):
+    def end(self):
+        """Without the wait for the learner's last step."""
 
 
 # In the examples, an actor stops inside its unroll while another one holds a few steps too many.
 @example(actors=2, envs=2, unroll_length=24, lag=0, budget=67, order=random.Random(347974))
 @example(actors=2, envs=2, unroll_length=39, lag=0, budget=122, order=random.Random(792447))
 @example(actors=3, envs=1, unroll_length=35, lag=0, budget=170, order=random.Random(56773))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     actors=st.integers(1, 3),
     envs=st.integers(1, 4),
@@ -134,32 +140,28 @@ def test_actors_in_lockstep_make_the_budget_exactly(actors, envs, unroll_length,
     counter, learner = Counter(budget), Versions()
     setup, services = make_setup(actors, envs, counter, Monitor(), order)
 
-    class Worker(ActorWorker):
-        def _version(self):
-            return learner.made()
-
-        def _finish(self):  # Without the wait for the learner's last step.
-            self._lockstep = None
-            super()._finish()
-
+    workers, learner.unroll_length = [], unroll_length
     for index in range(actors):
-        worker = Worker(setup, replay=None, learner=None, index=index, **services)
-        worker._asks_ahead = order.random() < 0.8  # As on engines with processes.
-        worker._lockstep = Lockstep(f"actor-{index}", learner, counter, unroll_length, lag)
-        worker._largest_grant = max(1, (unroll_length - 2) // 2)
-        learner.workers.append(worker)
-    learner.unroll_length = unroll_length
-    running, idle = list(learner.workers), 0
+        worker = ActorWorker(setup, replay=None, learner=None, index=index, **services)
+        unrolls = Unrolls(unroll_length, lag)
+        # The learner stands for the collector, whose parameters are the newest.
+        worker._gates.insert(0, Waits(f"actor-{index}", learner, counter, learner, unrolls))
+        worker._budget._asks_ahead = order.random() < 0.8  # As on engines with processes.
+        worker._budget._limit = lambda unrolls=unrolls: unrolls.left * envs
+        worker._budget._most = max(1, (unroll_length - 2) // 2)
+        learner.unrolls.append(unrolls)
+        workers.append(worker)
+    running, idle = list(workers), 0
     while running:
-        before = [(worker._batched_steps, worker.finished()) for worker in learner.workers]
+        before = [(worker.save()["steps"], worker.finished()) for worker in workers]
         for worker in order.sample(running, len(running)):
             for _ in range(order.randrange(1, 12)):
                 if not worker.finished():
                     worker.step()
         running = [worker for worker in running if not worker.finished()]
-        moved = before != [(worker._batched_steps, worker.finished()) for worker in learner.workers]
+        moved = before != [(worker.save()["steps"], worker.finished()) for worker in workers]
         idle = 0 if moved else idle + 1
         assert idle < 50, f"All wait, with {counter.ungranted()} steps to grant."
     assert counter.get_counts()["env_steps"] == budget
-    for worker in learner.workers:
+    for worker in workers:
         worker.close()

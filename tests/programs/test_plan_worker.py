@@ -60,7 +60,7 @@ def test_steps_during_a_publication_are_counted_once():
     learner.publish()
     counter.thread.join(30)
     learner.publish()
-    assert counter.get_counts()["learner_steps"] == learner.block.version == 4
+    assert counter.get_counts()["learner_steps"] == learner.published.block.version == 4
 
 
 def test_gradients_are_applied_with_the_threads_of_the_learner():
@@ -83,12 +83,12 @@ def test_gradients_are_applied_with_the_threads_of_the_learner():
 def test_the_age_of_gradients_after_a_restart_of_the_learner():
     counter, written = Counter(), []
     monitor = SimpleNamespace(write=lambda _, row: written.append(row))
-    saved = PlanLearner(make_setup(FlowDQN), counter=Counter(), monitor=monitor).save()
+    saved = PlanLearner(make_setup(FlowDQN), counter=Counter(), monitor=monitor).saves.state()
     checkpointer = SimpleNamespace(get=lambda _: {**saved, "steps": 5}, put=lambda *_: None)
     counter.increment(learner_steps=8)  # Three are lost.
     services = {"counter": counter, "monitor": monitor, "checkpointer": checkpointer}
     learner = PlanLearner(make_setup(FlowDQN, learner_log_period=1), **services)
-    version = learner.block.version
+    version = learner.published.block.version
     gradients = [() for _ in learner.learner._parameters]
     for _ in range(2):
         learner.apply(Gradients(gradients, torch.zeros(()), {}, torch.tensor(version)))
@@ -104,12 +104,12 @@ def test_rows_after_the_loss_of_another_learner_are_of_the_steps_since_then():
         monitor=SimpleNamespace(write=lambda _, row: written.append(row)),
         checkpointer=SimpleNamespace(get=state.get, put=state.__setitem__),
     )
-    learner.keep_first_state()
+    learner.saves.put_first()
     learner.learner.step = lambda _: StepResult({})
     info = SampleInfo(*[np.full(2, 3)] * len(SampleInfo._fields))
     for _ in range(4):
         learner.step(ReplaySample(info, {}))
-    learner.waited_s = 1e6
+    learner.report.waited_s = 1e6
     learner.go_back(RuntimeError("lost"))
     while not written:
         learner.step(ReplaySample(info, {}))
@@ -138,7 +138,7 @@ def test_a_worker_that_was_restored_without_steps_left_ends_the_program():
     ended, counter = [], Counter()
     counter.increment(learner_steps=5)
     monitor = SimpleNamespace(write=lambda *_: None, finish=lambda *arguments: ended.append(arguments))
-    saved = PlanLearner(make_setup(TwoBranches), counter=Counter(), monitor=monitor).save()
+    saved = PlanLearner(make_setup(TwoBranches), counter=Counter(), monitor=monitor).saves.state()
     checkpointer = SimpleNamespace(get=lambda _: {**saved, "steps": 5}, put=lambda *_: None)
     services = {"counter": counter, "monitor": monitor, "checkpointer": checkpointer}
     worker = PlanWorker(make_setup(TwoBranches, max_learner_steps=5), workers=[None], **services)

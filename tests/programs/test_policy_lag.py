@@ -2,21 +2,23 @@
 
 import pytest
 
-from framework.programs.policy_lag import Lockstep
+from framework.programs.collector import Steps
+from framework.programs.lockstep import Unrolls
 
 
 def begun(units, parts, lag, count):
     """`(done, needed version, units left)` of each unroll that begins before `count` units are done."""
-    lockstep, unrolls = Lockstep("actor-0", None, None, units, lag, parts), []
-    lockstep.start(10)
+    unrolls, found = Unrolls(units, lag, parts), []
+    assert unrolls.needed_version() is None  # Before the first version is known.
+    unrolls.first = 10
     for done in range(count):
-        needed = lockstep.needed_version(done)
+        needed = unrolls.needed_version()
         if needed is not None:
-            lockstep.begin(done, needed)
-            unrolls.append((done, needed, lockstep.units_left(done)))
-        assert lockstep.needed_version(done) is None
-        assert lockstep.may_step(done, version=0)
-    return unrolls
+            unrolls.begin()
+            found.append((done, needed, unrolls.left))
+        assert unrolls.needed_version() is None and unrolls.go_on() == (unrolls.left > 1)
+        unrolls.took(Steps(1, None))
+    return found
 
 
 @pytest.mark.parametrize(
@@ -35,12 +37,13 @@ def test_unrolls_begin_with_the_version_that_the_lag_allows(units, parts, lag, e
 
 @pytest.mark.parametrize(("units", "parts"), [(5, 2), (25, 3), (4, 3), (3, 7)])
 def test_where_all_actors_wait_their_episodes_make_a_batch(units, parts):
-    lockstep = Lockstep("actor-0", None, None, units, 0, parts)
-    lockstep.start(0)
-    done = 0
+    unrolls = Unrolls(units, 0, parts, of_episodes=True)
+    unrolls.first = 0
     for unroll in range(1, 40):
-        lockstep.begin(done, unroll - 1)
-        done += lockstep.units_left(done)
-        needed = lockstep.needed_version(done)
-        assert needed is not None and needed >= unroll
-        assert parts * done >= units * needed  # Of all actors together: the learner can make this version.
+        unrolls.begin()
+        unrolls.took(Steps(9, None))
+        unrolls.took(Steps(9, {"episode_length": [5] * unrolls.left}))
+        needed = unrolls.needed_version()
+        assert needed is not None and needed >= unroll and not unrolls.go_on()
+        # Of all actors together: the learner can make this version.
+        assert parts * unrolls.done >= units * needed

@@ -1,19 +1,17 @@
 """Halves that alternate: who asks when, what is dropped, what is kept of both."""
 
-import types
-
 import dm_env
 import numpy as np
 import pytest
 import torch
 from helpers.node_clients import make_client
 
-import launch
 from framework import core, environments, specs
 from framework.actors.inference_client import InferenceActor, ServerPort
 from framework.environments.testing import EchoEnvironment
-from framework.programs import RunConfig, actor_worker
+from framework.programs import RunConfig, collector
 from framework.programs.actor_worker import ActorWorker
+from framework.programs.budget import Budget
 from framework.programs.services import Counter, Monitor
 from framework.programs.worker import Setup
 from framework.replay.errors import ServerLost
@@ -96,22 +94,6 @@ class LoggedAgent(core.Agent):
         return self.adders.pop(0)
 
 
-class Server:
-    """In place of the server of the halves, whose policy never acts here."""
-
-    def __init__(self, policy, spec, capacity, *, variables, updates, timeout, concurrent):
-        pass
-
-    def save(self):
-        return {"policy": "state"}
-
-    def close(self):
-        pass
-
-
-periods: list = []  # Update periods of the variable clients.
-
-
 class Source:
     """A learner that has just published every version."""
 
@@ -123,26 +105,26 @@ class Source:
 def make(monkeypatch):
     def make(envs=4, unroll=None, length=3, ready=(True, True), max_env_steps=None):
         log = []
-        periods.clear()
         ports = [LoggedPort(name, log) for name in "ab"]
         adders = [LoggedAdder(name, log, is_ready) for name, is_ready in zip("ab", ready, strict=True)]
         waiting = iter(ports)
-        monkeypatch.setattr(launch, "get_node_context", lambda: types.SimpleNamespace(engine="serial"))
-        monkeypatch.setattr(actor_worker, "connect", lambda *args: next(waiting))
-        monkeypatch.setattr(actor_worker, "InferenceServer", Server)
-        monkeypatch.setattr(actor_worker, "VariableClient", lambda *args: periods.append(args[-1]))
+        monkeypatch.setattr(collector, "connect", lambda *args: next(waiting))
 
         def environment(num_envs, seed):
             return environments.make(
                 lambda: EchoEnvironment(4, length, first=10), num_envs=num_envs, stepping="inline"
             )
 
-        config = RunConfig(envs_per_actor=envs, inference="alternating")
+        config = RunConfig(envs_per_actor=envs, inference="alternating+server")
         spec = specs.make_environment_spec(environment(1, 0))
-        services = {"counter": make_client(Counter(max_env_steps)), "monitor": make_client(Monitor())}
+        services = {
+            "counter": make_client(Counter(max_env_steps)),
+            "monitor": make_client(monitor := Monitor()),
+        }
         source = None if unroll is None else Source()
         setup = Setup(LoggedAgent(adders, unroll), environment, spec, config)
-        worker = ActorWorker(setup, replay="a client", learner=source, **services)
+        worker = ActorWorker(setup, replay="a client", learner=source, inference="a server", **services)
+        worker.monitor = monitor
         return worker, log, ports, adders
 
     return make
@@ -185,8 +167,7 @@ def test_a_half_that_begins_again_drops_what_it_had_asked_for(make):
     worker, log, _, _ = make(length=100, max_env_steps=7)
     assert steps_of(worker, 3) == [2, 2, 2]
     assert steps_of(worker, 1) == [1]  # of two envs: the second half resets at its next turn
-    worker._counter = make_client(Counter())
-    worker._granted = worker._spent = 0
+    worker._budget = worker._gates[-1] = Budget("actor-0", make_client(Counter()), 4)
     assert steps_of(worker, 3) == [2, 2, 2]
     assert log.count("reset b") == 2 and log.count("reset a") == 1
 
@@ -194,16 +175,10 @@ def test_a_half_that_begins_again_drops_what_it_had_asked_for(make):
 def test_a_row_has_the_time_of_both_halves(make):
     worker, *_ = make(envs=3, length=1)
     worker.step(), worker.step()
-    worker._log()
-    row = worker._monitor.snapshot()["labels"]["actor-0"]
+    worker.close()
+    row = worker.monitor.snapshot()["labels"]["actor-0"]
     names = ("reset", "select_action", "step", "observe")
     assert {f"time/{name}_s" for name in names} == {name for name in row if name.startswith("time/")}
-
-
-def test_parameters_are_asked_for_once_a_step_of_all_envs(make):
-    worker, _, _, _ = make(unroll=100)
-    assert periods == [20]  # The server of two halves acts twice in a step of all envs.
-    assert worker.save()["actor"] == {"policy": "state"}
 
 
 def test_readiness_is_that_of_the_half_whose_turn_it_is(make):
@@ -212,7 +187,7 @@ def test_readiness_is_that_of_the_half_whose_turn_it_is(make):
     worker.step()
     assert not worker.ready()
     worker.close()
-    assert worker._monitor.snapshot()["labels"]["actor-0"]["dropped_items"] == 2
+    assert worker.monitor.snapshot()["labels"]["actor-0"]["dropped_items"] == 2
 
 
 def test_new_adders_begin_new_episodes(make):
@@ -227,8 +202,8 @@ def test_new_adders_begin_new_episodes(make):
         worker.step()
     assert after == ["reset new", "step new", "reset new", "step new", "step new"]
     assert not any(entry.startswith(("reset", "step")) for entry in log)
-    worker._log()
-    assert worker._monitor.snapshot()["labels"]["actor-0"]["lost_items"] == 2
+    worker.close()
+    assert worker.monitor.snapshot()["labels"]["actor-0"]["lost_items"] == 2
 
 
 def test_an_action_before_the_first_time_step_is_refused():

@@ -8,7 +8,7 @@ import warm_python
 _CODE = """
 import resource
 import numpy as np
-from framework.programs import learner_worker
+from framework.programs import worker
 def use():
     return float(np.ones(20 << 20, np.uint8)[-1])
 def faults():
@@ -18,7 +18,7 @@ def faults():
         use()
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 before = faults()
-learner_worker.keep_freed_memory()
+worker.keep_freed_memory()
 print(before, faults())
 """
 

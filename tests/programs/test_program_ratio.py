@@ -15,9 +15,10 @@ from framework import replay
 from framework.checkpoints import Checkpointer
 from framework.programs.last_samples import LastSamples
 
+SIZES = {"hidden_sizes": (8,), "lstm_size": 8, "head_sizes": (8,), "samples_per_insert": 4.0}
 AGENTS = {
     "dqn": DQN(dataclasses.replace(SMALL, insert_burst=8, n_step=3)),
-    "r2d2": R2D2(R2D2Config(unroll_length=6, burn_in=2, period=3, batch_size=8, insert_burst=8)),
+    "r2d2": R2D2(R2D2Config(unroll_length=6, burn_in=2, period=3, batch_size=8, insert_burst=8, **SIZES)),
 }
 
 
@@ -51,12 +52,14 @@ def test_an_actor_waits_for_what_is_coming_only(engine, monkeypatch):
     monkeypatch.setattr("framework.programs.last_samples._STARTS_S", 0.0)
     client = replay.EmbeddedClient([replay.Table.queue("queue", 2)], concurrent=False)
     counter = types.SimpleNamespace(get_counts=dict, wait_for=lambda *_, **__: None)
-    last, writer = LastSamples("actor-0", client, counter, "learner_steps"), client.batch_writer()
+    writer = client.batch_writer()
+    collector = types.SimpleNamespace(adders=[writer])
+    last = LastSamples("actor-0", client, counter, "learner_steps", collector)
     rows = writer.append("steps", {"x": np.arange(3)})
     writer.create_items("queue", {"x": writer.slice("steps", "x", rows)})
     for drawn in range(3):
-        assert not last.are_drawn([writer]), drawn  # The third item waited for room.
+        assert not last.open(), drawn  # The third item waited for room.
         client.sample_batch("queue", 1, timeout=0)
-    assert last.are_drawn([writer])
+    assert last.open()
     client.insert([np.array(1)], {"queue": 1.0})
-    assert [last.are_drawn([writer]) for _ in range(2)] == [False, True]  # The reader stands still.
+    assert [last.open() for _ in range(2)] == [False, True]  # The reader stands still.

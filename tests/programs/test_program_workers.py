@@ -12,7 +12,7 @@ from agents.sac import SAC, SACConfig
 from framework import environments, replay, specs
 from framework.environments.testing import FakeEnvironment
 from framework.loggers import InMemoryLogger
-from framework.programs import RunConfig, learner_worker
+from framework.programs import RunConfig, learner
 from framework.programs.evaluator import Evaluator
 from framework.programs.learner_worker import LearnerWorker
 from framework.programs.services import Counter, Monitor
@@ -37,7 +37,7 @@ RESTARTS = {
 
 @pytest.mark.parametrize("agent, steps, version", RESTARTS.values(), ids=RESTARTS)
 def test_the_version_of_a_restarted_learner(tmp_path, monkeypatch, agent, steps, version):
-    monkeypatch.setattr(learner_worker, "shared_path", lambda: str(tmp_path / "block"))
+    monkeypatch.setattr(learner, "shared_path", lambda: str(tmp_path / "block"))
     environment = fake(1)
     spec = specs.make_environment_spec(environment)
     counter = Counter()
@@ -51,7 +51,8 @@ def test_the_version_of_a_restarted_learner(tmp_path, monkeypatch, agent, steps,
     first = make()
     assert first.variable_block().version == 0
     if steps:
-        first._learner._steps = first._learner._uncounted = steps
+        for _ in range(steps):
+            first._learner.published.count()
         first._learner.publish()
     assert make().variable_block().version == version
 

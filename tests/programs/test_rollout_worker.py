@@ -41,13 +41,17 @@ def make():
     """`make(max_steps, number)`: workers of one counter, with the learner's parameters as version 7."""
     made = []
 
-    def makes(max_steps=None, number=1, cls=RolloutWorker):
+    def makes(max_steps=None, number=1, cls=RolloutWorker, monitor=None):
         learner, counter = new_learner(), Counter(max_steps)
         block = VariableBlock(learner.parameters())
         block.publish(7, learner.parameters(), env_steps=70)
         setup = Setup(AGENT.for_worker(ENVS), fake, SPEC, RunConfig(num_actors=number, envs_per_actor=ENVS))
         setup.evaluators.append("evaluator")  # It would end the program.
-        services = {"learner": block, "counter": make_client(counter), "monitor": make_client(Monitor())}
+        services = {
+            "learner": block,
+            "counter": make_client(counter),
+            "monitor": make_client(monitor or Monitor()),
+        }
         made.extend(cls(setup, index=index, seed=index, **services) for index in range(number))
         return learner, counter, made
 
@@ -98,11 +102,12 @@ def test_the_budget_is_made_exactly_however_late_a_call_comes(make):
 
 
 def test_items_that_find_no_room_at_the_end_are_counted(make, monkeypatch):
-    _, _, (worker,) = make(2 * ENVS * LENGTH)
+    monitor = Monitor()
+    _, _, (worker,) = make(2 * ENVS * LENGTH, monitor=monitor)
     worker.sample()
-    monkeypatch.setattr(worker._halves[0].actor.adder, "close", lambda timeout: 2)
+    monkeypatch.setattr(worker.collector.actor.adder, "close", lambda timeout: 2)
     worker.finish()
-    assert worker._monitor.snapshot()["labels"]["actor-0"]["dropped_items"] == 2
+    assert monitor.snapshot()["labels"]["actor-0"]["dropped_items"] == 2
 
 
 def test_a_stop_ends_a_call(make, monkeypatch):

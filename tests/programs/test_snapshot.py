@@ -89,7 +89,7 @@ def assert_same_run(one: str, other: str) -> None:
         assert same(parts[0].state(name), parts[1].state(name)), name
 
 
-CASES = [("prioritized", "local"), ("ppo", "alternating"), ("impala", "alternating+server")]
+CASES = [("prioritized", "local"), ("ppo", "server"), ("impala", "alternating+server")]
 CASES += [("r2d2", "local"), ("sac", "server"), ("flow-dqn", "local")]
 CASES += [pytest.param(name, "local", marks=pytest.mark.release) for name in ("mpo", "a3c")]
 

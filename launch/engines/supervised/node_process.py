@@ -22,10 +22,10 @@ from launch import context, platforms
 from launch.context import entered
 from launch.engines.base import Leaf, Unit, ended_normally
 from launch.engines.supervised.channel import Channel
-from launch.engines.supervised.runtime import RemoteRuntime, Setup
-from launch.nodes import CourierNode, ReplayNode
+from launch.engines.supervised.runtime import ProcessSetup, RemoteRuntime
+from launch.nodes import CourierNode, ServerNode
 from launch.rpc import wire
-from launch.rpc.server import Server
+from launch.rpc.server import RpcServer
 from launch.seeds import seed_generators
 
 _MAX_FILES = 1 << 16  # Open files of a node's process: each of its clients is one.
@@ -40,7 +40,7 @@ class _Living:
     def __init__(self, leaf: Leaf) -> None:
         self.leaf = leaf
         self.object: Any = None
-        self.server: Server | None = None
+        self.server: RpcServer | None = None
 
     @property
     def is_worker(self) -> bool:
@@ -51,7 +51,7 @@ class _Living:
         """Number of calls received; for a replay server, of messages, if its back end counts them."""
         if self.server is not None:
             return self.server.calls
-        return getattr(self.object, "messages", 0) if isinstance(self.leaf.node, ReplayNode) else 0
+        return getattr(self.object, "messages", 0) if isinstance(self.leaf.node, ServerNode) else 0
 
 
 class NodeProcess:
@@ -68,7 +68,7 @@ class NodeProcess:
       name_service: is called once the objects are constructed and none is a worker.
     """
 
-    def __init__(self, channel: Channel, setup: Setup) -> None:
+    def __init__(self, channel: Channel, setup: ProcessSetup) -> None:
         self._channel = channel
         self._setup = setup
         self.parent: int | None = None
@@ -186,7 +186,7 @@ class NodeProcess:
         """Creates the object and serves it at the node's address, or at a free port that it reports."""
         node, leaf = living.leaf.node, living.leaf
         entry, interface = self._setup.entries[node.node_id], self._setup.interface
-        if isinstance(node, ReplayNode):
+        if isinstance(node, ServerNode):
             address = entry.address or f"tcp://{interface}:{_free_port(interface)}"
             living.object = node.serve(
                 embedded=False, concurrent=True, address=address, curve=self._setup.keys
@@ -195,7 +195,7 @@ class NodeProcess:
             living.object = None if node.is_function else node.call()
             if not isinstance(node, CourierNode):
                 return
-            living.server = Server(
+            living.server = RpcServer(
                 living.object,
                 entry.address or f"tcp://{interface}:*",
                 self._setup.keys,

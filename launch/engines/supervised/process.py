@@ -106,7 +106,7 @@ def how_it_ended(code: int) -> str:
     return f"was killed by {names[0] if names else f'signal {-code}'}"
 
 
-class Host(abc.ABC):
+class ProcessHost(abc.ABC):
     """Creates processes, kills them, and reports when they have ended."""
 
     @abc.abstractmethod
