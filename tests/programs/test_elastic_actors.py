@@ -21,7 +21,7 @@ from framework.programs.services import Counter
 from framework.programs.worker import Setup
 from framework.replay import EmbeddedClient
 from framework.variables import VariableBlock
-from launch.handles import Client
+from launch.handles import NodeClient
 
 PATIENCE = 100.0
 ACTORS, ENVS = 3, 2
@@ -69,7 +69,7 @@ def test_an_actor_does_not_wait_forever_for_a_source_that_is_lost(monkeypatch):
     config = RunConfig(num_actors=2, min_actors=1)
     setup = Setup(agent, lambda num_envs, seed: environment, spec, config)
     client = EmbeddedClient(agent.make_tables(spec), concurrent=False)
-    source = Client(0, call, submit)
+    source = NodeClient(0, call, submit)
     worker = ActorWorker(setup, replay=client, learner=source, counter=None, monitor=None)
     with pytest.raises(launch.CallTimeout):
         worker.step()

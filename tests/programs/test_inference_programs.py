@@ -98,7 +98,7 @@ def test_exact_steps_and_no_env_mixed_up(engine, mode, tmp_path):
     if engine == "serial":
         assert counts["learner_steps"] > 20
         assert max(row["variables_version"] for row in actors) > 10
-        resumed = launch.launch(program(mode, tmp_path, max_env_steps=900), engine)
+        resumed = launch.launch(program(mode, tmp_path, max_env_steps=900), "threads")
         assert resumed["env_steps"] == 900 and resumed["learner_steps"] > counts["learner_steps"]
 
 
