@@ -42,9 +42,9 @@ class Two(DQN):
 def test_two_learners_are_logged_saved_and_restored_apart(tmp_path):
     directory = str(tmp_path / "run")
     settings = {"evaluate_period": 300, "num_evaluation_episodes": 2, "directory": directory}
-    for limit in (600, 900):
+    for engine, limit in (("serial", 600), ("threads", 900)):
         config = RunConfig(envs_per_actor=2, max_env_steps=limit, learner_log_period=10, **settings)
-        result = launch.launch(make_program(Two(CONFIG), CARTPOLE, config), engine="serial")
+        result = launch.launch(make_program(Two(CONFIG), CARTPOLE, config), engine)
         assert result["reason"] == "max_env_steps"
         assert result["env_steps"] == result["evaluator_short"]["env_steps"] == limit
         saved = Checkpointer(tmp_path / "run" / "checkpoints").restore()

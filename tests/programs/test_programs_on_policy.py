@@ -74,7 +74,7 @@ def test_the_end_of_the_budget_leaves_nobody_waiting(engine, lag, steps):
 def test_a_run_goes_on_in_step_also_with_an_empty_queue(lag, first, tmp_path):
     """A batch has 48 steps, so the queue is empty after 480."""
     assert launch.launch(program(lag, first, directory=tmp_path), engine="serial")["env_steps"] == first
-    result = launch.launch(program(lag, 1_000, directory=tmp_path), engine="serial")
+    result = launch.launch(program(lag, 1_000, directory=tmp_path), engine="threads")
     assert (result["reason"], result["env_steps"]) == ("max_env_steps", 1_000)
     assert result["learner_steps"] > 1_000 // (8 * 2 * 3) - 6
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import types
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -55,6 +56,8 @@ def test_an_actor_waits_for_what_is_coming_only(engine, monkeypatch):
     writer = client.batch_writer()
     collector = types.SimpleNamespace(adders=[writer])
     last = LastSamples("actor-0", client, counter, "learner_steps", collector)
+    full = types.SimpleNamespace(adders=[mock.Mock(**{"flush.side_effect": replay.DeadlineExceededError})])
+    assert not LastSamples("actor-1", client, counter, "learner_steps", full).open()  # Its items come.
     rows = writer.append("steps", {"x": np.arange(3)})
     writer.create_items("queue", {"x": writer.slice("steps", "x", rows)})
     for drawn in range(3):
