@@ -9,10 +9,10 @@ from typing import Any
 
 import launch
 from framework.learners.group import FirstLearner, GroupMember, Place
+from framework.learners.roster import Roster, StallDetector
 from framework.replay.limiter_state import describe_tables
 from framework.variables import VariableBlock, Variables
 from framework.workers.learner import ProgramLearner
-from framework.workers.roster import Roster, StallDetector
 from framework.workers.worker import ProgramWorker, Setup, is_elastic, keep_freed_memory, prepare_process
 
 _WAIT_S = 0.5  # For the data of all actors that are there, between two checks for a stop of the program.

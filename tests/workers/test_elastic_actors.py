@@ -14,13 +14,13 @@ from agents.flow_ppo import FlowPPO
 from agents.impala import IMPALA, IMPALAConfig
 from agents.ppo import PPO, PPOConfig
 from framework import environments, specs
+from framework.learners.roster import Roster
 from framework.programs import RunConfig, make_program
 from framework.replay import EmbeddedClient
 from framework.runs.services import Counter
 from framework.variables import VariableBlock
 from framework.workers import actor_worker
 from framework.workers.actor_worker import ActorWorker
-from framework.workers.roster import Roster
 from framework.workers.worker import Setup
 from launch.handles import NodeClient
 

@@ -8,8 +8,8 @@ from helpers.small_programs import small_program
 import launch
 from agents.ppo import PPO, PPOConfig
 from framework.adders import QUEUE_TABLE
-from framework.workers import roster
-from framework.workers.roster import StallDetector
+from framework.learners import roster
+from framework.learners.roster import StallDetector
 
 CASES = {
     # name: (who asks every four seconds, or "moved"; which of these times is a stall, after 20 seconds)

@@ -1,4 +1,4 @@
-"""The learner's side of a limited policy lag: which actors a batch waits for, and what if data was lost."""
+"""Which actors a batch waits for where the policy lag is limited, and what if data was lost."""
 
 from __future__ import annotations
 
