@@ -25,9 +25,9 @@ from framework.adders.block import PriorityFn
 from framework.datasets import Dataset, table_numbers
 from framework.learners import LossContext, LossOutput
 from framework.networks import mask_values
-from framework.programs.presets import Preset
 from framework.replay.contracts import ReplayClient
 from framework.replay.sharded import MAX_SHARDS
+from framework.runs.presets import Preset
 from framework.specs import EnvironmentSpec, frame_stack
 from framework.types import Step, Transition
 

@@ -23,11 +23,11 @@ from framework.flow import Flow, Node, Par
 from framework.learners import LossContext, LossOutput, Prepared
 from framework.losses.meta import Parameters
 from framework.programs import PlanAgent, PlanLearner, Preset, RolloutWorker, concatenate, stack
-from framework.programs.collector import Collector
 from framework.replay import EmbeddedClient, ReplaySample
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import AgentConfig, OnPolicyAgent, TorchPolicy
 from framework.types import Nest, Step
+from framework.workers.collector import Collector
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,8 @@ from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput, schedules
 from framework.losses.masking import where_counted
 from framework.networks import as_tensors
-from framework.programs.presets import Preset
 from framework.replay.contracts import ReplayClient
+from framework.runs.presets import Preset
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import OffPolicyAgent, OffPolicyConfig, TorchPolicy, check_memory
 from framework.types import Nest, Step

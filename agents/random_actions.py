@@ -16,8 +16,8 @@ from framework import config_checks as check
 from framework.datasets import Dataset
 from framework.networks import check_action_mask
 from framework.networks.heads import UNBOUNDED
-from framework.programs.presets import Preset
 from framework.replay.contracts import ReplayClient
+from framework.runs.presets import Preset
 from framework.types import Nest, StepResult
 
 

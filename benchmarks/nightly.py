@@ -27,8 +27,8 @@ from typing import Any
 
 import learning
 
-from framework.programs.presets import Preset, presets_of
-from framework.programs.registry import find_agent
+from framework.runs.presets import Preset, presets_of
+from framework.runs.registry import find_agent
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # Flags by engine, and the package that it needs.

@@ -30,11 +30,11 @@ from framework import replay, specs
 from framework.actors.inference_client import connect
 from framework.environments.base import FIRST, LAST, MID, BatchedEnvironment
 from framework.programs import RunConfig
-from framework.programs.actor_worker import ActorWorker
-from framework.programs.inference_worker import InferenceWorker
-from framework.programs.services import Counter, Monitor
-from framework.programs.worker import Setup, keep_freed_memory
+from framework.runs.services import Counter, Monitor
 from framework.variables import VariableBlock, Variables
+from framework.workers.actor_worker import ActorWorker
+from framework.workers.inference_worker import InferenceWorker
+from framework.workers.worker import Setup, keep_freed_memory
 from launch.engines.base import Options
 from launch.engines.processes import ProcessesJob
 from launch.engines.supervised.node_process import _free_port

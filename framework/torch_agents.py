@@ -45,6 +45,7 @@ from framework.networks import (
     inputs,
 )
 from framework.replay.contracts import ReplayClient
+from framework.session import Session
 from framework.types import Nest, Transition
 
 
@@ -239,6 +240,24 @@ class TorchAgent(core.Agent):
                 "replace parts of them and return them, or see docs/agents.md."
             )
         return networks
+
+    def session(self, spec: specs.EnvironmentSpec, num_envs: int = 1, seed: int = 0) -> Session:
+        """This agent without a program, for an application that steps the environments itself.
+
+        ```python
+        session = agent.session(specs.from_spaces(env.observation_space, env.action_space))
+        action = session.act(observation[None])[0]            # [1, ...] to [1, ...]: a row for each env
+        session.observe(next_observation[None], [reward], terminated, truncated)
+        metrics = session.learn()
+        ```
+
+        Args:
+          spec: the spec of one env.
+          num_envs: largest number of episodes that are open at the same time.
+          seed: seed of the initial parameters and of all random choices. The global generators of torch and
+            numpy are left as they are.
+        """
+        return Session(self, spec, num_envs, seed)
 
     def describe_inputs(self, spec: specs.EnvironmentSpec) -> list[str]:
         return inputs.describe(spec.observations, self.config.inputs)

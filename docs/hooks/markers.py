@@ -67,7 +67,7 @@ def fields_table(config):
 
 def agents_fields():
     """A section for each config of the registered agents, with all of its fields."""
-    registry = module_of("framework.programs.registry")
+    registry = module_of("framework.runs.registry")
     names_of = {}
     for name in registry.agent_names():
         config = registry.find_agent(name).make_config()

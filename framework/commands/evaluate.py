@@ -14,7 +14,7 @@ from framework.checkpoints.checkpointer import explain
 from framework.commands import interrupts
 from framework.commands.options import Allow, Checkpoint, CommandError, Run, check_at_least, parse
 from framework.programs.loading import LoadedPolicy, load_policy
-from framework.programs.run_folder import RunFolder
+from framework.runs.run_folder import RunFolder
 
 _NAMES = ("episode_return", "episode_length", "env")
 

@@ -14,9 +14,9 @@ import tyro
 from framework.commands import building
 from framework.commands.options import UsageError, parse
 from framework.commands.train import default_environment, find
-from framework.programs.presets import Preset, presets_of
-from framework.programs.registry import agent_names
-from framework.programs.run_config import Inference, RunConfig
+from framework.runs.presets import Preset, presets_of
+from framework.runs.registry import agent_names
+from framework.runs.run_config import Inference, RunConfig
 from launch import Program
 
 _BOX_HEIGHT, _ROW, _MARGIN, _TOP = 46, 68, 36, 64  # Sizes in the picture, in pixels.

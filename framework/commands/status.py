@@ -12,7 +12,7 @@ from framework.commands import interrupts
 from framework.commands.curves import kept_rows
 from framework.commands.options import Run, parse
 from framework.loggers import ProgressDisplay
-from framework.programs.run_folder import RunFolder
+from framework.runs.run_folder import RunFolder
 from launch.texts import printable
 from launch.view import NodesView
 

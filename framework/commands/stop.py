@@ -9,7 +9,7 @@ import psutil
 
 from framework import config_checks
 from framework.commands.options import CommandError, Run, parse
-from framework.programs.run_folder import RunFolder
+from framework.runs.run_folder import RunFolder
 
 
 @dataclass(frozen=True)

@@ -35,11 +35,11 @@ from framework.commands.options import (
 from framework.commands.plot import draw_run
 from framework.loggers import ProgressDisplay
 from framework.loggers.files import explained, is_explained
-from framework.programs import config_file, trust
-from framework.programs.presets import Preset, presets_of
-from framework.programs.registry import AgentEntry, agent_names, find_agent
-from framework.programs.run_config import RunConfig
-from framework.programs.run_folder import RunError, RunFolder, differences, keeps_settings
+from framework.runs import config_file, trust
+from framework.runs.presets import Preset, presets_of
+from framework.runs.registry import AgentEntry, agent_names, find_agent
+from framework.runs.run_config import RunConfig
+from framework.runs.run_folder import RunError, RunFolder, differences, keeps_settings
 from launch.running import stopped_by_signals
 from launch.texts import printable
 from launch.view import NodesView

@@ -13,7 +13,7 @@ import tree
 from framework.actors import PolicyActor
 from framework.checkpoints import CheckpointError, CheckpointReader
 from framework.programs.make import environment_spec, make_environment
-from framework.programs.run_folder import RunError, RunFolder
+from framework.runs.run_folder import RunError, RunFolder
 from framework.specs import leaves, path_name, wrong_value
 
 

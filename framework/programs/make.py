@@ -14,19 +14,15 @@ from framework.devices import check_before_start
 from framework.environments import BatchedEnvironment
 from framework.environments.single import takes
 from framework.loggers import Logger
-from framework.programs.actor_worker import ActorWorker
-from framework.programs.callbacks import Callback, OnWrite
-from framework.programs.evaluator import Evaluator
+from framework.plans.plan_agent import PlanAgent
+from framework.plans.plan_worker import PlanWorker
 from framework.programs.groups import connect_one, connect_shards, member, nearest
-from framework.programs.inference_worker import InferenceWorker
-from framework.programs.learner_group import LearnerReplica
-from framework.programs.learner_worker import LearnerWorker
-from framework.programs.parts import check_packages, check_parts, make_logger, wrappers_of
-from framework.programs.plan_agent import PlanAgent
-from framework.programs.plan_worker import PlanWorker
-from framework.programs.run_config import RunConfig
-from framework.programs.run_folder import RecordRun, RunFolder
-from framework.programs.services import (
+from framework.programs.snapshot import Snapshot
+from framework.runs.callbacks import Callback, OnWrite
+from framework.runs.parts import check_packages, check_parts, make_logger, wrappers_of
+from framework.runs.run_config import RunConfig
+from framework.runs.run_folder import RecordRun, RunFolder
+from framework.runs.services import (
     Monitor,
     RunCheckpointer,
     make_counter,
@@ -34,9 +30,13 @@ from framework.programs.services import (
     replay_checkpointer,
     replay_parts,
 )
-from framework.programs.snapshot import Snapshot
-from framework.programs.variable_source import VariableSource
-from framework.programs.worker import Setup, derive_seed, make_tables
+from framework.workers.actor_worker import ActorWorker
+from framework.workers.evaluator import Evaluator
+from framework.workers.inference_worker import InferenceWorker
+from framework.workers.learner_replica import LearnerReplica
+from framework.workers.learner_worker import LearnerWorker
+from framework.workers.variable_source import VariableSource
+from framework.workers.worker import Setup, derive_seed, make_tables
 
 _LOG = logging.getLogger(__name__)
 _REPLAY_MODULES = {"repertory": "framework.replay", "reverb": "framework.replay.dm_reverb"}

@@ -33,16 +33,16 @@ import numpy as np
 import launch
 from framework.checkpoints import package_versions
 from framework.loggers import Logger
-from framework.programs.actor_worker import ActorWorker
-from framework.programs.callbacks import Callback
-from framework.programs.evaluator import Evaluator
-from framework.programs.learner_worker import LearnerNode
-from framework.programs.pickling import ObjectPickler, pickle_module
-from framework.programs.run_config import RunConfig
-from framework.programs.run_folder import RunFolder, differences
-from framework.programs.services import PROGRAM, newest_checkpoint
-from framework.programs.worker import keep_freed_memory, prepare_process
+from framework.pickling import ObjectPickler, pickle_module
+from framework.runs.callbacks import Callback
+from framework.runs.run_config import RunConfig
+from framework.runs.run_folder import RunFolder, differences
+from framework.runs.services import PROGRAM, newest_checkpoint
 from framework.variables import VariableBlock
+from framework.workers.actor_worker import ActorWorker
+from framework.workers.evaluator import Evaluator
+from framework.workers.learner_worker import LearnerNode
+from framework.workers.worker import keep_freed_memory, prepare_process
 from launch import context
 from launch.engines.in_process import LocalRecord, LocalRuntime
 from launch.program import ProgramState

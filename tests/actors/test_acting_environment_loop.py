@@ -8,7 +8,7 @@ from framework import core, environments, specs
 from framework.actors import EnvironmentLoop, observers
 from framework.environments import FIRST, testing
 from framework.loggers import InMemoryLogger
-from framework.programs.services import Counter
+from framework.runs.services import Counter
 
 
 class RecordingActor(core.Actor):

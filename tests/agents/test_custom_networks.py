@@ -20,7 +20,7 @@ from agents.td3 import TD3
 from agents.td7 import TD7
 from framework import environments, networks, specs
 from framework.programs import RunConfig, load_policy, make_program
-from framework.programs.run_folder import RunError
+from framework.runs.run_folder import RunError
 
 CARTPOLE = "gymnasium:CartPole-v1"
 

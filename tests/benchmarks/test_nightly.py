@@ -15,7 +15,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "benchmarks
 import learning
 import nightly
 
-from framework.programs.registry import GROUP
+from framework.runs.registry import GROUP
 
 
 def test_it_has_every_agent_with_a_floor_in_its_environments_once_and_more_rows():

@@ -18,10 +18,11 @@ import warm_python
 from framework import environments, specs
 from framework.commands import cli, serve_environment, train, video
 from framework.commands.options import CommandError, TrainOptions
-from framework.programs import Preset, RunConfig, config_file, make_agent, registry
-from framework.programs.presets import presets_of
-from framework.programs.registry import agent_names, find_agent
-from framework.programs.run_folder import RunError, RunFolder
+from framework.programs import Preset, RunConfig, make_agent
+from framework.runs import config_file, registry
+from framework.runs.presets import presets_of
+from framework.runs.registry import agent_names, find_agent
+from framework.runs.run_folder import RunError, RunFolder
 
 
 def test_help(repertory):
@@ -95,7 +96,7 @@ def test_hyphens_in_the_name_of_an_agent(declared, monkeypatch):
 
 HOLDER = """
 import os, signal, sys
-from framework.programs.run_folder import RunFolder
+from framework.runs.run_folder import RunFolder
 
 def stop(*_):
     os.write(1, b"asked\\n")  # `print` may be interrupted in `print`

@@ -10,7 +10,7 @@ from framework import config_checks
 from framework.commands import train
 from framework.commands.options import UsageError
 from framework.loggers import read_jsonl, without_times
-from framework.programs import config_file
+from framework.runs import config_file
 
 
 @pytest.fixture

@@ -17,7 +17,8 @@ import launch
 from agents.dqn import DQN, DQNConfig
 from framework.checkpoints import torch_part
 from framework.commands import train
-from framework.programs import RunConfig, registry, run_folder
+from framework.programs import RunConfig
+from framework.runs import registry, run_folder
 
 TRAIN = ("train", "random_actions")
 

@@ -20,8 +20,10 @@ from framework.commands import building, cli, train
 from framework.commands.options import TrainOptions
 from framework.environments.stepping import InlineEnvironment
 from framework.loggers import read_jsonl
-from framework.programs import RunConfig, make, parts, worker
-from framework.programs.run_folder import RunFolder
+from framework.programs import RunConfig, make
+from framework.runs import parts
+from framework.runs.run_folder import RunFolder
+from framework.workers import worker
 from launch.context import NodeContext
 
 DQN = "dqn --batch-size 16 --min-replay-size 40 --hidden-sizes 8 --samples-per-insert 8 --insert-burst 32"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from framework.commands.graph import Group, as_svg, as_text
-from framework.programs.registry import agent_names
+from framework.runs.registry import agent_names
 
 
 class TestGraph:

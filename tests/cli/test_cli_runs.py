@@ -12,8 +12,9 @@ import torch
 
 from framework.commands import cli
 from framework.loggers import read_jsonl, without_times
-from framework.programs import config_file, load_policy
-from framework.programs.run_folder import RunFolder
+from framework.programs import load_policy
+from framework.runs import config_file
+from framework.runs.run_folder import RunFolder
 
 SMALL = ("--num-actors=2", "--envs-per-actor=2", "--evaluate-period=500", "--num-evaluation-episodes=4")
 DQN = ("--learner-log-period=20", "--min-replay-size=100", "--batch-size=16", "--hidden-sizes=16")

@@ -10,7 +10,8 @@ import pytest
 import warm_python
 
 from framework.loggers import read_jsonl
-from framework.programs import config_file, load_policy
+from framework.programs import load_policy
+from framework.runs import config_file
 
 HERE = pathlib.Path(__file__).parent
 ENVIRONMENT = "corridor_lab:Corridor"

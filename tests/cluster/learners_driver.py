@@ -11,8 +11,8 @@ from shared_batches import learn, listening, make_learner
 
 import launch
 from agents.dqn import DQN, DQNConfig
+from framework.learners.group import FirstLearner, GroupMember
 from framework.programs import RunConfig, make_program
-from framework.programs.learner_group import FirstLearner, GroupMember
 
 AGENTS = ("dqn", "ppo", "impala", "sac")
 

@@ -14,7 +14,7 @@ from background import Background
 from shared_batches import AGENTS, BATCH, learn, listening, make_learner
 
 from framework.learners import LearnerGroup, LossContext, distributed
-from framework.programs.learner_group import Barrier
+from framework.learners.group import Barrier
 
 # The fixture makes the steps of all agents in two processes: minutes on a loaded machine.
 pytestmark = pytest.mark.timeout(300)

@@ -21,7 +21,7 @@ from framework.checkpoints import Checkpointer
 from framework.environments.testing import EchoEnvironment, FakeEnvironment
 from framework.loggers import InMemoryLogger, read_jsonl, without_times
 from framework.programs import RunConfig, make_program
-from framework.programs.run_config import Inference
+from framework.runs.run_config import Inference
 
 SMALL = dataclasses.replace(SMALL_DQN, samples_per_insert=2.0, n_step=1, epsilon_ladder=3.0)
 NUM_ACTIONS, LENGTH = 4, 7

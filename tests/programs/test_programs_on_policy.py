@@ -17,8 +17,9 @@ from framework import replay
 from framework.adders import QUEUE_TABLE
 from framework.environments.testing import FakeEnvironment
 from framework.loggers import read_jsonl
-from framework.programs import RunConfig, lockstep, make_program
+from framework.programs import RunConfig, make_program
 from framework.specs import Array
+from framework.workers import lockstep
 
 CONFIG = {"unroll_length": 8, "epochs": 1, "hidden_sizes": (8,)}
 

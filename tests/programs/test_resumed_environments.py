@@ -17,9 +17,9 @@ from agents.random_actions import RandomActions
 from framework import environments, specs
 from framework.environments.testing import FakeEnvironment
 from framework.programs import RunConfig, make_program
-from framework.programs.actor_worker import ActorWorker
-from framework.programs.services import Counter, Monitor
-from framework.programs.worker import Setup, derive_seed
+from framework.runs.services import Counter, Monitor
+from framework.workers.actor_worker import ActorWorker
+from framework.workers.worker import Setup, derive_seed
 
 
 class Levels(gymnasium.Env):

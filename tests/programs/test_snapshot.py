@@ -26,7 +26,7 @@ from agents.sac import SAC, SACConfig
 from framework.checkpoints import Checkpointer
 from framework.loggers import InMemoryLogger
 from framework.programs import RunConfig, make_program, snapshot
-from framework.programs.run_folder import RunError
+from framework.runs.run_folder import RunError
 
 CARTPOLE, PENDULUM = "gymnasium:CartPole-v1", "gymnasium:Pendulum-v1"
 SMALL = {"min_replay_size": 100, "batch_size": 16, "samples_per_insert": 4.0, "hidden_sizes": (16,)}
@@ -358,6 +358,6 @@ def test_a_state_that_cannot_be_loaded_begins_new_episodes(tmp_path, caplog, mon
     config = dataclasses.replace(BASE, directory=str(tmp_path))
     run("ppo", CARTPOLE, config, passes=20)
     with monkeypatch.context() as patch:
-        patch.delattr("framework.programs.evaluator.Evaluator")
+        patch.delattr("framework.workers.evaluator.Evaluator")
         assert run("ppo", CARTPOLE, config)["env_steps"] == BASE.max_env_steps
     assert "The exact state cannot be loaded" in caplog.text
