@@ -191,7 +191,7 @@ class RunFolder:
     def record(self, engine: str | None = None) -> None:
         """Writes `config.yaml` with the node's engine unless it is equal. Keeps the recorded restarts.
 
-        If the run is interrupted from now on, it has no result, so that of an earlier end goes.
+        If the run is interrupted from now on, it has no result, so an earlier end's goes.
         """
         (self.path / "result.json").unlink(missing_ok=True)
         new, engine = self, engine or launch.get_node_context().engine
@@ -205,7 +205,7 @@ class RunFolder:
     def save(self) -> None:
         """Makes the folder and writes `config.yaml`. Raises RunError if it cannot be written.
 
-        The command, time and versions of the first start stay; those of later starts follow in `resumed`.
+        The command, time and versions of the first start stay; later starts' follow in `resumed`.
         """
         start: dict[str, Any] = {
             "command": shlex.join(sys.argv),
@@ -415,7 +415,7 @@ class RunFolder:
     def locked(self) -> Iterator[IO[str]]:
         """Makes the folder and locks it for this program. Raises RunError if another one trains in it.
 
-        The lock is that of the file that it gives: it lasts until the block ends, or until all processes that
+        The lock belongs to the file that it gives: it lasts until the block ends, or until all processes that
         have the file have ended.
         """
         lock = self.path / "run.lock"
@@ -598,7 +598,7 @@ def keeps_settings(path: Path, changed: str, advice: str) -> str:
 
 
 def changed_settings(directory: str | os.PathLike[str], agent: core.Agent) -> str:
-    """Which settings of `agent` differ from those of the run in `directory`; empty if none does."""
+    """Which settings of `agent` differ from the run's in `directory`; empty if none does."""
     _, fields = describe_agent(agent)
     plain = json.loads(json.dumps(fields, default=_plain))
     return differences(RunFolder.open(directory).agent_config, plain)
