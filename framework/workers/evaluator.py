@@ -10,11 +10,12 @@ import torch
 
 import launch
 from framework.actors import EnvironmentLoop, EnvironmentLoopObserver, PolicyActor
+from framework.actors.results import summarize
 from framework.environments import BatchedEnvironment
 from framework.runs.parts import make_observers
 from framework.types import Nest
 from framework.variables import VariableClient
-from framework.workers.worker import ProgramWorker, Setup, prepare_process, seeded, summarize
+from framework.workers.worker import ProgramWorker, Setup, prepare_process, seeded
 
 
 class _Stop(EnvironmentLoopObserver):

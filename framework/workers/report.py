@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
+from framework.actors.results import summarize
 from framework.workers.budget import Budget
 from framework.workers.collector import Collector, Steps, Turns
-from framework.workers.worker import Setup, summarize
+from framework.workers.worker import Setup
 
 
 class Report:

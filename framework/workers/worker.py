@@ -1,4 +1,4 @@
-"""What the workers of programs share: their `Setup`, their base class, seeds and statistics."""
+"""What the workers of programs share: their `Setup`, their base class, and seeds."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ import os
 import random
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
-import tree
 
 import launch
 from framework import core
@@ -30,7 +29,6 @@ from launch.context import find_context
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # As in malloc.h.
 _CORES = torch.get_num_threads()  # Before anything sets it: the cores of this machine.
 _PER_THREAD = 50_000  # Parameters of networks for each torch thread of the learner of a serial program.
-_OF_THE_LOOP = ("episode_return", "episode_length", "env")  # In every result; others are of observers.
 _SEEDING = threading.Lock()
 
 
@@ -156,29 +154,3 @@ def seeded(seed: int) -> Iterator[None]:
     with _SEEDING:
         torch.manual_seed(seed)
         yield
-
-
-def summarize(ended: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Mean, minimum and maximum of the results of `EnvironmentLoop.step`; empty if no episode ended.
-
-    With several agents, they are of the mean return of all agents; `episode_return/AGENT` is each agent's.
-    Of arrays of other names, such as metrics of observers, the mean over the results that have them.
-    """
-    if not ended:
-        return {}
-    lengths = np.concatenate([episodes["episode_length"] for episodes in ended])
-    each = tree.map_structure(lambda *parts: np.concatenate(parts), *[one["episode_return"] for one in ended])
-    returns = np.mean(tree.flatten(each), axis=0)
-    of_agents = each if isinstance(each, dict) else {}
-    observed = dict.fromkeys(name for episodes in ended for name in episodes if name not in _OF_THE_LOOP)
-    return {
-        **{
-            name: float(np.mean(np.concatenate([episodes[name] for episodes in ended if name in episodes])))
-            for name in observed
-        },
-        **{f"episode_return/{agent}": float(np.mean(of_agents[agent])) for agent in of_agents},
-        "episode_return": float(np.mean(returns)),
-        "episode_return_min": float(np.min(returns)),
-        "episode_return_max": float(np.max(returns)),
-        "episode_length": float(np.mean(lengths)),
-    }

@@ -103,7 +103,7 @@ def stop(*_):
     sys.exit(3)
 
 signal.signal(signal.SIGTERM, stop if sys.argv[2] == "stops" else signal.SIG_IGN)
-with RunFolder.open(sys.argv[1]).locked():
+with RunFolder.open(sys.argv[1]).lock.held():
     print("locked", flush=True)
     sys.stdin.read()
 """
@@ -151,18 +151,18 @@ class TestRunFolder:
 
     def test_one_process_at_a_time(self, make_run):
         folder = make_run()
-        assert folder.running_pid() is None
-        with folder.locked():
+        assert folder.lock.pid() is None
+        with folder.lock.held():
             pass
         with held(folder) as other:
-            assert folder.running_pid() == other.pid
-            assert not folder.wait_until_free(0.05)
+            assert folder.lock.pid() == other.pid
+            assert not folder.lock.wait_until_free(0.05)
             refused = pytest.raises(RunError, match=f"process {other.pid}.*repertory stop")
-            with refused, folder.locked():
+            with refused, folder.lock.held():
                 pass
             other.stdin.close()
-            assert folder.wait_until_free(float("inf"))
-        assert folder.running_pid() is None
+            assert folder.lock.wait_until_free(float("inf"))
+        assert folder.lock.pid() is None
 
 
 class TestStatusAndStop:
@@ -209,7 +209,7 @@ class TestStatusAndStop:
         assert code == 0 and "actor-0: killed" in out and "learner: returned" in out
         _, watched, _ = repertory("status", folder.path, "--watch")  # Once, as the run has ended.
         assert "killed" in watched and "actor-0" in watched
-        with folder.locked():
+        with folder.lock.held():
             assert "actor-0: running" in repertory("status", folder.path)[1]
 
     def test_stop_of_a_run_that_is_over(self, repertory, make_run):

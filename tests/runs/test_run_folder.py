@@ -111,8 +111,8 @@ def test_only_the_process_that_has_the_lock_of_the_folder_is_stopped(tmp_path, k
     mine, other = (_folder(tmp_path / name) for name in "ab")
     other.path.mkdir()
     lock = other.path / "run.lock"
-    with mine.locked() as file:
-        assert mine.running_process().pid == os.getpid()
+    with mine.lock.held() as file:
+        assert mine.lock.process().pid == os.getpid()
         if kind == "link":
             lock.symlink_to(file.name)
         elif kind == "second-name":
@@ -124,7 +124,7 @@ def test_only_the_process_that_has_the_lock_of_the_folder_is_stopped(tmp_path, k
             holder = Forked(_lock, lock)
             holder.word()
         with pytest.raises(RunError, match=r"got a link|of another folder|is not one of this machine"):
-            other.running_process()
+            other.lock.process()
         if kind == "of-another-process":
             holder.kill()
 
@@ -137,38 +137,38 @@ def test_no_link_in_a_folder_is_followed(tmp_path):
     config_file.write(tmp_path / "config.yaml", {})
     with pytest.raises(OSError):
         JSONLLogger(tmp_path / "metrics.jsonl")
-    with pytest.raises(RunError, match="got a link"), _folder(tmp_path).locked():
+    with pytest.raises(RunError, match="got a link"), _folder(tmp_path).lock.held():
         pass
     assert file.read_text() == "mine"
 
 
 def test_a_start_waits_for_a_query_of_the_status(tmp_path):
-    """`running_pid` of another process locks the file for a moment; the process that trained was killed."""
+    """`RunLock.pid` in another process locks the file for a moment; the process that trained was killed."""
     run = _run(RandomActions(), "gymnasium:CartPole-v1", directory=str(tmp_path))
     (tmp_path / "run.lock").write_text("123456\n")
     with open(tmp_path / "run.lock", encoding="utf-8") as query:
         fcntl.flock(query, fcntl.LOCK_SH)
         end = threading.Timer(0.2, fcntl.flock, (query, fcntl.LOCK_UN))
         end.start()
-        with run.locked():
-            assert run.running_pid() == os.getpid()
+        with run.lock.held():
+            assert run.lock.pid() == os.getpid()
         end.join()
-    assert run.running_pid() is None
+    assert run.lock.pid() is None
 
 
 def test_a_start_during_a_run_is_refused(tmp_path):
     run = _run(RandomActions(), "gymnasium:CartPole-v1", directory=str(tmp_path))
-    with run.locked():
+    with run.lock.held():
         began = time.monotonic()
-        with pytest.raises(RunError, match=f"by process {os.getpid()}. Stop it first"), run.locked():
+        with pytest.raises(RunError, match=f"by process {os.getpid()}. Stop it first"), run.lock.held():
             pass
-        assert run.running_process().pid == os.getpid()
+        assert run.lock.process().pid == os.getpid()
         (tmp_path / "run.lock").write_text("")  # as when it ends
-        assert run.running_process() is None
+        assert run.lock.process() is None
         assert time.monotonic() - began < 30
     # What waited in vain gives the lock back when it gets it.
-    assert run.wait_until_free(30)
-    with run.locked():
+    assert run.lock.wait_until_free(30)
+    with run.lock.held():
         pass
 
 
