@@ -24,8 +24,8 @@ from framework import adders, losses, replay
 from framework import config_checks as check
 from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput
-from framework.programs.presets import Preset
 from framework.replay import ReplaySample
+from framework.runs.presets import Preset
 from framework.specs import EnvironmentSpec
 
 

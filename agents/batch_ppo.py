@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from agents.ppo import PPO, PPOConfig
 from framework.core import NetworksFn
-from framework.programs.presets import Preset
+from framework.runs.presets import Preset
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from framework import losses
 from framework.core import NetworksFn
 from framework.learners import LossContext
 from framework.networks import mask_values
-from framework.programs.presets import Preset
+from framework.runs.presets import Preset
 from framework.specs import EnvironmentSpec
 from framework.types import Transition
 

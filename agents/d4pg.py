@@ -18,7 +18,7 @@ from agents.td3 import TD3, TD3Config, TD3Networks
 from framework import config_checks as check
 from framework import losses
 from framework.core import NetworksFn
-from framework.programs.presets import Preset
+from framework.runs.presets import Preset
 from framework.specs import EnvironmentSpec
 from framework.types import Nest, Transition
 

@@ -25,9 +25,9 @@ from framework.adders.block import PriorityFn
 from framework.datasets import Dataset, table_numbers
 from framework.learners import LossContext, LossOutput
 from framework.networks import mask_values
-from framework.programs.presets import Preset
-from framework.replay.contracts import Client
+from framework.replay.contracts import ReplayClient
 from framework.replay.sharded import MAX_SHARDS
+from framework.runs.presets import Preset
 from framework.specs import EnvironmentSpec, frame_stack
 from framework.types import Step, Transition
 
@@ -101,11 +101,11 @@ class DQfD(DQN):
         return [*super().make_tables(spec), table]
 
     def make_adder(
-        self, client: Client, spec: EnvironmentSpec, priority_fn: PriorityFn | None = None
+        self, client: ReplayClient, spec: EnvironmentSpec, priority_fn: PriorityFn | None = None
     ) -> adders.Adder:
         return self._adder(client, adders.REPLAY_TABLE, priority_fn, frame_stack(spec.observations))
 
-    def make_dataset(self, client: Client) -> Dataset:
+    def make_dataset(self, client: ReplayClient) -> Dataset:
         config = self.config
         table = client.server_info()[DEMONSTRATIONS_TABLE]
         if self.rank == 0:  # The others make no step before this one does.
@@ -153,7 +153,7 @@ class DQfD(DQN):
         squares = torch.stack([parameter.square().sum() for parameter in networks.parameters()]).sum()
         return output._replace(loss=output.loss + self.config.l2_coefficient * squares)
 
-    def _fill(self, client: Client, size: int) -> None:
+    def _fill(self, client: ReplayClient, size: int) -> None:
         """Writes the demonstrations, unless the table has them: when the run is resumed."""
         episodes = self.episodes()
         if size == self._num_items(episodes):
@@ -162,14 +162,14 @@ class DQfD(DQN):
         for episode in episodes:  # Each adder writes to the next of several servers.
             demonstrations.write(episode, self._adder(client, DEMONSTRATIONS_TABLE))
 
-    def _fill_again(self, client: Client) -> None:
+    def _fill_again(self, client: ReplayClient) -> None:
         """Writes them after a restart of the replay server from no checkpoint."""
         if not client.server_info()[DEMONSTRATIONS_TABLE].current_size:
             self._fill(client, 0)
 
     def _adder(
         self,
-        client: Client,
+        client: ReplayClient,
         table: str,
         priority_fn: PriorityFn | None = None,
         stack: int | None = None,

@@ -25,7 +25,7 @@ from framework import losses, networks, replay, specs
 from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput, schedules
 from framework.networks import epsilon_greedy, mask_values, redraw_noise
-from framework.programs.presets import Preset
+from framework.runs.presets import Preset
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import OffPolicyAgent, OffPolicyConfig, TorchPolicy
 from framework.types import Nest, Transition

@@ -17,10 +17,10 @@ import torch
 from agents.dqn import DQN, DQNConfig
 from framework import config_checks as check
 from framework import core
+from framework.adders import Adder
 from framework.flow import Flow, Node, Par, concurrent
 from framework.networks import as_tensors, redraw_noise
 from framework.programs import PlanAgent, PlanLearner, Preset, RolloutWorker
-from framework.programs.worker import Setup
 from framework.types import Transition
 
 
@@ -72,12 +72,11 @@ class ApeXConfig(FlowDQNConfig):
 class PriorityWorker(RolloutWorker):
     """A `RolloutWorker` that computes the initial priorities of its items with its own parameters."""
 
-    def _make_policy(self, setup: Setup, networks: Any) -> core.Policy:
-        agent = setup.agent
-        assert isinstance(agent, ApeX)
-        priorities = functools.partial(agent.priorities, networks)
-        self._make_adder = lambda: agent.make_adder(self._replay, setup.spec, priorities)
-        return super()._make_policy(setup, networks)
+    agent: ApeX
+
+    def make_adder(self, client: Any) -> Adder:
+        priorities = functools.partial(self.agent.priorities, self.networks)
+        return self.agent.make_adder(client, self.spec, priorities)
 
 
 class ApeX(FlowDQN):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from agents.appo import APPO, APPOConfig
 from agents.appo import PRESETS as APPO_PRESETS
 from framework.core import NetworksFn
-from framework.programs.presets import Preset
+from framework.runs.presets import Preset
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from framework import config_checks as check
 from framework import environments, losses, networks
 from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput
-from framework.programs.presets import Preset
 from framework.replay import ReplaySample
+from framework.runs.presets import Preset
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import OnPolicyAgent, OnPolicyConfig, TorchPolicy, check_memory
 from framework.types import Nest, Step

@@ -20,7 +20,7 @@ from framework import config_checks as check
 from framework import networks
 from framework.core import NetworksFn
 from framework.learners import LossContext
-from framework.programs.presets import Preset
+from framework.runs.presets import Preset
 from framework.specs import EnvironmentSpec
 from framework.types import Transition
 

@@ -23,8 +23,8 @@ from framework import learners, losses, networks
 from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput
 from framework.networks import DiagonalGaussian
-from framework.programs.presets import Preset
 from framework.replay import ReplaySample
+from framework.runs.presets import Preset
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import OffPolicyAgent, OffPolicyConfig, TorchPolicy
 from framework.types import Nest, Transition

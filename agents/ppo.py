@@ -13,9 +13,9 @@ from framework import adders, learners, losses, networks
 from framework import config_checks as check
 from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput, Prepared, schedules
-from framework.programs.presets import Preset
 from framework.replay import ReplaySample
-from framework.replay.contracts import Client
+from framework.replay.contracts import ReplayClient
+from framework.runs.presets import Preset
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import ActorCriticConfig, OnPolicyAgent, TorchPolicy, check_memory
 from framework.types import Nest
@@ -165,7 +165,7 @@ class PPO(OnPolicyAgent):
         check_memory("recurrent", self.config.recurrent, networks.initial_state(1))
         return networks
 
-    def make_adder(self, client: Client, spec: EnvironmentSpec) -> adders.Adder:
+    def make_adder(self, client: ReplayClient, spec: EnvironmentSpec) -> adders.Adder:
         adder = super().make_adder(client, spec)
         return adders.RunningReturnAdder(adder, self.config.discount) if self._carries_returns else adder
 

@@ -34,8 +34,8 @@ from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput, schedules
 from framework.losses.masking import where_counted
 from framework.networks import as_tensors
-from framework.programs.presets import Preset
-from framework.replay.contracts import Client
+from framework.replay.contracts import ReplayClient
+from framework.runs.presets import Preset
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import OffPolicyAgent, OffPolicyConfig, TorchPolicy, check_memory
 from framework.types import Nest, Step
@@ -182,7 +182,7 @@ class R2D2(OffPolicyAgent):
         return replay.selectors.Prioritized(self.config.priority_exponent)
 
     def make_adder(
-        self, client: Client, spec: EnvironmentSpec, priority_fn: PriorityFn | None = None
+        self, client: ReplayClient, spec: EnvironmentSpec, priority_fn: PriorityFn | None = None
     ) -> adders.Adder:
         config = self.config
         if priority_fn is None and config.actor_priorities:

@@ -15,7 +15,7 @@ from agents.c51 import C51, C51Config
 from agents.dqn import MINATAR, MINATAR_RUN
 from agents.dqn import PRESETS as DQN_PRESETS
 from framework.core import NetworksFn
-from framework.programs.presets import Preset
+from framework.runs.presets import Preset
 
 
 @dataclass(frozen=True)

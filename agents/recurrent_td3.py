@@ -25,8 +25,8 @@ from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput
 from framework.losses.masking import where_counted
 from framework.networks import frozen
-from framework.programs.presets import Preset
-from framework.replay.contracts import Client
+from framework.replay.contracts import ReplayClient
+from framework.runs.presets import Preset
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import check_memory
 from framework.types import Nest
@@ -128,7 +128,7 @@ class RecurrentTD3(TD3):
         return optimizer
 
     def make_adder(
-        self, client: Client, spec: EnvironmentSpec, priority_fn: PriorityFn | None = None
+        self, client: ReplayClient, spec: EnvironmentSpec, priority_fn: PriorityFn | None = None
     ) -> adders.Adder:
         config = self.config
         return adders.SequenceAdder(

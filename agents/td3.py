@@ -23,7 +23,7 @@ from framework import learners, losses, networks, replay
 from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput
 from framework.networks import DeterministicHead, PolicyNetwork, frozen
-from framework.programs.presets import Preset
+from framework.runs.presets import Preset
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import OffPolicyAgent, OffPolicyConfig, TorchPolicy
 from framework.types import Nest, Transition

@@ -1,4 +1,4 @@
-"""The path from a step to the gradient, joined by hand: an actor in one process, replay and a learner in another.
+"""From a step to the gradient, joined by hand: an actor in one process, replay and a learner in another.
 
     python examples/by_hand.py
 
@@ -47,7 +47,9 @@ def main(learner_steps: int = 3_000) -> float:
     networks = agent.make_networks(spec)
     learner = agent.make_learner(networks, spec)
     with tempfile.TemporaryDirectory() as folder:
-        block = VariableBlock(learner.parameters(), f"{folder}/block")  # Pickles as a path, which the actor maps.
+        block = VariableBlock(
+            learner.parameters(), f"{folder}/block"
+        )  # The actor maps this file.
         context = multiprocessing.get_context("fork")
         ours, theirs = context.Pipe()
         actor = context.Process(target=act, args=(theirs, agent, block), daemon=True)

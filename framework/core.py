@@ -40,9 +40,8 @@ if TYPE_CHECKING:
     from framework.datasets import Dataset
     from framework.environments.base import BatchedEnvironment
     from framework.learners.distributed import LearnerGroup
-    from framework.programs.session import Session
     from framework.replay import ReplaySample, Table
-    from framework.replay.contracts import Client
+    from framework.replay.contracts import ReplayClient
     from framework.specs import EnvironmentSpec
 
 State = TypeVar("State")
@@ -276,7 +275,7 @@ class Graph(Protocol):
     ) -> None:
         """Adds the evaluator, which plays greedily with the parameters of `variables`."""
 
-    def add_node(self, name: str, node: launch.Node) -> launch.Handle:
+    def add_node(self, name: str, node: launch.ProgramNode) -> launch.Handle:
         """Adds a node of your own to the group `name`. A `Worker` in it runs on every engine."""
 
 
@@ -320,11 +319,11 @@ class Agent(abc.ABC):
         """The `replay.Table`s of this agent; their rate limiters set the replay ratio."""
 
     @abc.abstractmethod
-    def make_adder(self, client: Client, spec: EnvironmentSpec) -> Adder:
+    def make_adder(self, client: ReplayClient, spec: EnvironmentSpec) -> Adder:
         """The adder that turns the experience of B envs into items of the tables."""
 
     @abc.abstractmethod
-    def make_dataset(self, client: Client) -> Dataset:
+    def make_dataset(self, client: ReplayClient) -> Dataset:
         """An iterator of `ReplaySample` on the learner's device."""
 
     @abc.abstractmethod
@@ -337,26 +336,6 @@ class Agent(abc.ABC):
         variables = graph.add_variable_source(graph.add_learner(replay))
         graph.add_actors(replay, variables)
         graph.add_evaluator(variables)
-
-    def session(self, spec: EnvironmentSpec, num_envs: int = 1, seed: int = 0) -> Session:
-        """This agent without a program, for an application that steps the environments itself.
-
-        ```python
-        session = agent.session(specs.from_spaces(env.observation_space, env.action_space))
-        action = session.act(observation[None])[0]            # [1, ...] to [1, ...]: a row for each env
-        session.observe(next_observation[None], [reward], terminated, truncated)
-        metrics = session.learn()
-        ```
-
-        Args:
-          spec: the spec of one env.
-          num_envs: largest number of episodes that are open at the same time.
-          seed: seed of the initial parameters and of all random choices. The global generators of torch and
-            numpy are left as they are.
-        """
-        from framework.programs.session import Session
-
-        return Session(self.for_program(num_envs), spec, num_envs, seed)
 
     def for_program(self, num_envs: int, num_learners: int = 1, rank: int = 0) -> Self:
         """A copy with the sizes of the program. `make_program` and the learners call this.

@@ -5,7 +5,7 @@
 `<!-- table: benchmarks/learning.py ROW ROW -->` stands for rows of `docs/results`; without names, for all.
 `<!-- table: benchmarks/nightly.py -->` stands for the rows of `docs/results/nightly`.
 `<!-- graph: AGENT -->` stands for the picture of the agent's program graph.
-`<!-- include: FILE -->` stands for a page outside of `docs`, whose links into `docs` become those of the site.
+`<!-- include: FILE -->` stands for a page outside of `docs`, whose links into `docs` become the site's.
 The line below a marker tells readers of the Markdown where to find the table; the table replaces it.
 """
 
@@ -69,7 +69,7 @@ def fields_table(config):
 
 def agents_fields():
     """A section for each config of the registered agents, with all of its fields."""
-    registry = module_of("framework.programs.registry")
+    registry = module_of("framework.runs.registry")
     names_of = {}
     for name in registry.agent_names():
         config = registry.find_agent(name).make_config()

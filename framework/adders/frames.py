@@ -10,7 +10,7 @@ import tree
 
 from framework.adders.block import NO_ROW
 from framework.adders.fields import Field
-from framework.replay.contracts import Writer
+from framework.replay.contracts import BatchWriter
 from framework.types import FIRST, Nest
 
 
@@ -23,7 +23,7 @@ class Frames:
 
     stream = "frames"
 
-    def __init__(self, writer: Writer, field: Field, names: Collection[str] | None = None):
+    def __init__(self, writer: BatchWriter, field: Field, names: Collection[str] | None = None):
         """Makes the frames of an adder.
 
         Args:

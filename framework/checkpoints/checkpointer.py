@@ -54,7 +54,10 @@ _NAME = re.compile(r"^checkpoint-(\d{6,})(?:-step-(\d+))?$")
 _ASIDE = re.compile(r"^\.writing-checkpoint-.*--(.*)--(\d+)(?:-(\d+))?$")
 _CLOCK = 2.0  # Seconds by which two readings of that time may differ, since clocks are set.
 _PART_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-_PACKAGES = ("repertory", "torch", "numpy", "gymnasium", "dm-env", "dm-tree", "pyzmq", "ale-py", "dm-reverb")
+_PACKAGES = (
+    *("repertory", "torch", "numpy", "gymnasium", "dm-env", "dm-tree", "pyzmq", "ale-py", "dm-reverb"),
+    *("mujoco", "box2d", "dm-control", "minatar", "minigrid", "pettingzoo", "envpool"),
+)
 
 
 class CheckpointError(RuntimeError):

@@ -62,7 +62,7 @@ def _run(arguments: list[str]) -> int:
     from framework import config_checks
     from framework.checkpoints.checkpointer import explain
     from framework.commands.options import UsageError
-    from framework.programs.run_folder import RunError
+    from framework.runs.run_folder import RunError
 
     command = arguments[0]
     if command not in COMMANDS:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from framework.commands.options import CommandError
-from framework.programs.run_folder import RunFolder
+from framework.runs.run_folder import RunFolder
 
 Axis = Literal["steps", "updates", "hours"]
 Band = Literal["std", "quartiles", "iqm"]

@@ -16,9 +16,9 @@ from framework.commands.graph_groups import Group, groups_of
 from framework.commands.graph_svg import as_svg
 from framework.commands.options import UsageError, parse
 from framework.commands.train import default_environment, find
-from framework.programs.presets import Preset, presets_of
-from framework.programs.registry import agent_names
-from framework.programs.run_config import Inference, RunConfig
+from framework.runs.presets import Preset, presets_of
+from framework.runs.registry import agent_names
+from framework.runs.run_config import Inference, RunConfig
 from launch import Program
 
 
@@ -70,7 +70,7 @@ def build(name: str, options: GraphOptions) -> Program:
     agent = entry.make(None if config is None else dataclasses.replace(config, **preset))
     counts = ("num_actors", "num_learners", "replay_shards", "variable_sources", "inference_nodes")
     settings = {field: getattr(options, field) for field in (*counts, "inference")}
-    envs = 2 if options.inference.startswith("alternating") else 1
+    envs = 2 if options.inference == "alternating+server" else 1
     try:
         run = RunConfig(envs_per_actor=envs, directory=str(Path("runs") / name), **settings)
     except ValueError as error:

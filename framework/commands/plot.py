@@ -12,7 +12,7 @@ import tyro
 
 from framework.commands.curves import AXES, BANDS, Axis, Band, Curve, join, read_curve, smooth
 from framework.commands.options import CommandError, UsageError, parse
-from framework.programs.run_folder import RunFolder
+from framework.runs.run_folder import RunFolder
 
 # Settings in which runs of one experiment may differ.
 _NOT_COMPARED = {

@@ -25,9 +25,9 @@ import tree
 from framework.config_checks import whole_number
 from framework.datasets.mixture import Mixture
 from framework.datasets.transfer import PinnedTransfer
-from framework.replay.contracts import Client, Source
+from framework.replay.contracts import ReplayClient, Source
 from framework.replay.errors import DeadlineExceededError, ServerClosed, ServerLost
-from launch.locks import Condition
+from launch.locks import InterruptSafeCondition
 
 _EXIT_S = 5.0  # for which the end of the interpreter waits for a dataset that was not closed
 
@@ -74,7 +74,7 @@ class Dataset:
 
     def __init__(
         self,
-        client: Client,
+        client: ReplayClient,
         table: str | Mapping[str, float],
         batch_size: int,
         *,
@@ -110,7 +110,7 @@ class Dataset:
         self._closed = False
         # What the thread that fetches ahead shares with the consumer.
         self._prefetch = prefetch if client.concurrent else 0
-        self._changed = Condition()
+        self._changed = InterruptSafeCondition()
         # Held while this dataset draws without such a thread: `close` lets another thread's draw end first.
         self._drawing = threading.RLock()
         self._batches: collections.deque[_Batch] = collections.deque()

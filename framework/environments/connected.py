@@ -17,7 +17,7 @@ from framework import nest as nests
 from framework import specs
 from framework.environments.action_masks import MaskChecker
 from framework.environments.base import FIRST, LAST, BatchedEnvironment, EnvironmentFault
-from framework.environments.environment_server import MalformedMessage
+from framework.environments.environment_server import UnreadableMessage
 from framework.environments.fields import FieldChecker
 from framework.environments.spec_data import parse_environment_spec
 from framework.types import MultiAgentTimeStep, Nest
@@ -158,7 +158,7 @@ class ConnectedEnvironment(BatchedEnvironment):
 
     def _refuse_message(self, error: Exception) -> str:
         """Counts an error of a peer's message and returns the text for the peer; raises a repeated defect."""
-        if isinstance(error, MalformedMessage):
+        if isinstance(error, UnreadableMessage):
             self.malformed += 1
             if self.malformed & (self.malformed - 1) == 0:  # the 1st, 2nd, 4th …: a flood fills no log
                 text = "%s: ended the connection of a peer (%d so far): %s"
@@ -172,7 +172,7 @@ class ConnectedEnvironment(BatchedEnvironment):
         try:
             return parse_environment_spec(data)
         except ValueError as error:
-            raise MalformedMessage(str(error)) from None
+            raise UnreadableMessage(str(error)) from None
 
     def _put(self, envs: np.ndarray, leaves: Sequence[np.ndarray]) -> None:
         """Takes the time step of some envs."""

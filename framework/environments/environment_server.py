@@ -54,7 +54,7 @@ _AUTH_FAILED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROT
 _ENDED = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | _AUTH_FAILED
 
 
-class MalformedMessage(ValueError):
+class UnreadableMessage(ValueError):
     """A peer sent something that is not a message of this protocol."""
 
 
@@ -63,7 +63,7 @@ def pack(kind: str, *content: Any) -> bytes:
 
 
 def unpack(frame: Any) -> tuple[str, list[Any]]:
-    """Returns the kind and the content of a message; raises MalformedMessage."""
+    """Returns the kind and the content of a message; raises UnreadableMessage."""
     left = [_MAX_OBJECTS]
 
     def count(made: Any) -> Any:
@@ -75,15 +75,15 @@ def unpack(frame: Any) -> tuple[str, list[Any]]:
     try:
         message = msgpack.unpackb(frame, raw=False, list_hook=count, object_hook=count)
     except Exception as error:  # msgpack's errors have no common class
-        raise MalformedMessage(f"message: {type(error).__name__}: {error}") from None
+        raise UnreadableMessage(f"message: {type(error).__name__}: {error}") from None
     if not isinstance(message, list) or not message or not isinstance(message[0], str):
-        raise MalformedMessage(f"message: got {type(message).__name__}, expected a list [kind, ...].")
+        raise UnreadableMessage(f"message: got {type(message).__name__}, expected a list [kind, ...].")
     return message[0], message[1:]
 
 
 def _fields(kind: str, content: list[Any], count: int) -> list[Any]:
     if len(content) != count:
-        raise MalformedMessage(f"{kind}: got {len(content)} fields, expected {count}.")
+        raise UnreadableMessage(f"{kind}: got {len(content)} fields, expected {count}.")
     return content
 
 
@@ -116,10 +116,10 @@ def to_bytes(arrays: Sequence[np.ndarray]) -> list[bytes]:
 
 
 def from_bytes(content: Any, layout: Sequence[tuple[np.dtype, tuple[int, ...]]]) -> list[np.ndarray]:
-    """Arrays of the dtypes and shapes of `layout`, read-only; raises MalformedMessage."""
+    """Arrays of the dtypes and shapes of `layout`, read-only; raises UnreadableMessage."""
     sizes = [dtype.itemsize * int(np.prod(shape, dtype=np.int64)) for dtype, shape in layout]
     if not isinstance(content, list) or [len(x) if isinstance(x, bytes) else -1 for x in content] != sizes:
-        raise MalformedMessage(f"leaves: got {_shorten(content)}, expected bytes of the lengths {sizes}.")
+        raise UnreadableMessage(f"leaves: got {_shorten(content)}, expected bytes of the lengths {sizes}.")
     return [
         np.frombuffer(data, dtype).reshape(shape) if data else np.zeros(shape, dtype)
         for data, (dtype, shape) in zip(content, layout)
@@ -494,14 +494,14 @@ class _Server:
             self._take_message(session, kind, content)
         except zmq.Again:
             return
-        except MalformedMessage as error:
+        except UnreadableMessage as error:
             self._end(session, f"received an invalid message: {error}")
 
     def _take_message(self, session: _Session, kind: str, content: list[Any]) -> None:
         if kind == "take" and session is self._offer:
             num_envs, seed = _fields(kind, content, 2)
             if type(num_envs) is not int or not 1 <= num_envs <= self._free:
-                raise MalformedMessage(f"take: got {num_envs!r} envs, expected 1 to {self._free}.")
+                raise UnreadableMessage(f"take: got {num_envs!r} envs, expected 1 to {self._free}.")
             session.num_envs = num_envs
             self._free -= num_envs
             self._offer, self._pause = None, _RETRY_SECONDS[0]
@@ -522,7 +522,7 @@ class _Server:
         elif kind == "release":
             self._end(session, "no run needs envs")
         elif kind not in ("reset", "step", "ping"):  # An error of the first batch was told before.
-            raise MalformedMessage(f"message: got {kind!r}, expected take, reset, step, release or ping.")
+            raise UnreadableMessage(f"message: got {kind!r}, expected take, reset, step, release or ping.")
 
     def _reply(self, session: _Session, call: Callable[[], Any]) -> None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import functools
 import inspect
 import sys
 import warnings
@@ -44,6 +45,10 @@ class SingleEnv(abc.ABC):
     def step(self, action: Nest) -> tuple[Nest, Any, Any, int]:
         """`(observation, reward, discount, step_type)`; step_type is MID or LAST."""
 
+    def seeder(self) -> Callable[[int], Any] | None:
+        """Takes the seed with which the next episode begins; None if the environment has no such function."""
+        return functools.partial(setattr, self, "_seed")
+
     def render(self) -> Any:
         """A picture of the present state."""
         return self._environment.render()
@@ -63,7 +68,7 @@ class GymnasiumAdapter(SingleEnv):
         self.action_starts = specs.discrete_offsets(environment.action_space)
 
     def reset(self) -> Nest:
-        # Only the first reset is seeded: seeding again would repeat the same episode.
+        # Once for each seed: seeding again would repeat the same episode.
         seed, self._seed = self._seed, None
         return reset_parts(self._environment.reset(seed=seed))
 
@@ -189,6 +194,14 @@ class DmEnvAdapter(SingleEnv):
             discounts=tree.map_structure(_as_float32, spec.discounts),
         )
 
+    def seeder(self) -> Callable[[int], Any] | None:
+        task = getattr(self._environment, "task", None)
+        for generator in (getattr(task, "random", None), getattr(self._environment, "random_state", None)):
+            if isinstance(generator, np.random.RandomState):  # dm_control's suite and composer
+                return generator.seed
+        seeder = getattr(self._environment, "seed", None)
+        return seeder if callable(seeder) else None
+
     def reset(self) -> Nest:
         timestep = self._environment.reset()
         if not timestep.first():
@@ -216,6 +229,16 @@ class DmEnvAdapter(SingleEnv):
 
 class BatchOfOne(DmEnvAdapter):
     """Presents a batched environment of one env as a single one, such as one of `environments.make`."""
+
+    def seeder(self) -> Callable[[int], Any] | None:
+        def seed(number: int, envs: bool = True) -> None:
+            self._environment.seed_episodes(np.array([number]), np.array([envs]))
+
+        try:
+            seed(0, False)
+        except NotImplementedError:
+            return None
+        return seed
 
     def reset(self) -> Nest:
         return self._only(self._environment.reset()).observation

@@ -43,6 +43,10 @@ class _Episodes(dm_env.Environment):
     def _discount_of(self, value: float) -> Nest:
         return value
 
+    def seed(self, seed: int) -> None:
+        """Makes the next episode begin as the first one of an environment with this seed."""
+        self._rng = np.random.default_rng(seed)
+
     def reset(self) -> dm_env.TimeStep:
         self._time = 0
         return dm_env.restart(self._observe())

@@ -61,6 +61,12 @@ class EnvironmentWrapper(BatchedEnvironment):
     def step(self, action: Nest) -> dm_env.TimeStep:
         return self._environment.step(action)
 
+    def seed_episodes(self, seeds: np.ndarray, envs: np.ndarray) -> None:
+        self._environment.seed_episodes(seeds, envs)
+
+    def start_over(self) -> None:
+        self._environment.start_over()
+
     def end_episodes(self, envs: np.ndarray) -> None:
         self._environment.end_episodes(envs)
 

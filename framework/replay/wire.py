@@ -27,6 +27,7 @@ import msgpack
 import numpy as np
 
 from framework.replay import errors
+from launch.errors import MalformedMessage as MalformedMessage
 
 PROTOCOL = 5  # of the messages between clients and servers; see `server.operations`
 INLINE_BYTES = 8192
@@ -49,10 +50,6 @@ _ERRORS: dict[str, type[BaseException]] = {
     )
     if isinstance(kind, type) and issubclass(kind, BaseException)
 }
-
-
-class MalformedMessage(ValueError):
-    """A peer sent something that is not a message of this protocol."""
 
 
 def encode(message: dict[str, Any]) -> list[Any]:

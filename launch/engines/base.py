@@ -25,7 +25,7 @@ from typing import Any
 
 from launch.context import NodeContext, Runtime
 from launch.errors import LaunchError, NodeError, ProgramStopped, frames_of, hide_our_frames, message_of
-from launch.nodes import MultiProcessingColocation, Node
+from launch.nodes import MultiProcessingColocation, ProgramNode
 from launch.program import Program
 from launch.texts import nearest
 
@@ -122,7 +122,7 @@ class Options:
 class Leaf:
     """One node that makes an object: a node of the program, or one inside of a colocation."""
 
-    node: Node
+    node: ProgramNode
     context: NodeContext
 
 
@@ -235,16 +235,6 @@ def node_error(label: str, error: BaseException) -> NodeError:
     wrapped = NodeError(label, type(error).__name__, message_of(error), text, frames=frames_of(error))
     wrapped.__cause__ = error
     return wrapped
-
-
-def remote_error(label: str, failure: Mapping[str, Any]) -> NodeError:
-    """Returns the `NodeError` for a failure that `launch.rpc.wire.describe_error` described elsewhere."""
-    from launch.rpc import wire
-
-    told = {name: failure[name] for name in ("kind", "message", "traceback", "frames")}
-    error = NodeError(label, **told)
-    error.__cause__ = wire.rebuild_error(failure, label)
-    return error
 
 
 class Outcome:

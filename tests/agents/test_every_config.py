@@ -9,7 +9,7 @@ from agent_cases import SMALL, spec_of
 from config_fields import FIELDS, OF_DELAYED, OF_SEQUENCES, WRONG, accepted, learned, unchanged
 
 from framework.programs import RunConfig
-from framework.programs.registry import agent_names, find_agent
+from framework.runs.registry import agent_names, find_agent
 
 # Where an agent's default is the table's value, or its loss does what for others the adder does.
 OWN = {

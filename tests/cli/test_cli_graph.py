@@ -10,7 +10,7 @@ import pytest
 from framework.commands.graph import as_text
 from framework.commands.graph_groups import Group
 from framework.commands.graph_svg import as_svg
-from framework.programs.registry import agent_names
+from framework.runs.registry import agent_names
 
 
 class TestGraph:

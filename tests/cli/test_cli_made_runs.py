@@ -14,10 +14,11 @@ import launch
 from agents.dqn import DQN, DQNConfig
 from agents.random_actions import RandomActions, RandomActionsConfig
 from framework.environments.testing import FakeEnvironment
-from framework.programs import RunConfig, config_file, make_program
-from framework.programs.run_folder import RunError, RunFolder
+from framework.programs import RunConfig, make_program
+from framework.runs import config_file
+from framework.runs.run_folder import RunError, RunFolder
 
-SMALL = DQNConfig(min_replay_size=50, batch_size=16, hidden_sizes=(16,))
+SMALL = DQNConfig(min_replay_size=50, batch_size=16, samples_per_insert=4.0, hidden_sizes=(16,))
 
 
 class Own(DQN):
@@ -45,10 +46,10 @@ def test_every_command_takes_it(repertory, tmp_path):
     assert code == 0, err
     assert "dqn in gymnasium:CartPole-v1, not running" in repertory("status", path)[1]
     assert repertory("stop", path)[0] == 1
-    code, out, err = repertory("train", "--resume", path, "--engine", "serial", "--max-env-steps", "400")
+    code, out, err = repertory("train", "--resume", path, "--engine", "threads", "--max-env-steps", "400")
     assert code == 0 and "400 env steps is spent" in out, err
     content = config_file.read(path / "config.yaml")
-    assert content["engine"] == "serial" and content["max_env_steps"] == 400
+    assert content["engine"] == "threads" and content["max_env_steps"] == 400
 
 
 SCRIPT = """
@@ -150,5 +151,5 @@ def test_the_folder_of_another_run_is_refused(tmp_path):
     launch.launch(make_program(DQN(SMALL), "gymnasium:CartPole-v1", config_of(path)), engine="serial")
     assert (path / "config.yaml").read_bytes() == before
     changed = dataclasses.replace(config_of(path), max_env_steps=350)
-    launch.launch(make_program(DQN(SMALL), "gymnasium:CartPole-v1", changed), engine="serial")
+    launch.launch(make_program(DQN(SMALL), "gymnasium:CartPole-v1", changed), engine="threads")
     assert RunFolder.open(path).config.max_env_steps == 350

@@ -8,17 +8,17 @@ from helpers.small_programs import small_program
 
 import launch
 from agents.dqn import DQN, DQNConfig
+from framework.actors.results import summarize
 from framework.loggers import InMemoryLogger
-from framework.programs.worker import summarize
 
-LOG = InMemoryLogger()  # the serial engine keeps all nodes in this process
+LOG = InMemoryLogger()  # Both engines below keep all nodes in this process.
 TINY = DQNConfig(hidden_sizes=(8,), batch_size=8, min_replay_size=20, samples_per_insert=1.0, insert_burst=16)
 
 
-def rows_of(group, config=TINY, **settings):
+def rows_of(group, config=TINY, engine="serial", **settings):
     LOG.rows.clear()
     program = small_program(DQN(config), logger_factory=lambda: LOG, envs_per_actor=2, **settings)
-    launch.launch(program, engine="serial")
+    launch.launch(program, engine=engine)
     return [row for row in LOG.rows if row["label"].startswith(group)]
 
 
@@ -35,15 +35,15 @@ def test_rows_of_actors_lie_at_the_programs_env_steps():
 
 def test_a_resumed_run_evaluates_no_step_twice_and_its_actors_count_from_its_beginning(tmp_path):
     evaluated, counts = [], []
-    for limit in (400, 1000):
+    for limit, engine in ((400, "serial"), (1000, "threads")):
         settings = {"evaluate_period": 200, "log_period": 100, "max_env_steps": limit}
-        for row in rows_of("", directory=str(tmp_path), **settings):
+        for row in rows_of("", engine=engine, directory=str(tmp_path), **settings):
             if row["label"] == "evaluator":
                 evaluated.append(row["env_steps"])
             elif row["label"] == "actor-0":
                 counts.append((row["steps"], row["episodes"]))
     assert evaluated == sorted(set(evaluated)) and evaluated[-1] == 1000
-    assert 3 <= len(evaluated) <= 5
+    assert 2 <= len(evaluated) <= 5
     assert counts == sorted(counts) and counts[-1][0] == 1000
     # Of each of the 2 envs, an episode of 7 steps may be open at the end of each start.
     assert counts[-1][1] == pytest.approx(1000 / 7, abs=4)

@@ -47,7 +47,7 @@ def check_ratio(row, saved):
 
 def test_all_shards_are_saved_and_restored(tmp_path):
     before = check_ratio(*run(tmp_path, "serial", max_env_steps=600))
-    after = check_ratio(*run(tmp_path, "serial", max_env_steps=800))
+    after = check_ratio(*run(tmp_path, "threads", max_env_steps=800))
     assert min(before) > 100 and all(now > of_before for now, of_before in zip(after, before, strict=True))
 
 
@@ -60,7 +60,7 @@ def test_a_run_keeps_its_number_of_shards(tmp_path):
     (tmp_path / "config.yaml").unlink()  # Which refuses it, too; but an agent's graph may say the number.
     for shards in (4, 1):
         with pytest.raises(launch.NodeError, match=rf"replay_shards: got {shards}, expected 2"):
-            run(tmp_path, "serial", max_env_steps=400, replay_shards=shards)
+            run(tmp_path, "threads", max_env_steps=400, replay_shards=shards)
         (tmp_path / "config.yaml").unlink(missing_ok=True)
 
 

@@ -19,7 +19,7 @@ from framework.checkpoints import Checkpointer
 from framework.environments.testing import FakeEnvironment, make_spec
 from framework.loggers import read_jsonl
 from framework.programs import RunConfig, make_program
-from framework.programs.run_folder import RunError
+from framework.runs.run_folder import RunError
 
 ENGINES = ["serial", "threads", "processes"]
 
@@ -91,9 +91,9 @@ def test_a_stop_ends_an_evaluation():
 
 def test_a_resumed_program_makes_no_learner_steps_above_the_limit(tmp_path):
     settings = {"max_env_steps": None, "max_learner_steps": 20, "evaluate_period": None, "publish_period": 10}
-    for limit, steps in ((20, 20), (20, 20), (30, 30)):
+    for limit, steps, engine in ((20, 20, "serial"), (20, 20, "serial"), (30, 30, "threads")):
         settings["max_learner_steps"] = limit
-        result = launch.launch(program(directory=tmp_path, **settings), engine="serial")
+        result = launch.launch(program(directory=tmp_path, **settings), engine=engine)
         assert result == {"reason": "max_learner_steps", "learner_steps": steps}
     assert Checkpointer(tmp_path / "checkpoints").restore().state("learner")["steps"] == 30
 

@@ -26,19 +26,19 @@ from agents.sac import SAC, SACConfig
 from framework.checkpoints import Checkpointer
 from framework.loggers import InMemoryLogger
 from framework.programs import RunConfig, make_program, snapshot
+from framework.runs.run_folder import RunError
 
 CARTPOLE, PENDULUM = "gymnasium:CartPole-v1", "gymnasium:Pendulum-v1"
-SMALL = {"min_replay_size": 100, "batch_size": 16, "hidden_sizes": (16,)}
-CONTROL = {**SMALL, "samples_per_insert": 4.0}
+SMALL = {"min_replay_size": 100, "batch_size": 16, "samples_per_insert": 4.0, "hidden_sizes": (16,)}
 SEQUENCES = {"unroll_length": 6, "burn_in": 3, "period": 6, "batch_size": 4, "samples_per_insert": 2.0}
 AGENTS = {
     "dqn": lambda: DQN(DQNConfig(**SMALL)),
     "prioritized": lambda: DQN(DQNConfig(**SMALL, prioritized=True)),
     "ppo": lambda: PPO(PPOConfig(unroll_length=16, hidden_sizes=(16,))),
     "impala": lambda: IMPALA(IMPALAConfig(unroll_length=8, lstm_size=8, hidden_sizes=(16,))),
-    "mpo": lambda: MPO(MPOConfig(**CONTROL)),
+    "mpo": lambda: MPO(MPOConfig(**SMALL)),
     "r2d2": lambda: R2D2(R2D2Config(**SEQUENCES)),
-    "sac": lambda: SAC(SACConfig(**CONTROL)),
+    "sac": lambda: SAC(SACConfig(**SMALL)),
     "random": lambda: RandomActions(),
     "a3c": lambda: A3C(A2CConfig(unroll_length=2)),
     "flow-dqn": lambda: FlowDQN(FlowDQNConfig(**SMALL)),
@@ -89,7 +89,7 @@ def assert_same_run(one: str, other: str) -> None:
         assert same(parts[0].state(name), parts[1].state(name)), name
 
 
-CASES = [("prioritized", "local"), ("ppo", "alternating"), ("impala", "alternating+server")]
+CASES = [("prioritized", "local"), ("ppo", "server"), ("impala", "alternating+server")]
 CASES += [("r2d2", "local"), ("sac", "server"), ("flow-dqn", "local")]
 CASES += [pytest.param(name, "local", marks=pytest.mark.release) for name in ("mpo", "a3c")]
 
@@ -263,7 +263,7 @@ def test_rows_say_that_a_run_was_resumed_with_new_episodes(tmp_path):
     run("dqn", CARTPOLE, dataclasses.replace(config, max_env_steps=300))  # ends by itself: no exact state
     before = rows(str(tmp_path))
     assert not any("resumed" in row for row in before)
-    run("dqn", CARTPOLE, config)
+    launch.launch(program("dqn", CARTPOLE, config), engine="threads")
     after = rows(str(tmp_path))[len(before) :]
     first = {row["label"]: row for row in reversed(after)}
     assert all(row["resumed"] for row in first.values())
@@ -323,13 +323,20 @@ def test_a_lower_limit_than_the_granted_steps_is_exact(tmp_path, limit):
     assert result["env_steps"] == limit
 
 
-def test_a_higher_limit_after_an_actor_has_finished_uses_all_actors(tmp_path):
+@pytest.mark.parametrize(
+    ("interrupted", "limit"),
+    [(False, {"max_env_steps": 999}), (False, {"target_return": 99.0}), (True, {"max_env_steps": 999})],
+)
+def test_a_run_at_its_end_is_not_extended(tmp_path, interrupted, limit):
     config = dataclasses.replace(BASE, directory=str(tmp_path), max_env_steps=340)
     job = start(config, AGENTS["random"]())
-    stop_when(job, lambda: any(objects(job)[f"actor-{i}"].finished() for i in range(2)))
-    job = start(dataclasses.replace(config, max_env_steps=1_000), AGENTS["random"]())
-    assert job.wait()["env_steps"] == 1_000
-    assert min(objects(job)[f"actor-{i}"].save()["steps"] for i in range(2)) > 300
+    if interrupted:
+        stop_when(job, lambda: any(objects(job)[f"actor-{i}"].finished() for i in range(2)))
+    job.wait()
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(RunError, match=r"got .*\. A run that has ended on engine 'serial'"):
+        start(dataclasses.replace(config, **limit), AGENTS["random"]()).wait()
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 class Unpicklable(InMemoryLogger):
@@ -351,6 +358,6 @@ def test_a_state_that_cannot_be_loaded_begins_new_episodes(tmp_path, caplog, mon
     config = dataclasses.replace(BASE, directory=str(tmp_path))
     run("ppo", CARTPOLE, config, passes=20)
     with monkeypatch.context() as patch:
-        patch.delattr("framework.programs.evaluator.Evaluator")
+        patch.delattr("framework.workers.evaluator.Evaluator")
         assert run("ppo", CARTPOLE, config)["env_steps"] == BASE.max_env_steps
     assert "The exact state cannot be loaded" in caplog.text

@@ -25,13 +25,8 @@ except ImportError as error:
         "dm-reverb is not installed. On Python 3.11 or older: pip install 'repertory[reverb]'."
     ) from error
 
-from framework.replay.dm_reverb.client import Client
-from framework.replay.dm_reverb.server import (
-    Server,
-    connect_node,
-    native_checkpointer,
-    native_tables,
-    serve_node,
-)
+from framework.replay.dm_reverb.client import DmReverbClient as Client
+from framework.replay.dm_reverb.server import DmReverbServer as Server
+from framework.replay.dm_reverb.server import connect_node, native_checkpointer, native_tables, serve_node
 
 __all__ = ["Client", "Server", "connect_node", "native_checkpointer", "native_tables", "serve_node"]

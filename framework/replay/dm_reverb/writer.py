@@ -38,7 +38,7 @@ from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import RowStore
 from framework.replay.tables.items import NewItems
 from framework.replay.types import ByName, TableInfo, check_priorities
-from framework.replay.writer import Writer
+from framework.replay.writer import BatchWriter
 from framework.types import Nest
 
 # Seconds to wait for a server of another process to start, including TensorFlow's import.
@@ -151,7 +151,7 @@ class ServerTables:
             self.max_priorities[table] = max(before, float(priorities.max()))
 
 
-class ReverbWriter(Writer):
+class ReverbWriter(BatchWriter):
     """See `contracts.Writer`.
 
     It differs in two ways. `create_items` returns no keys, because dm-reverb does not report them. When it

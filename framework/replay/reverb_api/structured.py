@@ -296,7 +296,7 @@ class StructuredWriter(TrajectoryWriter):
       configs: configs made by `create_config`.
     """
 
-    def __init__(self, client: contracts.Client, configs: Sequence[Config]):
+    def __init__(self, client: contracts.ReplayClient, configs: Sequence[Config]):
         if not configs:
             raise ValueError("configs: got none, expected at least one structured.create_config(...).")
         super().__init__(client, max(config.lookback for config in configs))

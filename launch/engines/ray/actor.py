@@ -26,7 +26,7 @@ _PIECE = 1 << 16
 CONCURRENCY_GROUPS = {"life": 1, "out": 1, "in": 1}
 
 
-class Host:
+class HostActor:
     """One node, or one colocation of them.
 
     Args:
