@@ -54,7 +54,7 @@ class ObjectPickler(StatePickler):
         return super().reducer_override(obj)
 
     def _reduce_view(self, array: np.ndarray) -> Any:
-        if id(array) in self._num_rows:  # Of virtual memory, of which few rows are used.
+        if id(array) in self._num_rows:  # It is virtual memory, of which few rows are used.
             return _column, (array.shape, array.dtype, array[: self._num_rows[id(array)]].copy())
         owner: Any = array
         while isinstance(owner.base, np.ndarray):

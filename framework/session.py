@@ -242,7 +242,7 @@ class Session:
         must be those that saved it.
 
         Raises:
-          ValueError: The state is that of another agent, of one with other settings or networks, or of
+          ValueError: The state is another agent's, or from one with other settings or networks, or from
             another number of envs. The session is as it was.
         """
         saved = torch.load(io.BytesIO(state), pickle_module=pickle_module(ObjectPickler), weights_only=False)

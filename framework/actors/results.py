@@ -14,7 +14,7 @@ _OF_THE_LOOP = ("episode_return", "episode_length", "env")  # In every result; o
 def summarize(ended: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Mean, minimum and maximum of the results of `EnvironmentLoop.step`; empty if no episode ended.
 
-    With several agents, they are of the mean return of all agents; `episode_return/AGENT` is that of each.
+    With several agents, they are of the mean return of all agents; `episode_return/AGENT` is each agent's.
     Of arrays of other names, such as metrics of observers, the mean over the results that have them.
     """
     if not ended:

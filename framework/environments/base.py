@@ -103,7 +103,7 @@ class BatchedEnvironment(dm_env.Environment):
         """Makes the next episodes of `envs` (bool[B]) begin as the first ones of envs made with `seeds`.
 
         Args:
-          seeds: int64[B], of 0 to 2**32 - 1; those of other envs do not matter.
+          seeds: int64[B], of 0 to 2**32 - 1; other envs' do not matter.
           envs: bool[B].
         """
         raise NotImplementedError(

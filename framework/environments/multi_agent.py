@@ -49,7 +49,7 @@ class MultiAgentCartPole(BatchedEnvironment):
         )
         self._check_action = FieldChecker(self.name, "action", self.spec.actions, num_envs)
         self._random = np.random.default_rng(seed)
-        self._seeds: dict[int, int] = {}  # By env, that of its next episode.
+        self._seeds: dict[int, int] = {}  # By env, its next episode's.
         self._state = np.zeros((num_envs, num_agents, 4))  # Position, velocity, angle, angular velocity.
         self._plays = np.zeros((num_envs, num_agents), bool)
         self._lengths = np.zeros(num_envs, np.int64)

@@ -1,4 +1,4 @@
-"""Episodes that begin with known seeds, as those of evaluations do."""
+"""Episodes that begin with known seeds, as evaluations' do."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SeededEpisodes(EnvironmentWrapper):
             environment.seed_episodes(self._next, np.zeros(self.num_envs, np.bool_))
         except NotImplementedError as error:
             self.is_seeded = False
-            _LOG.warning("%s It plays episodes of its own instead of those of seeds from %d.", error, first)
+            _LOG.warning("%s It plays episodes of its own instead of seeds from %d.", error, first)
 
     def start_over(self) -> None:
         self._next = self.first + np.arange(self.num_envs)  # By env, the seed of its next episode.

@@ -314,7 +314,7 @@ class VectorEnvironment(BatchedEnvironment):
 
 def _seed_reset(environment: Any, seed: int) -> None:
     """Gives the next `reset` of a gymnasium environment this seed."""
-    vars(environment).pop("reset", None)  # Of a seed that was not used.
+    vars(environment).pop("reset", None)  # A seed that was not used left it.
     reset = environment.reset
 
     def seeded(**arguments: Any) -> Any:

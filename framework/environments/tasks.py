@@ -85,7 +85,7 @@ class Navigation2D(TaskEnvironment):
         )
         self._check_action = FieldChecker(self.name, "action", self.spec.actions, num_envs)
         self._rng = np.random.default_rng(seed)
-        self._seeds: dict[int, int] = {}  # By env, that of its next episode.
+        self._seeds: dict[int, int] = {}  # By env, its next episode's.
         self._task: np.ndarray | None = None  # [B, 2] once it is set
         self._goals = np.zeros((num_envs, 2), np.float32)
         self._positions = np.zeros((num_envs, 2), np.float32)

@@ -38,7 +38,7 @@ class MultiAgentWorker(RolloutWorker):
     def __init__(self, setup: Setup, *, replay: Any = None, seed: int = 0, **options: Any):
         agent: MultiAgentPlanAgent = setup.agent  # type: ignore[assignment]
         self._datasets: dict[str, Dataset] = {}
-        self._tables: list[Table] = []  # Of this worker.
+        self._tables: list[Table] = []  # This worker's own.
         clients: dict[str, Any] = {}
         for name, (group, part) in agent.sized_parts(setup.spec, setup.config.envs_per_actor).items():
             clients[name] = replay
@@ -79,7 +79,7 @@ class MultiAgentPlanAgent(PlanAgent):
 
     Attributes:
       parts: by the policy's name, the agent that makes its networks, policy, adder and learner. At most one
-        of them is off-policy, and its tables are those of the replay node.
+        of them is off-policy, and its tables are the replay node's.
     """
 
     worker_class = MultiAgentWorker

@@ -37,7 +37,7 @@ class PlanLearner(ProgramLearner):
         agent: PlanAgent = setup.agent  # type: ignore[assignment]
         self._device = agent.device
         self.busy_s = 0.0  # Seconds spent in steps.
-        self._tables: list[str] | None = None  # Of the replay node.
+        self._tables: list[str] | None = None  # The replay node's.
         self._ended = False
 
     def step(self, sample: ReplaySample) -> StepResult:
@@ -108,7 +108,7 @@ class PlanWorker(LearnerNode):
     Args:
       setup: its `agent` is a `PlanAgent`.
       workers: clients of the nodes of the plan.
-      options: those of `ProgramLearner`.
+      options: `ProgramLearner`'s.
     """
 
     _learner_class = PlanLearner
@@ -150,7 +150,7 @@ class PlanWorker(LearnerNode):
                 return  # The other workers' calls are in progress, and may wait until the plan learns.
             self._finished = True
             learner.end()
-            learner.publish()  # For the last evaluation.
+            learner.publish()  # The last evaluation needs them.
             next(flow.Par(self._workers, RolloutWorker.finish).sync())
         learner.report.waited_s += time.perf_counter() - started - (learner.busy_s - busy)
 

@@ -189,7 +189,7 @@ class RolloutWorker:
         self.collector.update()
         # After `finish`, what is granted would never be spent.
         if self._finished or self._budget.ask(steps) < steps * self.collector.environment.num_envs:
-            # Without regard to what resets would save, so that the order of the workers does not matter. The
+            # What resets would save does not count, so that the order of the workers does not matter. The
             # steps are made in `finish`, when the learner has published its last parameters.
             raise BudgetSpent(f"{self.name}: too few env steps are left for {steps} steps of every env.")
 

@@ -411,7 +411,7 @@ class Graph(core.Graph):
         self._devices.append((group, "device", str(device)))
 
     def _agent_of(self, variables: launch.Handle | None) -> core.Agent | None:
-        """The agent of the learner whose parameters `variables` serves; None is that of the program."""
+        """The agent of the learner whose parameters `variables` serves; None is the program's."""
         return self._learners.get(variables, ("", None))[1]
 
     def _setup_of(self, agent: core.Agent | None) -> Setup:

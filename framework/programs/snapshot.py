@@ -59,7 +59,7 @@ class Snapshot:
 
     Args:
       run: the run's folder.
-      callbacks: those of the new `Monitor`.
+      callbacks: the new `Monitor`'s.
       logger_factory: makes the logger of the new `Monitor`. None continues the files of the saved one.
 
     Attributes:

@@ -24,7 +24,7 @@ class Callback:
     """
 
     def on_row(self, label: str, row: dict[str, Any], snapshot: dict[str, Any]) -> None:
-        """Called after each row of metrics, also those of evaluations.
+        """Called after each row of metrics, evaluations' too.
 
         Args:
           label: what wrote the row, such as `"learner"` or `"actor-0"`.

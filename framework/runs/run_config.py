@@ -94,7 +94,7 @@ class RunConfig(config_checks.NamedFields):
 
     evaluate_period: int | None = 5_000  # Env steps between two evaluations. None makes no evaluator.
     num_evaluation_episodes: int = 20  # Episodes of one evaluation, played greedily.
-    # Steps after which an evaluation cuts an episode that has not ended: its return is that of these steps.
+    # Steps after which an evaluation cuts an episode that has not ended: its return is these steps'.
     # Games of Atari have up to 27,000, at four frames a step. None waits for the end.
     max_evaluation_steps: int | None = 10_000
     # Learner steps between two versions of the parameters that actors can pull. With a max_policy_lag

@@ -184,7 +184,7 @@ class RunFolder:
     def record(self, engine: str | None = None) -> None:
         """Writes `config.yaml` with the node's engine unless it is equal. Keeps the recorded restarts.
 
-        If the run is interrupted from now on, it has no result, so that of an earlier end goes.
+        If the run is interrupted from now on, it has no result, so an earlier end's goes.
         """
         (self.path / "result.json").unlink(missing_ok=True)
         new, engine = self, engine or launch.get_node_context().engine
@@ -198,7 +198,7 @@ class RunFolder:
     def save(self) -> None:
         """Makes the folder and writes `config.yaml`. Raises RunError if it cannot be written.
 
-        The command, time and versions of the first start stay; those of later starts follow in `resumed`.
+        The command, time and versions of the first start stay; later starts' follow in `resumed`.
         """
         start: dict[str, Any] = {
             "command": shlex.join(sys.argv),
@@ -435,7 +435,7 @@ def keeps_settings(path: Path, changed: str, advice: str) -> str:
 
 
 def changed_settings(directory: str | os.PathLike[str], agent: core.Agent) -> str:
-    """Which settings of `agent` differ from those of the run in `directory`; empty if none does."""
+    """Which settings of `agent` differ from the run's in `directory`; empty if none does."""
     _, fields = describe_agent(agent)
     plain = json.loads(json.dumps(fields, default=_plain))
     return differences(RunFolder.open(directory).agent_config, plain)

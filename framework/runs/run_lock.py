@@ -54,7 +54,7 @@ class RunLock:
     def held(self) -> Iterator[IO[str]]:
         """Makes the folder and locks it for this program. Raises RunError if another one trains in it.
 
-        The lock is that of the file that it gives: it lasts until the block ends, or until all processes that
+        The lock belongs to the file that it gives: it lasts until the block ends, or until all processes that
         have the file have ended.
         """
         lock = self.path / "run.lock"

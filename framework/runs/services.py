@@ -53,7 +53,7 @@ class Counter(Saveable[dict[str, Any]]):
         self._grants: dict[str, int] = {}
         self._settled: set[str] | None = None  # Actors that have reported since `restore`; None without one.
         self._released: set[str] = set()  # Actors that lost their grant and have not reported since.
-        self._lives: dict[str, str] = {}  # Of the actors that name theirs.
+        self._lives: dict[str, str] = {}  # By actor, if it names its life.
         self._lost_lives: set[str] = set()
         self._refused: set[str] = set()  # Actors whose last request got nothing: they stop.
         self._interrupted = False
@@ -95,7 +95,7 @@ class Counter(Saveable[dict[str, Any]]):
             held = self._grants.get(who, 0)
             limit = math.inf if self.max_steps is None else self.max_steps
             left = limit - self._counts[_STEPS] - sum(self._grants.values()) + held
-            if life in self._lost_lives:  # A late report. A grant is that of the next life.
+            if life in self._lost_lives:  # A late report. A grant belongs to the next life.
                 spent = int(max(0, min(spent, left - held)))
                 self._counts.update({**counts, _STEPS: spent})
                 self._changed.notify_all()
@@ -121,7 +121,7 @@ class Counter(Saveable[dict[str, Any]]):
             self._grants[who] = spent if keeps else granted
             if granted:
                 self._refused.discard(who)
-            elif n and not life:  # Those with a life wait for steps that a lost actor leaves.
+            elif n and not life:  # An actor with a life waits for steps that a lost one leaves.
                 self._refused.add(who)
             return granted
 
@@ -343,7 +343,7 @@ class RunCheckpointer:
         learners: Sequence[str] = (),
     ):
         self._config, self._checkpointer = config, run_checkpoints(config)
-        self._about: dict[str, Any] = {}  # Of the last checkpoint.
+        self._about: dict[str, Any] = {}  # The last checkpoint's note has this, too.
         self._counter, self._monitor = counter, monitor
         self._replays, self._learners = dict(replays or {}), frozenset(learners)
         self._due: set[str] = set()  # Learners that have put their state for the next periodic checkpoint.
@@ -395,7 +395,7 @@ class RunCheckpointer:
             parts.update((name, torch_part(state)) for name, state in states.items())
             for name, replay in self._replays.items():
                 parts[name] = functools.partial(shutil.move, str(replay.checkpoint()))
-            # Not those of now: replay may have taken long, and actors go on.
+            # The steps of the saved state: replay may have taken long, and actors go on.
             steps = int(states["counter"]["counts"].get(_STEPS, 0))
             path = self._checkpointer.save(steps, parts, {"reason": reason, **self._about})
             self._saved_puts = puts
@@ -404,7 +404,7 @@ class RunCheckpointer:
             return os.fspath(path)
 
     def close(self) -> None:
-        """Writes the last checkpoint. On `serial`, that of a run at its end says under which limits it is."""
+        """Writes the last checkpoint. On `serial`, a run at its end says under which limits it ended."""
         if launch.get_node_context().engine == "serial":
             limits = self._config.limits
             if self._monitor is not None and self._monitor.snapshot()["result"] is not None:

@@ -15,7 +15,7 @@ from framework.workers.lockstep import Lockstep, Unrolls
 from framework.workers.report import Report, RowSender
 from framework.workers.worker import ProgramWorker, Setup, environment_seed, is_elastic, prepare_process
 
-_SILENT_S = 60.0  # For an answer of the source of parameters, which may be lost with its host for good.
+_SILENT_S = 60.0  # Wait for the source of parameters, which may be lost with its host for good.
 
 
 class ActorWorker(ProgramWorker):
@@ -34,7 +34,7 @@ class ActorWorker(ProgramWorker):
       checkpointer: keeps the state of the policy's random numbers. None keeps nothing.
       name: name of the group of actors. This actor is `NAME-INDEX`.
       index: index of this actor.
-      seed: seed of this actor, from which its environments and its policy derive their seeds; those of
+      seed: seed of this actor, from which its environments and its policy derive their seeds; the
         environments of a restored actor also from the steps that it has made.
       inference: the inference server, for the modes that need one.
       steps_name: name of the count of the learner's steps.
@@ -119,7 +119,7 @@ class ActorWorker(ProgramWorker):
         return next((gate.why() for gate in self._gates if not gate.ready()), "")
 
     def step(self) -> None:
-        if not self._started:  # Not in the constructor: the learner may not have started yet.
+        if not self._started:  # The constructor is too early: the learner may not have started yet.
             self._started = True
             self._collector.update()
         for gate in self._gates:

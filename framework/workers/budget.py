@@ -57,7 +57,7 @@ class Budget(Gate):
         self._reported = (0, 0)  # Env steps and episodes of the last report.
         self._steps = 0
         self._ask_at = envs - 1  # The number of steps left at which more are requested.
-        self._request: Future | None = None  # For a larger grant, which includes the rest of this one.
+        self._request: Future | None = None  # Asks for a larger grant, which includes the rest of this one.
 
     def open(self) -> bool:
         """Whether steps are granted. Requests more when half are spent, so that the counter is in time."""

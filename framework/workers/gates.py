@@ -40,7 +40,7 @@ class Gate:
 
 
 class LostSteps(Gate):
-    """Keeps an elastic actor until all steps are made: those of an actor that is lost go to the others.
+    """Keeps an elastic actor until all steps are made: the steps of a lost actor go to the others.
 
     Args:
       counter: a client of the `Counter`.

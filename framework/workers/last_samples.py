@@ -13,9 +13,9 @@ from framework.replay.limiter_state import BOUNDLESS
 from framework.workers.collector import Collector, Turns
 from framework.workers.gates import Gate
 
-_WAIT_S = 0.1  # For room, or for a version of the parameters, between two looks.
-_BLOCKED_S = 1.0  # Without a sample, while a reader waits for more than replay gives.
-_STARTS_S = 60.0  # Without a sample otherwise: the learner may be starting, or in a long step.
+_WAIT_S = 0.1  # Wait for room, or for a version of the parameters, between two looks.
+_BLOCKED_S = 1.0  # No sample comes, while a reader waits for more than replay gives.
+_STARTS_S = 60.0  # No sample comes otherwise: the learner may be starting, or in a long step.
 _LOG = logging.getLogger(__name__)
 
 

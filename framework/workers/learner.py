@@ -106,7 +106,7 @@ class LearnerReport:
         self._name, self._learner, self._published = name, learner, published
         self._monitor, self._replay = monitor, replay
         self.num_actors: int | None = None
-        self._metrics: Mapping[str, SupportsFloat] | None = None  # Of the last step.
+        self._metrics: Mapping[str, SupportsFloat] | None = None  # The last step's.
         self.begin()
 
     def begin(self) -> None:

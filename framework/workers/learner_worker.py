@@ -15,15 +15,15 @@ from framework.variables import VariableBlock, Variables
 from framework.workers.learner import ProgramLearner
 from framework.workers.worker import ProgramWorker, Setup, is_elastic, keep_freed_memory, prepare_process
 
-_WAIT_S = 0.5  # For the data of all actors that are there, between two checks for a stop of the program.
-_TAKE_S = 5.0  # For items that replay has said to have: a server that was restarted may have fewer.
+_WAIT_S = 0.5  # Wait for the data of all actors that are there, between two checks for a stop.
+_TAKE_S = 5.0  # Wait for items that replay said it has: a restarted server may have fewer.
 _LOG = logging.getLogger(__name__)
 
 
 class LearnerNode(ProgramWorker):
     """A worker that steps a `ProgramLearner` and is the program's source of variables.
 
-    Args: as those of `ProgramLearner`.
+    Args: as `ProgramLearner`'s.
     """
 
     _learner_class: type[ProgramLearner] = ProgramLearner
@@ -58,7 +58,7 @@ class LearnerNode(ProgramWorker):
 class LearnerWorker(LearnerNode):
     """Drives a learner with batches from replay, one per `step()`.
 
-    Args: as those of `ProgramLearner`.
+    Args: as `ProgramLearner`'s.
     """
 
     def __init__(self, setup: Setup, *, replay: Any, **options: Any):

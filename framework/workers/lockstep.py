@@ -13,7 +13,7 @@ from framework.workers.collector import Collector, Steps, Turns
 from framework.workers.gates import WAIT_S, Gate
 
 _LAST_STEP_S = 60.0  # Limit of the wait for the learner's last step.
-_SAY_PERIOD_S = 60.0  # Between two log messages of a wait.
+_SAY_PERIOD_S = 60.0  # Seconds between two log messages of a wait.
 _LOG = logging.getLogger(__name__)
 
 

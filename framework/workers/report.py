@@ -51,7 +51,7 @@ class Report:
             self._rows.poll()
 
     def save(self) -> dict[str, Any]:
-        """The state of the policy's random numbers, None for those of another node; and counts of the run."""
+        """The state of the policy's random numbers, None if another node has them; and counts of the run."""
         return {"actor": self._collector.save(), "steps": self.steps, **self._totals()}
 
     def log(self) -> None:
@@ -110,7 +110,7 @@ class RowSender:
         self._counter, self._monitor, self._checkpointer = counter, monitor, checkpointer
         self._row: dict[str, Any] | None = None  # Waits for the counts.
         self._counts: Future | None = None
-        self._calls: list[Future] = []  # Without results; only their errors matter.
+        self._calls: list[Future] = []  # They have no results; only their errors matter.
 
     def keep(self, state: Mapping[str, Any]) -> None:
         """Sends the actor's state, after the row before has arrived."""

@@ -17,7 +17,7 @@ import launch
 from framework.variables import VariableBlock, Variables, shared_path
 from framework.workers.worker import ProgramWorker, Setup, prepare_process
 
-_WAIT_S = 0.5  # For a version of the parameters, between two checks for a stop of the program.
+_WAIT_S = 0.5  # Wait for a version of the parameters, between two checks for a stop of the program.
 
 
 class VariableSource(ProgramWorker):

@@ -26,7 +26,7 @@ from framework.specs import EnvironmentSpec
 from launch import platforms
 from launch.context import find_context
 
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # Of malloc.h.
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # As in malloc.h.
 _CORES = torch.get_num_threads()  # Before anything sets it: the cores of this machine.
 _PER_THREAD = 50_000  # Parameters of networks for each torch thread of the learner of a serial program.
 _SEEDING = threading.Lock()
@@ -92,7 +92,7 @@ def environment_seed(seed: int, state: Mapping[str, Any] | None) -> int:
 
 
 def make_tables(setup: Setup, seed: int, shards: int = 1) -> list[Table]:
-    """The agent's tables, seeded; those of one of several servers with `shards` above 1."""
+    """The agent's tables, seeded; one of several servers' with `shards` above 1."""
     tables = setup.agent.make_tables(setup.spec)
     if shards > 1:
         tables = [shard_of(table, shards) for table in tables]
