@@ -47,9 +47,7 @@ def main(learner_steps: int = 3_000) -> float:
     networks = agent.make_networks(spec)
     learner = agent.make_learner(networks, spec)
     with tempfile.TemporaryDirectory() as folder:
-        block = VariableBlock(
-            learner.parameters(), f"{folder}/block"
-        )  # The actor maps this file.
+        block = VariableBlock(learner.parameters(), f"{folder}/block")  # The actor maps this file.
         context = multiprocessing.get_context("fork")
         ours, theirs = context.Pipe()
         actor = context.Process(target=act, args=(theirs, agent, block), daemon=True)
