@@ -78,6 +78,10 @@ def test_a_periodic_checkpoint_has_the_states_of_all_learners(tmp_path):
         assert (checkpointer.commit("periodic", "long") is not None) == written
 
 
+def test_a_program_has_the_given_name_or_its_agents():
+    assert [make_program(DQN(CONFIG), CARTPOLE, name=name).name for name in ("mine", None)] == ["mine", "dqn"]
+
+
 NODE = launch.CourierNode(object)
 NAMES = {
     "a second replay": (lambda graph: graph.add_replay(), "Give another name"),
