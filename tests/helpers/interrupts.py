@@ -33,6 +33,7 @@ def interrupt(function, at, *files):
     if not at:
         gc.collect()
     gc.disable()  # An interrupt of what collects garbage goes nowhere.
+    sys._getframe().f_trace_opcodes = True  # Python 3.12 looks in `settrace` whether any frame has it.
     sys.settrace(trace)
     try:
         function()
