@@ -44,7 +44,7 @@ class Unrolls:
 
     @classmethod
     def of(cls, agent: core.Agent, num_actors: int, turns: int) -> Unrolls:
-        """Returns the unrolls of one of `num_actors` actors, whose collectors take `turns` to step all envs."""
+        """Returns the unrolls of one of `num_actors` actors; its collectors take `turns` to step all envs."""
         assert agent.max_policy_lag is not None
         if agent.episodes_per_batch is not None:
             return cls(agent.episodes_per_batch, agent.max_policy_lag, num_actors, of_episodes=True)
