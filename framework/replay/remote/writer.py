@@ -255,18 +255,26 @@ class ServedWriter(BatchWriter):
             raise
 
     def _note_answers(self, answers: list[dict[str, Any]]) -> bool:
+        stopped: ServerClosed | None = None
         for answer in answers:
             count = self._in_flight.pop(answer["id"], None)
             if count is None:
                 continue
+            error = unpack_error(answer["error"]) if "error" in answer else None
+            if isinstance(error, ServerClosed):  # of a request that `_finish` cancels, nothing reads the answer
+                stopped = error
+                continue
             self.num_pending -= count
-            if "error" in answer:
+            if error is not None:
                 self._failed += count
-                self._errors.append(unpack_error(answer["error"]))
+                self._errors.append(error)
                 continue
             for stream, rows in answer["rows"].items():
                 held = self._owned[stream]
                 held.spare = np.concatenate([held.spare, rows])
+        if stopped is not None:
+            self._end(stopped)
+            raise stopped
         return bool(answers)
 
     def _wait(self, timeout: float | None, keep: int) -> None:
