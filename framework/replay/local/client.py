@@ -261,31 +261,31 @@ class LocalWriter(BatchWriter):
     def _put(self, table: str, layout: Layout, items: NewItems) -> None:
         into, count = self._tables[table], len(items.keys)
         into.check_items(layout, items)
-        # A batch goes straight in if no items wait before it.
-        done = into.insert_now(items) if count > 1 and not self._items else 0
+        first = not self._items
+        self._items.append((into, items))
         self._created += count
-        if done < count:
-            self._items.append((into, items.part(done, count)))
-            self.num_pending += count - done
-            self._untried += count - done
-            if self._untried >= self._held_back or into.waiting.counts[SAMPLERS]:
-                self._insert()
-            elif self._concurrent:
-                self._late.call_later(self._insert, _DELAY_S)
+        self.num_pending += count
+        self._untried += count
+        # A batch goes straight in if no items wait before it.
+        if (first and count > 1) or self._untried >= self._held_back or into.waiting.counts[SAMPLERS]:
+            self._insert()
+        elif self._concurrent:
+            self._late.call_later(self._insert, _DELAY_S)
 
     def _insert(self) -> None:
         """Inserts the front of the queue as far as the rate limiters allow."""
         with self._lock:
             self._untried = 0
-            self._items = collections.deque(joined(self._items))
+            if len(self._items) > 1:
+                self._items = collections.deque(joined(self._items))
             while self._items:
                 table, items = self._items[0]
-                count = table.insert_now(items)
-                self.num_pending -= count
-                if count < len(items.keys):
-                    self._items[0] = (table, items.part(count, len(items.keys)))
+                table.insert_now(items)
+                if items.left:
                     break
                 self._items.popleft()
+            # Counted anew, because an interrupt may have come before the last count.
+            self.num_pending = sum([items.left for _, items in self._items])
             self._release_rows(self._created - self.num_pending)
 
     def _free(self, stream: str, rows: np.ndarray) -> None:

@@ -261,7 +261,7 @@ class ServedWriter(BatchWriter):
             if count is None:
                 continue
             error = unpack_error(answer["error"]) if "error" in answer else None
-            if isinstance(error, ServerClosed):  # of a request that `_finish` cancels, nothing reads the answer
+            if isinstance(error, ServerClosed):  # `_finish`, which cancels requests, reads no such answers.
                 stopped = error
                 continue
             self.num_pending -= count

@@ -247,13 +247,10 @@ class Operations:
         error: Exception | None = None
         try:
             for table, items in self._check(session, message):
-                done = table.insert_now(items)
-                session.inserted += done
-                while done < len(items.keys):
+                session.inserted += table.insert_now(items)
+                while items.left:
                     yield from _wait(table, INSERTERS)
-                    count = table.insert_now(items.part(done, len(items.keys)))
-                    session.inserted += count
-                    done += count
+                    session.inserted += table.insert_now(items)
         except Exception as raised:
             error = raised
         for name, rows in message["release"]:  # after an error, too: the client does not repeat it
