@@ -310,8 +310,6 @@ class Operations:
                 unwritten = session.unwritten.get(stream)
                 if unwritten and not unwritten.isdisjoint(rows.tolist()):
                     raise StoreFullError(f"items of table {name!r}: there was no room for some of their rows")
-            if episodes is not None and episodes.ndim == 1:  # of an earlier version
-                episodes = episodes[:, None]
             items = NewItems(index, keys.copy(), priorities, lengths, episodes)
             table.check_items(layout, items)
             batches.append((table, items))

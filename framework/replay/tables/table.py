@@ -12,7 +12,6 @@ import numpy as np
 from framework.replay.errors import CheckpointError
 from framework.replay.rows.layout import Bindings, Layout
 from framework.replay.rows.store import RowStore
-from framework.replay.tables import selectors
 from framework.replay.tables.items import Delivery, Items, NewItems, SavedPart
 from framework.replay.tables.rate_limiters import INSERTERS, SAMPLERS, Queue, RateLimiter, Stack, Waiting
 from framework.replay.tables.selectors import Fifo, Lifo, Selector
@@ -475,7 +474,7 @@ class Table:
         return {"name": self.name, "config": self.config(), "limiter": limits, **numbers}, arrays, parts
 
     def restore(
-        self, meta: dict[str, Any], arrays: dict[str, np.ndarray], rows: dict[str, np.ndarray], adopt: bool
+        self, meta: dict[str, Any], arrays: dict[str, np.ndarray], rows: dict[str, np.ndarray]
     ) -> None:
         """Fills an empty table; see `Items.restore`.
 
@@ -483,7 +482,6 @@ class Table:
           meta: the first value that `save` returned.
           arrays: the arrays that `save` returned.
           rows: the new rows of each stream, by its name.
-          adopt: whether the configuration in `meta` replaces the table's own.
         """
         saved, own = meta["config"], self.config()
         if self.size:
@@ -493,13 +491,6 @@ class Table:
             )
         with self.lock:
             self.waiting.changing = True
-            if adopt and own != saved:
-                made = {role: selectors.from_config(saved[role]) for role in ("sampler", "remover")}
-                limiter = RateLimiter(**saved["rate_limiter"])
-                twin = self.replace(**{**saved, **made, "rate_limiter": limiter})
-                for name in saved:
-                    setattr(self, name, getattr(twin, name))
-                own, self.waiting.limiter = saved, self.rate_limiter
             self._empty()
             roles = [role for role in ("sampler", "remover") if own[role] == saved[role]]
             self._items.restore(meta, arrays, rows, roles)
