@@ -52,22 +52,13 @@ class ServedSource(BaseSource):
         self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
     ) -> tuple[ReplaySample | PaddedSample, tuple[int, int | None]]:
         self._client.show()
+        connection, hold, drawn = self._connection, self._hold, (-1, None)
         try:
-            return self._draw(table, n, timeout, out, pad)
-        except BaseException as error:
-            self._connection.end_if_interrupted(error)
-            raise
-
-    def _draw(
-        self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
-    ) -> tuple[ReplaySample | PaddedSample, tuple[int, int | None]]:
-        connection, hold = self._connection, self._hold
-        message = {"op": "sample", "table": table, "n": n, "hold": hold, "pad": pad}
-        answer = connection.call(message, timeout, wait=True)
-        info = SampleInfo(*[array.copy() for array in answer["info"]])
-        drawn = connection.session, answer.get("delivery")
-        layouts, local = connection.layouts, connection.mapped.local
-        try:
+            message = {"op": "sample", "table": table, "n": n, "hold": hold, "pad": pad}
+            answer = connection.call(message, timeout, wait=True)
+            drawn = connection.session, answer.get("delivery")
+            info = SampleInfo(*[array.copy() for array in answer["info"]])
+            layouts, local = connection.layouts, connection.mapped.local
             for number, description, files in answer["define"]:
                 layout = Layout.from_wire(description)
                 for file in files:
@@ -86,7 +77,8 @@ class ServedSource(BaseSource):
                 lengths = [None if each is None else _into(each, None) for each in answer["lengths"]]
                 return PaddedSample(info, pack(leaves), pack(lengths)), drawn
             return ReplaySample(info, pack(leaves)), drawn
-        except BaseException:
+        except BaseException as error:
+            connection.end_if_interrupted(error)
             (self.give_back if hold else self.release)(drawn)
             raise
 

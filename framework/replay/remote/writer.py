@@ -178,21 +178,18 @@ class ServedWriter(BatchWriter):
         message = self._message
         if not (self._items or message["write"] or message["release"]):
             return
-        try:
-            self._post(message)
-        except BaseException as error:
-            self._end_if_interrupted(error)
-            raise
-        self._collect(0.0)
-
-    def _post(self, message: dict[str, Any]) -> None:
         message["items"] = [
             [table, new.layout, new.index, new.lengths, new.keys, new.priorities, new.episodes]
             for table, new in joined(self._items)
         ]
         count = sum(len(new.keys) for _, new in self._items)
-        self._in_flight[self._call(self._connection.post, message)] = count
-        self._begin_message()
+        try:
+            self._in_flight[self._call(self._connection.post, message)] = count
+            self._begin_message()
+        except BaseException as error:
+            self._end_if_interrupted(error)
+            raise
+        self._collect(0.0)
 
     def _push_late(self) -> None:
         """Sends single items that were not followed by others, unless many messages wait already."""
@@ -211,33 +208,29 @@ class ServedWriter(BatchWriter):
         self._collect(0.0)
 
     def _collect(self, timeout: float | None, watch: bool = True) -> bool:
-        """Notes answers to inserts; waits as `ReplayConnection.poll` does. Returns whether a message came."""
-        if timeout != 0.0:
-            self._call(self._connection.wait, timeout, watch)
-        try:
-            return self._note_answers(self._call(self._connection.poll))
-        except BaseException as error:
-            self._end_if_interrupted(error)
-            raise
-
-    def _note_answers(self, answers: list[dict[str, Any]]) -> bool:
+        """Notes answers to inserts; waits as `ReplayConnection.wait` does. Returns whether a message came."""
+        self._call(self._connection.wait, timeout, watch)
         stopped: ServerClosed | None = None
-        for answer in answers:
-            count = self._in_flight.pop(answer["id"], None)
-            if count is None:
-                continue
-            error = unpack_error(answer["error"]) if "error" in answer else None
-            if isinstance(error, ServerClosed):  # `_finish`, which cancels requests, reads no such answers.
-                stopped = error
-                continue
-            self.num_pending -= count
-            if error is not None:
-                self._failed += count
-                self._errors.append(error)
-                continue
-            for stream, rows in answer["rows"].items():
-                held = self._owned[stream]
-                held.spare = np.concatenate([held.spare, rows])
+        try:
+            answers, self._connection.answers = self._connection.answers, {}
+            for number, answer in answers.items():
+                if (count := self._in_flight.pop(number, None)) is None:
+                    continue
+                error = unpack_error(answer["error"]) if "error" in answer else None
+                if isinstance(error, ServerClosed):  # `_finish`, which cancels requests, does not come here.
+                    stopped = error
+                    continue
+                self.num_pending -= count
+                if error is not None:
+                    self._failed += count
+                    self._errors.append(error)
+                    continue
+                for stream, rows in answer["rows"].items():
+                    held = self._owned[stream]
+                    held.spare = np.concatenate([held.spare, rows])
+        except BaseException as raised:
+            self._end_if_interrupted(raised)
+            raise
         if stopped is not None:
             self._end(stopped)
             raise stopped

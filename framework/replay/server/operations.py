@@ -129,6 +129,9 @@ class Request:
         return DeadlineExceededError("; ".join([*why, "the timeout expired"]))
 
 
+Operation = Callable[[ClientSession, Reply], Reply | Request]
+
+
 class Operations:
     """What a replay server does; `Service` calls the methods, on its thread.
 
@@ -140,6 +143,7 @@ class Operations:
       max_leased_bytes: bytes of rows that one client may hold; see `Holdings`.
 
     Attributes:
+      operations: what carries out a message, by its `op`. Invalid fields may raise any `Exception`.
       wake: tells the service to try the waiting requests again; set once the service exists.
       has_room: whether an answer of so many bytes may be made now; set once the service exists.
       address: where the server listens; set once it does.
@@ -165,6 +169,12 @@ class Operations:
         self._deliveries = itertools.count(secrets.randbits(48))
         self._server = secrets.token_hex(16)
         self.address = ""
+        own = (self.checkpoint, self.declare, self.give_back, self.info, self.insert, self.lease)
+        calls = ("mutate", "reset", "can_sample", "can_insert", "weight")
+        self.operations: dict[str, Operation] = {
+            **{each.__name__: each for each in (*own, self.sample, self.sync)},
+            **dict.fromkeys(calls, self.call_table),
+        }
 
     def open(self, session: ClientSession, hello: dict[str, Any]) -> Reply:
         """Answers `hello`."""
@@ -183,38 +193,13 @@ class Operations:
             "tables": sorted(self._tables),
         }
 
-    def handle(self, session: ClientSession, message: dict[str, Any]) -> Reply | Request:
-        """Carries out one message; see the module. Invalid fields may raise any `Exception`."""
-        session.end(message.get("done", ()), False)
-        match message["op"]:
-            case "insert":
-                tables = {self._tables[item[0]] for item in message["items"]}
-                steps = self._insert(session, message)
-                return Request(("insert", session), None, steps, tables, INSERTERS)
-            case "declare":
-                return self._declare(session, message)
-            case "lease":
-                n = _number("n", message["n"], 0, _MAX_LEASE)
-                return {"rows": self._holdings.lease(session.held, message["stream"], n)}
-            case "sync":
-                return {"inserted": session.inserted}
-            case "give_back":
-                session.end(message["deliveries"], True)
-                return {}
-            case "info":
-                return {"tables": [table.info.to_wire() for table in self._tables.values()]}
-            case "checkpoint":
-                return Request(("checkpoint", session), message["timeout"], self._save())
-        table = self._tables[message["table"]]
-        match message["op"]:
-            case "sample":
-                timeout, n = message["timeout"], _number("n", message["n"], 1, _MAX_SAMPLES)
-                delivery = Delivery(table.name)
-                steps = self._sample(session, message, table, n, delivery)
-                return Request(("sample", table.name), timeout, steps, {table}, SAMPLERS, n, delivery)
-            case "mutate" | "reset" | "can_sample" | "can_insert" | "weight" as method:
-                return {"value": getattr(table, method)(*message["arguments"])}
-        raise ValueError(f"op: got {message['op']!r}, expected an operation of this protocol.")
+    def call_table(self, session: ClientSession, message: dict[str, Any]) -> Reply:
+        """Calls the method of a table that the message names."""
+        return {"value": getattr(self._tables[message["table"]], message["op"])(*message["arguments"])}
+
+    def info(self, session: ClientSession, message: dict[str, Any]) -> Reply:
+        """Describes the tables."""
+        return {"tables": [table.info.to_wire() for table in self._tables.values()]}
 
     def close(self, session: ClientSession) -> None:
         """Takes back what a session held. Samples that its client has not confirmed count as never drawn."""
@@ -225,7 +210,8 @@ class Operations:
 
     # --- writing ---
 
-    def _declare(self, session: ClientSession, message: dict[str, Any]) -> Reply:
+    def declare(self, session: ClientSession, message: dict[str, Any]) -> Reply:
+        """Adds columns to a stream of the client."""
         columns = {
             key: (tuple(shape), wire.parse_dtype(kind, f"column {key!r}"))
             for key, (shape, kind) in message["columns"].items()
@@ -241,6 +227,20 @@ class Operations:
         array = self._store.streams[stream].columns[column]
         path = "" if self._store.compress else self._memory.path(stream, column)
         return [path, list(array.shape), array.dtype.str]
+
+    def lease(self, session: ClientSession, message: dict[str, Any]) -> Reply:
+        """Leases rows to the client."""
+        n = _number("n", message["n"], 0, _MAX_LEASE)
+        return {"rows": self._holdings.lease(session.held, message["stream"], n)}
+
+    def sync(self, session: ClientSession, message: dict[str, Any]) -> Reply:
+        """Says how many items of the client are in tables."""
+        return {"inserted": session.inserted}
+
+    def insert(self, session: ClientSession, message: dict[str, Any]) -> Request:
+        """Inserts the items of a message, which waits until all of them are in their tables."""
+        tables = {self._tables[item[0]] for item in message["items"]}
+        return Request(("insert", session), None, self._insert(session, message), tables, INSERTERS)
 
     def _insert(self, session: ClientSession, message: dict[str, Any]) -> Steps:
         """Inserts the items of a message, in order, as far as the rate limiters allow; then leases rows."""
@@ -317,6 +317,18 @@ class Operations:
 
     # --- reading ---
 
+    def give_back(self, session: ClientSession, message: dict[str, Any]) -> Reply:
+        """Undoes draws whose samples were not used."""
+        session.end(message["deliveries"], True)
+        return {}
+
+    def sample(self, session: ClientSession, message: dict[str, Any]) -> Request:
+        """Draws samples."""
+        table, n = self._tables[message["table"]], _number("n", message["n"], 1, _MAX_SAMPLES)
+        delivery = Delivery(table.name)
+        steps = self._sample(session, message, table, n, delivery)
+        return Request(("sample", table.name), message["timeout"], steps, {table}, SAMPLERS, n, delivery)
+
     def _sample(
         self, session: ClientSession, message: dict[str, Any], table: Table, n: int, delivery: Delivery
     ) -> Steps:
@@ -380,6 +392,10 @@ class Operations:
 
     # --- checkpoints ---
 
+    def checkpoint(self, session: ClientSession, message: dict[str, Any]) -> Request:
+        """Writes a checkpoint."""
+        return Request(("checkpoint", session), message["timeout"], self._save())
+
     def _save(self) -> Steps:
         """Writes a checkpoint in another thread, so that the service continues."""
         future = self._saver.submit(self._checkpoint)
@@ -400,7 +416,7 @@ def _wait(table: Table, side: int) -> Steps:
     try:
         yield None
     finally:
-        table.waiting.add_seconds(side, time.monotonic() - began)
+        table.waiting.count(side, 0, time.monotonic() - began)
 
 
 def _number(name: str, value: Any, low: int, high: int) -> int:

@@ -275,7 +275,10 @@ class Service:
                 answer["max_message_bytes"] = self._limits.max_message_bytes
                 self._sessions[identity] = session
             else:
-                answer = self._handler.handle(session, message)
+                session.end(message.get("done", ()), False)
+                if op not in self._handler.operations:
+                    raise ValueError(f"op: got {op!r}, expected an operation of this protocol.")
+                answer = self._handler.operations[op](session, message)
                 if isinstance(answer, Request):
                     answer.session, answer.id = session, number
                     answer = self._begin(answer)

@@ -227,14 +227,10 @@ class Waiting:
             self.notify(SAMPLERS)
             self.notify(INSERTERS)
 
-    def count(self, side: int, change: int) -> None:
-        """Counts a call of another process that begins (1) or stops (-1) waiting."""
+    def count(self, side: int, change: int, seconds: float = 0.0) -> None:
+        """Counts a call of another process that begins (1) or stops (-1) waiting, and how long it waited."""
         with self._lock:
             self.counts[side] += change
-
-    def add_seconds(self, side: int, seconds: float) -> None:
-        """Counts the time for which a call of another process has waited."""
-        with self._lock:
             self.seconds[side] += seconds
 
     def notify(self, side: int) -> None:

@@ -110,6 +110,8 @@ class Table:
         if self.size:
             raise ValueError(f"table {self.name!r}: got a new store while it holds items.")
         self.store = store
+        #: Has the writers of this process insert what they hold back.
+        self.drain = store.show_writers
         self.waiting.concurrent = concurrent
         self.bindings = Bindings(store, self.name, self.signature)
         self._empty()
@@ -164,10 +166,6 @@ class Table:
         )
 
     # Wiring.
-
-    def drain(self) -> None:
-        """Has the writers of this process insert what they hold back."""
-        self.store.show_writers()
 
     def set_seed(self, seed: int | None) -> None:
         """Restarts the sampler's random numbers."""
