@@ -17,19 +17,17 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import fnmatch
 import itertools
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
 
 from framework.replay.errors import StoreFullError
 from framework.replay.rows.allocator import Allocator
-from framework.replay.rows.compression import CompressedColumn
 
 # Bytes of addresses of one stream of wide rows: more than a machine has memory, but far less than the 128 TiB
 # of addresses that a process has, and less than the largest file of some file systems. After each
@@ -79,10 +77,10 @@ class Stream:
     """One row space. All methods may be called from several threads.
 
     Attributes:
-      columns: arrays `[capacity, ...]` by name; `CompressedColumn` where `RowStore` compresses.
+      columns: arrays `[capacity, ...]` by name.
       specs: shape of one row and dtype of each column.
       num_leased: number of rows that were ever in use. They are the first rows.
-      row_bytes: bytes of one row over all columns that are not compressed, its reference count included.
+      row_bytes: bytes of one row over all columns, its reference count included.
       kept: the columns that stay when no client has declared them.
     """
 
@@ -90,9 +88,8 @@ class Stream:
         self.name = name
         self.kept: set[str] = set()
         self.capacity = store.capacity
-        self.columns: dict[str, Any] = {}
+        self.columns: dict[str, np.ndarray] = {}
         self.specs: dict[str, ColumnSpec] = {}
-        self._compressed: list[CompressedColumn] = []
         self._store = store
         self._lock = threading.Lock()
         # References to each row: of a writer that holds it, and of items.
@@ -114,8 +111,8 @@ class Stream:
         return self._reserved
 
     def arrays(self) -> list[np.ndarray]:
-        """Returns the arrays `[capacity, ...]` of the columns that are not compressed, and of the counts."""
-        return [*(array for array in self.columns.values() if type(array) is np.ndarray), self._counts]
+        """Returns the arrays `[capacity, ...]` of the columns and of the counts."""
+        return [*self.columns.values(), self._counts]
 
     def declare(self, columns: Mapping[str, ColumnSpec]) -> dict[str, str]:
         """Adds the columns that the stream does not have.
@@ -143,19 +140,13 @@ class Stream:
                 names[name] = own
         return names
 
-    def _make(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+    def _make(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         if dtype.hasobject:
             raise ValueError(
                 f"stream {self.name!r}, column {name!r}: got dtype {dtype}, expected numbers, booleans or "
                 "strings of fixed width."
             )
         store = self._store
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in store.compress):
-            packed = CompressedColumn(
-                (self.capacity, *shape), dtype, lambda num_bytes: store.account(self.name, num_bytes)
-            )
-            self._compressed.append(packed)
-            return packed
         bytes_per_row = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         num_bytes = bytes_per_row * self._reserved
         store.account(self.name, num_bytes)
@@ -173,9 +164,6 @@ class Stream:
         """Removes a column that nobody uses any more."""
         with self._lock:
             array, _ = self.columns.pop(column), self.specs.pop(column)
-            if type(array) is CompressedColumn:
-                self._compressed.remove(array)
-                return
             self.row_bytes -= array[:1].nbytes
             self._store.account(self.name, -self._reserved * array[:1].nbytes)
             self._store.allocator.free(self.name, column)
@@ -193,9 +181,8 @@ class Stream:
             # First: rows that are given back must never count as reserved, even after an interrupt.
             self._num_free, self.num_leased, self._reserved = len(free), min(end, self.num_leased), end
             for name, array in self.columns.items():
-                if type(array) is not CompressedColumn:
-                    size = array[:1].nbytes
-                    self._store.allocator.give_back(self.name, name, array, end * size, reserved * size)
+                size = array[:1].nbytes
+                self._store.allocator.give_back(self.name, name, array, end * size, reserved * size)
             num_bytes = (reserved - end) * self.row_bytes
             self._store.account(self.name, -num_bytes)
             return num_bytes
@@ -255,8 +242,6 @@ class Stream:
                 self._free = grown(self._free, end)
             self._free[self._num_free : end] = free
             self._num_free = end
-            for column in self._compressed:
-                column.clear(free)
 
     def _reserve(self, rows: int) -> None:
         """Backs at least `rows` rows with memory. Called with the lock held."""
@@ -265,18 +250,15 @@ class Stream:
                 f"stream {self.name!r}: got a need for {rows} rows at once, expected at most the capacity, "
                 f"{self.capacity}. Remove items sooner (max_size), or give RowStore a larger capacity."
             )
-        # Beside compressed columns the rest is small, and must not take the room that they need.
-        megabyte = 0 if self._compressed else (1 << 20) // self.row_bytes
-        step = max(256 if self._compressed else 1, megabyte, self._reserved // 8)
+        step = max(1, (1 << 20) // self.row_bytes, self._reserved // 8)
         target = min(self.capacity, max(rows, self._reserved + step))
         target = max(rows, min(target, self._reserved + self._store.room() // self.row_bytes))
         num_bytes = (target - self._reserved) * self.row_bytes
         self._store.account(self.name, num_bytes)
         try:
             for name, array in self.columns.items():
-                if type(array) is not CompressedColumn:  # which takes memory when it is written
-                    size = array[:1].nbytes
-                    self._store.allocator.reserve(self.name, name, self._reserved * size, target * size)
+                size = array[:1].nbytes
+                self._store.allocator.reserve(self.name, name, self._reserved * size, target * size)
         except BaseException:
             self._store.account(self.name, -num_bytes)
             raise
@@ -291,9 +273,6 @@ class RowStore:
       allocator: allocates the columns; None uses this process's own memory.
       capacity: rows that one stream can address; virtual, so it costs nothing until it is used. Streams of
         wide rows, from 64 KiB on, can address 4 TiB, and half of it after each eight streams, down to 16 GiB.
-      compress: patterns, as of file names, of columns whose rows are kept compressed: `("*pixels*",)`;
-        `framework.replay.rows.compression` says when that pays. They are in this process's memory, whatever
-        the allocator.
 
     Attributes:
       streams: by name.
@@ -305,16 +284,12 @@ class RowStore:
         max_bytes: int | None = None,
         allocator: Allocator | None = None,
         capacity: int = 1 << 26,
-        compress: Sequence[str] = (),
     ):
-        if isinstance(compress, str):
-            raise ValueError(f"compress: got the string {compress!r}, expected a sequence: ({compress!r},).")
         if max_bytes is not None and max_bytes <= 0:
             raise ValueError(f"max_bytes: got {max_bytes}, expected a positive number of bytes or None.")
         self.allocator = allocator or Allocator()
         self.capacity = capacity
         self.max_bytes = max_bytes
-        self.compress = tuple(compress)
         self.streams: dict[str, Stream] = {}
         self.num_bytes = 0
         #: Writers that were dropped without `close`; see `end_dropped_writers`.
