@@ -77,7 +77,7 @@ def gate():
     server = service.Service(handler, socket, handler.failures.append)
     handler.address = sockets.bound_address(socket)
     handler.service = server
-    server.start()
+    server.thread.start()
     yield handler
     server.stop()
 
@@ -124,7 +124,7 @@ def test_the_address_is_free_when_stop_returns(address, tmp_path):
         address = sockets.bound_address(socket)
         bound.add(address)
         server = service.Service(Gate(), socket)
-        server.start()
+        server.thread.start()
         client = client or ConnectionPool(address)
         with contextlib.suppress(ServerClosed):  # that the last one has stopped
             client.call({"op": "echo", "value": 1}, timeout=60)
@@ -299,7 +299,7 @@ def test_a_mistake_of_ours_is_logged_answered_and_ends_the_service_if_it_repeats
     assert gate.service.error is None
     with pytest.raises((RuntimeError, ServerClosed)):
         channel.call({"op": op}, timeout=60, wait=True)
-    gate.service.join(60)
+    gate.service.thread.join(60)
     assert "a mistake of ours" in str(gate.service.error)
     assert gate.failures == [gate.service.error]
     assert gate.service.malformed == 0
@@ -314,7 +314,7 @@ def test_a_mistake_of_ours_that_no_request_gets_is_not_malformed_either(gate, ch
         channel.call({"op": "echo", "value": 1}, timeout=60)
         with channel.borrow() as mine:
             mine.post({"op": "hello"})
-    gate.service.join(60)
+    gate.service.thread.join(60)
     assert isinstance(gate.service.error, KeyError)
     assert gate.service.malformed == 0
     assert "in _close" in caplog.text
@@ -335,7 +335,7 @@ def test_an_error_of_the_loop_reaches_every_client(gate, channel):
         channel.call({"op": "crash"}, timeout=60)
     with pytest.raises(ServerClosed, match="the handler broke"):
         call.result()
-    gate.service.join(60)
+    gate.service.thread.join(60)
     assert isinstance(gate.service.error, SystemExit)
 
 
@@ -346,7 +346,7 @@ def test_a_restarted_server_is_found_again(gate, channel):
         channel.call({"op": "echo", "value": 1})
     socket = sockets.make_server_socket(gate.address, None)
     again = service.Service(Gate(), socket)
-    again.start()
+    again.thread.start()
 
     def answers():
         with contextlib.suppress(ServerClosed):  # until the socket has found it

@@ -86,7 +86,7 @@ class ReplayConnection:
         self._monitor: zmq.Socket | None = None  # readable once the connection has ended
         self._greeted = False
         self._next_id = 0
-        self.answers: dict[int | None, dict[str, Any]] = {}
+        self.answers: dict[int, dict[str, Any]] = {}
 
     # --- the session ---
 

@@ -117,7 +117,7 @@ class Server:
         operations.has_room = self._service.has_room
         for table in self.tables.values():
             table.waiting.listeners.append(self._service.wake)
-        self._service.start()
+        self._service.thread.start()
         self._client.address = self.address
         self._client.elsewhere = functools.partial(Client, curve=curve), (self.address,)
         serve_here(self.address, self._client)
@@ -126,16 +126,6 @@ class Server:
     def messages(self) -> int:
         """Number of messages received from other processes; the table of nodes shows their rate."""
         return 0 if self._service is None else self._service.messages
-
-    @property
-    def malformed(self) -> int:
-        """Number of messages that did not follow the protocol."""
-        return 0 if self._service is None else self._service.malformed
-
-    @property
-    def defects(self) -> int:
-        """Number of messages that failed with an error of this package; see `Service`."""
-        return 0 if self._service is None else self._service.defects
 
     def localhost_client(self) -> EmbeddedClient:
         """A client in this process: direct calls."""
@@ -165,9 +155,9 @@ class Server:
         service = self._service
         if service is None:
             return self._stopped.wait(timeout)
-        service.join(timeout)
+        service.thread.join(timeout)
         self._check()
-        return not service.is_alive()
+        return not service.thread.is_alive()
 
     def _check(self) -> None:
         if self._service is not None and self._service.error is not None:

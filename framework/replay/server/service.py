@@ -59,6 +59,7 @@ class Service:
       watch: the connections of the peers; None if nothing limits them.
 
     Attributes:
+      thread: runs the loop, once it is started.
       error: the error that ended the loop; None before, and after `stop`.
       messages: number of received messages.
       malformed: number of them that do not follow the protocol; the service ignores them.
@@ -84,10 +85,10 @@ class Service:
         self._defects = Defects()
         self._handler = handler
         self._limits = limits = limits or Limits()
-        self._intake = watch
+        self._intake = watch or Intake("", limits.max_message_bytes, watches=False)
         self._unread = Unread(limits.max_unread_bytes)
         self._on_failure = on_failure
-        self._thread = threading.Thread(target=self._run, name="replay-server", daemon=True)
+        self.thread = threading.Thread(target=self._run, name="replay-server", daemon=True)
         self._socket = listener
         self._sessions: dict[bytes, ClientSession] = {}
         self._lines: OrderedDict[Hashable, OrderedDict[Request, None]] = OrderedDict()
@@ -109,23 +110,11 @@ class Service:
         """Returns the number of messages that failed with an error of this package."""
         return self._defects.count
 
-    def start(self) -> None:
-        """Starts the loop on a thread of its own."""
-        self._thread.start()
-
-    def is_alive(self) -> bool:
-        """Returns whether the loop runs."""
-        return self._thread.is_alive()
-
-    def join(self, timeout: float | None = None) -> None:
-        """Waits until the loop has ended, at most `timeout` seconds."""
-        self._thread.join(timeout)
-
     def wake(self) -> None:
         """Tells the loop to try the waiting requests again, because what they wait for may have changed."""
         # The order matters: the loop first adds a request to a line and then reads `_again`.
         self._again = True
-        if self._lines and threading.get_ident() != self._thread.ident:
+        if self._lines and threading.get_ident() != self.thread.ident:
             self._wake.set()
 
     def stop(self) -> None:
@@ -135,8 +124,8 @@ class Service:
         """
         self._stopping = True
         self._wake.set()
-        if self.is_alive() and threading.current_thread() is not self._thread:
-            self.join()
+        if self.thread.is_alive() and threading.current_thread() is not self.thread:
+            self.thread.join()
 
     # --- the loop ---
 
@@ -162,7 +151,7 @@ class Service:
             poller.register(source, zmq.POLLIN)
         while not self._stopping:
             now = time.monotonic()
-            looks = self._is_full or (self._intake is not None and self._intake.has_peers)
+            looks = self._is_full or self._intake.peers
             longest = intake.LOOK_S if looks else _LONGEST_POLL_S
             due = min([now + longest, *self._deadlines.values(), *self._probes])
             again = self._lines and self._again
@@ -175,8 +164,7 @@ class Service:
                 self._next_look = time.monotonic() + intake.LOOK_S
                 self._again |= self._is_full
                 self._is_full = False
-                if self._intake is not None:
-                    self._intake.look()
+                self._intake.look()
             if self._socket in ready:
                 self._receive()
             if self._lines and self._again:
@@ -190,8 +178,7 @@ class Service:
         while monitor.poll(0):
             event = parse_monitor_message(monitor.recv_multipart())
             ended |= event["event"] != zmq.EVENT_ACCEPTED
-            if self._intake is not None:
-                self._intake.note(event["event"], event["value"])
+            self._intake.note(event["event"], event["value"])
         if ended:
             # Rounded, so that the set stays small when many connections end.
             due_at = (max(self._next_probe, time.monotonic() + delay) for delay in self.probe_delays_s)
@@ -229,8 +216,7 @@ class Service:
           MalformedMessage: There are more, or they are too large; the connection is closed.
         """
         frames = [self._socket.recv(copy=False)]
-        if self._intake is not None:
-            self._intake.hear(frames[0])
+        self._intake.hear(frames[0])
         while frames[-1].more and len(frames) <= wire.MAX_ARRAYS:
             frames.append(self._socket.recv(copy=False))
         excess = frames[-1].more
@@ -238,14 +224,13 @@ class Service:
         if not excess and num_bytes <= self._limits.max_message_bytes:
             return frames
         what = f"a message of {len(frames)} frames or more, {num_bytes} bytes"
-        descriptor = -1 if self._intake is None else intake.descriptor_of(frames[0])
+        descriptor = intake.descriptor_of(frames[0])
         frames.clear()
         # Before the connection is closed: the rest of the message would go with it.
         while excess:
             self._socket.recv()
             excess = bool(self._socket.getsockopt(zmq.RCVMORE))
-        if self._intake is not None:
-            self._intake.close(descriptor, what)
+        self._intake.close(descriptor, what)
         raise wire.MalformedMessage("message: got too many or too large frames")
 
     def _note(self, error: Exception, what: str) -> None:
@@ -338,8 +323,7 @@ class Service:
         """Ends the session and the connection of a client that leaves large answers unread."""
         if identity in self._sessions:
             self._close(self._sessions[identity])
-        if self._intake is not None:
-            self._intake.close(descriptor, "it leaves large answers unread")
+        self._intake.close(descriptor, "it leaves large answers unread")
 
     # --- requests that wait ---
 
