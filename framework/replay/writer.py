@@ -7,6 +7,7 @@ import collections
 import contextlib
 import dataclasses
 import itertools
+import logging
 import secrets
 import threading
 import time
@@ -21,7 +22,10 @@ from framework.replay.rows.layout import Layout, LayoutBuilder, Slice
 from framework.replay.rows.store import ColumnSpec, RowStore, grown, span
 from framework.replay.tables.items import NewItems
 from framework.replay.types import as_priorities
+from framework.replay.writers import Writers
 from framework.types import Nest
+
+_LOG = logging.getLogger(__name__)
 
 # Default number of items that may wait for room in their tables.
 DEFAULT_MAX_IN_FLIGHT_ITEMS = 512
@@ -111,7 +115,7 @@ class BatchWriter:
     Args:
       store: where rows are written; None if the subclass overrides `_declare`, `_lease` and `_free`.
       max_in_flight_items: items that may wait for room before `create_items` waits too; None for the default.
-      dropped: queue to which a writer that is dropped without `close` adds itself, to be ended.
+      writers: the client's, to which it adds the writer; a writer that is closed or dropped leaves them.
       has_room: the client's `can_insert`.
 
     Attributes:
@@ -132,14 +136,14 @@ class BatchWriter:
         self,
         store: RowStore | None,
         max_in_flight_items: int | None,
-        dropped: collections.deque[Any],
+        writers: Writers,
         has_room: Callable[[str, int], bool],
     ) -> None:
         if max_in_flight_items is not None and max_in_flight_items < 1:
             raise ValueError(f"max_in_flight_items: got {max_in_flight_items}, expected at least 1 or None.")
         self._max_in_flight = max_in_flight_items or self._default_in_flight
         self._store = store
-        self._dropped = dropped
+        self._writers = writers
         self._has_room = has_room
         self._lock = threading.RLock()
         self._builder = LayoutBuilder()
@@ -342,7 +346,16 @@ class BatchWriter:
                     self._closed, self._ended = True, ServerClosed("the writer was closed")
                     self._before_read = None
                     self._late.close()
+                    self._writers.remove(self)
         return dropped
+
+    def end(self) -> bool:
+        """Closes this writer, which was dropped; returns whether it is closed."""
+        try:
+            self.close(timeout=0)
+        except Exception:  # not an error of the call that reads
+            _LOG.exception("a writer that was dropped without close failed")
+        return True
 
     def call_later(self, method: Callable[[], object], delay: float) -> None:
         """Calls a bound method once, after `delay` seconds, in the writer's late-flush thread.
@@ -396,7 +409,7 @@ class BatchWriter:
     def __del__(self) -> None:
         # Ended by a later call of a client: garbage collection must wait for neither locks nor servers.
         if not self._closed:
-            self._dropped.append(self)
+            self._writers.dropped.append(self)
 
     # --- a subclass's part ---
 

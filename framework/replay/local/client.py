@@ -110,7 +110,9 @@ class EmbeddedClient(ReverbApi, BaseClient):
 
     def batch_writer(self, max_in_flight_items: int | None = None) -> LocalWriter:
         """Returns a writer for B envs; see `contracts.Writer`."""
+        self.store.writers.show()
         writer = LocalWriter(self, max_in_flight_items)
+        self.store.writers.add(writer)
         self._writers.add(writer)
         return writer
 
@@ -207,11 +209,9 @@ class LocalWriter(BatchWriter):
     _held_back = 32
 
     def __init__(self, client: EmbeddedClient, max_in_flight_items: int | None = None):
-        dropped, has_room = client.store.dropped_writers, lambda table, n: client.tables[table].can_insert(n)
-        super().__init__(client.store, max_in_flight_items, dropped, has_room)
-        client.store.end_dropped_writers()
+        writers, has_room = client.store.writers, lambda table, n: client.tables[table].can_insert(n)
+        super().__init__(client.store, max_in_flight_items, writers, has_room)
         self._tables = client.tables
-        self._rows = client.store
         self._concurrent = client.concurrent
         self._interrupted = client.is_interrupted
         self._held_back = min(self._held_back, self._max_in_flight)
@@ -219,8 +219,6 @@ class LocalWriter(BatchWriter):
             self._max_in_flight = sys.maxsize  # no other thread could make room
         # (items created before, stream, rows)
         self._releases: collections.deque[tuple[int, str, np.ndarray]] = collections.deque()
-        self._reference = weakref.WeakMethod(self.show)
-        self._rows.add_writer(self._reference)
         self._closed = False
 
     def end(self) -> bool:
@@ -239,7 +237,6 @@ class LocalWriter(BatchWriter):
         self._items.clear()
         self._release_rows(self._created)
         self._release_all()
-        self._rows.remove_writer(self._reference)
         return dropped
 
     def _check(self, table: str, layout: Layout, items: NewItems) -> Table:
@@ -270,13 +267,13 @@ class LocalWriter(BatchWriter):
         if self.num_pending:
             self._releases.append((self._created, stream, rows.copy()))
         else:
-            self._rows.streams[stream].release(rows)
+            super()._free(stream, rows)
 
     def _release_rows(self, done: int) -> None:
         """Releases the rows to which only the first `done` items may refer."""
         while self._releases and self._releases[0][0] <= done:
             _, stream, rows = self._releases.popleft()
-            self._rows.streams[stream].release(rows)
+            super()._free(stream, rows)
 
     def _wait(self, timeout: float | None, keep: int) -> None:
         if 0 < self.num_pending <= keep:  # those go in with others, or when a table is read

@@ -335,7 +335,7 @@ class ReplayConnection:
                     message = decode(self._socket.recv_multipart(copy=False))
                     notice = message.get("notice")
                     if notice is None:
-                        self.answers[message.get("id")] = message
+                        self.answers[message.get("id", 0)] = message
                 except BaseException:
                     self.close()  # what was received is lost
                     raise

@@ -16,7 +16,6 @@ call raises `ServerLost`. The caller creates a new writer.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import threading
 import time
@@ -39,6 +38,7 @@ from framework.replay.tables.items import NewItems
 from framework.replay.types import check_priorities
 from framework.replay.wire import MAX_LAYOUTS, unpack_error
 from framework.replay.writer import BatchWriter, HeldRows, joined
+from framework.replay.writers import Writers
 
 # While this many messages wait at the server, single items wait for others longer.
 _MAX_MESSAGES = 64
@@ -57,7 +57,7 @@ class ServedWriter(BatchWriter):
     Args:
       connection: the writer's own.
       max_in_flight_items: items that may wait for room before `create_items` waits too; None for 512.
-      dropped: queue to which a writer that is dropped without `close` adds itself, to be closed.
+      writers: the client's.
       has_room: the client's `can_insert`.
 
     Attributes:
@@ -74,10 +74,10 @@ class ServedWriter(BatchWriter):
         self,
         connection: ReplayConnection,
         max_in_flight_items: int | None,
-        dropped: collections.deque[ServedWriter],
+        writers: Writers,
         has_room: Callable[[str, int], bool],
     ) -> None:
-        super().__init__(None, max_in_flight_items, dropped, has_room)
+        super().__init__(None, max_in_flight_items, writers, has_room)
         self.num_lost = 0
         self._connection = connection
         self._layouts: dict[Layout, int] = {}  # those that the server knows
@@ -88,7 +88,8 @@ class ServedWriter(BatchWriter):
 
     def end_in_child(self) -> None:
         """Ends this writer in a forked child: its rows and its session are the parent's."""
-        self._lock = threading.RLock()  # another thread of the parent may have held it
+        # Another thread of the parent may have held their locks.
+        self._lock, self._writers = threading.RLock(), Writers()
         self._ended = ServerLost("writer: got a call in a forked process. Make a new writer there.")
 
     def _finish(self) -> int:

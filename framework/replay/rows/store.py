@@ -15,12 +15,9 @@ that were freed last are leased first, so that memory stays near the peak of row
 
 from __future__ import annotations
 
-import collections
-import contextlib
 import itertools
 import math
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -28,6 +25,7 @@ import numpy as np
 
 from framework.replay.errors import StoreFullError
 from framework.replay.rows.allocator import Allocator
+from framework.replay.writers import Writers
 
 # Bytes of addresses of one stream of wide rows: more than a machine has memory, but far less than the 128 TiB
 # of addresses that a process has, and less than the largest file of some file systems. After each
@@ -277,6 +275,7 @@ class RowStore:
     Attributes:
       streams: by name.
       num_bytes: physical memory reserved for rows, in bytes.
+      writers: the writers of this process.
     """
 
     def __init__(
@@ -292,11 +291,9 @@ class RowStore:
         self.max_bytes = max_bytes
         self.streams: dict[str, Stream] = {}
         self.num_bytes = 0
-        #: Writers that were dropped without `close`; see `end_dropped_writers`.
-        self.dropped_writers: collections.deque[Any] = collections.deque()
+        self.writers = Writers()
         self._numbers = itertools.count(2)
         self._has_dropped = False
-        self._writers: tuple[weakref.WeakMethod[Callable[[], None]], ...] = ()
         self._claims = threading.RLock()  # around the locks of the streams
         self._lock = threading.Lock()  # of `num_bytes`, within them
 
@@ -370,33 +367,6 @@ class RowStore:
             if not sum(stream.trim() for stream in list(self.streams.values())):
                 raise
         return make()
-
-    def add_writer(self, reference: weakref.WeakMethod[Callable[[], None]]) -> None:
-        """Adds the method with which a writer of this process inserts what it holds back, before a read."""
-        with self._lock:
-            self._writers = (*self._writers, reference)
-
-    def remove_writer(self, reference: weakref.WeakMethod[Callable[[], None]]) -> None:
-        """Inverts `add_writer`."""
-        with self._lock:
-            self._writers = tuple(each for each in self._writers if each is not reference)
-
-    def show_writers(self) -> None:
-        """Has the writers of this process insert what they hold back, before a table is read."""
-        if self.dropped_writers:
-            self.end_dropped_writers()
-        for reference in self._writers:
-            show = reference()
-            if show is not None:
-                show()
-
-    def end_dropped_writers(self) -> None:
-        """Ends the writers that were dropped without `close`; those whose items wait for room stay."""
-        for _ in range(len(self.dropped_writers)):
-            with contextlib.suppress(IndexError):  # another thread was faster
-                writer = self.dropped_writers.popleft()
-                if not writer.end():
-                    self.dropped_writers.append(writer)
 
     def rows_of(self, columns: Mapping[str, ColumnSpec]) -> int:
         """Returns how many rows a new stream with these columns can address: fewer if they are wide."""

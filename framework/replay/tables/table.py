@@ -111,7 +111,7 @@ class Table:
             raise ValueError(f"table {self.name!r}: got a new store while it holds items.")
         self.store = store
         #: Has the writers of this process insert what they hold back.
-        self.drain = store.show_writers
+        self.drain = store.writers.show
         self.waiting.concurrent = concurrent
         self.bindings = Bindings(store, self.name, self.signature)
         self._empty()
