@@ -15,6 +15,9 @@ import numpy as np
 from framework import config_checks
 from framework.config_checks import nearest
 from framework.environments import atari, minatar, multi_agent, tasks, testing
+from framework.environments.envpool import EnvPoolEnvironment
+from framework.environments.external import ExternalEnvironment
+from framework.environments.remote import RemoteEnvironment
 from framework.environments.single import SingleEnv, call_factory, make_env, takes
 from framework.objects import load_object
 
@@ -269,8 +272,6 @@ def _multi_agent(full: str, name: str, options: dict[str, Any], render_mode: str
 
 def _envpool(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> EnvironmentSource:
     _require(full, "envpool", "'repertory[envpool]' (on Python 3.11 and later)")
-    from framework.environments.envpool import EnvPoolEnvironment
-
     return EnvironmentSource(full, functools.partial(EnvPoolEnvironment, name), options)
 
 
@@ -338,14 +339,10 @@ def options_in(
 
 
 def _remote(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> EnvironmentSource:
-    from framework.environments.remote import RemoteEnvironment  # Imports pyzmq.
-
     return EnvironmentSource(full, functools.partial(RemoteEnvironment, name), options)
 
 
 def _external(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> EnvironmentSource:
-    from framework.environments.external import ExternalEnvironment
-
     return EnvironmentSource(full, functools.partial(ExternalEnvironment, name), options)
 
 
