@@ -21,7 +21,13 @@ class EnvironmentFault(RuntimeError):
 
 
 class UnexpectedReturn(ValueError):
-    """A call returned what breaks the contract. The message begins with `returned`."""
+    """A call returned what breaks the contract: `what` begins with `returned`; `fix` says what to do."""
+
+    def __init__(self, what: str, fix: str):
+        super().__init__(what, fix)
+
+    def __str__(self) -> str:
+        return ". ".join(self.args)
 
 
 def describe(call: str, error: Exception) -> str:

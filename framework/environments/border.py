@@ -73,7 +73,8 @@ class Border(EnvironmentWrapper):
         try:
             timestep = getattr(self._environment, method)(*arguments)
             if not isinstance(timestep, dm_env.TimeStep | MultiAgentTimeStep):
-                raise UnexpectedReturn(f"returned {type(timestep).__name__}, expected a dm_env.TimeStep")
+                found = f"returned {type(timestep).__name__}, expected a dm_env.TimeStep"
+                raise UnexpectedReturn(found, "Return one of B envs")
         except (EnvironmentFault, NotImplementedError, launch.ProgramStopped):
             raise
         except Exception as error:

@@ -293,7 +293,8 @@ class VectorEnvironment(BatchedEnvironment):
         """One flag of each env, bool`[B]`."""
         flags = np.asarray(value)
         if flags.shape != (self.num_envs,):
-            raise UnexpectedReturn(f"returned {name} of shape {flags.shape}, expected ({self.num_envs},)")
+            found = f"returned {name} of shape {flags.shape}, expected ({self.num_envs},)"
+            raise UnexpectedReturn(found, "Return one for each env")
         if flags.dtype != np.bool_:
             flags = np.array([as_flag(f"{name} of env {env}", flag) for env, flag in enumerate(flags)])
         return flags

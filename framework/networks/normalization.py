@@ -137,7 +137,8 @@ class RewardScale(nn.Module):
             before = torch.zeros_like(rewards[:, 0]) if self._newest is None else self._newest.to(rewards)
         if len(before) != len(rewards):
             raise ValueError(
-                f"before: got the running returns of {len(before)} envs, expected {len(rewards)} as of rewards."
+                f"before: got the running returns of {len(before)} envs, expected {len(rewards)} as of "
+                "rewards. Give `before` if the envs differ from update to update."
             )
         so_far: Any = before
         returns = []
