@@ -121,10 +121,8 @@ class BlockAdder(Adder):
         # Seconds for which creating items may wait; 0 leaves items without room in the writer's queue.
         self._timeout: float | None = None
         self._writing = False
-        # Episodes that were not written completely: see reset() and each adder.
+        # Episodes that were not written completely: see reset(), _drop() and each adder.
         self.num_dropped_episodes = 0
-        self._lost: np.ndarray = np.zeros(1, np.bool_)  # envs whose open episode lost steps and was counted
-        self._has_lost = False  # whether a block was lost, so that items have to be checked for lost rows
         self._writer.before_read(self.flush_pending)
 
     # --- calls of the environment loop ---
@@ -190,11 +188,8 @@ class BlockAdder(Adder):
                 return
             self._write_block()
             has_steps = self._kinds[self._history] == MID
-            self.num_dropped_episodes += int(np.count_nonzero(has_steps & ~self._lost))
-            self._lost[:] = False
-            self._forget()
-            self._kinds[:] = NO_ROW
-            self._open = False
+            self.num_dropped_episodes += int(np.count_nonzero(has_steps))
+            self._drop()
 
     # --- visibility, room and end ---
 
@@ -264,10 +259,7 @@ class BlockAdder(Adder):
 
     @abc.abstractmethod
     def _emit(self, t: int) -> None:
-        """Writes the items of rows `[history, t)` and of envs whose row `t` is LAST.
-
-        Items of rows that are NO_ROW are left out: their block was lost.
-        """
+        """Writes the items of rows `[history, t)` and of envs whose row `t` is LAST."""
 
     def _check(self, kinds: np.ndarray) -> None:
         """Raises `ValueError` if the step to a time step of `kinds` is refused; row `_t + 1` is unused."""
@@ -285,7 +277,6 @@ class BlockAdder(Adder):
         shape = (self._history + self._steps + 1, self._width)
         self._kinds = np.full(shape, NO_ROW, np.int8)
         self._rows = np.full(shape, NO_ROW, np.int64)
-        self._lost = np.zeros(self._width, np.bool_)
 
     def _declare(self, action: Nest, timestep: Any, extras: Nest) -> None:
         """Allocates the arrays of the other fields; sets them only if all of them are valid."""
@@ -372,41 +363,39 @@ class BlockAdder(Adder):
         self._writing = True
         self._timeout = timeout
         self._is_ahead |= timeout == 0
-        # The rows are moved even if the writer fails, so that none is written twice. They stay NO_ROW then,
-        # and items that would refer to them are left out.
         try:
             self._emit(t)
         except BaseException:
-            self._has_lost = True
-            self._count_lost(self._kinds[self._history : t + 1])
+            # Items of later blocks would refer to rows of this one: its episodes end here.
+            real = transitions(self._kinds[self._history : t + 1])
+            begins = real[0].sum() + (real[1:] & ~real[:-1]).sum()
+            self.num_dropped_episodes += int(begins)
+            self._drop()
             raise
-        else:
-            if self._has_lost:
-                kinds = self._kinds[self._history : t + 1]
-                self._lost &= ~((kinds[1:] == FIRST) | (kinds[:-1] == LAST)).any(axis=0)
         finally:
             self._writing = False
-            self._t = history = self._history = self._next_history
-            by, length = t - history, history + self._steps + 1
-            self._num_shifted += by
-            left = self._rows[:by].copy()
-            if by:
-                self._kinds[: history + 1] = self._kinds[by : t + 1]
-                self._rows[: history + 1] = self._rows[by : t + 1]
-                self._rows[history + 1 :] = NO_ROW
-            for field in self._fields:
-                field.shift(by, history)
-            if length > len(self._kinds):
-                self._grow(2 * length)
-            if self._releases_rows:
-                self._release(self._stream, left)
+        self._t = history = self._history = self._next_history
+        by, length = t - history, history + self._steps + 1
+        self._num_shifted += by
+        left = self._rows[:by].copy()
+        if by:
+            self._kinds[: history + 1] = self._kinds[by : t + 1]
+            self._rows[: history + 1] = self._rows[by : t + 1]
+            self._rows[history + 1 :] = NO_ROW
+        for field in self._fields:
+            field.shift(by, history)
+        if length > len(self._kinds):
+            self._grow(2 * length)
+        if self._releases_rows:
+            self._release(self._stream, left)
 
-    def _count_lost(self, kinds: np.ndarray) -> None:
-        """Counts the episodes with steps in a block that was not written, each once; `kinds` is its rows'."""
-        real = (kinds[:-1] >= FIRST) & (kinds[:-1] < LAST) & (kinds[1:] > FIRST)
-        before = np.concatenate([self._lost[None], real[:-1]])
-        self.num_dropped_episodes += int(np.count_nonzero(real & ~before))
-        self._lost = real[-1]
+    def _drop(self) -> None:
+        """Drops the staged rows. `add_first` comes next."""
+        self._num_shifted += self._t - self._history
+        self._t = self._history
+        self._forget()
+        self._kinds[:] = NO_ROW
+        self._open = False
 
     def _grow(self, length: int) -> None:
         """Makes room for a longer history."""
@@ -446,6 +435,14 @@ class BlockAdder(Adder):
             raise WouldBlockError(
                 f"{error}. Call ready() before each add(), and sample while it returns False."
             ) from None
+
+
+def transitions(kinds: np.ndarray) -> np.ndarray:
+    """Which rows but the last of `kinds` `[t + 1, B]` are transitions.
+
+    An action was taken in row u if it exists and is not LAST, and row u + 1 is not FIRST.
+    """
+    return (kinds[:-1] >= FIRST) & (kinds[:-1] < LAST) & (kinds[1:] > FIRST)
 
 
 def _as_priorities(value: Any, count: int, table: str) -> np.ndarray:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import tree
 
-from framework.adders.block import NO_ROW
 from framework.adders.fields import Field
 from framework.replay.contracts import BatchWriter
 from framework.types import FIRST, Nest
@@ -44,13 +43,6 @@ class Frames:
           first: time index of the first new observation.
           kinds: int8 `[>= time, B]`, step types.
         """
-        try:
-            self._append_stacks(rows, first, kinds)
-        except BaseException:
-            rows[first:] = NO_ROW  # some belong to an earlier episode
-            raise
-
-    def _append_stacks(self, rows: np.ndarray, first: int, kinds: np.ndarray) -> None:
         last, width, k = rows.shape
         stacks = self._field.take(slice(first * width, last * width))
         stacks = {name: stacks[name] for name in self.names}

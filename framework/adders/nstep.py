@@ -10,7 +10,7 @@ import tree
 from dm_env import specs as dm_specs
 
 from framework import nest as nests
-from framework.adders.block import NO_EXTRAS, NO_ROW, BlockAdder, PriorityFns
+from framework.adders.block import NO_EXTRAS, NO_ROW, BlockAdder, PriorityFns, transitions
 from framework.adders.fields import Field, dtype_of, is_absent, result_dtype
 from framework.adders.frames import Frames
 from framework.config_checks import whole_number
@@ -190,12 +190,6 @@ class NStepTransitionAdder(BlockAdder):
             return
         start, end, sums = windows
         flat = rows.reshape(-1, *rows.shape[2:])
-        if self._has_lost:
-            lost = rows[: t + 1].reshape((t + 1) * width, -1).min(axis=1) == NO_ROW
-            kept = ~(lost[start] | lost[end] | (lost[start + width] & self._one_step))
-            start, end, sums = start[kept], end[kept], [array[kept] for array in sums]
-            if not len(start):
-                return
         columns = self._action.take(start)
         columns.update(zip(self._returns.names, sums, strict=True))
         observations, num_before_next = [start, end], len(columns)
@@ -295,8 +289,7 @@ class Returns:
           `time * B + env`; int64 `[k]`, the row after the last action; and one `[k, ...]` per column,
           discounted sums of rewards, then products of discounts.
         """
-        # Row u is a transition if an action was taken in it: it exists, is not LAST, and no FIRST follows.
-        real = (kinds[:-1] >= FIRST) & (kinds[:-1] < LAST) & (kinds[1:] > FIRST)
+        real = transitions(kinds)
         n, width = self._n, kinds.shape[1]
         # An episode that is cut short is known one row late: when the row after its closing row is FIRST. Its
         # last transition may be the one before the block.

@@ -12,7 +12,7 @@ import tree
 from dm_env import specs as dm_specs
 
 from framework import nest as nests
-from framework.adders.block import NO_ROW, BlockAdder, PriorityFns
+from framework.adders.block import NO_ROW, BlockAdder, PriorityFns, transitions
 from framework.adders.fields import is_absent, result_dtype
 from framework.adders.frames import Frames
 from framework.config_checks import whole_number
@@ -132,7 +132,7 @@ class RowAdder(BlockAdder):
         self._pack = nests.unflattener(Step(observation, action, reward, discount, None, present, None))
 
     def _new_rows(self, t: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns what is known of the rows before they are appended; they count even if that fails.
+        """Returns what is known of the rows before they are appended.
 
         Returns:
           Three arrays `[t + 1, B]`: whether this block appends the row, whether the row is a transition, and
@@ -146,7 +146,7 @@ class RowAdder(BlockAdder):
         new[history] &= kinds[history] != LAST
         new[t] = kinds[t] == LAST
         real = np.zeros(kinds.shape, np.bool_)
-        real[:-1] = (kinds[:-1] >= FIRST) & (kinds[:-1] < LAST) & (kinds[1:] > FIRST)
+        real[:-1] = transitions(kinds)
         counts = self._count(t)
         self._origin = t + self._num_shifted + 1 - counts[t]
         return new, real, counts
@@ -204,7 +204,7 @@ class RowAdder(BlockAdder):
         return {**values, START: np.zeros((), np.bool_), MASK: np.zeros((), np.float32)}
 
     def _write(self, last: np.ndarray, envs: np.ndarray, sizes: np.ndarray, real: np.ndarray) -> None:
-        """Writes the items that have a transition, or all of them with `_writes_empty`; none of lost rows.
+        """Writes the items that have a transition, or all of them with `_writes_empty`.
 
         Args:
           last: int64 `[k]`, the time index of each item's last row.
@@ -218,11 +218,6 @@ class RowAdder(BlockAdder):
         index = times * self._width + envs[:, None]
         is_real = real.reshape(-1)[index] & ~padded
         kept = is_real.any(axis=1) | self._writes_empty
-        if self._has_lost:
-            lost = self._rows == NO_ROW
-            if self._frames is not None:
-                lost = lost | (self._frame_rows.min(axis=-1) == NO_ROW)
-            kept &= ~(lost.reshape(-1)[index] & ~padded).any(axis=1)
         if not kept.any():
             return
         index, padded, is_real, sizes = index[kept], padded[kept], is_real[kept], sizes[kept]
@@ -391,15 +386,13 @@ class SequenceAdder(RowAdder):
             self._emit_rows(t)
             return
         history, rows = self._history, self._frame_rows
-        try:
-            # Row `t` is open, but its observation is known.
-            self._frames.append(rows[: t + 1], history + int(rows[history].flat[-1] >= 0), self._kinds)
-            self._emit_rows(t)
-        finally:
-            # As the block does with `_rows`.
-            rows[: history + 1] = rows[t - history : t + 1]
-            rows[history + 1 :] = NO_ROW
-            self._frames.release_except(rows)
+        # Row `t` is open, but its observation is known.
+        self._frames.append(rows[: t + 1], history + int(rows[history].flat[-1] >= 0), self._kinds)
+        self._emit_rows(t)
+        # As the block does with `_rows`.
+        rows[: history + 1] = rows[t - history : t + 1]
+        rows[history + 1 :] = NO_ROW
+        self._frames.release_except(rows)
 
     def _emit_rows(self, t: int) -> None:
         length, period = self._length, self._period

@@ -191,7 +191,8 @@ def test_nothing_is_found_where_nothing_is_wrong(environment):
 
 
 def test_each_violation_is_reported_once():
-    assert len(check_environment(_changed(reward=np.nan, observation={"place": _PLACE + 21, "time": 1}), num_steps=50)) == 2
+    both = _changed(reward=np.nan, observation={"place": _PLACE + 21, "time": 1})
+    assert len(check_environment(both, num_steps=50)) == 2
 
 
 def _odd(reset=lambda timestep: timestep, step=lambda timestep: timestep):
