@@ -296,7 +296,7 @@ def _hidden_vector(whole: str, shown: slice, num_envs: int, **options: Any) -> A
     return gymnasium.wrappers.vector.TransformObservation(environment, show, *spaces)
 
 
-_TESTING = {
+_TESTING: dict[str, Callable[..., Any]] = {
     "Echo": testing.EchoEnvironment,
     "Fake": testing.FakeEnvironment,
     "Masked": testing.MaskedEnvironment,
