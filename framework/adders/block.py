@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import abc
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ import tree
 
 from framework.adders.base import REPLAY_TABLE, Adder
 from framework.adders.fields import Field, grown, is_absent
+from framework.adders.frames import Frames
 from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBlockError
 from framework.replay.writer import DEFAULT_MAX_IN_FLIGHT_ITEMS, BatchWriter, hurry
 from framework.types import FIRST, LAST, MID, Nest
@@ -56,9 +57,11 @@ class BlockAdder(Adder):
     _checks_steps = False
     # Least number of time steps in a block. `add` of a subclass may advance this many times.
     _min_steps = 1
-    # The stream of `_rows`, and whether rows are released when they leave the arrays.
+    # The stream of `_rows`.
     _stream = "steps"
-    _releases_rows = True
+    # Of observations with stacks of k frames: int64 [time, B, k], like `_rows`, the row of each frame.
+    _frames: Frames | None = None
+    _frame_rows: np.ndarray = np.zeros((0, 1, 1), np.int64)
 
     _observation: Field
     _action: Field
@@ -263,6 +266,8 @@ class BlockAdder(Adder):
 
     def _check(self, kinds: np.ndarray) -> None:
         """Raises `ValueError` if the step to a time step of `kinds` is refused; row `_t + 1` is unused."""
+        if self._frames is not None:
+            self._frames.check(self._t + 1, kinds == FIRST)
 
     def _allocate(self, observation: Nest) -> None:
         """Allocates the arrays of the observations, which fix the size of a block."""
@@ -277,6 +282,18 @@ class BlockAdder(Adder):
         shape = (self._history + self._steps + 1, self._width)
         self._kinds = np.full(shape, NO_ROW, np.int8)
         self._rows = np.full(shape, NO_ROW, np.int64)
+
+    def _store_frames(self, names: Collection[str], k: int) -> None:
+        """Stores each frame of these columns of the observation, which are stacks `[k, ...]`, once."""
+        self._frames = Frames(self._writer, self._observation, names)
+        self._frame_rows = np.full((*self._kinds.shape, k), NO_ROW, np.int64)
+        self._checks_steps = True
+
+    def _append_frames(self, t: int) -> None:
+        """Appends the new frames up to row `t`, which is open, but has its observation."""
+        if self._frames is not None:
+            history, rows = self._history, self._frame_rows
+            self._frames.append(rows[: t + 1], history + int(rows[history].flat[-1] >= 0), self._kinds)
 
     def _declare(self, action: Nest, timestep: Any, extras: Nest) -> None:
         """Allocates the arrays of the other fields; sets them only if all of them are valid."""
@@ -296,7 +313,9 @@ class BlockAdder(Adder):
     def _forget(self) -> None:
         """Releases the rows that the adder keeps for the history and for open episodes."""
         self._release(self._stream, self._rows)
-        self._rows[:] = NO_ROW
+        self._rows[:] = self._frame_rows[:] = NO_ROW
+        if self._frames is not None:
+            self._frames.release_except(self._frame_rows)
 
     # --- staging ---
 
@@ -380,14 +399,16 @@ class BlockAdder(Adder):
         left = self._rows[:by].copy()
         if by:
             self._kinds[: history + 1] = self._kinds[by : t + 1]
-            self._rows[: history + 1] = self._rows[by : t + 1]
-            self._rows[history + 1 :] = NO_ROW
+            for rows in (self._rows, self._frame_rows):
+                rows[: history + 1] = rows[by : t + 1]
+                rows[history + 1 :] = NO_ROW
         for field in self._fields:
             field.shift(by, history)
         if length > len(self._kinds):
             self._grow(2 * length)
-        if self._releases_rows:
-            self._release(self._stream, left)
+        self._release(self._stream, left)
+        if self._frames is not None:
+            self._frames.release_except(self._frame_rows)
 
     def _drop(self) -> None:
         """Drops the staged rows. `add_first` comes next."""

@@ -22,17 +22,17 @@ class Frames:
 
     stream = "frames"
 
-    def __init__(self, writer: BatchWriter, field: Field, names: Collection[str] | None = None):
+    def __init__(self, writer: BatchWriter, field: Field, names: Collection[str]):
         """Makes the frames of an adder.
 
         Args:
           writer: the adder's writer.
           field: the adder's observations.
-          names: columns of those leaves of `field` that are stacks, `[time, B, k, ...]`; None means all.
+          names: columns of those leaves of `field` that are stacks, `[time, B, k, ...]`.
         """
         self._writer = writer
         self._field = field
-        self.names = field.names if names is None else names
+        self.names = names
         self._leased = np.zeros(0, np.int64)
 
     def append(self, rows: np.ndarray, first: int, kinds: np.ndarray) -> None:
