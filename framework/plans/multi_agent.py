@@ -40,6 +40,7 @@ class MultiAgentWorker(RolloutWorker):
         self._datasets: dict[str, Dataset] = {}
         self._tables: list[Table] = []  # This worker's own.
         self._own: dict[str, EmbeddedClient] = {}  # Their clients.
+        self._names = tuple(agent.parts)
         for name, (group, part) in agent.sized_parts(setup.spec, setup.config.envs_per_actor).items():
             if isinstance(part, OnPolicyAgent):
                 part.config = dataclasses.replace(part.config, device="cpu")
@@ -51,7 +52,8 @@ class MultiAgentWorker(RolloutWorker):
         super().__init__(setup, replay=replay, seed=seed, **options)
 
     def make_adder(self, client: Any) -> adders.Adder:
-        return super().make_adder({name: self._own.get(name, client) for name in self.agent.parts})
+        clients: Any = {name: self._own.get(name, client) for name in self._names}
+        return super().make_adder(clients)
 
     def sample(self) -> dict[str, ReplaySample]:  # type: ignore[override]
         """Collects one unroll of every env. The items of policies that are not on-policy go to replay.

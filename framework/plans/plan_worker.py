@@ -156,7 +156,7 @@ class PlanWorker(LearnerNode):
         learner.report.waited_s += time.perf_counter() - started - (learner.busy_s - busy)
 
     def _are_over(self, error: flow.StepError) -> bool:
-        """Whether nothing is left to learn of any worker. Calls in progress may wait until the plan learns."""
+        """Whether nothing is left to learn of any worker. Their calls may wait until the plan learns."""
         self._over.add(error.node)
         if not error.round_ended:
             return len(self._over) == len(self._workers)

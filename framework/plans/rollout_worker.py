@@ -27,7 +27,7 @@ from framework.workers.worker import Setup, environment_seed, make_tables, prepa
 
 
 class BudgetSpent(Exception):
-    """Too few env steps are left for what the plan asked for. The plan goes on while it learns from replay."""
+    """Too few env steps are left for what the plan asked for. The plan goes on to learn from replay."""
 
 
 class PlanOver(BudgetSpent):

@@ -54,7 +54,7 @@ class LostSteps(Gate):
 
 
 class LastActor(Gate):
-    """Keeps an elastic actor until the steps of all count, its own first. It ends the program if others cannot.
+    """Keeps an elastic actor until the steps of all count, its own first: the others may be lost.
 
     Args:
       counter: a client of the `Counter`.
