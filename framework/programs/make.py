@@ -89,13 +89,13 @@ def make_program(
     config_checks.instance("agent", agent, core.Agent, "such an object, as DQN(DQNConfig()) is")
     config = RunConfig() if config is None else config
     config_checks.instance("config", config, RunConfig, "such an object, as RunConfig(seed=1) is")
-    for name, part in [
+    for label, part in [
         ("agent.config", getattr(agent, "config", None)),
         *(("callbacks", c) for c in callbacks),
     ]:
         if isinstance(part, type):
             raise TypeError(
-                f"{name}: got the class {part.__name__}, expected an instance, {part.__name__}()."
+                f"{label}: got the class {part.__name__}, expected an instance, {part.__name__}()."
             )
     check_parts(config)
     spec = environment_spec(agent, environment_factory, config)
