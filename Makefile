@@ -57,10 +57,15 @@ coverage: $(VENV)/installed-test
 docs: $(VENV)/installed-test
 	$(BIN)/mkdocs build --strict
 
+# A comment is a sentence: it does not begin with a word that leaves its subject and its verb out.
+no-subject = @! grep -rnE "\# +(For|Of|Not|Those|Between|Without) " --include='*.py' framework agents launch examples \
+  || { echo "A comment begins with For, Of, Not, Those, Between or Without. Write a sentence."; exit 1; }
+
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(no-subject)
 
 # Programs of this commit and of another, in turns; see benchmarks/pair.py.
 BASE ?= $(shell git describe --tags --abbrev=0 2>/dev/null)

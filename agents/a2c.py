@@ -24,7 +24,7 @@ from framework.torch_agents import ActorCriticConfig, OnPolicyAgent, check_memor
 
 @dataclass(frozen=True)
 class A2CConfig(ActorCriticConfig):
-    """Settings of A2C and A3C, in addition to those of `ActorCriticConfig`."""
+    """Settings of A2C and A3C, in addition to `ActorCriticConfig`'s."""
 
     unroll_length: int = 16  # Steps of an env in an unroll. More: less bias, and fewer learner steps.
     normalize_advantages: bool = False  # Scales advantages to mean 0 and variance 1 over a batch.

@@ -1,7 +1,7 @@
 """A3C: asynchronous advantage actor-critic (Mnih et al., 2016), as a plan.
 
 Each worker computes the gradients of its own unrolls, and the learner applies them as they arrive. The loss,
-the networks, and the settings are those of `agents.a2c`.
+the networks, and the settings come from `agents.a2c`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """APPO: IMPALA with PPO's clipped surrogate and a target network (Luo et al., 2020; Liang et al., 2021).
 
 Actors and learner work as in `agents.impala`: the actors run ahead, and the learner takes batches of unrolls
-from replay. The surrogate compares the learner's policy with that of a target network, a copy of the networks
+from replay. The surrogate compares the learner's policy with a target network's, a copy of the networks
 that changes rarely, and not with the policies of the actors, which are of different ages. V-trace weights the
 actions of the actors' policy by their probability under the target network's policy.
 
@@ -24,14 +24,14 @@ from framework import adders, losses, replay
 from framework import config_checks as check
 from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput
-from framework.programs.presets import Preset
 from framework.replay import ReplaySample
+from framework.runs.presets import Preset
 from framework.specs import EnvironmentSpec
 
 
 @dataclass(frozen=True)
 class APPOConfig(IMPALAConfig):
-    """Settings of APPO and IMPACT, in addition to those of `IMPALAConfig`."""
+    """Settings of APPO and IMPACT, in addition to `IMPALAConfig`'s."""
 
     # Replay.
     samples_per_insert: int = 1  # K, times each unroll is learned from. 1: a queue, oldest first.
@@ -74,7 +74,7 @@ class APPO(IMPALA):
         uses = self.config.samples_per_insert
         if uses == 1:
             return super().make_tables(spec)
-        turns = uses * self.items_per_step  # Of a batch's worth of new unrolls.
+        turns = uses * self.items_per_step  # one for each batch of new unrolls
         size, kept = self.queue_batches * turns, (self.queue_batches - 1) * turns / 2
         limiter = replay.rate_limiters.RateLimiter(uses, min_size_to_sample=1, min_diff=kept, max_diff=size)
         sampler, remover = replay.selectors.Uniform(), replay.selectors.Fifo()
@@ -140,5 +140,5 @@ PRESETS: Mapping[str, Preset] = {
         },
         run={**RUN, "max_env_steps": 200_000, "evaluate_period": 50_000},
     ),
-    "atari:Pong": IMPALA_PRESETS["atari:Pong"],  # Not tuned.
+    "atari:Pong": IMPALA_PRESETS["atari:Pong"],  # The preset is not tuned.
 }

@@ -1,6 +1,6 @@
 """PPO with the settings of BatchPPO's experiment (Hafner, Davidson and Vanhoucke, 2017).
 
-Networks, loss, and learner are those of `agents.ppo`. A batch is 25 whole episodes. An iteration makes 25
+Networks, loss, and learner come from `agents.ppo`. A batch is 25 whole episodes. An iteration makes 25
 steps on the whole batch, with separate learning rates for policy and value. The penalty on the divergence
 from the policy that acted adapts to a target.
 """
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 from agents.ppo import PPO, PPOConfig
 from framework.core import NetworksFn
-from framework.programs.presets import Preset
+from framework.runs.presets import Preset
 
 
 @dataclass(frozen=True)
 class BatchPPOConfig(PPOConfig):
-    """Settings of BatchPPO: those of `PPOConfig`, with the defaults of its experiment."""
+    """Settings of BatchPPO: `PPOConfig` with the defaults of its experiment."""
 
     # Data.
     unroll_length: int = 1000  # Steps of the longest episode.
@@ -61,7 +61,7 @@ _RUN = {
     "evaluate_period": 50_000,
 }
 
-# Discounts and lengths are those of the published configuration; the number of steps is 1,000,000 for all.
+# Discounts and lengths come from the published configuration; the number of steps is 1,000,000 for all.
 PRESETS: Mapping[str, Preset] = {
     "gymnasium:HalfCheetah-v5": Preset(agent={"discount": 0.99}, run=_RUN),
     "gymnasium:Hopper-v5": Preset(run=_RUN),

@@ -20,14 +20,14 @@ from framework import losses
 from framework.core import NetworksFn
 from framework.learners import LossContext
 from framework.networks import mask_values
-from framework.programs.presets import Preset
+from framework.runs.presets import Preset
 from framework.specs import EnvironmentSpec
 from framework.types import Transition
 
 
 @dataclass(frozen=True)
 class C51Config(DQNConfig):
-    """Settings of C51, in addition to those of `DQNConfig`."""
+    """Settings of C51, in addition to `DQNConfig`'s."""
 
     num_atoms: int = 51  # K, the possible returns. 1 learns expected returns by Huber's loss, as DQN.
     v_min: float = -10.0  # Smallest return that can be represented. Smaller ones count as this.
@@ -42,7 +42,7 @@ class C51Config(DQNConfig):
             if self.num_atoms > 1 and value != default:
                 raise ValueError(
                     f"{field}: got {value!r}, expected {default!r}. The loss of C51 is a cross entropy; with "
-                    "num_atoms=1 it is that of DQN, which has this setting."
+                    "num_atoms=1 it is DQN's loss, which has this setting."
                 )
 
 
@@ -57,7 +57,7 @@ class C51Networks(DQNNetworks):
 
     def __init__(self, config: C51Config, spec: EnvironmentSpec):
         super().__init__(config, spec, config.num_atoms)
-        # Not saved: a resumed run may have other limits.
+        # A resumed run may have other limits, so they are not saved.
         atoms = torch.linspace(config.v_min, config.v_max, config.num_atoms)
         self.register_buffer("atoms", atoms, persistent=False)
 

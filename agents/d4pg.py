@@ -18,7 +18,7 @@ from agents.td3 import TD3, TD3Config, TD3Networks
 from framework import config_checks as check
 from framework import losses
 from framework.core import NetworksFn
-from framework.programs.presets import Preset
+from framework.runs.presets import Preset
 from framework.specs import EnvironmentSpec
 from framework.types import Nest, Transition
 
@@ -67,7 +67,7 @@ class D4PGNetworks(TD3Networks):
 
     def __init__(self, config: D4PGConfig, spec: EnvironmentSpec):
         super().__init__(config, spec, config.num_atoms)
-        # Not saved: a resumed run may have other limits.
+        # A resumed run may have other limits, so they are not saved.
         atoms = torch.linspace(config.v_min, config.v_max, config.num_atoms)
         self.register_buffer("atoms", atoms, persistent=False)
 

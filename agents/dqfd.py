@@ -25,9 +25,9 @@ from framework.adders.block import PriorityFn
 from framework.datasets import Dataset, table_numbers
 from framework.learners import LossContext, LossOutput
 from framework.networks import mask_values
-from framework.programs.presets import Preset
-from framework.replay.contracts import Client
+from framework.replay.contracts import ReplayClient
 from framework.replay.sharded import MAX_SHARDS
+from framework.runs.presets import Preset
 from framework.specs import EnvironmentSpec, frame_stack
 from framework.types import Step, Transition
 
@@ -36,7 +36,7 @@ DEMONSTRATIONS_TABLE = "demonstrations"
 
 @dataclass(frozen=True)
 class DQfDConfig(DQNConfig):
-    """Settings of DQfD, in addition to those of `DQNConfig`.
+    """Settings of DQfD, in addition to `DQNConfig`'s.
 
     Exploration, priorities, the margin and the weights of the losses are the paper's.
     """
@@ -49,7 +49,7 @@ class DQfDConfig(DQNConfig):
     pretraining_steps: int = 1_000  # Learner steps on demonstrations alone, at the start.
     margin: float = 0.8  # By which the value of a demonstrated action should exceed the others'.
     margin_coefficient: float = 1.0  # Weight of the margin loss of demonstrations.
-    n_step_coefficient: float = 1.0  # Weight of the n-step loss; that of the 1-step loss is 1.
+    n_step_coefficient: float = 1.0  # Weight of the n-step loss; the 1-step loss has 1.
     l2_coefficient: float = 1e-5  # Weight of the sum of the squares of all parameters.
 
     n_step: int = 10  # Rewards summed before bootstrapping, in the n-step loss.
@@ -101,11 +101,11 @@ class DQfD(DQN):
         return [*super().make_tables(spec), table]
 
     def make_adder(
-        self, client: Client, spec: EnvironmentSpec, priority_fn: PriorityFn | None = None
+        self, client: ReplayClient, spec: EnvironmentSpec, priority_fn: PriorityFn | None = None
     ) -> adders.Adder:
         return self._adder(client, adders.REPLAY_TABLE, priority_fn, frame_stack(spec.observations))
 
-    def make_dataset(self, client: Client) -> Dataset:
+    def make_dataset(self, client: ReplayClient) -> Dataset:
         config = self.config
         table = client.server_info()[DEMONSTRATIONS_TABLE]
         if self.rank == 0:  # The others make no step before this one does.
@@ -139,7 +139,7 @@ class DQfD(DQN):
         margins = demonstrated * margins
         metrics["margin_loss"] = margins.sum() / demonstrated.sum().clamp(min=1)
         metrics["demonstration_fraction"] = demonstrated.float().mean()
-        # Those of the other items are at least 0.001, as in the paper.
+        # Other items have a priority of at least 0.001, as in the paper.
         priorities = errors + torch.where(demonstrated, config.demonstration_priority, 0.001)
         each = one_step + config.n_step_coefficient * n_step + config.margin_coefficient * margins
         return each, priorities, metrics
@@ -153,7 +153,7 @@ class DQfD(DQN):
         squares = torch.stack([parameter.square().sum() for parameter in networks.parameters()]).sum()
         return output._replace(loss=output.loss + self.config.l2_coefficient * squares)
 
-    def _fill(self, client: Client, size: int) -> None:
+    def _fill(self, client: ReplayClient, size: int) -> None:
         """Writes the demonstrations, unless the table has them: when the run is resumed."""
         episodes = self.episodes()
         if size == self._num_items(episodes):
@@ -162,14 +162,14 @@ class DQfD(DQN):
         for episode in episodes:  # Each adder writes to the next of several servers.
             demonstrations.write(episode, self._adder(client, DEMONSTRATIONS_TABLE))
 
-    def _fill_again(self, client: Client) -> None:
+    def _fill_again(self, client: ReplayClient) -> None:
         """Writes them after a restart of the replay server from no checkpoint."""
         if not client.server_info()[DEMONSTRATIONS_TABLE].current_size:
             self._fill(client, 0)
 
     def _adder(
         self,
-        client: Client,
+        client: ReplayClient,
         table: str,
         priority_fn: PriorityFn | None = None,
         stack: int | None = None,

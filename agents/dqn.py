@@ -25,7 +25,7 @@ from framework import losses, networks, replay, specs
 from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput, schedules
 from framework.networks import epsilon_greedy, mask_values, redraw_noise
-from framework.programs.presets import Preset
+from framework.runs.presets import Preset
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import OffPolicyAgent, OffPolicyConfig, TorchPolicy
 from framework.types import Nest, Transition
@@ -36,7 +36,7 @@ ItemLosses = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]
 
 @dataclass(frozen=True)
 class DQNConfig(OffPolicyConfig):
-    """Settings of DQN, in addition to those of `OffPolicyConfig`."""
+    """Settings of DQN, in addition to `OffPolicyConfig`'s."""
 
     # What is learned from.
     n_step: int = 5  # Rewards summed before bootstrapping. More: faster propagation, but more off-policy.
@@ -62,9 +62,7 @@ class DQNConfig(OffPolicyConfig):
     evaluation_epsilon: float = 0.0  # Chance of a random action in evaluations.
 
     # Networks.
-    torso: str = (
-        "nature"  # For images: "nature", the paper's; "data_efficient" or "shallow", both smaller; "deep".
-    )
+    torso: str = "nature"  # Image layers: nature (the paper's), data_efficient or shallow (smaller), or deep.
     hidden_sizes: tuple[int, ...] = (128, 128)  # Hidden layers after the encoder.
     layer_norm: bool = True  # Normalizes hidden layers: more stable, about 20 % slower.
     dueling: bool = False  # A stream for the state's value, another for the actions' advantages.

@@ -1,6 +1,6 @@
 """DQN and Ape-X (Horgan et al., 2018) as plans: workers write to replay while the learner learns from it.
 
-Networks, loss and config are those of `agents.dqn`. The rate limiter of the table holds the replay ratio: the
+Networks, loss and config come from `agents.dqn`. The rate limiter of the table holds the replay ratio: the
 branch that is ahead waits for the other.
 """
 
@@ -17,16 +17,16 @@ import torch
 from agents.dqn import DQN, DQNConfig
 from framework import config_checks as check
 from framework import core
+from framework.adders import Adder
 from framework.flow import Flow, Node, Par, concurrent
 from framework.networks import as_tensors, redraw_noise
 from framework.programs import PlanAgent, PlanLearner, Preset, RolloutWorker
-from framework.programs.worker import Setup
 from framework.types import Transition
 
 
 @dataclass(frozen=True)
 class FlowDQNConfig(DQNConfig):
-    """Settings of DQN as a plan, in addition to those of `DQNConfig`."""
+    """Settings of DQN as a plan, in addition to `DQNConfig`'s."""
 
     rollout_length: int = 4  # Steps of an env in one call of a worker. More: fewer calls, older parameters.
 
@@ -72,12 +72,11 @@ class ApeXConfig(FlowDQNConfig):
 class PriorityWorker(RolloutWorker):
     """A `RolloutWorker` that computes the initial priorities of its items with its own parameters."""
 
-    def _make_policy(self, setup: Setup, networks: Any) -> core.Policy:
-        agent = setup.agent
-        assert isinstance(agent, ApeX)
-        priorities = functools.partial(agent.priorities, networks)
-        self._make_adder = lambda: agent.make_adder(self._replay, setup.spec, priorities)
-        return super()._make_policy(setup, networks)
+    agent: ApeX
+
+    def make_adder(self, client: Any) -> Adder:
+        priorities = functools.partial(self.agent.priorities, self.networks)
+        return self.agent.make_adder(client, self.spec, priorities)
 
 
 class ApeX(FlowDQN):

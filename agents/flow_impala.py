@@ -1,4 +1,4 @@
-"""IMPALA as a plan: networks, loss and learner are those of `agents.impala`; workers sample ahead."""
+"""IMPALA as a plan: networks, loss and learner come from `agents.impala`; workers sample ahead."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class FlowIMPALA(PlanAgent, impala.IMPALA):
 
     @property
     def items_per_step(self) -> int:
-        return self.num_envs  # Of a worker; the plan joins the unrolls of several.
+        return self.num_envs  # of one worker; the plan joins the unrolls of several
 
     def plan(self, workers: Sequence[Node], learner: PlanLearner) -> Flow:
         config, envs = self.config, self.num_envs // len(workers)

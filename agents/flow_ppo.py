@@ -1,4 +1,4 @@
-"""PPO as a plan: networks, loss and learner are those of `agents.ppo`; a step learns from all workers."""
+"""PPO as a plan: networks, loss and learner come from `agents.ppo`; a step learns from all workers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """IMPACT: APPO with a buffer of unrolls, each learned from several times (Luo et al., 2020).
 
-The networks, the loss, and the settings are those of `agents.appo`.
+The networks, the loss, and the settings come from `agents.appo`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from agents.appo import APPO, APPOConfig
 from agents.appo import PRESETS as APPO_PRESETS
 from framework.core import NetworksFn
-from framework.programs.presets import Preset
+from framework.runs.presets import Preset
 
 
 @dataclass(frozen=True)
 class IMPACTConfig(APPOConfig):
-    """Settings of IMPACT: those of `APPOConfig`, with a buffer of unrolls for reuse."""
+    """Settings of IMPACT: `APPOConfig` with a buffer of unrolls for reuse."""
 
     samples_per_insert: int = 2  # K, times each unroll is learned from. 1: a queue, oldest first.
     queue_batches: int = 4  # Size of the buffer in batches. More: older data, of more mixed age.

@@ -25,8 +25,8 @@ from framework import config_checks as check
 from framework import environments, losses, networks
 from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput
-from framework.programs.presets import Preset
 from framework.replay import ReplaySample
+from framework.runs.presets import Preset
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import OnPolicyAgent, OnPolicyConfig, TorchPolicy, check_memory
 from framework.types import Nest, Step
@@ -34,7 +34,7 @@ from framework.types import Nest, Step
 
 @dataclass(frozen=True)
 class IMPALAConfig(OnPolicyConfig):
-    """Settings of IMPALA, in addition to those of `OnPolicyConfig`."""
+    """Settings of IMPALA, in addition to `OnPolicyConfig`'s."""
 
     may_be_infinite: ClassVar[tuple[str, ...]] = ("max_gradient_norm", "clip_rho", "clip_c")
 
@@ -63,8 +63,8 @@ class IMPALAConfig(OnPolicyConfig):
     max_gradient_norm: float | None = 0.5  # Larger gradients are scaled down to this.
 
     # Networks.
-    torso: str = "shallow"  # For images: "shallow", "deep" (the paper's), "nature" (DQN's), "data_efficient".
-    hidden_sizes: tuple[int, ...] = (64, 64)  # For observations without images: hidden layers.
+    torso: str = "shallow"  # Image layers: shallow, deep (the paper's), nature (DQN's), data_efficient.
+    hidden_sizes: tuple[int, ...] = (64, 64)  # Hidden layers for observations without images.
     activation: str = "tanh"  # Activation of the hidden layers: relu, tanh, elu or silu.
     lstm_size: int | None = None  # Width of an LSTM after the torso. None: a feed-forward network.
     actor_autocast: bool = False  # bfloat16 mixed precision in the actors: faster for batches of images.
@@ -358,7 +358,7 @@ PRESETS: Mapping[str, Preset] = {
         },
     ),
     # 11.8 to 21.0, greedy over 100 episodes, at 2,000,000 steps on seeds 1 to 5. Many small batches: with
-    # those of 320 steps, at a rate of 2e-3, some seeds stay at 6 for a million steps and more.
+    # episodes of 320 steps, at a rate of 2e-3, some seeds stay at 6 for a million steps and more.
     "minatar:Breakout": Preset(
         agent={
             "optimizer": "adam",

@@ -20,14 +20,14 @@ from framework import config_checks as check
 from framework import networks
 from framework.core import NetworksFn
 from framework.learners import LossContext
-from framework.programs.presets import Preset
+from framework.runs.presets import Preset
 from framework.specs import EnvironmentSpec
 from framework.types import Transition
 
 
 @dataclass(frozen=True)
 class IQNConfig(DQNConfig):
-    """Settings of IQN, in addition to those of `DQNConfig`."""
+    """Settings of IQN, in addition to `DQNConfig`'s."""
 
     huber_delta: float = 1.0  # The paper's kappa: errors of quantiles beyond this count linearly.
     num_quantiles: int = 8  # Random fractions per item at which quantiles are learned; the paper's N.

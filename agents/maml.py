@@ -12,26 +12,27 @@ import torch
 import tree
 from torch import nn
 
-from framework import adders, core, learners, losses, networks
 from framework import config_checks as check
-from framework.actors import EnvironmentLoop, PolicyActor
+from framework import core, learners, losses, networks
 from framework.core import NetworksFn
 from framework.datasets import Dataset
+from framework.environments.seeded_episodes import find_seeded_episodes
+from framework.environments.single import takes
 from framework.environments.tasks import find_task_environment
 from framework.flow import Flow, Node, Par
 from framework.learners import LossContext, LossOutput, Prepared
 from framework.losses.meta import Parameters
 from framework.programs import PlanAgent, PlanLearner, Preset, RolloutWorker, concatenate, stack
-from framework.programs.worker import Setup
 from framework.replay import EmbeddedClient, ReplaySample
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import AgentConfig, OnPolicyAgent, TorchPolicy
 from framework.types import Nest, Step
+from framework.workers.collector import Collector
 
 
 @dataclass(frozen=True)
 class MAMLConfig(AgentConfig):
-    """Settings of MAML, in addition to those of `AgentConfig`.
+    """Settings of MAML, in addition to `AgentConfig`'s.
 
     A learner step uses `tasks_per_worker` tasks of every worker.
     """
@@ -43,7 +44,7 @@ class MAMLConfig(AgentConfig):
 
     # The inner step, which adapts to a task.
     inner_steps: int = 1  # Inner steps in a task. 0 learns one policy for all tasks.
-    inner_learning_rate: float = 0.1  # Of plain gradient descent. Larger adapts faster, or too far.
+    inner_learning_rate: float = 0.1  # Rate of plain gradient descent. Larger adapts faster, or too far.
 
     # The outer step: PPO's, on what the adapted policies collected.
     clip: float = 0.2  # Probability ratios are clipped to 1 +- this.
@@ -128,43 +129,34 @@ class Rows(NamedTuple):
 class TaskWorker(RolloutWorker):
     """Collects data in several tasks, and adapts to each task between its rounds."""
 
-    _agent: MAML
-    _networks: MAMLNetworks
-
-    def _make_policy(self, setup: Setup, networks: Any) -> core.Policy:
-        self._agent, self._networks = setup.agent, networks  # type: ignore[assignment]
-        return super()._make_policy(setup, networks)
+    agent: MAML
+    networks: MAMLNetworks
 
     def sample_tasks(self) -> ReplaySample:
         """Draws `tasks_per_worker` tasks; returns their `Rows`, `[tasks, rounds, B, T, ...]`, in numpy."""
-        agent, environment = self._agent, find_task_environment(self._halves[0].environment)
+        agent, environment = self.agent, find_task_environment(self.collector.environment)
         count, steps = agent.config.tasks_per_worker, agent.config.inner_steps
         tasks = []
-        with self._busy:
-            self._begin(count * (1 + steps) * agent.unroll_length)
+        with self.granted(count * (1 + steps) * agent.unroll_length):
             for task in environment.sample_tasks(count):
                 environment.set_task(task)
-                with networks.restored(self._networks):
+                with networks.restored(self.networks):
                     rounds = [self._collect_rows()]
                     for _ in range(steps):
-                        agent.adapt_to(self._networks, rounds[-1].data)
+                        agent.adapt_to(self.networks, rounds[-1].data)
                         rounds.append(self._collect_rows())
                 tasks.append(stack(rounds))
         return stack(tasks)
 
     def _collect_rows(self) -> ReplaySample:
-        assert self._dataset is not None
-        half, length = self._halves[0], self._agent.unroll_length
-        sample = collect(half.loop, half.actor.adder, self._step_envs, self._dataset, length)
-        return sample._replace(data=self._agent.make_rows(self._networks, sample.data))
+        assert self.dataset is not None
+        sample = collect(self.collector, self.step_envs, self.dataset, self.agent.unroll_length)
+        return sample._replace(data=self.agent.make_rows(self.networks, sample.data))
 
 
-def collect(
-    loop: EnvironmentLoop, adder: adders.Adder, step: Callable[[], Any], dataset: Dataset, length: int
-) -> ReplaySample:
-    """One unroll of every env from a reset, `[B, T + 1, ...]`; `step` steps the loop."""
-    adder.reset()  # Otherwise the reset is a row of the unroll.
-    loop.restart()
+def collect(collector: Collector, step: Callable[[], Any], dataset: Dataset, length: int) -> ReplaySample:
+    """One unroll of every env from a reset, `[B, T + 1, ...]`; `step` steps the collector."""
+    collector.reset()  # Otherwise the reset is a row of the unroll.
     for _ in range(length):
         step()
     return next(dataset)
@@ -241,7 +233,7 @@ class MAML(PlanAgent, OnPolicyAgent):
             networks.load_state_dict(adapted, strict=False)  # Buffers stay.
 
     def prepare(self, networks: MAMLNetworks, batch: ReplaySample, context: LossContext) -> Prepared:
-        """Advantages are those of the workers."""
+        """Advantages come from the workers."""
         returns = batch.data.episode_return[..., 0].mean((0, 2))  # [rounds]
         metrics = {"return_before": returns[0], "return_after": returns[-1]}
         return Prepared(batch.data, len(batch.data.mask), metrics)
@@ -281,17 +273,19 @@ class MAML(PlanAgent, OnPolicyAgent):
         environment, policy_networks = find_task_environment(loop.environment), policy.networks
         agent, spec = self.for_worker(environment.num_envs), environment.spec
         client = EmbeddedClient(agent.make_tables(spec), concurrent=False)
-        adder = agent.make_adder(client, spec)
-        explorer = PolicyActor(agent.make_policy(policy_networks), adder, num_envs=environment.num_envs)
-        exploring = EnvironmentLoop(loop.environment, explorer, should_update=False)
-        results = []
+        explorer = agent.make_policy(policy_networks)
+        exploring = Collector(loop.environment, explorer, agent.make_adder(client, spec))
+        results: list[dict[str, Any]] = []
+        seeded = find_seeded_episodes(loop.environment)
+        # A family of others may draw without a seed: then every evaluation has tasks of its own.
+        same = {"seed": seeded.first} if seeded and takes(environment.sample_tasks, "seed") else {}
         with agent.make_dataset(client) as dataset:
-            for task in environment.sample_tasks(self.config.evaluation_tasks):
+            for task in environment.sample_tasks(self.config.evaluation_tasks, **same):
                 environment.set_task(task)
                 with networks.restored(policy_networks):
                     before = loop.run_episodes(num_episodes)["episode_return"]
                     for _ in range(self.config.evaluation_inner_steps):
-                        sample = collect(exploring, adder, exploring.step, dataset, self.unroll_length)
+                        sample = collect(exploring, exploring.step, dataset, self.unroll_length)
                         self.adapt_to(policy_networks, self.make_rows(policy_networks, sample.data))
                     results.append({**loop.run_episodes(num_episodes), "return_before": before})
         return tree.map_structure(lambda *parts: np.concatenate(parts), *results)

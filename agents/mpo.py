@@ -23,8 +23,8 @@ from framework import learners, losses, networks
 from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput
 from framework.networks import DiagonalGaussian
-from framework.programs.presets import Preset
 from framework.replay import ReplaySample
+from framework.runs.presets import Preset
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import OffPolicyAgent, OffPolicyConfig, TorchPolicy
 from framework.types import Nest, Transition
@@ -32,7 +32,7 @@ from framework.types import Nest, Transition
 
 @dataclass(frozen=True)
 class MPOConfig(OffPolicyConfig):
-    """Settings of MPO, in addition to those of `OffPolicyConfig`. Bounds are divergences in nats."""
+    """Settings of MPO, in addition to `OffPolicyConfig`'s. Bounds are divergences in nats."""
 
     # What is learned from.
     n_step: int = 5  # Rewards summed before bootstrapping. More: faster propagation, but more off-policy.
@@ -89,8 +89,8 @@ class MPOConfig(OffPolicyConfig):
         check.return_limits(self)
 
 
-# Smallest temperature or multiplier before `Duals.positive`, that of Acme's MPO (Hoffman et al., 2020).
-# Without it, a multiplier whose bound is far away falls on and on, and takes as many steps to come back.
+# Smallest temperature or multiplier before `Duals.positive`, as in Acme's MPO (Hoffman et al., 2020).
+# It keeps a multiplier whose bound is far away from falling on and on: the way back takes as many steps.
 _LEAST_DUAL = -18.0
 
 
@@ -138,7 +138,7 @@ class MPONetworks(nn.Module):
             spec.observations, size, sizes, 1, layer_norm, outputs_per_action=config.num_atoms
         )
         self.duals = Duals(config, size)
-        # Not saved: a resumed run may have other limits.
+        # A resumed run may have other limits, so they are not saved.
         atoms = torch.linspace(config.v_min, config.v_max, config.num_atoms)
         self.register_buffer("atoms", atoms, persistent=False)
 

@@ -13,9 +13,9 @@ from framework import adders, learners, losses, networks
 from framework import config_checks as check
 from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput, Prepared, schedules
-from framework.programs.presets import Preset
 from framework.replay import ReplaySample
-from framework.replay.contracts import Client
+from framework.replay.contracts import ReplayClient
+from framework.runs.presets import Preset
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import ActorCriticConfig, OnPolicyAgent, TorchPolicy, check_memory
 from framework.types import Nest
@@ -23,7 +23,7 @@ from framework.types import Nest
 
 @dataclass(frozen=True)
 class PPOConfig(ActorCriticConfig):
-    """Settings of PPO, in addition to those of `ActorCriticConfig`.
+    """Settings of PPO, in addition to `ActorCriticConfig`'s.
 
     A learner step uses one unroll of every env of the program, `epochs` times.
     """
@@ -165,7 +165,7 @@ class PPO(OnPolicyAgent):
         check_memory("recurrent", self.config.recurrent, networks.initial_state(1))
         return networks
 
-    def make_adder(self, client: Client, spec: EnvironmentSpec) -> adders.Adder:
+    def make_adder(self, client: ReplayClient, spec: EnvironmentSpec) -> adders.Adder:
         adder = super().make_adder(client, spec)
         return adders.RunningReturnAdder(adder, self.config.discount) if self._carries_returns else adder
 
@@ -203,7 +203,7 @@ class PPO(OnPolicyAgent):
         observation = networks.normalizer(data.observation)
         state = data.extras.get("state", ())
         if config.episodes_per_batch is not None:
-            state = tree.map_structure(lambda leaf: leaf[:, 0], state)  # Episodes have that of each row.
+            state = tree.map_structure(lambda leaf: leaf[:, 0], state)  # Episodes have each row's.
         _, values = networks(observation, state, starts)
         advantages = losses.generalized_advantages(
             rewards, config.discount * data.discount.float(), values, mask, config.gae_lambda
@@ -307,8 +307,8 @@ PRESETS: Mapping[str, Preset] = {
             "minibatch_size": 128,
             "learning_rate": 1e-3,
             "learning_rate_decay": 60_000,
-            "clip_end": 0.1,  # Without it 2 of 9 seeds ended below 490.
-            "normalize_rewards": True,  # Without it values near 70 saturate the tanh units of the critic.
+            "clip_end": 0.1,  # 2 of 9 seeds ended below 490 when it was 1.
+            "normalize_rewards": True,  # Values near 70 would saturate the tanh units of the critic.
         },
         run={
             **_RUN,

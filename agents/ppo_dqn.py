@@ -24,7 +24,7 @@ from framework.specs import EnvironmentSpec, agents
 
 @dataclass(frozen=True)
 class PPODQNConfig(check.NamedFields):
-    """Settings of both algorithms: `ppo_NAME` and `dqn_NAME` are those of `PPOConfig` and `DQNConfig`."""
+    """Settings of both algorithms: `ppo_NAME` and `dqn_NAME` are fields of `PPOConfig` and `DQNConfig`."""
 
     ppo_agents: tuple[str, ...] = ("agent_0", "agent_1")  # These learn by PPO, all others by DQN.
     discount: float = 0.99  # Per env step. Higher values look further ahead and learn more slowly.

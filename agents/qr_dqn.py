@@ -19,14 +19,14 @@ from framework import losses
 from framework.core import NetworksFn
 from framework.learners import LossContext
 from framework.networks import mask_values
-from framework.programs.presets import Preset
+from framework.runs.presets import Preset
 from framework.specs import EnvironmentSpec
 from framework.types import Transition
 
 
 @dataclass(frozen=True)
 class QRDQNConfig(DQNConfig):
-    """Settings of QR-DQN, in addition to those of `DQNConfig`."""
+    """Settings of QR-DQN, in addition to `DQNConfig`'s."""
 
     huber_delta: float = 1.0  # The paper's kappa: errors of quantiles beyond this count linearly.
     num_quantiles: int = 50  # K, the quantiles of each action. More: a finer distribution, slower.

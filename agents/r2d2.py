@@ -34,8 +34,8 @@ from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput, schedules
 from framework.losses.masking import where_counted
 from framework.networks import as_tensors
-from framework.programs.presets import Preset
-from framework.replay.contracts import Client
+from framework.replay.contracts import ReplayClient
+from framework.runs.presets import Preset
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import OffPolicyAgent, OffPolicyConfig, TorchPolicy, check_memory
 from framework.types import Nest, Step
@@ -43,7 +43,7 @@ from framework.types import Nest, Step
 
 @dataclass(frozen=True)
 class R2D2Config(OffPolicyConfig):
-    """Settings of R2D2, in addition to those of `OffPolicyConfig`. An *item* is one sequence."""
+    """Settings of R2D2, in addition to `OffPolicyConfig`'s. An *item* is one sequence."""
 
     # Sequences. A learned step is drawn samples_per_insert * unroll_length / period times on average.
     unroll_length: int = 40  # Rows of a sequence that are learned from.
@@ -81,7 +81,7 @@ class R2D2Config(OffPolicyConfig):
     evaluation_epsilon: float = 0.0  # Chance of a random action in evaluations.
 
     # Networks.
-    hidden_sizes: tuple[int, ...] = (64,)  # For observations without images: layers before the LSTM.
+    hidden_sizes: tuple[int, ...] = (64,)  # Layers before the LSTM for observations without images.
     lstm_size: int | None = 64  # Width of the LSTM. None: a feed-forward network.
     head_sizes: tuple[int, ...] = (64,)  # Hidden layers after the LSTM.
     dueling: bool = True  # A stream for the state's value, another for the actions' advantages.
@@ -111,7 +111,7 @@ class R2D2Networks(nn.Module):
 class R2D2Policy(TorchPolicy):
     """Epsilon-greedy, with one epsilon per env. Its extras are the LSTM's `state` before each step.
 
-    With `actor_priorities` they also have `values`, those of the action and of the greedy one, `[B, 2]`.
+    With `actor_priorities` they also have `values` of the action and of the greedy one, `[B, 2]`.
 
     Args:
       networks: the networks, which the policy reads at each step.
@@ -182,7 +182,7 @@ class R2D2(OffPolicyAgent):
         return replay.selectors.Prioritized(self.config.priority_exponent)
 
     def make_adder(
-        self, client: Client, spec: EnvironmentSpec, priority_fn: PriorityFn | None = None
+        self, client: ReplayClient, spec: EnvironmentSpec, priority_fn: PriorityFn | None = None
     ) -> adders.Adder:
         config = self.config
         if priority_fn is None and config.actor_priorities:

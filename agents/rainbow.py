@@ -1,7 +1,7 @@
 """Rainbow: C51 with all of DQN's extensions at once (Hessel et al., 2018).
 
 Each of the six parts is a field: `double`, `prioritized`, `dueling`, `n_step` above 1, `num_atoms` above 1
-and `noisy`. This file has the paper's choices as defaults; networks and loss are those of C51. So the network
+and `noisy`. This file has the paper's choices as defaults; networks and loss are C51's. So the network
 for images is not the paper's, whose two streams begin at the convolutions, each with a layer of 512: 6.9
 million parameters on Atari. Here a layer of 512 comes first, which both streams share: 3.1 million.
 """
@@ -15,7 +15,7 @@ from agents.c51 import C51, C51Config
 from agents.dqn import MINATAR, MINATAR_RUN
 from agents.dqn import PRESETS as DQN_PRESETS
 from framework.core import NetworksFn
-from framework.programs.presets import Preset
+from framework.runs.presets import Preset
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from framework import config_checks as check
 from framework.datasets import Dataset
 from framework.networks import check_action_mask
 from framework.networks.heads import UNBOUNDED
-from framework.programs.presets import Preset
-from framework.replay.contracts import Client
+from framework.replay.contracts import ReplayClient
+from framework.runs.presets import Preset
 from framework.types import Nest, StepResult
 
 
@@ -136,10 +136,10 @@ class RandomActions(core.Agent):
             )
         ]
 
-    def make_adder(self, client: Client, spec: specs.EnvironmentSpec) -> adders.Adder:
+    def make_adder(self, client: ReplayClient, spec: specs.EnvironmentSpec) -> adders.Adder:
         return adders.NStepTransitionAdder(client, 1, 1.0, frame_stack=specs.frame_stack(spec.observations))
 
-    def make_dataset(self, client: Client) -> Dataset:
+    def make_dataset(self, client: ReplayClient) -> Dataset:
         return Dataset(client, adders.REPLAY_TABLE, self.config.batch_size)
 
     def make_learner(self, networks: RandomNetworks, spec: specs.EnvironmentSpec) -> CountingLearner:

@@ -2,7 +2,7 @@
 
 An encoder with an LSTM makes features of the observations so far. Policy and critics are TD3's, and see the
 features in place of the observation. The memory learns from the critics' loss only, as the encoder of Yarats
-et al. (2021) does. Actors therefore know its state and store it with each sequence, whose rows are those of
+et al. (2021) does. Actors therefore know its state and store it with each sequence, whose rows belong to
 R2D2: `burn_in` rows that bring the stored state up to date, `unroll_length` rows that are learned from, and
 one to bootstrap from. Sequences go on over the ends of episodes, where the state restarts.
 """
@@ -25,8 +25,8 @@ from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput
 from framework.losses.masking import where_counted
 from framework.networks import frozen
-from framework.programs.presets import Preset
-from framework.replay.contracts import Client
+from framework.replay.contracts import ReplayClient
+from framework.runs.presets import Preset
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import check_memory
 from framework.types import Nest
@@ -34,7 +34,7 @@ from framework.types import Nest
 
 @dataclass(frozen=True)
 class RecurrentTD3Config(TD3Config):
-    """Settings of recurrent TD3, in addition to those of `TD3Config`. An *item* is one sequence."""
+    """Settings of recurrent TD3, in addition to `TD3Config`'s. An *item* is one sequence."""
 
     # Sequences. A learned step is drawn samples_per_insert * unroll_length / period times on average.
     unroll_length: int = 20  # Rows of a sequence that are learned from.
@@ -50,7 +50,7 @@ class RecurrentTD3Config(TD3Config):
     priority_eta: float = 0.9  # Priority of a sequence: this * largest + (1 - this) * mean error.
 
     # Networks.
-    encoder_sizes: tuple[int, ...] = (64,)  # For observations without images: layers before the LSTM.
+    encoder_sizes: tuple[int, ...] = (64,)  # Layers before the LSTM for observations without images.
     lstm_size: int | None = 64  # Width of the LSTM. None: a feed-forward network.
 
     def __post_init__(self) -> None:
@@ -128,7 +128,7 @@ class RecurrentTD3(TD3):
         return optimizer
 
     def make_adder(
-        self, client: Client, spec: EnvironmentSpec, priority_fn: PriorityFn | None = None
+        self, client: ReplayClient, spec: EnvironmentSpec, priority_fn: PriorityFn | None = None
     ) -> adders.Adder:
         config = self.config
         return adders.SequenceAdder(

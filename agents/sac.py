@@ -6,7 +6,7 @@ target networks (Fujimoto et al., 2018). With one discrete action (Christodoulou
 actions are exact sums instead of samples, and nothing else differs.
 
 One learner step follows the gradient of the sum of all losses. Each loss has its own parameters, so the
-result equals that of three optimizers. Until learning begins, actions are uniformly random.
+result equals three optimizers'. Until learning begins, actions are uniformly random.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from framework import learners, losses, networks
 from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput
 from framework.networks import PolicyNetwork, frozen, legal_actions, random_actions
-from framework.programs.presets import Preset
 from framework.replay import ReplaySample
+from framework.runs.presets import Preset
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import OffPolicyAgent, OffPolicyConfig, TorchPolicy
 from framework.types import Nest, Transition
@@ -34,7 +34,7 @@ from framework.types import Nest, Transition
 
 @dataclass(frozen=True)
 class SACConfig(OffPolicyConfig):
-    """Settings of SAC, in addition to those of `OffPolicyConfig`."""
+    """Settings of SAC, in addition to `OffPolicyConfig`'s."""
 
     # What is learned from.
     reward_scale: float = 1.0  # Rewards are multiplied by this in the learner. Larger weighs entropy less.
@@ -80,7 +80,7 @@ class Temperature(nn.Module):
         if config.temperature is None:
             self.log = nn.Parameter(torch.tensor(math.log(config.initial_temperature)))
         else:
-            # Not saved: a resumed run may have another temperature.
+            # A resumed run may have another temperature, so it is not saved.
             self.register_buffer("log", torch.tensor(math.log(config.temperature)), persistent=False)
 
 

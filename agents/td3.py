@@ -5,7 +5,7 @@ critics of which the smaller value counts, a policy that learns less often than 
 target policy's actions. Each is a field of the config; `DDPGConfig` turns all of them off.
 
 One learner step follows the gradient of the sum of both losses. Each loss has its own parameters, so the
-result equals that of two optimizers. Until learning begins, actions are uniformly random.
+result equals two optimizers'. Until learning begins, actions are uniformly random.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from framework import learners, losses, networks, replay
 from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput
 from framework.networks import DeterministicHead, PolicyNetwork, frozen
-from framework.programs.presets import Preset
+from framework.runs.presets import Preset
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import OffPolicyAgent, OffPolicyConfig, TorchPolicy
 from framework.types import Nest, Transition
@@ -31,7 +31,7 @@ from framework.types import Nest, Transition
 
 @dataclass(frozen=True)
 class TD3Config(OffPolicyConfig):
-    """Settings of TD3, in addition to those of `OffPolicyConfig`. Noise is that of actions in [-1, 1]."""
+    """Settings of TD3, in addition to `OffPolicyConfig`'s. Noise is for actions in [-1, 1]."""
 
     # What is learned from.
     max_replay_size: int = 1_000_000  # Maximum number of items; the oldest are removed first.
@@ -268,7 +268,7 @@ class DDPG(TD3):
 
 
 _MUJOCO = {"num_actors": 1, "envs_per_actor": 1, "evaluate_period": 20_000}
-# Of both agents.
+# Both agents have these.
 PRESETS: Mapping[str, Preset] = {
     "gymnasium:Pendulum-v1": Preset(
         agent={
@@ -284,8 +284,8 @@ PRESETS: Mapping[str, Preset] = {
         agent={"min_replay_size": 5_000, "batch_size": 128, "samples_per_insert": 128.0},
         run={**_MUJOCO, "max_env_steps": 200_000},
     ),
-    # Without normalized layers, policies of Hopper come and go. With them, correlated noise, and a rate that
-    # decays, that of seed 101 was at 3,047 or more from 180,000 steps on. Walker2d's was at 3,189 by then.
+    # Policies of Hopper come and go if layers are not normalized. With them, correlated noise and a
+    # decaying rate, seed 101 stayed at 3,047 or more from 180,000 steps on, and Walker2d's at 3,189.
     **dict.fromkeys(
         ("gymnasium:Hopper-v5", "gymnasium:Walker2d-v5"),
         Preset(

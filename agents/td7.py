@@ -23,14 +23,14 @@ from framework import learners, losses, networks, replay
 from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput
 from framework.networks import EmbeddedCritics, EmbeddedPolicy, StateActionEmbeddings
-from framework.programs.presets import Preset
+from framework.runs.presets import Preset
 from framework.specs import EnvironmentSpec
 from framework.types import Nest, Transition
 
 
 @dataclass(frozen=True)
 class TD7Config(TD3Config):
-    """Settings of TD7, in addition to those of `TD3Config`. Defaults are those of the paper."""
+    """Settings of TD7, in addition to `TD3Config`'s. Defaults are the paper's."""
 
     # What is learned from.
     min_replay_size: int = 25_000  # Items in replay before learning begins.

@@ -169,10 +169,10 @@ def our_worker(environment: str) -> Callable[[int], Callable[[int], int]]:
     from agents.flow_dqn import ApeX, ApeXConfig, PriorityWorker
     from framework.programs import RunConfig
     from framework.programs.make import environment_spec, make_environment
-    from framework.programs.services import Counter, Monitor
-    from framework.programs.worker import Setup
     from framework.replay import EmbeddedClient
+    from framework.runs.services import Counter, Monitor
     from framework.variables import VariableBlock
+    from framework.workers.worker import Setup
 
     torch.set_num_threads(1)
 

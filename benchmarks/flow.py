@@ -74,7 +74,7 @@ def rate(take, seconds: float) -> float:
 class Driver:
     """Measures a plan in a node of a program."""
 
-    def __init__(self, seconds: float, depth: int, *clients: launch.Client) -> None:
+    def __init__(self, seconds: float, depth: int, *clients: launch.NodeClient) -> None:
         self._seconds = seconds
         self._plan = Par([Node(client) for client in clients], Worker.sample).unordered(depth)
 

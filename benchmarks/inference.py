@@ -6,8 +6,7 @@
 Actors act with IMPALA's network and throw their experience away: no replay, no learner, so that what is
 measured is acting alone. ``--step-ms`` puts a wait without CPU into each environment's step, as a simulator
 elsewhere would (an actor's environments step one after another): alternating pays where there is something to
-wait for. ``server, messages`` is the server with arrays in messages instead of shared memory. The figure is
-taken between two looks at the program's counter, when all actors are at work.
+wait for. The figure is taken between two looks at the program's counter, when all actors are at work.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ import launch
 from agents.impala import IMPALA, IMPALAConfig
 from framework.programs import RunConfig, make_program
 
-MODES = ("local", "server", "server, messages", "alternating", "alternating+server")
+MODES = ("local", "server", "alternating+server")
 
 
 class ActsOnly(IMPALA):
@@ -72,8 +71,7 @@ def measure(mode: str, options: argparse.Namespace) -> float:
             num_actors=options.actors,
             envs_per_actor=options.envs,
             evaluate_period=None,
-            inference=mode.partition(",")[0],
-            inference_messages=mode.endswith("messages"),
+            inference=mode,
             inference_device=options.device,
             inference_timeout=options.timeout_ms / 1000,
             log_period=1_000_000,

@@ -23,7 +23,7 @@ from dm_env import specs as dm_specs
 from agents.dqn import DQN, DQNConfig
 from agents.ppo import PPO, PPOConfig
 from framework import core, specs
-from framework.programs.session import Session
+from framework.session import Session
 
 SPEC = specs.EnvironmentSpec(
     observations=dm_specs.Array((8,), np.float32),

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import datetime
 import json
 import os
 import pathlib
@@ -33,6 +34,14 @@ from typing import Any
 import learning_peers
 from learning_rows import ROWS, Row
 
+# Packages of a suite's environments, for the record.
+SUITES = {
+    "gymnasium": ("mujoco", "box2d"),
+    "dm_control": ("dm-control", "mujoco"),
+    "minatar": ("minatar",),
+    "minigrid": ("minigrid",),
+    "atari": ("ale-py",),
+}
 STOP_TIMEOUT = 120  # Seconds that a run may take for its last checkpoint before it is killed.
 
 
@@ -87,6 +96,20 @@ def train(name: str, row: Row, seed: int, folder: pathlib.Path) -> dict[str, Any
         "wall_seconds": round(sum(wall for _, wall in sittings), 1),
         **({} if len(sittings) == 1 else {"sittings": len(sittings)}),
         "steps": row.steps,
+        **record_of(directory, row.environment),
+    }
+
+
+def record_of(directory: pathlib.Path, environment: str) -> dict[str, Any]:
+    """The first and the last seed of a run's evaluation, or null, and the versions that the run recorded."""
+    import yaml
+
+    evaluation = json.loads((directory / "evaluation.json").read_text(encoding="utf-8"))
+    versions = yaml.safe_load((directory / "config.yaml").read_text(encoding="utf-8"))["recorded"]["versions"]
+    wanted = ("python", "torch", "gymnasium", *SUITES.get(environment.partition(":")[0], ()))
+    return {
+        "evaluation_seeds": evaluation["episode_seeds"],
+        "versions": {name: versions[name] for name in wanted if name in versions},
     }
 
 
@@ -149,6 +172,12 @@ def spread_of(returns: list[float]) -> str:
     return f"{mean:.{digits}f} ({low:.{digits}f} … {high:.{digits}f})"
 
 
+def states_of(runs: list[dict[str, Any]]) -> str:
+    """Which first states the runs were evaluated in: `common` are those of the seeds 10,000 + i."""
+    common = [bool(each.get("evaluation_seeds")) for each in runs]
+    return "common" if all(common) else "both" if any(common) else "own"
+
+
 def recorded(names: Iterable[str], folder: pathlib.Path) -> dict[str, dict[str, Any]]:
     """The results in `folder`, of the rows that have any."""
     files = {name: folder / f"{name}.json" for name in names}
@@ -160,8 +189,8 @@ def recorded(names: Iterable[str], folder: pathlib.Path) -> dict[str, dict[str, 
 def table(results: dict[str, dict[str, Any]]) -> str:
     """All rows as one table in Markdown."""
     lines = [
-        "| row | steps | required | return: mean (min … max) | met by | CPU s a run | published |",
-        "|---|---|---|---|---|---|---|",
+        "| row | steps | required | return: mean (min … max) | states | met by | CPU s a run | published |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, result in results.items():
         asked = asked_of(result)
@@ -176,7 +205,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
             reached = sum(meets(each, result) for each in runs)
             lines.append(
                 f"| {name}{who} | {runs[0]['steps']:,} | {asked} "
-                f"| {spread_of(returns)} "
+                f"| {spread_of(returns)} | {states_of(runs)} "
                 f"| {f'{reached} of {len(returns)}' if asked else ''} "
                 f"| {statistics.fmean(seconds):.0f} ({min(seconds):.0f} … {max(seconds):.0f}) "
                 f"| {ROWS[name].published if not who else ''} |"
@@ -202,8 +231,8 @@ def make_row(name: str, seeds: list[int], folder: pathlib.Path, peers: dict[str,
         if who is None:
             import learning_pictures  # Here, as it loads torch, which --table does without.
 
-            begun_at = commit()  # Not at the end: the tree may change while it trains.
-            numbers = {**train(name, row, seed, folder), "commit": begun_at}
+            made = {"date": str(datetime.date.today()), "commit": commit()}  # Not those of its end.
+            numbers = {**train(name, row, seed, folder), **made}
             curve = learning_pictures.curve_of(folder / f"{name}-{seed}")
         else:
             numbers = train_peer(who, name, seed, peers[who])

@@ -3,26 +3,32 @@
     PYTHON benchmarks/learning_peers.py sb3 cartpole-ppo --seed 1
 
 prints one line of JSON: the mean return of 100 greedy episodes after the row's steps, and the CPU seconds of
-everything before them. Stable-Baselines3 and sb3-contrib run with the settings of the Zoo, CleanRL's
-scripts with those that they start from, Tianshou with those of its tests of the algorithm. Beside BatchPPO's
-experiment, Stable-Baselines3's PPO has its default settings, batches of 2,048 steps of 8 envs, and normalizes
-observations and rewards; the line then has the curves of the run, too.
+everything before them. Episode i begins with the seed 10,000 + i, in an environment of gymnasium, as those of
+``repertory eval`` do; so CleanRL's interpreter needs gymnasium, too. Stable-Baselines3 and sb3-contrib run
+with the settings of the Zoo, CleanRL's scripts with those that they start from, Tianshou with those of its
+tests of the algorithm. Beside BatchPPO's experiment, Stable-Baselines3's PPO has its default settings,
+batches of 2,048 steps of 8 envs, and normalizes observations and rewards; the line then has the curves, too.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime
+import importlib.metadata
 import json
 import os
 import pathlib
+import platform
 import runpy
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from typing import Any
 
 EPISODES = 100
+EVALUATION_SEED = 10_000  # As framework.environments.EVALUATION_SEED.
 
 _SIZES: dict[str, Any] = {"policy_kwargs": {"net_arch": [400, 300]}}
 _NOISY: dict[str, Any] = {"learning_starts": 10_000, "noise_std": 0.1, "learning_rate": 1e-3, **_SIZES}
@@ -102,13 +108,27 @@ TIANSHOU: dict[str, tuple[str, int, dict[str, Any]]] = {
 }
 
 
+def play(environment: str, act: Callable[[Any], Any], episodes: int = EPISODES) -> float:
+    """The mean return of whole episodes, undiscounted, of which episode i begins with the seed 10,000 + i."""
+    import gymnasium
+
+    playing, total = gymnasium.make(environment), 0.0
+    for episode in range(episodes):
+        observation, _ = playing.reset(seed=EVALUATION_SEED + episode)
+        over = False
+        while not over:
+            observation, reward, terminated, truncated, _ = playing.step(act(observation))
+            total, over = total + float(reward), terminated or truncated
+    playing.close()
+    return total / episodes
+
+
 def stable_baselines3(row: str, seed: int) -> dict[str, Any]:
     import numpy as np
     import stable_baselines3 as sb3
     import torch
     from stable_baselines3.common.callbacks import ConvertCallback, EveryNTimesteps
     from stable_baselines3.common.env_util import make_vec_env
-    from stable_baselines3.common.evaluation import evaluate_policy
     from stable_baselines3.common.noise import NormalActionNoise
     from stable_baselines3.common.vec_env import VecNormalize
 
@@ -120,10 +140,8 @@ def stable_baselines3(row: str, seed: int) -> dict[str, Any]:
     if "noise_std" in settings:
         std = np.full(training.action_space.shape, settings.pop("noise_std"))
         settings["action_noise"] = NormalActionNoise(np.zeros_like(std), std)
-    playing = make_vec_env(environment, 1, seed=1)
     if normalize:
         training = VecNormalize(training, gamma=0.99)
-        playing = VecNormalize(playing, training=False, norm_reward=False)
     package = sb3
     if not hasattr(sb3, kind):
         import sb3_contrib as package
@@ -131,10 +149,9 @@ def stable_baselines3(row: str, seed: int) -> dict[str, Any]:
     curve: dict[str, list[float]] = {"env_steps": [], "hours": [], "acting": [], "greedy": []}
     begin = time.monotonic()
 
-    def evaluate(episodes: int) -> float:
-        if normalize:
-            playing.obs_rms = training.obs_rms
-        return float(evaluate_policy(model, playing, episodes)[0])
+    def act(observation: Any) -> Any:
+        shown = training.normalize_obs(observation) if normalize else observation
+        return model.predict(shown, deterministic=True)[0]
 
     def measure(*_: Any) -> bool:
         curve["env_steps"].append(model.num_timesteps)
@@ -142,13 +159,13 @@ def stable_baselines3(row: str, seed: int) -> dict[str, Any]:
         curve["acting"].append(
             round(sum(each["r"] for each in model.ep_info_buffer) / len(model.ep_info_buffer), 3)
         )
-        curve["greedy"].append(round(evaluate(EVALUATION_EPISODES), 3))
+        curve["greedy"].append(round(play(environment, act, EVALUATION_EPISODES), 3))
         return True
 
     model.learn(steps, EveryNTimesteps(EVALUATE_PERIOD, ConvertCallback(measure)) if normalize else None)
     seconds = time.process_time()
     numbers = {
-        "return": evaluate(EPISODES),
+        "return": play(environment, act),
         "cpu_seconds": seconds,
         "steps": steps,
         "version": package.__version__,
@@ -161,10 +178,7 @@ def cleanrl(row: str, seed: int) -> dict[str, Any]:
 
     The scripts of 0.4.8, the last release, are for gym before 0.22 (episodes end with one flag).
     """
-    import importlib.metadata
-
     import cleanrl as package
-    import gym
     import torch
 
     script, environment, steps, network = CLEANRL[row]
@@ -179,17 +193,14 @@ def cleanrl(row: str, seed: int) -> dict[str, Any]:
     name, _, part = network.partition(".")
     net = getattr(left[name], part) if part else left[name]
     extra = (torch.device("cpu"),) if script == "dqn" else ()
-    played, total = gym.make(environment), 0.0
-    played.seed(1)
-    for _ in range(EPISODES):
-        observation, over = played.reset(), False
-        while not over:
-            with torch.no_grad():
-                scores = net(torch.as_tensor(observation, dtype=torch.float32)[None], *extra)
-            observation, reward, over, _ = played.step(int(scores.argmax()))
-            total += reward
+
+    def act(observation: Any) -> int:
+        with torch.no_grad():
+            return int(net(torch.as_tensor(observation, dtype=torch.float32)[None], *extra).argmax())
+
     version = importlib.metadata.version("cleanrl")
-    return {"return": total / EPISODES, "cpu_seconds": seconds, "steps": steps, "version": version}
+    mean = play(environment, act)
+    return {"return": mean, "cpu_seconds": seconds, "steps": steps, "version": version}
 
 
 def tianshou(row: str, seed: int) -> dict[str, Any]:
@@ -268,11 +279,9 @@ def tianshou(row: str, seed: int) -> dict[str, Any]:
         )
     )
     seconds = time.process_time()
-    playing = DummyVectorEnv([lambda: gymnasium.make("CartPole-v1") for _ in range(10)])
-    playing.seed(1)
     algorithm.eval()
-    mean = Collector(algorithm, playing).collect(n_episode=EPISODES, reset_before_collect=True).returns.mean()
-    return {"return": float(mean), "cpu_seconds": seconds, "steps": steps, "version": package.__version__}
+    mean = play("CartPole-v1", policy.compute_action)
+    return {"return": mean, "cpu_seconds": seconds, "steps": steps, "version": package.__version__}
 
 
 # What --peers calls them: what the table calls them, the rows they have, how one is run.
@@ -283,6 +292,15 @@ PEERS = {
 }
 
 
+def versions(*packages: str) -> dict[str, str]:
+    """Those of Python and of the packages that this interpreter has."""
+    found = {"python": platform.python_version()}
+    for name in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("peer", choices=list(PEERS))
@@ -290,11 +308,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     _, rows, train = PEERS[options.peer]
+    date = str(datetime.date.today())
     if options.row not in rows:
         parser.error(f"{options.peer} has no row {options.row!r}; it has {list(rows)}")
     with open(os.devnull, "w", encoding="utf-8") as nothing, contextlib.redirect_stdout(nothing):
         numbers = train(options.row, options.seed)
-    print(json.dumps({"seed": options.seed, **numbers, "cpu_seconds": round(numbers["cpu_seconds"], 1)}))
+    numbers["cpu_seconds"] = round(numbers["cpu_seconds"], 1)
+    evaluated = {"evaluation_seeds": [EVALUATION_SEED, EVALUATION_SEED + EPISODES - 1]}
+    made = {"date": date, "versions": versions("torch", "gymnasium", "mujoco")}
+    print(json.dumps({"seed": options.seed, **numbers, **evaluated, **made}))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import numpy as np
 from framework.commands.curves import Axis, Curve, Hours, read_curve, smooth
 from framework.commands.plot import draw
 from framework.loggers.files import read_jsonl
-from framework.programs.run_folder import RunFolder
+from framework.runs.run_folder import RunFolder
 
 ACTIONS = {"mean action": "greedy", "sampled actions": "acting"}
 KEYS: dict[Axis, str] = {"steps": "env_steps", "hours": "hours"}

@@ -30,7 +30,7 @@ import launch
 from agents.ppo_dqn import PPODQN, PPODQNConfig
 from framework.multi_agent import MultiAgentLearner
 from framework.programs import MultiAgentWorker, RunConfig, make_program
-from framework.programs.worker import Setup
+from framework.workers.worker import Setup
 
 WARM_UP = 3  # Learner steps of PPO before the clock starts: until both policies learn.
 

@@ -15,6 +15,7 @@ has it. The exit code is 1 if a run failed or missed its floor or gain.
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import pathlib
 import statistics
@@ -26,15 +27,14 @@ from typing import Any
 
 import learning
 
-from framework.programs.presets import Preset, presets_of
-from framework.programs.registry import find_agent
+from framework.runs.presets import Preset, presets_of
+from framework.runs.registry import find_agent
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # Flags by engine, and the package that it needs.
 ENGINES: dict[str, tuple[tuple[str, ...], str]] = {
     "processes": (("--engine", "processes"), "torch"),
     "served": (("--engine", "processes", "--inference", "server"), "torch"),
-    "alternating": (("--engine", "processes", "--inference", "alternating"), "torch"),
     "ray": (("--engine", "ray"), "ray"),
     "launchpad": (("--engine", "launchpad"), "launchpad"),
     "reverb": (("--engine", "processes", "--replay-backend", "reverb"), "reverb"),
@@ -60,22 +60,22 @@ def rows() -> dict[str, learning.Row]:
     return {**dict(found.values()), **{name: learning.ROWS[name] for name in MORE_ROWS}}
 
 
-def envs_of(row: learning.Row, engine: str) -> tuple[int, int]:
-    """At least two actors with the row's number of envs, and at least two envs each to alternate."""
+def envs_of(row: learning.Row) -> tuple[int, int]:
+    """At least two actors with the row's number of envs."""
     preset = presets_of(find_agent(row.agent).load()).get(row.environment, Preset()).run
     given = dict(zip(row.flags, row.flags[1:], strict=False))
     actors = int(given.get("--num-actors", preset.get("num_actors", 2)))
     envs = int(given.get("--envs-per-actor", preset.get("envs_per_actor", 4)))
     if actors == 1:
         actors, envs = 2, max(envs // 2, 1)
-    return actors, max(envs, 2 if engine == "alternating" else 1)
+    return actors, envs
 
 
 def run(python: str, name: str, row: learning.Row, engine: str, seed: int) -> dict[str, Any]:
     """Trains and evaluates one seed; returns its numbers, or `refused` or `failed` with the reason."""
     with tempfile.TemporaryDirectory(prefix=f"{name}-{engine}-") as folder:
         directory = pathlib.Path(folder) / "run"
-        actors, envs = envs_of(row, engine)
+        actors, envs = envs_of(row)
         command = (python, "-m", "framework.commands")
         train = (
             *command, "train", row.agent, "--environment", row.environment, "--seed", str(seed),
@@ -95,6 +95,7 @@ def run(python: str, name: str, row: learning.Row, engine: str, seed: int) -> di
             if each is train:
                 seconds = time.monotonic() - begin
         result = json.loads((directory / "evaluation.json").read_text(encoding="utf-8"))
+        record = learning.record_of(directory, row.environment)
         lines = (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     written = [json.loads(line) for line in lines]
     learner = [each for each in written if each["label"] == "learner"]
@@ -109,6 +110,7 @@ def run(python: str, name: str, row: learning.Row, engine: str, seed: int) -> di
     return {
         "seed": seed,
         **learning.returns_of(result, row),
+        **record,
         "staleness": round(statistics.fmean(staleness), 2) if staleness else None,
         "samples_per_insert": round(ratios[-1], 3) if ratios else None,
         "learner_steps": learner[-1]["steps"],
@@ -144,9 +146,9 @@ def make_row(
         for seed in seeds:
             numbers = next((each for each in done if each["seed"] == seed and "failed" not in each), None)
             if numbers is None:
-                begun_at = learning.commit()  # Not at the end: the tree may change while it trains.
-                numbers = run(pythons.get(engine, sys.executable), name, row, engine, seed)
-                numbers["commit"] = begun_at
+                # Not at the end: the tree may change while it trains.
+                made = {"date": str(datetime.date.today()), "commit": learning.commit()}
+                numbers = {**run(pythons.get(engine, sys.executable), name, row, engine, seed), **made}
                 done[:] = sorted([*(e for e in done if e["seed"] != seed), numbers], key=lambda e: e["seed"])
                 file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
                 print(name, engine, numbers, flush=True)

@@ -30,12 +30,11 @@ from framework import replay, specs
 from framework.actors.inference_client import connect
 from framework.environments.base import FIRST, LAST, MID, BatchedEnvironment
 from framework.programs import RunConfig
-from framework.programs.actor_worker import ActorWorker
-from framework.programs.inference_worker import InferenceWorker
-from framework.programs.learner_worker import keep_freed_memory
-from framework.programs.services import Counter, Monitor
-from framework.programs.worker import Setup
+from framework.runs.services import Counter, Monitor
 from framework.variables import VariableBlock, Variables
+from framework.workers.actor_worker import ActorWorker
+from framework.workers.inference_worker import InferenceWorker
+from framework.workers.worker import Setup, keep_freed_memory
 from launch.engines.base import Options
 from launch.engines.processes import ProcessesJob
 from launch.engines.supervised.node_process import _free_port
@@ -307,6 +306,13 @@ CALLS = {
 # On another machine, as far as one machine can show it: TCP with CURVE, and arrays in messages.
 
 
+class InferenceByMessages(InferenceWorker):
+    """Offers no shared memory."""
+
+    def connect(self, *args: Any, messages: bool = True) -> Any:
+        return super().connect(*args, messages=True)
+
+
 class FarJob(ProcessesJob):
     """`processes` whose nodes are reached over TCP, with encryption."""
 
@@ -355,7 +361,7 @@ class Services:
     ):
         program = launch.Program("scaling")
         tables = functools.partial(Dummy(shape).make_tables, shape.spec)
-        acting = make_setup(shape, num_actors=64, envs_per_actor=16, inference_messages=far)
+        acting = make_setup(shape, num_actors=64, envs_per_actor=16)
         nodes = {
             "replay": launch.ReplayNode(tables, backend=__name__ if far else "framework.replay"),
             "counter": launch.CourierNode(Counter),
@@ -364,7 +370,8 @@ class Services:
         }
         services = {label: program.add_node(node, label=label) for label, node in nodes.items()}
         if not actors:
-            node = launch.CourierNode(InferenceWorker, acting, learner=None, monitor=services["monitor"])
+            server = InferenceByMessages if far else InferenceWorker
+            node = launch.CourierNode(server, acting, learner=None, monitor=services["monitor"])
             services["inference"] = program.add_node(node, label="inference")
         with program.group("load"):
             for _ in range(loads):

@@ -121,9 +121,9 @@ def instrument(sections: Sections) -> None:
     from framework.environments.single import DmEnvAdapter, GymnasiumAdapter
     from framework.environments.stepping import InlineEnvironment, VectorEnvironment
     from framework.learners import MinibatchLearner, SGDLearner
-    from framework.programs.actor_worker import ActorWorker
-    from framework.programs.learner_worker import LearnerWorker
     from framework.variables import VariableClient
+    from framework.workers.actor_worker import ActorWorker
+    from framework.workers.learner_worker import LearnerWorker
 
     for env in (GymnasiumAdapter, DmEnvAdapter):
         sections.environment(env)
@@ -166,7 +166,7 @@ def measure(row: Row, sections: Sections, options: argparse.Namespace) -> dict[s
     """Microseconds per env step by section."""
     import launch
     from framework.programs import Preset, RunConfig, make_agent, make_program
-    from framework.programs.presets import presets_of
+    from framework.runs.presets import presets_of
 
     preset = presets_of(type(make_agent(row.agent))).get(row.environment, Preset())
     kinds = {"num_actors", "envs_per_actor", "publish_period", "stepping"}

@@ -33,10 +33,9 @@ import launch
 from agents.dqn import DQN, DQNConfig
 from framework import specs
 from framework.programs import RunConfig
-from framework.programs.learner_worker import keep_freed_memory
-from framework.programs.variable_source import VariableSource
-from framework.programs.worker import Setup
 from framework.variables import VariableBlock, VariableClient, Variables, shared_path
+from framework.workers.variable_source import VariableSource
+from framework.workers.worker import Setup, keep_freed_memory
 
 NUM_PARAMETERS = 1_700_000
 NUM_PROCESSES = 4  # Of actors: a process for each would measure the operating system.

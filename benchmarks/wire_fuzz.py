@@ -29,7 +29,7 @@ from framework import replay
 from framework.replay import wire as replay_wire
 from launch.rpc import sockets, wire
 from launch.rpc.client import Connection
-from launch.rpc.server import Server
+from launch.rpc.server import RpcServer
 
 PATIENCE = 30.0  # seconds in which a legitimate call must be answered
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00"  # of ZMTP 3
@@ -210,12 +210,12 @@ def run(seconds: float, seed: int) -> int:
     generators = iter(np.random.default_rng(seed).spawn(12))
     keys = sockets.CurveKeys.generate()
     end = threading.Event()
-    node = Server(Echo(), "tcp://127.0.0.1:*", keys, name="fuzzed").start()
+    node = RpcServer(Echo(), "tcp://127.0.0.1:*", keys, name="fuzzed").start()
     table = replay.Table(
         "t", replay.selectors.Uniform(), replay.selectors.Fifo(), 1000, replay.rate_limiters.MinSize(1)
     )
     folder = sockets.make_private_directory()
-    local = Server(Echo(), f"ipc://{folder}/node", keys, name="local", max_frame_bytes=1 << 24).start()
+    local = RpcServer(Echo(), f"ipc://{folder}/node", keys, name="local", max_frame_bytes=1 << 24).start()
     with replay.Server([table], address="tcp://127.0.0.1:*", curve=keys) as server:
         assert server.address is not None
 

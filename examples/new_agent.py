@@ -27,13 +27,13 @@ from framework.types import Nest
 
 @dataclasses.dataclass(frozen=True)
 class SoftQConfig(OffPolicyConfig):
-    """Settings of the agent, in addition to those of `OffPolicyConfig`."""
+    """Settings of the agent, in addition to `OffPolicyConfig`'s."""
 
     n_step: int = 5  # Rewards summed before bootstrapping.
     samples_per_insert: float = 24.0  # Times a transition is drawn on average.
     learning_rate_decay: int | None = 50_000  # Env steps over which the learning rate falls to 0.
     max_gradient_norm: float | None = 10.0  # Larger gradients are scaled down to this.
-    temperature: float = 2.0  # Of the acting policy, in units of the return: higher explores more.
+    temperature: float = 2.0  # Units of the return: a higher one explores more.
 
 
 class SoftQNetworks(nn.Module):

@@ -67,10 +67,10 @@ class Corridor(dm_env.Environment):
 
 @dataclasses.dataclass(frozen=True)
 class RNDConfig(DQNConfig):
-    """Settings of DQN with novelty, in addition to those of `DQNConfig`."""
+    """Settings of DQN with novelty, in addition to `DQNConfig`'s."""
 
     novelty_coefficient: float = 1.0  # Weight in the reward of the novelty, about 1 for what is new.
-    novelty_learning_rate: float = 1e-3  # Of the predictor's Adam. Higher forgets novelty faster.
+    novelty_learning_rate: float = 1e-3  # Learning rate of the predictor. Higher forgets novelty faster.
     novelty_samples_per_insert: float = 4.0  # Times the predictor sees a transition on average.
 
 

@@ -32,7 +32,8 @@ def train(agent: DQN, num_steps: int = 50_000, seed: int = 1) -> Session:
 
 def greedy_return(agent: DQN, session: Session, num_episodes: int = 20) -> float:
     """Mean return of the greedy policy, with the parameters that the session has now."""
-    environment = environments.make("gymnasium:CartPole-v1", num_envs=num_episodes, seed=0)
+    seeded = [environments.SeededEpisodes]
+    environment = environments.make("gymnasium:CartPole-v1", num_envs=num_episodes, wrappers=seeded)
     actor = PolicyActor(agent.make_policy(session.networks, evaluation=True), num_envs=num_episodes)
     return float(np.mean(EnvironmentLoop(environment, actor).run_episodes(num_episodes)["episode_return"]))
 

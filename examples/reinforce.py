@@ -27,7 +27,7 @@ from framework.types import Nest
 
 @dataclasses.dataclass(frozen=True)
 class ReinforceConfig(OnPolicyConfig):
-    """Settings of the agent, in addition to those of `OnPolicyConfig`."""
+    """Settings of the agent, in addition to `OnPolicyConfig`'s."""
 
     unroll_length: int = 64  # Steps of an env in an unroll.
     learning_rate: float = 3e-3  # Initial learning rate (Adam).

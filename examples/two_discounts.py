@@ -18,7 +18,7 @@ from agents.dqn import DQN, DQNConfig
 from framework import adders, core, replay
 from framework.datasets import Dataset
 from framework.programs import RunConfig, make_program
-from framework.replay.contracts import Client
+from framework.replay.contracts import ReplayClient
 from framework.specs import EnvironmentSpec
 
 SHORT_TABLE = "replay_short"
@@ -27,7 +27,7 @@ SHORT_TABLE = "replay_short"
 class Short(DQN):
     """DQN that learns from the second table."""
 
-    def make_dataset(self, client: Client) -> Dataset:
+    def make_dataset(self, client: ReplayClient) -> Dataset:
         return Dataset(client, SHORT_TABLE, self.config.batch_size, device=self.device)
 
 
@@ -51,7 +51,7 @@ class TwoDiscounts(DQN):
         (table,) = super().make_tables(spec)
         return [table, table.replace(name=SHORT_TABLE)]
 
-    def make_adder(self, client: Client, spec: EnvironmentSpec) -> adders.Adder:
+    def make_adder(self, client: ReplayClient, spec: EnvironmentSpec) -> adders.Adder:
         return adders.NStepTransitionAdder(
             client,
             self.config.n_step,

@@ -126,7 +126,7 @@ def device(config: Any, *fields: str) -> None:
 
     def is_device(value: Any) -> bool:
         if value == "cpu":
-            return True  # Without an import of torch, which takes seconds.
+            return True  # An import of torch would take seconds.
         import torch
 
         return bool(torch.device(value))

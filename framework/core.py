@@ -40,9 +40,8 @@ if TYPE_CHECKING:
     from framework.datasets import Dataset
     from framework.environments.base import BatchedEnvironment
     from framework.learners.distributed import LearnerGroup
-    from framework.programs.session import Session
     from framework.replay import ReplaySample, Table
-    from framework.replay.contracts import Client
+    from framework.replay.contracts import ReplayClient
     from framework.specs import EnvironmentSpec
 
 State = TypeVar("State")
@@ -212,7 +211,7 @@ class Graph(Protocol):
 
     A method may be called several times, each time with another `name`: the label of the nodes and of their
     rows of metrics, and the name of their part of a checkpoint. `agent` makes the parts of these nodes; None
-    is the agent of the learner whose `variables` they take, or else that of the program. All environments
+    is the agent of the learner whose `variables` they take, or else the program's agent. All environments
     have the wrappers of the agent of the program.
 
     Attributes:
@@ -247,7 +246,7 @@ class Graph(Protocol):
     ) -> launch.Handle | None:
         """Adds the learner, and the other learners of its group.
 
-        In its nodes, the agent's `clients` are those of the nodes `clients`, by the same names.
+        In its nodes, the agent's `clients` are clients of the nodes `clients`, by the same names.
         """
 
     def add_variable_source(self, learner: launch.Handle | None) -> launch.Handle | None:
@@ -276,7 +275,7 @@ class Graph(Protocol):
     ) -> None:
         """Adds the evaluator, which plays greedily with the parameters of `variables`."""
 
-    def add_node(self, name: str, node: launch.Node) -> launch.Handle:
+    def add_node(self, name: str, node: launch.ProgramNode) -> launch.Handle:
         """Adds a node of your own to the group `name`. A `Worker` in it runs on every engine."""
 
 
@@ -299,9 +298,9 @@ class Agent(abc.ABC):
 
     # `(config, spec)` to the networks in place of the agent's own, for agents that take one.
     networks_fn: NetworksFn | None = None
-    num_envs: int = 1  # Of the whole program.
+    num_envs: int = 1  # in the whole program
     num_learners: int = 1
-    rank: int = 0  # Of the learner in this node.
+    rank: int = 0  # the index of this node's learner
     clients: Mapping[str, Any] = {}  # In a learner's node, clients of other nodes; see `Graph.add_learner`.
     made_by: str | None = None  # `module:function` that made the agent; None if its class did.
     # Modules that are imported once for all processes of the program, as torch is, not by each of them.
@@ -320,11 +319,11 @@ class Agent(abc.ABC):
         """The `replay.Table`s of this agent; their rate limiters set the replay ratio."""
 
     @abc.abstractmethod
-    def make_adder(self, client: Client, spec: EnvironmentSpec) -> Adder:
+    def make_adder(self, client: ReplayClient, spec: EnvironmentSpec) -> Adder:
         """The adder that turns the experience of B envs into items of the tables."""
 
     @abc.abstractmethod
-    def make_dataset(self, client: Client) -> Dataset:
+    def make_dataset(self, client: ReplayClient) -> Dataset:
         """An iterator of `ReplaySample` on the learner's device."""
 
     @abc.abstractmethod
@@ -337,26 +336,6 @@ class Agent(abc.ABC):
         variables = graph.add_variable_source(graph.add_learner(replay))
         graph.add_actors(replay, variables)
         graph.add_evaluator(variables)
-
-    def session(self, spec: EnvironmentSpec, num_envs: int = 1, seed: int = 0) -> Session:
-        """This agent without a program, for an application that steps the environments itself.
-
-        ```python
-        session = agent.session(specs.from_spaces(env.observation_space, env.action_space))
-        action = session.act(observation[None])[0]            # [1, ...] to [1, ...]: a row for each env
-        session.observe(next_observation[None], [reward], terminated, truncated)
-        metrics = session.learn()
-        ```
-
-        Args:
-          spec: the spec of one env.
-          num_envs: largest number of episodes that are open at the same time.
-          seed: seed of the initial parameters and of all random choices. The global generators of torch and
-            numpy are left as they are.
-        """
-        from framework.programs.session import Session
-
-        return Session(self.for_program(num_envs), spec, num_envs, seed)
 
     def for_program(self, num_envs: int, num_learners: int = 1, rank: int = 0) -> Self:
         """A copy with the sizes of the program. `make_program` and the learners call this.

@@ -65,7 +65,7 @@ def record(environment: BatchedEnvironment, act: Callable[[Nest], Nest], num_epi
             if following.step_type[0] == FIRST:  # The env was lost, and its episode has no end.
                 rows, timestep, begun_before = [], following, False
                 continue
-            # The environment takes other dtypes; replay holds that of the spec.
+            # The environment takes other dtypes; replay holds the spec's.
             spec = environment.action_spec()
             leaves = zip(tree.flatten(spec), tree.flatten_up_to(spec, action, check_types=False), strict=True)
             action = tree.unflatten_as(spec, [np.asarray(leaf, of.dtype) for of, leaf in leaves])
@@ -158,7 +158,7 @@ def check(episodes: Sequence[Step], spec: EnvironmentSpec) -> None:
             found = tree.map_structure(lambda leaf: f"{leaf.dtype}{list(leaf.shape[1:])}", rows)
             if found != wanted:
                 raise ValueError(
-                    f"demonstrations: got the {field} {found}, expected {wanted}, that of the environment. "
+                    f"demonstrations: got the {field} {found}, expected {wanted} as in the environment. "
                     "Record them in the same environment, with the same wrappers and options."
                 )
 

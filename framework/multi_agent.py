@@ -8,7 +8,7 @@ adder = MultiAgentAdder(groups, {"hunter": …, "prey": …})           # takes 
 learner = MultiAgentLearner(networks, {"hunter": …, "prey": …})
 ```
 
-The B envs of an environment are B * A rows for a policy with A agents: those of env 0, then those of env 1, …
+The B envs of an environment are B * A rows for a policy with A agents: first env 0's A rows, then env 1's, …
 To its policy, adder and learner, a row is an env with one agent. An agent that waits for others is FIRST in
 each time step, so it has no transitions.
 """
@@ -205,7 +205,7 @@ class MultiAgentAdder(ForkingAdder):
 
     Args:
       groups: the agents of each policy.
-      adders: by the policy's name. The extras are those of a `MultiAgentPolicy`.
+      adders: by the policy's name. The extras are a `MultiAgentPolicy`'s.
     """
 
     def __init__(self, groups: Mapping[str, AgentGroup], adders: Mapping[str, Adder]):

@@ -1,6 +1,6 @@
 """Nests: dicts, lists, tuples and named tuples with leaves of any other type.
 
-The order of leaves is that of dm-tree: dicts by sorted keys, sequences by position:
+The order of leaves is dm-tree's: dicts by sorted keys, sequences by position:
 
 ```python
 leaves, structure = flatten({"b": x, "a": (y, z)})      # [y, z, x]

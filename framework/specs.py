@@ -219,7 +219,7 @@ def check_sizes(spec: EnvironmentSpec) -> None:
                 continue
             if not isinstance(leaf, BoundedArray) or leaf.dtype.kind not in "iu":
                 continue
-            # Not in the spec's dtype, which need not hold their number.
+            # The spec's dtype need not hold their number.
             count = np.max(np.asarray(leaf.maximum, np.float64) - leaf.minimum + 1, initial=0)
             if count > MAX_VALUES:
                 raise ValueError(

@@ -44,7 +44,8 @@ from framework.networks import (
     check_action_mask,
     inputs,
 )
-from framework.replay.contracts import Client
+from framework.replay.contracts import ReplayClient
+from framework.session import Session
 from framework.types import Nest, Transition
 
 
@@ -122,7 +123,7 @@ class OnPolicyConfig(AgentConfig):
 
 @dataclass(frozen=True)
 class ActorCriticConfig(OnPolicyConfig):
-    """Settings of agents with `networks.ActorCritic` (PPO, A2C), in addition to those of `OnPolicyConfig`."""
+    """Settings of agents with `networks.ActorCritic` (PPO, A2C), in addition to `OnPolicyConfig`'s."""
 
     gae_lambda: float = 0.95  # 0 trusts the values, 1 the returns: less bias, more variance.
     adam_epsilon: float = 1e-5  # Epsilon of Adam. Larger values damp steps where gradients are small.
@@ -156,7 +157,7 @@ class TorchPolicy(core.Policy):
 
     Args:
       networks: the networks, which each step reads and no step changes. They are put in evaluation mode.
-      actions: converts between sampled actions and those of the environment.
+      actions: converts between sampled actions and the environment's.
       variables: names of the children of `networks` that `act` uses. Empty means all.
 
     Attributes:
@@ -220,7 +221,7 @@ class TorchAgent(core.Agent):
         Args:
           spec: the spec of one env.
           default: makes the agent's own networks.
-          members: attributes that the agent needs; `part.name` for those of a part.
+          members: attributes that the agent needs; `part.name` for a part's.
 
         Raises:
           ValueError: The networks are not a torch module with these members, or the observation has an
@@ -239,6 +240,24 @@ class TorchAgent(core.Agent):
                 "replace parts of them and return them, or see docs/agents.md."
             )
         return networks
+
+    def session(self, spec: specs.EnvironmentSpec, num_envs: int = 1, seed: int = 0) -> Session:
+        """This agent without a program, for an application that steps the environments itself.
+
+        ```python
+        session = agent.session(specs.from_spaces(env.observation_space, env.action_space))
+        action = session.act(observation[None])[0]            # [1, ...] to [1, ...]: a row for each env
+        session.observe(next_observation[None], [reward], terminated, truncated)
+        metrics = session.learn()
+        ```
+
+        Args:
+          spec: the spec of one env.
+          num_envs: largest number of episodes that are open at the same time.
+          seed: seed of the initial parameters and of all random choices. The global generators of torch and
+            numpy are left as they are.
+        """
+        return Session(self, spec, num_envs, seed)
 
     def describe_inputs(self, spec: specs.EnvironmentSpec) -> list[str]:
         return inputs.describe(spec.observations, self.config.inputs)
@@ -343,7 +362,7 @@ class OffPolicyAgent(TorchAgent):
         ]
 
     def make_adder(
-        self, client: Client, spec: specs.EnvironmentSpec, priority_fn: PriorityFn | None = None
+        self, client: ReplayClient, spec: specs.EnvironmentSpec, priority_fn: PriorityFn | None = None
     ) -> adders.Adder:
         """See `Agent.make_adder`. `priority_fn` gives the priorities of new items; None: the largest."""
         return adders.NStepTransitionAdder(
@@ -356,7 +375,7 @@ class OffPolicyAgent(TorchAgent):
             reward_clip=self.config.reward_clip,
         )
 
-    def make_dataset(self, client: Client) -> Dataset:
+    def make_dataset(self, client: ReplayClient) -> Dataset:
         size = self.config.batch_size // self.num_learners
         return Dataset(client, adders.REPLAY_TABLE, size, device=self.device)
 
@@ -416,9 +435,9 @@ class OnPolicyAgent(TorchAgent):
         # Each item is learned from once.
         return [replay.Table.queue(adders.QUEUE_TABLE, self.queue_batches * self.items_per_step)]
 
-    def make_adder(self, client: Client, spec: specs.EnvironmentSpec) -> adders.Adder:
+    def make_adder(self, client: ReplayClient, spec: specs.EnvironmentSpec) -> adders.Adder:
         if self.episodes_per_batch is not None:
-            # A row more than steps: that of the last observation.
+            # The last observation has a row, too.
             return adders.EpisodeAdder(
                 client,
                 self.config.unroll_length + 1,
@@ -433,7 +452,7 @@ class OnPolicyAgent(TorchAgent):
             unrolls_in_flight=self.unrolls_in_flight,
         )
 
-    def make_dataset(self, client: Client) -> Dataset:
+    def make_dataset(self, client: ReplayClient) -> Dataset:
         return Dataset(
             client,
             adders.QUEUE_TABLE,

@@ -34,7 +34,7 @@ class Transition(NamedTuple):
 class OneStep(NamedTuple):
     """The first step of an n-step `Transition`, as its `extras`: for losses with two horizons (DQfD).
 
-    `reward`, `discount` and `next_observation` are those of the transition with n = 1. `extras` are the
+    `reward`, `discount` and `next_observation` are the transition's with n = 1. `extras` are the
     policy's.
     """
 
@@ -64,7 +64,7 @@ class Step(NamedTuple):
 class MultiAgentTimeStep(NamedTuple):
     """A `dm_env.TimeStep` of a multi-agent environment: nests keyed by agent, and the step type of each.
 
-    `step_type` is that of the environment, whose episode ends when its last agent's does. An agent that is
+    `step_type` is the environment's, whose episode ends when its last agent's does. An agent that is
     not in the episode, because its own has ended or has not begun, is FIRST: as at a reset, its action is
     ignored, its reward is 0 and its discount 1. Its observation is zeros until it is in the episode again.
     So `agents[name] != FIRST` masks the transitions of an agent:
@@ -103,7 +103,7 @@ class Gradients(NamedTuple):
     Attributes:
       values: the gradient of each parameter that needs one, in their order; `()` for a parameter without.
       loss: the loss.
-      metrics: those of the loss function.
+      metrics: the loss function's.
       learner_steps: learner steps that had produced the parameters, as a 0-d tensor.
     """
 

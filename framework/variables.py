@@ -166,12 +166,12 @@ class VariableBlock:
         """Copies `parameters`, from any device, into the block as `version`.
 
         Args:
-          version: number of learner steps, greater than that of the publication before.
+          version: number of learner steps, greater than at the publication before.
           parameters: the result of `Learner.parameters()`.
           env_steps: env steps of the program so far.
 
         Raises:
-          ValueError: The version is not greater, or the tensors differ from those of the constructor.
+          ValueError: The version is not greater, or the tensors differ from the constructor's.
         """
         done = int(self._header[_DONE])
         newest = self._header[_SLOTS + 2 * (done % 2)]

@@ -10,6 +10,9 @@ result = lp.launch(program, engine="processes")
 ```
 """
 
+import importlib
+from typing import Any
+
 from launch.batching import batched_handler as batched_handler
 from launch.context import NodeContext as NodeContext
 from launch.context import get_node_context as get_node_context
@@ -34,23 +37,29 @@ from launch.errors import ProgramStopped as ProgramStopped
 from launch.errors import RemoteError as RemoteError
 from launch.errors import RemoteTraceback as RemoteTraceback
 from launch.errors import StopTimeoutWarning as StopTimeoutWarning
-from launch.handles import Client as Client
 from launch.handles import Handle as Handle
 from launch.handles import HandleGroup as HandleGroup
+from launch.handles import NodeClient as NodeClient
 from launch.nodes import CacherNode as CacherNode
 from launch.nodes import CourierNode as CourierNode
 from launch.nodes import MultiProcessingColocation as MultiProcessingColocation
 from launch.nodes import MultiThreadingColocation as MultiThreadingColocation
-from launch.nodes import Node as Node
+from launch.nodes import ProgramNode as ProgramNode
 from launch.nodes import PyClassNode as PyClassNode
 from launch.nodes import PyNode as PyNode
-from launch.nodes import ReplayNode as ReplayNode
-from launch.nodes import ReverbNode as ReverbNode
+from launch.nodes import ServerNode as ServerNode
 from launch.program import Program as Program
 from launch.running import ProgramInterrupted as ProgramInterrupted
 from launch.running import launch as launch
 from launch.running import start as start
 
 # Launchpad's names.
-CourierClient = Client
+CourierClient = NodeClient
 CourierHandle = Handle
+
+
+def __getattr__(name: str) -> Any:
+    """Launchpad's `ReverbNode`, and `ReplayNode`, which are part of replay."""
+    if name in ("ReplayNode", "ReverbNode"):
+        return getattr(importlib.import_module("framework.replay"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

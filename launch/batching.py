@@ -84,13 +84,13 @@ class _BatchedHandler:
         if obj is None:
             return self
         method = BatchedMethod(functools.partial(self._function, obj), self._name, self._options)
-        # `super()` finds the descriptor of a base class, whose method must not be that of the class.
+        # `super()` finds the descriptor of a base class, whose method must not be the class's.
         is_own = getattr(type(obj), self._name, None) is self
         # If two threads get here at once, both receive the method that was stored first.
         return obj.__dict__.setdefault(self._name if is_own else f"{self._name}@{id(self)}", method)
 
 
-class _Call(NamedTuple):
+class _BatchedCall(NamedTuple):
     """A call that waits for its batch."""
 
     time: float
@@ -107,7 +107,7 @@ class BatchedMethod:
         self._function = function
         self._options = options
         self._condition = threading.Condition()
-        self._waiting: list[_Call] = []
+        self._waiting: list[_BatchedCall] = []
         self._threads = 0
         self._runtime: Any = None  # whose stop ends the threads
 
@@ -118,7 +118,7 @@ class BatchedMethod:
         """Adds a call to the next batch and returns the future of its answer."""
         future: Future = Future()
         here = context.here
-        call = _Call(time.monotonic(), args, kwargs, future)
+        call = _BatchedCall(time.monotonic(), args, kwargs, future)
         if here.context is not None and here.context.engine == "serial":
             self._handle([call])
             return future
@@ -144,7 +144,7 @@ class BatchedMethod:
         while batch := self._next_batch():
             self._handle(batch)
 
-    def _next_batch(self) -> list[_Call]:
+    def _next_batch(self) -> list[_BatchedCall]:
         """Waits for a batch; returns none, and the thread ends, after a stop or a while without a call."""
         size = self._options.batch_size
         with self._condition:
@@ -163,7 +163,7 @@ class BatchedMethod:
                     return batch
                 self._condition.wait(remaining)
 
-    def _handle(self, batch: list[_Call]) -> None:
+    def _handle(self, batch: list[_BatchedCall]) -> None:
         batch = [call for call in batch if not call.future.done()]  # canceled or timed out
         if not batch:
             return

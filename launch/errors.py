@@ -63,6 +63,10 @@ def frames_of(error: BaseException) -> str:
     return "\n".join(parts).rstrip()
 
 
+class MalformedMessage(ValueError):
+    """A peer sent something that is not a message of the protocol."""
+
+
 class LaunchError(RuntimeError):
     """Base class of the errors that `launch` raises."""
 

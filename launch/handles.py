@@ -63,7 +63,7 @@ class HandleGroup(Handle):
     """Represents several nodes. Becomes `connect(handles)` in the process that uses it.
 
     Args:
-      handles: those of the nodes.
+      handles: the nodes' handles.
       connect: a function of a module, or a partial of one, that makes a client of the handles, with
         `Handle.dereference`.
     """
@@ -167,7 +167,7 @@ class Methods:
         return method
 
 
-class Client(Methods):
+class NodeClient(Methods):
     """Calls the public methods of a node's object; the same on every engine.
 
     ```python
@@ -186,15 +186,15 @@ class Client(Methods):
         self._submit = submit
         self.futures = Methods(submit, timeout)
 
-    def with_timeout(self, timeout: float | datetime.timedelta | None) -> Client:
+    def with_timeout(self, timeout: float | datetime.timedelta | None) -> NodeClient:
         """Returns the same client with a timeout for calls (`CallTimeout`); None and 0 mean no limit."""
-        return Client(self._node_id, self._call, self._submit, timeout_seconds(timeout))
+        return NodeClient(self._node_id, self._call, self._submit, timeout_seconds(timeout))
 
     def __reduce__(self) -> Any:
         return client_of, (self._node_id,)
 
     def __repr__(self) -> str:
-        return f"Client(node {self._node_id})"
+        return f"NodeClient(node {self._node_id})"
 
 
 class Target:

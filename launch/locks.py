@@ -8,18 +8,18 @@ from _thread import RLock
 from collections.abc import Callable
 
 
-class Condition(RLock):  # type: ignore[misc]  # It may be inherited from on every Python.
+class InterruptSafeCondition(RLock):  # type: ignore[misc]  # It may be inherited from on every Python.
     """A `threading.Condition` that an interrupt leaves usable, such as a `KeyboardInterrupt`.
 
     The `with` of `threading.Condition` is written in Python. If its thread is interrupted in there, the lock
-    stays taken, and every other thread that needs it waits without an end. Here it is that of the lock.
+    stays taken, and every other thread that needs it waits without an end. Here it is the lock's.
     """
 
     def __init__(self) -> None:
         self._waiters: list[threading.Lock] = []
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
-        return Condition, ()  # A copy, as of a program's state, is a new one.
+        return InterruptSafeCondition, ()  # A copy, as of a program's state, is a new one.
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits for `notify_all`; returns False after `timeout` seconds. The lock must be held once."""

@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import itertools
-import logging
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from launch import context
 from launch.caching import Cacher
-from launch.errors import message_of
 from launch.handles import Handle, replace_handles, timeout_seconds
 
 _ids = itertools.count(1)
-_log = logging.getLogger("launch")
 
 
-class Node:
+class ProgramNode:
     """The base class of nodes.
 
     Attributes:
       node_id: number that is unique in the process that builds programs.
-      serves: `"courier"` if the node serves methods, `"replay"` for a replay server, None if it serves
+      serves: `"courier"` if the node serves methods, `"server"` for a `ServerNode`, None if it serves
         nothing.
     """
 
     serves: ClassVar[str | None] = None
     is_function: ClassVar[bool] = False  # whether `call` does the node's work rather than construct an object
-    client_options: Any = None  # of `courier_client_kwargs`; for a replay server, the name of its back end
+    client_options: Any = None  # of `courier_client_kwargs`; see `ServerNode`
 
     def __init__(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
         if not callable(fn):
@@ -51,7 +45,7 @@ class Node:
         """Returns the handle of this node, as `add_node` does."""
         return Handle(self.node_id, self.description)
 
-    def parts(self) -> Sequence[Node]:
+    def parts(self) -> Sequence[ProgramNode]:
         """Returns the nodes inside a colocation; none for other nodes."""
         return ()
 
@@ -67,7 +61,7 @@ class Node:
             raise ValueError(f"{self.description} is already in a program. Create a new node.")
         self._claimed = True
 
-    def copy(self) -> Node:
+    def copy(self) -> ProgramNode:
         """Returns a node with the same constructor and arguments that is in no program."""
         other = copy.copy(self)
         other.node_id = next(_ids)
@@ -102,7 +96,7 @@ class Node:
             closing()
 
 
-class CourierNode(Node):
+class CourierNode(ProgramNode):
     """Serves the public methods of `constructor(*args, **kwargs)` and calls its `run()` if it has one.
 
     Args:
@@ -138,50 +132,36 @@ class CourierNode(Node):
         self.client_options["max_frame_bytes"] = self.server_options["max_frame_bytes"]
 
 
-class PyClassNode(Node):
+class PyClassNode(ProgramNode):
     """Creates an object and calls its `run()` if it has one; serves nothing."""
 
 
-class PyNode(Node):
+class PyNode(ProgramNode):
     """Calls `fn(*args, **kwargs)`, once."""
 
     is_function = True
 
 
-class ReplayNode(Node):
-    """A replay server; its handle becomes a replay client.
+class ServerNode(ProgramNode):
+    """The base class of nodes that are servers with a transport of their own, such as replay servers.
 
-    Args:
-      tables_fn: creates the tables in the node's process.
-      checkpointer_fn: creates the checkpointer, or None.
-      backend: name of a module with the functions `serve_node` and `connect_node`, such as
-        `framework.replay.dm_reverb`.
+    Attributes:
+      client_options: `(server, keys) -> client`, picklable. It gets the server in the server's process, and
+        its address elsewhere.
     """
 
-    serves = "replay"
-
-    def __init__(
-        self,
-        tables_fn: Callable[[], Any],
-        *,
-        checkpointer_fn: Callable[[], Any] | None = None,
-        backend: str = "framework.replay",
-    ) -> None:
-        super().__init__(tables_fn)
-        self.checkpointer_fn = checkpointer_fn
-        self.backend = self.client_options = backend
+    serves = "server"
 
     def serve(self, *, embedded: bool, concurrent: bool, address: str | None, curve: Any) -> Any:
-        """Returns the server with the tables of `tables_fn`."""
-        checkpointer = self.checkpointer_fn() if self.checkpointer_fn is not None else None
-        return importlib.import_module(self.backend).serve_node(
-            self.call(),
-            embedded=embedded,
-            concurrent=concurrent,
-            address=address,
-            curve=curve,
-            checkpointer=checkpointer,
-        )
+        """Returns the running server, which `close` stops.
+
+        Args:
+          embedded: whether all its clients are in this process.
+          concurrent: whether they are in several threads.
+          address: where it serves other processes.
+          curve: its keys; None without any.
+        """
+        raise NotImplementedError
 
     def runs(self, obj: Any) -> bool:
         return False
@@ -190,65 +170,16 @@ class ReplayNode(Node):
         obj.stop()
 
 
-class ReverbNode(ReplayNode):
-    """A `ReplayNode` with the arguments of Launchpad's.
-
-    Args:
-      priority_tables_fn: creates the tables in the node's process.
-      checkpoint_ctor: creates the checkpointer, or None.
-      checkpoint_time_delta_minutes: minutes between two checkpoints; None writes no periodic checkpoints. One
-        that fails is logged. On the serial engine it has no effect, because nothing there depends on a clock.
-    """
-
-    def __init__(
-        self,
-        priority_tables_fn: Callable[[], Any],
-        checkpoint_ctor: Callable[[], Any] | None = None,
-        checkpoint_time_delta_minutes: float | None = None,
-    ) -> None:
-        if checkpoint_time_delta_minutes is not None and checkpoint_time_delta_minutes <= 0:
-            raise ValueError(
-                f"checkpoint_time_delta_minutes: got {checkpoint_time_delta_minutes}, expected minutes > 0."
-            )
-        super().__init__(priority_tables_fn, checkpointer_fn=checkpoint_ctor)
-        self._delta_minutes = checkpoint_time_delta_minutes
-
-    def serve(self, *, embedded: bool, concurrent: bool, address: str | None, curve: Any) -> Any:
-        server = super().serve(embedded=embedded, concurrent=concurrent, address=address, curve=curve)
-        if self._delta_minutes is not None and concurrent:
-            stopped, seconds = context.stop_event(), 60 * self._delta_minutes
-            label = context.get_node_context().label
-
-            def checkpoint() -> None:
-                client = connect_replay(self.backend, server if embedded else address, curve)
-                while not stopped.wait(seconds):
-                    try:
-                        client.checkpoint()
-                    except Exception as error:  # A full disk, for example: there may be room again later.
-                        if stopped.is_set():  # The server was closed.
-                            return
-                        text = f"{type(error).__name__}: {message_of(error)}"
-                        _log.error("%s: no checkpoint; the next try is in %g s: %s", label, seconds, text)
-
-            threading.Thread(target=checkpoint, name="replay-checkpoints", daemon=True).start()
-        return server
-
-
-def connect_replay(backend: str, server_or_address: Any, curve: Any) -> Any:
-    """Returns a replay client of a server in this process, or of one at an address."""
-    return importlib.import_module(backend).connect_node(server_or_address, curve)
-
-
-class _Colocation(Node):
-    def __init__(self, nodes: Sequence[Node]) -> None:
+class _Colocation(ProgramNode):
+    def __init__(self, nodes: Sequence[ProgramNode]) -> None:
         super().__init__(type(self))
-        if not nodes or not all(isinstance(node, Node) for node in nodes):
+        if not nodes or not all(isinstance(node, ProgramNode) for node in nodes):
             raise TypeError(f"{type(self).__name__}(nodes): got {nodes!r}, expected a list of nodes.")
         if any(node.parts() for node in nodes):
             raise ValueError(f"{type(self).__name__}(nodes): got nested colocations, expected other nodes.")
         self._nodes = list(nodes)
 
-    def parts(self) -> Sequence[Node]:
+    def parts(self) -> Sequence[ProgramNode]:
         return self._nodes
 
 

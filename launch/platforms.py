@@ -64,7 +64,7 @@ def has_ordered_stores() -> bool:
 
 
 def shared_memory_root() -> str:
-    """Returns the folder for files that processes map: in memory, or that of temporary files."""
+    """Returns the folder for files that processes map: in memory, or the folder of temporary files."""
     return _SHM if has("shm") else tempfile.gettempdir()
 
 
@@ -107,7 +107,7 @@ def map_file(descriptor: int, size: int) -> Any:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     memory = (ctypes.c_char * size).from_address(address)
-    # Not at the interpreter's exit, when threads may still use it.
+    # At the interpreter's exit, threads may still use it.
     weakref.finalize(memory, library.munmap, address, size).atexit = False
     return memory
 
@@ -134,7 +134,7 @@ def boot_id() -> str:
 
 def oom_kills() -> int | None:
     """Returns how many processes of this control group the kernel has killed for memory; None if unknown."""
-    folders = ["/sys/fs/cgroup/memory"]  # Of version 1, in a container.
+    folders = ["/sys/fs/cgroup/memory"]  # version 1, in a container
     with contextlib.suppress(OSError), open("/proc/self/cgroup", encoding="utf-8") as file:
         for line in file:
             _, kinds, group = line.rstrip("\n").split(":", 2)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from launch.handles import Handle
-from launch.nodes import Node
+from launch.nodes import ProgramNode
 
 _LABEL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]*\Z")
 
@@ -35,7 +35,7 @@ class ProgramState:
     stop_handlers: list[Callable[[], Any]]
 
 
-class Snapshot(Protocol):
+class ProgramSnapshot(Protocol):
     """Keeps the state of an interrupted program of the serial engine."""
 
     def save(self, state: ProgramState) -> None:
@@ -61,7 +61,7 @@ class Program:
     #: generators of Python, NumPy and torch. None: another seed in every run.
     seed: int | None = None
     #: Keeps the state of an interrupted program of the serial engine; None keeps none.
-    snapshot: Snapshot | None = None
+    snapshot: ProgramSnapshot | None = None
     #: Seconds for which a group with `min_nodes` may have fewer nodes, if `launch` is not given others.
     min_nodes_timeout: float = 300.0
     #: Modules that processes are forked with, unless `launch` is given others; None as there.
@@ -88,8 +88,8 @@ class Program:
         #: `stop_timeout`.
         self.stop_timeouts: Mapping[str, float] = {}
         self.name = name
-        self.groups: dict[str, list[Node]] = {}
-        self._members: list[tuple[str, int, Node]] = []
+        self.groups: dict[str, list[ProgramNode]] = {}
+        self._members: list[tuple[str, int, ProgramNode]] = []
         self.current_group: str | None = None
 
     @contextlib.contextmanager
@@ -106,17 +106,17 @@ class Program:
         finally:
             self.current_group = None
 
-    def add_node(self, node: Node, label: str | None = None) -> Handle:
+    def add_node(self, node: ProgramNode, label: str | None = None) -> Handle:
         """Adds a node to the open group, or to the group `label`.
 
         Returns:
           The handle that represents the node in the arguments of other nodes.
 
         Raises:
-          ValueError: The label is missing outside a group or differs from that of the open group, or a node
+          ValueError: The label is missing outside a group or differs from the open group's, or a node
             that serves calls is already in a program. A node that serves nothing may be added again; a copy
             of it runs.
-          TypeError: `node` is not a `Node`.
+          TypeError: `node` is not a `ProgramNode`.
         """
         if self.current_group is not None and label not in (None, self.current_group):
             raise ValueError(
@@ -128,7 +128,7 @@ class Program:
                 'add_node(label): got none, expected label="..." or an open group: with program.group("...").'
             )
         _check_label(group)
-        if not isinstance(node, Node):
+        if not isinstance(node, ProgramNode):
             raise TypeError(f"add_node(node): got {node!r}, expected a node such as lp.CourierNode(...).")
         if node in self.get_all_nodes() and node.serves is None and not node.parts():
             node = node.copy()  # runs once more, as in Launchpad; a node that serves has only one address
@@ -139,11 +139,11 @@ class Program:
         nodes.append(node)
         return node.create_handle()
 
-    def get_all_nodes(self) -> list[Node]:
+    def get_all_nodes(self) -> list[ProgramNode]:
         """Returns the nodes in order of addition."""
         return [node for _, _, node in self._members]
 
-    def members(self) -> list[tuple[str, int, Node]]:
+    def members(self) -> list[tuple[str, int, ProgramNode]]:
         """Returns `(group, index in the group, node)` in order of addition."""
         return list(self._members)
 

@@ -89,7 +89,7 @@ def make_options(
     min_nodes: Mapping[str, int] | None = None,
     **others: Any,
 ) -> Options:
-    """Returns the options of a launch: those of the program, overridden by the arguments of `launch`.
+    """Returns the options of a launch: the program's, overridden by the arguments of `launch`.
 
     Raises:
       ValueError: They do not fit the program or each other.
@@ -136,7 +136,7 @@ def launch(
     Args:
       program: the program.
       engine: name of the engine: "serial", "threads", "processes", "ray", "launchpad" or "launchpad_mt".
-      resources: by group, `Resources` or a dict of its fields, instead of those of the program.
+      resources: by group, `Resources` or a dict of its fields, instead of the program's.
       restarts: by group, how often each of its nodes may fail and be restarted, with a growing pause; 0 for
         other groups.
       min_nodes: by group, the number of its nodes that the program needs to continue, instead of the
@@ -151,7 +151,7 @@ def launch(
         (a stopped process, or native code that does not release the interpreter); half as long for groups
         with `min_nodes`; None never checks.
       directory: folder of the run, for `logs/<group>-<index>.log` and `status.json`.
-      preload: modules that the fork server imports once for all processes, instead of those of the program;
+      preload: modules that the fork server imports once for all processes, instead of the program's;
         None in both means torch if the launching process has imported it. They must not start threads or use
         a GPU. Without effect where processes are not forked, see `launch.platforms`.
 
@@ -159,7 +159,7 @@ def launch(
       The first result that a node gave to `launch.stop(result)`, else None.
 
     Raises:
-      NodeError: A node failed. The error is that of the first one, with the traceback of its process.
+      NodeError: A node failed. The error is the first one's, with the traceback of its process.
       ProgramInterrupted: A SIGINT, SIGTERM or SIGHUP (on the main thread only) stopped the program cleanly. A
         second signal ends the nodes at once.
     """

@@ -8,7 +8,7 @@ import difflib
 import re
 from collections.abc import Iterable
 
-# Not the end of a line and the tab. ESC begins a command, and CR and what turns text around hide other text.
+# The end of a line and the tab may stay. ESC begins a command; CR and what turns text around hide other text.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 

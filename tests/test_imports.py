@@ -14,7 +14,7 @@ import warm_python
 import framework
 from agents.dqn import DQN
 from agents.maml import MAML
-from framework import programs
+from framework import plans, programs, workers
 from framework.programs import make_program
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -55,7 +55,7 @@ def test_replay_imports_nothing_else_of_the_framework():
 LIGHT = """
 import framework, launch
 from framework import replay
-from framework.programs.services import Counter, RunCheckpointer
+from framework.runs.services import Counter, RunCheckpointer
 from framework.programs import RunConfig; RunConfig()
 from framework.commands import cli, status, stop, plot
 """
@@ -118,19 +118,21 @@ def test_what_processes_are_forked_with_starts_no_thread(agent, environment):
     assert found.stdout == "1\n"
 
 
-def test_programs_has_the_names_that_type_checkers_see():
-    tree = ast.parse((ROOT / "framework" / "programs" / "__init__.py").read_text(encoding="utf-8"))
+@pytest.mark.parametrize("package", [plans, programs, workers], ids=lambda package: package.__name__)
+def test_packages_have_the_names_that_type_checkers_see(package):
+    tree = ast.parse(pathlib.Path(package.__file__).read_text(encoding="utf-8"))
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level == 0]
-    shown = {node.names[0].name: node.module for node in imports if node.module.startswith("framework")}
-    assert shown == {name: f"framework.programs.{module}" for name, module in programs._MODULES.items()}
+    shown = {node.names[0].name: node.module for node in imports if node.module != "framework.lazy"}
+    del shown["TYPE_CHECKING"]
+    assert shown == package._MODULES
     for name in shown:
-        assert getattr(programs, name).__name__ == name
+        assert getattr(package, name).__name__ == name
 
 
-def test_names_and_modules_of_programs_are_imported_when_they_are_used():
+def test_names_of_programs_are_imported_when_they_are_used():
     code = (
         "import framework.programs as p; print('Session' in dir(p), hasattr(p, 'Sessions'), "
-        "p.session.Session is p.Session, p.RunConfig().num_actors)"
+        "p.Callback is p.Callback, p.RunConfig().num_actors)"
     )
     found = warm_python.run(["-c", code], capture_output=True, text=True, timeout=60)
     assert found.stdout == "True False True 1\n", found.stderr

@@ -70,11 +70,14 @@ def test_where_publish_and_read_order_their_loads_and_stores(machine, tmp_path, 
 
 def test_a_block_leaves_no_descriptor_open(tmp_path, monkeypatch):
     monkeypatch.setenv("REPERTORY_PLATFORM_MACHINE", "arm64")
-    before = psutil.Process().num_fds()
+
+    def are_open():
+        return [file for file in psutil.Process().open_files() if file.path.startswith(str(tmp_path))]
+
     block = VariableBlock(filled(0), str(tmp_path / "block"))
-    assert psutil.Process().num_fds() > before
+    assert are_open()
     del block
-    assert psutil.Process().num_fds() == before
+    assert not are_open()
 
 
 def test_columns_are_in_private_files_that_are_backed_and_go(temporary):

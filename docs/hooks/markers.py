@@ -1,8 +1,11 @@
-"""A hook of MkDocs: the markers in pages become tables of a config's fields and of recorded results.
+"""A hook of MkDocs: markers in pages become tables of fields and of recorded results, and pictures of graphs.
 
 `<!-- fields: MODULE:CLASS -->` stands for all fields of a dataclass.
+`<!-- fields: agents -->` stands for the fields of all agents' configs, each config under a heading.
 `<!-- table: benchmarks/learning.py ROW ROW -->` stands for rows of `docs/results`; without names, for all.
 `<!-- table: benchmarks/nightly.py -->` stands for the rows of `docs/results/nightly`.
+`<!-- graph: AGENT -->` stands for the picture of the agent's program graph.
+`<!-- include: FILE -->` stands for a page outside of `docs`, whose links into `docs` become the site's.
 The line below a marker tells readers of the Markdown where to find the table; the table replaces it.
 """
 
@@ -19,7 +22,7 @@ import tokenize
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
-MARKER = re.compile(r"<!-- (fields|table): (\S+)(.*) -->\n.*")
+MARKER = re.compile(r"<!-- (fields|table|graph|include): (\S+)(.*) -->\n.*")
 
 
 def module_of(name):
@@ -64,6 +67,21 @@ def fields_table(config):
     return "\n".join(lines)
 
 
+def agents_fields():
+    """A section for each config of the registered agents, with all of its fields."""
+    registry = module_of("framework.runs.registry")
+    names_of = {}
+    for name in registry.agent_names():
+        config = registry.find_agent(name).make_config()
+        if config is not None:
+            names_of.setdefault(type(config), []).append(name)
+    sections = (
+        f"## {', '.join(names)} {{#{min(names, key=len)}}}\n\n{fields_table(config)}"
+        for config, names in names_of.items()
+    )
+    return "\n\n".join(sections)
+
+
 def results_table(script, names):
     """What ``script --table`` prints of the recorded results, for the rows named or for all."""
     learning = module_of("learning")
@@ -76,6 +94,19 @@ def results_table(script, names):
     return learning.table(results)
 
 
+def graph_picture(agent):
+    """The program graph of the agent with this name as SVG inside HTML."""
+    graph = module_of("framework.commands.graph")
+    groups = graph.groups_of(graph.build(agent, graph.GraphOptions()))
+    return f"<div>{''.join(graph.as_svg(agent, groups).splitlines())}</div>"
+
+
+def included(name):
+    """The page of this name at the root. Links to files that are no part of the site become their text."""
+    text = (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](")
+    return re.sub(r"\[([^]]+)\]\((?!https?:)[A-Z]+\.md\)", r"\1", text)
+
+
 def on_page_markdown(markdown, **_):
     """The page with its tables, as MkDocs calls it."""
 
@@ -83,6 +114,12 @@ def on_page_markdown(markdown, **_):
         kind, name, rows = marker.groups()
         if kind == "table":
             return results_table(name, rows.split())
+        if name == "agents":
+            return agents_fields()
+        if kind == "include":
+            return included(name)
+        if kind == "graph":
+            return graph_picture(name)
         module, _, config = name.partition(":")
         return fields_table(getattr(module_of(module), config))
 

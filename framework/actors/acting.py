@@ -126,7 +126,7 @@ class PolicyActor(core.Actor, core.Saveable):
 _LOG = logging.getLogger(__name__)
 
 
-class Counter(Protocol):
+class StepCounter(Protocol):
     """Counts steps and episodes, in this process or elsewhere."""
 
     def increment(self, **counts: int) -> Any: ...
@@ -134,7 +134,7 @@ class Counter(Protocol):
     def get_counts(self) -> Mapping[str, Any]: ...
 
 
-class Logger(Protocol):
+class RowLogger(Protocol):
     """Takes rows of metrics."""
 
     def write(self, row: dict[str, Any]) -> Any: ...
@@ -175,8 +175,8 @@ class EnvironmentLoop:
         self,
         environment: BatchedEnvironment,
         actor: core.Actor,
-        counter: Counter | None = None,
-        logger: Logger | None = None,
+        counter: StepCounter | None = None,
+        logger: RowLogger | None = None,
         observers: Sequence[EnvironmentLoopObserver] = (),
         *,
         should_update: bool = True,
@@ -311,6 +311,9 @@ class EnvironmentLoop:
         Episodes that an env plays beyond its share, while others finish theirs, are neither returned nor
         logged. The next use of the loop starts from a reset.
 
+        Episodes are returned in the order of their numbers: env b of B plays the episodes b, b + B, b + 2 B
+        and so on; see `environments.SeededEpisodes`.
+
         An episode that is cut after `max_episode_steps` counts as it is then, and a warning says so. Its env
         plays no other before the next reset, which follows when all envs have played their shares or wait.
 
@@ -323,17 +326,21 @@ class EnvironmentLoop:
         share = np.full(num_envs, num_episodes // num_envs)
         share[: num_episodes % num_envs] += 1
         none = np.zeros(0, np.int64)
+        shares, numbers = share.copy(), []
         results: list[dict[str, Any]] = []
         waits = np.zeros(num_envs, np.bool_)  # Envs whose episode was cut and goes on.
         limit, cut_before = self._max_episode_steps, self.num_cut
 
         def take(finished: dict[str, Any], wanted: np.ndarray) -> None:
-            share[finished["env"][wanted]] -= 1
-            if wanted.any():
+            envs = finished["env"][wanted]
+            if len(envs):
+                numbers.append(envs + num_envs * (shares[envs] - share[envs]))
+                share[envs] -= 1
                 results.append(tree.map_structure(lambda array: array[wanted], finished))
                 self._log(results[-1])
 
         self._timestep = None
+        self.environment.start_over()
         while share.any():
             finished = self.step()
             if finished is not None:
@@ -351,14 +358,15 @@ class EnvironmentLoop:
         if self.num_cut > cut_before == 0:
             _LOG.warning(
                 "%s: %d of %d episodes had not ended after %s steps and were cut there. Their returns are "
-                "the rewards up to there, not those of whole episodes. Give a larger limit "
+                "the rewards up to there, not whole episodes' returns. Give a larger limit "
                 "(max_evaluation_steps of a run), or end or truncate the episodes.",
                 *(self.environment.name, self.num_cut, num_episodes, f"{limit:,}"),
             )
         if not results:
             returns = tree.unflatten_as(self._reward_spec, [total[:0] for total in self._returns])
             return {"episode_return": returns, "episode_length": none, "env": none}
-        return tree.map_structure(lambda *parts: np.concatenate(parts), *results)
+        order = np.argsort(np.concatenate(numbers))
+        return tree.map_structure(lambda *parts: np.concatenate(parts)[order], *results)
 
     def _reset(self) -> dm_env.TimeStep:
         start = time.perf_counter()
@@ -377,7 +385,7 @@ class EnvironmentLoop:
         return timestep
 
     def _without_partial(self, over: np.ndarray, step_type: np.ndarray) -> np.ndarray:
-        """Drops those of the ended episodes that began before the reset; returns the others."""
+        """Drops the ended episodes that began before the reset; returns the others."""
         assert self._partial is not None
         dropped = over & self._partial
         self.num_dropped += int(np.count_nonzero(dropped))

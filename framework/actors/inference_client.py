@@ -25,7 +25,7 @@ import numpy as np
 import launch
 from framework import core
 from framework.actors.acting import add, add_first
-from framework.actors.inference_server import ANSWER, GOODBYE, MAX_ANSWER, PING, REQUEST, Connection
+from framework.actors.inference_server import ANSWER, GOODBYE, MAX_ANSWER, PING, REQUEST, InferenceConnection
 from framework.actors.inference_slots import Columns, column_names
 from framework.nest import Structure
 from framework.replay.shm import attach
@@ -182,7 +182,7 @@ class SharedMemoryPort(ServerPort):
 
     look_s = 0.5
 
-    def __init__(self, server: Any, name: str, connection: Connection, timeout: float = _LIMIT_S):
+    def __init__(self, server: Any, name: str, connection: InferenceConnection, timeout: float = _LIMIT_S):
         self._server, self._name, self._timeout = server, name, timeout
         rows = connection.rows.slice
         arrays = iter([attach(each.path, each.shape, each.dtype)[rows] for each in connection.columns])
@@ -249,16 +249,14 @@ def connect(
     envs: int,
     offset: int = 0,
     total: int | None = None,
-    messages: bool = False,
 ) -> ServerPort:
     """A port of `server`: through shared memory where this process can map its columns, else by messages."""
-    if not messages:
-        connection = server.connect(name, envs, offset, total)
-        if connection.columns:
-            try:
-                return SharedMemoryPort(server, name, connection)
-            except FileNotFoundError:
-                server.disconnect(name)  # Another machine or file system: use messages.
+    connection = server.connect(name, envs, offset, total)
+    if connection.columns:
+        try:
+            return SharedMemoryPort(server, name, connection)
+        except FileNotFoundError:
+            server.disconnect(name)  # Another machine or file system: use messages.
     return ServerPort(server, name, envs, offset, total)
 
 

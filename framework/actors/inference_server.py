@@ -19,13 +19,12 @@ batches       .           |a b        |a c   all that are connected and not wait
 
 There are three transports, with the same interface to the client (see `framework.actors.inference_client`):
 
-- *direct* (engine `serial`, and the server of an actor whose halves alternate): on `serial`, a call acts for
-  the caller's envs only, without a thread or a clock.
+- *direct* (engine `serial`): a call acts for the caller's envs only, without a thread or a clock.
 - *shared memory* (engine `processes`): observations and answers stay in the columns of `Slots`. One byte to
   the server's unix datagram socket announces a request, a short datagram announces its answer. Each
   connection has its own address, so datagrams of a restarted client's earlier process are never mistaken for
   new ones.
-- *messages* (everywhere else, and on request): a call of the node's `act`, with the arrays in the message.
+- *messages* (everywhere else): a call of the node's `act`, with the arrays in the message.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ class Column(NamedTuple):
     dtype: str
 
 
-class Connection(NamedTuple):
+class InferenceConnection(NamedTuple):
     """The result of `InferenceServer.connect`.
 
     Attributes:
@@ -158,8 +157,8 @@ class InferenceServer:
         self._error: BaseException | None = None
         self._stopping = self._closed = self._over = False
         self.act = _Submitted(self._submit)
-        self.futures = types.SimpleNamespace(act=self._submit)  # as those of a client of the node
-        # Without shared memory, and if the socket's path is too long, clients use messages.
+        self.futures = types.SimpleNamespace(act=self._submit)  # as a client of the node has them
+        # Clients use messages if there is no shared memory, or the socket's path is too long.
         path = None if self._memory is None else os.path.join(self._memory.directory, "inference")
         self._path = path if path is not None and len(os.fsencode(path)) <= _LONGEST_PATH else None
         if self._path is None:
@@ -175,7 +174,7 @@ class InferenceServer:
 
     def connect(
         self, name: str, envs: int, offset: int = 0, total: int | None = None, messages: bool = False
-    ) -> Connection:
+    ) -> InferenceConnection:
         """Assigns rows to client `name`, see `Slots.connect`. With `messages`, it uses no shared memory."""
         with self._acting:
             rows = self.slots.connect(name, envs, offset, total)
@@ -193,8 +192,8 @@ class InferenceServer:
         slots = self.slots
         structures = (slots.observations.structure, slots.actions.structure, slots.extras.structure)
         if self._path is None or address is None:
-            return Connection(rows, structures)
-        return Connection(rows, structures, tuple(self._columns), self._path, address)
+            return InferenceConnection(rows, structures)
+        return InferenceConnection(rows, structures, tuple(self._columns), self._path, address)
 
     def disconnect(self, name: str) -> None:
         """Stops waiting for `name`. Its rows stay reserved for a new connection."""
@@ -262,7 +261,7 @@ class InferenceServer:
             else:
                 self._fire([client])
         except Exception as error:
-            if future.done():  # Without a thread, `on_batch` failed after the answer.
+            if future.done():  # `on_batch` failed after the answer, on this thread.
                 raise
             future.set_exception(error)
         return future
@@ -362,7 +361,7 @@ class InferenceServer:
                 try:
                     self._variables.update()
                 except Exception as error:
-                    self._error = error  # For the next request.
+                    self._error = error  # The next request raises it.
         if self._on_batch is not None:
             for count in counts:
                 self._on_batch(count)

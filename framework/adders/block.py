@@ -19,7 +19,7 @@ import tree
 from framework.adders.base import REPLAY_TABLE, Adder
 from framework.adders.fields import Field, grown, is_absent
 from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBlockError
-from framework.replay.writer import DEFAULT_MAX_IN_FLIGHT_ITEMS, Writer, hurry
+from framework.replay.writer import DEFAULT_MAX_IN_FLIGHT_ITEMS, BatchWriter, hurry
 from framework.types import FIRST, LAST, MID, Nest
 
 NO_ROW = -1
@@ -92,7 +92,7 @@ class BlockAdder(Adder):
         if not priority_fns:
             raise ValueError("priority_fns: got no table, expected at least one, as in {'replay': None}.")
         self._priority_fns = dict(priority_fns)
-        self._writer: Writer = client.batch_writer(max_in_flight_items=max_in_flight_items)
+        self._writer: BatchWriter = client.batch_writer(max_in_flight_items=max_in_flight_items)
         self._max_in_flight = max_in_flight_items or DEFAULT_MAX_IN_FLIGHT_ITEMS
         self._concurrent = bool(client.concurrent)
         self._history = history
@@ -422,7 +422,7 @@ class BlockAdder(Adder):
             priorities = None
             if fn is not None:
                 batch = data() if batch is None else batch
-                before, hurry.on = hurry.on, True  # It may read, and so may that of another adder.
+                before, hurry.on = hurry.on, True  # This writer may read, and so may another adder's.
                 try:
                     priorities = _as_priorities(fn(batch), count, table)
                 finally:

@@ -63,7 +63,7 @@ class EpisodeAdder(RowAdder):
 
     def end_episodes(self) -> None:
         with self._lock:
-            self._write_block(timeout=0)  # Without the episodes that a FIRST step cut short.
+            self._write_block(timeout=0)  # The episodes that a FIRST step cut short stay out.
             self._writes_unfinished = True
             try:
                 super().end_episodes()
@@ -85,7 +85,7 @@ class EpisodeAdder(RowAdder):
 
     def _emit(self, t: int) -> None:
         new, real, counts = self._new_rows(t)
-        # Rows stay in the arrays until their episode ends, also those of a block that is lost.
+        # Rows stay in the arrays until their episode ends, even if their block is lost.
         oldest = np.where(self._kinds[t] == LAST, t, self._origin - self._num_shifted).min()
         self._next_history = t - int(oldest)
         times, envs = np.nonzero(new & ~real)

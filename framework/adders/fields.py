@@ -50,7 +50,7 @@ class Field:
     `to_float` is for rewards and discounts: they are kept as floats and other number types are converted,
     because environments mix them (0 and 0.5, float64 and float32).
 
-    Time indices are those of the adder. The arrays begin at time index `skip`.
+    Time indices are the adder's. The arrays begin at time index `skip`.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Field:
         Args:
           name: name of the field, in column names and errors.
           example: the first value; leaves `[*batch, ...]`.
-          batch: `(B,)`, or `()` if values are those of one env and have no env axis.
+          batch: `(B,)`, or `()` if values belong to one env and have no env axis.
           block: number of time steps from the time index `history` on.
           history: number of time steps before them.
           keeps_history: whether the arrays hold those, too.

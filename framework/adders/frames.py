@@ -10,20 +10,20 @@ import tree
 
 from framework.adders.block import NO_ROW
 from framework.adders.fields import Field
-from framework.replay.contracts import Writer
+from framework.replay.contracts import BatchWriter
 from framework.types import FIRST, Nest
 
 
 class Frames:
     """Stores each frame once, in the stream `frames`; an observation is a stack of k rows, oldest first.
 
-    A step adds one frame. An episode's first observation adds those of its k frames that differ. Frames that
+    A step adds one frame. An episode's first observation adds its frames that differ. Frames that
     fill the stack at a reset (zeros, or copies of the first frame) are stored once.
     """
 
     stream = "frames"
 
-    def __init__(self, writer: Writer, field: Field, names: Collection[str] | None = None):
+    def __init__(self, writer: BatchWriter, field: Field, names: Collection[str] | None = None):
         """Makes the frames of an adder.
 
         Args:
@@ -47,7 +47,7 @@ class Frames:
         try:
             self._append_stacks(rows, first, kinds)
         except BaseException:
-            rows[first:] = NO_ROW  # some are those of an earlier episode
+            rows[first:] = NO_ROW  # some belong to an earlier episode
             raise
 
     def _append_stacks(self, rows: np.ndarray, first: int, kinds: np.ndarray) -> None:

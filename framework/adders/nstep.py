@@ -231,7 +231,7 @@ class NStepTransitionAdder(BlockAdder):
 
 def _clipped(reward: Any, limit: float) -> Any:
     """Returns `reward` clipped to +- `limit`, in the dtype that it is kept in without a limit."""
-    if reward is None:  # Of a FIRST step of dm_env.
+    if reward is None:  # a FIRST step of dm_env
         return None
     return np.clip(reward, -limit, limit).astype(result_dtype(dtype_of(reward)), copy=False)
 

@@ -62,7 +62,7 @@ class RowAdder(BlockAdder):
 
     # Columns of extras that an item stores for its first row only, in the stream FIRST_ROWS.
     _of_first_row: frozenset[str] = frozenset()
-    # Whether the rows of an episode are numbered on after those of the episode before.
+    # Whether the rows of an episode are numbered on after the rows of the episode before.
     _continues = False
     # Whether items have their own lengths. Otherwise they are padded.
     _ragged = False
@@ -310,7 +310,7 @@ class SequenceAdder(RowAdder):
             [1, `sequence_length`].
           end_of_episode_behavior: an `EndOfEpisodeBehavior` or its name, upper or lower case.
           extras_of_first_row: keys of the extras that an item needs for its first row only, such as a
-            recurrent state. In an item they have no time axis; those of other rows are not stored.
+            recurrent state. In an item they have no time axis; other rows' are not stored.
           priority_fns: `{table: fn or None}`; each item goes to each table. `fn` takes a `Step` of k items
             (leaves `[k, L, ...]`, shorter items padded with zeros) and returns k priorities. None means the
             largest priority so far.

@@ -54,7 +54,10 @@ _NAME = re.compile(r"^checkpoint-(\d{6,})(?:-step-(\d+))?$")
 _ASIDE = re.compile(r"^\.writing-checkpoint-.*--(.*)--(\d+)(?:-(\d+))?$")
 _CLOCK = 2.0  # Seconds by which two readings of that time may differ, since clocks are set.
 _PART_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-_PACKAGES = ("repertory", "torch", "numpy", "gymnasium", "dm-env", "dm-tree", "pyzmq", "ale-py", "dm-reverb")
+_PACKAGES = (
+    *("repertory", "torch", "numpy", "gymnasium", "dm-env", "dm-tree", "pyzmq", "ale-py", "dm-reverb"),
+    *("mujoco", "box2d", "dm-control", "minatar", "minigrid", "pettingzoo", "envpool"),
+)
 
 
 class CheckpointError(RuntimeError):
@@ -154,7 +157,7 @@ class Checkpointer:
                 write_checkpoint(self.directory / f".writing-{final.name}-{writer}", final, parts, about)
             except OSError as error:
                 if error.errno is None:
-                    raise  # Not of a file: a call that was lost, say.
+                    raise  # No file is at fault: a call was lost, say.
                 safe = f"The newest intact one is {existing[-1]}" if existing else "There was none before it"
                 elsewhere = ""
                 if Path(os.fsdecode(error.filename or final)).is_relative_to(self.directory):
@@ -254,7 +257,7 @@ class Checkpointer:
 def _still_writes(pid: int, began: str | None) -> bool:
     """Whether a process may write a folder whose name has the time `began`, if any.
 
-    The number of a killed process may be that of another one now. In each life of a container, with the same
+    Another process may have a killed one's number now. In each life of a container, with the same
     host name, this is even likely.
     """
     try:
@@ -263,7 +266,7 @@ def _still_writes(pid: int, began: str | None) -> bool:
         return False
     except psutil.AccessDenied:
         return True
-    if began is None:  # Of an older version, so not of this process.
+    if began is None:  # An older version wrote it, so another process did.
         return pid != os.getpid()
     return abs(created - float(began)) <= _CLOCK
 
@@ -333,7 +336,7 @@ def verify(path: Path) -> dict[str, Any]:
             kind = "truncated" if found < size else "longer than written"
             raise damaged(path, f"{name} is {kind}: it has {found} bytes, expected {size}")
         if _crc(file) != checksum:
-            raise damaged(path, f"{name} has been altered: its checksum is not that of the manifest")
+            raise damaged(path, f"{name} has been altered: its checksum is not the manifest's")
     for name in manifest["parts"]:
         if f"{name}/{MANIFEST}" in manifest["files"]:
             verify(path / name)

@@ -17,7 +17,7 @@ import numpy as np
 
 _ARRAY = "__numpy_array__"
 _SCALAR = "__numpy_scalar__"
-_PLAIN = (type(None), bool, int, float, str, bytes)  # Not what derives from them, as enums do.
+_PLAIN = (type(None), bool, int, float, str, bytes)  # exactly these types; enums derive from them
 
 
 def torch_part(state: Any) -> Callable[[Path], None]:

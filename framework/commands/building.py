@@ -11,8 +11,9 @@ import tree
 from framework import config_checks, core, specs
 from framework.commands.options import CommandError, UsageError
 from framework.devices import NoDeviceError
-from framework.programs import make, parts
-from framework.programs.run_config import RunConfig
+from framework.programs import make
+from framework.runs import parts
+from framework.runs.run_config import RunConfig
 from launch import Program
 from launch.engines.base import ENGINES
 from launch.running import make_options

@@ -62,7 +62,7 @@ def _run(arguments: list[str]) -> int:
     from framework import config_checks
     from framework.checkpoints.checkpointer import explain
     from framework.commands.options import UsageError
-    from framework.programs.run_folder import RunError
+    from framework.runs.run_folder import RunError
 
     command = arguments[0]
     if command not in COMMANDS:
@@ -70,7 +70,7 @@ def _run(arguments: list[str]) -> int:
         _complain(f"Unknown command {command!r}; the commands are {', '.join(COMMANDS)}.{hint}")
         return 2
     flags = {argument.split("=")[0] for argument in arguments}
-    # For agents and environments of the current folder, which may also be somebody's run.
+    # Agents and environments may lie in the current folder, which may also be somebody's run.
     of_folder = "--allow" in flags or (command in _NAMING and "--resume" not in flags)
     if of_folder and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
@@ -86,7 +86,7 @@ def _run(arguments: list[str]) -> int:
     except BrokenPipeError:
         return 1  # the reader of the output has exited, as in `repertory list | head`
     except OSError as error:
-        # Not of a file; or of the environment, whose traceback is needed.
+        # It names no file, or comes from the environment, whose traceback is needed.
         if error.filename is None or command in ("train", "eval"):
             raise
         _complain(f"{command}: could not use {explain(error)}. Give another place, or make this one usable.")

@@ -9,14 +9,14 @@ from typing import Any, Literal
 import numpy as np
 
 from framework.commands.options import CommandError
-from framework.programs.run_folder import RunFolder
+from framework.runs.run_folder import RunFolder
 
 Axis = Literal["steps", "updates", "hours"]
 Band = Literal["std", "quartiles", "iqm"]
 AXES: dict[Axis, str] = {"steps": "env steps", "updates": "learner steps", "hours": "hours"}
 BANDS: dict[Band, str] = {"std": "mean ± std", "quartiles": "median (25–75 %)", "iqm": "IQM (95 % CI)"}
 _GRID = 200  # Points on the x axis at which the curves of several seeds are joined.
-_RESAMPLES = 2_000  # Of the bootstrap, as in rliable's examples.
+_RESAMPLES = 2_000  # samples of the bootstrap, as in rliable's examples
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def read_curve(folder: RunFolder, label: str, metric: str, axis: Axis = "steps")
 
 
 def kept_rows(folder: RunFolder) -> list[dict[str, Any]]:
-    """Returns the rows of metrics without those of work that was lost in a resume from a checkpoint."""
+    """Returns the rows of metrics without rows of work that was lost in a resume from a checkpoint."""
     hours, starts = Hours(), 0
     rows: list[dict[str, Any]] = []
     for row in folder.rows():

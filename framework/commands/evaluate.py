@@ -14,7 +14,7 @@ from framework.checkpoints.checkpointer import explain
 from framework.commands import interrupts
 from framework.commands.options import Allow, Checkpoint, CommandError, Run, check_at_least, parse
 from framework.programs.loading import LoadedPolicy, load_policy
-from framework.programs.run_folder import RunFolder
+from framework.runs.run_folder import RunFolder
 
 _NAMES = ("episode_return", "episode_length", "env")
 
@@ -28,7 +28,8 @@ class EvalOptions:
     envs: int = 20  # Number of episodes at the same time.
     # Steps after which an episode that has not ended is cut. By default the run's max_evaluation_steps.
     max_steps: int | None = None
-    seed: int = 0  # Seed of the environments and of the policy.
+    # Episode i begins with seed 10,000 + SEED + i, whatever `envs` is. It seeds the policy, too.
+    seed: int = 0
     checkpoint: Checkpoint = "latest"  # latest, best (as evaluated during the run), previous, or a step.
     allow: Allow = ()  # A module whose objects the run may name. Give it once for each module.
 
@@ -59,15 +60,17 @@ def evaluate(
 ) -> dict[str, Any]:
     """Plays `episodes` episodes, `envs` at a time, each of at most `max_episode_steps` steps.
 
-    Each env plays a fixed share, so that short episodes do not count more often.
+    Episode i begins with the seed 10,000 + `seed` + i, whatever `envs` is.
     """
     from framework.actors import EnvironmentLoop
+    from framework.environments.seeded_episodes import find_seeded_episodes
 
     environment = policy.make_environment(envs, seed)
     try:
         actor = policy.make_actor(envs, seed)
         loop = EnvironmentLoop(environment, actor, should_update=False, max_episode_steps=max_episode_steps)
         played = policy.agent.play(loop, actor.policy, episodes)
+        seeded = find_seeded_episodes(environment)
     finally:
         environment.close()
     each = played["episode_return"]
@@ -81,6 +84,8 @@ def evaluate(
         "step": policy.step,
         "checkpoint": policy.checkpoint.name,
         "seed": seed,
+        # The first and the last seed; null if the environment takes none.
+        "episode_seeds": [seeded.first, seeded.first + episodes - 1] if seeded and seeded.is_seeded else None,
         "mean": statistics.fmean(returns),
         "standard_deviation": statistics.pstdev(returns),
         "minimum": min(returns),

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from framework.commands.options import parse
 from framework.environments import suites
-from framework.programs import parts
-from framework.programs.presets import presets_of
-from framework.programs.registry import agent_names, find_agent
+from framework.runs import parts
+from framework.runs.presets import presets_of
+from framework.runs.registry import agent_names, find_agent
 from launch.engines.base import ENGINES
 from launch.texts import printable
 

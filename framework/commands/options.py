@@ -13,9 +13,9 @@ import yaml
 from tyro import constructors
 
 from framework import config_checks
-from framework.programs import config_file
-from framework.programs.run_config import RunConfig
-from framework.programs.run_folder import RunError
+from framework.runs import config_file
+from framework.runs.run_config import RunConfig
+from framework.runs.run_folder import RunError
 from launch.texts import integer
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ import tyro
 
 from framework.commands.curves import AXES, BANDS, Axis, Band, Curve, join, read_curve, smooth
 from framework.commands.options import CommandError, UsageError, parse
-from framework.programs.run_folder import RunFolder
+from framework.runs.run_folder import RunFolder
 
 # Settings in which runs of one experiment may differ.
 _NOT_COMPARED = {
@@ -43,8 +43,8 @@ class PlotOptions:
     label: str = "evaluator"
     # The x axis: env steps, learner steps, or hours of wall time.
     x: Axis = "steps"
-    # Of several seeds: mean and standard deviation, median and quartiles, or the interquartile mean with its
-    # bootstrapped 95 % confidence interval.
+    # What the band of several seeds shows: mean and standard deviation, median and quartiles, or the
+    # interquartile mean with its bootstrapped 95 % confidence interval.
     band: Band = "std"
     table: bool = False  # Also prints the last values as a Markdown table, and writes it beside the picture.
 

@@ -37,11 +37,11 @@ class _Environments:
             spec = environment.spec
         self.spec = {field: environment_server.describe_spec(of) for field, of in spec._asdict().items()}
 
-    def __call__(self, num_envs: int, seed: int | None) -> _Batch:
-        return _Batch(environments.make(**self._arguments, num_envs=num_envs, seed=seed))
+    def __call__(self, num_envs: int, seed: int | None) -> _ListBatch:
+        return _ListBatch(environments.make(**self._arguments, num_envs=num_envs, seed=seed))
 
 
-class _Batch:
+class _ListBatch:
     """A batched environment whose actions and time steps are lists of arrays."""
 
     def __init__(self, environment: environments.BatchedEnvironment):

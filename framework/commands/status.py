@@ -12,12 +12,12 @@ from framework.commands import interrupts
 from framework.commands.curves import kept_rows
 from framework.commands.options import Run, parse
 from framework.loggers import ProgressDisplay
-from framework.programs.run_folder import RunFolder
+from framework.runs.run_folder import RunFolder
 from launch.texts import printable
 from launch.view import NodesView
 
 _ALIVE = ("starting", "running", "restarting", "closing", "stopping")  # States that need a launcher.
-_RATES = ("env steps/s", "learner steps/s", "time to go")  # Not known from a folder.
+_RATES = ("env steps/s", "learner steps/s", "time to go")  # A folder does not tell these.
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ def watch(folder: RunFolder, console: Any = None, interval: float = 1.0) -> None
     """
     from rich.live import Live
 
-    end = threading.Thread(target=folder.wait_until_free, args=(None,), daemon=True)
-    if folder.running_pid() is not None:
+    end = threading.Thread(target=folder.lock.wait_until_free, args=(None,), daemon=True)
+    if folder.lock.pid() is not None:
         end.start()
     view = NodesView(lambda: _status(folder), interval=0.0)
     with Live(view(), console=console, auto_refresh=False) as live:
@@ -64,7 +64,7 @@ def watch(folder: RunFolder, console: Any = None, interval: float = 1.0) -> None
 
 def text(folder: RunFolder) -> str:
     """Returns the output of `repertory status`: at most a screen, with the numbers that `train` shows."""
-    pid = folder.running_pid()
+    pid = folder.lock.pid()
     state = f"running as process {pid}" if pid is not None else "not running"
     lines = [f"{folder.path}: {folder.agent} in {folder.environment_name}, {state}"]
     labels: dict[str, dict[str, Any]] = {}
@@ -89,7 +89,7 @@ def _status(folder: RunFolder) -> dict[str, Any]:
         status: dict[str, Any] = json.loads((folder.path / "status.json").read_text(encoding="utf-8"))
     except (FileNotFoundError, json.JSONDecodeError):  # not every engine writes it; it may be incomplete
         return {}
-    if folder.running_pid() is None:
+    if folder.lock.pid() is None:
         for each in (status, *status.get("nodes", [])):
             if each.get("state") in _ALIVE:
                 each["state"] = "killed"

@@ -9,7 +9,7 @@ import psutil
 
 from framework import config_checks
 from framework.commands.options import CommandError, Run, parse
-from framework.programs.run_folder import RunFolder
+from framework.runs.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class StopOptions:
 def main(arguments: Sequence[str]) -> int:
     options = parse(StopOptions, arguments, prog="repertory stop")
     folder = RunFolder.open(options.run)
-    process = folder.running_process()
+    process = folder.lock.process()
     if process is None:
         raise CommandError(f"{folder.path} is not running on this machine.")
     pid = process.pid
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
         process.terminate()
     except psutil.Error as error:
         raise CommandError(f"{folder.path}: process {pid} cannot be stopped: {error}.") from error
-    if not folder.wait_until_free(options.timeout):
+    if not folder.lock.wait_until_free(options.timeout):
         raise CommandError(
             f"{folder.path}: process {pid} has not ended after {options.timeout:g} seconds. Wait longer with "
             f"--timeout, or end it at once: kill -9 {pid}"

@@ -35,11 +35,12 @@ from framework.commands.options import (
 from framework.commands.plot import draw_run
 from framework.loggers import ProgressDisplay
 from framework.loggers.files import explained, is_explained
-from framework.programs import config_file, trust
-from framework.programs.presets import Preset, presets_of
-from framework.programs.registry import AgentEntry, agent_names, find_agent
-from framework.programs.run_config import RunConfig
-from framework.programs.run_folder import RunError, RunFolder, differences, keeps_settings
+from framework.runs import config_file, trust
+from framework.runs.presets import Preset, presets_of
+from framework.runs.registry import AgentEntry, agent_names, find_agent
+from framework.runs.run_config import RunConfig
+from framework.runs.run_folder import RunError, RunFolder, differences, keeps_settings
+from framework.runs.run_lock import unwritable
 from launch.running import stopped_by_signals
 from launch.texts import printable
 from launch.view import NodesView
@@ -85,14 +86,14 @@ def main(arguments: Sequence[str]) -> int:
             "       repertory train --resume RUN [flags]\n\n"
             f"agents: {', '.join(agent_names())}\n\n"
             "`repertory train AGENT --help` shows the flags of a run and of the agent,\n"
-            "`repertory train --resume RUN --help` those of a resumed run."
+            "`repertory train --resume RUN --help` the options of a resumed run."
         )
         return 0
     return start(name, arguments if name is None else arguments[1:])
 
 
 def start(name: str | None, arguments: Sequence[str]) -> int:
-    """Trains the agent `name`, or that of the file of `--config`, in a new folder."""
+    """Trains the agent `name`, or the agent in the file of `--config`, in a new folder."""
     entry, options, config, agent_config = parse_new(name, arguments)
     building.check_installed(options.engine)
     agent = entry.make(None if isinstance(agent_config, _NoSettings) else agent_config)
@@ -121,7 +122,7 @@ def _start(agent: core.Agent, options: TrainOptions, config: RunConfig) -> int:
     with folder.begun():
         folder.save()  # The first file. What fails before this leaves no folder.
         print(*agent.describe_inputs(spec), sep="\n")
-        with _writing(folder), folder.locked() as lock:
+        with _writing(folder), folder.lock.held() as lock:
             return run(folder, program, lock)
 
 
@@ -235,7 +236,7 @@ def find(name: str) -> AgentEntry:
 
 def resume(arguments: Sequence[str], name: str | None = None) -> int:
     """Resumes a run."""
-    # Not argparse's own abbreviations and errors: tyro parses them again.
+    # tyro parses them again, so argparse's own abbreviations and errors are off.
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     for field in dataclasses.fields(ResumeOptions):
         spellings = {f"--{field.name.replace('_', '-')}", f"--{field.name}"}  # tyro takes both
@@ -278,14 +279,14 @@ def resume(arguments: Sequence[str], name: str | None = None) -> int:
     agent = folder.make_agent(given.allow)
     program = building.build_program(agent, folder.environment_factory(), config, folder.engine)
     interrupts.clean_up_first()
-    with _writing(folder), folder.locked() as lock, chosen_checkpoint(folder, given.checkpoint):
+    with _writing(folder), folder.lock.held() as lock, chosen_checkpoint(folder, given.checkpoint):
         folder.save()
         (folder.path / "result.json").unlink(missing_ok=True)  # If this run is interrupted, it has no result.
         return run(folder, program, lock)
 
 
 def _check_same_settings(folder: RunFolder, flags: Sequence[str], allowed: Sequence[str]) -> None:
-    """Raises `UsageError` if `flags` of `repertory train` give settings other than those of the run.
+    """Raises `UsageError` if `flags` of `repertory train` give settings other than the run's.
 
     The flags `allowed` say which modules the run may name.
     """
@@ -309,7 +310,7 @@ def _check_same_settings(folder: RunFolder, flags: Sequence[str], allowed: Seque
 
 def _advice(folder: RunFolder) -> str:
     """What to do with a folder that holds a run, before "another folder"."""
-    pid = folder.running_pid()
+    pid = folder.lock.pid()
     if pid is not None:
         return f"Process {pid} trains in it. Give"
     if folder.checkpointer.latest() is not None:
@@ -485,7 +486,7 @@ def _explain(error: Exception, folder: RunFolder) -> str:
     if isinstance(cause, CheckpointError):
         return str(cause)  # Names the file; the node that asked for the checkpoint did not fail.
     if node is not None and isinstance(cause, OSError) and is_explained(cause):
-        return f"node {node!r}: {folder.unwritable(cause)}"
+        return f"node {node!r}: {unwritable(folder.path, cause)}"
     reason, _, log = str(error).partition("\n\n")
     if shown := getattr(error, "frames", "") or log:
         print(printable(shown), file=sys.stderr)  # First, so that the reason is at the bottom.
@@ -504,4 +505,4 @@ def _writing(folder: RunFolder) -> Iterator[None]:
     except OSError as error:
         if error.filename is None and error.errno not in _OF_DISKS and not is_explained(error):
             raise
-        raise CommandError(str(folder.unwritable(error))) from error
+        raise CommandError(str(unwritable(folder.path, error))) from error

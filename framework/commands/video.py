@@ -25,7 +25,7 @@ class VideoOptions:
     episodes: int = 1  # Number of episodes.
     max_steps: int = 5_000  # The video ends after this number of steps at the latest.
     fps: int = 30  # Frames per second.
-    seed: int = 0  # Seed of the environment and of the policy.
+    seed: int = 0  # Episode i begins with seed 10,000 + SEED + i. It seeds the policy, too.
     checkpoint: Checkpoint = "latest"  # latest, best (as evaluated during the run), previous, or a step.
     allow: Allow = ()  # A module whose objects the run may name. Give it once for each module.
 

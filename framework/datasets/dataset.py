@@ -25,9 +25,9 @@ import tree
 from framework.config_checks import whole_number
 from framework.datasets.mixture import Mixture
 from framework.datasets.transfer import PinnedTransfer
-from framework.replay.contracts import Client, Source
+from framework.replay.contracts import ReplayClient, Source
 from framework.replay.errors import DeadlineExceededError, ServerClosed, ServerLost
-from launch.locks import Condition
+from launch.locks import InterruptSafeCondition
 
 _EXIT_S = 5.0  # for which the end of the interpreter waits for a dataset that was not closed
 
@@ -58,7 +58,7 @@ class Dataset:
         the client is not concurrent.
       ragged: `"error"` refuses items of different lengths; `"pad"` pads them with zeros and returns
         `PaddedSample`s, which hold the lengths.
-      only_first: number of batches of the first table alone, before those of all tables; see `Mixture`.
+      only_first: number of batches of the first table alone, before batches of all tables; see `Mixture`.
       while_waiting: called every `look_s` seconds without a batch, in the thread that fetches it. It may
         insert items that a server lost when it was restarted.
 
@@ -74,7 +74,7 @@ class Dataset:
 
     def __init__(
         self,
-        client: Client,
+        client: ReplayClient,
         table: str | Mapping[str, float],
         batch_size: int,
         *,
@@ -110,7 +110,7 @@ class Dataset:
         self._closed = False
         # What the thread that fetches ahead shares with the consumer.
         self._prefetch = prefetch if client.concurrent else 0
-        self._changed = Condition()
+        self._changed = InterruptSafeCondition()
         # Held while this dataset draws without such a thread: `close` lets another thread's draw end first.
         self._drawing = threading.RLock()
         self._batches: collections.deque[_Batch] = collections.deque()
@@ -298,7 +298,7 @@ class Dataset:
                     self._changed.wait()
 
 
-# Those with such threads. A thread that runs native code at the end of the interpreter would abort it.
+# Datasets with such threads. A thread that runs native code at the end of the interpreter would abort it.
 _ahead: weakref.WeakSet[Dataset] = weakref.WeakSet()
 
 

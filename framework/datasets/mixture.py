@@ -10,7 +10,7 @@ import numpy as np
 
 from framework.config_checks import whole_number
 from framework.replay.batches import JoinedSource
-from framework.replay.contracts import Client, Source
+from framework.replay.contracts import ReplayClient, Source
 from framework.replay.types import PaddedSample, ReplaySample
 
 # First bit of the table's number in the keys of mixed batches. Bits 56 to 60 belong to shards.
@@ -43,7 +43,7 @@ class Mixture(JoinedSource):
         apply.
     """
 
-    def __init__(self, client: Client, weights: Mapping[str, float], only_first: int = 0) -> None:
+    def __init__(self, client: ReplayClient, weights: Mapping[str, float], only_first: int = 0) -> None:
         if not 1 <= len(weights) <= MAX_TABLES or not all(0 < v < float("inf") for v in weights.values()):
             raise ValueError(
                 f"table: got {dict(weights)}, expected a name or 1 to {MAX_TABLES} names with weights > 0."

@@ -34,7 +34,7 @@ class PinnedTransfer:
         self._template: list[Any] = []
 
     def __reduce__(self) -> Any:
-        return PinnedTransfer, (self._device,)  # Between two batches it holds nothing but memory for reuse.
+        return PinnedTransfer, (self._device,)  # It holds nothing but memory for reuse between two batches.
 
     def buffers(self, n: int) -> list[np.ndarray] | None:
         """Returns arrays to gather the next batch into; None before the first batch.

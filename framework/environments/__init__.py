@@ -10,6 +10,8 @@ from framework.environments.base import EnvironmentFault as EnvironmentFault
 from framework.environments.checks import Violation as Violation
 from framework.environments.checks import check_environment as check_environment
 from framework.environments.factory import make as make
+from framework.environments.seeded_episodes import EVALUATION_SEED as EVALUATION_SEED
+from framework.environments.seeded_episodes import SeededEpisodes as SeededEpisodes
 from framework.environments.suites import options_in as options_in
 from framework.environments.tasks import TaskEnvironment as TaskEnvironment
 from framework.environments.wrappers import ActionRepeat as ActionRepeat

@@ -29,7 +29,7 @@ class MaskChecker:
         self._name, self._first_env = name, first_env
         sizes = specs.choices(spec.actions)
         self._starts = np.cumsum([0, *sizes])[:-1]
-        # Not with several agents: those that are not in the episode have masks of zeros.
+        # Several agents are left out: one that is not in the episode has a mask of zeros.
         self._has_mask = specs.has_action_mask(spec)
 
     def __call__(self, step_type: np.ndarray, observation: Nest) -> None:
@@ -55,7 +55,7 @@ def _allowed(mask: Nest) -> np.ndarray:
 class CombineActions(EnvironmentWrapper):
     """All discrete parts of an action as one: a `DiscreteArray` of all combinations, for DQN and its family.
 
-    The first part changes slowest. A mask of the parts becomes that of the combinations.
+    The first part changes slowest. A mask of the parts becomes a mask of the combinations.
     """
 
     def __init__(self, environment: BatchedEnvironment):

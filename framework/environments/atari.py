@@ -145,6 +145,14 @@ class AtariEnvironment(dm_env.Environment):
     def action_spec(self) -> specs.DiscreteArray:
         return specs.DiscreteArray(len(self._actions), dtype=np.int64, name="action")
 
+    def seed(self, seed: int) -> None:
+        """Makes the next episode begin as the first one of a game with this seed: with a new game.
+
+        The seed chooses the number of no-ops and the actions that stick. The emulator draws no numbers.
+        """
+        self._rng = np.random.default_rng(seed)
+        self._game_over = True
+
     def reset(self) -> dm_env.TimeStep:
         if self._game_over or self._playing or not self._options.life_loss_terminates:
             self._start_game()

@@ -99,6 +99,20 @@ class BatchedEnvironment(dm_env.Environment):
             "Make the environment with stepping='inline' or 'processes' and put ActionRepeat innermost."
         )
 
+    def seed_episodes(self, seeds: np.ndarray, envs: np.ndarray) -> None:
+        """Makes the next episodes of `envs` (bool[B]) begin as the first ones of envs made with `seeds`.
+
+        Args:
+          seeds: int64[B], of 0 to 2**32 - 1; other envs' do not matter.
+          envs: bool[B].
+        """
+        raise NotImplementedError(
+            f"{self.name}: {type(self).__name__} cannot begin an episode with a given seed."
+        )
+
+    def start_over(self) -> None:
+        """Makes the next `reset` begin with the first of the episodes that `SeededEpisodes` numbers."""
+
     def end_episodes(self, envs: np.ndarray) -> None:
         """Makes the next `step` start a new episode in `envs` (bool[B]), as after LAST."""
         raise NotImplementedError(

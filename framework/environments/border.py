@@ -60,6 +60,9 @@ class Border(EnvironmentWrapper):
     def step_envs(self, action: Nest, active: np.ndarray) -> dm_env.TimeStep:
         return self._call("step_envs", self._copied(action), active.copy())
 
+    def seed_episodes(self, seeds: np.ndarray, envs: np.ndarray) -> None:
+        self._environment.seed_episodes(seeds.copy(), envs.copy())
+
     def end_episodes(self, envs: np.ndarray) -> None:
         self._environment.end_episodes(envs.copy())
 

@@ -81,7 +81,7 @@ def check_environment(
                     "episodes",
                     f"had no end after {patience:,} steps of random actions",
                     "end or truncate them (gymnasium.wrappers.TimeLimit, StepLimit), or give more num_steps: "
-                    "returns are those of whole episodes, and evaluations cut them at max_evaluation_steps",
+                    "returns are whole episodes', and evaluations cut them at max_evaluation_steps",
                 )
     except _Broken as error:
         report.add(*error.args)
@@ -109,10 +109,10 @@ class _Report:
 
 
 class _Broken(Exception):
-    """The environment is too broken to continue. Its arguments are those of a `Violation`."""
+    """The environment is too broken to continue. Its arguments are a `Violation`'s."""
 
 
-class _Gymnasium:
+class _GymnasiumChecks:
     """Checks gymnasium's part of the contract, and returns (observation, reward, discount, over)."""
 
     def __init__(self, environment: Any, report: _Report, seed: int):
@@ -154,7 +154,7 @@ class _Gymnasium:
         return observation, reward, 0.0 if terminated else 1.0, bool(terminated or truncated)
 
 
-class _DmEnv:
+class _DmEnvChecks:
     """Checks dm_env's part of the contract."""
 
     def __init__(self, environment: dm_env.Environment, report: _Report):
@@ -214,14 +214,14 @@ def _shift(nest: Nest, spec: Nest, starts: Sequence[int], by: Callable[[Any, int
     return nests.unflattener(spec)([by(v, start) for v, start in zip(values, starts, strict=True)])
 
 
-def _adapt(environment: Any, report: _Report, seed: int) -> _Gymnasium | _DmEnv | _Other:
+def _adapt(environment: Any, report: _Report, seed: int) -> _GymnasiumChecks | _DmEnvChecks | _Other:
     import gymnasium  # 0.2 s
 
     try:
         if isinstance(environment, gymnasium.Env):
-            return _Gymnasium(environment, report, seed)
+            return _GymnasiumChecks(environment, report, seed)
         if isinstance(environment, dm_env.Environment) and not isinstance(environment, BatchedEnvironment):
-            return _DmEnv(environment, report)
+            return _DmEnvChecks(environment, report)
     except specs.UnsupportedSpaceError as error:
         what, fix = str(error).rstrip("."), "use a supported space, or wrap the environment"
         raise _Broken("spaces", what, fix) from error
@@ -255,7 +255,7 @@ def _check_spec(spec: specs.EnvironmentSpec, report: _Report) -> bool:
 
 
 def _play(
-    environment: _Gymnasium | _DmEnv | _Other,
+    environment: _GymnasiumChecks | _DmEnvChecks | _Other,
     report: _Report,
     num_steps: int,
     seed: int,

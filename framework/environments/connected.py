@@ -17,7 +17,7 @@ from framework import nest as nests
 from framework import specs
 from framework.environments.action_masks import MaskChecker
 from framework.environments.base import FIRST, LAST, BatchedEnvironment, EnvironmentFault
-from framework.environments.environment_server import MalformedMessage
+from framework.environments.environment_server import UnreadableMessage
 from framework.environments.fields import FieldChecker
 from framework.environments.spec_data import parse_environment_spec
 from framework.types import MultiAgentTimeStep, Nest
@@ -64,7 +64,7 @@ class ConnectedEnvironment(BatchedEnvironment):
         self._vacant = np.ones(num_envs, np.bool_)
         self._missing = np.ones(num_envs, np.bool_)  # Envs whose next time step has not arrived.
         self._spec_data: object = None
-        self._columns: list[np.ndarray] | None = None  # Of the last time step, one per leaf.
+        self._columns: list[np.ndarray] | None = None  # the last time step, one array per leaf
         self._stopped = launch.stop_event()
         try:
             self._gather(self._vacant)
@@ -98,7 +98,7 @@ class ConnectedEnvironment(BatchedEnvironment):
         timestep = dm_env.TimeStep(step_type, rewards, discounts, observations)
         if self._is_multi_agent:
             timestep = MultiAgentTimeStep(step_type, rewards, discounts, observations, agents)
-        # Not within bounds: environments of gymnasium often leave theirs.
+        # Bounds are not checked: environments of gymnasium often leave theirs.
         observation(timestep.observation), reward(timestep.reward), discount(timestep.discount)
         self._check_mask(step_type, timestep.observation)
         return timestep
@@ -158,7 +158,7 @@ class ConnectedEnvironment(BatchedEnvironment):
 
     def _refuse_message(self, error: Exception) -> str:
         """Counts an error of a peer's message and returns the text for the peer; raises a repeated defect."""
-        if isinstance(error, MalformedMessage):
+        if isinstance(error, UnreadableMessage):
             self.malformed += 1
             if self.malformed & (self.malformed - 1) == 0:  # the 1st, 2nd, 4th …: a flood fills no log
                 text = "%s: ended the connection of a peer (%d so far): %s"
@@ -172,7 +172,7 @@ class ConnectedEnvironment(BatchedEnvironment):
         try:
             return parse_environment_spec(data)
         except ValueError as error:
-            raise MalformedMessage(str(error)) from None
+            raise UnreadableMessage(str(error)) from None
 
     def _put(self, envs: np.ndarray, leaves: Sequence[np.ndarray]) -> None:
         """Takes the time step of some envs."""
@@ -181,7 +181,7 @@ class ConnectedEnvironment(BatchedEnvironment):
         self._missing[envs] = False
 
     def _open_port(self) -> socket.socket:
-        """A listening socket, which shares the port with those of other environments."""
+        """A listening socket, which shares the port with other environments' sockets."""
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -209,7 +209,7 @@ class ConnectedEnvironment(BatchedEnvironment):
         """Gives the peers their actions; None resets their envs."""
 
     def _abandon(self) -> None:
-        """Cleans up after a failed request: its late answers must not pass for those of the next one."""
+        """Cleans up after a failed request: its late answers must not pass for answers to the next one."""
 
     @abc.abstractmethod
     def _receive(self, timeout: float) -> None:

@@ -16,7 +16,7 @@ Messages are msgpack lists `[kind, ...]` over a ZeroMQ DEALER socket with CURVE;
     server to run    hello protocol envs spec    timestep leaves    fault text
     run to server    take envs seed    reset    step leaves    release    refuse text    ping
 
-`leaves` are the bytes of arrays `[envs, ...]`; those of a dict are in the order of its sorted keys. In `step`
+`leaves` are the bytes of arrays `[envs, ...]`; a dict's are in the order of its sorted keys. In `step`
 they are the actions. In `timestep` they are the step type (int64), rewards, discounts and observations, and
 with several agents the step type of each. An env whose last step was LAST begins an episode at the next
 `step`, which ignores its action.
@@ -48,13 +48,13 @@ FIRST, MID, LAST = 0, 1, 2
 MAX_FRAME_BYTES = 1 << 28
 _MAX_OBJECTS = 1 << 17  # lists and dicts in a message; an empty one takes 1 byte there, and 70 in memory
 _ANSWER_SECONDS = 3.0  # for a run to answer an offer, and for the handshake before it
-_TURNED_AWAY = 500  # the status of a run that needs no envs now; that of a wrong key is 400
+_TURNED_AWAY = 500  # the status of a run that needs no envs now; a wrong key has 400
 _RETRY_SECONDS = (0.02, 0.25)  # shortest and longest pause between two offers
 _AUTH_FAILED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 _ENDED = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | _AUTH_FAILED
 
 
-class MalformedMessage(ValueError):
+class UnreadableMessage(ValueError):
     """A peer sent something that is not a message of this protocol."""
 
 
@@ -63,7 +63,7 @@ def pack(kind: str, *content: Any) -> bytes:
 
 
 def unpack(frame: Any) -> tuple[str, list[Any]]:
-    """Returns the kind and the content of a message; raises MalformedMessage."""
+    """Returns the kind and the content of a message; raises UnreadableMessage."""
     left = [_MAX_OBJECTS]
 
     def count(made: Any) -> Any:
@@ -75,15 +75,15 @@ def unpack(frame: Any) -> tuple[str, list[Any]]:
     try:
         message = msgpack.unpackb(frame, raw=False, list_hook=count, object_hook=count)
     except Exception as error:  # msgpack's errors have no common class
-        raise MalformedMessage(f"message: {type(error).__name__}: {error}") from None
+        raise UnreadableMessage(f"message: {type(error).__name__}: {error}") from None
     if not isinstance(message, list) or not message or not isinstance(message[0], str):
-        raise MalformedMessage(f"message: got {type(message).__name__}, expected a list [kind, ...].")
+        raise UnreadableMessage(f"message: got {type(message).__name__}, expected a list [kind, ...].")
     return message[0], message[1:]
 
 
 def _fields(kind: str, content: list[Any], count: int) -> list[Any]:
     if len(content) != count:
-        raise MalformedMessage(f"{kind}: got {len(content)} fields, expected {count}.")
+        raise UnreadableMessage(f"{kind}: got {len(content)} fields, expected {count}.")
     return content
 
 
@@ -116,10 +116,10 @@ def to_bytes(arrays: Sequence[np.ndarray]) -> list[bytes]:
 
 
 def from_bytes(content: Any, layout: Sequence[tuple[np.dtype, tuple[int, ...]]]) -> list[np.ndarray]:
-    """Arrays of the dtypes and shapes of `layout`, read-only; raises MalformedMessage."""
+    """Arrays of the dtypes and shapes of `layout`, read-only; raises UnreadableMessage."""
     sizes = [dtype.itemsize * int(np.prod(shape, dtype=np.int64)) for dtype, shape in layout]
     if not isinstance(content, list) or [len(x) if isinstance(x, bytes) else -1 for x in content] != sizes:
-        raise MalformedMessage(f"leaves: got {_shorten(content)}, expected bytes of the lengths {sizes}.")
+        raise UnreadableMessage(f"leaves: got {_shorten(content)}, expected bytes of the lengths {sizes}.")
     return [
         np.frombuffer(data, dtype).reshape(shape) if data else np.zeros(shape, dtype)
         for data, (dtype, shape) in zip(content, layout)
@@ -426,7 +426,7 @@ class _Session:
         self.send(hello)
 
     def send(self, frame: bytes) -> None:
-        # Without a connection it would wait forever; the monitor tells of the loss.
+        # It would wait forever for a lost connection; the monitor tells of the loss.
         with contextlib.suppress(zmq.Again):
             self.socket.send(frame, zmq.NOBLOCK)
 
@@ -481,7 +481,7 @@ class _Server:
                 event = recv_monitor_message(session.monitor)
                 refused = event["event"] & _AUTH_FAILED and event["value"] != _TURNED_AWAY
                 self._end(session, "it refused the key" if refused else "it needs no envs, or is not running")
-        # Not if its answer has arrived meanwhile: steps of other envs may have taken long.
+        # Its answer may have arrived meanwhile: steps of other envs may have taken long.
         waits = offer if offer is self._offer else None
         if waits is not None and waits.socket not in ready and now > waits.begun + _ANSWER_SECONDS:
             self._end(waits, f"{waits.address} did not answer")
@@ -494,14 +494,14 @@ class _Server:
             self._take_message(session, kind, content)
         except zmq.Again:
             return
-        except MalformedMessage as error:
+        except UnreadableMessage as error:
             self._end(session, f"received an invalid message: {error}")
 
     def _take_message(self, session: _Session, kind: str, content: list[Any]) -> None:
         if kind == "take" and session is self._offer:
             num_envs, seed = _fields(kind, content, 2)
             if type(num_envs) is not int or not 1 <= num_envs <= self._free:
-                raise MalformedMessage(f"take: got {num_envs!r} envs, expected 1 to {self._free}.")
+                raise UnreadableMessage(f"take: got {num_envs!r} envs, expected 1 to {self._free}.")
             session.num_envs = num_envs
             self._free -= num_envs
             self._offer, self._pause = None, _RETRY_SECONDS[0]
@@ -522,7 +522,7 @@ class _Server:
         elif kind == "release":
             self._end(session, "no run needs envs")
         elif kind not in ("reset", "step", "ping"):  # An error of the first batch was told before.
-            raise MalformedMessage(f"message: got {kind!r}, expected take, reset, step, release or ping.")
+            raise UnreadableMessage(f"message: got {kind!r}, expected take, reset, step, release or ping.")
 
     def _reply(self, session: _Session, call: Callable[[], Any]) -> None:
         try:

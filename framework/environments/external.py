@@ -27,7 +27,7 @@ from framework import nest as nests
 from framework import specs
 from framework.environments.base import FIRST, LAST, MID
 from framework.environments.connected import ConnectedEnvironment
-from framework.environments.environment_server import MalformedMessage
+from framework.environments.environment_server import UnreadableMessage
 from framework.environments.external_client import keep_alive
 from framework.types import Nest
 from launch.rpc.sockets import is_loopback, read_secret
@@ -40,7 +40,7 @@ _MAX_STRANGERS = 64  # connections that have not said hello
 _LARGEST_REWARD = float(np.finfo(np.float32).max)
 
 
-class _Client:
+class _ExternalClient:
     """One connection.
 
     Attributes:
@@ -65,7 +65,7 @@ class _Client:
             while data := self.connection.recv(1 << 16):  # A whole TLS record, so that none is left behind.
                 self.buffer += data
                 if len(self.buffer) > most:
-                    raise MalformedMessage(f"message: got more than {most} bytes before its end.")
+                    raise UnreadableMessage(f"message: got more than {most} bytes before its end.")
                 if b"\n" in data:
                     return True
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -82,9 +82,9 @@ class _Client:
         try:
             message = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise MalformedMessage(f"message: got no JSON: {error}") from None
+            raise UnreadableMessage(f"message: got no JSON: {error}") from None
         if not isinstance(message, dict):
-            raise MalformedMessage(f"message: got {type(message).__name__}, expected an object with a type.")
+            raise UnreadableMessage(f"message: got {type(message).__name__}, expected an object with a type.")
         return message
 
     def send(self, **message: Any) -> bool:
@@ -143,7 +143,7 @@ class ExternalEnvironment(ConnectedEnvironment):
         self.how_to_connect = f"Start {kind}, which connect to the port and send the token in {token}."
         self._selector = selectors.DefaultSelector()
         self._listener: socket.socket | None = None
-        self._clients: set[_Client] = set()
+        self._clients: set[_ExternalClient] = set()
         self._cut, self._rewards = np.zeros(num_envs, np.bool_), np.zeros(num_envs)
         super().__init__(name, address, num_envs, timeout)
 
@@ -189,7 +189,7 @@ class ExternalEnvironment(ConnectedEnvironment):
                 client = key.data
                 try:
                     alive = client.read()
-                except MalformedMessage as error:
+                except UnreadableMessage as error:
                     self._refuse(client, error)
                     continue
                 self._handle(client)
@@ -221,11 +221,11 @@ class ExternalEnvironment(ConnectedEnvironment):
         except OSError:
             connection.close()
             return
-        client = _Client(connection)
+        client = _ExternalClient(connection)
         self._clients.add(client)
         self._selector.register(connection, selectors.EVENT_READ, client)
 
-    def _handle(self, client: _Client) -> None:
+    def _handle(self, client: _ExternalClient) -> None:
         """Takes the client's messages up to its next time step; later ones wait."""
         try:
             while client in self._clients and (client.env < 0 or self._awaits(client)):
@@ -239,18 +239,18 @@ class ExternalEnvironment(ConnectedEnvironment):
         except Exception as error:
             self._refuse(client, error)
 
-    def _awaits(self, client: _Client) -> bool:
+    def _awaits(self, client: _ExternalClient) -> bool:
         return self._columns is not None and bool(self._missing[client.env])
 
-    def _admit(self, client: _Client, message: dict[str, Any]) -> None:
+    def _admit(self, client: _ExternalClient, message: dict[str, Any]) -> None:
         token = message.get("token")
         given = str(token) if isinstance(token, str | int) else ""
         if message.get("type") != "hello" or message.get("protocol") != PROTOCOL:
-            raise MalformedMessage(
+            raise UnreadableMessage(
                 f"hello: got {_short(message)}, expected type hello of protocol {PROTOCOL}."
             )
         if not hmac.compare_digest(given.encode(errors="surrogatepass"), self._token.encode()):
-            raise MalformedMessage("token: got one that differs from the token in the run's file.")
+            raise UnreadableMessage("token: got one that differs from the token in the run's file.")
         data = {"observations": message.get("observation"), "actions": message.get("action")}
         spec = self._parse_spec(data)
         free = np.flatnonzero(self._vacant)
@@ -263,14 +263,14 @@ class ExternalEnvironment(ConnectedEnvironment):
             self._build_action = nests.unflattener(spec.actions)
             self._last: list[Nest] = [None] * self.num_envs  # Observation that waits for an action, by env.
         elif data != self._spec_data:
-            raise MalformedMessage(
+            raise UnreadableMessage(
                 f"hello: got {spec.observations} and {spec.actions}, expected {self.spec}."
             )
         client.env = int(free[0])
         self._vacant[client.env] = False
         client.send(type="welcome")
 
-    def _take(self, client: _Client, message: dict[str, Any]) -> None:
+    def _take(self, client: _ExternalClient, message: dict[str, Any]) -> None:
         kind = message.get("type")
         if kind == "start_episode" and not client.is_open:
             client.is_open = client.is_new = True
@@ -278,13 +278,13 @@ class ExternalEnvironment(ConnectedEnvironment):
         elif kind == "log_reward" and client.is_open and not client.is_new:
             given = message.get("reward")
             if not isinstance(given, int | float):
-                raise MalformedMessage(f"reward: got {type(given).__name__}, expected a number.")
+                raise UnreadableMessage(f"reward: got {type(given).__name__}, expected a number.")
             try:
                 client.reward += given
             except OverflowError:
                 client.reward = math.inf
             if not abs(client.reward) <= _LARGEST_REWARD:
-                raise MalformedMessage(
+                raise UnreadableMessage(
                     f"reward: got {given!r:.40}, expected a finite number of float32, also as a sum."
                 )
         elif kind == "get_action" and client.is_open:
@@ -297,18 +297,20 @@ class ExternalEnvironment(ConnectedEnvironment):
             leaves = self._observation(message)
             client.is_open = False
             if not isinstance(message.get("truncated", False), bool):
-                raise MalformedMessage(
+                raise UnreadableMessage(
                     f"truncated: got {message['truncated']!r:.40}, expected true or false."
                 )
             if not client.is_cut:  # Otherwise an episode that the run has not begun; the next one begins.
                 self._put_step(client, LAST, 1.0 if message.get("truncated") else 0.0, leaves)
         else:
-            raise MalformedMessage(
+            raise UnreadableMessage(
                 f"message: got {_short(message)}, expected start_episode, then get_action, then log_reward "
                 "and get_action or end_episode."
             )
 
-    def _put_step(self, client: _Client, kind: int, discount: float, observation: list[np.ndarray]) -> None:
+    def _put_step(
+        self, client: _ExternalClient, kind: int, discount: float, observation: list[np.ndarray]
+    ) -> None:
         reward = 0.0 if kind == FIRST else client.reward
         if kind == FIRST:
             self._cut[client.env] = client.has_acted
@@ -319,7 +321,7 @@ class ExternalEnvironment(ConnectedEnvironment):
     def _observation(self, message: dict[str, Any]) -> list[np.ndarray]:
         """The leaves of a message's observation: numbers in nested lists, or the bytes in base64."""
         if "observation" not in message:
-            raise MalformedMessage(f"message: got {_short(message)} without an observation, expected one.")
+            raise UnreadableMessage(f"message: got {_short(message)} without an observation, expected one.")
         value, leaves = message["observation"], []
         for path, leaf in specs.leaves(self.spec.observations):
             try:
@@ -335,25 +337,25 @@ class ExternalEnvironment(ConnectedEnvironment):
                     ):
                         raise ValueError(f"got {given.tolist()}, expected numbers of {leaf.dtype}.")
             except (ValueError, TypeError, KeyError, IndexError, OverflowError, binascii.Error) as error:
-                raise MalformedMessage(f"{specs.path_name('observation', path)}: {error}") from None
+                raise UnreadableMessage(f"{specs.path_name('observation', path)}: {error}") from None
             if array.shape != leaf.shape or not np.isfinite(array).all():
                 place = specs.path_name("observation", path)
-                raise MalformedMessage(
+                raise UnreadableMessage(
                     f"{place}: got shape {array.shape}, expected finite numbers of {leaf.shape}."
                 )
             if isinstance(leaf, specs.DiscreteArray) and not 0 <= array < leaf.num_values:
                 place = specs.path_name("observation", path)
-                raise MalformedMessage(f"{place}: got {array}, expected 0 to {leaf.num_values - 1}.")
+                raise UnreadableMessage(f"{place}: got {array}, expected 0 to {leaf.num_values - 1}.")
             leaves.append(array)
         return leaves
 
-    def _refuse(self, client: _Client, error: Exception) -> None:
+    def _refuse(self, client: _ExternalClient, error: Exception) -> None:
         text = self._refuse_message(error)
         client.send(type="error", message=text)
         if client in self._clients:
             self._end(client)
 
-    def _end(self, client: _Client) -> None:
+    def _end(self, client: _ExternalClient) -> None:
         """Ends a connection. The env of the client becomes vacant."""
         self._clients.discard(client)
         self._selector.unregister(client.connection)

@@ -19,7 +19,7 @@ def keep_alive(connection: socket.socket) -> None:
     # Seconds idle, seconds between probes, number of probes; milliseconds that sent data may wait.
     options = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60000}
     for name, value in options.items():
-        option = getattr(socket, name, None)  # Not every platform has all.
+        option = getattr(socket, name, None)  # Some platforms have only a few.
         if option is not None:
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
 

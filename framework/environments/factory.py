@@ -13,6 +13,7 @@ from framework.environments.border import checked
 from framework.environments.processes import ProcessEnvironment
 from framework.environments.single import SingleEnv, call_factory, env_seeds, make_env, takes
 from framework.environments.stepping import InlineEnvironment, VectorEnvironment, autoreset_mode
+from framework.environments.suites import EnvironmentSource
 
 STEPPING = ("auto", "inline", "vector", "processes")
 
@@ -91,7 +92,11 @@ def make(
 
 
 def _batch(
-    source: suites.Source, num_envs: int, seed: int | None, stepping: str, num_processes: int | None
+    source: EnvironmentSource,
+    num_envs: int,
+    seed: int | None,
+    stepping: str,
+    num_processes: int | None,
 ) -> BatchedEnvironment:
     import gymnasium  # 0.2 s
 
@@ -135,8 +140,8 @@ def _batch(
     return InlineEnvironment(source.name, makers)
 
 
-def _fast_vector(source: suites.Source, num_envs: int, seed: int | None) -> VectorEnvironment | None:
-    """The environment's own vector version, if its specs are those of the single environment."""
+def _fast_vector(source: EnvironmentSource, num_envs: int, seed: int | None) -> VectorEnvironment | None:
+    """The environment's own vector version, if its specs are the single environment's."""
     env = source.make_env(None)
     env.close()
     assert source.make_vector is not None

@@ -107,7 +107,7 @@ class FieldChecker:
                 parts = [specs.pick(value, path) for value in values] if path else values
                 if self._is_quick and (quick := self._gather_quickly(parts, dtype)) is not None:
                     return [quick]
-                # Not of the spec's dtype yet: numpy would make numbers of text, and NaN of None.
+                # The spec's dtype comes later: numpy would make numbers of text, and NaN of None.
                 array = np.array(parts)
                 if array.shape != (len(envs), *shape):
                     if shape:
@@ -131,7 +131,7 @@ class FieldChecker:
         array = np.array(parts, dtype)
         if array.shape != (len(parts),):
             return None
-        if array.tolist() == parts:  # Not if one is text, None, or NaN.
+        if array.tolist() == parts:  # False if one is text, None, or NaN.
             return None if math.inf in parts or -math.inf in parts else array
         if self._is_reward:
             given = np.array(parts)
@@ -182,7 +182,7 @@ class FieldChecker:
                 outside = (array < bounds[0]) | (array > bounds[1])
                 if np.count_nonzero(outside):
                     self._refuse_or_warn(path, array, outside, envs, bounds)
-            if start and self._is_action:  # Not negated: the dtype may be unsigned.
+            if start and self._is_action:  # A negated value would wrap around in an unsigned dtype.
                 array = array + start
             arrays[index] = array
         if exact is not None:

@@ -76,6 +76,11 @@ class MinAtarEnvironment(dm_env.Environment):
     def _observe(self) -> np.ndarray:
         return self._game.state().transpose(2, 0, 1).astype(np.float32)
 
+    def seed(self, seed: int) -> None:
+        """Makes the next episode begin as the first one of a game with this seed."""
+        self._game.seed(seed)
+        self._game.last_action = 0  # Which sticks to the first step.
+
     def reset(self) -> dm_env.TimeStep:
         self._game.reset()
         self._playing = True

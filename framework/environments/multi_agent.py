@@ -49,6 +49,7 @@ class MultiAgentCartPole(BatchedEnvironment):
         )
         self._check_action = FieldChecker(self.name, "action", self.spec.actions, num_envs)
         self._random = np.random.default_rng(seed)
+        self._seeds: dict[int, int] = {}  # By env, its next episode's.
         self._state = np.zeros((num_envs, num_agents, 4))  # Position, velocity, angle, angular velocity.
         self._plays = np.zeros((num_envs, num_agents), bool)
         self._lengths = np.zeros(num_envs, np.int64)
@@ -62,12 +63,17 @@ class MultiAgentCartPole(BatchedEnvironment):
         arrays = dict(zip(sorted(self._names), self._check_action(action), strict=True))
         return self._advance(np.stack([arrays[name] for name in self._names], 1))
 
+    def seed_episodes(self, seeds: np.ndarray, envs: np.ndarray) -> None:
+        self._seeds.update((int(env), int(seeds[env])) for env in np.flatnonzero(envs))
+
     def end_episodes(self, envs: np.ndarray) -> None:
         self._over |= envs
 
     def _advance(self, actions: np.ndarray) -> MultiAgentTimeStep:
         begins, moved = self._over[:, None], self._plays & ~self._over[:, None]
         start = self._random.uniform(-0.05, 0.05, self._state.shape)
+        for env in [env for env in self._seeds if self._over[env]]:
+            start[env] = np.random.default_rng(self._seeds.pop(env)).uniform(-0.05, 0.05, start[env].shape)
         state = np.where(moved[..., None], _move(self._state, actions), self._state)
         self._state = np.where(begins[..., None], start, state)
         self._lengths = np.where(self._over, 0, self._lengths + 1)

@@ -35,7 +35,7 @@ from framework.environments.base import BatchedEnvironment, EnvironmentFault, un
 from framework.environments.fields import FieldChecker
 from framework.environments.states import dumps
 from framework.environments.stepping import InlineEnvironment
-from framework.environments.suites import Source
+from framework.environments.suites import EnvironmentSource
 from framework.types import MultiAgentTimeStep, Nest
 from launch import platforms
 from launch.errors import message_of
@@ -67,7 +67,7 @@ class _Child:
         # acts on it; a signal that is blocked here stays blocked in the child, from its first instruction on.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *_OF_ALL_PROCESSES})
         try:
-            # Not multiprocessing's Process: that imports the user's __main__ again, and needs a guard there.
+            # multiprocessing's Process would import the user's __main__ again, and need a guard there.
             self.process = subprocess.Popen(
                 [sys.executable, "-c", code],
                 pass_fds=(theirs.fileno(), memory),
@@ -99,7 +99,7 @@ class ProcessEnvironment(BatchedEnvironment):
 
     def __init__(
         self,
-        source: Source,
+        source: EnvironmentSource,
         seeds: Sequence[int | None],
         num_processes: int | None = None,
         *,
@@ -202,6 +202,9 @@ class ProcessEnvironment(BatchedEnvironment):
             column[...] = array
         self._is_rounded = any(self._call(method, arguments))
         return self._slots[self._slot][0]
+
+    def seed_episodes(self, seeds: np.ndarray, envs: np.ndarray) -> None:
+        self._call("seed_episodes", [(seeds[child.rows], envs[child.rows]) for child in self._children])
 
     def end_episodes(self, envs: np.ndarray) -> None:
         self._call("end_episodes", [(envs[child.rows],) for child in self._children])

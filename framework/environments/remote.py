@@ -18,11 +18,11 @@ import launch
 from framework.environments import environment_server as protocol
 from framework.environments.base import EnvironmentFault
 from framework.environments.connected import ConnectedEnvironment
-from framework.environments.environment_server import MalformedMessage
+from framework.environments.environment_server import UnreadableMessage
 from launch.rpc.sockets import CurveKeys, admit_peers, make_server_socket
 
 
-class _Server(NamedTuple):
+class _ConnectedServer(NamedTuple):
     """A connected server.
 
     Attributes:
@@ -73,7 +73,7 @@ class RemoteEnvironment(ConnectedEnvironment):
         self._is_seeded = seed is not None
         self._domain = secrets.token_hex(12).encode()
         self._socket: zmq.Socket | None = None
-        self._servers: dict[bytes, _Server] = {}
+        self._servers: dict[bytes, _ConnectedServer] = {}
         super().__init__(name, address, num_envs, timeout)
 
     def _listen(self) -> None:
@@ -90,7 +90,7 @@ class RemoteEnvironment(ConnectedEnvironment):
         )
 
     def _stop_listening(self) -> None:
-        # Not unbind(), which ends the connections, too.
+        # unbind() would end the connections, too.
         admit_peers(self._domain, None)
         self._is_listening = False
 
@@ -121,7 +121,7 @@ class RemoteEnvironment(ConnectedEnvironment):
                 self._take_answer(self._servers[identity], kind, content)
             elif kind == "hello":
                 self._admit(identity, content)
-            else:  # Of a server that was too late.
+            else:  # The server was too late.
                 self._send(identity, "release")
         except (EnvironmentFault, launch.ProgramStopped):
             raise
@@ -130,36 +130,36 @@ class RemoteEnvironment(ConnectedEnvironment):
             self._send(identity, "refuse", text)
             self._forget(identity)
 
-    def _take_answer(self, server: _Server, kind: str, content: list) -> None:
+    def _take_answer(self, server: _ConnectedServer, kind: str, content: list) -> None:
         if kind == "fault" and content:
             envs = ", ".join(map(str, server.envs))
             raise EnvironmentFault(f"{self.name}, of envs {envs}: {content[0]}")
         if kind != "timestep" or len(content) != 1 or not self._missing[server.envs[0]]:
-            raise MalformedMessage(f"message: got {kind!r}, expected one timestep for each request.")
+            raise UnreadableMessage(f"message: got {kind!r}, expected one timestep for each request.")
         leaves = protocol.from_bytes(content[0], server.layout)
         if leaves[0].min() < 0 or leaves[0].max() > 2:
-            raise MalformedMessage(f"step type: got {leaves[0]}, expected 0, 1 or 2.")
+            raise UnreadableMessage(f"step type: got {leaves[0]}, expected 0, 1 or 2.")
         self._put(server.envs, leaves)
 
     def _admit(self, identity: bytes, content: list) -> None:
         if len(content) != 3:
-            raise MalformedMessage(f"hello: got {len(content)} fields, expected protocol, envs and spec.")
+            raise UnreadableMessage(f"hello: got {len(content)} fields, expected protocol, envs and spec.")
         number, num_envs, data = content
         if number != protocol.PROTOCOL or type(num_envs) is not int or num_envs < 1:
-            raise MalformedMessage(
+            raise UnreadableMessage(
                 f"hello: got protocol {number!r}, {num_envs!r} envs, expected {protocol.PROTOCOL}, 1 or more."
             )
         spec = self._parse_spec(data)
         if self._spec_data is None:
             self._set_spec(data, spec)
         elif data != self._spec_data:
-            raise MalformedMessage(f"{self.name}: got an environment with {spec}, expected {self.spec}.")
+            raise UnreadableMessage(f"{self.name}: got an environment with {spec}, expected {self.spec}.")
         envs = np.flatnonzero(self._vacant)[:num_envs]
         if not len(envs):
             self._send(identity, "release")
             return
         layout = [(dtype, (len(envs), *shape)) for dtype, shape in self._layout]
-        self._servers[identity] = _Server(envs, layout)
+        self._servers[identity] = _ConnectedServer(envs, layout)
         self._vacant[envs] = False
         if not np.count_nonzero(self._vacant):
             self._stop_listening()  # Before the server offers the rest of its envs.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import functools
 import inspect
 import sys
 import warnings
@@ -25,7 +26,7 @@ class SingleEnv(abc.ABC):
       spec: its observations, actions, rewards and discounts.
       observation_starts, action_starts: per leaf, the first value of a Discrete space; empty if all are 0.
         Values of the spec count from 0. The batch adds and subtracts the start.
-      agents: the step type of each agent at the last time step; None if it is that of the environment.
+      agents: the step type of each agent at the last time step; None if it is the environment's.
     """
 
     spec: specs.EnvironmentSpec
@@ -43,6 +44,10 @@ class SingleEnv(abc.ABC):
     @abc.abstractmethod
     def step(self, action: Nest) -> tuple[Nest, Any, Any, int]:
         """`(observation, reward, discount, step_type)`; step_type is MID or LAST."""
+
+    def seeder(self) -> Callable[[int], Any] | None:
+        """Takes the seed with which the next episode begins; None if the environment has no such function."""
+        return functools.partial(setattr, self, "_seed")
 
     def render(self) -> Any:
         """A picture of the present state."""
@@ -63,7 +68,7 @@ class GymnasiumAdapter(SingleEnv):
         self.action_starts = specs.discrete_offsets(environment.action_space)
 
     def reset(self) -> Nest:
-        # Only the first reset is seeded: seeding again would repeat the same episode.
+        # Once for each seed: seeding again would repeat the same episode.
         seed, self._seed = self._seed, None
         return reset_parts(self._environment.reset(seed=seed))
 
@@ -130,7 +135,7 @@ class PettingZooAdapter(SingleEnv):
             rewards=dict.fromkeys(names, spec.rewards), discounts=dict.fromkeys(names, spec.discounts)
         )
         self._over: set[str] = set()  # Agents whose episode has ended, although the environment lists them.
-        # Of the agents that are not in the episode. A Discrete space may start above 0.
+        # These go to agents that are not in the episode. A Discrete space may start above 0.
         zeros = specs.zeros(spec.observations)
         leaves = zip(tree.flatten(zeros), self.observation_starts, strict=True)
         self._absent = tree.unflatten_as(zeros, [leaf + leaf.dtype.type(start) for leaf, start in leaves])
@@ -163,7 +168,7 @@ class PettingZooAdapter(SingleEnv):
                 f"returned no observation of {', '.join(missing)}, expected one of each agent that plays"
             )
         return (
-            # Of those that begin, too.
+            # Agents that begin have one, too.
             self._seen(observations, {*playing, *(remaining - self._over)}),
             {**dict.fromkeys(self._absent, 0.0), **{name: rewards[name] for name in playing}},
             {**dict.fromkeys(self._absent, 1.0), **{name: 1.0 - failed[name] for name in playing}},
@@ -188,6 +193,14 @@ class DmEnvAdapter(SingleEnv):
             rewards=tree.map_structure(_as_float32, spec.rewards),
             discounts=tree.map_structure(_as_float32, spec.discounts),
         )
+
+    def seeder(self) -> Callable[[int], Any] | None:
+        task = getattr(self._environment, "task", None)
+        for generator in (getattr(task, "random", None), getattr(self._environment, "random_state", None)):
+            if isinstance(generator, np.random.RandomState):  # dm_control's suite and composer
+                return generator.seed
+        seeder = getattr(self._environment, "seed", None)
+        return seeder if callable(seeder) else None
 
     def reset(self) -> Nest:
         timestep = self._environment.reset()
@@ -216,6 +229,16 @@ class DmEnvAdapter(SingleEnv):
 
 class BatchOfOne(DmEnvAdapter):
     """Presents a batched environment of one env as a single one, such as one of `environments.make`."""
+
+    def seeder(self) -> Callable[[int], Any] | None:
+        def seed(number: int, envs: bool = True) -> None:
+            self._environment.seed_episodes(np.array([number]), np.array([envs]))
+
+        try:
+            seed(0, False)
+        except NotImplementedError:
+            return None
+        return seed
 
     def reset(self) -> Nest:
         return self._only(self._environment.reset()).observation

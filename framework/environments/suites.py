@@ -1,4 +1,4 @@
-"""Suites: the name of an environment, or a callable, becomes a `Source` of environments."""
+"""Suites: the name of an environment, or a callable, becomes a `EnvironmentSource` of environments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from framework.objects import load_object
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class EnvironmentSource:
     """Makes one environment, or B of them at once.
 
     Attributes:
@@ -42,13 +42,15 @@ class Source:
         return make_env(call_factory(self.make_one, seed, self.options), seed)
 
 
-def find(environment: str | Callable[..., Any], options: dict[str, Any], render_mode: str | None) -> Source:
+def find(
+    environment: str | Callable[..., Any], options: dict[str, Any], render_mode: str | None
+) -> EnvironmentSource:
     """The source that the first argument of `make` names; ValueError if there is none."""
     if callable(environment):
         if render_mode is not None and (takes(environment, "render_mode") or takes(environment, "kwargs")):
             options = {**options, "render_mode": render_mode}
         name = getattr(environment, "__qualname__", None) or type(environment).__name__
-        return Source(name, environment, options)
+        return EnvironmentSource(name, environment, options)
     if not isinstance(environment, str):
         raise TypeError(
             f"environment: got {environment!r}, expected a name such as 'gymnasium:CartPole-v1' or a "
@@ -88,7 +90,7 @@ def module_of(environment: str) -> str | None:
     return None
 
 
-def _gymnasium(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:
+def _gymnasium(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> EnvironmentSource:
     import gymnasium
     from gymnasium.error import Error
 
@@ -108,7 +110,7 @@ def _gymnasium(full: str, name: str, options: dict[str, Any], render_mode: str |
         options = {**options, "render_mode": render_mode}
     fast = spec.vector_entry_point is not None and not spec.additional_wrappers
     # The spec travels instead of the id, so that child processes need not have registered it, too.
-    return Source(
+    return EnvironmentSource(
         full,
         functools.partial(_make_gymnasium, spec),
         options,
@@ -164,7 +166,7 @@ def _require(full: str, package: str, install: str) -> None:
         raise ImportError(f"{full!r} needs {package}, which is not installed. Run pip install {install}.")
 
 
-def _dm_control(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:
+def _dm_control(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> EnvironmentSource:
     _require(full, "dm_control", "'repertory[dm-control]'")
     from dm_control import suite
 
@@ -175,28 +177,28 @@ def _dm_control(full: str, name: str, options: dict[str, Any], render_mode: str 
         hint = nearest(name, [f"{known}/{task}" for known, task in suite.ALL_TASKS])
         known = f"tasks of {domain}: {tasks}" if tasks else f"domains: {domains}"
         raise ValueError(f"unknown environment {full!r}, expected dm_control:DOMAIN/TASK; {known}.{hint}")
-    return Source(full, functools.partial(_make_dm_control, domain, task), options)
+    return EnvironmentSource(full, functools.partial(_make_dm_control, domain, task), options)
 
 
-def _atari(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:
+def _atari(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> EnvironmentSource:
     # render() always works, whatever render_mode is.
     checked = atari.check_options(options)
     for package in ("ale_py",) if checked.size is None else ("ale_py", "cv2"):
         _require(full, package, "'repertory[atari]'")
-    return Source(full, functools.partial(atari.AtariEnvironment, name, checked))
+    return EnvironmentSource(full, functools.partial(atari.AtariEnvironment, name, checked))
 
 
-def _minatar(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:
+def _minatar(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> EnvironmentSource:
     if name not in minatar.GAMES and name not in minatar.GAMES.values():
         raise ValueError(
             f"unknown environment {full!r}; MinAtar's games: {', '.join(minatar.GAMES)}."
             f"{nearest(name, minatar.GAMES)}"
         )
     _require(full, "minatar", "minatar")
-    return Source(full, functools.partial(minatar.MinAtarEnvironment, name), options)
+    return EnvironmentSource(full, functools.partial(minatar.MinAtarEnvironment, name), options)
 
 
-def _minigrid(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:
+def _minigrid(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> EnvironmentSource:
     _require(full, "minigrid", "'repertory[minigrid]' (on Python 3.11 and later)")
     import gymnasium
     import minigrid  # noqa: F401  registers its ids
@@ -212,8 +214,8 @@ def _minigrid(full: str, name: str, options: dict[str, Any], render_mode: str | 
         )
     if render_mode is not None:
         options = {**options, "render_mode": render_mode}
-    # Without a version, the last one.
-    return Source(full, functools.partial(_make_minigrid, gymnasium.spec(max(found))), options)
+    # A name without a version means the last one.
+    return EnvironmentSource(full, functools.partial(_make_minigrid, gymnasium.spec(max(found))), options)
 
 
 def _without_mission(observation: Mapping[str, Any]) -> dict[str, Any]:
@@ -235,7 +237,7 @@ def _make_minigrid(spec: Any, **options: Any) -> Any:
     )
 
 
-def _pettingzoo(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:
+def _pettingzoo(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> EnvironmentSource:
     # MPE has a package of its own since PettingZoo 1.25.
     module = f"mpe2{name[3:]}" if name.startswith("mpe.") else name
     _require(full, "mpe2" if module.startswith("mpe2.") else "pettingzoo", "'repertory[pettingzoo]'")
@@ -254,22 +256,22 @@ def _pettingzoo(full: str, name: str, options: dict[str, Any], render_mode: str 
         )
     if render_mode is not None:
         options = {**options, "render_mode": render_mode}
-    return Source(full, make_one, options)
+    return EnvironmentSource(full, make_one, options)
 
 
-def _multi_agent(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:
+def _multi_agent(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> EnvironmentSource:
     if name != "CartPole":
         raise ValueError(
             f"unknown environment {full!r}; there is multi_agent:CartPole.{nearest(name, ['CartPole'])}"
         )
-    return Source(full, multi_agent.MultiAgentCartPole, options)
+    return EnvironmentSource(full, multi_agent.MultiAgentCartPole, options)
 
 
-def _envpool(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:
+def _envpool(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> EnvironmentSource:
     _require(full, "envpool", "'repertory[envpool]' (on Python 3.11 and later)")
     from framework.environments.envpool import EnvPoolEnvironment
 
-    return Source(full, functools.partial(EnvPoolEnvironment, name), options)
+    return EnvironmentSource(full, functools.partial(EnvPoolEnvironment, name), options)
 
 
 # Environments that hide the velocities: the whole one, and the rest of its observation.
@@ -304,15 +306,15 @@ def _hidden_vector(whole: str, shown: slice, options: dict[str, Any], num_envs: 
     return gymnasium.wrappers.vector.TransformObservation(environment, show, *spaces)
 
 
-def _testing(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:
+def _testing(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> EnvironmentSource:
     if name in _HIDDEN:
         if render_mode is not None:
             options = {**options, "render_mode": render_mode}
         make = functools.partial(_hidden, *_HIDDEN[name])
         if name != "CartPoleWithoutVelocities":  # The only one that gymnasium computes in batches.
-            return Source(full, make, options)
+            return EnvironmentSource(full, make, options)
         vector = functools.partial(_hidden_vector, *_HIDDEN[name], options)
-        return Source(full, make, options, vector, has_fast_vector=True)
+        return EnvironmentSource(full, make, options, vector, has_fast_vector=True)
     kinds: tuple[type, ...] = (testing.EchoEnvironment, testing.FakeEnvironment, testing.MaskedEnvironment)
     kinds += (testing.MemoryEnvironment, testing.SleepEnvironment, testing.TupleEnvironment)
     known = {kind.__name__.removesuffix("Environment"): kind for kind in kinds}
@@ -321,7 +323,7 @@ def _testing(full: str, name: str, options: dict[str, Any], render_mode: str | N
         raise ValueError(
             f"unknown environment {full!r}; there are {names}.{nearest(name, [*known, *_HIDDEN])}"
         )
-    return Source(full, known[name], options)
+    return EnvironmentSource(full, known[name], options)
 
 
 def options_in(
@@ -335,27 +337,27 @@ def options_in(
     return {**found, "evaluation": True} if suite == "external" and evaluation else found
 
 
-def _remote(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:
+def _remote(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> EnvironmentSource:
     from framework.environments.remote import RemoteEnvironment  # Imports pyzmq.
 
-    return Source(full, functools.partial(RemoteEnvironment, name), options)
+    return EnvironmentSource(full, functools.partial(RemoteEnvironment, name), options)
 
 
-def _external(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:
+def _external(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> EnvironmentSource:
     from framework.environments.external import ExternalEnvironment
 
-    return Source(full, functools.partial(ExternalEnvironment, name), options)
+    return EnvironmentSource(full, functools.partial(ExternalEnvironment, name), options)
 
 
-def _tasks(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:
+def _tasks(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> EnvironmentSource:
     if name not in tasks.FAMILIES:
         names = ", ".join(f"tasks:{known}" for known in tasks.FAMILIES)
         raise ValueError(f"unknown environment {full!r}; there are {names}.{nearest(name, tasks.FAMILIES)}")
-    return Source(full, tasks.FAMILIES[name], options)
+    return EnvironmentSource(full, tasks.FAMILIES[name], options)
 
 
 #: Per suite, the function that finds its environments and an example for errors.
-SUITES: dict[str, tuple[Callable[[str, str, dict[str, Any], str | None], Source], str]] = {
+SUITES: dict[str, tuple[Callable[[str, str, dict[str, Any], str | None], EnvironmentSource], str]] = {
     "gymnasium": (_gymnasium, "CartPole-v1"),
     "dm_control": (_dm_control, "cartpole/balance"),
     "atari": (_atari, "Pong"),

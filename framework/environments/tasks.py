@@ -23,12 +23,12 @@ class TaskEnvironment(BatchedEnvironment):
     timestep = environment.reset()
     ```
 
-    Without `set_task`, each episode of each env has a task of its own, drawn like those of `sample_tasks`.
+    Without `set_task`, each episode of each env has a task of its own, drawn as by `sample_tasks`.
     """
 
     @abc.abstractmethod
-    def sample_tasks(self, num_tasks: int) -> np.ndarray:
-        """Draws tasks from the distribution of the family, `[num_tasks, ...]`."""
+    def sample_tasks(self, num_tasks: int, seed: int | None = None) -> np.ndarray:
+        """Draws tasks from the distribution of the family, `[num_tasks, ...]`; the same ones with a seed."""
 
     @abc.abstractmethod
     def set_task(self, task: np.ndarray | None) -> None:
@@ -85,14 +85,19 @@ class Navigation2D(TaskEnvironment):
         )
         self._check_action = FieldChecker(self.name, "action", self.spec.actions, num_envs)
         self._rng = np.random.default_rng(seed)
+        self._seeds: dict[int, int] = {}  # By env, its next episode's.
         self._task: np.ndarray | None = None  # [B, 2] once it is set
         self._goals = np.zeros((num_envs, 2), np.float32)
         self._positions = np.zeros((num_envs, 2), np.float32)
         self._steps = np.zeros(num_envs, np.int64)
         self._over = np.ones(num_envs, bool)  # envs whose next step starts an episode
 
-    def sample_tasks(self, num_tasks: int) -> np.ndarray:
-        return self._rng.uniform(-0.5, 0.5, (num_tasks, 2)).astype(np.float32)
+    def sample_tasks(self, num_tasks: int, seed: int | None = None) -> np.ndarray:
+        rng = self._rng if seed is None else np.random.default_rng(seed)
+        return rng.uniform(-0.5, 0.5, (num_tasks, 2)).astype(np.float32)
+
+    def seed_episodes(self, seeds: np.ndarray, envs: np.ndarray) -> None:
+        self._seeds.update((int(env), int(seeds[env])) for env in np.flatnonzero(envs))
 
     def set_task(self, task: np.ndarray | None) -> None:
         self._task = None
@@ -113,6 +118,10 @@ class Navigation2D(TaskEnvironment):
         if first.any():
             drawn = self.sample_tasks(int(first.sum())) if self._task is None else self._task[first]
             self._goals[first] = drawn
+            for env in [env for env in self._seeds if first[env]]:
+                seed = self._seeds.pop(env)
+                if self._task is None:
+                    self._goals[env] = self.sample_tasks(1, seed)[0]
         # New arrays: time steps that were returned stay as they are.
         moved = self._positions + np.clip(velocity, -0.1, 0.1)
         self._positions = np.where(first[:, None], np.float32(0), moved).astype(np.float32)

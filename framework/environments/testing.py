@@ -43,6 +43,10 @@ class _Episodes(dm_env.Environment):
     def _discount_of(self, value: float) -> Nest:
         return value
 
+    def seed(self, seed: int) -> None:
+        """Makes the next episode begin as the first one of an environment with this seed."""
+        self._rng = np.random.default_rng(seed)
+
     def reset(self) -> dm_env.TimeStep:
         self._time = 0
         return dm_env.restart(self._observe())
@@ -229,7 +233,7 @@ class MemoryEnvironment(_Episodes):
 class MaskedEnvironment(_Episodes):
     """A board of `size` x `size` cells, on which a token moves from a random corner to the opposite one.
 
-    Observation: `board`, the token's row and column and those of the goal as one-hot codes, and
+    Observation: `board`, the token's and the goal's row and column as one-hot codes, and
     `action_mask`, bool[4], the moves that stay on the board: up, down, left, right. Any other move raises
     ValueError. An episode has as many steps as the shortest way, and each step toward the goal earns its
     share of 1, the best return; a step back costs as much. At its end the mask allows nothing.

@@ -61,6 +61,12 @@ class EnvironmentWrapper(BatchedEnvironment):
     def step(self, action: Nest) -> dm_env.TimeStep:
         return self._environment.step(action)
 
+    def seed_episodes(self, seeds: np.ndarray, envs: np.ndarray) -> None:
+        self._environment.seed_episodes(seeds, envs)
+
+    def start_over(self) -> None:
+        self._environment.start_over()
+
     def end_episodes(self, envs: np.ndarray) -> None:
         self._environment.end_episodes(envs)
 
@@ -235,7 +241,7 @@ class _ObservationWrapper(EnvironmentWrapper):
 class FrameStack(_ObservationWrapper):
     """The last `num_frames` observations along a new first axis, oldest first; zeros before a FIRST.
 
-    An `action_mask` stays that of the last observation.
+    An `action_mask` stays the last observation's.
     """
 
     def __init__(self, environment: BatchedEnvironment, num_frames: int):
@@ -358,7 +364,7 @@ class OneHotPlanes(_ObservationWrapper):
     """Images of codes `[H, W, C]` as float32`[P, H, W]` of zeros and ones: a plane for each code.
 
     The codes of a channel go from 0 to its largest bound. Other leaves of the observation stay as they are.
-    For codes that are names, not quantities, such as those of MiniGrid.
+    For codes that are names, not quantities, such as MiniGrid's.
     """
 
     def __init__(self, environment: BatchedEnvironment):

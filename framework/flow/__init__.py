@@ -7,7 +7,7 @@ for metrics in plan:
     ...
 ```
 
-The model is that of RLlib Flow (Liang et al. 2021, "RLlib Flow: Distributed Reinforcement Learning is a
+The model is The model is RLlib Flow (Liang et al. 2021, "RLlib Flow: Distributed Reinforcement Learning is a
 Dataflow Problem"). A plan is a chain of operators. `Par` runs its steps where the nodes are, `Flow` in the
 process that takes the items. Nothing runs before an item is asked for.
 """

@@ -16,8 +16,8 @@ Step = Callable[..., Any]
 Key = tuple[bytes, int]
 
 # A plan may make new functions in each iteration, so both sides forget the oldest ones.
-_FUNCTIONS = 32  # Of one caller, in the order in which they were first sent.
-_CALLERS = 1024  # Of one object, in the order of their last calls.
+_FUNCTIONS = 32  # kept for one caller, in the order in which they were first sent
+_CALLERS = 1024  # kept for one object, in the order of their last calls
 
 
 class StepError(RuntimeError):
@@ -132,7 +132,7 @@ class Node:
             if number is not None:
                 return self._client.futures.call((self._caller, number), None, args)
             call = self._client.futures.call((self._caller, self._sent), function, args)
-            self._numbers[function] = self._sent  # Not before: the call may not have been sent.
+            self._numbers[function] = self._sent  # only now, because the call may have failed
             if self._sent - next(iter(self._numbers.values())) >= _FUNCTIONS:
                 del self._numbers[next(iter(self._numbers))]
             self._sent += 1

@@ -166,7 +166,7 @@ class Flow(Iterator[Any]):
                     taking = True
                 made = []
                 try:
-                    made.append(self._take())  # Without the lock: the other branches may take their items.
+                    made.append(self._take())  # unlocked: the other branches may take their items
                 finally:
                     with gate:
                         taking = False

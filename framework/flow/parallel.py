@@ -68,7 +68,7 @@ class Par:
             while True:
                 while due:
                     call = due[0].call(self._step)
-                    node = due.popleft()  # Not before: a call that was not sent is due at the next request.
+                    node = due.popleft()  # only now: a call that failed stays due
                     call.add_done_callback(functools.partial(_put, ready, node))
                 node, call = ready.get()  # Ends: the engine settles every call, at the latest when it stops.
                 due.append(node)

@@ -33,7 +33,7 @@ EXCHANGE_TIMEOUT_S = 180.0  # A first step may compile.
 
 def host_store(num_learners: int, timeout_s: float = 60.0) -> dist.TCPStore:
     """Makes the store through which the learners connect, on a free loopback port. Rank 0 keeps it."""
-    # Without a listening socket, the store listens on all interfaces, whatever host it is given.
+    # Given no listening socket, the store listens on all interfaces, whatever its host is.
     listener = socket.create_server((LOOPBACK, 0))
     port = listener.getsockname()[1]
     return dist.TCPStore(
@@ -120,7 +120,7 @@ class LearnerGroup:
             os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
             if self.device.index is not None:
                 torch.cuda.set_device(self.device)
-        # Without it, gloo uses the address of the machine's host name. Another group may need another one.
+        # Otherwise gloo uses the address of the machine's host name. Another group may need another one.
         variable = f"{backend.upper()}_SOCKET_IFNAME"
         self._variable = None if variable in os.environ else variable
         if self._variable is not None:

@@ -45,8 +45,8 @@ class MinibatchLearner(SGDLearner):
     ```
 
     Every row is used once per epoch. A learner step is one batch. It returns no priorities. Its metrics are
-    those of the three functions, `rows`, `learning_rate`, and `loss` and `gradient_norm` (before clipping) of
-    the last minibatch. Metrics of the loss function are means over the last epoch, the only epoch with
+    the three functions', `rows`, `learning_rate`, and `loss` and `gradient_norm` (before clipping) of the
+    last minibatch. Metrics of the loss function are means over the last epoch, the only epoch with
     `context.wants_metrics`.
 
     Args:
@@ -99,7 +99,7 @@ class MinibatchLearner(SGDLearner):
         )
 
     def _minimize(self, batch: ReplaySample, context: LossContext) -> tuple[LossOutput, torch.Tensor]:
-        """All epochs over `batch`. Metrics are those of the three functions, and `rows`; no priorities."""
+        """All epochs over `batch`. Metrics come from the three functions, and `rows`; no priorities."""
         with torch.no_grad():
             prepared = self._prepare_fn(self.networks, batch, context)
         rows, count, before = prepared.rows, len(tree.flatten(prepared.data)[0]), 0
@@ -112,7 +112,7 @@ class MinibatchLearner(SGDLearner):
         for epoch in range(self._epochs):
             in_epoch = context._replace(wants_metrics=epoch == self._epochs - 1)
             each: list[LossOutput] = []
-            telling: list[LossOutput] = []  # Without those of minibatches without rows of this learner.
+            telling: list[LossOutput] = []  # the outputs of minibatches in which this learner has rows
             for size, minibatch in self._shuffled(prepared.data, parts, count, before):
                 output, norm = super()._minimize(minibatch, in_epoch)
                 each.append(output)

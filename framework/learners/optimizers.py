@@ -106,7 +106,7 @@ def with_own_rate(networks: nn.Module, prefix: str, rate: float | None, field: s
     Args:
       networks: module whose parameters are optimized. Those that need no gradient are left out.
       prefix: beginning of the names.
-      rate: their initial learning rate; None means that of the others.
+      rate: their initial learning rate; None means the others' rate.
       field: name of the config field that holds `rate`, for the error.
 
     Raises:
@@ -122,6 +122,6 @@ def with_own_rate(networks: nn.Module, prefix: str, rate: float | None, field: s
     if not own:
         raise ValueError(
             f"{field}: got {rate}, expected None for networks without children whose names begin with "
-            f"{prefix!r}. Rename those of the value."
+            f"{prefix!r}. Rename the value's."
         )
     return [{"params": others}, {"params": own, "lr": rate}]

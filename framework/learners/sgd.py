@@ -88,7 +88,7 @@ class LossContext(NamedTuple):
         return self._shard(self._whole_like(tensor).uniform_(generator=self.generator))
 
     def _whole_like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """An empty tensor for the items of all learners, where `tensor` is for those of this one."""
+        """An empty tensor for the items of all learners, where `tensor` is for this one's."""
         if self.group is None:
             return torch.empty_like(tensor)
         return tensor.new_empty((self.group.size * len(tensor), *tensor.shape[1:]))
@@ -213,7 +213,7 @@ class SGDLearner(core.Learner):
     def step(self, batch: ReplaySample) -> StepResult:
         """One optimizer step on `batch`, whose data are tensors on the learner's device.
 
-        Metrics are those of the loss function, `loss`, `gradient_norm` (before clipping) and `learning_rate`.
+        Metrics are the loss function's, `loss`, `gradient_norm` (before clipping) and `learning_rate`.
         They stay on the device, so that a step does not synchronize. Priorities are copied to the CPU.
         """
         self._set_learning_rate()
@@ -229,7 +229,7 @@ class SGDLearner(core.Learner):
     def apply(self, gradients: Gradients) -> StepResult:
         """One optimizer step with the gradients of another learner's batch, on this learner's device.
 
-        Metrics are those of `step`, and `gradient_age`: the learner steps since the gradients' parameters.
+        Metrics are `step`'s, and `gradient_age`: the learner steps since the gradients' parameters.
         """
         for parameter, value in zip(self._parameters, gradients.values, strict=True):
             parameter.grad = value if isinstance(value, torch.Tensor) else None
@@ -334,14 +334,14 @@ class SGDLearner(core.Learner):
         )
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continues from the state. Learning rates and the like stay those of this learner's optimizer.
+        """Continues from the state. Learning rates and the like stay as this learner's optimizer has them.
 
         Raises:
-          ValueError: The state is that of another kind of optimizer.
+          ValueError: Another kind of optimizer saved the state.
         """
         kind = type(self.optimizer).__name__
         if (saved := state.get("optimizer_kind", kind)) != kind:  # Older checkpoints do not name it.
-            raise ValueError(f"optimizer: got the state of {saved}, expected that of {kind}.")
+            raise ValueError(f"optimizer: got the state of {saved}, expected {kind}'s.")
         self.networks.load_state_dict(state["networks"])
         self.targets.load_state_dict(state["targets"])
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
@@ -352,12 +352,12 @@ class SGDLearner(core.Learner):
         self._unchecked.clear()
 
     def distribute(self, group: LearnerGroup) -> None:
-        """Averages the gradient of each later step with those of the other learners of `group`.
+        """Averages the gradient of each later step with the other learners' of `group`.
 
         All learners must have the same state and make the same steps, each on its shard of the batch and with
         the same `env_steps`. The loss must be a mean over items, so that the mean over the shards is that
         over the batch. Where shards differ in the number of elements, `LossOutput.weight` gives that number.
-        Buffers of the networks (statistics of data) are those of rank 0. A later call replaces the group.
+        Buffers of the networks (statistics of data) are rank 0's. A later call replaces the group.
         """
         self._group = group
         self._loss_fn = group.averaged(self.networks, self._own_loss_fn, self._partial_gradients)

@@ -11,7 +11,7 @@ from framework.loggers.base import format_value
 from launch.texts import printable
 
 _BAR_WIDTH = 40
-_WINDOW_S = 10.0  # Rates are those of about this time.
+_WINDOW_S = 10.0  # Rates are of about this time.
 
 
 class ProgressDisplay:

@@ -19,7 +19,7 @@ _ID = "id.txt"
 class WandbLogger(Logger):
     """Writes the numbers and strings of each row under `label/name`, against `env_steps`.
 
-    The account and the server are those of `wandb login`. `WANDB_MODE=offline`, or `mode="offline"`, writes
+    The account and the server are what `wandb login` set. `WANDB_MODE=offline`, or `mode="offline"`, writes
     to `directory`/wandb only; `wandb sync` sends it later. A resumed run continues the same run of wandb.
 
     Args:

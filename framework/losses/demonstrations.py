@@ -11,7 +11,7 @@ def large_margin_loss(values: torch.Tensor, actions: torch.Tensor, margin: float
     """DQfD's supervised loss (Hester et al., 2018, equation 2; Piot et al., 2014), `[N]`.
 
     `max_a [q(a) + margin * (a != action)] - q(action)`: 0 if the value of the demonstrated action exceeds
-    those of all other actions by `margin`.
+    the values of all other actions by `margin`.
 
     Args:
       values: `[N, A]` values of all actions.

@@ -36,7 +36,7 @@ def clipped_double_q_errors(
 
 
 def smoothed_actions(actions: torch.Tensor, noise: torch.Tensor, std: float, clip: float) -> torch.Tensor:
-    """Target policy smoothing (Fujimoto et al., 2018, equation 14): actions near those of the target policy.
+    """Target policy smoothing (Fujimoto et al., 2018, equation 14): actions near the target policy's.
 
     Args:
       actions: `[..., D]` between -1 and 1.

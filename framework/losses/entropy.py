@@ -19,7 +19,7 @@ ILLEGAL_LOGIT = -1e9
 
 
 def mask_logits(logits: torch.Tensor, legal: torch.Tensor | None) -> torch.Tensor:
-    """Logits `[..., A]` with those of illegal actions (`legal` 0 or False) at `ILLEGAL_LOGIT`.
+    """Logits `[..., A]` with illegal actions (`legal` 0 or False) at `ILLEGAL_LOGIT`.
 
     `legal` has the shape of the logits, or of their last axes if it is equal for all rows; otherwise
     `ValueError`. In float16, which cannot represent `ILLEGAL_LOGIT`, it is half of the lowest number.

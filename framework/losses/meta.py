@@ -42,8 +42,8 @@ def likelihood_ratio_loss(
 ) -> torch.Tensor:
     """-pi(a|o) / pi_old(a|o) A, the inner loss of ProMP (Rothfuss et al., 2019, equation 6).
 
-    At the parameters that acted, its gradient is that of `policy_gradient_loss`. Its second derivatives
-    estimate those of the expected return. Those of -log pi A do not: the samples depend on the policy, too.
+    At the parameters that acted, its gradient is `policy_gradient_loss`'s. Its second derivatives
+    estimate the expected return's. Derivatives of -log pi A do not: the samples depend on the policy, too.
     """
     check_alike(mask, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
     ratios = where_counted(log_probs - old_log_probs.detach(), mask).exp()
@@ -51,7 +51,7 @@ def likelihood_ratio_loss(
 
 
 def episode_times(start_of_episode: torch.Tensor) -> torch.Tensor:
-    """Steps since the start of the episode, float `[N, T]`, from the flags of rows; 0 is that of row 0."""
+    """Steps since the start of the episode, float `[N, T]`, from the flags of rows; row 0 has 0."""
     rows = torch.arange(start_of_episode.shape[1], device=start_of_episode.device)
     starts = torch.where(start_of_episode > 0, rows, 0)
     return (rows - starts.cummax(1).values).float()

@@ -63,7 +63,7 @@ def munchausen_errors(
 ) -> torch.Tensor:
     """Munchausen DQN (Vieillard et al., 2020, equation 1): the errors `[N]`, no gradient in the target.
 
-    With n-step rewards, the log-policy added is that of the first action only.
+    With n-step rewards, only the first action's log-policy is added.
 
     Args:
       values: `[N, A]` values of the online network in the first state.

@@ -171,7 +171,7 @@ def kl_penalty_surrogate(
     ratios = where_counted(log_probs - old_log_probs.detach(), mask).exp()
     mean_kl = masked_mean(kl, mask)
     if total is not None:
-        # The value is that of the whole batch, the gradient this part's share of it.
+        # The value belongs to the whole batch, the gradient is this part's share of it.
         weights = torch.ones_like(kl) if mask is None else mask.to(kl.dtype)
         mean_kl = mean_kl + (_overall_mean(kl, weights, total) - mean_kl).detach()
     excess = (mean_kl - cutoff_factor * target_kl).clamp(min=0.0)

@@ -131,7 +131,7 @@ def vtrace(
 
     v_t = V_t + rho_t delta_t + d_t c_t (v_{t+1} - V_{t+1}), with rho = min(clip_rho, pi/mu) and
     c = lambda min(clip_c, pi/mu). The advantage is rho_t (r_t + d_t u_{t+1} - V_t), where
-    u_{t+1} = lambda v_{t+1} + (1 - lambda) V_{t+1}, so that on-policy it is that of GAE for every lambda,
+    u_{t+1} = lambda v_{t+1} + (1 - lambda) V_{t+1}, so that on-policy it is GAE's for every lambda,
     and the paper's for lambda = 1.
 
     Args:

@@ -32,7 +32,7 @@ class ActorCritic(nn.Module):
       tanh_mean: whether a tanh keeps the mean of continuous actions in their range.
 
     Attributes:
-      actions: converts between sampled actions and those of the environment.
+      actions: converts between sampled actions and the environment's.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """From features to what an environment takes: heads of policies and of values, and conversions.
 
-`Actions` converts between sampled actions and those of the environment. `as_tensors` and `as_numpy` convert
+`Actions` converts between sampled actions and the environment's. `as_tensors` and `as_numpy` convert
 nests of arrays and nests of tensors.
 """
 
@@ -204,7 +204,7 @@ class QNetwork(nn.Module):
 class Critics(nn.Module):
     """Several estimates of the value of an action: observation and action to `[count, ...]`.
 
-    With `num_actions`, those of all discrete actions: observation to `[count, ..., num_actions]`. With
+    With `num_actions`, values of all discrete actions: observation to `[count, ..., num_actions]`. With
     `outputs_per_action` K above 1, `[count, ..., K]`: the parameters of a distribution of the return (D4PG,
     Barth-Maron et al., 2018). The action is `[..., D]`, or `[..., S, D]` for S actions of each observation.
 
@@ -309,7 +309,7 @@ class Actions:
             self._scale = np.where(ranged, (np.where(ranged, high, 1) - np.where(ranged, low, -1)) / 2, 1.0)
 
     def make_head(self, input_size: int) -> nn.Module:
-        """The head of a policy: that of `make_policy_head`."""
+        """The head of a policy, made by `make_policy_head`."""
         return make_policy_head(input_size, self.head_spec, self._squash)
 
     def to_environment(self, drawn: np.ndarray) -> np.ndarray:

@@ -27,7 +27,7 @@ PICTURE, CODES, NUMBERS, MASK = "picture", "codes", "numbers", "mask"
 # The kinds that `inputs` can name: whether it is a picture, and whether it is divided by 255.
 KINDS = {"pixels": (True, True), "planes": (True, False), "bytes": (False, True), "numbers": (False, False)}
 
-_LEAST_PIXELS = 3  # Of a picture's height and width; a convolution has that size.
+_LEAST_PIXELS = 3  # height and width of the smallest picture: a convolution has that size
 _BOARD = 36  # Pictures with fewer pixels on each side may have more channels than pixels.
 _WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
@@ -64,8 +64,8 @@ def declared(observation_spec: Nest, inputs: Sequence[str]) -> Nest:
 
     Args:
       observation_spec: nest of dm_env specs of one env.
-      inputs: `NAME=KIND`, such as `"observation/camera=pixels"`. A name of a nest is that of all its leaves.
-        The kinds are those of `KINDS`.
+      inputs: `NAME=KIND`, such as `"observation/camera=pixels"`. A nest's name stands for all its leaves.
+        `KINDS` has the kinds.
 
     Raises:
       ValueError: There is no leaf of such a name, or no such kind, or the leaf cannot be of that kind.

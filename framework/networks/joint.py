@@ -112,7 +112,7 @@ class JointActions:
         self.head_spec: Any = dm_specs.BoundedArray((size,), np.float32, -1.0, 1.0) if squash else None
 
     def make_head(self, input_size: int) -> nn.Module:
-        """The head of a policy; of squashed actions, that of one vector."""
+        """The head of a policy; squashed actions have the head of one vector."""
         if self._squash:
             return make_policy_head(input_size, self.head_spec, squash=True)
         heads = [make_policy_head(input_size, part.head_spec) for part in self._parts]

@@ -37,7 +37,7 @@ def masked_policy(head: nn.Module, features: torch.Tensor, observation: Nest) ->
 
 
 def mask_values(values: torch.Tensor, observation: Nest) -> torch.Tensor:
-    """Values `[..., A]` of the actions, those of illegal ones so low that no maximum finds them.
+    """Values `[..., A]` of the actions; no maximum finds an illegal one, whose value is very low.
 
     They are finite. Without a mask in `observation` these are the values given.
     """

@@ -26,7 +26,7 @@ class ImplicitQuantileNetwork(QNetwork):
       hidden_sizes: widths of the hidden layers. With `dueling`, each stream has its own last one.
       dueling: whether the value and the advantages have separate streams.
       layer_norm: normalizes each hidden layer before its activation.
-      noise: initial noise of the layers after the encoder, except that of the fractions, as in `MLP`.
+      noise: initial noise of the layers after the encoder, except the fractions' layer, as in `MLP`.
       num_cosines: number of cosines of a fraction.
       torso: network for images, one of `CONVOLUTIONS`.
     """

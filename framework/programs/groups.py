@@ -10,7 +10,7 @@ from typing import Any
 import launch
 from framework.replay import ShardedClient
 
-# Seconds for the first answer of a variable source, and for those of the others.
+# Seconds for the first answer of a variable source, and for the others'.
 _NEAREST_S, _REST_S = 60.0, 5.0
 
 

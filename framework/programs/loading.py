@@ -13,7 +13,7 @@ import tree
 from framework.actors import PolicyActor
 from framework.checkpoints import CheckpointError, CheckpointReader
 from framework.programs.make import environment_spec, make_environment
-from framework.programs.run_folder import RunError, RunFolder
+from framework.runs.run_folder import RunError, RunFolder
 from framework.specs import leaves, path_name, wrong_value
 
 
@@ -77,7 +77,10 @@ class LoadedPolicy:
         return PolicyActor(self._policy, num_envs=num_envs, seed=seed)
 
     def make_environment(self, num_envs: int = 1, seed: int = 0, render_mode: str | None = None) -> Any:
-        """The run's environment."""
+        """The run's environment, as evaluations make it.
+
+        Its episode i begins with the seed `EVALUATION_SEED + seed + i`; see `SeededEpisodes`.
+        """
         return make_environment(
             self.agent, self._factory, self.config, num_envs, seed, render_mode, evaluation=True
         )

@@ -14,19 +14,15 @@ from framework.devices import check_before_start
 from framework.environments import BatchedEnvironment
 from framework.environments.single import takes
 from framework.loggers import Logger
-from framework.programs.actor_worker import ActorWorker
-from framework.programs.callbacks import Callback, OnWrite
-from framework.programs.evaluator import Evaluator
+from framework.plans.plan_agent import PlanAgent
+from framework.plans.plan_worker import PlanWorker
 from framework.programs.groups import connect_one, connect_shards, member, nearest
-from framework.programs.inference_worker import InferenceWorker
-from framework.programs.learner_group import LearnerReplica
-from framework.programs.learner_worker import LearnerWorker
-from framework.programs.parts import check_packages, check_parts, make_logger, wrappers_of
-from framework.programs.plan_agent import PlanAgent
-from framework.programs.plan_worker import PlanWorker
-from framework.programs.run_config import RunConfig
-from framework.programs.run_folder import RecordRun, RunFolder
-from framework.programs.services import (
+from framework.programs.snapshot import Snapshot
+from framework.runs.callbacks import Callback, OnWrite
+from framework.runs.parts import check_packages, check_parts, make_logger, wrappers_of
+from framework.runs.run_config import RunConfig
+from framework.runs.run_folder import RecordRun, RunFolder
+from framework.runs.services import (
     Monitor,
     RunCheckpointer,
     make_counter,
@@ -34,9 +30,13 @@ from framework.programs.services import (
     replay_checkpointer,
     replay_parts,
 )
-from framework.programs.snapshot import Snapshot
-from framework.programs.variable_source import VariableSource
-from framework.programs.worker import Setup, derive_seed, make_tables
+from framework.workers.actor_worker import ActorWorker
+from framework.workers.evaluator import Evaluator
+from framework.workers.inference_worker import InferenceWorker
+from framework.workers.learner_replica import LearnerReplica
+from framework.workers.learner_worker import LearnerWorker
+from framework.workers.variable_source import VariableSource
+from framework.workers.worker import Setup, derive_seed, make_tables
 
 _LOG = logging.getLogger(__name__)
 _REPLAY_MODULES = {"repertory": "framework.replay", "reverb": "framework.replay.dm_reverb"}
@@ -89,13 +89,11 @@ def make_program(
     config_checks.instance("agent", agent, core.Agent, "such an object, as DQN(DQNConfig()) is")
     config = RunConfig() if config is None else config
     config_checks.instance("config", config, RunConfig, "such an object, as RunConfig(seed=1) is")
-    for label, part in [
-        ("agent.config", getattr(agent, "config", None)),
-        *(("callbacks", c) for c in callbacks),
-    ]:
+    parts = [("agent.config", getattr(agent, "config", None)), *(("callbacks", each) for each in callbacks)]
+    for part_name, part in parts:
         if isinstance(part, type):
             raise TypeError(
-                f"{label}: got the class {part.__name__}, expected an instance, {part.__name__}()."
+                f"{part_name}: got the class {part.__name__}, expected an instance, {part.__name__}()."
             )
     check_parts(config)
     spec = environment_spec(agent, environment_factory, config)
@@ -144,9 +142,9 @@ class Graph(core.Graph):
         self._min_nodes: dict[str, int] = {}
         # By a variable source that may be lost, the learner, from which evaluators take the parameters.
         self._of_evaluators: dict[launch.Handle, launch.Handle] = {}
-        self._replays: list[tuple[str, str, launch.Node]] = []  # With the part of a checkpoint.
-        self._services: list[tuple[str, launch.Node]] = []
-        self._workers: list[tuple[str, launch.Node]] = []
+        self._replays: list[tuple[str, str, launch.ProgramNode]] = []  # With the part of a checkpoint.
+        self._services: list[tuple[str, launch.ProgramNode]] = []
+        self._workers: list[tuple[str, launch.ProgramNode]] = []
         self._strategies: dict[str, str] = {}
         # The learner's name and agent, by its variable source.
         self._learners: dict[launch.Handle | None, tuple[str, core.Agent | None]] = {}
@@ -361,7 +359,7 @@ class Graph(core.Graph):
         """The count of the steps of the learner of `variables`."""
         return f"{self._learners.get(variables, ('learner', None))[0]}_steps"
 
-    def add_node(self, name: str, node: launch.Node) -> launch.Handle:
+    def add_node(self, name: str, node: launch.ProgramNode) -> launch.Handle:
         if name in self._names:
             raise ValueError(f"name: got {name!r}, which the graph uses or reserves. Give another name.")
         self._workers.append((name, node))
@@ -411,7 +409,7 @@ class Graph(core.Graph):
         self._devices.append((group, "device", str(device)))
 
     def _agent_of(self, variables: launch.Handle | None) -> core.Agent | None:
-        """The agent of the learner whose parameters `variables` serves; None is that of the program."""
+        """The agent of the learner whose parameters `variables` serves; None is the program's."""
         return self._learners.get(variables, ("", None))[1]
 
     def _setup_of(self, agent: core.Agent | None) -> Setup:
@@ -437,7 +435,7 @@ class Graph(core.Graph):
 
     def _add(
         self,
-        nodes: list[tuple[str, launch.Node]],
+        nodes: list[tuple[str, launch.ProgramNode]],
         label: str,
         constructor: Callable[..., Any],
         *args: Any,
@@ -479,10 +477,14 @@ def make_environment(
 ) -> BatchedEnvironment:
     """Makes an environment of `num_envs` envs with the wrappers of `config`, and the agent's around them.
 
-    That of an `evaluation` plays whole games, unless `config.evaluation_options` says otherwise.
+    That of an `evaluation` plays whole games, unless `config.evaluation_options` says otherwise, and its
+    episode i begins with the seed `EVALUATION_SEED + seed + i`.
     """
     options = dict(config.environment_options)
+    seeded: tuple[Any, ...] = ()
     if evaluation:
+        seed += environments.EVALUATION_SEED
+        seeded = (functools.partial(environments.SeededEpisodes, first=seed),)
         for name in _LIFE_OPTIONS:
             if name in options or (callable(factory) and takes(factory, name)):
                 options[name] = False
@@ -494,7 +496,7 @@ def make_environment(
         stepping="inline" if render_mode else config.stepping,
         render_mode=render_mode,
         options={**environments.options_in(config.directory, factory, evaluation), **options},
-        wrappers=(*wrappers_of(config), *agent.environment_wrappers()),
+        wrappers=(*seeded, *wrappers_of(config), *agent.environment_wrappers()),
     )
 
 

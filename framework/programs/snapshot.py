@@ -33,18 +33,18 @@ import numpy as np
 import launch
 from framework.checkpoints import package_versions
 from framework.loggers import Logger
-from framework.programs.actor_worker import ActorWorker
-from framework.programs.callbacks import Callback
-from framework.programs.evaluator import Evaluator
-from framework.programs.learner_worker import LearnerNode, keep_freed_memory
-from framework.programs.pickling import ObjectPickler, pickle_module
-from framework.programs.run_config import RunConfig
-from framework.programs.run_folder import RunFolder, differences
-from framework.programs.services import PROGRAM, newest_checkpoint
-from framework.programs.worker import prepare_process
+from framework.pickling import ObjectPickler, pickle_module
+from framework.runs.callbacks import Callback
+from framework.runs.run_config import RunConfig
+from framework.runs.run_folder import RunFolder, differences
+from framework.runs.services import PROGRAM, newest_checkpoint
 from framework.variables import VariableBlock
+from framework.workers.actor_worker import ActorWorker
+from framework.workers.evaluator import Evaluator
+from framework.workers.learner_worker import LearnerNode
+from framework.workers.worker import keep_freed_memory, prepare_process
 from launch import context
-from launch.engines.in_process import LocalRuntime, Place
+from launch.engines.in_process import LocalRecord, LocalRuntime
 from launch.program import ProgramState
 from launch.rpc.sockets import read_secret
 
@@ -59,7 +59,7 @@ class Snapshot:
 
     Args:
       run: the run's folder.
-      callbacks: those of the new `Monitor`.
+      callbacks: the new `Monitor`'s.
       logger_factory: makes the logger of the new `Monitor`. None continues the files of the saved one.
 
     Attributes:
@@ -214,7 +214,7 @@ class _Pickler(ObjectPickler):
             return socket.socket, (obj.family, obj.type)  # Nothing waits at its other end.
         if kind is LocalRuntime:
             return context.current_runtime, ()
-        if kind is Place:
+        if kind is LocalRecord:
             return _place, (obj.label,)
         if kind is RunConfig:
             return _config, ()
@@ -224,12 +224,12 @@ class _Pickler(ObjectPickler):
             return launch.stop_event, ()
         if kind is VariableBlock:
             return obj.reduce_private()
-        if kind is launch.Client:  # Whose reduction is for other processes.
+        if kind is launch.NodeClient:  # Whose reduction is for other processes.
             return copyreg.__newobj__, (kind,), vars(obj)  # type: ignore[attr-defined]
         return super().reducer_override(obj)
 
 
-def _place(label: str) -> Place:
+def _place(label: str) -> LocalRecord:
     runtime = context.current_runtime()
     assert isinstance(runtime, LocalRuntime)
     return next(place for place in runtime.places.values() if place.label == label)

@@ -20,6 +20,8 @@ from framework.replay.errors import StoreFullError as StoreFullError
 from framework.replay.errors import UnknownTableError as UnknownTableError
 from framework.replay.errors import WouldBlockError as WouldBlockError
 from framework.replay.local.client import EmbeddedClient as EmbeddedClient
+from framework.replay.node import ReplayNode as ReplayNode
+from framework.replay.node import ReverbNode as ReverbNode
 from framework.replay.remote.client import ServedClient as ServedClient
 from framework.replay.reverb_api import pybind as pybind
 from framework.replay.reverb_api import replay_sample as replay_sample

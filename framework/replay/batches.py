@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from framework import nest as nests
+from framework.replay.base import BaseSource
 from framework.replay.contracts import Source
 from framework.replay.types import PaddedSample, ReplaySample, SampleInfo
 
@@ -64,7 +65,7 @@ def _stack(arrays: Sequence[np.ndarray]) -> np.ndarray:
     return total
 
 
-class JoinedSource(Source):
+class JoinedSource(BaseSource):
     """A source whose batches are joined from several draws; see `contracts.Source`.
 
     `drawn` is a list of sources, each with what its `draw` returned.

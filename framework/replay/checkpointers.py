@@ -174,7 +174,7 @@ class _PinnedRows:
         stream.acquire(rows)
 
     def release(self, end: int) -> None:
-        """Releases those of the first `end` rows that were not released before."""
+        """Releases the rows before `end` that were not released before."""
         self.stream.release(self.rows[self._released : end])
         self._released = end
 
@@ -216,7 +216,7 @@ def _files(saved: _Saved, rows: dict[str, _PinnedRows]) -> tuple[dict[str, Part]
 
 
 def _blocks(column: np.ndarray, used: _PinnedRows, releases: bool) -> Iterator[np.ndarray]:
-    """Yields the rows of a column; releases those of a block, if wanted, once the next one is asked for."""
+    """Yields the rows of a column; releases a block's, if wanted, once the next one is asked for."""
     step = _block_rows(column)
     for begin in range(0, len(used.rows), step):
         yield column.take(used.rows[begin : begin + step], 0).reshape(-1).view(np.uint8)

@@ -1,13 +1,12 @@
-"""What replay promises, independent of where the tables are: `Client`, `Source` and `Writer`."""
+"""What replay promises, independent of where the tables are: `ReplayClient`, `Source` and `BatchWriter`."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from framework.replay.types import PaddedSample, ReplaySample, TableInfo
-from framework.replay.writer import Writer as Writer
+from framework.replay.writer import BatchWriter as BatchWriter
 
 
 class Source(Protocol):
@@ -16,8 +15,6 @@ class Source(Protocol):
     Samples count when they are drawn. The caller releases them after use, or gives unused samples back as if
     they had never been drawn.
     """
-
-    _client: Client
 
     def draw(
         self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
@@ -41,30 +38,27 @@ class Source(Protocol):
 
     def release(self, drawn: Any) -> None:
         """Unpins the rows of used samples and removes items that reached `max_times_sampled`."""
-        return None
 
     def give_back(self, drawn: Any) -> None:
         """Undoes a draw: unused samples do not count. No thread may be in `draw`."""
 
     def can_sample(self, table: str, n: int) -> bool:
         """Returns whether a draw of `n` samples would not wait."""
-        return self._client.can_sample(table, n)
 
     def interrupt(self) -> None:
         """Ends a waiting draw, and every later draw that would wait, with `ServerClosed`."""
 
     def close(self) -> None:
         """Closes the source. No thread may be in `draw`."""
-        return None
 
 
-class Client(Protocol):
+class ReplayClient(Protocol):
     """Reads and writes the tables of one or several servers. All methods may be called from any thread."""
 
     #: Whether other threads or processes use the tables. If not, a call that would wait raises an error.
     concurrent: bool
 
-    def batch_writer(self, max_in_flight_items: int | None = None) -> Writer:
+    def batch_writer(self, max_in_flight_items: int | None = None) -> BatchWriter:
         """Returns a writer for B envs.
 
         Args:
@@ -99,14 +93,6 @@ class Client(Protocol):
           DeadlineExceededError: The timeout expired. Nothing was drawn.
           ServerClosed: The server was stopped or the client interrupted.
         """
-        with self._reader() as source:
-            sample, drawn = source.draw(table, batch_size, timeout, out, pad)
-            source.release(drawn)
-        return sample
-
-    def _reader(self) -> contextlib.AbstractContextManager[Source]:
-        """Lends a source for one batch."""
-        return contextlib.nullcontext(self.source())
 
     def update_priorities(self, table: str, keys: Any, priorities: Any) -> None:
         """Sets priorities float64 `[N]` of the items `keys` uint64 `[N]`; unknown keys are ignored.
@@ -114,34 +100,20 @@ class Client(Protocol):
         Raises:
           ValueError: A priority is negative or not finite. Nothing is changed.
         """
-        self._mutate(table, keys, priorities, ())
 
     def mutate_priorities(
         self, table: str, updates: Mapping[int, float] | None = None, deletes: Sequence[int] | None = None
     ) -> None:
         """Deletes items, then sets priorities; see `update_priorities`."""
-        updates = updates or {}
-        self._mutate(table, list(updates.keys()), list(updates.values()), () if deletes is None else deletes)
-
-    def _mutate(self, table: str, keys: Any, priorities: Any, deletes: Any) -> None:
-        """Deletes the items `deletes`, then sets `priorities` of the items `keys`."""
-        self._call_table(table, "mutate", keys, priorities, deletes)
-
-    def _call_table(self, table: str, method: str, *arguments: Any) -> Any:
-        """Calls a method of a `Table`. Clients that override the methods that use it do not need it."""
-        return None
 
     def can_sample(self, table: str, n: int = 1) -> bool:
         """Returns whether `n` samples can be drawn now without waiting."""
-        return bool(self._call_table(table, "can_sample", n))
 
     def can_insert(self, table: str, n: int = 1) -> bool:
         """Returns whether `n` items can be inserted now without waiting."""
-        return bool(self._call_table(table, "can_insert", n))
 
     def reset(self, table: str) -> None:
         """Removes every item of a table and sets its counters to 0."""
-        self._call_table(table, "reset")
 
     def server_info(self, timeout: float | None = None) -> Mapping[str, TableInfo]:
         """Returns a description of each table.

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from framework.replay import contracts
+from framework.replay.base import BaseClient
 from framework.replay.batches import JoinedSource
 from framework.replay.client import Client
 from framework.replay.contracts import Source
@@ -34,7 +34,7 @@ from framework.replay.reverb_api.client import ReverbApi
 from framework.replay.tables.rate_limiters import RateLimiter
 from framework.replay.tables.table import Table
 from framework.replay.types import CallStats, PaddedSample, ReplaySample, TableInfo, check_priorities
-from framework.replay.writer import SHARD_SHIFT, Writer
+from framework.replay.writer import SHARD_SHIFT, BatchWriter
 from launch.rpc.sockets import CurveKeys
 
 _SHIFT = np.uint64(SHARD_SHIFT)
@@ -69,7 +69,7 @@ def shard_of(table: Table, shards: int) -> Table:
     return table.replace(max_size=math.ceil(table.max_size / shards), rate_limiter=divided)
 
 
-class ShardedClient(ReverbApi, contracts.Client):
+class ShardedClient(ReverbApi, BaseClient):
     """A client of several servers with tables of the same names; see the module docstring.
 
     Args:
@@ -88,13 +88,13 @@ class ShardedClient(ReverbApi, contracts.Client):
         self._seed = seed
         self._turn = secrets.randbelow(len(servers)) if seed is None else seed
         self._turning = threading.Lock()
-        self._idle: collections.deque[ShardedSource] = collections.deque()  # those of `sample_batch`
+        self._idle: collections.deque[ShardedSource] = collections.deque()  # which `sample_batch` uses
 
-    def batch_writer(self, max_in_flight_items: int | None = None) -> Writer:
+    def batch_writer(self, max_in_flight_items: int | None = None) -> BatchWriter:
         """Returns a writer to one of the servers, the next in turn; `shard` is its number."""
         with self._turning:
             shard, self._turn = self._turn % len(self.shards), self._turn + 1
-        writer: Writer = self.shards[shard].batch_writer(max_in_flight_items)
+        writer: BatchWriter = self.shards[shard].batch_writer(max_in_flight_items)
         writer.shard = shard
         return writer
 
@@ -142,9 +142,9 @@ class ShardedClient(ReverbApi, contracts.Client):
             shard.reset(table)
 
     def server_info(self, timeout: float | None = None) -> dict[str, TableInfo]:
-        """Returns each table's counts, summed over the servers; `shards` has those of each server.
+        """Returns each table's counts, summed over the servers; `shards` has each server's.
 
-        `why_not_sample` is empty if a server gives a sample. `why_not_insert` is that of the first server
+        `why_not_sample` is empty if a server gives a sample. `why_not_insert` comes from the first server
         that takes no item: its writers wait.
         """
         infos = [shard.server_info(timeout) for shard in self.shards]
@@ -214,7 +214,7 @@ class ShardedSource(JoinedSource):
     def draw(
         self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
     ) -> tuple[ReplaySample | PaddedSample, list[tuple[Source, Any]]]:
-        """Draws samples of all servers, those of the first server first."""
+        """Draws samples of all servers, in their order."""
         deadline = np.inf if timeout is None else time.monotonic() + timeout
         parts = [(source, table) for source in self._sources]
         chosen = self._chosen.pop((table, n), None)

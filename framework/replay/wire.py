@@ -27,6 +27,7 @@ import msgpack
 import numpy as np
 
 from framework.replay import errors
+from launch.errors import MalformedMessage as MalformedMessage
 
 PROTOCOL = 5  # of the messages between clients and servers; see `server.operations`
 INLINE_BYTES = 8192
@@ -49,10 +50,6 @@ _ERRORS: dict[str, type[BaseException]] = {
     )
     if isinstance(kind, type) and issubclass(kind, BaseException)
 }
-
-
-class MalformedMessage(ValueError):
-    """A peer sent something that is not a message of this protocol."""
 
 
 def encode(message: dict[str, Any]) -> list[Any]:
@@ -209,7 +206,7 @@ class Wake:
         self.is_set = False
 
     def __del__(self) -> None:
-        # Not earlier: another thread could write to a descriptor that the process has opened again since.
+        # Earlier, another thread could write to a descriptor that the process has opened again since.
         with contextlib.suppress(OSError, AttributeError):
             os.close(self.descriptor)
             os.close(self._write)

@@ -35,7 +35,7 @@ _EXIT_S = 10.0  # for which the end of the interpreter waits for writers that we
 _KEY_BIT = 1 << 55  # is set in every key: none is 0
 
 _Table = TypeVar("_Table")
-_Self = TypeVar("_Self", bound="Writer")
+_Self = TypeVar("_Self", bound="BatchWriter")
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -89,7 +89,7 @@ def joined(items: Iterable[tuple[_Table, NewItems]]) -> Iterator[tuple[_Table, N
         yield table, NewItems.join([new for _, new in run])
 
 
-class Writer:
+class BatchWriter:
     """Appends rows of B envs and creates items that refer to them. Safe from any thread.
 
     ```python
@@ -388,7 +388,7 @@ class Writer:
         raise NotImplementedError
 
     def _raise(self) -> None:
-        """Raises the error of an earlier call that was late, or that of a writer that has ended."""
+        """Raises the error of an earlier call that was late, or of the end of this writer."""
         if self._ended is not None:
             raise type(self._ended)(*self._ended.args)
         raise self._errors.popleft()

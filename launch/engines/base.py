@@ -25,7 +25,7 @@ from typing import Any
 
 from launch.context import NodeContext, Runtime
 from launch.errors import LaunchError, NodeError, ProgramStopped, frames_of, hide_our_frames, message_of
-from launch.nodes import MultiProcessingColocation, Node
+from launch.nodes import MultiProcessingColocation, ProgramNode
 from launch.program import Program
 from launch.texts import nearest
 
@@ -122,7 +122,7 @@ class Options:
 class Leaf:
     """One node that makes an object: a node of the program, or one inside of a colocation."""
 
-    node: Node
+    node: ProgramNode
     context: NodeContext
 
 
@@ -237,16 +237,6 @@ def node_error(label: str, error: BaseException) -> NodeError:
     return wrapped
 
 
-def remote_error(label: str, failure: Mapping[str, Any]) -> NodeError:
-    """Returns the `NodeError` for a failure that `launch.rpc.wire.describe_error` described elsewhere."""
-    from launch.rpc import wire
-
-    told = {name: failure[name] for name in ("kind", "message", "traceback", "frames")}
-    error = NodeError(label, **told)
-    error.__cause__ = wire.rebuild_error(failure, label)
-    return error
-
-
 class Outcome:
     """The end of a run: the first result, the first error, and whether it is over. Safe from any thread.
 
@@ -358,7 +348,7 @@ class Job(abc.ABC):
         """Waits for the end, or until all nodes of the groups `labels` have ended; returns the result.
 
         Raises:
-          NodeError: A node failed; the error is that of the first one.
+          NodeError: A node failed; the error is the first one's.
           LaunchError: No node is a worker, so that the program would never end. It is stopped.
           TimeoutError: The program or the groups have not ended after `timeout` seconds. The program
             continues.

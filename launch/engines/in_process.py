@@ -27,14 +27,14 @@ from launch.engines.base import (
 )
 from launch.errors import CallTimeout, LaunchError, ProgramStopped, message_of
 from launch.futures import expire, settle
-from launch.handles import Client, Target
-from launch.nodes import CourierNode, ReplayNode, connect_replay
+from launch.handles import NodeClient, Target
+from launch.nodes import CourierNode, ServerNode
 from launch.program import Program
 
 _log = logging.getLogger("launch")
 
 
-class Place(Record):
+class LocalRecord(Record):
     """A node of the program and its object.
 
     Attributes:
@@ -48,10 +48,10 @@ class Place(Record):
         self.object: Any = None
         self.target: Target | None = None
         self.built = False
-        self.waits_for: Place | None = None  # the node for whose constructor this node's constructor waits
+        self.waits_for: LocalRecord | None = None  # the node whose constructor this one's waits for
         self.turns = 0  # number of steps, on the serial engine
         self.born = 0.0  # time at which its present life began, on the engine `threads`
-        self.unclosed = False  # whether `object` is that of a life that failed and was not closed
+        self.unclosed = False  # whether `object` is from a life that failed and was not closed
         if isinstance(leaf.node, CourierNode):
             self.room = threading.BoundedSemaphore(leaf.node.client_options["max_in_flight"])
             self.pool = CallThreads(leaf.node.server_options["thread_pool_size"])
@@ -117,7 +117,7 @@ class LocalRuntime(Runtime):
         concurrent: bool,
     ) -> None:
         super().__init__(job, request_stop, report_failure)
-        self.places = {leaf.node.node_id: Place(leaf, unit) for unit in units for leaf in unit.leaves}
+        self.places = {leaf.node.node_id: LocalRecord(leaf, unit) for unit in units for leaf in unit.leaves}
         self._concurrent = concurrent
         self._changed = threading.Condition()
         self._building = threading.local()
@@ -128,14 +128,14 @@ class LocalRuntime(Runtime):
         with self._changed:
             self._changed.notify_all()
 
-    def build(self, place: Place) -> None:
+    def build(self, place: LocalRecord) -> None:
         """Calls the node's constructor on this thread."""
         before = getattr(self._building, "place", None)
         self._building.place = place
         try:
             with entered(self, place.leaf.context):
                 node = place.leaf.node
-                if isinstance(node, ReplayNode):
+                if isinstance(node, ServerNode):
                     place.object = node.serve(
                         embedded=True, concurrent=self._concurrent, address=None, curve=None
                     )
@@ -148,9 +148,9 @@ class LocalRuntime(Runtime):
             with self._changed:
                 self._changed.notify_all()
 
-    def _wait_until_built(self, place: Place) -> None:
+    def _wait_until_built(self, place: LocalRecord) -> None:
         """Waits for the node's object; raises `LaunchError` if its constructor waits for this thread's."""
-        caller: Place | None = getattr(self._building, "place", None)
+        caller: LocalRecord | None = getattr(self._building, "place", None)
         if caller is not None:
             with self._changed:
                 caller.waits_for = place
@@ -166,7 +166,7 @@ class LocalRuntime(Runtime):
         if not place.built:
             raise ProgramStopped(f"node {place.label!r} has no object yet, and the program stops.")
 
-    def _check_circle(self, caller: Place) -> None:
+    def _check_circle(self, caller: LocalRecord) -> None:
         circle = [caller]
         while (place := circle[-1].waits_for) is not None and place is not caller:
             circle.append(place)
@@ -190,17 +190,17 @@ class LocalRuntime(Runtime):
         if place is None:
             raise unknown_node(node_id)
         node = place.leaf.node
-        if isinstance(node, ReplayNode):
+        if isinstance(node, ServerNode):
             if not place.built:
                 self._wait_until_built(place)
-            return connect_replay(node.backend, place.object, None)
+            return node.client_options(place.object, None)
         if not isinstance(node, CourierNode):
             raise unserved(place.label, node.description)
         call, submit = functools.partial(self._call, place), functools.partial(self._submit, place)
-        return Client(node_id, call, submit, node.client_options["call_timeout"])
+        return NodeClient(node_id, call, submit, node.client_options["call_timeout"])
 
     def _call(
-        self, place: Place, name: str, args: tuple, kwargs: dict[str, Any], timeout: float | None
+        self, place: LocalRecord, name: str, args: tuple, kwargs: dict[str, Any], timeout: float | None
     ) -> Any:
         """Calls a method on this thread, or on another one if the caller waits for a limited time only."""
         if timeout is not None and self._concurrent:
@@ -216,10 +216,10 @@ class LocalRuntime(Runtime):
             here.runtime, here.context = before
 
     def _submit(
-        self, place: Place, name: str, args: tuple, kwargs: dict[str, Any], timeout: float | None
+        self, place: LocalRecord, name: str, args: tuple, kwargs: dict[str, Any], timeout: float | None
     ) -> Future:
         began = time.monotonic()
-        # Without threads, a call is over at once. A thread that carries out a call makes room for others.
+        # A call on its caller's thread is over at once. One that a thread carries out makes room for others.
         if not self._concurrent or place.pool.is_mine():
             return self._begin(place, name, args, kwargs, timeout)
         if not place.room.acquire(timeout=timeout):
@@ -230,7 +230,7 @@ class LocalRuntime(Runtime):
         return future
 
     def _begin(
-        self, place: Place, name: str, args: tuple, kwargs: dict[str, Any], timeout: float | None
+        self, place: LocalRecord, name: str, args: tuple, kwargs: dict[str, Any], timeout: float | None
     ) -> Future:
         """Begins a call and returns its future. Without threads, the call is over when this returns."""
         future: Future = Future()
@@ -281,10 +281,10 @@ class LocalJob(Job):
             self._has_failed(place, error)
 
     @abc.abstractmethod
-    def _has_failed(self, place: Place, error: BaseException) -> None:
+    def _has_failed(self, place: LocalRecord, error: BaseException) -> None:
         """Restarts a node that reported its failure, or ends the program."""
 
-    def _may_restart(self, place: Place, error: BaseException) -> bool:
+    def _may_restart(self, place: LocalRecord, error: BaseException) -> bool:
         """Records a failure; returns whether the node has a restart left. If not, the program ends."""
         place.error = f"{type(error).__name__}: {message_of(error)}"
         if (
@@ -298,7 +298,7 @@ class LocalJob(Job):
         self._fail(place, error)
         return False
 
-    def _close_failed(self, place: Place) -> None:
+    def _close_failed(self, place: LocalRecord) -> None:
         """Closes what the failed life of a node has left, before the next: the end of a process would."""
         if not place.unclosed:
             return
@@ -309,19 +309,19 @@ class LocalJob(Job):
         except (Exception, SystemExit):  # The node has failed, and its failure is known.
             _log.warning("node %r: close() failed after a failure", place.label, exc_info=True)
 
-    def _fail(self, place: Place, error: BaseException) -> None:
+    def _fail(self, place: LocalRecord, error: BaseException) -> None:
         self.outcome.fail(node_error(place.label, error))  # Before the state, for which `wait` may wait.
         place.state = "failed"
         self.stop()
 
-    def _close(self, places: list[Place]) -> None:
+    def _close(self, places: list[LocalRecord]) -> None:
         """Closes the nodes in reverse order of addition and ends the run."""
         for place in reversed([place for place in places if place.built or place.unclosed]):
             self._close_place(place)
         deactivate(self._runtime)
         self.outcome.end()
 
-    def _close_place(self, place: Place) -> None:
+    def _close_place(self, place: LocalRecord) -> None:
         failed = place.state == "failed"
         place.state = "closing"
         try:

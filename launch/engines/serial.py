@@ -19,10 +19,10 @@ from typing import Any
 
 from launch.context import entered, here
 from launch.engines.base import Options, ended_normally, no_worker
-from launch.engines.in_process import LocalJob, Place
+from launch.engines.in_process import LocalJob, LocalRecord
 from launch.errors import DeadlockError, LaunchError, StopTimeoutWarning
 from launch.handles import Target
-from launch.program import Program, ProgramState, Snapshot
+from launch.program import Program, ProgramSnapshot, ProgramState
 
 
 class SerialJob(LocalJob):
@@ -31,8 +31,8 @@ class SerialJob(LocalJob):
     def __init__(self, program: Program, engine: str, options: Options) -> None:
         super().__init__(program, engine, options, concurrent=False)
         self._runtime.stopped = _StopEvent()
-        self._workers: list[Place] = []  # the nodes that take turns
-        self._due: collections.deque[Place] = collections.deque()  # those to take a turn in this pass
+        self._workers: list[LocalRecord] = []  # the nodes that take turns
+        self._due: collections.deque[LocalRecord] = collections.deque()  # to take a turn in this pass
         self._in_turn = False
         self._interrupted = False  # whether a stop without a result waits for the end of the turn
         self._groups: list[str] = []  # the workers' groups
@@ -48,7 +48,7 @@ class SerialJob(LocalJob):
             if self._started and not self._runs and threading.get_ident() == self._thread:
                 self._end()  # No wait() runs that would do it.
                 return
-            # For a turn that waits for something.
+            # A turn may wait for something.
             expire = threading.Timer(self._options.stop_timeout, super().stop)
             expire.daemon = True
             expire.start()
@@ -92,7 +92,7 @@ class SerialJob(LocalJob):
                     raise TimeoutError("The program is not over. Call wait() again to continue.")
         self._end()
 
-    def _begin(self, place: Place) -> None:
+    def _begin(self, place: LocalRecord) -> None:
         """Creates a node's object or calls its function, and tries again while it has restarts left."""
         node = place.leaf.node
         while not self._runtime.stopped.is_set():
@@ -116,11 +116,11 @@ class SerialJob(LocalJob):
                 if not self._recovers(place, error):
                     return
 
-    def _has_failed(self, place: Place, error: BaseException) -> None:
+    def _has_failed(self, place: LocalRecord, error: BaseException) -> None:
         if self._may_restart(place, error):
             self._begin(place)
 
-    def _recovers(self, place: Place, error: BaseException) -> bool:
+    def _recovers(self, place: LocalRecord, error: BaseException) -> bool:
         """Whether to restart a node that raised `error`; False if it ended normally or the program ends."""
         if ended_normally(error, self._runtime.stopped.is_set()):
             place.state = "returned"
@@ -167,7 +167,7 @@ class SerialJob(LocalJob):
             raise DeadlockError(self._deadlock(working))
         return bool(working)
 
-    def _deadlock(self, working: list[Place]) -> str:
+    def _deadlock(self, working: list[LocalRecord]) -> str:
         reasons = []
         for place in working:
             why = getattr(place.object, "why_not_ready", None)
@@ -196,7 +196,7 @@ class SerialJob(LocalJob):
             self._runtime.add_stop_handler(handler)
         return True
 
-    def _save(self, snapshot: Snapshot) -> None:
+    def _save(self, snapshot: ProgramSnapshot) -> None:
         state = ProgramState(
             objects={place.label: place.object for place in self._places},
             states={place.label: place.state for place in self._places},

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from launch.context import entered
 from launch.engines.base import Options, ended_normally
-from launch.engines.in_process import LocalJob, Place
+from launch.engines.in_process import LocalJob, LocalRecord
 from launch.errors import LaunchError
 from launch.program import Program
 
@@ -43,7 +43,7 @@ class ThreadsJob(LocalJob):
         known = all(place.works or place.state in ("running", "returned") for place in self._places)
         return known and bool(workers) and all(place.state == "returned" for place in workers)
 
-    def _live(self, place: Place) -> None:
+    def _live(self, place: LocalRecord) -> None:
         """Runs a node: calls its constructor and, for a worker, does its work."""
         while True:
             place.born = time.monotonic()
@@ -64,11 +64,11 @@ class ThreadsJob(LocalJob):
                 self._close_failed(place)
         self.outcome.notify()
 
-    def _pause(self, place: Place) -> bool:
+    def _pause(self, place: LocalRecord) -> bool:
         """Waits before a restart; returns False if the program stops."""
         return not self._runtime.stopped.wait(place.back_off.after(time.monotonic() - place.born))
 
-    def _has_failed(self, place: Place, error: BaseException) -> None:
+    def _has_failed(self, place: LocalRecord, error: BaseException) -> None:
         if place.works:
             self._fail(place, error)  # Its thread may still run, and cannot be ended.
         elif self._may_restart(place, error):
@@ -79,7 +79,7 @@ class ThreadsJob(LocalJob):
             thread.start()
             self._threads[place.label] = thread  # Only now: a stop joins the threads.
 
-    def _live_again(self, place: Place, before: threading.Thread) -> None:
+    def _live_again(self, place: LocalRecord, before: threading.Thread) -> None:
         before.join()  # It may still be in the constructor.
         place.unclosed, place.built = place.unclosed or place.built, False
         place.state = "restarting"
@@ -96,13 +96,13 @@ class ThreadsJob(LocalJob):
             self._threads[place.label].join(max(0.0, deadline - time.monotonic()))
         return {label: thread for label, thread in self._threads.items() if thread.is_alive()}
 
-    def _close_place(self, place: Place) -> None:
+    def _close_place(self, place: LocalRecord) -> None:
         self._within_time(super()._close_place, place)
 
-    def _close_failed(self, place: Place) -> None:
+    def _close_failed(self, place: LocalRecord) -> None:
         self._within_time(super()._close_failed, place)
 
-    def _within_time(self, close: Callable[[Place], None], place: Place) -> None:
+    def _within_time(self, close: Callable[[LocalRecord], None], place: LocalRecord) -> None:
         """Closes a node on a thread of its own, for which the others do not wait without end."""
         thread = threading.Thread(target=close, args=(place,), daemon=True)
         thread.start()

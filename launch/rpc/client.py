@@ -27,7 +27,7 @@ import zmq
 
 from launch.errors import CallLost, CallTimeout, ClientClosed, LaunchError, ProgramStopped
 from launch.futures import settle
-from launch.locks import Condition
+from launch.locks import InterruptSafeCondition
 from launch.rpc import sockets, wire
 from launch.rpc.shared_socket import SharedSocket
 
@@ -40,7 +40,7 @@ class _Call(Future):
 
     def __init__(self, client: Connection, method: str, timeout: float | None, awaited: bool) -> None:
         super().__init__()
-        self._condition = Condition()  # type: ignore[assignment]  # Another thread needs it to answer.
+        self._condition = InterruptSafeCondition()  # type: ignore[assignment]  # Another thread needs it to answer.
         self.client = client
         self.method = method
         self.timeout = timeout
@@ -66,7 +66,7 @@ class Connection:
     A future can be canceled until its answer arrives; the node may still carry out the call.
 
     Args:
-      address: address of the node's `launch.rpc.server.Server`; None if `move` sets it later.
+      address: address of the node's `launch.rpc.server.RpcServer`; None if `move` sets it later.
       curve: keys of the program.
       name: name of the node, for errors.
       max_in_flight: number of futures that may be open; the next `submit` waits until one is done, except in
@@ -109,7 +109,7 @@ class Connection:
         """Creates the objects that a forked child must not share with its parent."""
         self._pid = os.getpid()
         # Notified when there is room for a future, or the own thread must receive, which both are rare.
-        self._lock = Condition()
+        self._lock = InterruptSafeCondition()
         self._receiver: object = None  # a call, or any object, whose thread receives
         self._own: set[int] = set()  # the client's own thread; two if the start of the first was interrupted
         self._busy = False  # whether the own thread handles what it has received
@@ -156,7 +156,7 @@ class Connection:
     def submit(self, method: str, args: tuple, kwargs: dict[str, Any], timeout: float | None) -> Future:
         """Copies the arguments and returns a future of the answer; waits while `max_in_flight` are open.
 
-        The errors are those of `call`; this method or the future raises them.
+        The errors are `call`'s; this method or the future raises them.
         """
         call = _Call(self, method, timeout, awaited=False)
         try:

@@ -26,7 +26,7 @@ _PATIENCE_FOR_ANSWERS = 1.0  # seconds
 _log = logging.getLogger("launch")
 
 
-class Server:
+class RpcServer:
     """Answers calls until closed.
 
     Args:
@@ -88,7 +88,7 @@ class Server:
         """Returns the number of messages that could not be answered because of an error of this package."""
         return self._defects.count
 
-    def start(self) -> Server:
+    def start(self) -> RpcServer:
         """Starts to answer calls."""
         with self._lock:
             self._add_thread()

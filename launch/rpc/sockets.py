@@ -288,7 +288,7 @@ def make_server_socket(
         Sending more raises `zmq.Again`.
       descriptor: descriptor of a listening TCP socket at `address`, which the returned socket then owns. None
         opens one.
-      domain: name of this socket for `admit_peers`. None shares that of the keys.
+      domain: name of this socket for `admit_peers`. None shares the keys' domain.
 
     Returns:
       The socket; `bound_address` returns the address for clients.
@@ -327,7 +327,7 @@ def make_client_socket(
 ) -> zmq.Socket:
     """Returns a socket connected to a server; it reconnects by itself when the server is restarted.
 
-    The call does not wait for the server. The arguments and errors are those of `make_server_socket`.
+    The call does not wait for the server. The arguments and errors are `make_server_socket`'s.
     """
     transport = check_address(address, curve, connecting=True)
     with _new_socket(zmq.DEALER, address, max_frame_bytes) as socket:

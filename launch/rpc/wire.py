@@ -19,7 +19,15 @@ from typing import Any
 
 import zmq
 
-from launch.errors import RemoteError, RemoteTraceback, frames_of, hide_our_frames, message_of
+from launch.errors import (
+    MalformedMessage,
+    NodeError,
+    RemoteError,
+    RemoteTraceback,
+    frames_of,
+    hide_our_frames,
+    message_of,
+)
 
 # kind of message, number of buffers that follow, number of the call within its connection
 HEAD = struct.Struct("<BxHxxxxQ")
@@ -29,10 +37,6 @@ IN_BAND_BYTES = 1 << 14
 _MAX_BUFFERS = 0xFFFF
 _PAUSES = (0.0, 0.01, 0.1)  # seconds before each attempt to load a pickle
 _MAIN = b"__main__"
-
-
-class MalformedMessage(ValueError):
-    """A message that does not follow the protocol of this module."""
 
 
 def encode(value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
@@ -120,4 +124,12 @@ def rebuild_error(failure: Mapping[str, Any], node: str) -> BaseException:
     except Exception:
         error = RemoteError(failure["kind"], failure["message"])
     error.__cause__ = RemoteTraceback(node, failure["frames"])
+    return error
+
+
+def node_error(label: str, failure: Mapping[str, Any]) -> NodeError:
+    """Returns the `NodeError` for a failure that `describe_error` described elsewhere."""
+    told = {name: failure[name] for name in ("kind", "message", "traceback", "frames")}
+    error = NodeError(label, **told)
+    error.__cause__ = rebuild_error(failure, label)
     return error

@@ -8,7 +8,7 @@ from framework import core, environments, specs
 from framework.actors import EnvironmentLoop, observers
 from framework.environments import FIRST, testing
 from framework.loggers import InMemoryLogger
-from framework.programs.services import Counter
+from framework.runs.services import Counter
 
 
 class RecordingActor(core.Actor):
@@ -114,7 +114,7 @@ class Unresettable(environments.wrappers.EnvironmentWrapper):
 def test_an_episode_that_began_before_the_reset_has_no_return_and_is_not_played_for_another():
     loop, actor, _, logger = _make(num_envs=2, episode_length=3)
     loop.environment = Unresettable(loop.environment)
-    assert loop.run_episodes(2)["env"].tolist() == [1, 0]
+    assert loop.run_episodes(2)["env"].tolist() == [0, 1]
     assert loop.num_dropped == 1 and loop.num_steps == actor.transitions() == 12
     assert [row["episode_length"] for row in logger.rows] == [3, 3]
     loop.restart()
@@ -150,9 +150,9 @@ def test_an_episode_without_an_end_is_cut_and_said(caplog):
     actor = RecordingActor()
     loop = EnvironmentLoop(environments.make(Uneven, num_envs=2), actor, max_episode_steps=7)
     result = loop.run_episodes(6)
-    assert result["env"].tolist() == [0, 0, 1, 0, 1, 1]
-    assert result["episode_length"].tolist() == [2, 2, 7, 2, 7, 7]
-    assert result["episode_return"][2] == sum(100 * step + 1 for step in range(7))
+    assert result["env"].tolist() == [0, 1, 0, 1, 0, 1]
+    assert result["episode_length"].tolist() == [2, 7, 2, 7, 2, 7]
+    assert result["episode_return"][1] == sum(100 * step + 1 for step in range(7))
     assert loop.num_cut == 3 and len(actor.firsts) == 3
     assert loop.run_episodes(2)["episode_length"].tolist() == [2, 7]
     told = "Uneven: 3 of 6 episodes had not ended after 7 steps"

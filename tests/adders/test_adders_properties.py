@@ -205,7 +205,7 @@ def compare(make, kinds, seed, flush, seen, single, reference):
 each_form = pytest.mark.parametrize("single", [False, True], ids=["batched", "single"])
 
 
-def arguments(single, examples=40, **others):
+def arguments(single, examples=30, **others):
     """A property's arguments: those of every adder, and its own."""
     script = scripts(max_envs=1 if single else 4)
     drawn = {"seed": st.integers(0, 1000), "flush": st.sampled_from([0, 0.3, 1]), "seen": st.booleans()}
@@ -215,7 +215,7 @@ def arguments(single, examples=40, **others):
 
 @each_form
 def test_transitions_equal_the_reference(single):
-    @arguments(single, 60, n=st.integers(1, 5), g=st.sampled_from([0.0, 0.5, 0.9, 1.0]))
+    @arguments(single, 40, n=st.integers(1, 5), g=st.sampled_from([0.0, 0.5, 0.9, 1.0]))
     def run(kinds, n, g, seed, flush, seen):
         def reference(events):
             return [

@@ -27,7 +27,7 @@ dqn = DQN(DQNConfig(**VALUES, learning_rate_decay=3_000))
 UNROLLS = {"hidden_sizes": (32,), "unroll_length": 8, "learning_rate": 1e-2}
 
 
-@pytest.mark.parametrize("mode", ["local", "server", "alternating"])
+@pytest.mark.parametrize("mode", ["local", "server"])
 def test_only_legal_moves_wherever_actions_come_from(mode, train):
     result, rows = train(dqn, "testing:Masked", 1_000, inference=mode)
     assert result["env_steps"] == 1_000 and result["episode_return"] > 0.3  # At random: 0.

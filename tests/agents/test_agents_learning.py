@@ -47,31 +47,32 @@ class Aim(dm_env.Environment):
 
 # Which of three cues is shown: a policy that does not look gets 1/3.
 cue = functools.partial(MemoryEnvironment, length=1, num_cues=3)
-recall = functools.partial(MemoryEnvironment, length=4)
+recall = functools.partial(MemoryEnvironment, length=2)
 
 
 REPLAY = {"hidden_sizes": (32,), "batch_size": 32, "min_replay_size": 64, "insert_burst": 32, "n_step": 1}
 VALUES = {**REPLAY, "learning_rate": 5e-3, "discount": 0.5, "epsilon_decay": 500, "samples_per_insert": 8.0}
 RATES = {"learning_rate": 5e-3, "critic_learning_rate": 5e-3, "temperature_learning_rate": 1e-2}
 UNROLLS = {"hidden_sizes": (16,), "unroll_length": 8, "learning_rate": 1e-2, "discount": 0.95}
-SEQUENCES = {"unroll_length": 10, "burn_in": 4, "period": 10, "lstm_size": 16, "head_sizes": (16,)}
+SEQUENCES = {"unroll_length": 6, "burn_in": 2, "period": 6, "lstm_size": 16, "head_sizes": (16,)}
 SEQUENCES |= {"hidden_sizes": (16,), "batch_size": 16, "min_replay_size": 32, "n_step": 2}
-SLOW = {"learning_rate": 5e-3, "discount": 0.95, "epsilon_decay": 2_000, "samples_per_insert": 8.0}
+SLOW = {"learning_rate": 5e-3, "discount": 0.95, "epsilon_decay": 1_000, "samples_per_insert": 8.0}
 r2d2 = R2D2Config(**{**REPLAY, **SEQUENCES, **SLOW})
+rainbow = RainbowConfig(**VALUES, v_min=0.0, v_max=2.0, num_atoms=11)
 on_policy = PPOConfig(**UNROLLS, epochs=4, minibatch_size=32, recurrent="gru", recurrent_size=16)
 sac = SAC(SACConfig(**REPLAY, **RATES, samples_per_insert=8.0, initial_temperature=0.1))
 impala = IMPALA(IMPALAConfig(**{**UNROLLS, "learning_rate": 5e-3}, batch_size=8))
 # One agent for each way to learn: it, the environment, steps, and the greedy mean return: least and most.
 CASES = {
-    "replay": (DQN(DQNConfig(**VALUES)), cue, 2_400, 1.0, 1.0),
-    "replay, prioritized": (Rainbow(RainbowConfig(**VALUES, v_min=0.0, v_max=2.0)), cue, 2_400, 1.0, 1.0),
-    "replay, numbers": (sac, Aim, 2_000, 0.9, 1.0),
-    "a queue": (impala, cue, 3_000, 0.95, 1.0),
-    "on-policy, a memory": (PPO(on_policy), recall, 6_000, 0.95, 1.0),
-    "sequences": (R2D2(r2d2), recall, 6_000, 0.95, 1.0),
+    "replay": (DQN(DQNConfig(**VALUES)), cue, 1_000, 1.0, 1.0),
+    "replay, prioritized": (Rainbow(rainbow), cue, 1_200, 1.0, 1.0),
+    "replay, numbers": (sac, Aim, 1_200, 0.9, 1.0),
+    "a queue": (impala, cue, 1_500, 0.95, 1.0),
+    "on-policy, a memory": (PPO(on_policy), recall, 2_000, 0.95, 1.0),
+    "sequences": (R2D2(r2d2), recall, 2_000, 0.95, 1.0),
     # Without the memory, a policy that always names the same is right every second time.
-    "sequences without a memory": (R2D2(dataclasses.replace(r2d2, lstm_size=None)), recall, 3_000, 0.2, 0.8),
-    "a plan": (FlowDQN(FlowDQNConfig(**VALUES)), cue, 2_400, 1.0, 1.0),
+    "sequences without a memory": (R2D2(dataclasses.replace(r2d2, lstm_size=None)), recall, 1_200, 0.2, 0.8),
+    "a plan": (FlowDQN(FlowDQNConfig(**VALUES)), cue, 1_000, 1.0, 1.0),
 }
 
 

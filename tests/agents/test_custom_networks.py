@@ -20,7 +20,7 @@ from agents.td3 import TD3
 from agents.td7 import TD7
 from framework import environments, networks, specs
 from framework.programs import RunConfig, load_policy, make_program
-from framework.programs.run_folder import RunError
+from framework.runs.run_folder import RunError
 
 CARTPOLE = "gymnasium:CartPole-v1"
 
@@ -90,14 +90,12 @@ def deep_policy(config, spec):
     return nets
 
 
-LEARNS = {"min_replay_size": 32, "batch_size": 8, "insert_burst": 16}
+LEARNS = {"min_replay_size": 32, "batch_size": 8, "insert_burst": 16, "samples_per_insert": 4.0}
 AGENTS = {
     "dqn": lambda: DQN(DQNConfig(**LEARNS), deep_q),
     "ppo": lambda: PPO(PPOConfig(unroll_length=16, epochs=2), networks_fn=Trunk),
     "impala": lambda: IMPALA(IMPALAConfig(unroll_length=8, batch_size=2, lstm_size=8), with_memory),
-    "sac": lambda: SAC(
-        SACConfig(hidden_sizes=(16,), samples_per_insert=8.0, **LEARNS), networks_fn=deep_policy
-    ),
+    "sac": lambda: SAC(SACConfig(hidden_sizes=(16,), **LEARNS), networks_fn=deep_policy),
 }
 EVALUATIONS = {"evaluate_period": 100, "num_evaluation_episodes": 2}
 RUN = RunConfig(envs_per_actor=2, max_env_steps=150, publish_period=1, **EVALUATIONS)

@@ -187,7 +187,7 @@ def run(agent, directory, engine, environment=FakeEnvironment, **changes):
     [
         ("serial", {}),
         pytest.param(
-            "processes", {"replay_shards": 2, "inference": "alternating"}, marks=pytest.mark.release
+            "processes", {"replay_shards": 2, "inference": "alternating+server"}, marks=pytest.mark.release
         ),
     ],
     ids=["serial", "processes"],
@@ -196,7 +196,7 @@ def test_a_program_pretrains_and_keeps_its_demonstrations(tmp_path, engine, chan
     result = run(DQfD(SMALL), tmp_path, engine, **changes)
     assert (result["reason"], result["env_steps"]) == ("max_env_steps", 200)
     # The run is resumed: no demonstration is written again, and no step is pre-training.
-    run(DQfD(SMALL), tmp_path, engine, max_env_steps=400, **changes)
+    run(DQfD(SMALL), tmp_path, "threads", max_env_steps=400, **changes)
     rows = [row for row in read_jsonl(tmp_path / "metrics.jsonl") if row["label"] == "learner"]
     fractions = [row["demonstration_fraction"] for row in rows]
     assert fractions[:5] == [1.0] * 5 and set(fractions[5:]) == {0.25}

@@ -37,7 +37,7 @@ from framework import demonstrations, environments
 from framework.environments.testing import FakeEnvironment, MaskedEnvironment, make_spec
 from framework.networks import as_numpy
 from framework.programs import RunConfig, make_agent, make_program
-from framework.programs.registry import agent_names
+from framework.runs.registry import agent_names
 from framework.variables import VariableBlock, VariableClient
 
 NORMALIZED = {"normalize_observations": True, "normalize_rewards": True}

@@ -1,4 +1,4 @@
-"""Configs of all agents: each field changes something, is checked, and is on the agent's page."""
+"""Configs of all agents: each field changes something, is checked, and is on the page of settings."""
 
 import dataclasses
 import pathlib
@@ -9,7 +9,7 @@ from agent_cases import SMALL, spec_of
 from config_fields import FIELDS, OF_DELAYED, OF_SEQUENCES, WRONG, accepted, learned, unchanged
 
 from framework.programs import RunConfig
-from framework.programs.registry import find_agent
+from framework.runs.registry import agent_names, find_agent
 
 # Where an agent's default is the table's value, or its loss does what for others the adder does.
 OWN = {
@@ -50,20 +50,28 @@ def test_a_value_that_makes_no_sense_is_refused(name):
     assert accepted(config, OWN_WRONG.get(name, {})) == []
 
 
-DOCS = pathlib.Path(__file__).parents[2] / "docs"
-CONFIGS = {path: find_agent(path.stem).make_config() for path in DOCS.glob("agents/*.md")}
+ROOT = pathlib.Path(__file__).parents[2]
+SETTINGS = (ROOT / "docs" / "reference" / "settings.md").read_text(encoding="utf-8")
+CONFIGS = {name: find_agent(name).make_config() for name in agent_names()}
+CONFIGS = {name: config for name, config in CONFIGS.items() if config is not None}
 
 
-@pytest.mark.parametrize("path", [*CONFIGS, DOCS / "programs.md"], ids=lambda path: path.stem)
-def test_the_page_shows_every_field_its_default_and_its_effect(path):
-    config, page = CONFIGS.get(path, RunConfig()), path.read_text(encoding="utf-8")
-    shown = markers.on_page_markdown(page)
+@pytest.fixture(scope="module")
+def sections():
+    """The tables of the page of settings as it is built, by the names in their headings."""
+    parts = markers.on_page_markdown(SETTINGS).split("\n## ")[1:]
+    return {name: part for part in parts for name in part.partition(" {#")[0].split(", ")}
+
+
+@pytest.mark.parametrize("name", [*CONFIGS, "Runs"])
+def test_the_page_of_settings_shows_every_field_its_default_and_its_effect(name, sections):
+    config = CONFIGS.get(name, RunConfig())
     for field in dataclasses.fields(config):
         row = f"| `{field.name}` | `{getattr(type(config)(), field.name)!r}` | "
-        assert row in shown and row not in page
+        assert row in sections[name] and row not in SETTINGS
 
 
-@pytest.mark.parametrize("path", sorted((DOCS.parent / "agents").glob("[a-z]*.py")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", sorted((ROOT / "agents").glob("[a-z]*.py")), ids=lambda p: p.stem)
 def test_an_agent_is_a_file_of_at_most_300_lines_and_its_presets(path):
     lines = path.read_text(encoding="utf-8").splitlines()
     presets = [number for number, line in enumerate(lines) if line.startswith("PRESETS")]

@@ -134,7 +134,8 @@ def test_rows_have_the_first_episode_s_return_and_normalized_advantages():
 def test_an_evaluation_adapts_in_each_task_and_restores_the_parameters():
     config = dataclasses.replace(SMALL, inner_learning_rate=0.5)
     agent, networks = MAML(config), make_networks(config)
-    environment = environments.make(NAME, num_envs=3, seed=1, options={"max_steps": 4})
+    options, seeded = {"max_steps": 4}, [environments.SeededEpisodes]
+    environment = environments.make(NAME, num_envs=3, options=options, wrappers=seeded)
     policy = agent.make_policy(networks, evaluation=True)
     loop = EnvironmentLoop(environment, PolicyActor(policy, num_envs=3), should_update=False)
     initial = {name: value.clone() for name, value in networks.state_dict().items()}
@@ -148,8 +149,9 @@ def test_an_evaluation_adapts_in_each_task_and_restores_the_parameters():
         assert np.ptp(values[:3]) < 1e-6 and abs(values[0] - values[3]) > 1e-3
     assert (np.abs(played["episode_return"] - played["return_before"]) > 1e-6).all()
     unadapted = MAML(dataclasses.replace(config, evaluation_inner_steps=0))
-    played = unadapted.play(loop, policy, 3)
+    before, played = played["return_before"], unadapted.play(loop, policy, 3)
     np.testing.assert_array_equal(played["episode_return"], played["return_before"])
+    np.testing.assert_array_equal(before, played["return_before"])  # Every evaluation has the same tasks.
 
 
 def test_an_environment_without_tasks_is_named():

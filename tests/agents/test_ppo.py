@@ -175,7 +175,7 @@ def test_a_batch_is_whole_episodes(engine, recurrent):
             np.testing.assert_allclose(value.numpy()[real], acted[real], atol=1e-4)
 
 
-@pytest.mark.parametrize("inference", ["local", "server", "alternating", "alternating+server"])
+@pytest.mark.parametrize("inference", ["local", "server", "alternating+server"])
 @pytest.mark.parametrize("lag", [0, 1])
 def test_a_batch_of_other_episodes_than_those_of_one_step(inference, lag):
     """Actors go on when their part of the episodes is done, on which the versions still depend."""

@@ -8,7 +8,7 @@ import pytest
 
 from framework.commands import building
 from framework.programs import RunConfig, make_agent
-from framework.programs.run_folder import RunFolder
+from framework.runs.run_folder import RunFolder
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 

@@ -11,7 +11,7 @@ from framework.checkpoints import torch_part
 from framework.commands import building, cli
 from framework.loggers import JSONLLogger
 from framework.programs import RunConfig, make_agent
-from framework.programs.run_folder import RunFolder
+from framework.runs.run_folder import RunFolder
 
 
 @pytest.fixture

@@ -18,10 +18,11 @@ import warm_python
 from framework import environments, specs
 from framework.commands import cli, serve_environment, train, video
 from framework.commands.options import CommandError, TrainOptions
-from framework.programs import Preset, RunConfig, config_file, make_agent, registry
-from framework.programs.presets import presets_of
-from framework.programs.registry import agent_names, find_agent
-from framework.programs.run_folder import RunError, RunFolder
+from framework.programs import Preset, RunConfig, make_agent
+from framework.runs import config_file, registry
+from framework.runs.presets import presets_of
+from framework.runs.registry import agent_names, find_agent
+from framework.runs.run_folder import RunError, RunFolder
 
 
 def test_help(repertory):
@@ -95,14 +96,14 @@ def test_hyphens_in_the_name_of_an_agent(declared, monkeypatch):
 
 HOLDER = """
 import os, signal, sys
-from framework.programs.run_folder import RunFolder
+from framework.runs.run_folder import RunFolder
 
 def stop(*_):
     os.write(1, b"asked\\n")  # `print` may be interrupted in `print`
     sys.exit(3)
 
 signal.signal(signal.SIGTERM, stop if sys.argv[2] == "stops" else signal.SIG_IGN)
-with RunFolder.open(sys.argv[1]).locked():
+with RunFolder.open(sys.argv[1]).lock.held():
     print("locked", flush=True)
     sys.stdin.read()
 """
@@ -150,18 +151,18 @@ class TestRunFolder:
 
     def test_one_process_at_a_time(self, make_run):
         folder = make_run()
-        assert folder.running_pid() is None
-        with folder.locked():
+        assert folder.lock.pid() is None
+        with folder.lock.held():
             pass
         with held(folder) as other:
-            assert folder.running_pid() == other.pid
-            assert not folder.wait_until_free(0.05)
+            assert folder.lock.pid() == other.pid
+            assert not folder.lock.wait_until_free(0.05)
             refused = pytest.raises(RunError, match=f"process {other.pid}.*repertory stop")
-            with refused, folder.locked():
+            with refused, folder.lock.held():
                 pass
             other.stdin.close()
-            assert folder.wait_until_free(float("inf"))
-        assert folder.running_pid() is None
+            assert folder.lock.wait_until_free(float("inf"))
+        assert folder.lock.pid() is None
 
 
 class TestStatusAndStop:
@@ -208,7 +209,7 @@ class TestStatusAndStop:
         assert code == 0 and "actor-0: killed" in out and "learner: returned" in out
         _, watched, _ = repertory("status", folder.path, "--watch")  # Once, as the run has ended.
         assert "killed" in watched and "actor-0" in watched
-        with folder.locked():
+        with folder.lock.held():
             assert "actor-0: running" in repertory("status", folder.path)[1]
 
     def test_stop_of_a_run_that_is_over(self, repertory, make_run):
@@ -372,8 +373,8 @@ SLOW = """
 import os, sys, time
 
 def wait():
-    os.write(1, b"begun\\n")
     try:
+        os.write(1, b"begun\\n")
         time.sleep(60)
     except BaseException as error:  # As modules in C do.
         os.write(1, b"cleaned\\n")

@@ -10,7 +10,7 @@ from framework import config_checks
 from framework.commands import train
 from framework.commands.options import UsageError
 from framework.loggers import read_jsonl, without_times
-from framework.programs import config_file
+from framework.runs import config_file
 
 
 @pytest.fixture
@@ -81,7 +81,8 @@ def test_neither_agent_nor_file(repertory, write, tmp_path):
 def test_a_run_is_repeated_from_its_own_file(repertory, write, tmp_path):
     settings = write(
         "agent: dqn\nengine: serial\nmax_env_steps: 300\nmin_replay_size: 50\nbatch_size: 16\n"
-        "hidden_sizes: [16]\nevaluate_period: 150\nnum_evaluation_episodes: 2\nlearner_log_period: 20\n"
+        "samples_per_insert: 4\nhidden_sizes: [16]\nevaluate_period: 150\nnum_evaluation_episodes: 2\n"
+        "learner_log_period: 20\n"
     )
     code, _, err = repertory("train", "--config", settings, "--directory", tmp_path / "a", "--seed", "3")
     assert code == 0, err

@@ -17,7 +17,8 @@ import launch
 from agents.dqn import DQN, DQNConfig
 from framework.checkpoints import torch_part
 from framework.commands import train
-from framework.programs import RunConfig, registry, run_folder
+from framework.programs import RunConfig
+from framework.runs import registry, run_folder
 
 TRAIN = ("train", "random_actions")
 
@@ -128,7 +129,7 @@ def test_a_run_without_a_checkpoint_leads_nowhere_and_says_so(repertory, make_ru
 
 def test_a_running_run_without_a_checkpoint_is_not_called_ended(repertory, make_run):
     folder = make_run()
-    with folder.locked() as lock:
+    with folder.lock.held() as lock:
         lock.truncate(0)
         print("4321 0 elsewhere", file=lock, flush=True)
         code, _, err = repertory("eval", folder.path)
@@ -145,7 +146,7 @@ def test_a_running_run_without_a_checkpoint_is_not_called_ended(repertory, make_
 )
 def test_a_process_that_is_not_here_is_not_stopped(repertory, make_run, written, message):
     folder = make_run()
-    with folder.locked() as lock:
+    with folder.lock.held() as lock:
         lock.truncate(0)
         print(written.format(pid=os.getpid(), host=socket.gethostname()), file=lock, flush=True)
         code, _, err = repertory("stop", folder.path)  # It would end this process.

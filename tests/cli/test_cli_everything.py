@@ -20,8 +20,10 @@ from framework.commands import building, cli, train
 from framework.commands.options import TrainOptions
 from framework.environments.stepping import InlineEnvironment
 from framework.loggers import read_jsonl
-from framework.programs import RunConfig, make, parts, worker
-from framework.programs.run_folder import RunFolder
+from framework.programs import RunConfig, make
+from framework.runs import parts
+from framework.runs.run_folder import RunFolder
+from framework.workers import worker
 from launch.context import NodeContext
 
 DQN = "dqn --batch-size 16 --min-replay-size 40 --hidden-sizes 8 --samples-per-insert 8 --insert-burst 32"
@@ -41,7 +43,7 @@ RUNS = {
     "served": """
         random_actions --engine threads --restarts 1 --num-actors 1 --envs-per-actor 4 --max-env-steps 120
         --inference server --inference-device cpu --inference-min-batch 4 --inference-max-batch 4
-        --inference-timeout 0.5 --inference-messages --stepping inline
+        --inference-timeout 0.5 --stepping inline
         --evaluate-period 60 --num-evaluation-episodes 2""",
     "target": f"""
         {DQN} --engine serial --num-actors 1 --target-return 1
@@ -165,7 +167,6 @@ OPTIONS = {
     "inference_min_batch": ("served", lambda run: run.rows("inference")[-1]["rows_per_batch"] == 4),
     "inference_max_batch": ("served", lambda run: run.rows("inference")[-1]["rows_per_batch"] == 4),
     "inference_timeout": ("served", lambda run: run.folder.config.inference_timeout == 0.5),
-    "inference_messages": ("served", lambda run: run.folder.config.inference_messages),
     "max_env_steps": ("learns", lambda run: '"env_steps": 240' in result(run)),
     "max_learner_steps": ("steps", lambda run: "max_learner_steps" in result(run)),
     "target_return": ("target", lambda run: "target_return" in result(run)),
@@ -218,6 +219,7 @@ WRAPPERS = {
     "OneHotPlanes": ("", "minigrid:DoorKey-5x5", lambda of, steps: steps[1].observation["image"].max() == 1),
     "RescaleAction": ("(clip=True)", PENDULUM, lambda of, steps: in_range(of, -1, 1)),
     "ScaleObservation": ("(scale=10)", CARTPOLE, lambda of, steps: of.observation_spec().maximum[0] > 40),
+    "SeededEpisodes": ("(first=5)", CARTPOLE, lambda of, steps: of.first == 5 and of.is_seeded),
     "SinglePrecision": ("", PENDULUM, lambda of, steps: of.observation_spec().dtype == "float32"),
     "StepLimit": ("(limit=1)", CARTPOLE, lambda of, steps: steps[1].last().all()),
 }

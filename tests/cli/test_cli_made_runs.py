@@ -14,10 +14,11 @@ import launch
 from agents.dqn import DQN, DQNConfig
 from agents.random_actions import RandomActions, RandomActionsConfig
 from framework.environments.testing import FakeEnvironment
-from framework.programs import RunConfig, config_file, make_program
-from framework.programs.run_folder import RunError, RunFolder
+from framework.programs import RunConfig, make_program
+from framework.runs import config_file
+from framework.runs.run_folder import RunError, RunFolder
 
-SMALL = DQNConfig(min_replay_size=50, batch_size=16, hidden_sizes=(16,))
+SMALL = DQNConfig(min_replay_size=50, batch_size=16, samples_per_insert=4.0, hidden_sizes=(16,))
 
 
 class Own(DQN):

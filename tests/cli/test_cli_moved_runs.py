@@ -8,9 +8,10 @@ import pytest
 import launch
 from agents.dqn import DQN, DQNConfig
 from framework.loggers import read_jsonl, without_times
-from framework.programs import RunConfig, config_file, make_program
+from framework.programs import RunConfig, make_program
+from framework.runs import config_file
 
-SMALL = DQNConfig(min_replay_size=50, batch_size=16, hidden_sizes=(16,))
+SMALL = DQNConfig(min_replay_size=50, batch_size=16, samples_per_insert=4.0, hidden_sizes=(16,))
 
 
 def program(path, **changes):

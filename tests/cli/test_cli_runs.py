@@ -12,8 +12,9 @@ import torch
 
 from framework.commands import cli
 from framework.loggers import read_jsonl, without_times
-from framework.programs import config_file, load_policy
-from framework.programs.run_folder import RunFolder
+from framework.programs import load_policy
+from framework.runs import config_file
+from framework.runs.run_folder import RunFolder
 
 SMALL = ("--num-actors=2", "--envs-per-actor=2", "--evaluate-period=500", "--num-evaluation-episodes=4")
 DQN = ("--learner-log-period=20", "--min-replay-size=100", "--batch-size=16", "--hidden-sizes=16")
@@ -49,11 +50,12 @@ def test_what_a_run_leaves(trained):
 
 def test_eval_of_a_run(trained, repertory):
     results = []
-    for _ in range(2):
-        code, out, _ = repertory("eval", trained, "--episodes", "7", "--envs", "3", "--seed", "5")
+    for envs in (2, 3):
+        code, out, _ = repertory("eval", trained, "--episodes", "7", "--envs", envs, "--seed", "5")
         assert code == 0 and out.startswith("7 episodes with the checkpoint of step 600: return")
         results.append(json.loads((trained / "evaluation.json").read_text()))
     assert results[0] == results[1] and len(results[0]["returns"]) == results[0]["episodes"] == 7
+    assert results[0]["episode_seeds"] == [10_005, 10_011]
     _, out, _ = repertory("eval", trained, "--episodes", "2", "--max-steps", "3")
     assert "length 3.0; 2 cut after 3 steps" in out
     assert json.loads((trained / "evaluation.json").read_text())["cut_episodes"] == 2

@@ -10,7 +10,8 @@ import pytest
 import warm_python
 
 from framework.loggers import read_jsonl
-from framework.programs import config_file, load_policy
+from framework.programs import load_policy
+from framework.runs import config_file
 
 HERE = pathlib.Path(__file__).parent
 ENVIRONMENT = "corridor_lab:Corridor"
@@ -90,7 +91,8 @@ def test_agents_by_module_and_object(importable, repertory, tmp_path, agent, rec
     assert list(load_policy(run, allow=ALLOW[1:]).agent.config.hidden_sizes) == sizes
     code, _, err = repertory("train", "--resume", run, "--max-env-steps", "200")
     assert code == 1 and "add --allow corridor_lab" in err
-    code, _, err = repertory("train", "--resume", run, "--max-env-steps", "200", *ALLOW)
+    further = ["--max-env-steps", "200", "--engine", "threads"]
+    code, _, err = repertory("train", "--resume", run, *further, *ALLOW)
     assert code == 0, err
     assert any(row.get("env_steps") == 200 for row in read_jsonl(run / "metrics.jsonl"))
 

@@ -5,8 +5,9 @@ import sys
 
 import pytest
 
-from framework.programs import config_file, load_policy, trust
-from framework.programs.run_folder import RunError
+from framework.programs import load_policy
+from framework.runs import config_file, trust
+from framework.runs.run_folder import RunError
 
 HERE = __name__
 getoutput = subprocess.getoutput

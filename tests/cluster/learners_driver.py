@@ -11,8 +11,8 @@ from shared_batches import learn, listening, make_learner
 
 import launch
 from agents.dqn import DQN, DQNConfig
+from framework.learners.group import FirstLearner, GroupMember
 from framework.programs import RunConfig, make_program
-from framework.programs.learner_group import FirstLearner, GroupMember
 
 AGENTS = ("dqn", "ppo", "impala", "sac")
 
@@ -28,7 +28,7 @@ class Client:
 
 
 def take_part(name, rank, learner, first):
-    """Twenty steps in the group; what they led to, and the addresses at which the group listened."""
+    """Some steps in the group; what they led to, and the addresses at which the group listened."""
     member = GroupMember(learner, rank, 2, first)
     before = listening()
     assert member.go_on() is not None

@@ -11,9 +11,9 @@ from hosts import received_bytes
 import launch
 from agents.dqn import DQN, DQNConfig
 from framework.programs import RunConfig
-from framework.programs.variable_source import VariableSource
-from framework.programs.worker import Setup
 from framework.variables import VariableClient
+from framework.workers.variable_source import VariableSource
+from framework.workers.worker import Setup
 
 AGENT = DQN(DQNConfig(hidden_sizes=(1000, 1000), layer_norm=False))  # 4 MB of parameters
 SETUP = Setup(AGENT, None, SPEC, RunConfig())  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 
 from framework import specs
 from framework.environments import environment_server, external_client
-from framework.environments.environment_server import MalformedMessage
+from framework.environments.environment_server import UnreadableMessage
 from framework.environments.spec_data import parse_environment_spec, parse_spec
 
 SHAPES = st.lists(st.integers(0, 3), max_size=3).map(tuple)
@@ -77,7 +77,7 @@ def test_arrays_are_the_same_after_a_journey_as_bytes(spec, num_envs, random):
     assert [id(leaf) for leaf in tree.flatten(nest)] == [id(leaf) for leaf in arrived]
     if sum(map(len, content[0])):
         content[0][int(np.argmax([len(leaf) for leaf in content[0]]))] += b"!"
-        with pytest.raises(MalformedMessage):
+        with pytest.raises(UnreadableMessage):
             environment_server.from_bytes(content[0], layout)
 
 
@@ -90,7 +90,7 @@ def test_what_is_malformed_raises_its_own_error_only(plain, junk):
         lambda: environment_server.unpack(msgpack.packb(plain, use_bin_type=True)),
         lambda: environment_server.from_bytes(plain, layout),
     ):
-        with contextlib.suppress(MalformedMessage):
+        with contextlib.suppress(UnreadableMessage):
             read()
     for parse in (lambda: parse_spec(plain, "observation"), lambda: parse_environment_spec(plain)):
         try:

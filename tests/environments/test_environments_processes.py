@@ -13,7 +13,7 @@ import pytest
 import warm_python
 
 from framework import environments
-from framework.environments import EnvironmentFault, suites, testing
+from framework.environments import EnvironmentFault, processes, suites, testing
 from framework.environments.processes import ProcessEnvironment
 
 CARTPOLE = "gymnasium:CartPole-v1"
@@ -130,8 +130,9 @@ def test_a_killed_child_is_noticed():
                 environment.step(np.zeros(2, np.int64))
 
 
-def test_signals_to_all_processes_do_not_end_the_children():
+def test_signals_to_all_processes_do_not_end_the_children(monkeypatch):
     """Their parent acts on them: it stops, and saves what it has."""
+    monkeypatch.setattr(processes, "subprocess", subprocess)  # An interpreter inherits which are blocked.
 
     def factory():
         program = subprocess.Popen(["sleep", "60"])
@@ -149,7 +150,7 @@ def test_signals_to_all_processes_do_not_end_the_children():
 
 
 def test_a_hanging_step_meets_its_timeout_and_the_child_is_killed():
-    source = suites.Source("Hanging", testing.FaultyEnvironment, {"fault": "hang", "at": 1})
+    source = suites.EnvironmentSource("Hanging", testing.FaultyEnvironment, {"fault": "hang", "at": 1})
     environment = ProcessEnvironment(source, [None, None], 1, step_timeout=2.0, close_timeout=0.5)
     pids = _pids(environment)
     environment.reset()
@@ -177,7 +178,7 @@ def test_an_environment_that_cannot_be_built_is_an_error_at_once():
 
 
 def test_building_has_a_time_limit():
-    source = suites.Source("Unending", Unending)
+    source = suites.EnvironmentSource("Unending", Unending)
     with pytest.raises(EnvironmentFault, match=r"env 0: building took longer than 2.0 s"):
         ProcessEnvironment(source, [None], start_timeout=2.0, close_timeout=0.2)
 

@@ -11,7 +11,7 @@ from framework import environments, specs
 from framework.actors import EnvironmentLoop
 from framework.environments import testing
 from framework.loggers import InMemoryLogger
-from framework.programs.services import Counter
+from framework.runs.services import Counter
 
 _LEAVES = st.one_of(
     st.builds(

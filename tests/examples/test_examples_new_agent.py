@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from framework import core, learners, networks, programs, replay, specs, torch_agents, types
-from framework.programs import presets
+from framework.runs import presets
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 

@@ -10,8 +10,8 @@ import torch
 from agents.dqn import DQNConfig
 from framework import environments, specs
 from framework.programs import Callback
-from framework.programs.services import Monitor
 from framework.replay import EmbeddedClient
+from framework.runs.services import Monitor
 from framework.variables import VariableBlock
 
 REANALYSE = runpy.run_path(str(pathlib.Path(__file__).resolve().parents[2] / "examples" / "reanalyse.py"))

@@ -8,7 +8,7 @@ import cloudpickle
 import pytest
 
 import launch as lp
-from framework.programs.callbacks import OnWrite
+from framework.runs.callbacks import OnWrite
 from launch.engines.base import Options, plan
 from launch.engines.supervised import code
 

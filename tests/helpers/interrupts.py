@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import gc
 import sys
 
 
@@ -29,6 +30,9 @@ def interrupt(function, at, *files):
         return trace
 
     old = sys.gettrace()
+    if not at:
+        gc.collect()
+    gc.disable()  # An interrupt of what collects garbage goes nowhere.
     sys.settrace(trace)
     try:
         function()
@@ -36,4 +40,5 @@ def interrupt(function, at, *files):
         return True
     finally:
         sys.settrace(old)
+        gc.enable()
     return False

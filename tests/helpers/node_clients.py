@@ -3,7 +3,7 @@
 import functools
 from concurrent.futures import Future
 
-from launch.handles import Client
+from launch.handles import NodeClient
 
 
 class LateFuture(Future):
@@ -35,7 +35,7 @@ def _make_client(node, make_future):
     def call(name, args, kwargs, timeout):
         return getattr(node, name)(*args, **kwargs)
 
-    return Client(0, call, lambda *called: make_future(functools.partial(call, *called)))
+    return NodeClient(0, call, lambda *called: make_future(functools.partial(call, *called)))
 
 
 def make_late_client(node, order):

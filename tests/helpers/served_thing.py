@@ -10,7 +10,7 @@ import pytest
 
 from launch.rpc import sockets
 from launch.rpc.client import Connection
-from launch.rpc.server import Server
+from launch.rpc.server import RpcServer
 
 PATIENCE = 30.0
 
@@ -68,7 +68,7 @@ def served(request, keys, directory):
     """(object, server, connection)"""
     address = f"ipc://{directory}/s" if request.param == "ipc" else "tcp://127.0.0.1:*"
     thing = Thing()
-    server = Server(thing, address, keys, name="thing").start()
+    server = RpcServer(thing, address, keys, name="thing").start()
     connection = Connection(server.address, keys, name="thing")
     yield thing, server, connection
     thing.release.set()

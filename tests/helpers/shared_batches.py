@@ -34,8 +34,8 @@ from framework.types import Step, Transition
 Info = collections.namedtuple("Info", "key probability table_size")
 Sample = collections.namedtuple("Sample", "info data")
 
-STEPS, BATCH, UNROLL = 20, 16, 5
-FEW_STEPS = 4  # For agents with dozens of minibatches in each.
+STEPS, BATCH, UNROLL = 12, 16, 5
+FEW_STEPS = 2  # For agents with dozens of minibatches in each.
 DISCRETE = dm_specs.DiscreteArray(3, np.int64)
 CONTINUOUS = dm_specs.BoundedArray((2,), np.float32, -2, 1)
 ITEMS = {"hidden_sizes": (8, 8), "batch_size": BATCH}
@@ -58,7 +58,7 @@ def ppo(**changes):
 AGENTS = {
     "dqn": (DQN(DQNConfig(**ITEMS)), DISCRETE),
     "prioritized dqn": (
-        DQN(DQNConfig(**ITEMS, prioritized=True, importance_sampling_annealing=15)),
+        DQN(DQNConfig(**ITEMS, prioritized=True, importance_sampling_annealing=9)),
         DISCRETE,
     ),
     "iqn": (IQN(IQNConfig(**ITEMS, num_quantiles=4)), DISCRETE),
@@ -77,7 +77,7 @@ AGENTS = {
     "ppo in minibatches": (ppo(minibatch_size=9, value_clip=0.5), DISCRETE),
     "ppo in minibatches with a penalty": (ppo(minibatch_size=3, **PENALTY), CONTINUOUS),
     "ppo in minibatches with a memory": (ppo(minibatch_size=3, recurrent="gru"), DISCRETE),
-    "appo": (APPO(APPOConfig(**ITEMS, target_update_period=3)), DISCRETE),
+    "appo": (APPO(APPOConfig(**ITEMS, learning_rate=1e-3, target_update_period=3)), DISCRETE),
     "impala": (IMPALA(IMPALAConfig(**ITEMS, lstm_size=8)), DISCRETE),
     "r2d2": (R2D2(R2D2Config(**SEQUENCES)), DISCRETE),
     "recurrent td3": (RecurrentTD3(RecurrentTD3Config(**SEQUENCES, prioritized=True)), CONTINUOUS),
@@ -145,8 +145,10 @@ def make_learner(name, rank=0, size=1):
 
 def learn(name, learner, rank, size):
     mine = slice(rank * BATCH // size, (rank + 1) * BATCH // size)
+    # Unrolls take longer to make than to learn from, so few are made and learned from in turn.
+    batches = [tree.map_structure(lambda leaf: leaf[mine], make_batch(step, name)) for step in range(3)]
     for step in range(FEW_STEPS if "minibatches" in name else STEPS):
-        batch = tree.map_structure(lambda leaf: leaf[mine], make_batch(step, name))
+        batch = batches[step % len(batches)]
         learner.env_steps = step
         result = learner.step(batch._replace(data=as_tensors(batch.data)))
     return {

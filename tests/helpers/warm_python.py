@@ -23,12 +23,15 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import types
+import weakref
 
 from launch.engines import processes
 
 TORCH = ("torch", "framework.commands.train", "framework.programs.make", "gymnasium", "matplotlib.figure")
+TORCH += ("torch._dynamo",)  # Which several learners, RMSprop and MAML import, in nearly two CPU seconds.
 LAUNCH = ("launch.engines.processes.fork_server", "launch.rpc.client", "numpy", "pytest")
 FORK_SERVER = ("launch.engines.processes.fork_server", "main")
 WARM = sys.platform == "linux"  # A Mac has no sockets that keep messages apart.
@@ -40,11 +43,11 @@ class Popen(subprocess.Popen):
     """As `subprocess.Popen`, for a process that is forked from the template of `preload`.
 
     It leads a session of its own. Of the keyword arguments, ``pass_fds``, ``cwd``, ``env`` and those that
-    concern the streams have an effect. With ``own_fork_servers`` it starts its fork servers as users do.
+    concern the streams have an effect.
     """
 
-    def __init__(self, args, *, preload=TORCH, own_fork_servers=False, **options):
-        self._preload, self._report, self._own_fork_servers = preload, None, own_fork_servers
+    def __init__(self, args, *, preload=TORCH, **options):
+        self._preload, self._report = preload, None
         super().__init__([sys.executable, *map(str, args)], **options)
 
     def _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest):
@@ -55,7 +58,7 @@ class Popen(subprocess.Popen):
         streams = [each if each != -1 else ours for ours, each in enumerate((p2cread, c2pwrite, errwrite))]
         request = {"args": args[1:], "pass_fds": list(pass_fds)}
         request["env"] = dict(os.environ if env is None else env)
-        request |= {"cwd": os.path.abspath(cwd or ""), "own_fork_servers": self._own_fork_servers}
+        request["cwd"] = os.path.abspath(cwd or "")
         self._report = os.fdopen(_template(self._preload).ask(request, [*streams, *pass_fds]), "rb")
         self.pid = int(self._report.readline())
         self._child_created = True
@@ -193,6 +196,8 @@ def serve(line, alive, preload, path):
         raise RuntimeError(f"preload: got {preload}, which start threads, expected modules that start none.")
     added = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     path = [each for each in path if each not in added]
+    for each in list(weakref.finalize._registry):
+        each.atexit = False  # torch takes its operators down at the exit of each process.
     gc.collect()
     gc.freeze()  # A fork that collects garbage would copy every page.
     wake, wake_end = socket.socketpair()
@@ -267,7 +272,9 @@ def _become(request, descriptors, preload, path):
     sys.path[:] = [*added, *path]
     sys.path_importer_cache.clear()
     _templates()[preload] = _Template(socket.socket(fileno=line), template)
-    processes.start_interpreter = start_interpreter if request["own_fork_servers"] else start_fork_server
+    processes.start_interpreter = start_fork_server
+    if "torch" in sys.modules:
+        _run_and_exit(request["args"])
     _run(request["args"])
 
 
@@ -282,6 +289,26 @@ def _take_descriptors(descriptors, numbers):
             with contextlib.suppress(OSError):  # The one that listed them.
                 os.close(each)
     return line
+
+
+def _run_and_exit(args):
+    """Runs code and ends as an interpreter does, without the end of its modules.
+
+    It would copy the pages of the template, in more CPU seconds than most tests take. After an error, and in
+    forks without torch, it is made.
+    """
+    code = 0
+    try:
+        _run(args)
+    except SystemExit as end:
+        if not isinstance(end.code, int | None):
+            raise
+        code = end.code or 0
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code & 255)
 
 
 def _run(args):

@@ -18,7 +18,7 @@ import launch as lp
 from launch import CallLost, CallTimeout, ClientClosed, ProgramStopped
 from launch.rpc import client
 from launch.rpc.client import Connection
-from launch.rpc.server import Server
+from launch.rpc.server import RpcServer
 from launch.rpc.shared_socket import SharedSocket
 from launch.rpc.sockets import CurveKeys
 
@@ -58,7 +58,7 @@ def serve(keys):
 
     def serve(name, address="tcp://127.0.0.1:*", **options):
         service = Service(name)
-        servers.append((Server(service, address, keys, name=name, **options).start(), service))
+        servers.append((RpcServer(service, address, keys, name=name, **options).start(), service))
         return servers[-1]
 
     yield serve
@@ -259,7 +259,7 @@ def test_arguments_of_a_repeated_call_are_those_it_was_made_with(serve, connect,
     connection = connect(repeat_lost=True)
     keys = connection._curve
     first, second = Keeper("first"), Keeper("second")
-    server = Server(first, address, keys).start()
+    server = RpcServer(first, address, keys).start()
     values = np.zeros(100_000)
     answer = connection.submit("hold_and_keep", (values,), {}, None)
     assert first.entered.wait(PATIENCE)
@@ -267,7 +267,7 @@ def test_arguments_of_a_repeated_call_are_those_it_was_made_with(serve, connect,
     server.close()
     first.release.set()
     second.release.set()
-    again = Server(second, address, keys).start()
+    again = RpcServer(second, address, keys).start()
     assert not answer.result(PATIENCE).any()
     again.close()
 

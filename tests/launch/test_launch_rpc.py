@@ -19,7 +19,7 @@ from served_thing import PATIENCE, Thing, Wordless, ask
 import launch as lp
 from launch.rpc import wire
 from launch.rpc.client import Connection
-from launch.rpc.server import Server
+from launch.rpc.server import RpcServer
 
 VALUES = {
     "none": None,
@@ -113,7 +113,7 @@ def test_an_error_that_cannot_be_printed_is_an_answer(served):
 
 
 def test_a_call_whose_answer_fails_is_lost_and_costs_no_thread(keys, directory, monkeypatch, caplog):
-    server = Server(Thing(), f"ipc://{directory}/s", keys, name="thing", thread_pool_size=2).start()
+    server = RpcServer(Thing(), f"ipc://{directory}/s", keys, name="thing", thread_pool_size=2).start()
     connection = Connection(server.address, keys, name="thing")
     describe = wire.describe_error
 
@@ -142,7 +142,7 @@ def test_argument_that_cannot_be_sent_is_an_error_at_once(served):
 
 def test_more_blocking_calls_than_threads_wait_their_turn(keys, directory):
     thing = Thing()
-    server = Server(thing, f"ipc://{directory}/s", keys, thread_pool_size=3).start()
+    server = RpcServer(thing, f"ipc://{directory}/s", keys, thread_pool_size=3).start()
     connection = Connection(server.address, keys)
     futures = [connection.submit("block", (), {}, None) for _ in range(6)]
     for _ in range(3):
@@ -192,7 +192,7 @@ def test_addresses_of_ipv6(keys):
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
         pytest.skip("This machine has no IPv6.")
-    server = Server(Thing(), "tcp://[::1]:*", keys).start()
+    server = RpcServer(Thing(), "tcp://[::1]:*", keys).start()
     connection = Connection(server.address, keys)
     assert ask(connection, 5) == 5
     connection.close()
@@ -207,7 +207,7 @@ def test_the_limit_of_a_frame_holds_for_answers(keys, directory):
         def zeros(self, count):
             return np.zeros(count, np.uint8)
 
-    server = Server(Zeros(), f"ipc://{directory}/s", keys).start()
+    server = RpcServer(Zeros(), f"ipc://{directory}/s", keys).start()
     connection = Connection(server.address, keys, **limit)
     assert connection.call("zeros", (90_000,), {}, PATIENCE).nbytes == 90_000
     with pytest.raises(lp.LaunchError, match="max_frame_bytes=100000"):
@@ -253,7 +253,7 @@ def test_a_callback_of_a_future_may_use_the_client(served, ask_again):
 
 @pytest.mark.parametrize("make", ["call", "submit", "close"])
 def test_an_interrupt_anywhere_leaves_the_client_to_others(keys, directory, make):
-    server = Server(Thing(), f"ipc://{directory}/node", keys).start()
+    server = RpcServer(Thing(), f"ipc://{directory}/node", keys).start()
     array = np.zeros(wire.IN_BAND_BYTES, np.uint8)  # in a frame of its own
     uses = {
         "call": lambda: client.call("echo", (array,), {}, None),
@@ -287,14 +287,14 @@ def test_an_interrupt_anywhere_leaves_the_client_to_others(keys, directory, make
 def test_a_repeated_call_is_carried_out_once_however_long_the_node_was_away(keys, directory):
     address = f"ipc://{directory}/node"
     first = Thing()
-    server = Server(first, address, keys).start()
+    server = RpcServer(first, address, keys).start()
     client = Connection(address, keys, repeat_lost=True)
     future = client.submit("block", (), {}, None)
     assert first.entered.acquire(timeout=PATIENCE)
     server.close()
     threading.Event().wait(3.5)  # several probes wait for the next life of the node
     second = Thing()
-    server = Server(second, address, keys).start()
+    server = RpcServer(second, address, keys).start()
     assert second.entered.acquire(timeout=PATIENCE)
     assert not second.entered.acquire(timeout=1.5), "the call came twice"
     second.release.set()

@@ -19,7 +19,7 @@ from served_thing import PATIENCE, Thing, ask
 import launch as lp
 from launch.rpc import sockets, wire
 from launch.rpc.client import Connection
-from launch.rpc.server import Server
+from launch.rpc.server import RpcServer
 
 # Strangers.
 
@@ -51,7 +51,7 @@ def test_client_of_another_program_is_told(served):
 
 def test_client_with_the_public_key_only_is_refused(keys):
     """Knowing the server is not enough: the program's own key has to be shown."""
-    server = Server(Thing(), "tcp://127.0.0.1:*", keys).start()
+    server = RpcServer(Thing(), "tcp://127.0.0.1:*", keys).start()
     public, secret = zmq.curve_keypair()
     socket = sockets.context().socket(zmq.DEALER)
     socket.linger = 0
@@ -67,7 +67,7 @@ def test_client_with_the_public_key_only_is_refused(keys):
 
 def test_server_wants_keys(directory):
     with pytest.raises(ValueError, match="keys"):
-        Server(Thing(), f"ipc://{directory}/s", None)
+        RpcServer(Thing(), f"ipc://{directory}/s", None)
 
 
 def test_keys_do_not_show(keys):
@@ -164,7 +164,7 @@ def test_content_that_makes_no_sense_is_answered_with_an_error(served, keys, dat
 
 
 def test_oversized_frame_ends_the_connection(keys, directory):
-    server = Server(Thing(), f"ipc://{directory}/s", keys, max_frame_bytes=100_000).start()
+    server = RpcServer(Thing(), f"ipc://{directory}/s", keys, max_frame_bytes=100_000).start()
     connection = Connection(server.address, keys)
     with pytest.raises((lp.CallTimeout, lp.CallLost)):
         ask(connection, np.zeros(200_000, np.uint8), timeout=0.5)
@@ -176,7 +176,7 @@ def test_oversized_frame_ends_the_connection(keys, directory):
 @pytest.fixture(scope="module")
 def fuzzed():
     keys, directory = sockets.CurveKeys.generate(), sockets.make_private_directory()
-    server = Server(Thing(), f"ipc://{directory}/s", keys).start()
+    server = RpcServer(Thing(), f"ipc://{directory}/s", keys).start()
     connection = Connection(server.address, keys)
     yield server, connection, keys
     connection.close()
@@ -226,7 +226,7 @@ def broken(*args):
 @pytest.mark.parametrize("obj, where", [(Thing(), "_parse"), (Thing(), "_handle"), (Batches(), "_send")])
 def test_a_mistake_of_ours_is_logged_and_ends_the_server_if_it_repeats(keys, directory, caplog, obj, where):
     failures = queue.SimpleQueue()
-    server = Server(obj, f"ipc://{directory}/s", keys, on_failure=failures.put)
+    server = RpcServer(obj, f"ipc://{directory}/s", keys, on_failure=failures.put)
     setattr(server, where, broken)
     server.start()
     socket = sockets.make_client_socket(server.address, keys)

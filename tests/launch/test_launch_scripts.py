@@ -36,6 +36,7 @@ SCRIPT = """
     class Store:
         def __init__(self):
             say(f"node {os.getpid()}")
+            time.sleep(float(os.environ.get("STORE_NEEDS_S", 0)))
             self.saved = None
         def put(self, value):
             self.saved = value
@@ -131,8 +132,9 @@ def test_second_interrupt_ends_at_once(short_tmp):
     ("number", "without"), [(signal.SIGKILL, ()), (signal.SIGKILL, platforms.ABILITIES), (signal.SIGHUP, ())]
 )
 def test_workers_save_before_services_close(short_tmp, monkeypatch, number, without):
-    """Also when the launcher dies without a word, and where nodes are spawned, as there is no fork server."""
+    """Also when the launcher dies without a word, before it knows the services, and with spawned nodes."""
     monkeypatch.setenv("REPERTORY_PLATFORM_WITHOUT", ",".join(without))
+    monkeypatch.setenv("STORE_NEEDS_S", "0.3")
     script = Script(short_tmp)
     script.read_until("working")
     servers = [p for p in psutil.Process(script.process.pid).children() if p not in script.nodes]

@@ -1,62 +1,64 @@
 """Learners in two processes do what one does with the whole batch."""
 
 import collections
-import multiprocessing
 import pathlib
+import pickle
 import socket
+import sys
 
 import numpy as np
 import pytest
 import torch
+import warm_python
 from background import Background
 from shared_batches import AGENTS, BATCH, learn, listening, make_learner
 
 from framework.learners import LearnerGroup, LossContext, distributed
-from framework.programs.learner_group import Barrier
+from framework.learners.group import Barrier
 
-# The fixture imports torch in two processes and makes the steps of all agents: minutes on a loaded machine.
+# The fixture makes the steps of all agents in two processes: minutes on a loaded machine.
 pytestmark = pytest.mark.timeout(300)
 
 
-def peer(rank, ports, results):
-    """One of two processes; all agents in turn, each in a group of its own."""
-    torch.set_num_threads(1)
+def peer(rank, ports, path):
+    """One of two processes; all agents in turn, each in a group of its own. Writes what they have learned."""
+    results = {}
     for name in AGENTS:
         learner = make_learner(name, rank, 2)
         learner.restore(make_learner(name, 0, 2).save())
         group = LearnerGroup(rank, 2, ports[name], timeout_s=60)
         learner.distribute(group)
-        found = learn(name, learner, rank, 2)
-        found["listening"] = {address for address, _ in listening()}
-        results.put((name, rank, found))
-        if rank == 1 and name == "sac":
-            return  # without a word
-        if rank == 0 and name == "sac":
-            # The other one has gone, or goes now: no exchange may hang.
-            with pytest.raises(RuntimeError):
-                for _ in range(1000):
-                    group.counts(1)
-            results.put(("noticed", 0, {}))
+        results[name, rank] = learn(name, learner, rank, 2)
+        results[name, rank]["listening"] = {address for address, _ in listening()}
+        if name == "sac":
+            break  # The second one ends without a word.
         group.close()
+    if rank == 0:
+        # The other one has gone, or goes now: no exchange may hang.
+        with pytest.raises(RuntimeError):
+            for _ in range(1000):
+                group.counts(1)
+        results["noticed", 0] = True
+    pathlib.Path(path).write_bytes(pickle.dumps(results))
 
 
 @pytest.fixture(scope="module")
-def together():
+def together(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("peers")
     stores = {name: distributed.host_store(2) for name in AGENTS}
     ports = {name: store.port for name, store in stores.items()}
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    processes = [context.Process(target=peer, args=(rank, ports, results), daemon=True) for rank in range(2)]
-    for process in processes:
-        process.start()
-    found = {}
-    for _ in range(2 * len(AGENTS) + 1):
-        name, rank, result = results.get(timeout=240)
-        found[name, rank] = result
-    for process in processes:
-        process.join(30)
-        assert process.exitcode == 0
-    return found
+    code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import peer; peer"
+    peers = [warm_python.Popen(["-c", f"{code}({rank}, {ports}, '{folder}/{rank}')"]) for rank in range(2)]
+    try:
+        assert [each.wait(240) for each in peers] == [0, 0]
+    finally:
+        for each in peers:
+            each.kill()
+    return {
+        key: value
+        for rank in range(2)
+        for key, value in pickle.loads((folder / str(rank)).read_bytes()).items()
+    }
 
 
 def assert_close(first, second, tolerance):

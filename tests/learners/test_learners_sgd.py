@@ -251,7 +251,7 @@ def test_a_restored_learner_keeps_the_settings_of_its_own_optimizer():
 def test_the_state_of_another_optimizer_is_refused():
     first = make_learner(optimizer=lambda p: torch.optim.RMSprop(p, lr=0.05))
     first.step(make_batch())
-    with pytest.raises(ValueError, match="optimizer: got the state of RMSprop, expected that of Adam"):
+    with pytest.raises(ValueError, match="optimizer: got the state of RMSprop, expected Adam's"):
         make_resumable().restore(first.save())
 
 

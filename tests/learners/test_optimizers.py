@@ -81,13 +81,12 @@ def test_a_closure_is_refused():
 def test_the_compiler_is_not_loaded():
     code = """
 import sys, torch
+sys.modules["torch._dynamo"] = None  # An import of it fails.
 from framework import learners
 p = torch.nn.Parameter(torch.zeros(2))
 optimizer = learners.Adam([p])
 p.grad = torch.ones(2)
 optimizer.step()
 optimizer.load_state_dict(optimizer.state_dict())
-print("torch._dynamo" in sys.modules)
 """
-    done = warm_python.run(["-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+    warm_python.run(["-c", code], check=True)

@@ -7,7 +7,7 @@ import pytest
 
 from framework.commands import cli
 from framework.loggers import WandbLogger
-from framework.programs import config_file
+from framework.runs import config_file
 
 wandb = pytest.importorskip("wandb")
 

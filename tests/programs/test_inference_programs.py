@@ -21,7 +21,7 @@ from framework.checkpoints import Checkpointer
 from framework.environments.testing import EchoEnvironment, FakeEnvironment
 from framework.loggers import InMemoryLogger, read_jsonl, without_times
 from framework.programs import RunConfig, make_program
-from framework.programs.run_config import Inference
+from framework.runs.run_config import Inference
 
 SMALL = dataclasses.replace(SMALL_DQN, samples_per_insert=2.0, n_step=1, epsilon_ladder=3.0)
 NUM_ACTIONS, LENGTH = 4, 7
@@ -98,7 +98,7 @@ def test_exact_steps_and_no_env_mixed_up(engine, mode, tmp_path):
     if engine == "serial":
         assert counts["learner_steps"] > 20
         assert max(row["variables_version"] for row in actors) > 10
-        resumed = launch.launch(program(mode, tmp_path, max_env_steps=900), engine)
+        resumed = launch.launch(program(mode, tmp_path, max_env_steps=900), "threads")
         assert resumed["env_steps"] == 900 and resumed["learner_steps"] > counts["learner_steps"]
 
 
@@ -131,9 +131,9 @@ def test_an_actor_with_a_server_of_its_own_is_one_with_the_policy_bit_by_bit(tmp
 
 
 @pytest.mark.parametrize("engine", ["serial", "processes"])
-def test_several_nodes_act_each_for_its_own_actors_also_by_messages(engine, tmp_path):
+def test_several_nodes_act_each_for_its_own_actors(engine, tmp_path):
     settings = {"num_actors": 4, "envs_per_actor": 2, "inference_nodes": 2}
-    graph = program("server", tmp_path, inference_messages=True, **settings)
+    graph = program("server", tmp_path, **settings)
     assert len(graph.groups["inference"]) == 2
     assert launch.launch(graph, engine=engine)["env_steps"] == 600
     steps = {row["label"]: row.get("steps", 0) for row in read_jsonl(tmp_path / "metrics.jsonl")}
@@ -184,7 +184,7 @@ def test_a_env_is_the_same_env_everywhere(mode):
 
 WRONG = [
     ({"mode": "remote"}, "inference: got 'remote'"),
-    ({"mode": "alternating", "envs_per_actor": 1}, "envs_per_actor: got 1"),
+    ({"mode": "alternating+server", "envs_per_actor": 1}, "envs_per_actor: got 1"),
     ({"mode": "local", "inference_nodes": 2}, "inference_nodes: got 2 with inference 'local'"),
     ({"inference_min_batch": 0}, "inference_min_batch: got 0"),
     ({"inference_min_batch": 99}, "inference_min_batch: got 99, expected at most the envs"),
@@ -227,11 +227,12 @@ def small_ppo(**changes):
 
 IMPALA_CONFIG = IMPALAConfig(unroll_length=5, hidden_sizes=(8,), batch_size=4, lstm_size=4)
 SEQUENCES = {"unroll_length": 5, "burn_in": 2, "period": 5, "min_replay_size": 8, "batch_size": 8}
+SEQUENCES |= {"samples_per_insert": 2.0}
 R2D2_CONFIG = R2D2Config(hidden_sizes=(8,), lstm_size=4, head_sizes=(8,), **SEQUENCES)
 OTHER_AGENTS = {
-    "ppo": (small_ppo(), "alternating", 1),
+    "ppo": (small_ppo(), "alternating+server", 1),
     "ppo, recurrent": (small_ppo(recurrent="lstm", recurrent_size=4), "server", 1),
-    "impala, recurrent": (IMPALA(IMPALA_CONFIG), "alternating", 1),
+    "impala, recurrent": (IMPALA(IMPALA_CONFIG), "alternating+server", 1),
     "r2d2": (R2D2(R2D2_CONFIG), "server", 2),
 }
 

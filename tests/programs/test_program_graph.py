@@ -13,11 +13,11 @@ from agents.random_actions import RandomActions
 from framework.checkpoints import Checkpointer
 from framework.environments import testing
 from framework.programs import RunConfig, load_policy, make, make_program
-from framework.programs.run_folder import RunError
-from framework.programs.services import Counter, RunCheckpointer
+from framework.runs.run_folder import RunError
+from framework.runs.services import Counter, RunCheckpointer
 
 CARTPOLE = "gymnasium:CartPole-v1"
-CONFIG = DQNConfig(min_replay_size=100, batch_size=16)
+CONFIG = DQNConfig(min_replay_size=100, batch_size=16, samples_per_insert=4.0)
 
 
 def test_the_default_graph():
@@ -42,9 +42,9 @@ class Two(DQN):
 def test_two_learners_are_logged_saved_and_restored_apart(tmp_path):
     directory = str(tmp_path / "run")
     settings = {"evaluate_period": 300, "num_evaluation_episodes": 2, "directory": directory}
-    for limit in (600, 900):
+    for engine, limit in (("serial", 600), ("threads", 900)):
         config = RunConfig(envs_per_actor=2, max_env_steps=limit, learner_log_period=10, **settings)
-        result = launch.launch(make_program(Two(CONFIG), CARTPOLE, config), engine="serial")
+        result = launch.launch(make_program(Two(CONFIG), CARTPOLE, config), engine)
         assert result["reason"] == "max_env_steps"
         assert result["env_steps"] == result["evaluator_short"]["env_steps"] == limit
         saved = Checkpointer(tmp_path / "run" / "checkpoints").restore()
@@ -76,6 +76,10 @@ def test_a_periodic_checkpoint_has_the_states_of_all_learners(tmp_path):
     for steps, written in ((2, False), (3, True)):  # The other one has no data.
         checkpointer.put("long", {"steps": steps})
         assert (checkpointer.commit("periodic", "long") is not None) == written
+
+
+def test_a_program_has_the_given_name_or_its_agents():
+    assert [make_program(DQN(CONFIG), CARTPOLE, name=name).name for name in ("mine", None)] == ["mine", "dqn"]
 
 
 NODE = launch.CourierNode(object)
@@ -146,3 +150,18 @@ def test_an_evaluation_plays_whole_games_unless_told_otherwise(told, ends):
     for evaluation in (False, True):
         make.make_environment(RandomActions(), environment, config, 1, 0, evaluation=evaluation)
     assert found == [(True, True), (ends, False)]
+
+
+class Seeded(testing.EchoEnvironment):
+    seeds = []
+
+    def seed(self, seed):
+        self.seeds.append(seed)
+
+
+def test_every_evaluation_plays_the_same_episodes():
+    for seed in (1, 2):
+        config = RunConfig(seed=seed, max_env_steps=40, evaluate_period=20, num_evaluation_episodes=3)
+        launch.launch(make_program(RandomActions(), Seeded, config), engine="serial")
+    # Three that are played, and those that would follow.
+    assert Seeded.seeds == [*range(10_000, 10_006)] * 4

@@ -72,7 +72,7 @@ def run(calls, error=ServerLost, inference="local", max_env_steps=600, directory
     return launch.launch(program, engine="threads")
 
 
-@pytest.mark.parametrize(("inference", "calls"), [("local", [20, 30, 10]), ("alternating", [20])])
+@pytest.mark.parametrize(("inference", "calls"), [("local", [20, 30, 10]), ("alternating+server", [20])])
 def test_it_goes_on_and_counts_what_was_lost_from_the_beginning_of_the_run(inference, calls, tmp_path):
     for calls_of_run, steps in ((calls, 600), ([], 800)):
         assert run(calls_of_run, inference=inference, max_env_steps=steps, directory=str(tmp_path))

@@ -12,7 +12,7 @@ UNROLLS = IMPALAConfig(unroll_length=5, hidden_sizes=(16,), batch_size=4)
 
 CASES = {
     "more unrolls than the queue holds": (IMPALA(UNROLLS), {}),
-    "in halves": (IMPALA(UNROLLS), {"inference": "alternating"}),
+    "in halves": (IMPALA(UNROLLS), {"inference": "alternating+server"}),
     "fewer than a step until learning begins": (DQN(TIGHT), {}),
 }
 

@@ -8,8 +8,8 @@ from helpers.small_programs import small_program
 
 import launch
 from agents.dqn import DQN, DQNConfig
+from framework.actors.results import summarize
 from framework.loggers import InMemoryLogger
-from framework.programs.worker import summarize
 
 LOG = InMemoryLogger()  # Both engines below keep all nodes in this process.
 TINY = DQNConfig(hidden_sizes=(8,), batch_size=8, min_replay_size=20, samples_per_insert=1.0, insert_burst=16)

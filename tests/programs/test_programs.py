@@ -19,7 +19,7 @@ from framework.checkpoints import Checkpointer
 from framework.environments.testing import FakeEnvironment, make_spec
 from framework.loggers import read_jsonl
 from framework.programs import RunConfig, make_program
-from framework.programs.run_folder import RunError
+from framework.runs.run_folder import RunError
 
 ENGINES = ["serial", "threads", "processes"]
 

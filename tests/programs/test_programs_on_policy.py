@@ -17,8 +17,9 @@ from framework import replay
 from framework.adders import QUEUE_TABLE
 from framework.environments.testing import FakeEnvironment
 from framework.loggers import read_jsonl
-from framework.programs import RunConfig, make_program, policy_lag
+from framework.programs import RunConfig, make_program
 from framework.specs import Array
+from framework.workers import lockstep
 
 CONFIG = {"unroll_length": 8, "epochs": 1, "hidden_sizes": (8,)}
 
@@ -73,7 +74,7 @@ def test_the_end_of_the_budget_leaves_nobody_waiting(engine, lag, steps):
 def test_a_run_goes_on_in_step_also_with_an_empty_queue(lag, first, tmp_path):
     """A batch has 48 steps, so the queue is empty after 480."""
     assert launch.launch(program(lag, first, directory=tmp_path), engine="serial")["env_steps"] == first
-    result = launch.launch(program(lag, 1_000, directory=tmp_path), engine="serial")
+    result = launch.launch(program(lag, 1_000, directory=tmp_path), engine="threads")
     assert (result["reason"], result["env_steps"]) == ("max_env_steps", 1_000)
     assert result["learner_steps"] > 1_000 // (8 * 2 * 3) - 6
 
@@ -95,7 +96,10 @@ class Refused(PPO):
 def test_an_actor_that_waits_for_parameters_learns_that_its_unroll_was_refused():
     config = RunConfig(envs_per_actor=2, max_env_steps=400, evaluate_period=None)
     graph = make_program(Refused(PPOConfig(**CONFIG)), FakeEnvironment, config)
-    with pytest.raises(launch.NodeError, match="nothing"), launch.start(graph, engine="processes") as job:
+    with (
+        pytest.raises(launch.NodeError, match="nothing"),
+        launch.start(graph, engine="processes") as job,
+    ):
         job.wait(timeout=60)
 
 
@@ -112,7 +116,7 @@ def test_a_learner_that_comes_back_without_a_checkpoint_goes_on_above_the_versio
 
 def test_an_actor_that_waits_long_says_so(monkeypatch, caplog):
     """The learner waits for the test, between its first two steps."""
-    monkeypatch.setattr(policy_lag, "_SAY_PERIOD_S", 0.0)
+    monkeypatch.setattr(lockstep, "_SAY_PERIOD_S", 0.0)
     gate, said = threading.Event(), threading.Event()
     slow = slow_ppo(lambda: gate.wait(30))
 
@@ -120,7 +124,7 @@ def test_an_actor_that_waits_long_says_so(monkeypatch, caplog):
         def emit(self, record):
             said.set()
 
-    logger = logging.getLogger(policy_lag.__name__)
+    logger = logging.getLogger(lockstep.__name__)
     logger.addHandler(handler := Hears())
     try:
         graph = make_program(

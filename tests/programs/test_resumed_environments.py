@@ -17,9 +17,9 @@ from agents.random_actions import RandomActions
 from framework import environments, specs
 from framework.environments.testing import FakeEnvironment
 from framework.programs import RunConfig, make_program
-from framework.programs.actor_worker import ActorWorker
-from framework.programs.services import Counter, Monitor
-from framework.programs.worker import Setup, derive_seed
+from framework.runs.services import Counter, Monitor
+from framework.workers.actor_worker import ActorWorker
+from framework.workers.worker import Setup, derive_seed
 
 
 class Levels(gymnasium.Env):
@@ -59,7 +59,7 @@ def test_a_resumed_run_plays_other_episodes_than_at_its_beginning(tmp_path, agen
     assert not (played[0] & played[1] or played[0] & played[2] or played[1] & played[2])
 
 
-@pytest.mark.parametrize("inference", ["local", "alternating"])
+@pytest.mark.parametrize("inference", ["local", "alternating+server"])
 @pytest.mark.parametrize("steps", [None, 0, 40])
 def test_only_environments_of_an_actor_that_has_made_steps_get_another_seed(steps, inference, monkeypatch):
     monkeypatch.setattr(launch, "get_node_context", lambda: SimpleNamespace(engine="serial"))
@@ -74,6 +74,8 @@ def test_only_environments_of_an_actor_that_has_made_steps_get_another_seed(step
     setup = Setup(RandomActions(), make, spec, RunConfig(envs_per_actor=2, inference=inference))
     services = {"counter": make_client(Counter()), "monitor": make_client(Monitor())}
     services["checkpointer"] = SimpleNamespace(get={"actor-1": state}.get)
+    if inference != "local":
+        services["inference"] = SimpleNamespace(connect=lambda *_, **__: SimpleNamespace(columns=()))
     worker = ActorWorker(setup, replay=None, learner=None, index=1, seed=7, **services)
     expected = derive_seed(7, "after-40") if steps else 7
     halves = [derive_seed(expected, f"half-{index}") for index in range(2)]

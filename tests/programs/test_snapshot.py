@@ -26,20 +26,19 @@ from agents.sac import SAC, SACConfig
 from framework.checkpoints import Checkpointer
 from framework.loggers import InMemoryLogger
 from framework.programs import RunConfig, make_program, snapshot
-from framework.programs.run_folder import RunError
+from framework.runs.run_folder import RunError
 
 CARTPOLE, PENDULUM = "gymnasium:CartPole-v1", "gymnasium:Pendulum-v1"
-SMALL = {"min_replay_size": 100, "batch_size": 16, "hidden_sizes": (16,)}
-CONTROL = {**SMALL, "samples_per_insert": 4.0}
+SMALL = {"min_replay_size": 100, "batch_size": 16, "samples_per_insert": 4.0, "hidden_sizes": (16,)}
 SEQUENCES = {"unroll_length": 6, "burn_in": 3, "period": 6, "batch_size": 4, "samples_per_insert": 2.0}
 AGENTS = {
     "dqn": lambda: DQN(DQNConfig(**SMALL)),
     "prioritized": lambda: DQN(DQNConfig(**SMALL, prioritized=True)),
     "ppo": lambda: PPO(PPOConfig(unroll_length=16, hidden_sizes=(16,))),
     "impala": lambda: IMPALA(IMPALAConfig(unroll_length=8, lstm_size=8, hidden_sizes=(16,))),
-    "mpo": lambda: MPO(MPOConfig(**CONTROL)),
+    "mpo": lambda: MPO(MPOConfig(**SMALL)),
     "r2d2": lambda: R2D2(R2D2Config(**SEQUENCES)),
-    "sac": lambda: SAC(SACConfig(**CONTROL)),
+    "sac": lambda: SAC(SACConfig(**SMALL)),
     "random": lambda: RandomActions(),
     "a3c": lambda: A3C(A2CConfig(unroll_length=2)),
     "flow-dqn": lambda: FlowDQN(FlowDQNConfig(**SMALL)),
@@ -90,7 +89,7 @@ def assert_same_run(one: str, other: str) -> None:
         assert same(parts[0].state(name), parts[1].state(name)), name
 
 
-CASES = [("prioritized", "local"), ("ppo", "alternating"), ("impala", "alternating+server")]
+CASES = [("prioritized", "local"), ("ppo", "server"), ("impala", "alternating+server")]
 CASES += [("r2d2", "local"), ("sac", "server"), ("flow-dqn", "local")]
 CASES += [pytest.param(name, "local", marks=pytest.mark.release) for name in ("mpo", "a3c")]
 
@@ -359,6 +358,6 @@ def test_a_state_that_cannot_be_loaded_begins_new_episodes(tmp_path, caplog, mon
     config = dataclasses.replace(BASE, directory=str(tmp_path))
     run("ppo", CARTPOLE, config, passes=20)
     with monkeypatch.context() as patch:
-        patch.delattr("framework.programs.evaluator.Evaluator")
+        patch.delattr("framework.workers.evaluator.Evaluator")
         assert run("ppo", CARTPOLE, config)["env_steps"] == BASE.max_env_steps
     assert "The exact state cannot be loaded" in caplog.text

@@ -16,7 +16,7 @@ from served_table import counts, num_rows, table, write
 from framework import replay
 from framework.datasets import Dataset
 from framework.replay.remote.client import ServedClient
-from framework.replay.remote.connection import Connection, SessionLost
+from framework.replay.remote.connection import ReplayConnection, SessionLost
 from framework.replay.server import operations, service
 from launch.rpc import sockets
 
@@ -103,7 +103,7 @@ def test_an_interrupt_between_two_waits_of_a_writer_ends_the_next_one(monkeypatc
         client = ServedClient(server.address)
         writer = client.batch_writer(max_in_flight_items=1)
         rows = writer.append("s", {"x": np.arange(5)})
-        wait = Connection.wait
+        wait = ReplayConnection.wait
 
         def wait_late(connection, timeout, watch):
             if timeout is None:
@@ -111,7 +111,7 @@ def test_an_interrupt_between_two_waits_of_a_writer_ends_the_next_one(monkeypatc
                 timeout = 60.0  # so that a failure ends, too
             wait(connection, timeout, watch)
 
-        monkeypatch.setattr(Connection, "wait", wait_late)
+        monkeypatch.setattr(ReplayConnection, "wait", wait_late)
         begin = time.monotonic()
         with pytest.raises(replay.ServerClosed, match="interrupted"):
             writer.create_items("q", {"x": writer.slice("s", "x", rows)})
@@ -257,7 +257,7 @@ def test_a_request_that_waits_ends_once_when_its_client_has_gone():
 
     with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
         server = service.Service(None, socket)
-    session = service.Session(b"gone")
+    session = service.ClientSession(b"gone")
     requests = [service.Request(number, None, steps(number)) for number in range(2)]
     for request in requests:
         request.session = session
@@ -344,7 +344,7 @@ def test_a_request_that_ends_each_session_is_given_up(monkeypatch):
             raise SessionLost
 
         with client.borrow() as connection:
-            monkeypatch.setattr(Connection, "request", lose)
+            monkeypatch.setattr(ReplayConnection, "request", lose)
             with pytest.raises(replay.ServerLost, match=r"info: (.*) 5 sessions in a row"):
                 connection.call({"op": "info"})
             assert connection.session == 6

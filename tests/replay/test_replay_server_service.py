@@ -11,7 +11,7 @@ from background import Background, until
 
 from framework.replay import wire
 from framework.replay.errors import DeadlineExceededError, ServerClosed
-from framework.replay.remote.connection import Channel
+from framework.replay.remote.connection import ConnectionPool
 from framework.replay.server import service
 from launch.rpc import sockets
 
@@ -83,7 +83,7 @@ def gate():
 
 @pytest.fixture
 def channel(gate):
-    channel = Channel(gate.address, reconnect_timeout=10)
+    channel = ConnectionPool(gate.address, reconnect_timeout=10)
     yield channel
     channel.close()
 
@@ -104,7 +104,7 @@ def test_errors_come_back_and_the_server_goes_on(channel):
 
 @pytest.mark.parametrize("kind", STRANGE)
 def test_an_answer_that_cannot_be_sent_is_an_error_of_its_request_only(gate, channel, kind):
-    other = Channel(gate.address)
+    other = ConnectionPool(gate.address)
     assert other.call({"op": "echo", "value": 1})["value"] == 1
     with pytest.raises(TypeError, match="cannot be sent"):
         channel.call({"op": "strange", "kind": kind}, timeout=10)
@@ -124,7 +124,7 @@ def test_the_address_is_free_when_stop_returns(address, tmp_path):
         bound.add(address)
         server = service.Service(Gate(), socket)
         server.start()
-        client = client or Channel(address)
+        client = client or ConnectionPool(address)
         with contextlib.suppress(ServerClosed):  # that the last one has stopped
             client.call({"op": "echo", "value": 1}, timeout=60)
         server.stop()
@@ -165,7 +165,7 @@ def test_a_change_between_the_first_look_and_the_wait_is_seen(gate, channel):
 def test_waiting_requests_go_through_in_line(gate):
     order, waits = [], []
     for number in range(5):
-        channel = Channel(gate.address)
+        channel = ConnectionPool(gate.address)
         gate.waiting.clear()
 
         def wait(channel=channel, number=number):
@@ -246,7 +246,7 @@ def test_an_idle_client_is_not_probed_for_each_connection_that_ends(gate, channe
     with channel.borrow() as idle:
         idle.open()
         for _ in range(10):
-            other = Channel(gate.address)
+            other = ConnectionPool(gate.address)
             other.call({"op": "echo", "value": 1}, timeout=60)
             other.close()
             threading.Event().wait(0.1)
@@ -273,7 +273,7 @@ def test_a_waiting_request_that_is_not_wanted_any_more_takes_nothing(gate, chann
         assert gate.ended.wait(60)
     gate.tokens += 1
     gate.service.wake()
-    other = Channel(gate.address)
+    other = ConnectionPool(gate.address)
     assert other.call({"op": "pass"}, timeout=60, wait=True)["passed"]
 
 
@@ -328,7 +328,7 @@ def test_no_request_with_invalid_fields_is_a_defect(gate, channel):
 
 
 def test_an_error_of_the_loop_reaches_every_client(gate, channel):
-    waiting = Channel(gate.address)
+    waiting = ConnectionPool(gate.address)
     call = wait_to_pass(waiting, gate)
     with pytest.raises(ServerClosed):
         channel.call({"op": "crash"}, timeout=60)
@@ -360,6 +360,6 @@ def test_a_restarted_server_is_found_again(gate, channel):
 def test_nobody_there(tmp_path):
     with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
         port = socket.bind_to_random_port("tcp://127.0.0.1")
-    channel = Channel(f"tcp://127.0.0.1:{port}", reconnect_timeout=0.2)
+    channel = ConnectionPool(f"tcp://127.0.0.1:{port}", reconnect_timeout=0.2)
     with pytest.raises(ServerClosed, match="no replay server answered"):
         channel.call({"op": "echo", "value": 1})

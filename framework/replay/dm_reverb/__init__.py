@@ -12,7 +12,7 @@ dataset = datasets.Dataset(client, "replay", batch_size=256)
 
 `launch.ReplayNode(tables_fn, backend="framework.replay.dm_reverb")` runs a program on it. `docs/deepmind.md`
 lists the limits of this back end. In short: `create_items` returns no keys, prefetched samples cannot be
-given back to the server, the largest priority is that of this client, waiting readers poll every few
+given back to the server, the largest priority is this client's, waiting readers poll every few
 milliseconds, and connections are neither encrypted nor authenticated.
 
 Requires dm-reverb (tested with 0.7.2 and 0.14.0) and a TensorFlow that fits it.
@@ -25,13 +25,8 @@ except ImportError as error:
         "dm-reverb is not installed. On Python 3.11 or older: pip install 'repertory[reverb]'."
     ) from error
 
-from framework.replay.dm_reverb.client import Client
-from framework.replay.dm_reverb.server import (
-    Server,
-    connect_node,
-    native_checkpointer,
-    native_tables,
-    serve_node,
-)
+from framework.replay.dm_reverb.client import DmReverbClient as Client
+from framework.replay.dm_reverb.server import DmReverbServer as Server
+from framework.replay.dm_reverb.server import connect_node, native_checkpointer, native_tables, serve_node
 
 __all__ = ["Client", "Server", "connect_node", "native_checkpointer", "native_tables", "serve_node"]

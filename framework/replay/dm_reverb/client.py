@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from framework.replay import contracts
+from framework.replay.base import BaseClient, BaseSource
 from framework.replay.dm_reverb import convert
 from framework.replay.dm_reverb.writer import ReverbWriter, ServerTables
 from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBlockError
@@ -21,8 +21,8 @@ from framework.replay.types import PaddedSample, ReplaySample, TableInfo, check_
 _LOOK = 0.005
 
 
-class Client(ServerTables, contracts.Client):
-    """A client of a dm-reverb server; see `contracts.Client`.
+class DmReverbClient(ServerTables, BaseClient):
+    """A client of a dm-reverb server; see `contracts.ReplayClient`.
 
     Args:
       server_address: address of the server, such as `"localhost:8000"`.
@@ -33,7 +33,7 @@ class Client(ServerTables, contracts.Client):
     def __init__(self, server_address: str, *, concurrent: bool = True) -> None:
         super().__init__(server_address, concurrent)
         self._writers: weakref.WeakSet[ReverbWriter] = weakref.WeakSet()
-        # For each table: drawn samples that were not returned yet, and the number being drawn.
+        # By table: drawn samples that were not returned yet, and the number being drawn.
         self._drawn: dict[str, list[Any]] = collections.defaultdict(list)
         self._coming: dict[str, int] = collections.Counter()
         self._failed: BaseException | None = None
@@ -177,10 +177,10 @@ class Client(ServerTables, contracts.Client):
         self.interrupt(close=True)
 
 
-class _Source(contracts.Source):
+class _Source(BaseSource):
     """See `contracts.Source`. The client's next reader gets the samples that are given back."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: DmReverbClient) -> None:
         self._client = client
         self._interrupted = False
 

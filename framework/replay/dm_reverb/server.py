@@ -15,14 +15,14 @@ import reverb
 import launch
 from framework.replay.checkpointers import DefaultCheckpointer
 from framework.replay.dm_reverb import convert
-from framework.replay.dm_reverb.client import Client
+from framework.replay.dm_reverb.client import DmReverbClient
 from framework.replay.dm_reverb.writer import START_SECONDS
 from framework.replay.errors import ReverbError, ServerClosed
 
 _PRIVATE = "dm-reverb"  # the folder of dm-reverb's checkpoints in the given folder
 
 
-class Server:
+class DmReverbServer:
     """A `reverb.Server` of `Table`s or `reverb.Table`s.
 
     Args:
@@ -47,12 +47,12 @@ class Server:
         self.tables = {table.name: table for table in native}
         self.native = reverb.Server(native, port=port, checkpointer=native_checkpointer(checkpointer))
         self.port: int = self.native.port
-        self._clients: weakref.WeakSet[Client] = weakref.WeakSet()
+        self._clients: weakref.WeakSet[DmReverbClient] = weakref.WeakSet()
         self._stopped = threading.Event()
 
-    def localhost_client(self) -> Client:
+    def localhost_client(self) -> DmReverbClient:
         """Returns a client of this server."""
-        client = Client(f"localhost:{self.port}", concurrent=self.concurrent)
+        client = DmReverbClient(f"localhost:{self.port}", concurrent=self.concurrent)
         self._clients.add(client)
         return client
 
@@ -68,7 +68,7 @@ class Server:
         """Waits until the server is stopped, at most `timeout` seconds; returns whether it is."""
         return self._stopped.wait(timeout)
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> DmReverbServer:
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -81,7 +81,7 @@ def native_tables(tables: Sequence[Any]) -> list[Any]:
 
 
 def native_checkpointer(checkpointer: Any) -> Any:
-    """Returns dm-reverb's checkpointer for the `checkpointer` of `Server`."""
+    """Returns dm-reverb's checkpointer for the `checkpointer` of `DmReverbServer`."""
     if checkpointer is None or isinstance(checkpointer, reverb.checkpointers.CheckpointerBase):
         return checkpointer
     folder, fallback = checkpointer, None
@@ -110,7 +110,7 @@ def serve_node(
     address: str | None,
     curve: Any,
     checkpointer: Any = None,
-) -> Server:
+) -> DmReverbServer:
     """Starts a server for `launch.ReplayNode`.
 
     dm-reverb serves on TCP ports only. The port for an address `ipc://path` is written to `path.port`, where
@@ -122,7 +122,7 @@ def serve_node(
     elif address is not None:
         notice = _notice(address)
         port = int(notice.read_text()) if notice.exists() else None
-    server = Server(tables, port, checkpointer, concurrent=concurrent)
+    server = DmReverbServer(tables, port, checkpointer, concurrent=concurrent)
     if notice is not None:
         beside = notice.with_suffix(".new")
         beside.write_text(str(server.port))
@@ -130,14 +130,14 @@ def serve_node(
     return server
 
 
-def connect_node(server_or_address: Any, curve: Any = None) -> Client:
+def connect_node(server_or_address: Any, curve: Any = None) -> DmReverbClient:
     """Creates a client for a handle of a `launch.ReplayNode`. A stop of the program interrupts the client."""
-    if isinstance(server_or_address, Server):
+    if isinstance(server_or_address, DmReverbServer):
         client = server_or_address.localhost_client()
     elif str(server_or_address).startswith("ipc://"):
-        client = Client(f"localhost:{_wait_for_port(server_or_address)}")
+        client = DmReverbClient(f"localhost:{_wait_for_port(server_or_address)}")
     else:
-        client = Client(str(server_or_address).removeprefix("tcp://"))
+        client = DmReverbClient(str(server_or_address).removeprefix("tcp://"))
     launch.register_stop_handler(client.interrupt)
     return client
 

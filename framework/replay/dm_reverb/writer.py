@@ -38,7 +38,7 @@ from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import RowStore
 from framework.replay.tables.items import NewItems
 from framework.replay.types import ByName, TableInfo, check_priorities
-from framework.replay.writer import Writer
+from framework.replay.writer import BatchWriter
 from framework.types import Nest
 
 # Seconds to wait for a server of another process to start, including TensorFlow's import.
@@ -151,7 +151,7 @@ class ServerTables:
             self.max_priorities[table] = max(before, float(priorities.max()))
 
 
-class ReverbWriter(Writer):
+class ReverbWriter(BatchWriter):
     """See `contracts.Writer`.
 
     It differs in two ways. `create_items` returns no keys, because dm-reverb does not report them. When it
@@ -171,7 +171,7 @@ class ReverbWriter(Writer):
         self._tables = tables
         self._writer: Any = None
         self._window = 0
-        # For each stream, the step of each row that was sent.
+        # By stream: the step of each row that was sent.
         self._sent: dict[str, dict[int, int]] = collections.defaultdict(dict)
         self._histories: dict[str, Any] = {}
         self._closed = False
@@ -190,7 +190,7 @@ class ReverbWriter(Writer):
 
         Does nothing while another thread waits in this writer for room, which perhaps only the reader makes.
         """
-        # Without this writer's lock: who stages takes its own lock first, and this one in it.
+        # This writer's lock is free here: a staging thread takes its own lock first, and this one in it.
         if (stage := self._before_read) is not None:
             stage()
         if not self.enter_to_read(self._lock):

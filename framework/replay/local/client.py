@@ -22,8 +22,9 @@ from typing import Any
 
 import numpy as np
 
+from framework.replay.base import BaseClient, BaseSource
 from framework.replay.checkpointers import CheckpointerBase, default_checkpointer
-from framework.replay.contracts import Client, Source
+from framework.replay.contracts import Source
 from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBlockError
 from framework.replay.reverb_api.client import ReverbApi
 from framework.replay.rows.layout import Layout
@@ -32,7 +33,7 @@ from framework.replay.tables.items import Delivery, NewItems
 from framework.replay.tables.rate_limiters import SAMPLERS
 from framework.replay.tables.table import Table
 from framework.replay.types import ByName, PaddedSample, ReplaySample, TableInfo
-from framework.replay.writer import Writer, joined
+from framework.replay.writer import BatchWriter, joined
 from launch.rpc import sockets
 
 # Single items wait for others, because many go in for hardly more than one: until there are this many, until
@@ -46,7 +47,7 @@ _served_here: weakref.WeakValueDictionary[str, EmbeddedClient] = weakref.WeakVal
 os.register_at_fork(after_in_child=_served_here.clear)
 
 
-class EmbeddedClient(ReverbApi, Client):
+class EmbeddedClient(ReverbApi, BaseClient):
     """Reads and writes tables of this process; see the module docstring.
 
     Args:
@@ -161,7 +162,7 @@ class EmbeddedClient(ReverbApi, Client):
         self.interrupt()
 
 
-class EmbeddedSource(Source):
+class EmbeddedSource(BaseSource):
     """What a `Dataset` draws from if the tables are in this process; see `contracts.Source`."""
 
     def __init__(self, client: EmbeddedClient) -> None:
@@ -199,7 +200,7 @@ class EmbeddedSource(Source):
         return self._interrupted or self._client.is_interrupted()
 
 
-class LocalWriter(Writer):
+class LocalWriter(BatchWriter):
     """Writes into the row store and the tables of an `EmbeddedClient`. See `contracts.Writer`.
 
     Items that a rate limiter refuses wait here, first in, first out. Rows are released only after the items

@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from framework.replay.contracts import Client, Source
+from framework.replay.base import BaseClient, BaseSource
+from framework.replay.contracts import Source
 from framework.replay.errors import DeadlineExceededError, ServerClosed
-from framework.replay.remote.connection import LAST_WORDS_S, Channel, Connection, SessionLost
+from framework.replay.remote.connection import LAST_WORDS_S, ConnectionPool, ReplayConnection, SessionLost
 from framework.replay.remote.writer import ServedWriter
 from framework.replay.reverb_api.client import ReverbApi
 from framework.replay.rows.layout import Binding, Layout, gather
@@ -31,7 +32,7 @@ _LOG = logging.getLogger(__name__)
 _CHECKPOINT_S = 600.0
 
 
-class ServedSource(Source):
+class ServedSource(BaseSource):
     """Draws batches for one `Dataset`; see `contracts.Source`. One thread draws; any thread may release.
 
     Args:
@@ -42,7 +43,7 @@ class ServedSource(Source):
 
     _client: ServedClient
 
-    def __init__(self, client: ServedClient, connection: Connection, hold: bool = True) -> None:
+    def __init__(self, client: ServedClient, connection: ReplayConnection, hold: bool = True) -> None:
         self._client = client
         self._connection = connection
         self._hold = hold
@@ -113,8 +114,8 @@ class ServedSource(Source):
             self._connection.request(message, timeout=LAST_WORDS_S)
 
 
-class ServedClient(ReverbApi, Channel, Client):
-    """See the module, and `Channel` for the arguments; made by `replay.Client`."""
+class ServedClient(ReverbApi, ConnectionPool, BaseClient):
+    """See the module, and `ConnectionPool` for the arguments; made by `replay.Client`."""
 
     address: str
     concurrent = True
@@ -240,7 +241,7 @@ class ServedClient(ReverbApi, Channel, Client):
         self.close()
 
 
-# Those of this process, so that a forked child can tell them.
+# The clients of this process, so that a forked child can tell them.
 _clients: weakref.WeakSet[ServedClient] = weakref.WeakSet()
 
 

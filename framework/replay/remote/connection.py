@@ -4,7 +4,7 @@ A connection is one socket, one session and one waiting request. The server keep
 rows, samples, waiting requests) by connection, and takes it back when the connection ends. One rule therefore
 covers every lost connection, whether the network failed, the server was killed or it was restarted: the old
 session is gone. A writer ends with it; everything else opens a new session and asks again.
-`Connection.session` counts the sessions. A connection that a forked child inherits is lost, too.
+`ReplayConnection.session` counts the sessions. A connection that a forked child inherits is lost, too.
 
 A request waits for its answer, for the end of the connection and for an interrupt of the client in one poll.
 Calls wait up to `reconnect_timeout` seconds for a server that does not answer.
@@ -54,7 +54,7 @@ class Interrupted(ServerClosed):
         super().__init__("this client was interrupted: its program stops")
 
 
-class Connection:
+class ReplayConnection:
     """One session with a server. One thread at a time may use it.
 
     Args:
@@ -70,7 +70,7 @@ class Connection:
       done: deliveries whose rows were read; the next message reports them. Any thread may append.
     """
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: ConnectionPool) -> None:
         self.wake = Wake()
         self.welcome: dict[str, Any] = {}
         self.session = 0
@@ -374,7 +374,7 @@ class Connection:
             self._channel.stopped = True
 
 
-class Channel:
+class ConnectionPool:
     """The connections of one client to its server. A thread borrows one that no other thread uses.
 
     Args:
@@ -409,15 +409,15 @@ class Channel:
         self.away = False
         self.stopped = False
         self._mapped: MappedStore | None = None
-        self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
-        self._idle: list[Connection] = []
+        self._connections: weakref.WeakSet[ReplayConnection] = weakref.WeakSet()
+        self._idle: list[ReplayConnection] = []
         self._lock = threading.Lock()
         self._interrupted = False
         self._closed = False
 
-    def connection(self) -> Connection:
+    def connection(self) -> ReplayConnection:
         """Returns a new connection for one owner; its first use opens it."""
-        connection = Connection(self)
+        connection = ReplayConnection(self)
         with self._lock:
             self._connections.add(connection)
             if self._interrupted:
@@ -437,7 +437,7 @@ class Channel:
             return old
 
     @contextlib.contextmanager
-    def borrow(self) -> Iterator[Connection]:
+    def borrow(self) -> Iterator[ReplayConnection]:
         """Lends an idle connection, or a new one, for the length of a block."""
         with self._lock:
             if self._closed:
@@ -459,7 +459,7 @@ class Channel:
     def call(
         self, message: dict[str, Any], timeout: float | None = None, wait: bool = False
     ) -> dict[str, Any]:
-        """Makes a request on any connection; see `Connection.call`."""
+        """Makes a request on any connection; see `ReplayConnection.call`."""
         with self.borrow() as connection:
             return connection.call(message, timeout, wait)
 

@@ -32,13 +32,13 @@ from framework.replay.errors import (
     ServerLost,
     UnknownTableError,
 )
-from framework.replay.remote.connection import LAST_WORDS_S, Connection, Interrupted, SessionLost
+from framework.replay.remote.connection import LAST_WORDS_S, Interrupted, ReplayConnection, SessionLost
 from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import ColumnSpec
 from framework.replay.tables.items import NewItems
 from framework.replay.types import check_priorities
 from framework.replay.wire import MAX_LAYOUTS, unpack_error
-from framework.replay.writer import HeldRows, Writer, joined
+from framework.replay.writer import BatchWriter, HeldRows, joined
 
 # Single items wait for others, which makes them cheaper: until there are this many, until something is read
 # through the same client, or for this many seconds.
@@ -55,7 +55,7 @@ _LEASE_ROWS, _LEASE_BYTES = 512, 1 << 20  # a block of leased rows has at most t
 _Answer = TypeVar("_Answer")
 
 
-class ServedWriter(Writer):
+class ServedWriter(BatchWriter):
     """See the module, and `framework.replay.contracts.Writer` for the methods.
 
     Args:
@@ -75,7 +75,7 @@ class ServedWriter(Writer):
 
     def __init__(
         self,
-        connection: Connection,
+        connection: ReplayConnection,
         max_in_flight_items: int | None,
         dropped: collections.deque[ServedWriter],
         has_room: Callable[[str, int], bool],
@@ -245,7 +245,7 @@ class ServedWriter(Writer):
         self._collect(0.0)
 
     def _collect(self, timeout: float | None, watch: bool = True) -> bool:
-        """Notes the answers to inserts; waits as `Connection.poll` does. Returns whether any message came."""
+        """Notes answers to inserts; waits as `ReplayConnection.poll` does. Returns whether a message came."""
         if timeout != 0.0:
             self._call(self._connection.wait, timeout, watch)
         try:

@@ -13,7 +13,7 @@ from framework.types import Nest
 
 
 class ReverbApi:
-    """Reverb's methods for single steps and samples; a mixin for implementations of `contracts.Client`."""
+    """Reverb's methods for single steps and samples; a mixin for each `contracts.ReplayClient`."""
 
     #: Address of the server for other processes; None if they cannot reach it.
     address: str | None
@@ -25,7 +25,7 @@ class ReverbApi:
             raise ValueError("server_address: got tables in this process only, which have no address.")
         return self.address.removeprefix("tcp://")
 
-    def insert(self: contracts.Client, data: Nest, priorities: Mapping[str, float]) -> None:
+    def insert(self: contracts.ReplayClient, data: Nest, priorities: Mapping[str, float]) -> None:
         """Inserts one item of one step into each table of `priorities`; the data is stored once.
 
         ```python
@@ -40,7 +40,7 @@ class ReverbApi:
                 writer.create_item(table, 1, priority)
 
     def trajectory_writer(
-        self: contracts.Client,
+        self: contracts.ReplayClient,
         num_keep_alive_refs: int,
         *,
         validate_items: bool = True,
@@ -53,12 +53,12 @@ class ReverbApi:
         """
         return TrajectoryWriter(self, num_keep_alive_refs)
 
-    def structured_writer(self: contracts.Client, configs: Sequence[Config]) -> StructuredWriter:
+    def structured_writer(self: contracts.ReplayClient, configs: Sequence[Config]) -> StructuredWriter:
         """Returns a writer that creates items by patterns; see `framework.replay.structured`."""
         return StructuredWriter(self, configs)
 
     def writer(
-        self: contracts.Client,
+        self: contracts.ReplayClient,
         max_sequence_length: int,
         delta_encoded: bool = False,
         chunk_length: int | None = None,
@@ -68,7 +68,7 @@ class ReverbApi:
         return Writer(self, max_sequence_length, delta_encoded, chunk_length, max_in_flight_items)
 
     def sample(
-        self: contracts.Client,
+        self: contracts.ReplayClient,
         table: str,
         num_samples: int = 1,
         *,
@@ -97,7 +97,7 @@ class ReverbApi:
 
 
 def _samples(
-    client: contracts.Client, table: str, n: int, steps: bool, nested: bool, timeout: float | None
+    client: contracts.ReplayClient, table: str, n: int, steps: bool, nested: bool, timeout: float | None
 ) -> Iterator[ReplaySample | list[ReplaySample]]:
     signature: Nest = None
     for number in range(n):

@@ -11,7 +11,7 @@ Index = int | slice | Sequence[int]
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class Step:
+class WrittenStep:
     """One step: its row in the writer's stream and its data, by path.
 
     `row` is None before the step has any data, and again after the writer released the row. `episode` is the
@@ -24,7 +24,7 @@ class Step:
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class Steps:
+class WrittenSteps:
     """The steps since the last reset, including the open step. The oldest steps may be forgotten.
 
     All columns of a writer share the steps, so that one index means the same step in each column.
@@ -34,7 +34,7 @@ class Steps:
       length: number of steps, including those already forgotten.
     """
 
-    kept: dict[int, Step] = dataclasses.field(default_factory=dict)
+    kept: dict[int, WrittenStep] = dataclasses.field(default_factory=dict)
     length: int = 0
 
 
@@ -50,9 +50,9 @@ class TrajectoryColumn:
     """
 
     path: str
-    steps: tuple[Step, ...]
+    steps: tuple[WrittenStep, ...]
     is_squeezed: bool
-    source: Steps
+    source: WrittenSteps
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -100,7 +100,7 @@ class ColumnHistory:
 
     path: str
     keep: int
-    steps: Steps
+    steps: WrittenSteps
 
     def has(self, at: int) -> bool:
         """Returns whether step `at >= 0` is kept and has data in this column."""

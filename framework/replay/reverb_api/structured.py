@@ -201,7 +201,7 @@ def td_error(
 ) -> PriorityFn:
     """Returns a priority function of TD errors: `w * max |td| + (1 - w) * mean |td|` over an item's steps.
 
-    The formula is that of R2D2 (Kapturowski et al. 2019).
+    The formula is R2D2's (Kapturowski et al. 2019).
 
     Args:
       max_priority_weight: the weight w, in [0, 1].
@@ -296,7 +296,7 @@ class StructuredWriter(TrajectoryWriter):
       configs: configs made by `create_config`.
     """
 
-    def __init__(self, client: contracts.Client, configs: Sequence[Config]):
+    def __init__(self, client: contracts.ReplayClient, configs: Sequence[Config]):
         if not configs:
             raise ValueError("configs: got none, expected at least one structured.create_config(...).")
         super().__init__(client, max(config.lookback for config in configs))

@@ -26,7 +26,7 @@ import numpy as np
 
 from framework import nest as nests
 from framework.replay import contracts
-from framework.replay.reverb_api.columns import ColumnHistory, Step, Steps, TrajectoryColumn
+from framework.replay.reverb_api.columns import ColumnHistory, TrajectoryColumn, WrittenStep, WrittenSteps
 from framework.replay.tables.items import MAX_EPISODES
 from framework.types import Nest
 
@@ -47,7 +47,7 @@ class TrajectoryWriter:
     """
 
     def __init__(
-        self, client: contracts.Client, num_keep_alive_refs: int, max_in_flight_items: int = _UNLIMITED
+        self, client: contracts.ReplayClient, num_keep_alive_refs: int, max_in_flight_items: int = _UNLIMITED
     ):
         if num_keep_alive_refs < 1:
             raise ValueError(f"num_keep_alive_refs: got {num_keep_alive_refs}, expected at least 1.")
@@ -57,8 +57,8 @@ class TrajectoryWriter:
         #: Number of closed steps of this episode.
         self.episode_steps = 0
         self._keep = self._longest = num_keep_alive_refs
-        self._steps = Steps()
-        self._open_step: Step | None = None
+        self._steps = WrittenSteps()
+        self._open_step: WrittenStep | None = None
         self._episode = _new_episode()
         self._columns: dict[str, ColumnHistory] = {}
         self._history: Nest = None  # the nest of all steps together
@@ -120,7 +120,7 @@ class TrajectoryWriter:
                 raise ValueError(f"append: got leaves {paths}, expected different paths. Rename keys.")
             columns = {path: self._column(path) for path in paths}
             history = _merge(history, nests.packer(structure)(list(columns.values())))
-        step = self._open_step or Step(self._episode)
+        step = self._open_step or WrittenStep(self._episode)
         given = zip(columns, leaves, strict=True)
         arrays = {path: np.array(value) for path, value in given if value is not None}
         twice = sorted(arrays.keys() & step.data.keys())
@@ -145,7 +145,7 @@ class TrajectoryWriter:
     def _column(self, path: str) -> ColumnHistory:
         return self._columns.setdefault(path, ColumnHistory(path, self._keep, self._steps))
 
-    def _release(self, steps: Sequence[Step]) -> None:
+    def _release(self, steps: Sequence[WrittenStep]) -> None:
         rows = [step.row for step in steps if step.row is not None]
         for step in steps:
             step.row = None
@@ -170,7 +170,7 @@ class TrajectoryWriter:
             is unknown, or the trajectory does not match its signature.
         """
         leaves, structure = nests.flatten(trajectory)
-        rows_of: dict[tuple[tuple[Step, ...], bool], np.ndarray] = {}
+        rows_of: dict[tuple[tuple[WrittenStep, ...], bool], np.ndarray] = {}
         slices = []
         for number, leaf in enumerate(leaves):
             if not isinstance(leaf, TrajectoryColumn):
@@ -275,7 +275,7 @@ class Writer:
 
     def __init__(
         self,
-        client: contracts.Client,
+        client: contracts.ReplayClient,
         max_sequence_length: int,
         delta_encoded: bool = False,
         chunk_length: int | None = None,
@@ -293,7 +293,7 @@ class Writer:
         self._structure: nests.Structure | None = None  # of the first step
 
     def append(self, data: Nest) -> None:
-        """Appends one step. The number of leaves, their shapes and dtypes are those of the first step.
+        """Appends one step. The number of leaves, their shapes and dtypes are the first step's.
 
         Items have the nest of the first step.
 

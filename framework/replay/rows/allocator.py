@@ -10,7 +10,7 @@ import numpy as np
 
 from framework.replay.errors import StoreFullError
 
-# Python has the flag since 3.13. The number is that of Linux; on macOS the flag has no effect.
+# Python has the flag since 3.13. The number is Linux's; on macOS the flag has no effect.
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 _HUGE_PAGE = 2 << 20
 

@@ -42,7 +42,7 @@ class Slice:
     step: bool = False
 
 
-class Group(NamedTuple):
+class RowGroup(NamedTuple):
     """`length` rows of `stream`; `ragged` if each item says how many of them count."""
 
     stream: str
@@ -50,7 +50,7 @@ class Group(NamedTuple):
     ragged: bool = False
 
 
-class Leaf(NamedTuple):
+class LayoutLeaf(NamedTuple):
     """`column` of `groups[group]`; `time` if the leaf keeps a time axis; for `step` see `Slice`."""
 
     column: str
@@ -63,8 +63,8 @@ class Leaf(NamedTuple):
 class Layout:
     """What all items of one kind have in common; hashable."""
 
-    groups: tuple[Group, ...]
-    leaves: tuple[Leaf, ...]
+    groups: tuple[RowGroup, ...]
+    leaves: tuple[LayoutLeaf, ...]
     structure: Any  # of `framework.nest`, frozen
 
     @functools.cached_property
@@ -116,8 +116,8 @@ class Layout:
     @classmethod
     def from_wire(cls, value: Sequence[Any]) -> Layout:
         """Inverts `to_wire`; `ValueError` if the value is not valid."""
-        groups = tuple(Group(str(s), int(n), bool(r)) for s, n, r in value[0])
-        leaves = tuple(Leaf(str(c), int(g), bool(t), bool(s)) for c, g, t, s in value[1])
+        groups = tuple(RowGroup(str(s), int(n), bool(r)) for s, n, r in value[0])
+        leaves = tuple(LayoutLeaf(str(c), int(g), bool(t), bool(s)) for c, g, t, s in value[1])
         layout = cls(groups, leaves, nests.freeze(value[2]))
         if any(group.length < 1 for group in groups) or any(
             not 0 <= leaf.group < len(groups) or (not leaf.time and groups[leaf.group].length != 1)
@@ -213,8 +213,8 @@ def _layout(trajectory: Nest, slices: list[Slice], firsts: list[Slice], leaves: 
         if leaf.lengths is not None and leaf.rows.ndim != 2:
             raise ValueError(f"slice of column {leaf.column!r}: got rows [k], expected [k, L] with lengths.")
     return Layout(
-        tuple(Group(leaf.stream, (*leaf.rows.shape, 1)[1], leaf.lengths is not None) for leaf in firsts),
-        tuple(Leaf(column, at, bool(tail), step) for _, column, at, tail, _, step in leaves),
+        tuple(RowGroup(leaf.stream, (*leaf.rows.shape, 1)[1], leaf.lengths is not None) for leaf in firsts),
+        tuple(LayoutLeaf(column, at, bool(tail), step) for _, column, at, tail, _, step in leaves),
         nests.freeze(nests.flatten(trajectory)[1]),
     )
 
@@ -298,7 +298,7 @@ class Binding:
 
     def clear(self) -> None:
         """Lets go of the columns: there are no items, and there will be none."""
-        self.ragged = True  # so that no caller takes all items for those of this layout
+        self.ragged = True  # so that no caller takes all items for items of this layout
         for each in (self.columns, self._plan, self.parts):
             each.clear()
 

@@ -51,7 +51,7 @@ class Intake:
 
     Args:
       address: where the server listens.
-      max_bytes: of one message; those of all peers that are arriving may take four times as much.
+      max_bytes: of one message; all messages that are arriving may take four times as much.
       watches: whether peers without keys may come.
 
     Attributes:
@@ -64,7 +64,7 @@ class Intake:
         self._max_bytes = max_bytes
         self._watches = watches and sys.platform == "linux"
         self._peers: dict[int, _Peer] = {}  # by ZeroMQ's descriptor
-        self._heard: set[int] = set()  # those of which messages came since the last look
+        self._heard: set[int] = set()  # their messages came since the last look
 
     @property
     def has_peers(self) -> bool:
@@ -128,7 +128,7 @@ class Intake:
         counts.
         """
         connection = None
-        with contextlib.suppress(OSError):  # The number is free, or that of a file.
+        with contextlib.suppress(OSError):  # The number is free, or a file's.
             connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, descriptor)
         if connection is None:
             yield None

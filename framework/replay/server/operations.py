@@ -60,19 +60,19 @@ Steps = Generator[Reply | Exception | None, None, None]
 
 
 @dataclasses.dataclass(eq=False)
-class Session:
+class ClientSession:
     """One client connection and what it holds on the server.
 
     Attributes:
       identity: ZeroMQ's name of the connection.
-      descriptor: that of the connection; the service sets it.
+      descriptor: the connection's; the service sets it.
       waiting: requests that wait.
       held: the rows that the client has leased, and the columns that it has declared.
       layouts: layouts that the client has defined, by its numbers.
       known: layouts that the server has sent to the client, with the server's numbers.
       deliveries: samples that the client holds: the table, the delivery, and whether the samples are given
         back (True) or released (False) when the session ends.
-      unwritten: those of the held rows whose data found no room, by stream.
+      unwritten: the held rows whose data found no room, by stream.
       inserted: number of items that this client has inserted into tables.
     """
 
@@ -119,7 +119,7 @@ class Request:
     side: int = SAMPLERS
     n: int = 0
     delivery: Delivery | None = None
-    session: Session = dataclasses.field(init=False)
+    session: ClientSession = dataclasses.field(init=False)
     id: int | None = None
 
     def late(self) -> DeadlineExceededError:
@@ -166,7 +166,7 @@ class Operations:
         self._server = secrets.token_hex(16)
         self.address = ""
 
-    def open(self, session: Session, hello: dict[str, Any]) -> Reply:
+    def open(self, session: ClientSession, hello: dict[str, Any]) -> Reply:
         """Answers `hello`."""
         protocol = hello.get("protocol")
         if type(protocol) is not int or protocol != wire.PROTOCOL:
@@ -183,7 +183,7 @@ class Operations:
             "tables": sorted(self._tables),
         }
 
-    def handle(self, session: Session, message: dict[str, Any]) -> Reply | Request:
+    def handle(self, session: ClientSession, message: dict[str, Any]) -> Reply | Request:
         """Carries out one message; see the module. Invalid fields may raise any `Exception`."""
         session.end(message.get("done", ()), False)
         match message["op"]:
@@ -214,9 +214,9 @@ class Operations:
                 return Request(("sample", table.name), timeout, steps, {table}, SAMPLERS, n, delivery)
             case "mutate" | "reset" | "can_sample" | "can_insert" | "weight" as method:
                 return {"value": getattr(table, method)(*message["arguments"])}
-        raise ValueError(f"op: got {message['op']!r}, expected one of those of this protocol.")
+        raise ValueError(f"op: got {message['op']!r}, expected an operation of this protocol.")
 
-    def close(self, session: Session) -> None:
+    def close(self, session: ClientSession) -> None:
         """Takes back what a session held. Samples that its client has not confirmed count as never drawn."""
         for table, delivery, unused in session.deliveries.values():
             (table.give_back if unused else table.release)(delivery)
@@ -225,7 +225,7 @@ class Operations:
 
     # --- writing ---
 
-    def _declare(self, session: Session, message: dict[str, Any]) -> Reply:
+    def _declare(self, session: ClientSession, message: dict[str, Any]) -> Reply:
         columns = {
             key: (tuple(shape), wire.parse_dtype(kind, f"column {key!r}"))
             for key, (shape, kind) in message["columns"].items()
@@ -242,7 +242,7 @@ class Operations:
         path = "" if self._store.compress else self._memory.path(stream, column)
         return [path, list(array.shape), array.dtype.str]
 
-    def _insert(self, session: Session, message: dict[str, Any]) -> Steps:
+    def _insert(self, session: ClientSession, message: dict[str, Any]) -> Steps:
         """Inserts the items of a message, in order, as far as the rate limiters allow; then leases rows."""
         error: Exception | None = None
         try:
@@ -268,12 +268,12 @@ class Operations:
             raise error
         leased = {}
         for name, n in message["lease"].items():
-            # Without memory the client gets no rows. It asks again when it needs them, and gets the error.
+            # If memory is short, the client gets no rows, asks again when it needs them, and gets an error.
             with contextlib.suppress(MemoryError):
                 leased[name] = self._holdings.lease(session.held, name, max(0, min(int(n), _MAX_LEASE)))
         yield {"rows": leased}
 
-    def _check(self, session: Session, message: dict[str, Any]) -> list[tuple[Table, NewItems]]:
+    def _check(self, session: ClientSession, message: dict[str, Any]) -> list[tuple[Table, NewItems]]:
         """Writes the rows of the message and checks all of its items, before any of them is inserted."""
         for number, layout in message["layouts"]:
             if len(session.layouts) >= wire.MAX_LAYOUTS:
@@ -323,7 +323,7 @@ class Operations:
     # --- reading ---
 
     def _sample(
-        self, session: Session, message: dict[str, Any], table: Table, n: int, delivery: Delivery
+        self, session: ClientSession, message: dict[str, Any], table: Table, n: int, delivery: Delivery
     ) -> Steps:
         """Draws the samples of a new delivery as the rate limiter of their table allows."""
         try:
@@ -348,7 +348,9 @@ class Operations:
             raise
         yield reply
 
-    def _describe(self, session: Session, message: dict[str, Any], table: Table, delivery: Delivery) -> Reply:
+    def _describe(
+        self, session: ClientSession, message: dict[str, Any], table: Table, delivery: Delivery
+    ) -> Reply:
         """Returns the answer for drawn samples, and notes which of them the client holds."""
         local, hold = bool(message["local"]), bool(message["hold"])
         reply: Reply = {"info": list(delivery.info), "define": []}

@@ -4,8 +4,8 @@ The loop keeps a request that has to wait for a rate limiter, with its deadline,
 table has changed (`Service.wake`). Requests of one line (samples of one table, inserts of one client) go
 through in order.
 
-A `Session` records what its client holds, and ends with the connection: when ZeroMQ's monitor reports that
-some connection has ended, the loop probes all sessions and closes those whose peer is unreachable.
+A `ClientSession` records what its client holds, and ends with the connection: when ZeroMQ's monitor reports
+that some connection has ended, the loop probes all sessions and closes those whose peer is unreachable.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from framework.replay.errors import ReverbError, ServerClosed, ServerLost
 from framework.replay.server import intake
 from framework.replay.server.intake import Intake
 from framework.replay.server.limits import Limits, Unread
-from framework.replay.server.operations import Operations, Reply, Request, Session
+from framework.replay.server.operations import ClientSession, Operations, Reply, Request
 from framework.replay.writer import hurry
 from launch.defects import Defects
 from launch.rpc import sockets
@@ -89,7 +89,7 @@ class Service:
         self._on_failure = on_failure
         self._thread = threading.Thread(target=self._run, name="replay-server", daemon=True)
         self._socket = listener
-        self._sessions: dict[bytes, Session] = {}
+        self._sessions: dict[bytes, ClientSession] = {}
         self._lines: OrderedDict[Hashable, OrderedDict[Request, None]] = OrderedDict()
         self._num_waiting = 0
         self._deadlines: dict[Request, float] = {}
@@ -270,7 +270,7 @@ class Service:
         answer: Reply | Request | Exception | None
         try:  # only what reads the fields of the message
             if session is None:
-                session = Session(identity, intake.descriptor_of(frame))
+                session = ClientSession(identity, intake.descriptor_of(frame))
                 answer = self._handler.open(session, message)
                 answer["max_message_bytes"] = self._limits.max_message_bytes
                 self._sessions[identity] = session
@@ -423,7 +423,7 @@ class Service:
 
     # --- ends ---
 
-    def _close(self, session: Session) -> None:
+    def _close(self, session: ClientSession) -> None:
         """Ends the session of a client that has gone or said hello again."""
         if self._sessions.get(session.identity) is session:
             del self._sessions[session.identity]

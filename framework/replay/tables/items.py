@@ -42,7 +42,7 @@ class NewItems:
       keys: uint64 `[k]`.
       priorities: float64 `[k]`, or None for the largest so far.
       lengths: int32 `[k, groups]`, or None if the layout is not ragged.
-      episodes: uint64 `[k, m]`, those of the rows of each item, filled up with 0; or None.
+      episodes: uint64 `[k, m]`, the episodes of each item's rows, filled up with 0; or None.
       layout: the table's number for the layout.
     """
 
@@ -298,7 +298,7 @@ class Items:
         if limit:
             if in_order:
                 sizes -= np.arange(len(slots))
-            # Not ==: a restored item may have been sampled more often than a lower limit allows.
+            # A restored item may have been sampled more often than a lower limit allows.
             last = np.flatnonzero(times >= limit)
             if len(last) and not in_order:
                 keep = int(last[0]) + 1
@@ -331,7 +331,7 @@ class Items:
             self._end_left(slots)
 
     def _end_left(self, slots: np.ndarray) -> None:
-        """Ends those of the items that have left the table and no longer have a reader."""
+        """Ends the items among these that have left the table and no longer have a reader."""
         read = self.times.take(slots) != self.done.take(slots)
         slots = np.unique(slots[(self.state.take(slots) > LIVE) & ~read])
         self._forget(slots[self.state.take(slots) == SPENT])
@@ -460,7 +460,7 @@ class Items:
                 raise CheckpointError(f"{role}: {error}") from error
             order = arrays.get(f"{role}.slots", slots) if role in roles else slots
             if not np.array_equal(np.sort(order), np.sort(slots)):
-                raise CheckpointError(f"{role}: got an order of other items than those of the table.")
+                raise CheckpointError(f"{role}: got an order of items that are not the table's.")
             selector.insert(order, self.priorities[order], self.stamps[order])
         self.rng.bit_generator.state = numbers["rng"]
         for name in _COUNTS:

@@ -183,7 +183,7 @@ class Waiting:
       limiter: the rate limiter.
       concurrent: whether other threads use the table. If not, a call that would wait raises
         `WouldBlockError`.
-      counts: number of calls that wait, by side, those of other processes included.
+      counts: number of calls that wait, by side, other processes' included.
       seconds: how long the calls of a side have waited. If calls of other processes wait for one another,
         only the first one counts.
       listeners: called, with the lock held, when calls of other processes should look again.

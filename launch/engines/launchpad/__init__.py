@@ -22,7 +22,7 @@ import threading
 from launch.engines.base import Options, Resources, Unit
 from launch.engines.supervised.channel import Channel
 from launch.engines.supervised.job import SupervisedJob
-from launch.engines.supervised.process import Host, Report
+from launch.engines.supervised.process import ProcessHost, Report
 from launch.engines.supervised.runtime import Entry
 from launch.errors import LaunchError
 from launch.program import Program
@@ -55,7 +55,7 @@ class LaunchpadJob(SupervisedJob):
             )
         super().__init__(program, engine, options)
 
-    def _open(self) -> tuple[dict[int, Entry], Host]:
+    def _open(self) -> tuple[dict[int, Entry], ProcessHost]:
         self._folder = sockets.make_private_directory()
         launch_type = "local_mp" if self._engine == "launchpad" else "local_mt"
         try:
@@ -71,7 +71,7 @@ class LaunchpadJob(SupervisedJob):
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-class LaunchpadHost(Host):
+class LaunchpadHost(ProcessHost):
     """Starts a process that calls `lp.launch` (`launch.engines.launchpad.driver`).
 
     Each node connects to a socket of this host, sends its label and process id, and gets its end of its

@@ -62,7 +62,7 @@ def main() -> None:
     if plan["launch_type"] == "local_mp":
         from launchpad.nodes.python.local_multi_processing import PythonProcess
 
-        # For the files of Launchpad, whose exit hooks do not run. The launcher removes the folder.
+        # Launchpad's files go here, because its exit hooks do not run. The launcher removes the folder.
         tempfile.tempdir = os.path.dirname(plan["socket"])
         resources = {group: PythonProcess(env=env) for group, env in plan["environments"].items()}
     manager = lp.launch(

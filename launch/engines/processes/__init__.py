@@ -22,7 +22,7 @@ from launch.engines.processes.folders import Folders
 from launch.engines.processes.fork_server import command, kill_group
 from launch.engines.supervised.channel import Channel
 from launch.engines.supervised.job import SupervisedJob
-from launch.engines.supervised.process import Host, Report, how_it_ended
+from launch.engines.supervised.process import ProcessHost, Report, how_it_ended
 from launch.engines.supervised.runtime import Entry
 
 _CLOSE_TIMEOUT = 10.0  # seconds for the fork server to end
@@ -32,7 +32,7 @@ _log = logging.getLogger("launch")
 class ProcessesJob(SupervisedJob):
     """A program of processes on this machine."""
 
-    def _open(self) -> tuple[dict[int, Entry], Host]:
+    def _open(self) -> tuple[dict[int, Entry], ProcessHost]:
         self._folders = Folders(self._job)
         self._say_differences()
         try:
@@ -77,7 +77,7 @@ def start_interpreter(line: int, inherited: Sequence[int]) -> subprocess.Popen[b
     )
 
 
-class ForkServer(Host):
+class ForkServer(ProcessHost):
     """A running fork server; see `launch.engines.processes.fork_server`.
 
     Args:
@@ -123,12 +123,6 @@ class ForkServer(Host):
         with contextlib.suppress(OSError):  # it has died, which `_read` reports
             self._line.send(request, [theirs.fileno()])
         return self._lives, Channel(ours)
-
-    def ready(self, number: int, worker: bool) -> None:
-        """Reports whether a process is a worker or a service; services end last if the launcher dies."""
-        if not worker:
-            with contextlib.suppress(OSError):
-                self._line.send({"service": number})
 
     def kill(self, number: int) -> None:
         """Kills a process and the processes that it started."""

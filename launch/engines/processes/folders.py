@@ -2,7 +2,7 @@
 
 A run has a folder for sockets and one in shared memory. Each holds a file `owner` that the launcher and all
 processes of the run keep locked (`flock`), so that the kernel releases the lock with the last of them,
-however they end. A run removes its folders itself. The next run of the same user removes those of a run that
+however they end. A run removes its folders itself. The same user's next run removes the folders of a run that
 was killed as a whole.
 """
 

@@ -14,11 +14,13 @@ interpreter. All else is the same, because a node gets its code through its chan
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -31,6 +33,7 @@ from launch.engines.processes.folders import remove
 from launch.engines.supervised import node_process
 from launch.engines.supervised.channel import Channel
 
+_PID = struct.Struct("i")
 _OF_ALL_PROCESSES = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -57,15 +60,16 @@ def command(function: str, *arguments: Any) -> list[str]:
     return [sys.executable, *flags, "-c", code]
 
 
-def begin_spawned(descriptor: int, threads: int, log: str | None) -> NoReturn:
+def begin_spawned(descriptor: int, services: int, threads: int, log: str | None) -> NoReturn:
     """Runs a node on the main thread of a fresh interpreter, which `_ForkServer` spawned."""
 
     def prepare() -> None:
         os.set_inheritable(descriptor, False)
+        os.set_inheritable(services, False)
         _outlive_signals()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_ALL_PROCESSES)
 
-    _become_node(prepare, descriptor, threads, log)
+    _become_node(prepare, descriptor, services, threads, log)
 
 
 def _outlive_signals() -> None:
@@ -83,7 +87,9 @@ class _ForkServer:
         self._line = line
         self._settings = settings
         self._children: dict[int, int] = {}  # pid to the launcher's number for the process
-        self._services: set[int] = set()  # the numbers of the services
+        self._services: set[int] = set()  # the pids of the services
+        # Services name themselves here: the launcher may die before it knows which nodes are services.
+        self._named, self._name = os.pipe()
         self._graces: dict[int, float] = {}  # seconds to end if the launcher dies, by number
         self._wake, wake_end = socket.socketpair()
         self._wake.setblocking(False)
@@ -94,11 +100,13 @@ class _ForkServer:
 
     def serve(self) -> None:
         requests = self._line.messages
-        sources: list[Any] = [self._line, self._wake]
+        sources: list[Any] = [self._line, self._wake, self._named]
         while True:
             while requests:
                 self._obey(requests.pop(0))
             readable, _, _ = select.select(sources, [], [])
+            if self._named in readable:  # before the ends of processes, whose pids may come back
+                self._note_services()
             if self._wake in readable:
                 with contextlib.suppress(BlockingIOError):
                     self._wake.recv(4096)
@@ -119,8 +127,6 @@ class _ForkServer:
             self._children[pid] = request["fork"]
             self._graces[request["fork"]] = request["grace"]
             self._tell({"forked": request["fork"], "pid": pid})
-        elif "service" in request:
-            self._services.add(request["service"])
         elif "kill" in request:
             for pid, number in self._children.items():
                 if number == request["kill"]:
@@ -133,18 +139,20 @@ class _ForkServer:
             self._line.close()
             self._wake.close()
             self._wake_end.close()
+            os.close(self._named)
             os.environ.update(request["env"])
 
         pid = os.fork()
         if pid == 0:
-            _become_node(prepare, descriptor, request["threads"], request["log"])
+            _become_node(prepare, descriptor, self._name, request["threads"], request["log"])
         return pid
 
     def _spawn(self, request: dict[str, Any], descriptor: int) -> int:
-        for other in self._line.descriptors:  # Those of nodes that are yet to be spawned came along.
+        for other in self._line.descriptors:  # Descriptors of nodes that are yet to be spawned came along.
             os.set_inheritable(other, False)
-        os.set_inheritable(descriptor, True)
-        arguments = command("begin_spawned", descriptor, request["threads"], request["log"])
+        for inherited in (descriptor, self._name):
+            os.set_inheritable(inherited, True)
+        arguments = command("begin_spawned", descriptor, self._name, request["threads"], request["log"])
         # A signal before the node has its handlers would end it.
         return os.posix_spawn(
             sys.executable, arguments, {**os.environ, **request["env"]}, setsigmask=_OF_ALL_PROCESSES
@@ -158,23 +166,27 @@ class _ForkServer:
                 return
             if pid == 0:
                 return
+            self._services.discard(pid)
             number = self._children.pop(pid, None)
             if number is not None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)  # the processes that it started
                 self._tell({"exit": number, "code": os.waitstatus_to_exitcode(status)})
 
+    def _note_services(self) -> None:
+        self._services.update(pid for (pid,) in _PID.iter_unpack(os.read(self._named, 1024 * _PID.size)))
+
     def _tell(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # the launcher has exited; the next read detects it
             self._line.send(message)
 
     def _launcher_has_gone(self) -> None:
-        self._wait(lambda number: number not in self._services)
+        self._wait(lambda pid: pid not in self._services)
         # In reverse order, because each may need those made before it.
-        for pid, number in reversed(list(self._children.items())):
+        for pid in reversed(list(self._children)):
             if pid in self._children:  # It may have ended during the wait for another one.
                 os.kill(pid, signal.SIGTERM)  # close
-                self._wait(number.__eq__)
+                self._wait(pid.__eq__)
         for pid in list(self._children):
             kill_group(pid)
         while self._children:
@@ -182,14 +194,16 @@ class _ForkServer:
             self._children.pop(pid, None)
         remove(self._settings["folders"])
 
-    def _wait(self, for_number: Callable[[int], bool]) -> None:
-        """Waits until all children that `for_number` selects have ended, at most for their grace periods."""
+    def _wait(self, for_pid: Callable[[int], bool]) -> None:
+        """Waits until all children that `for_pid` selects have ended, at most for their grace periods."""
         began = time.monotonic()
-        while waited_for := list(filter(for_number, self._children.values())):
-            left = began + max(map(self._graces.__getitem__, waited_for)) - time.monotonic()
+        sources: list[Any] = [self._wake, self._named]
+        while waited_for := list(filter(for_pid, self._children)):
+            left = began + max(self._graces[self._children[pid]] for pid in waited_for) - time.monotonic()
             if left <= 0:
                 return
-            select.select([self._wake], [], [], left)
+            if self._named in select.select(sources, [], [], left)[0]:
+                self._note_services()
             with contextlib.suppress(BlockingIOError):
                 self._wake.recv(4096)
             self._reap()
@@ -203,14 +217,17 @@ def kill_group(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _become_node(prepare: Callable[[], None], descriptor: int, threads: int, log: str | None) -> NoReturn:
-    """Runs a node in this new process, from start to end."""
+def _become_node(
+    prepare: Callable[[], None], descriptor: int, services: int, threads: int, log: str | None
+) -> NoReturn:
+    """Runs a node in this new process, from start to end; a service writes its pid to `services`."""
     code = 1
     try:
         prepare()
         os.setsid()
         node_process.redirect_output(log)
-        code = node_process.main(socket.socket(fileno=descriptor), threads)
+        name = functools.partial(os.write, services, _PID.pack(os.getpid()))
+        code = node_process.main(socket.socket(fileno=descriptor), threads, name)
     except BaseException:
         traceback.print_exc()
     finally:

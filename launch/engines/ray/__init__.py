@@ -32,7 +32,7 @@ from launch.engines.base import Options, Resources, Unit
 from launch.engines.ray import actor, placement
 from launch.engines.supervised.channel import Channel
 from launch.engines.supervised.job import SupervisedJob
-from launch.engines.supervised.process import Host, Report
+from launch.engines.supervised.process import ProcessHost, Report
 from launch.engines.supervised.runtime import Entry
 from launch.errors import LaunchError
 
@@ -51,7 +51,7 @@ class RayJob(SupervisedJob):
 
     _server: RayHost
 
-    def _open(self) -> tuple[dict[int, Entry], Host]:
+    def _open(self) -> tuple[dict[int, Entry], ProcessHost]:
         self._ray = _import_ray()
         self._owns_ray = not self._ray.is_initialized()
         if self._owns_ray:
@@ -80,7 +80,7 @@ class RayJob(SupervisedJob):
             self._ray.shutdown()
 
 
-class RayHost(Host):
+class RayHost(ProcessHost):
     """Creates Ray actors; one thread of the launcher per actor carries its messages."""
 
     def __init__(self, ray: Any, job: str, units: list[Unit], options: Options, report: Report) -> None:
@@ -96,7 +96,7 @@ class RayHost(Host):
         self._groups: dict[str, Any] = {}
         self._actor_class = ray.remote(
             concurrency_groups=actor.CONCURRENCY_GROUPS, max_restarts=0, max_task_retries=0
-        )(actor.Host)
+        )(actor.HostActor)
         self._members: dict[str, list[str]] = {}
         for unit in units:
             self._members.setdefault(unit.group, []).append(unit.label)

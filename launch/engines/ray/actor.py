@@ -28,7 +28,7 @@ CONCURRENCY_GROUPS = {"life": 1, "out": 1, "in": 1, "end": 1}
 _LEAVE_S = 10.0  # After the end of the node, for Ray to end this process. It cannot if its head is lost.
 
 
-class Host:
+class HostActor:
     """One node, or one colocation of them.
 
     Args:
@@ -121,7 +121,7 @@ class Host:
 
 
 def _share_memory(job: str) -> int:
-    """Makes and locks the run's folder in shared memory, and removes those of runs that were killed."""
+    """Makes and locks the run's folder in shared memory, and removes killed runs' folders."""
     sockets.remove_abandoned_directories(platforms.shared_memory_root(), "lp-")
     return sockets.share_directory(shared_memory_path(job))
 

@@ -48,7 +48,7 @@ class Channel:
             self._socket.sendall(data)
 
     def post(self, message: Any) -> None:
-        """Sends what there is room for, and keeps the rest for `flush`. The errors are those of `flush`."""
+        """Sends what there is room for, and keeps the rest for `flush`. The errors are `flush`'s."""
         self._socket.setblocking(False)
         self.unsent.append(memoryview(_frame(message)))
         self.flush()

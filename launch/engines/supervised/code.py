@@ -12,7 +12,7 @@ from typing import Any
 import cloudpickle
 
 from launch.engines.base import Unit
-from launch.nodes import Node
+from launch.nodes import ProgramNode
 
 # By the name of a class: why no copy of its objects works in another process, although they can be pickled.
 _OF_ONE_PROCESS = {
@@ -31,7 +31,7 @@ def dumps(unit: Unit) -> bytes:
             cloudpickle.register_pickle_by_value(module)
             by_value.append(module)
         with io.BytesIO() as file:
-            _Pickler(file).dump(unit)
+            _CodePickler(file).dump(unit)
             return file.getvalue()
     except Exception as error:
         raise TypeError(
@@ -43,7 +43,7 @@ def dumps(unit: Unit) -> bytes:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-class _Pickler(cloudpickle.Pickler):
+class _CodePickler(cloudpickle.Pickler):
     """Also pickles functions of `__main__` behind `functools.lru_cache`, which pickle by name only.
 
     Refuses `_OF_ONE_PROCESS`.
@@ -62,7 +62,7 @@ def _cached(function: Any, parameters: dict[str, Any]) -> Any:
     return functools.lru_cache(**parameters)(function)
 
 
-def _modules(node: Node) -> Iterator[ModuleType]:
+def _modules(node: ProgramNode) -> Iterator[ModuleType]:
     """Yields the modules of a node's functions and arguments that another process cannot import."""
     for value in (node._fn, *_values(node._args), *_values(node._kwargs)):
         module = sys.modules.get(getattr(value, "__module__", None) or "")

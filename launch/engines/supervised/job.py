@@ -2,8 +2,8 @@
 
 A private channel connects the launcher and each node. It carries the node's setup, its heartbeats and
 failures, and the orders to stop and to close. One thread of the launcher, the supervisor, reads all channels
-and makes all decisions. A `Host` creates the processes: the one in `launch.engines.processes` forks them, and
-the one in `launch.engines.ray` makes Ray place them.
+and makes all decisions. A `ProcessHost` creates the processes: the one in `launch.engines.processes` forks
+them, and the one in `launch.engines.ray` makes Ray place them.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from typing import Any
 
 from launch import platforms
 from launch.context import activate, deactivate
-from launch.engines.base import Job, Options, Resources, remote_error
+from launch.engines.base import Job, Options, Resources
 from launch.engines.supervised import code
 from launch.engines.supervised.channel import Channel
 from launch.engines.supervised.elastic import ElasticGroups
 from launch.engines.supervised.files import Files
-from launch.engines.supervised.process import Host, Process, how_it_ended
-from launch.engines.supervised.runtime import Entry, RemoteRuntime, Setup
+from launch.engines.supervised.process import Process, ProcessHost, how_it_ended
+from launch.engines.supervised.runtime import Entry, ProcessSetup, RemoteRuntime
 from launch.errors import LaunchError, NodeError, StopTimeoutWarning
 from launch.program import Program
-from launch.rpc import sockets
+from launch.rpc import sockets, wire
 from launch.seeds import of_node
 from launch.texts import printable
 
@@ -104,7 +104,7 @@ class SupervisedJob(Job):
     # Methods that engines implement.
 
     @abc.abstractmethod
-    def _open(self) -> tuple[dict[int, Entry], Host]:
+    def _open(self) -> tuple[dict[int, Entry], ProcessHost]:
         """Returns the entry of each node, as far as it is known, and the host that creates the processes."""
 
     def _find_entries(self, folder: str | None) -> dict[int, Entry]:
@@ -243,7 +243,7 @@ class SupervisedJob(Job):
             limits = options.heartbeat_timeout, options.time_to_end(process.unit.group)
             longest = max(map(options.time_to_end, self._program.groups))
             seed = of_node(self._program.seed, process.unit.label)
-            setup = Setup(process.code, dict(self._entries), self._keys, *limits, longest, seed)
+            setup = ProcessSetup(process.code, dict(self._entries), self._keys, *limits, longest, seed)
             self._order(process, setup)
             if self._state != "running":
                 self._order(process, "stop")
@@ -272,7 +272,6 @@ class SupervisedJob(Job):
         if what == "ready":
             process.worker = value
             process.state = "running"
-            self._server.ready(process.number, value)
             if self._state != "running":
                 self._order(process, "stop")
         elif what == "serving":
@@ -300,7 +299,7 @@ class SupervisedJob(Job):
                 process.kill_at = time.monotonic() + _EXIT_GRACE
             if not self._may_restart(process):
                 # Before the state, for which `wait` may wait.
-                self._fail(remote_error(process.unit.label, value))
+                self._fail(wire.node_error(process.unit.label, value))
                 process.state = "failed"
 
     def _has_exited(self, process: Process, code: int, reason: str | None) -> None:

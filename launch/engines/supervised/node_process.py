@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -21,10 +22,10 @@ from launch import context, platforms
 from launch.context import entered
 from launch.engines.base import Leaf, Unit, ended_normally
 from launch.engines.supervised.channel import Channel
-from launch.engines.supervised.runtime import RemoteRuntime, Setup
-from launch.nodes import CourierNode, ReplayNode
+from launch.engines.supervised.runtime import ProcessSetup, RemoteRuntime
+from launch.nodes import CourierNode, ServerNode
 from launch.rpc import wire
-from launch.rpc.server import Server
+from launch.rpc.server import RpcServer
 from launch.seeds import seed_generators
 
 _MAX_FILES = 1 << 16  # Open files of a node's process: each of its clients is one.
@@ -39,7 +40,7 @@ class _Living:
     def __init__(self, leaf: Leaf) -> None:
         self.leaf = leaf
         self.object: Any = None
-        self.server: Server | None = None
+        self.server: RpcServer | None = None
 
     @property
     def is_worker(self) -> bool:
@@ -50,7 +51,7 @@ class _Living:
         """Number of calls received; for a replay server, of messages, if its back end counts them."""
         if self.server is not None:
             return self.server.calls
-        return getattr(self.object, "messages", 0) if isinstance(self.leaf.node, ReplayNode) else 0
+        return getattr(self.object, "messages", 0) if isinstance(self.leaf.node, ServerNode) else 0
 
 
 class NodeProcess:
@@ -64,12 +65,14 @@ class NodeProcess:
       close: event that is set when the objects should be closed.
       parent: process that ends this one if it hangs after the launcher's death, and with which it ends then;
         None if there is no such process.
+      name_service: is called once the objects are constructed and none is a worker.
     """
 
-    def __init__(self, channel: Channel, setup: Setup) -> None:
+    def __init__(self, channel: Channel, setup: ProcessSetup) -> None:
         self._channel = channel
         self._setup = setup
         self.parent: int | None = None
+        self.name_service: Callable[[], Any] = lambda: None
         self._living: list[_Living] = []
         self._ended = threading.Event()
         if setup.heartbeat is not None:
@@ -166,7 +169,10 @@ class NodeProcess:
                 self._unbuilt -= 1
                 last = self._unbuilt == 0
             if last:
-                self._tell("ready", any(living.is_worker for living in self._living))
+                has_worker = any(living.is_worker for living in self._living)
+                if not has_worker:
+                    self.name_service()
+                self._tell("ready", has_worker)
             try:
                 if living.leaf.node.is_function:
                     living.leaf.node.call()
@@ -180,7 +186,7 @@ class NodeProcess:
         """Creates the object and serves it at the node's address, or at a free port that it reports."""
         node, leaf = living.leaf.node, living.leaf
         entry, interface = self._setup.entries[node.node_id], self._setup.interface
-        if isinstance(node, ReplayNode):
+        if isinstance(node, ServerNode):
             address = entry.address or f"tcp://{interface}:{_free_port(interface)}"
             living.object = node.serve(
                 embedded=False, concurrent=True, address=address, curve=self._setup.keys
@@ -189,7 +195,7 @@ class NodeProcess:
             living.object = None if node.is_function else node.call()
             if not isinstance(node, CourierNode):
                 return
-            living.server = Server(
+            living.server = RpcServer(
                 living.object,
                 entry.address or f"tcp://{interface}:*",
                 self._setup.keys,
@@ -317,30 +323,30 @@ def _free_port(interface: str) -> int:
         return probe.getsockname()[1]
 
 
-def main(line: socket.socket, threads: int) -> int:
-    """Runs a node; the fork server calls it in a new process."""
+def main(line: socket.socket, threads: int, name_service: Callable[[], Any]) -> int:
+    """Runs a node; the fork server calls it in a new process. A service calls `name_service`."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(threads)
-    code = run(Channel(line), of_fork_server=True)
+    code = run(Channel(line), name_service=name_service)
     atexit._run_exitfuncs()
     return code
 
 
-def run(channel: Channel, interface: str = "", *, of_fork_server: bool = False) -> int:
+def run(channel: Channel, interface: str = "", *, name_service: Callable[[], Any] | None = None) -> int:
     """Runs a node under the launcher at the other end of a channel; returns the exit code.
 
     Args:
       channel: the channel to the launcher.
       interface: the interface on which nodes without a fixed address serve.
-      of_fork_server: whether this process is a fork server's, which ends it when the launcher has died: with
-        SIGTERM, which closes a service, and later with SIGKILL.
+      name_service: given by a fork server, which ends this process when the launcher has died: with SIGTERM,
+        which closes a service, and later with SIGKILL. It has to know the services, which call this.
     """
     parent = os.getppid()
     allow_files()
     try:
         process = NodeProcess(channel, dataclasses.replace(channel.receive(), interface=interface))
-        if of_fork_server:
-            process.parent = parent
+        if name_service is not None:
+            process.parent, process.name_service = parent, name_service
             signal.signal(signal.SIGTERM, lambda *_: process.close_if_alone())
             os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
         return process.run()

@@ -106,15 +106,12 @@ def how_it_ended(code: int) -> str:
     return f"was killed by {names[0] if names else f'signal {-code}'}"
 
 
-class Host(abc.ABC):
+class ProcessHost(abc.ABC):
     """Creates processes, kills them, and reports when they have ended."""
 
     @abc.abstractmethod
     def fork(self, unit: Unit, resources: Resources, log: str | None) -> tuple[int, Channel]:
         """Asks for a process for `unit`. Returns the number of its life and the channel to it."""
-
-    def ready(self, number: int, worker: bool) -> None:  # noqa: B027
-        """Is called when a process has constructed its objects; `worker` tells whether it is a worker."""
 
     @abc.abstractmethod
     def kill(self, number: int) -> None:

@@ -11,8 +11,7 @@ from typing import Any
 from launch.context import Runtime, entered
 from launch.engines.base import unknown_node, unserved
 from launch.errors import ProgramStopped
-from launch.handles import Client
-from launch.nodes import connect_replay
+from launch.handles import NodeClient
 from launch.rpc.client import Connection
 from launch.rpc.sockets import CurveKeys
 
@@ -22,9 +21,9 @@ class Entry:
     """How to reach a node.
 
     Attributes:
-      serves: as in `launch.nodes.Node.serves`.
+      serves: as in `launch.nodes.ProgramNode.serves`.
       address: address of the node; None if it is not known yet. The order "where" sends it later.
-      options: as in `launch.nodes.Node.client_options`.
+      options: as in `launch.nodes.ProgramNode.client_options`.
     """
 
     label: str
@@ -35,7 +34,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Setup:
+class ProcessSetup:
     """The launcher's first message to a node's process."""
 
     unit: bytes  # pickled `Unit`; unpickled, and its code imported, only after the channel is in use
@@ -69,7 +68,7 @@ class RemoteRuntime(Runtime):
 
     def client(self, node_id: int) -> Any:
         entry = self._entries.get(node_id)
-        if entry is not None and entry.serves == "replay" and entry.address is None:
+        if entry is not None and entry.serves == "server" and entry.address is None:
             self._wait_for_address(node_id)  # before the lock, which other threads may need for their clients
         with self._lock:
             client = self._clients.get(node_id)
@@ -81,10 +80,10 @@ class RemoteRuntime(Runtime):
         entry = self._entries.get(node_id)
         if entry is None:
             raise unknown_node(node_id)
-        if entry.serves == "replay":
+        if entry.serves == "server":
             address = self._wait_for_address(node_id)
             with entered(self, self.only_context):
-                client = connect_replay(entry.options, address, self._keys)
+                client = entry.options(address, self._keys)
             self._connections[node_id] = client
             return client
         if entry.serves is None:
@@ -101,7 +100,7 @@ class RemoteRuntime(Runtime):
             )
             self._connections[node_id] = connection
 
-        return Client(node_id, connection.call, connection.submit, entry.options["call_timeout"])
+        return NodeClient(node_id, connection.call, connection.submit, entry.options["call_timeout"])
 
     def move(self, addresses: dict[int, str | None]) -> None:
         """Sets new addresses of nodes; None means that a node has no address now."""

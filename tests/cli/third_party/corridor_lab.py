@@ -52,6 +52,7 @@ class CarefulConfig(DQNConfig):
     hidden_sizes: tuple[int, ...] = (16,)
     min_replay_size: int = 50
     batch_size: int = 16
+    samples_per_insert: float = 4.0
     care: float = 0.5  # Subtracted from every reward.
 
 

@@ -44,12 +44,12 @@ def test_both_policies_learn_also_after_a_resume_and_the_loss_of_replay(tmp_path
     assert played["mean"] == pytest.approx(sum(played["agents"].values()) / 4)
 
     kills = program_engine == "processes"
-    steps = 2_500 if kills else 1_000
+    steps = 1_500 if kills else 1_000
     resumed = program(tmp_path, steps)
     engine = "threads" if program_engine == "serial" else program_engine  # Which refuses another limit.
     with launch.start(resumed, engine, restarts={"replay": 1} if kills else {}) as job:
         if kills:
-            assert job.client("counter").wait_for("env_steps", 800, timeout=60.0)
+            assert job.client("counter").wait_for("env_steps", 700, timeout=60.0)
             (killed,) = [node for node in job.nodes() if node["label"] == "replay-0"]
             os.kill(killed["pid"], signal.SIGKILL)
         assert job.wait(timeout=120.0)["env_steps"] == steps

@@ -142,7 +142,7 @@ def run_and_kill(agent, labels, steps, engine, directory):
 
 
 def test_a_plan_goes_on_with_restarted_nodes(tmp_path):
-    run_and_kill("a2c", ["actor-1", "learner-0"], 3_000, "processes", tmp_path)
+    run_and_kill("a2c", ["actor-1", "learner-0"], 1_500, "processes", tmp_path)
 
 
 @pytest.mark.real

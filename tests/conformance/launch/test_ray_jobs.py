@@ -129,7 +129,7 @@ TOKEN = "0123456789abcdef0123456789abcdef"
 
 
 def test_a_cluster_that_expects_a_token(folder, tmp_path):
-    """The recipe of `docs/launch.md`; without `RAY_AUTH_MODE` the error names it."""
+    """The recipe of `docs/cluster.md`; without `RAY_AUTH_MODE` the error names it."""
     home = tmp_path / "home"
     (home / ".ray").mkdir(parents=True)
     (home / ".ray" / "auth_token").write_text(TOKEN)

@@ -53,7 +53,9 @@ class Watcher(core.Worker):
 
 class Watched(DQN):
     def __init__(self, until, fails):
-        super().__init__(DQNConfig(min_replay_size=50, batch_size=16, hidden_sizes=(8,)))
+        super().__init__(
+            DQNConfig(min_replay_size=50, batch_size=16, samples_per_insert=4.0, hidden_sizes=(8,))
+        )
         self._until, self._fails = until, fails
 
     def build(self, graph):

@@ -1,0 +1,233 @@
+"""The worker in a node of a plan: it collects data when the plan asks for it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tree
+
+import launch
+from framework import adders, core
+from framework.datasets import Dataset
+from framework.learners import SGDLearner
+from framework.networks import as_numpy, as_tensors
+from framework.replay import EmbeddedClient, ReplaySample
+from framework.replay.errors import ServerClosed
+from framework.types import Gradients
+from framework.workers.budget import Budget
+from framework.workers.collector import make_collector
+from framework.workers.report import Report, RowSender
+from framework.workers.worker import Setup, environment_seed, make_tables, prepare_process
+
+
+class BudgetSpent(Exception):
+    """Too few env steps are left for what the plan asked for. The plan ends."""
+
+
+class RolloutWorker:
+    """Steps the envs of one node of a plan with a `Collector`, in calls of the plan; see `flow.Par`.
+
+    ```python
+    plan = Par(workers, RolloutWorker.sample).sync().map(concatenate).map(learner.step)
+    ```
+
+    The worker asks the counter for the env steps of a whole call, and reports them at its next call. The
+    program therefore makes exactly `max_env_steps`, and which rounds of a `sync` plan are complete does not
+    depend on the engine.
+
+    The worker of an agent overrides `make_policy` or `make_adder`, or adds methods that call `step_envs`
+    within `granted`.
+
+    Args:
+      setup: makes the environment, the networks, the policy, the adder, and without `replay` the tables and
+        the dataset.
+      learner: the variable source. None for an agent without parameters.
+      counter: a client of the `Counter`, which grants and counts steps.
+      monitor: takes the rows of metrics.
+      replay: the replay client of the adder. None: the worker keeps tables of its own, for `sample`.
+      checkpointer: keeps the state of the policy's random numbers. None keeps nothing.
+      index: index of this worker, whose name is `actor-INDEX`.
+      seed: seed of this worker, from which its environments and its policy derive their seeds.
+
+    Attributes:
+      name: name of the worker.
+      agent: the agent.
+      spec: the `EnvironmentSpec` of one env.
+      networks: the networks that act.
+      collector: steps the envs.
+      dataset: the agent's batches of what the worker has collected; None with `replay`.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        *,
+        learner: Any,
+        counter: Any,
+        monitor: Any,
+        replay: Any = None,
+        checkpointer: Any = None,
+        index: int = 0,
+        seed: int = 0,
+    ):
+        self.name, self.agent, self.spec = f"actor-{index}", setup.agent, setup.spec
+        self.dataset: Dataset | None = None
+        if replay is None:
+            replay = EmbeddedClient(make_tables(setup, seed), concurrent=False)
+            self.dataset = setup.agent.make_dataset(replay)
+        prepare_process(seed)
+        state = None if checkpointer is None else checkpointer.get(self.name)
+        seeds, make_adder = (seed, environment_seed(seed, state)), functools.partial(self.make_adder, replay)
+        self.collector = make_collector(setup, index, seeds, learner, self._make_policy, make_adder)
+        self._budget = Budget(self.name, counter, setup.config.envs_per_actor)
+        rows = RowSender(self.name, "learner_steps", counter, monitor, checkpointer)
+        self._report = Report(setup, self.collector, self._budget, rows, state)
+        self._busy = threading.Lock()  # `close` waits for the call in progress, which a stop ends.
+        self._finished = False
+
+    def make_policy(self, networks: Any) -> core.Policy:
+        """The policy that acts with `networks`. Called by the constructor, before `make_adder`."""
+        return self.agent.make_policy(networks)
+
+    def make_adder(self, client: Any) -> adders.Adder:
+        """The adder of the experience. Also called when the server of `client` was lost and is back."""
+        return self.agent.make_adder(client, self.spec)
+
+    def _make_policy(self, networks: Any) -> core.Policy:
+        self.networks = networks
+        return self.make_policy(networks)
+
+    def sample(self) -> ReplaySample:
+        """Collects one unroll of every env with the newest parameters.
+
+        Returns:
+          A batch of the agent's dataset, in numpy: leaves `[B, T + 1, ...]`.
+
+        Raises:
+          BudgetSpent: Fewer env steps are left than an unroll may need.
+        """
+        assert self.dataset is not None, "sample: this worker writes into replay. Use collect(steps)."
+        with self._busy:
+            self._collect(self.agent.unroll_length)
+            sample = next(self.dataset)
+        return sample._replace(data=as_numpy(sample.data))
+
+    def collect(self, steps: int) -> int:
+        """Makes `steps` steps of every env with the newest parameters, whose items go to replay.
+
+        Returns:
+          The number of env steps. Those that begin an episode do not count.
+
+        Raises:
+          BudgetSpent: Fewer env steps are left.
+        """
+        with self._busy:
+            self._collect(steps)
+            return self._budget.spent
+
+    @contextlib.contextmanager
+    def granted(self, steps: int) -> Iterator[None]:
+        """Takes the newest parameters, and the program's budget for `steps` calls of `step_envs`.
+
+        Raises:
+          BudgetSpent: Fewer env steps are left.
+        """
+        with self._busy:
+            self._begin(steps)
+            yield
+
+    def step_envs(self) -> None:
+        """One step of every env. Raises `launch.ProgramStopped` when the program stops."""
+        if launch.stop_event().is_set():
+            raise launch.ProgramStopped(f"{self.name}: the program stops.")
+        steps = self.collector.step(self._budget.left)
+        self._budget.took(steps)
+        self._report.took(steps)
+
+    def finish(self) -> None:
+        """Makes the env steps that are left of the program's budget. Their data is dropped."""
+        with self._busy:
+            if not self._finished:
+                self._report.dropped_items += self.collector.close_adder(timeout=0.0)
+                while self._budget.left > 0 or self._budget.ask(1):
+                    self.step_envs()
+                self._finish()
+
+    def save(self) -> dict[str, Any]:
+        """See `Report.save`."""
+        return self._report.save()
+
+    def close(self) -> None:
+        """Reports the last counts, saves the state for the last checkpoint, and closes the environments."""
+        with self._busy:
+            if not self._finished:
+                self._finish()
+            self.collector.close()
+        if self.dataset is not None:
+            self.dataset.close()
+
+    def _collect(self, steps: int) -> bool:
+        """Makes `steps` steps of every env; returns False if the replay server was lost meanwhile."""
+        self._begin(steps)
+        try:
+            for _ in range(steps):
+                self.step_envs()
+        except ServerClosed as error:
+            if launch.stop_event().is_set():
+                raise launch.ProgramStopped(f"{self.name}: the program stops.") from None
+            if not self.collector.recover(error):
+                raise
+            return False
+        return True
+
+    def _begin(self, steps: int) -> None:
+        self.collector.update()
+        # After `finish`, what is granted would never be spent.
+        if self._finished or self._budget.ask(steps) < steps * self.collector.environment.num_envs:
+            # What resets would save does not count, so that the order of the workers does not matter. The
+            # steps are made in `finish`, when the learner has published its last parameters.
+            raise BudgetSpent(f"{self.name}: too few env steps are left for {steps} steps of every env.")
+
+    def _finish(self) -> None:
+        self._finished = True
+        self._report.dropped_items += self.collector.close_adder(timeout=0.2)
+        self._budget.end()
+        self._report.end()
+
+
+class GradientWorker(RolloutWorker):
+    """A `RolloutWorker` that also computes the gradients of what it collects.
+
+    ```python
+    plan = Par(workers, GradientWorker.sample).map(GradientWorker.gradients).unordered().map(learner.apply)
+    ```
+    """
+
+    _learner: SGDLearner
+    _policy: core.Policy
+
+    def gradients(self, sample: ReplaySample) -> Gradients:
+        """The gradients of the agent's loss on a batch, with the parameters that collected it, in numpy."""
+        self._learner.steps, self._learner.env_steps = self._policy.progress
+        return as_numpy(self._learner.gradients(sample._replace(data=as_tensors(sample.data))))
+
+    def make_policy(self, networks: Any) -> core.Policy:
+        self._learner = self.agent.make_learner(networks, self.spec)  # type: ignore[assignment]
+        self._policy = super().make_policy(networks)
+        self._policy.variables = ()  # All of them, for the loss.
+        return self._policy
+
+
+def stack(samples: Sequence[ReplaySample]) -> ReplaySample:
+    """Stacks batches along a new first axis, in their order."""
+    return tree.map_structure(lambda *leaves: np.stack(leaves), *samples)
+
+
+def concatenate(samples: Sequence[ReplaySample]) -> ReplaySample:
+    """Joins batches of several workers along their first axis, in their order."""
+    return tree.map_structure(lambda *leaves: np.concatenate(leaves), *samples)

@@ -1,0 +1,72 @@
+"""What all clients and sources of replay share."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from framework.replay.contracts import ReplayClient, Source
+from framework.replay.types import PaddedSample, ReplaySample
+
+
+class BaseSource(Source):
+    """A `Source` of one client."""
+
+    _client: Any
+
+    def release(self, drawn: Any) -> None:
+        pass
+
+    def can_sample(self, table: str, n: int) -> bool:
+        return self._client.can_sample(table, n)
+
+    def close(self) -> None:
+        pass
+
+
+class BaseClient(ReplayClient):
+    """A `ReplayClient` whose methods call those of a `Table`, in this process or in the server's."""
+
+    def sample_batch(
+        self,
+        table: str,
+        batch_size: int,
+        timeout: float | None = None,
+        out: list[Any] | None = None,
+        pad: bool = False,
+    ) -> ReplaySample | PaddedSample:
+        with self._reader() as source:
+            sample, drawn = source.draw(table, batch_size, timeout, out, pad)
+            source.release(drawn)
+        return sample
+
+    def update_priorities(self, table: str, keys: Any, priorities: Any) -> None:
+        self._mutate(table, keys, priorities, ())
+
+    def mutate_priorities(
+        self, table: str, updates: Mapping[int, float] | None = None, deletes: Sequence[int] | None = None
+    ) -> None:
+        updates = updates or {}
+        self._mutate(table, list(updates.keys()), list(updates.values()), () if deletes is None else deletes)
+
+    def can_sample(self, table: str, n: int = 1) -> bool:
+        return bool(self._call_table(table, "can_sample", n))
+
+    def can_insert(self, table: str, n: int = 1) -> bool:
+        return bool(self._call_table(table, "can_insert", n))
+
+    def reset(self, table: str) -> None:
+        self._call_table(table, "reset")
+
+    def _reader(self) -> contextlib.AbstractContextManager[Source]:
+        """Lends a source for one batch."""
+        return contextlib.nullcontext(self.source())
+
+    def _mutate(self, table: str, keys: Any, priorities: Any, deletes: Any) -> None:
+        """Deletes the items `deletes`, then sets `priorities` of the items `keys`."""
+        self._call_table(table, "mutate", keys, priorities, deletes)
+
+    def _call_table(self, table: str, method: str, *arguments: Any) -> Any:
+        """Calls a method of a `Table`. Clients that override the methods that use it do not need it."""
+        raise NotImplementedError

@@ -1,0 +1,192 @@
+"""The settings of a program, in one dataclass for every reader.
+
+`make_program`, the workers in the nodes, the flags of `repertory train`, the presets and `docs/programs.md`
+read `RunConfig`. A new option is a field here and the line of code that uses it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from framework import config_checks
+from launch.engines.base import Resources
+
+Inference = Literal["local", "server", "alternating+server"]
+ReplayBackend = Literal["repertory", "reverb"]
+Stepping = Literal["auto", "inline", "vector", "processes"]
+
+_AT_LEAST_1 = (
+    *(
+        "num_actors",
+        "min_actors",
+        "envs_per_actor",
+        "num_learners",
+        "replay_shards",
+        "inference_nodes",
+        "inference_min_batch",
+        "inference_max_batch",
+    ),
+    *("max_env_steps", "max_learner_steps", "evaluate_period", "num_evaluation_episodes", "publish_period"),
+    "max_evaluation_steps",
+    *("update_period", "log_period", "learner_log_period", "checkpoint_period", "keep_checkpoints"),
+    "learner_threads",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig(config_checks.NamedFields):
+    """The settings of a program: its nodes, its length and its output.
+
+    Raises:
+      ValueError: A field has a wrong type or value, or contradicts another field. The text names the field.
+    """
+
+    # Folder of metrics and checkpoints. make_program continues the run that is in it, with its settings and
+    # perhaps new limits; repertory train does so with --resume instead.
+    directory: str | None = None
+    # Seed of all random numbers. On the serial engine the same seed gives the same run, bit for bit.
+    seed: int = 0
+
+    num_actors: int = 1  # Actor nodes. More collect faster while cores are free.
+    # Training continues with this many actors while others are lost or not started yet. None needs all.
+    min_actors: int | None = None
+    # Seconds with fewer actors than `min_actors` after which the run fails.
+    min_actors_timeout: float = 300.0
+    envs_per_actor: int = 1  # Environments that each actor steps as one batch.
+    num_learners: int = 1  # Learner nodes, each with its shard of every batch. Over 1 needs processes or ray.
+    replay_shards: int = 1  # Replay servers, each with an equal part of the items and of the actors.
+    # Nodes that serve the parameters to actors and evaluators instead of the learner. One for each machine
+    # with actors relieves the learner's machine. 0 makes none.
+    variable_sources: int = 0
+    stepping: Stepping = "auto"  # How an actor steps its envs. See `environments.make`.
+    # Keyword arguments of the environment, such as frame_skip=4 sticky_actions=0 life_loss_terminates=true.
+    environment_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    # Overrides of environment_options in evaluations. Without any, evaluations play whole games: options that
+    # end an episode at a lost life are off.
+    evaluation_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    # Wrappers of the environment, innermost first; the agent's own go around them. Names such as
+    # "StepLimit(limit=200)", or module:object.
+    wrappers: tuple[str, ...] = ()
+
+    # By group of nodes, fields of `launch.Resources`, such as learner.num_gpus=1 or actor.threads=2.
+    resources: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    # Torch threads of the learner. None is OMP_NUM_THREADS or 1, and on the serial engine one for each 50,000
+    # parameters of its networks, up to the number of cores.
+    learner_threads: int | None = None
+
+    # Where actions come from. local: each actor has the policy. server: one node acts for all actors.
+    # alternating+server: an actor steps one half of its envs while the node acts for the other half.
+    inference: Inference = "local"
+    inference_nodes: int = 1  # Inference nodes, each of which acts for an equal part of the actors.
+    inference_device: str = "cpu"  # Device of the inference nodes.
+    # Smallest batch of envs once `inference_timeout` has passed. A second after its first request, a batch
+    # runs whatever its size.
+    inference_min_batch: int = 1
+    inference_max_batch: int | None = None  # Largest batch of envs in one step of the policy. None: all.
+    inference_timeout: float = 0.001  # Seconds the first env of a batch waits for others.
+
+    max_env_steps: int | None = None  # Exact number of env steps of all actors together. None: no limit.
+    max_learner_steps: int | None = None  # Learner steps. None: no limit.
+    target_return: float | None = None  # Ends the program when an evaluation's mean return reaches it.
+
+    evaluate_period: int | None = 5_000  # Env steps between two evaluations. None makes no evaluator.
+    num_evaluation_episodes: int = 20  # Episodes of one evaluation, played greedily.
+    # Steps after which an evaluation cuts an episode that has not ended: its return is these steps'.
+    # Games of Atari have up to 27,000, at four frames a step. None waits for the end.
+    max_evaluation_steps: int | None = 10_000
+    # Learner steps between two versions of the parameters that actors can pull. With a max_policy_lag
+    # (PPO), 1.
+    publish_period: int = 10
+    # Steps of an actor with all its envs between two requests for newer parameters. With a max_policy_lag
+    # (PPO), actors ask before each unroll instead.
+    update_period: int = 10
+    log_period: int = 1_000  # Env steps of one actor between two of its rows of metrics.
+    learner_log_period: int = 500  # Learner steps between two rows of the learner.
+    # In addition to metrics.jsonl in `directory`: csv, tensorboard, wandb, terminal, or module:object.
+    loggers: tuple[str, ...] = ()
+    # Observers, such as ActionObserver, whose metrics of every episode join the rows; or module:object.
+    observers: tuple[str, ...] = ()
+
+    # Env steps between two checkpoints. None: only checkpoint_minutes.
+    checkpoint_period: int | None = 50_000
+    # Minutes between two checkpoints, if that is sooner than checkpoint_period. None: only that period.
+    checkpoint_minutes: float | None = 5.0
+    keep_checkpoints: int = 3  # Number of checkpoints kept. The end of a run always writes one.
+    replay_backend: ReplayBackend = "repertory"  # Implementation of the tables. reverb is dm-reverb.
+
+    def __post_init__(self) -> None:
+        if self.directory == "":
+            raise ValueError("directory: got '', expected a path or None. '.' is the current folder.")
+        if self.directory is not None:
+            object.__setattr__(self, "directory", path := os.path.abspath(self.directory))
+            if path.encode("utf-8", "replace") != os.fsencode(path):  # Torch writes no file there.
+                raise ValueError(
+                    f"directory: got {path!r}, expected a name in UTF-8. Rename or move the folder."
+                )
+        config_checks.types(self)
+        config_checks.at_least(self, 1, *_AT_LEAST_1)
+        config_checks.at_least(self, 0, "seed", "inference_timeout", "variable_sources")
+        config_checks.above(self, 0, "checkpoint_minutes", "min_actors_timeout")
+        config_checks.device(self, "inference_device")
+        known = [field.name for field in dataclasses.fields(Resources)]
+        for group, fields in self.resources.items():
+            config_checks.names(f"resources: {group}", fields, known)
+            try:
+                Resources(**fields)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"resources of group {group!r}: {error}") from error
+        if self.target_return is not None and self.evaluate_period is None:
+            raise ValueError(
+                f"target_return: got {self.target_return} without an evaluator, expected None. Give "
+                "evaluate_period (env steps)."
+            )
+        if self.min_actors is not None:
+            config_checks.ordered(self, "min_actors", "num_actors")
+        if self.num_actors % self.replay_shards:
+            raise ValueError(
+                f"replay_shards: got {self.replay_shards}, expected a divisor of num_actors "
+                f"({self.num_actors}), since each actor writes to one of them."
+            )
+        if self.replay_shards > 1 and self.replay_backend != "repertory":
+            raise ValueError(
+                f"replay_shards: got {self.replay_shards} with replay_backend {self.replay_backend!r}, "
+                "expected 1. Use the back end 'repertory'."
+            )
+        if self.inference == "alternating+server" and self.envs_per_actor < 2:
+            raise ValueError(
+                f"envs_per_actor: got {self.envs_per_actor}, expected at least 2, since inference "
+                f"{self.inference!r} divides an actor's envs in two."
+            )
+        if self.inference_nodes > 1 and self.inference == "local":
+            raise ValueError(
+                f"inference_nodes: got {self.inference_nodes} with inference {self.inference!r}, expected 1. "
+                "Use inference 'server'."
+            )
+        if self.num_actors % self.inference_nodes:
+            raise ValueError(
+                f"inference_nodes: got {self.inference_nodes}, expected a divisor of num_actors "
+                f"({self.num_actors}), since each actor uses one of them."
+            )
+        missing = self.num_actors - (self.min_actors or self.num_actors)
+        served = max(1, self.num_actors // self.inference_nodes - missing) * self.envs_per_actor
+        if self.inference_min_batch > served:
+            raise ValueError(
+                f"inference_min_batch: got {self.inference_min_batch}, expected at most the envs of "
+                f"{'the program' if self.inference_nodes == 1 else 'an inference node'}, {served}"
+                f"{f' with min_actors {self.min_actors}' if missing else ''}."
+            )
+        if self.inference_max_batch is not None:
+            config_checks.ordered(self, "inference_min_batch", "inference_max_batch")
+
+    @property
+    def num_envs(self) -> int:
+        """Environments of the whole program."""
+        return self.num_actors * self.envs_per_actor
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """What ends the run, by the names of the fields."""
+        return {name: getattr(self, name) for name in ("max_env_steps", "max_learner_steps", "target_return")}

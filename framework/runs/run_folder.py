@@ -1,0 +1,474 @@
+"""The folder of a run, and its files."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+import framework
+import launch
+from framework import core, specs
+from framework.checkpoints import Checkpointer, CheckpointError, CheckpointReader, package_versions
+from framework.environments.suites import SUITES
+from framework.loggers.files import read_jsonl
+from framework.objects import load_object, target_of
+from framework.runs import config_file, trust
+from framework.runs.callbacks import Callback
+from framework.runs.registry import describe_agent, find_agent
+from framework.runs.run_config import RunConfig
+from framework.runs.run_lock import RunError as RunError
+from framework.runs.run_lock import RunLock, unwritable
+
+FORMAT = 3
+#: The settings that may differ when a run continues, beside its engine and its restarts.
+MAY_CHANGE = ("max_env_steps", "max_learner_steps", "target_return", "device", "inference_device")
+_UNRECORDED = "not recorded"
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFolder:
+    """The files of one run. A program with a directory writes `config.yaml` when it starts.
+
+    ```python
+    folder = RunFolder.describe(agent, "gymnasium:CartPole-v1", config, spec)
+    folder.record()
+    with folder.lock.held():                    # one process at a time
+        ...
+    agent = RunFolder.open(path).make_agent(allow=("my_agents",))
+    ```
+
+    Attributes:
+      agent: the agent's name, or `module:object`.
+      agent_config: the fields of its config; empty if it has no config.
+      environment: its name, or `module:function`; None if the factory cannot be imported again.
+      config: the settings of the program.
+      environment_spec: the specs of the environment as text, to detect a changed environment.
+      networks_fn: the agent's, as `module:function`; None without one, empty if it cannot be imported again.
+      engine: the engine that runs the program.
+      restarts: how often each node may fail and be restarted.
+    """
+
+    agent: str
+    agent_config: Mapping[str, Any]
+    environment: str | None
+    config: RunConfig
+    environment_spec: str
+    networks_fn: str | None = None
+    engine: str = "processes"
+    restarts: int = 0
+
+    @property
+    def path(self) -> Path:
+        """The folder."""
+        assert self.config.directory is not None
+        return Path(self.config.directory)
+
+    @property
+    def quoted(self) -> str:
+        """The path of the folder, for the command line of a shell."""
+        return shlex.quote(str(self.path))
+
+    @property
+    def lock(self) -> RunLock:
+        """The lock of the folder."""
+        return RunLock(self.path)
+
+    @property
+    def environment_name(self) -> str:
+        """The environment's name, for output."""
+        return self.environment or "an environment of its own"
+
+    @property
+    def metrics(self) -> Path:
+        """The file with the rows of metrics."""
+        return self.path / "metrics.jsonl"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Reads the rows of metrics; none if nothing was written yet."""
+        return list(read_jsonl(self.metrics)) if self.metrics.exists() else []
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether rows of metrics were written. Does not read them."""
+        return self.metrics.exists() and self.metrics.stat().st_size > 0
+
+    @property
+    def checkpointer(self) -> Checkpointer:
+        """The checkpoints of the run."""
+        return Checkpointer(self.path / "checkpoints", keep=self.config.keep_checkpoints)
+
+    @classmethod
+    def describe(
+        cls,
+        agent: core.Agent,
+        environment: str | Callable[..., Any],
+        config: RunConfig,
+        spec: specs.EnvironmentSpec,
+    ) -> RunFolder:
+        """The run of `agent` in `environment`. Writes nothing."""
+        name, fields = describe_agent(agent)
+        plain = json.loads(json.dumps(fields, default=_plain))
+        if not isinstance(environment, str):
+            target = target_of(environment) or ""
+            environment = "" if target.partition(":")[0] in SUITES else target
+        # Equal for equal environments.
+        described = f"observations: {spec.observations!r}; actions: {spec.actions!r}"
+        networks_fn = None
+        if agent.networks_fn is not None and not agent.made_by:  # What made the agent makes it again.
+            networks_fn = target_of(agent.networks_fn) or ""
+        return cls(name, plain, environment or None, config, described, networks_fn)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> RunFolder:
+        """Reads a run's `config.yaml`. Raises RunError if the file is missing or invalid."""
+        file = Path(path) / "config.yaml"
+        try:
+            content = config_file.read(file)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise RunError(
+                f"{path} is not a run: it has no config.yaml. Give the directory of a program that has run."
+            ) from error
+        except (OSError, ValueError) as error:
+            raise RunError(f"{file} cannot be read: {error}") from error
+        try:
+            recorded = content.pop(config_file.RECORDED)
+            if recorded["format"] != FORMAT:
+                raise RunError(
+                    f"{file} has format {recorded['format']}; this version reads format {FORMAT}. "
+                    "Use the version that wrote it (see versions in the file)."
+                )
+            own = {name: content.pop(name) for name in ("agent", "environment", "engine", "restarts")}
+            content.pop("inference_messages", None)  # A setting of version 0.2 that changed no result.
+            if content.get("inference") == "alternating":  # So did this value.
+                content["inference"] = "local"
+            fields = [field.name for field in dataclasses.fields(RunConfig) if field.name in content]
+            settings = {name: content.pop(name) for name in fields}
+            settings["directory"] = os.fspath(path)
+            config = config_file.from_plain(RunConfig(), settings, str(file))
+            own["environment_spec"] = recorded["environment_spec"]
+            own["networks_fn"] = recorded.get("networks_fn")
+            content.update(recorded.get("agent_config", {}))
+        except KeyError as error:
+            raise RunError(f"{file} has no entry {error}; it was altered.") from error
+        except ValueError as error:
+            raise RunError(str(error)) from error
+        return cls(agent_config=content, config=config, **own)
+
+    def restore(self, which: str | int | os.PathLike[str] | None = None) -> CheckpointReader:
+        """Opens a checkpoint, as `Checkpointer.restore` does. Raises RunError with the run's own advice."""
+        try:
+            return self.checkpointer.restore(which)
+        except CheckpointError as error:
+            names = ", ".join(path.name for path in self.checkpointer.checkpoints())
+            if names:
+                raise RunError(f"{error} Choose another with --checkpoint: {names}.") from error
+            pid = self.lock.pid()
+            if pid not in (None, os.getpid()):
+                raise RunError(
+                    f"{self.path} has no checkpoint yet, and process {pid} trains in it. Wait for the first "
+                    f"one, or stop the run, which writes one: repertory stop {self.quoted}"
+                ) from error
+            raise RunError(str(error)) from error
+
+    def record(self, engine: str | None = None) -> None:
+        """Writes `config.yaml` with the node's engine unless it is equal. Keeps the recorded restarts.
+
+        If the run is interrupted from now on, it has no result, so an earlier end's goes.
+        """
+        (self.path / "result.json").unlink(missing_ok=True)
+        new, engine = self, engine or launch.get_node_context().engine
+        if (self.path / "config.yaml").exists():
+            known = RunFolder.open(self.path)
+            new = dataclasses.replace(self, engine=engine, restarts=known.restarts)
+            if _as_text(known) == _as_text(new):
+                return
+        dataclasses.replace(new, engine=engine).save()
+
+    def save(self) -> None:
+        """Makes the folder and writes `config.yaml`. Raises RunError if it cannot be written.
+
+        The command, time and versions of the first start stay; later starts' follow in `resumed`.
+        """
+        start: dict[str, Any] = {
+            "command": shlex.join(sys.argv),
+            "started_at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "versions": package_versions(),
+            "git_commit": git_commits(),
+        }
+        file = self.path / "config.yaml"
+        if file.exists():
+            before = config_file.read(file)[config_file.RECORDED]
+            start = {**{name: before[name] for name in start}, "resumed": [*before.get("resumed", []), start]}
+        settings = {name: getattr(self, name) for name in ("agent", "environment", "engine", "restarts")}
+        settings |= dataclasses.asdict(self.config)
+        # Fields of the agent's config with the names of other settings.
+        hidden = {name: value for name, value in self.agent_config.items() if name in settings}
+        del settings["directory"]  # The folder may be moved.
+        content = {
+            **settings,
+            **{name: value for name, value in self.agent_config.items() if name not in hidden},
+            config_file.RECORDED: {
+                "format": FORMAT,
+                "environment_spec": self.environment_spec,
+                "networks_fn": self.networks_fn,
+                **({"agent_config": hidden} if hidden else {}),
+                **start,
+            },
+        }
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            config_file.write(file, json.loads(json.dumps(content, default=_plain)))
+        except OSError as error:
+            raise unwritable(self.path, error, file) from error
+
+    def check_same(self) -> None:
+        """Raises RunError if the folder holds a run of another agent, environment, or other settings."""
+        if not (self.path / "config.yaml").exists():
+            return
+        known = RunFolder.open(self.path)
+        if known.agent != self.agent:
+            raise RunError(
+                f"{self.path} is a run of {known.agent!r}, not of {self.agent!r}. Use another folder."
+            )
+        if known.environment_spec != self.environment_spec:
+            raise RunError(
+                f"{self.path}: the environment {self.environment!r} is not the one that the run was trained "
+                f"in. It was:\n  {known.environment_spec}\nand now is:\n  {self.environment_spec}\n"
+                "Install the version of it that config.yaml names, or start a new run."
+            )
+        if known.environment != self.environment and _has_suite(known) and _has_suite(self):
+            raise RunError(
+                f"{self.path} is a run in {known.environment!r}, not in {self.environment!r}. Use another "
+                "folder."
+            )
+        if self.has_rows or self.checkpointer.latest() is not None:  # Else it left nothing to continue.
+            parts = [
+                (dataclasses.asdict(run.config), run.agent_config, {"networks_fn": run.networks_fn})
+                for run in (known, self)
+            ]
+            changed = "; ".join(filter(None, map(_changed, *parts)))
+            if changed:
+                raise RunError(keeps_settings(self.path, changed, "Restore them, or give another directory."))
+
+    def check_limits(self, reader: CheckpointReader) -> None:
+        """Raises RunError if the run has no steps left after a checkpoint."""
+        counts = reader.state("counter")["counts"] if "counter" in reader.names else {}
+        has_ended = (self.path / "result.json").exists()
+        for kind, made in (("env", reader.step), ("learner", counts.get("learner_steps", 0))):
+            limit = getattr(self.config, f"max_{kind}_steps")
+            # A run without a result was interrupted in its last evaluation, which it repeats now.
+            if limit is not None and (made > limit or (made == limit and has_ended)):
+                raise RunError(
+                    f"{self.path} has made {made:,} {kind} steps, and its limit is {limit:,}. Give it more: "
+                    f"--max-{kind}-steps {2 * made} (RunConfig.max_{kind}_steps)."
+                )
+
+    def check_exact(self, reader: CheckpointReader) -> None:
+        """Raises RunError if the run ended on the engine `serial`, and is to go on there with other limits.
+
+        At its end a run cuts the last grants of steps, and the learner draws the last samples. It would
+        therefore not go on as a run that had the new limits from the beginning.
+        """
+        ended_at = reader.manifest.get("note", {}).get("ended_at", {})
+        changed = differences(ended_at, {name: self.config.limits[name] for name in ended_at})
+        if changed:
+            raise RunError(
+                f"{self.path}: {changed}. A run that has ended on engine 'serial' is not extended there, "
+                "because it would not be the run that had these limits from the beginning. Start a new run "
+                "with them; or go on with this one, not exactly, on another engine, such as 'threads'."
+            )
+
+    def write_json(self, name: str, content: Any) -> None:
+        """Writes one file of the folder. Replaces an old file atomically."""
+        config_file.replace(self.path / name, json.dumps(content, indent=1) + "\n")
+
+    def with_device(self, device: str) -> RunFolder:
+        """The run with its learner on `device`; the same run if its agent's config has no `device`."""
+        if "device" not in self.agent_config:
+            return self
+        return dataclasses.replace(self, agent_config={**self.agent_config, "device": device})
+
+    def check_names(self, allow: Collection[str]) -> None:
+        """Raises RunError if the run names code that is not registered; see `framework.runs.trust`.
+
+        Args:
+          allow: modules whose objects it may name.
+        """
+        own: dict[str, Any] = {
+            "agent": self.agent,
+            "environment": self.environment,
+            "networks_fn": self.networks_fn,
+        }
+        try:
+            trust.check({"agent_config": self.agent_config, **dataclasses.asdict(self.config), **own}, allow)
+        except ValueError as error:
+            raise RunError(f"{self.path}: {error}") from error
+
+    def make_agent(self, allow: Collection[str] = ()) -> core.Agent:
+        """The agent as configured in the run. Nothing is imported if one of the run's names is refused.
+
+        Args:
+          allow: modules whose objects the run may name; see `check_names`.
+
+        Raises:
+          RunError: The agent cannot be found, or the run names code of other modules.
+        """
+        self.check_names(allow)
+        try:
+            entry = find_agent(self.agent)
+            config = entry.make_config()
+            if not self.agent_config:
+                return entry.make()
+        except (ValueError, TypeError) as error:
+            raise RunError(f"{self.path}: {error}") from error
+        for name, value in self.agent_config.items():
+            if isinstance(value, dict) and _UNRECORDED in value:
+                raise RunError(
+                    f"{self.path}: {name} of {self.agent!r} was {value[_UNRECORDED]}, which config.yaml "
+                    "cannot hold. Use numbers, strings, None, and tuples of them in the agent's config."
+                )
+        try:
+            config = config_file.from_plain(config, self.agent_config, f"{self.path}/config.yaml")
+        except ValueError as error:
+            raise RunError(str(error)) from error
+        agent = entry.make(config)
+        if self.networks_fn is not None:
+            agent.networks_fn = self._networks_fn()
+        return agent
+
+    def _networks_fn(self) -> core.NetworksFn:
+        if not self.networks_fn:
+            raise RunError(
+                f"{self.path}: its networks_fn was a function that cannot be imported by name. Give the "
+                "agent a function of a module."
+            )
+        try:
+            networks_fn: core.NetworksFn = load_object(self.networks_fn)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise RunError(f"{self.path}: networks_fn {self.networks_fn!r}: {error}") from error
+        return networks_fn
+
+    def environment_factory(self) -> str:
+        """The argument of `environments.make`. Raises RunError if it was a factory that has no name."""
+        if self.environment is None:
+            raise RunError(
+                f"{self.path}: its environment was a function that cannot be imported by name. Give "
+                "make_program the environment's name, or a function of a module."
+            )
+        for field in ("environment_options", "evaluation_options"):
+            for name, value in getattr(self.config, field).items():
+                if isinstance(value, dict) and _UNRECORDED in value:
+                    raise RunError(
+                        f"{self.path}: {field}: {name} was {value[_UNRECORDED]}, which config.yaml "
+                        "cannot hold. Use numbers, strings, None, and lists of them."
+                    )
+        return self.environment
+
+    @contextlib.contextmanager
+    def begun(self) -> Iterator[None]:
+        """Removes a new `config.yaml` if the run ends before its first row and checkpoint.
+
+        The start has failed then, and the folder does not hold a run. The logs stay.
+        """
+        file = self.path / "config.yaml"
+        is_new = not file.exists()
+        try:
+            yield
+        finally:
+            made = self.has_rows or (self.path / "result.json").exists() or self.checkpointer.checkpoints()
+            if is_new and not made:
+                with contextlib.suppress(OSError):  # The error of the run is the one to report.
+                    file.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def continuing(self) -> Iterator[IO[str]]:
+        """As `RunLock.held`, if the run is new or has steps left."""
+        with self.lock.held() as file:
+            reader = self.checkpointer.newest_intact()
+            if reader is not None:
+                self.check_limits(reader)
+            yield file
+
+
+class RecordRun(Callback):
+    """Writes the settings of a resumed run with its first row. An attempt that fails earlier keeps them."""
+
+    def __init__(self, run: RunFolder):
+        self._run: RunFolder | None = run
+
+    def on_row(self, label: str, row: dict[str, Any], snapshot: dict[str, Any]) -> None:
+        if self._run is not None:
+            self._run.record()
+            self._run = None
+
+
+def differences(expected: Mapping[str, Any], got: Mapping[str, Any]) -> str:
+    """Which settings differ, as in `learning_rate: got 0.01, expected 0.001`; empty if none does."""
+    names = [name for name in {**expected, **got} if expected.get(name) != got.get(name)]
+    return "; ".join(f"{name}: got {got.get(name)!r}, expected {expected.get(name)!r}" for name in names)
+
+
+def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """The `differences` that a run that continues may not have, as far as `config.yaml` can hold them."""
+    plain = [json.loads(json.dumps(of, default=_plain)) for of in (old, new)]
+    both = [{name: of[name] for name in old if name in new} for of in plain]
+    names = [name for name in both[0] if _UNRECORDED not in json.dumps([of[name] for of in both])]
+    kept = [name for name in names if name not in (*MAY_CHANGE, "directory")]
+    return differences(*({name: of[name] for name in kept} for of in both))
+
+
+def keeps_settings(path: Path, changed: str, advice: str) -> str:
+    """The error for a run in `path` that is to continue with the `differences` in `changed`."""
+    may = f"{', '.join(MAY_CHANGE)}, engine, and restarts"
+    return f"{path}: {changed}. A run that continues keeps its settings, except for {may}. {advice}"
+
+
+def changed_settings(directory: str | os.PathLike[str], agent: core.Agent) -> str:
+    """Which settings of `agent` differ from the run's in `directory`; empty if none does."""
+    _, fields = describe_agent(agent)
+    plain = json.loads(json.dumps(fields, default=_plain))
+    return differences(RunFolder.open(directory).agent_config, plain)
+
+
+def _has_suite(run: RunFolder) -> bool:
+    """Whether the name of the environment says which it is. A function or an address may be another now."""
+    name = run.environment or ""
+    return name.partition(":")[0] in SUITES and "://" not in name
+
+
+def _as_text(run: RunFolder) -> str:
+    return json.dumps(dataclasses.asdict(run), default=_plain, sort_keys=True)
+
+
+def _plain(value: Any) -> Any:
+    """Converts a numpy number to a Python number, and a value that JSON cannot hold to its name."""
+    return value.item() if isinstance(value, np.generic) else {_UNRECORDED: repr(value)}
+
+
+def git_commits() -> dict[str, str]:
+    """The git commits of Repertory and of the working folder, with `-dirty` after uncommitted changes."""
+    commits = {}
+    for name, folder in (("repertory", Path(framework.__path__[0])), ("working_folder", Path.cwd())):
+        try:
+            if name == "repertory":  # It may be in an environment within another repository.
+                _git(folder, "ls-files", "--error-unmatch", "__init__.py")
+            commits[name] = _git(folder, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+        except (OSError, subprocess.SubprocessError):
+            continue  # No git, or no checkout: an installed package has only a version.
+    return commits
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()

@@ -1,0 +1,468 @@
+"""The services of a program, which its workers call: the counter, the monitor and the checkpointer."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import os
+import shutil
+import threading
+import time
+from collections import Counter as Counts
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import launch
+from framework.checkpoints import Checkpointer, CheckpointError, CheckpointReader, Part, torch_part
+from framework.core import Saveable
+from framework.loggers import Logger
+from framework.loggers.base import close_logger
+from framework.replay.checkpointers import DefaultCheckpointer
+from framework.runs.callbacks import Callback
+from framework.runs.run_config import RunConfig
+
+_STEPS = "env_steps"  # The count to which `Counter.grant` adds spent steps.
+PROGRAM = "program"  # The part of a checkpoint that `Snapshot` writes.
+_LOG = logging.getLogger(__name__)
+
+
+class Counter(Saveable[dict[str, Any]]):
+    """Named counts and a budget of env steps, safe to use from any thread.
+
+    An actor requests steps before it takes them, so that all actors together stop at exactly `max_steps`:
+
+    ```python
+    granted = counter.grant("actor-0", 256)
+    while granted:
+        ...                                               # take `granted` env steps
+        granted = counter.grant("actor-0", 256, spent=granted)
+    ```
+
+    Args:
+      max_steps: the budget of env steps for `grant`. None is no limit.
+    """
+
+    def __init__(self, max_steps: int | None = None):
+        if max_steps is not None and max_steps < 0:
+            raise ValueError(f"max_steps: got {max_steps}, expected at least 0, or None for no limit.")
+        self.max_steps = max_steps
+        self._changed = threading.Condition()
+        self._counts: Counts[str] = Counts()
+        self._grants: dict[str, int] = {}
+        self._settled: set[str] | None = None  # Actors that have reported since `restore`; None without one.
+        self._released: set[str] = set()  # Actors that lost their grant and have not reported since.
+        self._lives: dict[str, str] = {}  # By actor, if it names its life.
+        self._lost_lives: set[str] = set()
+        self._refused: set[str] = set()  # Actors whose last request got nothing: they stop.
+        self._interrupted = False
+
+    def increment(self, **counts: int) -> dict[str, int]:
+        """Adds to the named counts and returns all of them."""
+        with self._changed:
+            self._counts.update(counts)
+            self._changed.notify_all()
+            return dict(self._counts)
+
+    def get_counts(self) -> dict[str, int]:
+        """All counts."""
+        with self._changed:
+            return dict(self._counts)
+
+    def grant(
+        self, who: str, n: int, spent: int = 0, life: str = "", holds: bool = False, **counts: int
+    ) -> int:
+        """Grants `who` up to `n` more steps of the budget; 0 when all steps are spent or granted.
+
+        The sum of all `spent` never exceeds `max_steps`. `grant(who, 0, spent)` only reports.
+
+        Args:
+          who: name of the actor, the same after a restart.
+          n: number of requested steps.
+          spent: number of steps taken from the last grant. The unspent rest of that grant returns to the
+            budget, so an actor that died during a grant requests a new one. The first report of each `who`
+            after `restore` is accepted without a grant, up to the budget, because the restarted counter does
+            not know the grant.
+          life: differs after each restart of `who`. A life that `release` ended gets no new grant.
+          holds: whether nothing is counted if the answer is 0. `who` then still has something to do before
+            its last steps count, and reports them again: evaluators and the end of the program wait for that.
+          counts: further counts of these steps, as for `increment`.
+        """
+        if n < 0 or spent < 0:
+            raise ValueError(f"grant({who!r}): got n={n} and spent={spent}, expected at least 0 for both.")
+        with self._changed:
+            held = self._grants.get(who, 0)
+            limit = math.inf if self.max_steps is None else self.max_steps
+            left = limit - self._counts[_STEPS] - sum(self._grants.values()) + held
+            if life in self._lost_lives:  # A late report. A grant belongs to the next life.
+                spent = int(max(0, min(spent, left - held)))
+                self._counts.update({**counts, _STEPS: spent})
+                self._changed.notify_all()
+                return 0
+            if life:
+                self._lives[who] = life
+            is_new = self._settled is not None and who not in self._settled
+            if is_new or who in self._released:
+                self._released.discard(who)
+                if self._settled is not None:
+                    self._settled.add(who)
+                spent = int(max(0, min(spent, left)))
+            elif spent > held:
+                raise ValueError(
+                    f"grant({who!r}): spent {spent} steps but holds a grant of {held}; ask for steps before "
+                    "taking them."
+                )
+            granted = int(max(0, min(n, left - spent)))
+            keeps = holds and not granted
+            if (spent or counts) and not keeps:
+                self._counts.update({**counts, _STEPS: spent})
+                self._changed.notify_all()
+            self._grants[who] = spent if keeps else granted
+            if granted:
+                self._refused.discard(who)
+            elif n and not life:  # An actor with a life waits for steps that a lost one leaves.
+                self._refused.add(who)
+            return granted
+
+    def release(self, who: str) -> None:
+        """Returns the grant of `who`, which is lost, to the budget.
+
+        If it is still there, its next report is accepted without a grant, up to the budget.
+        """
+        with self._changed:
+            if who in self._lives:
+                self._lost_lives.add(self._lives.pop(who))
+            self._refused.discard(who)
+            if self._grants.pop(who, None) is not None:
+                self._released.add(who)
+                self._changed.notify_all()
+
+    def wait_for_steps(self, timeout: float) -> bool:
+        """Waits until there are steps to grant or all are spent, at most `timeout` seconds.
+
+        Returns:
+          False if all steps are spent.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._interrupted or self.ungranted() or not self.remaining(), timeout
+            )
+            return self.remaining() != 0
+
+    def ungranted(self) -> int | None:
+        """Steps of the budget that are neither spent nor granted; None without a budget."""
+        with self._changed:
+            remaining = self.remaining()
+            return None if remaining is None else remaining - sum(self._grants.values())
+
+    def is_ending(self) -> bool:
+        """Whether an actor has stopped or will: no step is left to grant, or was when it last asked.
+
+        Later a few steps may return from a grant whose rest another actor does not need.
+        """
+        with self._changed:
+            return bool(self._refused) or self.ungranted() == 0
+
+    def granted(self) -> int:
+        """Steps that are granted and not reported as spent."""
+        with self._changed:
+            return sum(self._grants.values())
+
+    def remaining(self) -> int | None:
+        """Steps of the budget that are not spent, including granted ones; None without a budget.
+
+        A run that was resumed with a limit below its steps has none left.
+        """
+        with self._changed:
+            return None if self.max_steps is None else max(0, self.max_steps - self._counts[_STEPS])
+
+    def wait_for(self, name: str, value: int, timeout: float | None = None) -> bool:
+        """Blocks until the count `name` is at least `value`.
+
+        Returns:
+          True if it is; False after `timeout` seconds (None: no limit) or after `interrupt`.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._interrupted or self._counts[name] >= value, timeout)
+            return self._counts[name] >= value
+
+    def interrupt(self) -> None:
+        """Ends every current and future `wait_for`. For the stop handlers of a program."""
+        with self._changed:
+            self._interrupted = True
+            self._changed.notify_all()
+
+    def save(self) -> dict[str, Any]:
+        """The counts. Grants are not saved: their unspent steps return to the budget after a restore."""
+        return {"counts": self.get_counts()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        with self._changed:
+            self._counts = Counts(state["counts"])
+            self._grants, self._settled = {}, set()
+            self._refused = set()
+            self._changed.notify_all()
+
+
+class Monitor:
+    """Writes the rows of all nodes to the logger, keeps the newest for `snapshot`, and ends the program.
+
+    Args:
+      logger: takes the rows. None keeps them in memory only.
+      callbacks: called after rows, evaluations and checkpoints.
+      counter: the counter, whose counts are part of the snapshot.
+      resumed_at: env steps of the checkpoint from which the run continues with new episodes, for the
+        first row of each label; 0 if a run with rows begins again, and None if there were none.
+    """
+
+    def __init__(
+        self,
+        logger: Logger | None = None,
+        *,
+        callbacks: Sequence[Callback] = (),
+        counter: Any = None,
+        resumed_at: int | None = None,
+    ):
+        self._resumed_at = resumed_at
+        self.logger, self.callbacks, self._counter = logger, callbacks, counter
+        self._lock = threading.Lock()
+        self._calling = threading.Lock()  # Held during the calls of callbacks.
+        self._latest: dict[str, dict[str, Any]] = {}
+        self._started = time.monotonic()
+        self._result: dict[str, Any] | None = None
+        self._evaluated: dict[str, dict[str, Any]] = {}  # The last row of each evaluator that has finished.
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For `Snapshot`: the clock of another process starts elsewhere, and callbacks are the caller's."""
+        return {**vars(self), "callbacks": (), "_started": time.monotonic() - self._started}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _started=time.monotonic() - state["_started"])
+
+    def write(self, label: str, row: dict[str, Any], evaluation: bool = False) -> None:
+        """Takes one row (names to scalars) of `label`, such as `"actor-0"` or `"learner"`.
+
+        Args:
+          label: name of what writes.
+          row: the row.
+          evaluation: whether it is the result of an evaluation.
+        """
+        with self._lock:
+            if label == "learner":
+                actors = [other for name, other in self._latest.items() if name.startswith("actor-")]
+                stale = [other["acting_staleness"] for other in actors if "acting_staleness" in other]
+                if stale:
+                    row = {**row, "acting_staleness": sum(stale) / len(stale)}
+            if self._resumed_at is not None and label not in self._latest:
+                row = {**row, "resumed": True, "resumed_at": self._resumed_at}
+            self._latest[label] = {**self._latest.get(label, {}), **row}
+            if self.logger is not None:
+                self.logger.write({"label": label, **row, "time/wall_s": time.monotonic() - self._started})
+        if not self.callbacks:
+            return
+        snapshot = self.snapshot()
+        self._call(lambda callback: callback.on_row(label, row, snapshot))
+        if evaluation:
+            self._call(lambda callback: callback.on_evaluation(label, row))
+
+    def checkpointed(self, path: str) -> None:
+        """Takes the folder of a new checkpoint."""
+        self._call(lambda callback: callback.on_checkpoint(path))
+
+    def _call(self, event: Callable[[Callback], None]) -> None:
+        """Calls all callbacks. An error of one ends the program."""
+        with self._calling:
+            try:
+                for callback in self.callbacks:
+                    event(callback)
+            except Exception as error:
+                if launch.get_node_context().engine not in ("serial", "threads"):
+                    # Pickling drops its trace.
+                    _LOG.exception("A callback raised an error, which ends the program.")
+                launch.stop(error)
+
+    def snapshot(self) -> dict[str, Any]:
+        """The newest rows: `{"labels": {label: row}, "counts": …, "seconds": …, "result": …}`."""
+        with self._lock:
+            labels = {label: dict(row) for label, row in self._latest.items()}
+        return {
+            "labels": labels,
+            "counts": self._counter.get_counts() if self._counter is not None else {},
+            "seconds": time.monotonic() - self._started,
+            "result": self._result,
+        }
+
+    def finish(self, reason: str, numbers: dict[str, Any]) -> None:
+        """Ends the program with the result `{"reason": reason, **numbers}`. Only the first call counts."""
+        with self._lock:
+            if self._result is None:
+                self._result = {"reason": reason, **numbers}
+        launch.stop(self._result)
+
+    def finish_evaluation(self, name: str, row: dict[str, Any], evaluators: Sequence[str]) -> None:
+        """Ends the program when all `evaluators` have played their last evaluation.
+
+        The result has the numbers of the first of them, and the rows of the others under their names.
+        """
+        with self._lock:
+            self._evaluated[name] = row
+            if any(each not in self._evaluated for each in evaluators):
+                return
+            numbers = [dict(self._evaluated[each]) for each in evaluators or (name,)]
+        self.finish("max_env_steps", {**numbers[0], **dict(zip(evaluators[1:], numbers[1:], strict=True))})
+
+    def close(self) -> None:
+        """Flushes and closes the logger."""
+        if self.logger is not None:
+            close_logger(self.logger)
+
+
+class RunCheckpointer:
+    """Keeps the newest state of every part of a run and writes all parts as one checkpoint.
+
+    Workers `put` their state between steps and when they stop. The checkpointer asks the counter and the
+    replay servers when it writes. It closes after the workers and before replay, and then writes the last
+    checkpoint of a run, however the run ends.
+
+    Args:
+      config: the run's settings. Checkpoints go to `checkpoints/` in its directory.
+      counter: the counter, whose counts are part of every checkpoint. `env_steps` names the checkpoint.
+      monitor: takes the folder of each checkpoint.
+      replays: replay clients by part. Each server writes its own part.
+      learners: names of the learners, which `commit` periodic checkpoints.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        counter: Any,
+        monitor: Any = None,
+        replays: Mapping[str, Any] | None = None,
+        learners: Sequence[str] = (),
+    ):
+        self._config, self._checkpointer = config, run_checkpoints(config)
+        self._about: dict[str, Any] = {}  # The last checkpoint's note has this, too.
+        self._counter, self._monitor = counter, monitor
+        self._replays, self._learners = dict(replays or {}), frozenset(learners)
+        self._due: set[str] = set()  # Learners that have put their state for the next periodic checkpoint.
+        self._lock = threading.Lock()  # Guards the states; not held while a checkpoint is written.
+        self._writing = threading.Lock()
+        self._puts = self._saved_puts = 0
+        self._bytes: dict[str, Part] = {}
+        reader = self._checkpointer.newest_intact()
+        self._states: dict[str, Any] = {}
+        if reader is not None:
+            files = [name for name in reader.names if name != PROGRAM and reader.part(name).is_file()]
+            self._states = {name: reader.state(name) for name in files}
+
+    def get(self, part: str) -> Any:
+        """The newest state of `part`, from this run or from the checkpoint that it resumes; None without."""
+        with self._lock:
+            return self._states.get(part)
+
+    def put(self, part: str, state: Any) -> None:
+        """Takes the newest state of `part`: dicts, lists and tuples of tensors, arrays and scalars."""
+        with self._lock:
+            self._states[part] = state
+            self._puts += 1
+
+    def put_bytes(self, part: str, data: bytes) -> None:
+        """Adds a part to the next checkpoint only."""
+        with self._lock:
+            self._bytes[part] = data
+            self._puts += 1
+
+    def commit(self, reason: str, learner: str | None = None) -> str | None:
+        """Writes a checkpoint of all parts now and returns its folder; None if nothing has changed.
+
+        A call of one of several learners writes when the others have called too, so that their states are of
+        about the same time, or when that learner calls for the second time.
+        """
+        with self._writing:
+            with self._lock:
+                if learner is not None and learner not in self._due:
+                    self._due.add(learner)
+                    if self._learners - self._due:
+                        return None
+                self._due.clear()
+                states, puts = dict(self._states), self._puts
+                parts, self._bytes = self._bytes, {}
+            if puts == self._saved_puts:
+                return None
+            states["counter"] = self._counter.save()
+            parts.update((name, torch_part(state)) for name, state in states.items())
+            for name, replay in self._replays.items():
+                parts[name] = functools.partial(shutil.move, str(replay.checkpoint()))
+            # The steps of the saved state: replay may have taken long, and actors go on.
+            steps = int(states["counter"]["counts"].get(_STEPS, 0))
+            path = self._checkpointer.save(steps, parts, {"reason": reason, **self._about})
+            self._saved_puts = puts
+            if self._monitor is not None:
+                self._monitor.checkpointed(os.fspath(path))
+            return os.fspath(path)
+
+    def close(self) -> None:
+        """Writes the last checkpoint. On `serial`, a run at its end says under which limits it ended."""
+        if launch.get_node_context().engine == "serial":
+            limits = self._config.limits
+            if self._monitor is not None and self._monitor.snapshot()["result"] is not None:
+                self._about["ended_at"] = limits
+            elif self._counter.is_ending():  # It was interrupted, and goes on exactly to the same limit.
+                self._about["ended_at"] = {"max_env_steps": limits["max_env_steps"]}
+        self.commit("end of the run")
+
+
+def run_checkpoints(config: RunConfig) -> Checkpointer:
+    """The checkpoints of the run in `config.directory`."""
+    assert config.directory is not None
+    return Checkpointer(Path(config.directory) / "checkpoints", keep=config.keep_checkpoints)
+
+
+def make_counter(config: RunConfig) -> Counter:
+    """The run's counter, which continues from the newest intact checkpoint."""
+    counter = Counter(max_steps=config.max_env_steps)
+    launch.register_loss_handler(counter.release)
+    reader = newest_checkpoint(config)
+    if reader is not None and "counter" in reader.names:
+        counter.restore(reader.state("counter"))
+    return counter
+
+
+def replay_parts(name: str, shards: int) -> list[str]:
+    """The parts of a checkpoint that the servers of the replay `name` write."""
+    return [name] if shards == 1 else [f"{name}-{index}" for index in range(shards)]
+
+
+def replay_checkpointer(
+    config: RunConfig, name: str = "replay", index: int = 0, shards: int = 1
+) -> DefaultCheckpointer:
+    """The checkpointer of the server `index` of the run's replay `name`.
+
+    It writes a folder beside the run's checkpoints, and `RunCheckpointer` moves the folder into a checkpoint.
+    It restores the replay part of the newest intact checkpoint, so that all parts of a run come from the same
+    checkpoint.
+    """
+    assert config.directory is not None
+    parts = replay_parts(name, shards)
+    aside = Path(config.directory) / "checkpoints" / f".{parts[index]}"
+    shutil.rmtree(aside, ignore_errors=True)  # From a killed server; part of no checkpoint.
+    reader = newest_checkpoint(config)
+    kept = [] if reader is None else [part for part in reader.names if _is_part(part, name)]
+    if reader is not None and kept and sorted(kept) != sorted(parts):
+        raise CheckpointError(
+            f"replay_shards: got {shards}, expected {len(kept)}: the checkpoint {reader.path} has the parts "
+            f"{', '.join(kept)}. Resume the run with its number of shards."
+        )
+    part = reader.part(parts[index]) if reader is not None and kept else None
+    return DefaultCheckpointer(aside, fallback_checkpoint_path=part)
+
+
+def _is_part(part: str, name: str) -> bool:
+    return part == name or (part.startswith(f"{name}-") and part.removeprefix(f"{name}-").isdigit())
+
+
+def newest_checkpoint(config: RunConfig) -> CheckpointReader | None:
+    """The newest intact checkpoint of the run; None if there is none."""
+    return None if config.directory is None else run_checkpoints(config).newest_intact()

@@ -1,0 +1,21 @@
+"""What sits in the nodes of a program: workers, and the parts that they are made of."""
+
+from typing import TYPE_CHECKING
+
+from framework.lazy import exports
+
+if TYPE_CHECKING:
+    from framework.workers.budget import Budget as Budget
+    from framework.workers.collector import Collector as Collector
+    from framework.workers.collector import Steps as Steps
+    from framework.workers.gates import Gate as Gate
+    from framework.workers.report import Report as Report
+
+_MODULES = {
+    "Budget": "framework.workers.budget",
+    "Collector": "framework.workers.collector",
+    "Gate": "framework.workers.gates",
+    "Report": "framework.workers.report",
+    "Steps": "framework.workers.collector",
+}
+__getattr__, __dir__ = exports(__name__, _MODULES)

@@ -1,0 +1,155 @@
+"""The worker of an actor node: a collector behind gates."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from framework.replay.errors import ServerClosed
+from framework.replay.limiter_state import describe_tables
+from framework.workers.budget import Budget
+from framework.workers.collector import Collector, Turns, make_collector, make_served
+from framework.workers.gates import Gate, LostSteps
+from framework.workers.last_samples import LastSamples
+from framework.workers.lockstep import Lockstep, Unrolls
+from framework.workers.report import Report, RowSender
+from framework.workers.worker import ProgramWorker, Setup, environment_seed, is_elastic, prepare_process
+
+_SILENT_S = 60.0  # Wait for the source of parameters, which may be lost with its host for good.
+
+
+class ActorWorker(ProgramWorker):
+    """Acts for the B envs of one actor until the budget of env steps is spent.
+
+    One `step()` is one step of its collector, for which every gate must be open: the lockstep of an agent
+    with a limited policy lag, and the budget. When the budget is spent, other gates keep the actor from
+    ending too early.
+
+    Args:
+      setup: makes the environment, the networks, the policy and the adder.
+      replay: the replay client of the adder. None for an agent that stores nothing.
+      learner: the variable source. None for an agent without parameters.
+      counter: a client of the `Counter`, which grants and counts steps.
+      monitor: takes the rows of metrics.
+      checkpointer: keeps the state of the policy's random numbers. None keeps nothing.
+      name: name of the group of actors. This actor is `NAME-INDEX`.
+      index: index of this actor.
+      seed: seed of this actor, from which its environments and its policy derive their seeds; the
+        environments of a restored actor also from the steps that it has made.
+      inference: the inference server, for the modes that need one.
+      steps_name: name of the count of the learner's steps.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        *,
+        replay: Any,
+        learner: Any,
+        counter: Any,
+        monitor: Any,
+        checkpointer: Any = None,
+        name: str = "actor",
+        index: int = 0,
+        seed: int = 0,
+        inference: Any = None,
+        steps_name: str = "learner_steps",
+    ):
+        prepare_process(seed)
+        agent, config, own = setup.agent, setup.config, f"{name}-{index}"
+        self._replay, self._envs = replay, config.envs_per_actor
+        state = None if checkpointer is None else checkpointer.get(own)
+        life = uuid.uuid4().hex if is_elastic(config) else ""
+        turns = 2 if config.inference == "alternating+server" else 1
+        unrolls = None
+        if agent.max_policy_lag is not None and learner is not None:
+            unrolls = Unrolls.of(agent, config.num_actors, turns)
+        make_adder = lambda: None if replay is None else agent.make_adder(replay, setup.spec)  # noqa: E731
+        env_seed = environment_seed(seed, state)
+        if inference is None:
+            collector: Collector | Turns = make_collector(
+                setup, index, (seed, env_seed), learner, agent.make_policy, make_adder
+            )
+        else:
+            ahead = (lambda: True) if unrolls is None else unrolls.go_on
+            collector = make_served(setup, own, index, env_seed, inference, make_adder, ahead)
+        self._collector = collector
+        self._gates: list[Gate] = []  # Before a step.
+        self._exits: list[Gate] = []  # Before the end, when no steps are granted any more.
+        most = limit = None
+        if unrolls is not None:
+            # An elastic actor that fails is restarted, beside another source.
+            source = learner.with_timeout(_SILENT_S) if life else learner
+            self._gates.append(Lockstep(own, source, counter, collector, unrolls, life))
+            # Never enough for a whole unroll, half of whose steps may be resets, which cost nothing.
+            most = (agent.unroll_length - 2) // 2
+            if agent.episodes_per_batch is None:
+                # At most the rest of the unroll: a larger grant could take steps that other actors need to
+                # complete their unrolls at the end of the budget.
+                limit = lambda: unrolls.left * config.envs_per_actor // turns  # noqa: E731
+        if life:
+            self._exits.append(LostSteps(counter))
+        # Off-policy, or from a queue; with a limited policy lag, the lockstep waits for the last batch.
+        drains = unrolls is None and replay is not None and learner is not None
+        if drains:
+            self._exits.append(LastSamples(own, replay, counter, steps_name, collector))
+        holds = drains and not life  # Elastic actors wait for one another's steps to count.
+        self._budget = Budget(own, counter, self._envs, most=most, limit=limit, life=life, holds=holds)
+        self._gates.append(self._budget)
+        rows = RowSender(own, steps_name, counter, monitor, checkpointer)
+        self._report = Report(setup, collector, self._budget, rows, state)
+        self._started = False
+
+    def ready(self) -> bool:
+        if self._finished or not self._collector.ready():
+            return False
+        for gate in self._gates:  # noqa: SIM110  # `all` takes twice as long, which counts at every step.
+            if not gate.ready():
+                return False
+        return True
+
+    def why_not_ready(self) -> str:
+        """The text that the serial engine prints in a deadlock."""
+        if not self._collector.ready():
+            return (
+                "its adder waits until replay accepts the items of a step of its "
+                f"{self._envs} envs: {describe_tables(self._replay)}. Use fewer envs, or a rate limiter with "
+                "a larger buffer."
+            )
+        return next((gate.why() for gate in self._gates if not gate.ready()), "")
+
+    def step(self) -> None:
+        if not self._started:  # The constructor is too early: the learner may not have started yet.
+            self._started = True
+            self._collector.update()
+        for gate in self._gates:
+            if not gate.open():
+                if gate is self._budget and all(each.open() for each in self._exits):
+                    self._finish()
+                return  # The caller checks for a stop of the program, and calls again.
+        steps = self._collector.step(self._budget.left)
+        for gate in self._gates:
+            gate.took(steps)
+        self._report.took(steps)
+
+    def recover(self, error: ServerClosed) -> bool:
+        """Continues with new adders and episodes; False if the server did not restart, or was stopped."""
+        return self._collector.recover(error)
+
+    def close(self) -> None:
+        """Reports the last counts, saves the state for the last checkpoint, and closes the environments."""
+        if not self._finished:
+            self._finish()
+        self._collector.close()
+
+    def save(self) -> dict[str, Any]:
+        """See `Report.save`."""
+        return self._report.save()
+
+    def _finish(self) -> None:
+        self._finished = True
+        # Items that a rate limiter refuses now stay out: no learner samples any more.
+        self._report.dropped_items += self._collector.close_adder(timeout=0.2)
+        for gate in self._gates:
+            gate.end()
+        self._report.end()

@@ -1,0 +1,105 @@
+"""The inference node of a program: an inference server with parameters, metrics and checkpoints."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import launch
+from framework.actors.inference_server import InferenceServer
+from framework.devices import check_visible
+from framework.variables import VariableClient
+from framework.workers.worker import Setup, prepare_process, seeded
+
+_SAVE_EVERY = 1000  # Batches between two saves of the random state.
+
+
+class InferenceWorker(InferenceServer):
+    """Owns and updates the parameters for acting, and logs the sizes of its batches.
+
+    Args:
+      setup: makes the networks and the policy. With a `max_policy_lag`, the actors request newer parameters,
+        and `update_period` has no effect.
+      learner: the variable source. None for an agent without parameters.
+      monitor: takes the rows of metrics.
+      checkpointer: keeps the state of the policy's random choices. None keeps nothing.
+      name: label of its rows.
+      seed: seed of the policy's random choices.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        *,
+        learner: Any,
+        monitor: Any,
+        checkpointer: Any = None,
+        name: str = "inference",
+        seed: int = 0,
+    ):
+        prepare_process(seed)
+        agent, spec, config = setup.agent, setup.spec, setup.config
+        device = check_visible("inference_device", config.inference_device)
+        with seeded(seed):
+            networks = agent.make_networks(spec).to(device)
+        policy = agent.make_policy(networks)
+        engine = launch.get_node_context().engine
+        variables = None
+        if learner is not None:
+            variables = VariableClient(learner, networks, policy, config.update_period)
+        super().__init__(
+            policy,
+            spec,
+            config.num_envs // config.inference_nodes,
+            variables=variables,
+            updates=agent.max_policy_lag is None,
+            min_batch=config.inference_min_batch,
+            max_batch=config.inference_max_batch,
+            timeout=config.inference_timeout,
+            concurrent=engine != "serial",
+            shared_memory=engine == "processes",
+            on_batch=self._count,
+            on_failure=launch.make_failure_handler(),
+        )
+        policy.seed(seed)  # As an actor with its own policy does.
+        self._monitor, self._checkpointer, self._name = monitor, checkpointer, name
+        self._log_period = config.log_period
+        self._rows = self._batches = 0
+        state = checkpointer.get(name) if checkpointer is not None else None
+        if state is not None:
+            self._rows, self._batches = int(state["rows"]), int(state["batches"])
+            self.restore(state)
+        self._logged = (self._rows, self._batches, time.perf_counter())
+        launch.register_stop_handler(self.stop_waiting)
+
+    def save(self) -> dict[str, Any]:
+        return {**super().save(), "rows": self._rows, "batches": self._batches}
+
+    def close(self) -> None:
+        """Saves the state for the last checkpoint and closes the server."""
+        super().close()
+        if self._rows > self._logged[0]:
+            self._log()
+        if self._checkpointer is not None:
+            self._checkpointer.put(self._name, self.save())
+
+    def _count(self, rows: int) -> None:
+        self._rows += rows
+        self._batches += 1
+        if self._rows - self._logged[0] >= self._log_period:
+            self._log()
+        if self._checkpointer is not None and self._batches % _SAVE_EVERY == 0:
+            self._checkpointer.put(self._name, self.save())
+
+    def _log(self) -> None:
+        now = time.perf_counter()
+        rows, batches = self._rows - self._logged[0], self._batches - self._logged[1]
+        row = {
+            "steps": self._rows,
+            "rows_per_batch": rows / batches,
+            "variables_version": self.version,
+            "time/batches_per_s": batches / max(now - self._logged[2], 1e-9),
+            "time/acting_s": self.take_seconds(),
+        }
+        self._logged = (self._rows, self._batches, now)
+        self._monitor.write(self._name, row)

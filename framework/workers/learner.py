@@ -1,0 +1,366 @@
+"""A learner in a program: it counts its steps, and publishes, logs and saves when that is due."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any, SupportsFloat
+
+import numpy as np
+import torch
+
+import launch
+from framework import core
+from framework.replay import ReplaySample, TableInfo
+from framework.replay.errors import DeadlineExceededError, ServerClosed
+from framework.replay.limiter_state import replay_numbers
+from framework.runs.run_config import RunConfig
+from framework.runs.run_folder import RunError, changed_settings
+from framework.types import StepResult
+from framework.variables import VariableBlock, shared_path
+from framework.workers.worker import Setup, learner_threads, seeded
+
+_LOG = logging.getLogger(__name__)
+
+
+class Published:
+    """The newest parameters of a learner. Their version is the number of its steps in this run.
+
+    Steps that a killed learner made after its last checkpoint count, too.
+
+    Args:
+      learner: has the parameters.
+      counter: counts the steps.
+      steps_name: name of their count.
+
+    Attributes:
+      block: the parameters.
+      changed: notified at each new version.
+      steps: number of steps, which the next version has.
+    """
+
+    def __init__(self, learner: core.Learner, counter: Any, steps_name: str):
+        self._learner, self._counter, self._steps_name = learner, counter, steps_name
+        self.block = VariableBlock(learner.parameters(), shared_path())
+        self.changed = threading.Condition()
+        self.steps = self._uncounted = 0
+
+    def restore(self, steps: int, first: int) -> int:
+        """Goes on after `steps` steps, with newer versions than any of `first` or above that may be known.
+
+        Returns:
+          The number of steps that were counted before.
+        """
+        counts = self._counter.get_counts()
+        made: int = counts.get(self._steps_name, 0)
+        self._learner.env_steps = counts.get("env_steps", 0)
+        # A learner that restarts from an older checkpoint, or from none, continues with versions above those
+        # of the actors.
+        self.steps = made + 1 if made > steps else steps
+        if self.block.version >= first:
+            self.steps = max(self.steps, self.block.version + 1)
+        self._uncounted = self.steps - made
+        return made
+
+    def count(self) -> None:
+        """Counts a step."""
+        self.steps += 1
+        self._uncounted += 1
+
+    def report(self) -> dict[str, int]:
+        """Tells the counter of the steps; returns all counts."""
+        counts: dict[str, int] = self._counter.increment(**{self._steps_name: self._uncounted})
+        self._uncounted = 0
+        return counts
+
+    def publish(self) -> dict[str, int]:
+        """Counts the steps, then publishes, so that the steps of a published version are always counted."""
+        counts = self.report()
+        self._learner.env_steps = counts.get("env_steps", 0)
+        with self.changed:
+            if self.block.version < self.steps:
+                self.block.publish(self.steps, self._learner.parameters(), self._learner.env_steps)
+            self.changed.notify_all()
+        return counts
+
+
+class LearnerReport:
+    """The rows of metrics of a learner.
+
+    Args:
+      name: label of the rows.
+      learner: knows the env steps.
+      published: knows the learner steps and the version.
+      monitor: takes the rows.
+      replay: the replay client, whose numbers join the rows. None without one.
+
+    Attributes:
+      waited_s: seconds waited for data since the last row. The caller adds to it.
+      num_actors: number of actors whose data the last batch has, with `min_actors`; None otherwise.
+    """
+
+    def __init__(self, name: str, learner: core.Learner, published: Published, monitor: Any, replay: Any):
+        self._name, self._learner, self._published = name, learner, published
+        self._monitor, self._replay = monitor, replay
+        self.num_actors: int | None = None
+        self._metrics: Mapping[str, SupportsFloat] | None = None  # The last step's.
+        self.begin()
+
+    def begin(self) -> None:
+        """Later rows are about what happens from now on."""
+        # Steps, env steps and time of the last row.
+        self._logged = (self._published.steps, self._learner.env_steps, time.perf_counter())
+        self.waited_s = self._times_sampled = 0.0
+
+    def took(self, metrics: Mapping[str, SupportsFloat], times_sampled: float) -> None:
+        """Takes the metrics of a step, and how often the items of its batch were sampled."""
+        self._metrics = metrics
+        self._times_sampled += times_sampled
+
+    def log(self) -> None:
+        """Writes a row, if a step was made since the last one."""
+        steps, env_steps, now = self._published.steps, self._learner.env_steps, time.perf_counter()
+        made, seconds = steps - self._logged[0], max(now - self._logged[2], 1e-9)
+        if self._metrics is None or not made:
+            return
+        row: dict[str, Any] = {"steps": steps, "version": self._published.block.version}
+        row["env_steps"] = env_steps
+        row.update({name: float(value) for name, value in self._metrics.items()})
+        if self.num_actors is not None:
+            row["actors"] = self.num_actors
+        row["time/learner_steps_per_s"] = made / seconds
+        row["time/env_steps_per_s"] = (env_steps - self._logged[1]) / seconds
+        row["time/waited_for_data_fraction"] = self.waited_s / seconds
+        if self._replay is not None:
+            row["times_sampled"] = self._times_sampled / made
+            try:
+                row.update(replay_numbers(self._replay.server_info(timeout=5)))
+            except (DeadlineExceededError, ServerClosed) as error:  # It is busy, or being restarted.
+                _LOG.warning("%s: a row without the numbers of replay: %s", self._name, error)
+        self.begin()
+        self._monitor.write(self._name, row)
+
+    def why_nothing_was_learned(self, max_env_steps: int | None) -> str:
+        """The text of the error of a run whose env steps are spent before the first learner step."""
+        tables: Mapping[str, TableInfo] = {}
+        if self._replay is not None:
+            with contextlib.suppress(DeadlineExceededError, ServerClosed):
+                tables = self._replay.server_info(timeout=5)
+        states = [
+            f"; table {name!r} holds {info.current_size:,} items and is sampled from "
+            f"{info.rate_limiter_info.min_size_to_sample:,} on"
+            for name, info in tables.items()
+        ]
+        return (
+            f"{self._name}: made no step in {max_env_steps:,} env steps{''.join(states)}. "
+            "Nothing was learned. Give the run more env steps, or the agent a smaller batch, unroll, or "
+            "min_replay_size."
+        )
+
+
+class Saves:
+    """The saved states of a learner.
+
+    Args:
+      name: name of the learner's part of a checkpoint.
+      agent: the learner's agent.
+      config: the settings of the program.
+      learner: the learner.
+      published: knows the steps.
+      checkpointer: keeps the states. None keeps nothing.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        agent: core.Agent,
+        config: RunConfig,
+        learner: core.Learner,
+        published: Published,
+        checkpointer: Any,
+    ):
+        self._name, self._agent, self._config = name, agent, config
+        self._learner, self._published, self._checkpointer = learner, published, checkpointer
+
+    def restore(self) -> None:
+        """Goes on from the newest state, if there is one."""
+        state = self._checkpointer.get(self._name) if self._checkpointer is not None else None
+        if state is not None:
+            try:
+                self._learner.restore(state["learner"])
+            except (RuntimeError, ValueError, KeyError, TypeError) as error:
+                directory = str(self._config.directory)
+                changed = changed_settings(directory, self._agent)
+                changed = changed or "its settings are equal, so its code has changed"
+                raise ValueError(
+                    f"agent: got one that does not fit the checkpoint of the run in {directory}: {changed}. "
+                    "Restore the agent, or give the new run another directory."
+                ) from error
+        # Version 0, which tells policies that no step was made, stays, unless actors wait for the next one.
+        first = 0 if self._agent.max_policy_lag is not None else 1
+        made = self._published.restore(0 if state is None else int(state["steps"]), first)
+        if state is None and made:
+            _LOG.warning(
+                "%s: its %d steps before were not saved. It begins with new parameters.", self._name, made
+            )
+        # Env steps and time of the last checkpoint.
+        self._committed = (0 if state is None else self._learner.env_steps, time.monotonic())
+
+    def state(self) -> dict[str, Any]:
+        """The state now."""
+        return {"learner": self._learner.save(), "steps": self._published.steps}
+
+    def put(self) -> None:
+        """Saves the state."""
+        if self._checkpointer is not None:
+            self._checkpointer.put(self._name, self.state())
+
+    def put_first(self) -> None:
+        """Saves the state if none is saved, so that `go_back` has one."""
+        if self._checkpointer is not None and self._checkpointer.get(self._name) is None:
+            self.put()
+
+    def commit_if_due(self, env_steps: int) -> None:
+        """Saves the state and writes a checkpoint, if one is due after `env_steps`."""
+        if self._checkpointer is None:
+            return
+        period, minutes = self._config.checkpoint_period, self._config.checkpoint_minutes
+        now = time.monotonic()
+        made, passed = env_steps - self._committed[0], now - self._committed[1]
+        if (period is not None and made >= period) or (minutes is not None and passed >= 60 * minutes):
+            self._committed = (env_steps, now)
+            self.put()
+            self._checkpointer.commit("periodic", self._name)
+
+    def go_back(self, error: RuntimeError) -> None:
+        """Goes on from the newest state after `error` in the middle of a step."""
+        if self._checkpointer is None:
+            raise RuntimeError(
+                "num_learners: lost another learner in the middle of a step, and the run has no directory "
+                "with a checkpoint to go on from. Give it a directory."
+            ) from error
+        _LOG.warning(
+            "Lost another learner in step %d, going on from the last saved state.", self._published.steps
+        )
+        self.restore()
+
+
+class ProgramLearner:
+    """An agent's learner in a program: it counts its steps, and publishes, logs and saves when due.
+
+    Args:
+      setup: makes the networks, the dataset and the learner.
+      replay: the replay client to sample from and to write priorities to. None for batches that come from
+        elsewhere.
+      counter: counts the steps, as `NAME_steps`.
+      monitor: takes the rows of metrics.
+      checkpointer: keeps the learner's state, which the constructor restores. None keeps nothing.
+      name: label of its rows and name of its part of a checkpoint.
+      clients: the agent's `clients`.
+      seed: seed of the initial parameters.
+
+    Attributes:
+      learner: the agent's learner.
+      dataset: the agent's batches from `replay`; None without it.
+      published: the published parameters.
+      report: the rows of metrics.
+      saves: the saved states.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        *,
+        replay: Any = None,
+        counter: Any,
+        monitor: Any,
+        checkpointer: Any = None,
+        name: str = "learner",
+        clients: Mapping[str, Any] | None = None,
+        seed: int = 0,
+    ):
+        agent, self._config = setup.agent.for_learner(clients), setup.config
+        self._counter, self._monitor, self._steps_name = counter, monitor, f"{name}_steps"
+        with seeded(seed):
+            self.learner = agent.make_learner(agent.make_networks(setup.spec), setup.spec)
+        sizes = [tensor.numel() for of in self.learner.parameters().values() for tensor in of.values()]
+        self._threads = learner_threads(self._config, sum(sizes))
+        self.dataset = None if replay is None else agent.make_dataset(replay)
+        # Actors with a limited policy lag need every version.
+        self._publish_period = 1 if agent.max_policy_lag is not None else self._config.publish_period
+        self._has_ended = False
+        self.published = Published(self.learner, counter, self._steps_name)
+        self.saves = Saves(name, agent, self._config, self.learner, self.published, checkpointer)
+        self.saves.restore()
+        self.report = LearnerReport(name, self.learner, self.published, monitor, replay)
+        self.publish()
+
+    @property
+    def finished(self) -> bool:
+        """Whether all of `max_learner_steps` are made, which an exact resume may change."""
+        limit = self._config.max_learner_steps
+        return limit is not None and self.published.steps >= limit
+
+    def step(self, sample: ReplaySample) -> StepResult:
+        """One learner step on a batch of the learner's device. Writes priorities back to replay."""
+        self._set_threads()
+        result = self.learner.step(sample)
+        if result.priorities is not None and self.dataset is not None:
+            self.dataset.update_priorities(sample.info.key, result.priorities)
+        self._count(result.metrics, float(np.mean(np.asarray(sample.info.times_sampled))))
+        return result
+
+    def publish(self) -> dict[str, int]:
+        """Counts the steps and publishes the parameters; returns all counts. See `Published.publish`."""
+        return self.published.publish()
+
+    def publish_again(self) -> None:
+        """Publishes the same parameters as a new version."""
+        self.published.count()
+        self.publish()
+
+    def go_back(self, error: RuntimeError) -> None:
+        """Continues from the last saved state after `error` in the middle of a step, with newer versions."""
+        self.saves.go_back(error)
+        self.report.begin()
+        self.publish()
+
+    def close(self) -> None:
+        """Logs and counts the last steps, saves the state, and returns prefetched samples to replay.
+
+        A run that spent its env steps without a single learner step fails with a `RunError`.
+        """
+        # An agent without parameters, which acts at random, has nothing to learn.
+        learns = any(self.learner.parameters().values())
+        if learns and not self.published.steps and self._counter.remaining() == 0:
+            launch.stop(RunError(self.report.why_nothing_was_learned(self._config.max_env_steps)))
+        self.report.log()
+        self.published.report()
+        self.saves.put()
+        if self.dataset is not None:
+            self.dataset.close()
+
+    def end_if_finished(self) -> bool:
+        """Ends the program, once, if all of `max_learner_steps` are made; returns whether they are."""
+        if self.finished and not self._has_ended:
+            self._has_ended = True
+            self._monitor.finish("max_learner_steps", {self._steps_name: self.published.steps})
+        return self.finished
+
+    def _set_threads(self) -> None:
+        if torch.get_num_threads() != self._threads:  # On serial, nodes that were made later have set it.
+            torch.set_num_threads(self._threads)
+
+    def _count(self, metrics: Mapping[str, SupportsFloat], times_sampled: float = 0.0) -> None:
+        """Counts a step, and publishes, logs and saves if that is due."""
+        self.report.took(metrics, times_sampled)
+        self.published.count()
+        steps = self.published.steps
+        if self.finished or steps % self._publish_period == 0:
+            self.saves.commit_if_due(self.publish().get("env_steps", 0))
+        if self.finished or steps % self._config.learner_log_period == 0:
+            self.report.log()
+        self.end_if_finished()

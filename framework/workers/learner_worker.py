@@ -1,0 +1,221 @@
+"""The worker of the learner node, which drives a learner with data from replay."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import launch
+from framework.learners.group import FirstLearner, GroupMember, Place
+from framework.learners.roster import Roster, StallDetector
+from framework.replay.limiter_state import describe_tables
+from framework.variables import VariableBlock, Variables
+from framework.workers.learner import ProgramLearner
+from framework.workers.worker import ProgramWorker, Setup, is_elastic, keep_freed_memory, prepare_process
+
+_WAIT_S = 0.5  # Wait for the data of all actors that are there, between two checks for a stop.
+_TAKE_S = 5.0  # Wait for items that replay said it has: a restarted server may have fewer.
+_LOG = logging.getLogger(__name__)
+
+
+class LearnerNode(ProgramWorker):
+    """A worker that steps a `ProgramLearner` and is the program's source of variables.
+
+    Args: as `ProgramLearner`'s.
+    """
+
+    _learner_class: type[ProgramLearner] = ProgramLearner
+
+    def __init__(self, setup: Setup, *, seed: int = 0, **options: Any):
+        prepare_process(seed)
+        keep_freed_memory()
+        self._learner = self._learner_class(setup, seed=seed, **options)
+
+    def variable_block(self) -> VariableBlock:
+        """The newest parameters. A client that cannot map this machine's shared memory gets None."""
+        return self._learner.published.block
+
+    def get_variables(
+        self, names: Sequence[str] = (), newer_than: int = -1, timeout: float = 0.0
+    ) -> Variables | None:
+        """See `VariableBlock.get_variables`; for clients that cannot map the block.
+
+        Waits up to `timeout` seconds for a version that is newer.
+        """
+        block, changed = self._learner.published.block, self._learner.published.changed
+        if timeout > 0:
+            with changed:
+                changed.wait_for(lambda: block.version > newer_than, timeout)
+        return block.get_variables(names, newer_than)
+
+    def close(self) -> None:
+        """See `ProgramLearner.close`."""
+        self._learner.close()
+
+
+class LearnerWorker(LearnerNode):
+    """Drives a learner with batches from replay, one per `step()`.
+
+    Args: as `ProgramLearner`'s.
+    """
+
+    def __init__(self, setup: Setup, *, replay: Any, **options: Any):
+        super().__init__(setup, replay=replay, **options)
+        config, on_policy = setup.config, setup.agent.max_policy_lag is not None
+        self._replay, self._waits_for_data = replay, False
+        self._roster: Roster | None = None
+        if on_policy and is_elastic(config) and config.min_actors is not None:
+            self._roster = Roster(config.min_actors)
+            launch.register_loss_handler(self._lose)
+        self._collecting = True  # Whether an actor that joins contributes to the next batch.
+        detects = on_policy and self._roster is None
+        self._stall_detector = StallDetector(config.num_actors) if detects else None
+        self._stalled_version = -1  # The newest that the stall detector knows.
+        self._first: FirstLearner | None = None
+        if config.num_learners > 1:
+            self._first = FirstLearner(self._learner.learner, config.num_learners)
+            self._member = GroupMember(self._learner.learner, 0, config.num_learners, self._first)
+            self._learner.saves.put_first()
+
+    def join(self, actor: str, life: str) -> int:
+        """Makes batches from the data of `actor` too, with `min_actors`; returns its first version."""
+        assert self._roster is not None
+        with self._learner.published.changed:
+            version = self._learner.published.block.version + (not self._collecting)
+            self._roster.join(actor, version, life)
+            return version
+
+    def _lose(self, actor: str) -> None:
+        """Does not wait for `actor` any more, if it has joined."""
+        assert self._roster is not None
+        with self._learner.published.changed:
+            self._roster.lose(actor)
+            self._learner.published.changed.notify_all()
+
+    def wait_for_version(
+        self,
+        version: int,
+        timeout: float,
+        actor: str | None = None,
+        reported: int | None = None,
+        life: str = "",
+    ) -> bool:
+        """Blocks until `version` or a newer one is published; False after `timeout` seconds.
+
+        An actor that passes its name as `actor` has sent all its data. If all actors wait like this while the
+        learner waits for data, some data was lost: the learner then publishes the same parameters again, so
+        that the actors collect new data. With `min_actors`, it says instead that its unrolls for the versions
+        before `reported` are in replay, and `life` is its life; see `Roster`.
+        """
+        block, changed = self._learner.published.block, self._learner.published.changed
+        with changed:
+            if self._roster is not None and actor is not None and reported is not None:
+                self._roster.report(actor, reported, life)
+                changed.notify_all()
+            if changed.wait_for(lambda: block.version >= version, timeout):
+                return True
+            if actor is None or self._stall_detector is None or not self._waits_for_data:
+                return False
+            if block.version > self._stalled_version:
+                self._stalled_version = block.version
+                self._stall_detector.moved()
+            if not self._stall_detector.asked(actor):
+                return False
+            _LOG.warning(
+                "All actors wait for version %d of the parameters and the learner waits for their data: some "
+                "data was lost, probably because the replay server or the learner was restarted. The "
+                "parameters of version %d are published again.",
+                version,
+                block.version,
+            )
+            self._learner.publish_again()
+            return block.version >= version
+
+    def is_learning(self) -> bool:
+        """Whether a step is running. Between two steps, the learner waits for data."""
+        with self._learner.published.changed:
+            return not self._waits_for_data
+
+    def join_learners(self, rank: int, place: Place, call_id: str) -> tuple[int, bool, dict[str, Any]] | None:
+        """For the other learners: see `FirstLearner.join_learners`."""
+        assert self._first is not None
+        return self._first.join_learners(rank, place, call_id)
+
+    def arrive(self, rank: int, number: int, step: int) -> int | None:
+        """For the other learners: see `FirstLearner.arrive`."""
+        assert self._first is not None
+        return self._first.arrive(rank, number, step)
+
+    def exchange(self, number: int, operation: str, *arguments: Any) -> Any:
+        """For the other learners: see `FirstLearner.exchange`."""
+        assert self._first is not None
+        return self._first.exchange(number, operation, *arguments)
+
+    def ready(self) -> bool:
+        assert self._learner.dataset is not None
+        return not self._finished and (self._learner.finished or self._learner.dataset.ready())
+
+    def why_not_ready(self) -> str:
+        """The text that the serial engine prints in a deadlock."""
+        return f"its dataset waits for a batch: {describe_tables(self._replay)}"
+
+    def step(self) -> None:
+        learner = self._learner
+        assert learner.dataset is not None
+        if learner.end_if_finished():  # It was restored without steps left.
+            self._finish()
+            return
+        started = time.perf_counter()
+        self._waits_for_data = True
+        sample = next(learner.dataset, None) if self._roster is None else self._take(self._roster)
+        learner.report.waited_s += time.perf_counter() - started
+        if sample is None or not (self._first is None or self._member.go_on() is not None):
+            self._finished = True  # The program is being stopped.
+            return
+        with learner.published.changed:
+            self._waits_for_data = False
+        try:
+            learner.step(sample)
+        except RuntimeError as error:
+            if self._first is None or not self._member.has_lost(error):
+                raise
+            learner.go_back(error)
+            return
+        finally:
+            with learner.published.changed:
+                self._collecting = True
+        if self._first is not None:
+            self._member.stepped()
+        if learner.finished:
+            self._finish()
+
+    def _finish(self) -> None:
+        self._finished = True
+        if self._first is not None:
+            self._first.close()
+
+    def _take(self, roster: Roster) -> Any:
+        """The next batch, with the unrolls of all actors that are there; None when the program stops."""
+        learner, stopped = self._learner, launch.stop_event()
+        block, changed = learner.published.block, learner.published.changed
+        assert learner.dataset is not None
+        while not stopped.is_set():
+            with changed:
+                if not changed.wait_for(lambda: roster.is_complete(block.version), _WAIT_S):
+                    continue
+                self._collecting, learner.report.num_actors = False, len(roster)
+            n = learner.dataset.num_items()
+            if n and (sample := learner.dataset.take(n, _TAKE_S)) is not None:
+                return sample
+            if not n:  # They were lost, with a replay server or a learner.
+                learner.publish_again()
+            self._collecting = True
+        return None
+
+    def close(self) -> None:
+        if self._first is not None:
+            self._first.close()
+            self._member.leave()
+        super().close()

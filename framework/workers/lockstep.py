@@ -1,0 +1,210 @@
+"""Limits the policy lag of an actor: which parameters an unroll may begin with."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import launch
+from framework import core
+from framework.replay.errors import DeadlineExceededError
+from framework.workers.collector import Collector, Steps, Turns
+from framework.workers.gates import WAIT_S, Gate
+
+_LAST_STEP_S = 60.0  # Limit of the wait for the learner's last step.
+_SAY_PERIOD_S = 60.0  # Seconds between two log messages of a wait.
+_LOG = logging.getLogger(__name__)
+
+
+class Unrolls:
+    """The unrolls of an actor, and the version of the parameters that each needs.
+
+    An actor collects unroll k (k = 0, 1, …) with version `first + max(0, k - lag)` or a newer one, where
+    `first` is the version at the start. Unroll k ends with the actor's unit number `(k + 1) * units / parts`,
+    rounded up. A unit is a step of its collector. For agents with `episodes_per_batch`, it is an episode, and
+    each actor collects its part of a batch.
+
+    Args:
+      units: steps in an unroll, or episodes in a batch.
+      lag: learner steps by which the parameters may be old.
+      parts: number of actors that share the units.
+      of_episodes: whether a unit is an episode.
+
+    Attributes:
+      first: the version at the start; None before it.
+      done: number of units that are done.
+    """
+
+    def __init__(self, units: int, lag: int, parts: int = 1, of_episodes: bool = False):
+        self._units, self._lag, self._parts, self._of_episodes = units, lag, parts, of_episodes
+        self.first: int | None = None
+        self.done = 0
+        self._end = 0  # Units after which the unroll that has begun ends.
+
+    @classmethod
+    def of(cls, agent: core.Agent, num_actors: int, turns: int) -> Unrolls:
+        """Those of one of `num_actors` actors, whose collectors take `turns` to step all envs."""
+        assert agent.max_policy_lag is not None
+        if agent.episodes_per_batch is not None:
+            return cls(agent.episodes_per_batch, agent.max_policy_lag, num_actors, of_episodes=True)
+        return cls(turns * agent.unroll_length, agent.max_policy_lag)
+
+    @property
+    def number(self) -> int:
+        """The number of the unroll that has begun, or begins now."""
+        return self.done * self._parts // self._units
+
+    @property
+    def left(self) -> int:
+        """Units until the unroll ends that has begun."""
+        return self._end - self.done
+
+    def needed_version(self) -> int | None:
+        """The oldest version with which an unroll may begin now; None inside one."""
+        if self.done < self._end or self.first is None:
+            return None
+        return self.first + max(0, self.number - self._lag)
+
+    def begin(self) -> None:
+        """An unroll begins."""
+        self._end = -(-(self.number + 1) * self._units // self._parts)
+
+    def took(self, steps: Steps) -> None:
+        """Counts the units of a step."""
+        if not self._of_episodes:
+            self.done += 1
+        elif steps.ended is not None:
+            self.done += len(steps.ended["episode_length"])
+
+    def go_on(self) -> bool:
+        """Whether the step after the next one is surely of the same unroll."""
+        return self.done + 1 < self._end and not self._of_episodes
+
+
+class Lockstep(Gate):
+    """Waits, where an unroll begins, for the version of the parameters that it needs.
+
+    Args:
+      name: name of the actor.
+      learner: the client of the learner's node.
+      counter: grants env steps.
+      collector: acts with the parameters.
+      unrolls: counts its unrolls.
+      life: identifies this life of an elastic actor, which may be restarted; see `Roster`. Empty if the
+        learner waits for every actor.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        learner: Any,
+        counter: Any,
+        collector: Collector | Turns,
+        unrolls: Unrolls,
+        life: str = "",
+    ):
+        self._name, self._learner, self._counter, self._life = name, learner, counter, life
+        self._collector, self._unrolls = collector, unrolls
+        self._flushed = -1  # The unroll before which all is in replay.
+        self._waiting_since: float | None = None
+        self._said_at = 0.0
+
+    def ready(self) -> bool:
+        needed = self._unrolls.needed_version()
+        return needed is None or self._collector.version >= needed or self._is_available(needed, 0.0, None)
+
+    def why(self) -> str:
+        return f"waits for version {self._unrolls.needed_version()} of the parameters"
+
+    def open(self) -> bool:
+        """Begins an unroll with the newest parameters, if they are those that it needs or newer ones."""
+        unrolls = self._unrolls
+        if unrolls.first is None:
+            version = self._collector.version
+            unrolls.first = self._learner.join(self._name, self._life) if self._life else version
+        needed = unrolls.needed_version()
+        if needed is None:
+            return True
+        if not self._wait(needed):
+            return False
+        self._collector.update()
+        if self._life:  # A restarted learner skips versions.
+            unrolls.first = max(unrolls.first, self._collector.version - unrolls.number)
+        unrolls.begin()
+        return True
+
+    def took(self, steps: Steps) -> None:
+        self._unrolls.took(steps)
+
+    def end(self) -> None:
+        """Waits until the learner has learned from the last complete unrolls.
+
+        The program then ends, or evaluates, with those parameters. Returns early if another actor's unroll
+        is missing, because the batch is then never complete.
+        """
+        first = self._unrolls.first
+        if first is None or launch.get_node_context().engine == "serial":
+            return
+        last = first + self._unrolls.number
+        stopped = launch.stop_event()
+        deadline = time.monotonic() + _LAST_STEP_S
+        while not stopped.is_set() and time.monotonic() < deadline:
+            reported = (self._name, last, self._life) if self._life else ()
+            if self._learner.wait_for_version(last, 2 * WAIT_S, *reported) or not self._learner.is_learning():
+                return
+
+    def _wait(self, needed: int) -> bool:
+        """Waits half a second for version `needed`; returns whether the actor may step.
+
+        The learner makes the version from this actor's data. A longer wait therefore flushes the adders,
+        which raise their errors, and logs a message once a minute.
+        """
+        if self._life and not self._flush_before_unroll():
+            return False
+        version = self._collector.version
+        if (version >= needed and not self._life) or self._is_available(needed, WAIT_S, self._name):
+            self._waiting_since = None
+            return True
+        now = time.monotonic()
+        if self._waiting_since is None:
+            self._waiting_since = self._said_at = now
+        held_back = "All its items are in replay."
+        try:
+            self._flush(0)
+        except DeadlineExceededError as error:
+            held_back = f"Not all its items are in replay: {error}"
+        if now - self._said_at >= _SAY_PERIOD_S:
+            self._said_at = now
+            _LOG.warning(
+                "%s has waited %.0f s for version %s of the parameters and has version %s. %s",
+                self._name,
+                now - self._waiting_since,
+                needed,
+                version,
+                held_back,
+            )
+        return False
+
+    def _flush(self, timeout: float) -> None:
+        for adder in self._collector.adders:
+            adder.flush(timeout=timeout)
+
+    def _flush_before_unroll(self) -> bool:
+        """Waits half a second until all unrolls before this one are in replay; returns whether they are."""
+        if self._unrolls.number > self._flushed:
+            try:
+                self._flush(WAIT_S)
+            except DeadlineExceededError:
+                return False
+            self._flushed = self._unrolls.number
+        return True
+
+    def _is_available(self, needed: int, timeout: float, name: str | None) -> bool:
+        # At the end of the budget, other actors may have stopped inside their unroll, so that no newer
+        # version follows. This actor still makes the steps that are left, which are fewer than an unroll.
+        reported = () if not self._life else ((self._unrolls.first or 0) + self._flushed, self._life)
+        if self._learner.wait_for_version(needed, timeout, name, *reported):
+            return True
+        ending: bool = self._counter.is_ending()
+        return ending

@@ -1,0 +1,148 @@
+"""The learner of a plan, which branches of the plan use from several threads."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from agents.flow_dqn import FlowDQN, FlowDQNConfig
+from framework import environments, specs
+from framework.flow import Flow, concurrent
+from framework.plans.plan_worker import PlanLearner, PlanWorker
+from framework.programs import RunConfig
+from framework.replay import EmbeddedClient, ReplaySample, SampleInfo
+from framework.runs.services import Counter
+from framework.types import Gradients, StepResult
+from framework.workers.worker import Setup
+
+GRADIENTS = Gradients([], torch.zeros(()), {}, torch.tensor(7))
+
+
+def make_setup(agent, **settings):
+    with environments.make("gymnasium:CartPole-v1") as environment:
+        spec = specs.make_environment_spec(environment)
+    return Setup(agent(FlowDQNConfig(hidden_sizes=(4,))).for_program(1), None, spec, RunConfig(**settings))
+
+
+class TwoBranches(FlowDQN):
+    def plan(self, workers, learner):
+        learner.learner.apply = lambda _: StepResult({})
+        steps = Flow.of(itertools.repeat(GRADIENTS)).map(learner.apply)
+        return concurrent(steps, Flow.of(itertools.repeat(0)), threads=True)
+
+
+class Interleaving(Counter):
+    """While a publication counts its steps, another thread tries to make one."""
+
+    learner: PlanLearner | None = None
+    thread: threading.Thread | None = None
+
+    def increment(self, **counts):
+        if self.learner is not None and self.thread is None:
+            self.thread = threading.Thread(target=self.learner.apply, args=(GRADIENTS,))
+            self.thread.start()
+            self.thread.join(0.5)  # Ends at once, unless the learner makes it wait.
+        return super().increment(**counts)
+
+
+def test_steps_during_a_publication_are_counted_once():
+    counter, monitor = Interleaving(), SimpleNamespace(write=lambda *_: None)
+    learner = PlanLearner(make_setup(FlowDQN), counter=counter, monitor=monitor)
+    learner.learner.apply = lambda _: StepResult({})
+    for _ in range(3):
+        learner.apply(GRADIENTS)
+    counter.learner = learner
+    learner.publish()
+    counter.thread.join(30)
+    learner.publish()
+    assert counter.get_counts()["learner_steps"] == learner.published.block.version == 4
+
+
+def test_gradients_are_applied_with_the_threads_of_the_learner():
+    before, found = torch.get_num_threads(), []
+    monitor = SimpleNamespace(write=lambda *_: None)
+    learner = PlanLearner(make_setup(FlowDQN, learner_threads=before + 1), counter=Counter(), monitor=monitor)
+
+    def apply(_):
+        found.append(torch.get_num_threads())
+        return StepResult({})
+
+    learner.learner.apply = apply
+    try:
+        learner.apply(GRADIENTS)
+    finally:
+        torch.set_num_threads(before)
+    assert found == [before + 1]
+
+
+def test_the_age_of_gradients_after_a_restart_of_the_learner():
+    counter, written = Counter(), []
+    monitor = SimpleNamespace(write=lambda _, row: written.append(row))
+    saved = PlanLearner(make_setup(FlowDQN), counter=Counter(), monitor=monitor).saves.state()
+    checkpointer = SimpleNamespace(get=lambda _: {**saved, "steps": 5}, put=lambda *_: None)
+    counter.increment(learner_steps=8)  # Three are lost.
+    services = {"counter": counter, "monitor": monitor, "checkpointer": checkpointer}
+    learner = PlanLearner(make_setup(FlowDQN, learner_log_period=1), **services)
+    version = learner.published.block.version
+    gradients = [() for _ in learner.learner._parameters]
+    for _ in range(2):
+        learner.apply(Gradients(gradients, torch.zeros(()), {}, torch.tensor(version)))
+    assert [row["gradient_age"] for row in written] == [0, 1]
+
+
+def test_rows_after_the_loss_of_another_learner_are_of_the_steps_since_then():
+    setup, written, state = make_setup(FlowDQN, learner_log_period=5), [], {}
+    learner = PlanLearner(
+        setup,
+        replay=EmbeddedClient(setup.agent.make_tables(setup.spec), concurrent=False),
+        counter=Counter(),
+        monitor=SimpleNamespace(write=lambda _, row: written.append(row)),
+        checkpointer=SimpleNamespace(get=state.get, put=state.__setitem__),
+    )
+    learner.saves.put_first()
+    learner.learner.step = lambda _: StepResult({})
+    info = SampleInfo(*[np.full(2, 3)] * len(SampleInfo._fields))
+    for _ in range(4):
+        learner.step(ReplaySample(info, {}))
+    learner.report.waited_s = 1e6
+    learner.go_back(RuntimeError("lost"))
+    while not written:
+        learner.step(ReplaySample(info, {}))
+    assert written[0]["times_sampled"] == 3
+    assert written[0]["time/waited_for_data_fraction"] < 1
+
+
+def test_the_worker_ends_after_the_last_step_has_ended_the_program():
+    ended = []
+
+    def finish(*arguments):
+        time.sleep(0.3)  # The other branch has items meanwhile.
+        ended.append(arguments)
+
+    monitor = SimpleNamespace(write=lambda *_: None, finish=finish)
+    worker = PlanWorker(
+        make_setup(TwoBranches, max_learner_steps=5), workers=[None], counter=Counter(), monitor=monitor
+    )
+    while not worker.finished():
+        worker.step()
+    assert ended == [("max_learner_steps", {"learner_steps": 5})]
+    worker.close()
+
+
+def test_a_worker_that_was_restored_without_steps_left_ends_the_program():
+    ended, counter = [], Counter()
+    counter.increment(learner_steps=5)
+    monitor = SimpleNamespace(write=lambda *_: None, finish=lambda *arguments: ended.append(arguments))
+    saved = PlanLearner(make_setup(TwoBranches), counter=Counter(), monitor=monitor).saves.state()
+    checkpointer = SimpleNamespace(get=lambda _: {**saved, "steps": 5}, put=lambda *_: None)
+    services = {"counter": counter, "monitor": monitor, "checkpointer": checkpointer}
+    worker = PlanWorker(make_setup(TwoBranches, max_learner_steps=5), workers=[None], **services)
+    assert worker.ready()
+    worker.step()
+    assert worker.finished() and ended == [("max_learner_steps", {"learner_steps": 5})]
+    worker.close()

@@ -1,0 +1,116 @@
+"""The monitor's rows, and callbacks after events of a run."""
+
+from __future__ import annotations
+
+import functools
+import json
+import pathlib
+import shutil
+import time
+
+import pytest
+
+import launch
+from agents.random_actions import RandomActions
+from framework.commands.curves import kept_rows
+from framework.environments.testing import FakeEnvironment
+from framework.loggers import InMemoryLogger
+from framework.programs import Callback, RunConfig, make_program
+from framework.programs.make import _make_monitor
+from framework.runs.run_folder import RunFolder
+from framework.runs.services import Counter, Monitor
+
+
+def test_rows_since_the_checkpoint_hold_after_a_restart_of_the_monitor(tmp_path):
+    config = RunConfig(directory=str(tmp_path), max_env_steps=100)
+    launch.launch(make_program(RandomActions(), FakeEnvironment, config), "serial")
+    counter = Counter()
+    for steps, resumed_at in ((100, 100), (70, 170)):  # When the run is resumed, and later.
+        counter.increment(env_steps=steps)
+        monitor = _make_monitor(RunFolder.open(tmp_path), InMemoryLogger, (), counter=counter)
+        assert monitor._resumed_at == resumed_at
+
+
+def test_rows_of_a_run_without_a_checkpoint_do_not_count_when_it_begins_again(tmp_path):
+    config = RunConfig(directory=str(tmp_path), max_env_steps=100, evaluate_period=None, log_period=20)
+    first, both = [], []
+    for rows in (first, both):
+        launch.launch(make_program(RandomActions(), FakeEnvironment, config), "serial")
+        shutil.rmtree(tmp_path / "checkpoints")
+        rows += RunFolder.open(tmp_path).rows()
+    assert {row["resumed_at"] for row in both if "resumed_at" in row} == {0}
+    assert not any("resumed_at" in row for row in first)
+    assert kept_rows(RunFolder.open(tmp_path)) == both[len(first) :]
+
+
+def test_seconds_do_not_follow_the_wall_clock_backwards(monkeypatch):
+    log = InMemoryLogger()
+    monitor = Monitor(log)
+    monitor.write("actor-0", {"steps": 1})
+    monkeypatch.setattr(time, "time", lambda: 0.0)  # the clock of the machine is set
+    monitor.write("actor-0", {"steps": 2})
+    first, second = (row["time/wall_s"] for row in log.rows)
+    assert 0 <= first <= second < 60
+    assert 0 <= monitor.snapshot()["seconds"] < 60
+
+
+class Pruned(Exception):
+    """What Optuna raises to end a trial."""
+
+
+def prune(snapshot):
+    if snapshot["counts"].get("env_steps", 0) >= 100:
+        raise Pruned("trial 7 is not promising", 7)
+
+
+@pytest.mark.parametrize("engine", ["serial", "processes"])
+def test_an_error_of_on_write_reaches_the_caller_as_itself(engine):
+    config = RunConfig(max_env_steps=1_000_000, log_period=50, evaluate_period=None)
+    program = make_program(RandomActions(), functools.partial(FakeEnvironment), config, on_write=prune)
+    with pytest.raises(Pruned, match="trial 7") as raised:
+        launch.launch(program, engine)
+    assert type(raised.value) is Pruned and raised.value.args[1] == 7
+
+
+class Journal(Callback):
+    """Writes each event to a file, and ends the run after some evaluations."""
+
+    def __init__(self, path: pathlib.Path):
+        self.path = path
+
+    def note(self, *event):
+        with self.path.open("a") as file:
+            file.write(json.dumps(event) + "\n")
+
+    def on_row(self, label, row, snapshot):
+        assert snapshot["labels"][label].items() >= row.items()
+        self.note("row", label)
+
+    def on_evaluation(self, label, row):
+        self.note("evaluation", label, row["env_steps"])
+        if row["env_steps"] >= 300:
+            launch.stop({"reason": "enough", **row})
+
+    def on_checkpoint(self, path):
+        self.note("checkpoint", path, pathlib.Path(path, "manifest.json").exists())
+
+
+@pytest.mark.parametrize("engine", ["serial", "processes"])
+def test_callbacks_follow_each_event_and_may_end_the_run(engine, tmp_path):
+    evaluations = {"evaluate_period": 100, "num_evaluation_episodes": 1}
+    config = RunConfig(directory=str(tmp_path / "run"), max_env_steps=1_000_000, log_period=50, **evaluations)
+    callbacks = [Callback(), Journal(tmp_path / "journal")]
+    program = make_program(RandomActions(), FakeEnvironment, config, callbacks=callbacks)
+    result = launch.launch(program, engine)
+    events = [json.loads(line) for line in (tmp_path / "journal").read_text().splitlines()]
+    of = {
+        kind: [event[1:] for event in events if event[0] == kind]
+        for kind in ("row", "evaluation", "checkpoint")
+    }
+    assert result["reason"] == "enough" and result["env_steps"] >= 300
+    assert [result["env_steps"]] == [steps for _, steps in of["evaluation"] if steps >= 300][:1]
+    assert {label for label, _ in of["evaluation"]} == {"evaluator"}
+    assert [label for (label,) in of["row"]].count("evaluator") == len(of["evaluation"])
+    assert "actor-0" in {label for (label,) in of["row"]}
+    newest = sorted((tmp_path / "run" / "checkpoints").glob("checkpoint-*"))[-1]
+    assert of["checkpoint"][-1] == [str(newest), True]

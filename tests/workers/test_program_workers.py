@@ -1,0 +1,110 @@
+"""Workers on their own: the version of a restarted learner, the parameters that the evaluator takes."""
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+
+from agents.dqn import DQN, DQNConfig
+from agents.ppo import PPO, PPOConfig
+from agents.sac import SAC, SACConfig
+from framework import environments, replay, specs
+from framework.environments.testing import FakeEnvironment
+from framework.loggers import InMemoryLogger
+from framework.programs import RunConfig
+from framework.replay.errors import DeadlineExceededError, ServerLost
+from framework.runs.services import Counter, Monitor
+from framework.variables import VariableBlock
+from framework.workers import learner
+from framework.workers.evaluator import Evaluator
+from framework.workers.learner_worker import LearnerWorker
+from framework.workers.worker import Setup
+
+
+def fake(num_envs, seed=0, **options):
+    make = functools.partial(FakeEnvironment, **options)
+    return environments.make(make, num_envs=num_envs, seed=seed, stepping="inline")
+
+
+DQN_CONFIG, PPO_CONFIG = DQNConfig(hidden_sizes=(8,)), PPOConfig(hidden_sizes=(8,))
+RESTARTS = {
+    # agent, learner steps before the restart, version after it
+    "before its first step": (DQN(DQN_CONFIG), 0, 0),  # policies take version 0 for: nothing was learned
+    "after some steps": (DQN(DQN_CONFIG), 10, 11),
+    "before its first step, with a policy lag": (PPO(PPO_CONFIG), 0, 1),  # actors may wait for version 1
+}
+
+
+@pytest.mark.parametrize("agent, steps, version", RESTARTS.values(), ids=RESTARTS)
+def test_the_version_of_a_restarted_learner(tmp_path, monkeypatch, agent, steps, version):
+    monkeypatch.setattr(learner, "shared_path", lambda: str(tmp_path / "block"))
+    environment = fake(1)
+    spec = specs.make_environment_spec(environment)
+    counter = Counter()
+
+    def make():
+        client = replay.EmbeddedClient(agent.make_tables(spec))
+        return LearnerWorker(
+            Setup(agent, fake, spec, RunConfig()), replay=client, counter=counter, monitor=Monitor(), seed=3
+        )
+
+    first = make()
+    assert first.variable_block().version == 0
+    if steps:
+        for _ in range(steps):
+            first._learner.published.count()
+        first._learner.publish()
+    assert make().variable_block().version == version
+
+
+@pytest.mark.parametrize("error", [DeadlineExceededError, ServerLost])
+def test_a_learner_goes_on_while_replay_does_not_answer(error, monkeypatch):
+    log, environment = InMemoryLogger(), fake(2)
+    agent = DQN(dataclasses.replace(DQN_CONFIG, min_replay_size=10, batch_size=4))
+    spec = specs.make_environment_spec(environment)
+    client = replay.EmbeddedClient(agent.make_tables(spec))
+    setup = Setup(agent, fake, spec, RunConfig(learner_log_period=1))
+    learner = LearnerWorker(setup, replay=client, counter=Counter(), monitor=Monitor(log))
+    adder = agent.make_adder(client, spec)
+    adder.add_first(environment.reset())
+    for _ in range(20):
+        action = np.zeros(2, spec.actions.dtype)
+        adder.add(action, environment.step(action))
+
+    def server_info(timeout):
+        raise error("no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(client, "server_info", server_info)
+        learner.step()
+    learner.step()
+    assert ["replay/size" in row for row in log.rows] == [False, True]
+    assert all("loss" in row for row in log.rows)
+
+
+class Kept(dict):
+    """A checkpointer."""
+
+    put = dict.__setitem__
+
+
+@pytest.mark.parametrize("agent", [SAC(SACConfig(hidden_sizes=(8,))), DQN(DQN_CONFIG)], ids=["sac", "dqn"])
+def test_an_evaluator_takes_what_its_policy_needs_and_keeps_that(agent):
+    environment = fake(1, episode_length=3)
+    spec = specs.make_environment_spec(environment)
+    networks = agent.make_networks(spec)
+    learner = agent.make_learner(networks, spec)
+    needed = agent.make_policy(networks, evaluation=True).variables
+    assert needed
+    # The others are not even published.
+    block = VariableBlock({name: learner.parameters()[name] for name in needed})
+    block.publish(5, {name: learner.parameters()[name] for name in needed}, env_steps=50)
+    kept = Kept()
+    make = functools.partial(fake, episode_length=3)
+    config = RunConfig(num_evaluation_episodes=2, evaluate_period=100)
+    setup = Setup(agent, make, spec, config)
+    worker = Evaluator(setup, learner=block, counter=Counter(), monitor=Monitor(), checkpointer=kept)
+    assert worker.evaluate()["variables_version"] == 5
+    assert {name.partition(".")[0] for name in kept["best"]["networks"]} == set(needed)
+    assert kept["evaluator"] == {"env_steps": 0}
