@@ -18,6 +18,7 @@ from __future__ import annotations
 import atexit
 import collections
 import contextlib
+import ctypes
 import itertools
 import logging
 import os
@@ -26,6 +27,7 @@ import sys
 import threading
 from typing import Any
 
+from launch import platforms
 from launch.engines.base import Options, Resources, Unit
 from launch.engines.ray import actor, placement
 from launch.engines.supervised.channel import Channel
@@ -84,6 +86,7 @@ class RayHost(ProcessHost):
     def __init__(self, ray: Any, job: str, units: list[Unit], options: Options, report: Report) -> None:
         self._ray = ray
         self._job = job
+        self._heartbeat_timeout = options.heartbeat_timeout
         self._head = ray.get_runtime_context().gcs_address
         self.report = report
         self._lives: dict[int, _Life] = {}
@@ -115,13 +118,17 @@ class RayHost(ProcessHost):
 
     def close(self) -> None:
         self._closed.set()
-        if self.head_is_dead:  # calls to Ray, and its shutdown, would wait for a minute
+        for life in self._lives.values():
+            life.kill()
+        if self.head_is_dead:  # further calls to Ray, and its shutdown, would wait for a minute
             atexit.unregister(self._ray.shutdown)
             if sys.excepthook.__module__.startswith("ray."):  # tells the head
                 sys.excepthook = sys.__excepthook__
+            if platforms.has("on_exit"):
+                # Ray's threads go on, and end this process with SIGSEGV when it destroys what they use.
+                libc = ctypes.CDLL(None)
+                libc.on_exit(libc._exit, None)
             return
-        for life in self._lives.values():
-            life.kill()
         for life in self._lives.values():
             life.thread.join()
         for group in self._groups.values():
@@ -141,7 +148,8 @@ class RayHost(ProcessHost):
                 failures += 1
         self.head_is_dead = True
         text = f"The head of the Ray cluster at {self._head} does not answer: it died or cannot be reached"
-        self.report({"error": f"{text}. Start a head and launch again."})
+        # Calls of the actors that live still arrive: the nodes stop in order.
+        self.report({"lost": f"{text}. Start a head and launch again."})
 
     # Called by _Life.
 
@@ -164,7 +172,9 @@ class RayHost(ProcessHost):
         elif resources.strategy is not None:
             options["scheduling_strategy"] = resources.strategy
         env, threads = resources.environment(), resources.threads
-        return self._actor_class.options(**options).remote(unit.label, self._job, sys.path, env, threads)
+        return self._actor_class.options(**options).remote(
+            unit.label, self._job, sys.path, env, threads, self._heartbeat_timeout
+        )
 
     def end_process(self, born: dict[str, Any]) -> None:
         """Kills a node's process through another actor on its machine."""
@@ -201,6 +211,11 @@ class _Life:
             if self._over:
                 return
             self._killed.set()
+            if self._host.head_is_dead:  # The supervisor takes the broken channel for the end of the node.
+                if self._actor is not None:
+                    self._actor.leave.options(concurrency_group="end").remote()
+                self._line.shutdown(socket.SHUT_RDWR)
+                return
             if self._actor is None:
                 return
             self._ray.kill(self._actor)
@@ -218,10 +233,10 @@ class _Life:
             reason = f"Ray could not run it: {type(error).__name__}: {error}"
         with self._lock:
             self._over = True
-            if self._actor is not None:
+            if self._actor is not None and not self._host.head_is_dead:  # It leaves by itself.
                 with contextlib.suppress(self._ray.exceptions.RayError):
                     self._ray.kill(self._actor)
-                self._actor = None
+            self._actor = None
         self._host.report({"exit": self._number, "code": code, "reason": reason if code else None})
         self._line.close()
 
@@ -253,6 +268,8 @@ class _Life:
                 actor = self._actor = self._host.place(self._unit, self._resources)
             born = actor.born.remote()
             while not ray.wait([born], timeout=_PATIENCE)[0]:
+                if self._host.head_is_dead:
+                    return None
                 _log.warning(
                     "node %r waits for a machine with %s; free in the cluster: %s",
                     self._unit.label,

@@ -44,7 +44,7 @@ _log = logging.getLogger("launch")
 _GONE = ("closed", "failed", "killed")
 _EXIT_GRACE = 2.0  # seconds for a failed or closed node to exit
 _REPORT_S = 10.0  # for the host's report on a process that has ended
-_UNREPORTED = "The process ended. The fork server was lost, so that the exit code is not known."
+_UNREPORTED = "The process ended. What started it was lost, so that the exit code is not known."
 _MOST_UNREAD = 1 << 16  # orders that may wait for a node that does not read
 _MOST_ERRORS = 10  # unexpected errors of the supervisor after which it gives up stopping in order
 
@@ -73,7 +73,6 @@ class SupervisedJob(Job):
         self._status_at = 0.0
         self._files = Files()
         self._host_is_lost = False  # Nothing can be forked, and only a broken channel shows an end.
-        self._is_cut_off = False  # Nothing reaches the processes.
         self._errors = 0
         self._oom_kills = platforms.oom_kills()
         if options.directory is not None:
@@ -169,8 +168,6 @@ class SupervisedJob(Job):
         # or is so below, then takes no node for silent whose messages it has not read.
         listened = time.monotonic()
         self._listen(self._pause())
-        if self._is_cut_off:  # The ends of the processes would not be reported.
-            return True
         self._look_at_clock(listened)
         self.outcome.notify()
         return False
@@ -236,9 +233,6 @@ class SupervisedJob(Job):
             self._hear_all(process, messages)
 
     def _hear_host(self, message: dict[str, Any]) -> None:
-        if "error" in message:
-            self.outcome.fail(LaunchError(message["error"]))
-            self._is_cut_off = True
         if "lost" in message:
             self._lose_host(message["lost"])
         if "forked" in message and message["forked"] in self._by_number:

@@ -168,3 +168,4 @@ def test_the_death_of_the_head_ends_the_program(machines, monkeypatch):
         assert machine_of(job)
         fake_ray.cluster.head.close()
         job.wait(timeout=PATIENCE)
+    assert {node["state"] for node in job.nodes()} == {"closed"}  # They have stopped in order.
