@@ -86,13 +86,13 @@ class RayHost(ProcessHost):
     def __init__(self, ray: Any, job: str, units: list[Unit], options: Options, report: Report) -> None:
         self._ray = ray
         self._job = job
-        self._heartbeat_timeout = options.heartbeat_timeout
         self._head = ray.get_runtime_context().gcs_address
         self.report = report
         self._lives: dict[int, _Life] = {}
         self._names = itertools.count(1)
         self._closed = threading.Event()
         self.head_is_dead = False
+        self.leaving: list[Any] = []  # the calls of `HostActor.leave`
         self._groups: dict[str, Any] = {}
         self._actor_class = ray.remote(
             concurrency_groups=actor.CONCURRENCY_GROUPS, max_restarts=0, max_task_retries=0
@@ -121,6 +121,8 @@ class RayHost(ProcessHost):
         for life in self._lives.values():
             life.kill()
         if self.head_is_dead:  # further calls to Ray, and its shutdown, would wait for a minute
+            if self.leaving:
+                self._ray.wait(self.leaving, num_returns=len(self.leaving), timeout=_SILENCE)
             atexit.unregister(self._ray.shutdown)
             if sys.excepthook.__module__.startswith("ray."):  # tells the head
                 sys.excepthook = sys.__excepthook__
@@ -148,7 +150,7 @@ class RayHost(ProcessHost):
                 failures += 1
         self.head_is_dead = True
         text = f"The head of the Ray cluster at {self._head} does not answer: it died or cannot be reached"
-        # Calls of the actors that live still arrive: the nodes stop in order.
+        # Calls of the actors still arrive: the nodes stop in order.
         self.report({"lost": f"{text}. Start a head and launch again."})
 
     # Called by _Life.
@@ -172,9 +174,7 @@ class RayHost(ProcessHost):
         elif resources.strategy is not None:
             options["scheduling_strategy"] = resources.strategy
         env, threads = resources.environment(), resources.threads
-        return self._actor_class.options(**options).remote(
-            unit.label, self._job, sys.path, env, threads, self._heartbeat_timeout
-        )
+        return self._actor_class.options(**options).remote(unit.label, self._job, sys.path, env, threads)
 
     def end_process(self, born: dict[str, Any]) -> None:
         """Kills a node's process through another actor on its machine."""
@@ -211,16 +211,19 @@ class _Life:
             if self._over:
                 return
             self._killed.set()
-            if self._host.head_is_dead:  # The supervisor takes the broken channel for the end of the node.
-                if self._actor is not None:
-                    self._actor.leave.options(concurrency_group="end").remote()
-                self._line.shutdown(socket.SHUT_RDWR)
-                return
             if self._actor is None:
                 return
-            self._ray.kill(self._actor)
-            if self._born is not None:
+            self._end(self._actor)
+            if self._host.head_is_dead:  # The supervisor takes the broken channel for the end of the node.
+                self._line.shutdown(socket.SHUT_RDWR)
+            elif self._born is not None:
                 self._host.end_process(self._born)
+
+    def _end(self, actor: Any) -> None:
+        if self._host.head_is_dead:  # Ray asks the head to end an actor.
+            self._host.leaving.append(actor.leave.options(concurrency_group="in").remote())
+        else:
+            self._ray.kill(actor)
 
     def _run(self) -> None:
         code, reason = -9, None
@@ -233,10 +236,9 @@ class _Life:
             reason = f"Ray could not run it: {type(error).__name__}: {error}"
         with self._lock:
             self._over = True
-            if self._actor is not None and not self._host.head_is_dead:  # It leaves by itself.
-                with contextlib.suppress(self._ray.exceptions.RayError):
-                    self._ray.kill(self._actor)
-            self._actor = None
+        if self._actor is not None:
+            with contextlib.suppress(self._ray.exceptions.RayError):
+                self._end(self._actor)
         self._host.report({"exit": self._number, "code": code, "reason": reason if code else None})
         self._line.close()
 
@@ -268,8 +270,6 @@ class _Life:
                 actor = self._actor = self._host.place(self._unit, self._resources)
             born = actor.born.remote()
             while not ray.wait([born], timeout=_PATIENCE)[0]:
-                if self._host.head_is_dead:
-                    return None
                 _log.warning(
                     "node %r waits for a machine with %s; free in the cluster: %s",
                     self._unit.label,

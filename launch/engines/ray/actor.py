@@ -13,7 +13,6 @@ import select
 import socket
 import sys
 import threading
-import time
 from typing import Any
 
 from launch import platforms
@@ -24,8 +23,8 @@ from launch.rpc import sockets
 
 _PIECE = 1 << 16
 #: The concurrency groups: each method names the one whose thread runs it.
-CONCURRENCY_GROUPS = {"life": 1, "out": 1, "in": 1, "end": 1}
-_LEAVE_S = 10.0  # After the end of the node, for Ray to end this process. It cannot if its head is lost.
+CONCURRENCY_GROUPS = {"life": 1, "out": 1, "in": 1}
+_LEAVE_S = 0.1
 
 
 class HostActor:
@@ -37,18 +36,9 @@ class HostActor:
       path: the launcher's `sys.path`.
       env: environment variables.
       threads: number of threads for OpenMP, BLAS and torch.
-      patience: seconds without a call of `take` after which the launcher is lost; None waits without an end.
     """
 
-    def __init__(
-        self,
-        label: str,
-        job: str,
-        path: list[str],
-        env: dict[str, str],
-        threads: int,
-        patience: float | None = None,
-    ) -> None:
+    def __init__(self, label: str, job: str, path: list[str], env: dict[str, str], threads: int) -> None:
         self._label = label
         self._job = job
         self._threads = threads
@@ -56,9 +46,6 @@ class HostActor:
         sys.path += [entry for entry in path if entry not in sys.path and os.path.isdir(entry or ".")]
         self._ours, theirs = socket.socketpair()
         self._channel = Channel(theirs)
-        self._patience = patience
-        self._asked_at = time.monotonic()
-        self._is_over = threading.Event()
 
     def __repr__(self) -> str:
         return self._label
@@ -83,35 +70,19 @@ class HostActor:
         if "torch" in sys.modules:
             sys.modules["torch"].set_num_threads(self._threads)
         address = ray.util.get_node_ip_address()
-        threading.Thread(target=self._watch, name="launch-watch", daemon=True).start()
         code = node_process.run(self._channel, f"[{address}]" if ":" in address else address)
         output.close()
         os.close(memory)
         root = platforms.shared_memory_root()
         sockets.remove_abandoned_directories(root, f"lp-{self._job}")  # if it was the last
-        self._is_over.set()
         return code
 
     def leave(self) -> None:
-        """Ends this process, for a launcher without a head, which can ask Ray for nothing."""
-        os._exit(1)
-
-    def _watch(self) -> None:
-        """Breaks the node's channel when the launcher is lost, so that the node stops and closes."""
-        left: float | None = self._patience
-        while not self._is_over.wait(left):
-            if self._patience is not None:
-                left = self._asked_at + self._patience - time.monotonic()
-                if left <= 0:
-                    self._ours.shutdown(socket.SHUT_RDWR)
-                    self._is_over.wait()
-                    break
-        time.sleep(_LEAVE_S)
-        os._exit(0)
+        """Ends this process once the call is answered, for a launcher whose Ray has no head that could."""
+        threading.Timer(_LEAVE_S, os._exit, (1,)).start()
 
     def take(self, timeout: float) -> bytes:
         """Returns the node's next bytes; empty after `timeout` seconds without any."""
-        self._asked_at = time.monotonic()
         readable, _, _ = select.select([self._ours], [], [], timeout)
         return self._ours.recv(_PIECE) if readable else b""
 
