@@ -33,7 +33,6 @@ from launch.engines.ray import actor, placement
 from launch.engines.supervised.channel import Channel
 from launch.engines.supervised.job import SupervisedJob
 from launch.engines.supervised.process import ProcessHost, Report
-from launch.engines.supervised.runtime import Entry
 from launch.errors import LaunchError
 
 _SILENCE = 1.0  # timeout of one read from a node, in seconds
@@ -49,43 +48,38 @@ _log = logging.getLogger("launch")
 class RayJob(SupervisedJob):
     """A program of Ray actors."""
 
-    _server: RayHost
+    def _open(self) -> tuple[None, ProcessHost]:
+        ray = _import_ray()
+        if not ray.is_initialized():
+            _connect(ray)
+            self._at_end.callback(ray.shutdown)
+        if os.environ.get("LAUNCH_AUTOSCALING", "0") == "0":
+            self._check_placement(placement.hosts_of(ray))
+        return None, RayHost(ray, self._job, self._units, self._options, self._report, self._at_end)
 
-    def _open(self) -> tuple[dict[int, Entry], ProcessHost]:
-        self._ray = _import_ray()
-        self._owns_ray = not self._ray.is_initialized()
-        if self._owns_ray:
-            _connect(self._ray)
-        try:
-            if os.environ.get("LAUNCH_AUTOSCALING", "0") == "0":
-                self._check_placement()
-            return self._find_entries(None), RayHost(
-                self._ray, self._job, self._units, self._options, self._report
-            )
-        except BaseException:
-            if self._owns_ray:
-                self._ray.shutdown()
-            raise
-
-    def _check_placement(self) -> None:
+    def _check_placement(self, hosts: dict[str, dict[str, float]]) -> None:
         counts = {**collections.Counter(unit.group for unit in self._units), **self._options.min_nodes}
         groups = {
             group: (self._options.resources.get(group, Resources()), count) for group, count in counts.items()
         }
-        placement.check(groups, placement.hosts_of(self._ray))
-
-    def _clean_up(self) -> None:
-        # Ray's shutdown would wait a minute for a dead head.
-        if self._owns_ray and not self._server.head_is_dead:
-            self._ray.shutdown()
+        placement.check(groups, hosts)
 
 
 class RayHost(ProcessHost):
     """Creates Ray actors; one thread of the launcher per actor carries its messages."""
 
-    def __init__(self, ray: Any, job: str, units: list[Unit], options: Options, report: Report) -> None:
+    def __init__(
+        self,
+        ray: Any,
+        job: str,
+        units: list[Unit],
+        options: Options,
+        report: Report,
+        at_end: contextlib.ExitStack,
+    ) -> None:
         self._ray = ray
         self._job = job
+        self._at_end = at_end  # It may shut Ray down.
         self._head = ray.get_runtime_context().gcs_address
         self.report = report
         self._lives: dict[int, _Life] = {}
@@ -123,6 +117,7 @@ class RayHost(ProcessHost):
         if self.head_is_dead:  # further calls to Ray, and its shutdown, would wait for a minute
             if self.leaving:
                 self._ray.wait(self.leaving, num_returns=len(self.leaving), timeout=_SILENCE)
+            self._at_end.pop_all()
             atexit.unregister(self._ray.shutdown)
             if sys.excepthook.__module__.startswith("ray."):  # tells the head
                 sys.excepthook = sys.__excepthook__

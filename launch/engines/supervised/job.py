@@ -52,7 +52,7 @@ _MOST_ERRORS = 10  # unexpected errors of the supervisor after which it gives up
 class SupervisedJob(Job):
     """A program of processes. `stop`, `status`, `wait` and `client` are safe to use from any thread.
 
-    A subclass implements `_open` and `_clean_up`.
+    A subclass implements `_open`.
     """
 
     def __init__(self, program: Program, engine: str, options: Options) -> None:
@@ -78,7 +78,19 @@ class SupervisedJob(Job):
         if options.directory is not None:
             os.makedirs(os.path.join(options.directory, "logs"), exist_ok=True)
         self._inbox, self._outbox = map(Channel, socket.socketpair())  # of the supervisor, from any thread
-        self._entries, self._server = self._open()
+        self._at_end = contextlib.ExitStack()  # Removes what the engine has made, after all processes.
+        try:
+            folder, self._server = self._open()
+        except BaseException:
+            self._at_end.close()
+            raise
+        self._entries = {}
+        for leaf in (leaf for unit in self._units for leaf in unit.leaves):
+            node, label = leaf.node, leaf.context.label
+            address = None if folder is None else f"ipc://{folder}/{node.node_id}"
+            self._entries[node.node_id] = Entry(
+                label, node.description, node.serves, address, node.client_options
+            )
         self._runtime: RemoteRuntime = RemoteRuntime(self._job, self._entries, self._keys, self.stop)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._inbox, selectors.EVENT_READ)
@@ -104,23 +116,8 @@ class SupervisedJob(Job):
     # Methods that engines implement.
 
     @abc.abstractmethod
-    def _open(self) -> tuple[dict[int, Entry], ProcessHost]:
-        """Returns the entry of each node, as far as it is known, and the host that creates the processes."""
-
-    def _find_entries(self, folder: str | None) -> dict[int, Entry]:
-        """Returns the nodes' entries: sockets in `folder`; for None, addresses that nodes report later."""
-        entries = {}
-        for leaf in (leaf for unit in self._units for leaf in unit.leaves):
-            node = leaf.node
-            address = None if folder is None else f"ipc://{folder}/{node.node_id}"
-            entries[node.node_id] = Entry(
-                leaf.context.label, node.description, node.serves, address, node.client_options
-            )
-        return entries
-
-    @abc.abstractmethod
-    def _clean_up(self) -> None:
-        """Removes the engine's own resources, after all processes have ended."""
+    def _open(self) -> tuple[str | None, ProcessHost]:
+        """Returns the folder of the nodes' sockets (None: nodes report addresses), and the host."""
 
     def _report(self, message: dict[str, Any]) -> None:
         """Wakes the supervisor with a report, a `launch.engines.supervised.process.Report` or `{}`."""
@@ -482,7 +479,7 @@ class SupervisedJob(Job):
         self._inbox.close()  # nothing is read any more: a report must not wait until there is room for it
         # Processes that are left see their channels break, as when the launcher dies: they stop and close.
         leave = functools.partial(deactivate, self._runtime)
-        steps = (self._drop_all, self._server.close, self._runtime.close, leave, self._clean_up)
+        steps = (self._drop_all, self._server.close, self._runtime.close, leave, self._at_end.close)
         try:
             for step in steps:
                 self._try(step)  # the others are as necessary
