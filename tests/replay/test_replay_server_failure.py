@@ -163,8 +163,8 @@ def test_no_row_is_ever_torn(fork):
         until(lambda: num_rows(server._store) == 200)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_server_by_itself(tmp_path, number):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_a_server_by_itself(tmp_path, number, code):
     config, keys = tmp_path / "tables.py", str(tmp_path / "keys")
     config.write_text("from framework import replay\ntables = lambda: [replay.Table.queue('q', 10)]")
     command = ["-m", "framework.replay", "--config", str(config), "--keys", keys]
@@ -174,7 +174,7 @@ def test_a_server_by_itself(tmp_path, number):
         with replay.Client(address, curve=CurveKeys.from_file(keys)) as client:
             assert list(client.server_info(timeout=10)) == ["q"]
         child.send_signal(number)
-        assert child.wait(10) == 0
+        assert child.wait(10) == code
     finally:
         child.kill()
         child.communicate()
