@@ -281,36 +281,32 @@ class ReplayConnection:
             limit = _GRACE_S if timeout is None else timeout
         deadline = None if limit is None else time.monotonic() + limit
         try:
-            return self._answer_of(self.post(message), deadline, wait, watch)
+            number = self.post(message)
+            while number not in self.answers:
+                try:
+                    if not self._receive(deadline, watch):
+                        break
+                except Interrupted:
+                    # The server ends the request with an error, or has answered it already.
+                    self.post({"op": "cancel"})
+                    deadline, watch = time.monotonic() + LAST_WORDS_S, False
+            answer = self.answers.pop(number, None)
         except BaseException as error:
             self.end_if_interrupted(error)
             raise
-
-    def _answer_of(self, number: int, deadline: float | None, wait: bool, watch: bool) -> dict[str, Any]:
-        """Waits for the answer of a request; see `request`."""
-        while number not in self.answers:
-            try:
-                if not self._receive(deadline, watch):
-                    break
-            except Interrupted:
-                # The server ends the request with an error, or has answered it already.
-                self.post({"op": "cancel"})
-                deadline, watch = time.monotonic() + LAST_WORDS_S, False
-        answer = self.answers.pop(number, None)
         if answer is None:
             self.close()
-            error: BaseException = DeadlineExceededError(
-                f"the replay server at {self._address} did not answer in time"
-            )
+            text = f"the replay server at {self._address} did not answer in time"
+            failed: BaseException = DeadlineExceededError(text)
         elif "error" in answer:
-            error = unpack_error(answer["error"])
-            if watch and isinstance(error, ServerClosed):
+            failed = unpack_error(answer["error"])
+            if watch and isinstance(failed, ServerClosed):
                 self._note_stop()
         else:
             return answer
-        if wait and not watch and isinstance(error, (DeadlineExceededError, ServerClosed)):
+        if wait and not watch and isinstance(failed, (DeadlineExceededError, ServerClosed)):
             raise Interrupted
-        raise error
+        raise failed
 
     def _receive(self, deadline: float | None, watch: bool) -> bool:
         """Receives one message, an answer or a notice; returns False if none comes before the deadline.

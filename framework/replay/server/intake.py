@@ -74,10 +74,12 @@ class Intake:
         elif self._watches:
             self.peers[descriptor] = _Peer(_memory())
 
-    def hear(self, frame: zmq.Frame) -> None:
-        """Notes a message, of which this is a frame."""
+    def hear(self, frame: zmq.Frame) -> int:
+        """Notes a message, of which this is a frame; returns ZeroMQ's descriptor of its connection."""
+        descriptor = int(frame.get(zmq.SRCFD))
         if self._watches:
-            self._heard.add(descriptor_of(frame))
+            self._heard.add(descriptor)
+        return descriptor
 
     def look(self) -> None:
         """Closes the connections whose messages are too large."""
@@ -137,11 +139,6 @@ class Intake:
             yield connection if place and self._address.endswith(place) else None
         finally:
             connection.detach()
-
-
-def descriptor_of(frame: zmq.Frame) -> int:
-    """Returns ZeroMQ's descriptor of the connection on which a message came."""
-    return int(frame.get(zmq.SRCFD))
 
 
 def _received(connection: socket.socket) -> int | None:

@@ -277,10 +277,11 @@ class Operations:
         batches = []
         for name, number, index, lengths, keys, priorities, episodes in message["items"]:
             table, layout, n = self._tables[name], session.layouts[number], len(index)
+            most = 0 if episodes is None else min(MAX_EPISODES, episodes.shape[-1])
             for label, array, shape, dtype in (
                 ("index", index, (n, layout.width), np.int64),
                 ("keys", keys, (n,), np.uint64),
-                ("episodes", episodes, (n, *_most_episodes(episodes)), np.uint64),
+                ("episodes", episodes, (n, most), np.uint64),
                 ("lengths", lengths, (n, len(layout.groups)), np.int32),
             ):
                 if array is not None and (array.shape != shape or array.dtype != dtype):
@@ -406,10 +407,3 @@ def _number(name: str, value: Any, low: int, high: int) -> int:
     if type(value) is not int or not low <= value <= high:
         raise ValueError(f"{name}: got {value!r}, expected a number from {low} to {high}. Ask for less.")
     return value
-
-
-def _most_episodes(episodes: Any) -> tuple[int, ...]:
-    """The second dimension of `episodes` [n, m], if it is within limits."""
-    return (
-        episodes.shape[1:2] if episodes is not None and episodes.size <= MAX_EPISODES * len(episodes) else ()
-    )

@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import zmq
@@ -194,8 +194,7 @@ class Service:
                 return
             self.messages += 1
             try:
-                frames = self._receive_frames()
-                op, number, message = _parse(frames)
+                op, number, message, descriptor = self._receive_message()
             except wire.MalformedMessage as error:
                 # No message of one peer may end the service of the others.
                 self.malformed += 1
@@ -205,26 +204,34 @@ class Service:
                     )
                 continue
             try:
-                self._carry_out(identity.bytes, frames[0], op, number, message)
+                self._carry_out(identity.bytes, descriptor, op, number, message)
             except Exception as error:
                 self._note(error, f"message {op!r} of a client")
 
-    def _receive_frames(self) -> list[zmq.Frame]:
-        """Receives the frames of a message, which are all there, but only as many as a message may have.
+    def _receive_message(self) -> tuple[str, int | None, dict[str, Any], int]:
+        """Receives a message, whose frames are all there; returns its operation, its number, and all of it.
+
+        The last value is ZeroMQ's descriptor of its connection.
 
         Raises:
-          MalformedMessage: There are more, or they are too large; the connection is closed.
+          MalformedMessage: It does not follow the protocol. If it has too many or too large frames, the
+            connection is closed.
         """
         frames = [self._socket.recv(copy=False)]
-        self._intake.hear(frames[0])
+        descriptor = self._intake.hear(frames[0])
         while frames[-1].more and len(frames) <= wire.MAX_ARRAYS:
             frames.append(self._socket.recv(copy=False))
         excess = frames[-1].more
         num_bytes = sum(map(len, frames)) if len(frames) > 1 else 0
         if not excess and num_bytes <= self._limits.max_message_bytes:
-            return frames
+            message = wire.decode(frames)
+            op, number = message.get("op"), message.get("id")
+            if type(op) is str and (number is None or type(number) is int):
+                return op, number, message, descriptor
+            raise wire.MalformedMessage(
+                f"op, id: got {type(op).__name__}, {type(number).__name__}, expected a string and an integer"
+            )
         what = f"a message of {len(frames)} frames or more, {num_bytes} bytes"
-        descriptor = intake.descriptor_of(frames[0])
         frames.clear()
         # Before the connection is closed: the rest of the message would go with it.
         while excess:
@@ -239,7 +246,7 @@ class Service:
             raise error
 
     def _carry_out(
-        self, identity: bytes, frame: zmq.Frame, op: str, number: int | None, message: dict[str, Any]
+        self, identity: bytes, descriptor: int, op: str, number: int | None, message: dict[str, Any]
     ) -> None:
         session = self._sessions.get(identity)
         if session is not None and op == "hello":
@@ -255,7 +262,7 @@ class Service:
         answer: Reply | Request | Exception | None
         try:  # only what reads the fields of the message
             if session is None:
-                session = ClientSession(identity, intake.descriptor_of(frame))
+                session = ClientSession(identity, descriptor)
                 answer = self._handler.open(session, message)
                 answer["max_message_bytes"] = self._limits.max_message_bytes
                 self._sessions[identity] = session
@@ -435,14 +442,3 @@ class Service:
         self._socket.disable_monitor()
         monitor.close(linger=0)
         self._socket.close(linger=1000)  # milliseconds to deliver the last answers
-
-
-def _parse(frames: Sequence[Any]) -> tuple[str, int | None, dict[str, Any]]:
-    """Returns the operation, the client's number and all of a message; raises MalformedMessage."""
-    message = wire.decode(frames)
-    op, number = message.get("op"), message.get("id")
-    if type(op) is not str or not (number is None or type(number) is int):
-        raise wire.MalformedMessage(
-            f"op, id: got {type(op).__name__}, {type(number).__name__}, expected a string and an integer"
-        )
-    return op, number, message
