@@ -236,9 +236,7 @@ class BatchWriter:
         """
         held = self._streams.get(stream)
         if held is None or column not in held.names:
-            raise ValueError(
-                f"slice: got column {column!r} of stream {stream!r}, expected one that was appended to."
-            )
+            raise ValueError(f"slice: got column {column!r} of stream {stream!r}, expected one with rows.")
         if type(rows) is not np.ndarray or rows.dtype != np.int64:
             rows = np.asarray(rows, np.int64)
         return Slice(held.stream, held.names[column], rows, None if lengths is None else np.asarray(lengths))

@@ -89,9 +89,7 @@ class DmReverbClient(ServerTables, BaseClient):
             elif more > 0:
                 self._fetch(table, more)
             elif deadline is not None and time.monotonic() >= deadline:
-                raise DeadlineExceededError(
-                    f"table {table!r}: got fewer than {n} samples within {timeout} s."
-                )
+                raise DeadlineExceededError(f"table {table!r}: got fewer than {n} samples in {timeout} s.")
             elif not self.concurrent:
                 raise WouldBlockError(
                     f"table {table!r}: the rate limiter refuses {missing} of {n} samples, and no other "

@@ -178,9 +178,7 @@ class Operations:
         """Answers `hello`."""
         protocol = hello.get("protocol")
         if type(protocol) is not int or protocol != wire.PROTOCOL:
-            raise ValueError(
-                f"protocol: got {protocol!r}, expected {wire.PROTOCOL}. Use the same version on both sides."
-            )
+            raise ValueError(f"protocol: got {protocol!r}, expected {wire.PROTOCOL}. Use one version.")
         nonce = hello.get("nonce")
         proof = Proof(nonce, self.address).answer(self._memory.secret) if type(nonce) is bytes else None
         return {

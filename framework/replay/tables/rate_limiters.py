@@ -51,9 +51,7 @@ class RateLimiter:
         if min_size_to_sample < 1:
             raise ValueError(f"min_size_to_sample: got {min_size_to_sample}, expected at least 1.")
         if not max_diff > min_diff:
-            raise ValueError(
-                f"min_diff, max_diff: got [{min_diff}, {max_diff}], expected a window that is not empty."
-            )
+            raise ValueError(f"min_diff, max_diff: got [{min_diff}, {max_diff}], expected min < max.")
         self.samples_per_insert = float(samples_per_insert)
         self.min_size_to_sample = int(min_size_to_sample)
         self.min_diff = float(min_diff)

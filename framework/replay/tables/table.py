@@ -80,9 +80,7 @@ class Table:
                 f"most max_size, {max_size}: it could never be sampled."
             )
         if extensions:
-            raise ValueError(
-                f"table {name!r}, extensions: got {extensions}, expected none; they are not supported."
-            )
+            raise ValueError(f"table {name!r}, extensions: got {extensions}, expected none: there are none.")
         owners = {"sampler": sampler.owner, "remover": remover.owner, "rate_limiter": rate_limiter.owner}
         if remover is sampler:
             owners["remover"] = name
