@@ -283,12 +283,16 @@ class BatchWriter:
             keys = np.arange(self._next_key, self._next_key + len(index), dtype=np.uint64)
             self._next_key += len(index)
             items = NewItems(index, keys, priorities, lengths, episodes)
-            self._items.append((self._check(table, layout, items), items))
+            into = self._check(table, layout, items)
             self._created += len(index)
-            self.num_pending += len(index)
-            self._fill(len(index) / self._held_back)
-            if self._items and self._concurrent:
-                self._late.call_later(self._push_late, _DELAY_S)
+            if left := len(index) - items.done:
+                self._items.append((into, items))
+                self.num_pending += left
+                self._filled += left / self._held_back
+                if self._filled >= 1.0:
+                    self._push()
+                if self._items and self._concurrent:
+                    self._late.call_later(self._push_late, _DELAY_S)
         if self.num_pending > self._max_in_flight:
             self._wait(timeout, self._max_in_flight)
         return items.keys | np.uint64(self.shard << SHARD_SHIFT) if self.shard else items.keys
@@ -412,7 +416,10 @@ class BatchWriter:
     # --- a subclass's part ---
 
     def _check(self, table: str, layout: Layout, items: NewItems) -> Any:
-        """Checks items of rows that the writer holds; returns what their table is in the queue."""
+        """Checks items of rows that the writer holds; returns what their table is in the queue.
+
+        May insert them, the first `items.done`.
+        """
         raise NotImplementedError
 
     def _push(self) -> None:
@@ -426,12 +433,6 @@ class BatchWriter:
     def _settle(self) -> None:
         """Inserts all items that have room, when something is to be read."""
         self._push()
-
-    def _fill(self, share: float) -> None:
-        """Notes that the queue has more in it; inserts it once it is full."""
-        self._filled += share
-        if self._filled >= 1.0:
-            self._push()
 
     def _wait(self, timeout: float | None, keep: int) -> None:
         """Waits until at most `keep` items are pending; see `flush`. Called without the lock."""

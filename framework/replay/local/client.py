@@ -212,6 +212,7 @@ class LocalWriter(BatchWriter):
         writers, has_room = client.store.writers, lambda table, n: client.tables[table].can_insert(n)
         super().__init__(client.store, max_in_flight_items, writers, has_room)
         self._tables = client.tables
+        self._rows = client.store
         self._concurrent = client.concurrent
         self._interrupted = client.is_interrupted
         self._held_back = min(self._held_back, self._max_in_flight)
@@ -242,8 +243,9 @@ class LocalWriter(BatchWriter):
     def _check(self, table: str, layout: Layout, items: NewItems) -> Table:
         into = self._tables[table]
         into.check_items(layout, items)
-        # A batch goes straight in if no items wait before it. Nothing is held back from a reader that waits.
-        if (len(items.keys) > 1 and not self._items) or into.waiting.counts[SAMPLERS]:
+        if len(items.keys) > 1 and not self._items:  # A batch goes straight in if no items wait before it.
+            into.insert_now(items)
+        if into.waiting.counts[SAMPLERS]:  # Nothing is held back from a reader that waits.
             self._filled = 1.0
         return into
 
@@ -256,24 +258,25 @@ class LocalWriter(BatchWriter):
             while self._items:
                 table, items = self._items[0]
                 table.insert_now(items)
-                if items.left:
+                if items.done < len(items.keys):
                     break
                 self._items.popleft()
             # Counted anew, because an interrupt may have come before the last count.
-            self.num_pending = sum([items.left for _, items in self._items])
-            self._release_rows(self._created - self.num_pending)
+            self.num_pending = sum([items.left for _, items in self._items]) if self._items else 0
+            if self._releases:
+                self._release_rows(self._created - self.num_pending)
 
     def _free(self, stream: str, rows: np.ndarray) -> None:
         if self.num_pending:
             self._releases.append((self._created, stream, rows.copy()))
         else:
-            super()._free(stream, rows)
+            self._rows.streams[stream].release(rows)
 
     def _release_rows(self, done: int) -> None:
         """Releases the rows to which only the first `done` items may refer."""
         while self._releases and self._releases[0][0] <= done:
             _, stream, rows = self._releases.popleft()
-            super()._free(stream, rows)
+            self._rows.streams[stream].release(rows)
 
     def _wait(self, timeout: float | None, keep: int) -> None:
         if 0 < self.num_pending <= keep:  # those go in with others, or when a table is read

@@ -146,6 +146,12 @@ class ServedWriter(BatchWriter):
         self._message["write"].append([held.stream, rows, copies])
         self._fill(sum(array.nbytes + _ARRAY_BYTES for array in copies.values()) / _SEND_BYTES)
 
+    def _fill(self, share: float) -> None:
+        """Notes that the message has more in it; sends it once it is full."""
+        self._filled += share
+        if self._filled >= 1.0:
+            self._push()
+
     def _free(self, stream: str, rows: np.ndarray) -> None:
         self._message["release"].append((stream, rows.copy()))
         self._fill(len(rows) / _SEND_ROWS)
