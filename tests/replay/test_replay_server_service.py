@@ -295,7 +295,7 @@ def test_a_mistake_of_ours_is_logged_answered_and_ends_the_service_if_it_repeats
         with pytest.raises(RuntimeError, match="a mistake of ours"):
             channel.call({"op": op}, timeout=60, wait=True)
         assert channel.call({"op": "echo", "value": 1})["value"] == 1
-        assert gate.service.defects == time_of_it
+        assert gate.service.defects.count == time_of_it
     assert gate.service.error is None
     with pytest.raises((RuntimeError, ServerClosed)):
         channel.call({"op": op}, timeout=60, wait=True)
@@ -324,7 +324,7 @@ def test_no_request_with_invalid_fields_is_a_defect(gate, channel):
     for value in [0, "text", None, 1 << 70, [], {}]:
         with pytest.raises((IndexError, TypeError)):
             channel.call({"op": "field", "value": value}, timeout=60)
-    assert gate.service.defects == 0
+    assert gate.service.defects.count == 0
     assert channel.call({"op": "echo", "value": 1})["value"] == 1
 
 

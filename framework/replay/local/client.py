@@ -81,10 +81,6 @@ class EmbeddedClient(ReverbApi, BaseClient):
         if checkpointer is not None:
             checkpointer.load(self.tables, self.store)
 
-    def table(self, name: str) -> Table:
-        """Returns a table; `UnknownTableError` if there is none of that name."""
-        return self.tables[name]
-
     def another(self) -> EmbeddedClient:
         """Returns a client of the same tables with writers and an `interrupt` of its own."""
         client = object.__new__(type(self))

@@ -179,7 +179,7 @@ class ReplayConnection:
     # --- messages ---
 
     def post(self, message: dict[str, Any]) -> int:
-        """Sends a message and returns its number; `answers` will have its answer.
+        """Sends a message and returns its number; `answers` will have its answer. The caller ends interrupts.
 
         Raises:
           SessionLost: there is no session, or it is of another process or another server.
@@ -206,9 +206,6 @@ class ReplayConnection:
         except zmq.Again:  # the connection is gone
             self.close()
             raise SessionLost from None
-        except BaseException as error:
-            self.end_if_interrupted(error)
-            raise
         return self._next_id
 
     def wait(self, timeout: float | None, watch: bool = True) -> None:

@@ -78,6 +78,7 @@ class Stream:
       columns: arrays `[capacity, ...]` by name.
       specs: shape of one row and dtype of each column.
       num_leased: number of rows that were ever in use. They are the first rows.
+      num_reserved: number of rows that have memory.
       row_bytes: bytes of one row over all columns, its reference count included.
       kept: the columns that stay when no client has declared them.
     """
@@ -95,18 +96,13 @@ class Stream:
         self._free = np.empty(1024, np.int64)  # a stack
         self._num_free = 0
         self.num_leased = 0
-        self._reserved = 0
+        self.num_reserved = 0
         self.row_bytes = 4
 
     @property
     def num_rows(self) -> int:
         """Rows in use."""
         return self.num_leased - self._num_free
-
-    @property
-    def num_reserved(self) -> int:
-        """Rows that have memory."""
-        return self._reserved
 
     def arrays(self) -> list[np.ndarray]:
         """Returns the arrays `[capacity, ...]` of the columns and of the counts."""
@@ -146,7 +142,7 @@ class Stream:
             )
         store = self._store
         bytes_per_row = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        num_bytes = bytes_per_row * self._reserved
+        num_bytes = bytes_per_row * self.num_reserved
         store.account(self.name, num_bytes)
         try:
             array = store.allocator.allocate(self.name, name, (self.capacity, *shape), dtype)
@@ -163,21 +159,21 @@ class Stream:
         with self._lock:
             array, _ = self.columns.pop(column), self.specs.pop(column)
             self.row_bytes -= array[:1].nbytes
-            self._store.account(self.name, -self._reserved * array[:1].nbytes)
+            self._store.account(self.name, -self.num_reserved * array[:1].nbytes)
             self._store.allocator.free(self.name, column)
 
     def trim(self) -> int:
         """Gives back the memory of the rows after the last one in use; returns how many bytes these had."""
         with self._lock:
             used = np.flatnonzero(self._counts[: self.num_leased])
-            end, reserved = int(used[-1]) + 1 if len(used) else 0, self._reserved
+            end, reserved = int(used[-1]) + 1 if len(used) else 0, self.num_reserved
             if end == reserved:
                 return 0
             free = self._free[: self._num_free]
             free = free[free < end]
             self._free[: len(free)] = free
             # First: rows that are given back must never count as reserved, even after an interrupt.
-            self._num_free, self.num_leased, self._reserved = len(free), min(end, self.num_leased), end
+            self._num_free, self.num_leased, self.num_reserved = len(free), min(end, self.num_leased), end
             for name, array in self.columns.items():
                 size = array[:1].nbytes
                 self._store.allocator.give_back(self.name, name, array, end * size, reserved * size)
@@ -195,7 +191,7 @@ class Stream:
             begin, fresh = self._num_free - reused, n - reused
             rows = self._free[begin : self._num_free].copy()
             if fresh:
-                if self.num_leased + fresh > self._reserved:
+                if self.num_leased + fresh > self.num_reserved:
                     self._reserve(self.num_leased + fresh)
                 rows = np.concatenate([rows, np.arange(self.num_leased, self.num_leased + fresh)])
                 self.num_leased += fresh
@@ -248,19 +244,19 @@ class Stream:
                 f"stream {self.name!r}: got a need for {rows} rows at once, expected at most the capacity, "
                 f"{self.capacity}. Remove items sooner (max_size), or give RowStore a larger capacity."
             )
-        step = max(1, (1 << 20) // self.row_bytes, self._reserved // 8)
-        target = min(self.capacity, max(rows, self._reserved + step))
-        target = max(rows, min(target, self._reserved + self._store.room() // self.row_bytes))
-        num_bytes = (target - self._reserved) * self.row_bytes
+        step = max(1, (1 << 20) // self.row_bytes, self.num_reserved // 8)
+        target = min(self.capacity, max(rows, self.num_reserved + step))
+        target = max(rows, min(target, self.num_reserved + self._store.room() // self.row_bytes))
+        num_bytes = (target - self.num_reserved) * self.row_bytes
         self._store.account(self.name, num_bytes)
         try:
             for name, array in self.columns.items():
                 size = array[:1].nbytes
-                self._store.allocator.reserve(self.name, name, self._reserved * size, target * size)
+                self._store.allocator.reserve(self.name, name, self.num_reserved * size, target * size)
         except BaseException:
             self._store.account(self.name, -num_bytes)
             raise
-        self._reserved = target
+        self.num_reserved = target
 
 
 class RowStore:

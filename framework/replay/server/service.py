@@ -62,7 +62,8 @@ class Service:
       thread: runs the loop, once it is started.
       error: the error that ended the loop; None before, and after `stop`.
       messages: number of received messages.
-      malformed: number of them that do not follow the protocol; the service ignores them.
+      defects: counts messages that failed with an error of this package.
+      malformed: number of messages that do not follow the protocol; the service ignores them.
       probe_delays_s: seconds between the end of a connection and the probes: the peer looks reachable for a
         moment.
       probe_period_s: least seconds between two probes, because idle clients do not read them.
@@ -82,7 +83,7 @@ class Service:
         self.error: BaseException | None = None
         self.messages = 0
         self.malformed = 0
-        self._defects = Defects()
+        self.defects = Defects()
         self._handler = handler
         self._limits = limits = limits or Limits()
         self._intake = watch or Intake("", limits.max_message_bytes, watches=False)
@@ -104,11 +105,6 @@ class Service:
         self._wake = wire.Wake()
 
     # --- called by any thread ---
-
-    @property
-    def defects(self) -> int:
-        """Returns the number of messages that failed with an error of this package."""
-        return self._defects.count
 
     def wake(self) -> None:
         """Tells the loop to try the waiting requests again, because what they wait for may have changed."""
@@ -242,7 +238,7 @@ class Service:
 
     def _note(self, error: Exception, what: str) -> None:
         """Counts a defect; raises it if it repeats."""
-        if self._defects.repeats(error, what):
+        if self.defects.repeats(error, what):
             raise error
 
     def _carry_out(
