@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from framework import nest as nests
 from framework.replay.base import BaseClient, BaseSource
 from framework.replay.contracts import Source
 from framework.replay.errors import DeadlineExceededError, ServerClosed
@@ -55,18 +56,16 @@ class ServedSource(BaseSource):
             answer = connection.call(message, timeout, wait=True)
             drawn = connection.session, answer.get("delivery")
             info = SampleInfo(*[array.copy() for array in answer["info"]])
-            layouts, local = connection.layouts, connection.mapped.local
-            for number, description, files in answer["define"]:
-                layout = Layout.from_wire(description)
-                for file in files:
-                    connection.mapped.column(*file)
-                # A mapped store has what a binding gathers from.
-                layouts[number] = Binding(layout, connection.mapped, table) if local else layout.pack  # type: ignore[arg-type]
-            if local:
+            layouts, mapped = connection.layouts, connection.mapped
+            if mapped.local:
+                for number, description, files in answer["define"]:
+                    for file in files:
+                        mapped.column(*file)
+                    # A mapped store has what a binding gathers from.
+                    layouts[number] = Binding(Layout.from_wire(description), mapped, table)  # type: ignore[arg-type]
                 parts = [(layouts[part[0]], *part[1:]) for part in answer["parts"]]
                 return gather(table, info, parts, out, pad), drawn
-            pack = layouts[answer["layout"]]
-            assert callable(pack)
+            pack = nests.packer(answer["structure"])
             leaves = [
                 _into(array, None if out is None else out[at]) for at, array in enumerate(answer["leaves"])
             ]

@@ -23,7 +23,6 @@ from typing import Any
 
 import zmq
 
-from framework.nest import Pack
 from framework.replay.errors import DeadlineExceededError, ServerClosed, ServerLost
 from framework.replay.rows.layout import Binding
 from framework.replay.shm import MappedStore, Proof
@@ -65,8 +64,7 @@ class ReplayConnection:
       welcome: the server's answer to hello, which describes it.
       session: number of sessions so far; 0 before the first.
       mapped: the columns of the server that this process has mapped.
-      layouts: the layouts that the server has defined in this session: a `Binding` to gather mapped rows, or
-        the function that packs arrays.
+      layouts: the layouts that the server has defined in this session, bound to mapped rows, by number.
       answers: those that were received and not taken yet, by number.
       done: deliveries whose rows were read; the next message reports them. Any thread may append.
     """
@@ -76,7 +74,7 @@ class ReplayConnection:
         self.welcome: dict[str, Any] = {}
         self.session = 0
         self.mapped: MappedStore
-        self.layouts: dict[int, Binding | Pack] = {}
+        self.layouts: dict[int, Binding] = {}
         self.done: collections.deque[int] = collections.deque()
         self._channel = channel
         self._address = ""
