@@ -253,11 +253,8 @@ class ServedWriter(BatchWriter):
             try:
                 while self.num_pending > keep:
                     left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                    if (
-                        self._collect(left, not interrupted)
-                        or deadline is None
-                        or time.monotonic() < deadline
-                    ):
+                    came = self._collect(left, not interrupted)
+                    if came or deadline is None or time.monotonic() < deadline:
                         continue
                     self._settle()  # an answer may be on its way: it comes before the answer to this
                     if self.num_pending > keep:
