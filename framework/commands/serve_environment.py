@@ -14,7 +14,7 @@ from framework import environments
 from framework import nest as nests
 from framework.commands import interrupts
 from framework.commands.options import UsageError, read_pairs
-from framework.environments import environment_server
+from framework.environments.remote import environment_server
 
 
 class _Exported(argparse.Action):

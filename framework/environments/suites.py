@@ -16,8 +16,7 @@ from framework import config_checks
 from framework.config_checks import nearest
 from framework.environments import atari, minatar, multi_agent, tasks, testing
 from framework.environments.envpool import EnvPoolEnvironment
-from framework.environments.external import ExternalEnvironment
-from framework.environments.remote import RemoteEnvironment
+from framework.environments.remote import ExternalEnvironment, RemoteEnvironment
 from framework.environments.single import SingleEnv, call_factory, make_env, takes
 from framework.objects import load_object
 

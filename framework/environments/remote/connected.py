@@ -17,9 +17,9 @@ from framework import nest as nests
 from framework import specs
 from framework.environments.action_masks import MaskChecker
 from framework.environments.base import BatchedEnvironment, EnvironmentFault
-from framework.environments.environment_server import UnreadableMessage
 from framework.environments.fields import STEP_TYPE, FieldChecker, step_checkers
-from framework.environments.spec_data import parse_environment_spec
+from framework.environments.remote.environment_server import UnreadableMessage
+from framework.environments.remote.spec_data import parse_environment_spec
 from framework.types import MultiAgentTimeStep, Nest
 from launch.defects import Defects
 from launch.texts import printable
