@@ -105,28 +105,22 @@ class NStepTransitionAdder(BlockAdder):
         """Returns the specs of one item, for `replay.Table(signature=...)`."""
         rewards, discounts = broadcast_structures(environment_spec.rewards, environment_spec.discounts)
 
-        def reward_spec(reward: Any, discount: Any) -> dm_specs.Array:
-            shape = np.broadcast_shapes(reward.shape, discount.shape)
-            dtype = np.result_type(result_dtype(reward.dtype), result_dtype(discount.dtype))
-            return dm_specs.Array(shape, dtype, name=reward.name)
+        def summed(spec: Any, *others: Any) -> dm_specs.Array:
+            shape = np.broadcast_shapes(spec.shape, *(other.shape for other in others))
+            dtype = np.result_type(*(result_dtype(each.dtype) for each in (spec, *others)))
+            return dm_specs.Array(shape, dtype, name=spec.name)
 
-        def discount_spec(discount: Any) -> dm_specs.Array:
-            return dm_specs.Array(discount.shape, result_dtype(discount.dtype), name=discount.name)
-
-        extras = () if is_absent(extras_spec) else extras_spec
+        observations, extras = environment_spec.observations, () if is_absent(extras_spec) else extras_spec
         if one_step:
-            reward = tree.map_structure(
-                lambda spec: dm_specs.Array(spec.shape, result_dtype(spec.dtype), name=spec.name),
-                environment_spec.rewards,
-            )
-            discount = tree.map_structure(discount_spec, environment_spec.discounts)
-            extras = OneStep(reward, discount, environment_spec.observations, extras)
+            reward = tree.map_structure(summed, environment_spec.rewards)
+            discount = tree.map_structure(summed, environment_spec.discounts)
+            extras = OneStep(reward, discount, observations, extras)
         return Transition(
-            observation=environment_spec.observations,
+            observation=observations,
             action=environment_spec.actions,
-            reward=tree.map_structure(reward_spec, rewards, discounts),
-            discount=tree.map_structure(discount_spec, discounts),
-            next_observation=environment_spec.observations,
+            reward=tree.map_structure(summed, rewards, discounts),
+            discount=tree.map_structure(summed, discounts),
+            next_observation=observations,
             extras=extras,
         )
 
