@@ -15,6 +15,7 @@ import numpy as np
 import tree
 
 from framework import specs
+from framework.config_checks import whole_number
 from framework.types import Nest
 
 _DEFAULT_SPEC = specs.EnvironmentSpec(
@@ -238,8 +239,7 @@ class MaskedEnvironment(_Episodes):
     _MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))
 
     def __init__(self, size: int = 4, truncate: bool = False, seed: int | None = None):
-        if size < 2:
-            raise ValueError(f"size: got {size}, expected at least 2 cells.")
+        size = whole_number("size", size, 2)
         self._size, self._length, self._truncate = size, 2 * (size - 1), truncate
         self._rng = np.random.default_rng(seed)
         board = specs.BoundedArray((4 * size,), np.float32, 0.0, 1.0, name="board")
