@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import tree
 
+from framework import interrupts
 from framework.checkpoints.checkpointer import explain
-from framework.commands import interrupts
 from framework.commands.options import Allow, Checkpoint, CommandError, Run, check_at_least, parse
 from framework.programs.loading import LoadedPolicy, load_policy
 from framework.runs.run_folder import RunFolder

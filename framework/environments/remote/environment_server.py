@@ -1,4 +1,4 @@
-# ruff: noqa: B905, UP035  (Python 3.8)
+# ruff: noqa: B905, E402, UP035  (Python 3.8)
 """Serves environments to a run of Repertory from a separate process.
 
 This file imports nothing of Repertory: copy it to where the environment is, another host or another Python.
@@ -24,16 +24,26 @@ with several agents the step type of each. An env whose last step was LAST begin
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+
+
+def _leave(*_: object) -> None:
+    os.write(2, b"Interrupted.\n")
+    os._exit(130)
+
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+    signal.signal(signal.SIGINT, _leave)  # The imports take long, and leave nothing to clean up.
+
 import argparse
 import contextlib
 import difflib
 import importlib
 import inspect
 import itertools
-import os
 import re
-import signal
-import sys
 import time
 import traceback
 from typing import Any, Callable, Iterator, Sequence
@@ -650,7 +660,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parse(make_parser("environment_server.py", names=names), arguments)
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
-    return run(lambda: EnvironmentsOf(find(chosen.environment)), chosen)
+    interrupted: list[bool] = []
+
+    def interrupt(*_: Any) -> None:
+        interrupted.append(True)
+        raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, interrupt)  # From here on there is something to close.
+    code = run(lambda: EnvironmentsOf(find(chosen.environment)), chosen)
+    if interrupted:
+        print("Interrupted.", file=sys.stderr)
+    return 130 if interrupted else code
 
 
 if __name__ == "__main__":
