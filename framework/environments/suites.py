@@ -274,24 +274,24 @@ def _show(shown: slice, observation: np.ndarray) -> np.ndarray:
     return observation[..., shown]
 
 
+def _shown(shown: slice, box: Any) -> Any:
+    return type(box)(_show(shown, box.low), _show(shown, box.high))
+
+
 def _hidden(whole: str, shown: slice, **kwargs: Any) -> Any:
     import gymnasium
 
     environment: Any = _make_gymnasium(gymnasium.spec(whole), **kwargs)
-    box = environment.observation_space
-    space = gymnasium.spaces.Box(box.low[shown], box.high[shown])
-    return gymnasium.wrappers.TransformObservation(environment, functools.partial(_show, shown), space)
+    show, space = functools.partial(_show, shown), _shown(shown, environment.observation_space)
+    return gymnasium.wrappers.TransformObservation(environment, show, space)
 
 
 def _hidden_vector(whole: str, shown: slice, num_envs: int, **options: Any) -> Any:
     import gymnasium
 
     environment = _make_gymnasium_vector(gymnasium.spec(whole), num_envs, **options)
-    spaces = [
-        gymnasium.spaces.Box(box.low[..., shown], box.high[..., shown])
-        for box in (environment.observation_space, environment.single_observation_space)
-    ]
-    show = functools.partial(_show, shown)
+    boxes = environment.observation_space, environment.single_observation_space
+    show, spaces = functools.partial(_show, shown), [_shown(shown, box) for box in boxes]
     return gymnasium.wrappers.vector.TransformObservation(environment, show, *spaces)
 
 
