@@ -119,13 +119,7 @@ def module_of(environment: str) -> str | None:
     suite, separator, name = environment.partition(":")
     if suite == "gymnasium" or suite not in SUITES:
         return (name.rpartition(":")[0] if suite in SUITES else suite if separator else "") or None
-    if suite == "pettingzoo":
-        try:
-            own = f"mpe2{name[3:]}" if name.startswith("mpe.") else f"pettingzoo.{name}"
-            return None if importlib.util.find_spec(own) is not None else name
-        except (ImportError, ValueError):
-            return name
-    return None
+    return name if suite == "pettingzoo" and _pettingzoo_module(name) == name else None
 
 
 def _gymnasium(full: str, name: str, options: dict[str, Any]) -> EnvironmentSource:
@@ -244,23 +238,27 @@ def _make_minigrid(spec: Any, **kwargs: Any) -> Any:
     )
 
 
-def _pettingzoo(full: str, name: str, options: dict[str, Any]) -> EnvironmentSource:
+def _pettingzoo_module(name: str) -> str:
+    """PettingZoo's own module of an environment, or `name` if it has none."""
     # MPE has a package of its own since PettingZoo 1.25.
-    module = f"mpe2{name[3:]}" if name.startswith("mpe.") else name
-    make_one = None
-    for path in (f"pettingzoo.{module}", module):
-        try:
-            make_one = getattr(importlib.import_module(path), "parallel_env", None)
-            break
-        except ModuleNotFoundError as error:
-            if not path.startswith(error.name or path):  # The module exists and needs another package.
-                raise ImportError(f"{full!r} needs {error.name}, which is not installed.") from error
-    if make_one is None:
+    own = f"mpe2{name[3:]}" if name.startswith("mpe.") else f"pettingzoo.{name}"
+    try:
+        return name if importlib.util.find_spec(own) is None else own
+    except (ImportError, ValueError):
+        return name
+
+
+def _pettingzoo(full: str, name: str, options: dict[str, Any]) -> EnvironmentSource:
+    module = _pettingzoo_module(name)
+    try:
+        return EnvironmentSource(full, importlib.import_module(module).parallel_env, options)
+    except (ModuleNotFoundError, AttributeError) as error:
+        if isinstance(error, ModuleNotFoundError) and not module.startswith(error.name or module):
+            raise ImportError(f"{full!r} needs {error.name}, which is not installed.") from error
         raise ValueError(
-            f"unknown environment {full!r}: got no module pettingzoo.{module} or {module} with a function "
+            f"unknown environment {full!r}: got no module pettingzoo.{name} or {name} with a function "
             "parallel_env. Write 'pettingzoo:mpe.simple_spread_v3' or 'pettingzoo:butterfly.pistonball_v6'."
-        )
-    return EnvironmentSource(full, make_one, options)
+        ) from error
 
 
 # Environments that hide the velocities: the whole one, and the rest of its observation.
