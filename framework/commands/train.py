@@ -121,7 +121,8 @@ def _start(agent: core.Agent, options: TrainOptions, config: RunConfig) -> int:
     program = building.build_program(agent, options.environment, config, options.engine)
     with folder.begun():
         folder.save()  # The first file. What fails before this leaves no folder.
-        print(*agent.describe_inputs(spec), sep="\n")
+        for line in agent.describe_inputs(spec):
+            print(line)
         with _writing(folder), folder.lock.held() as lock:
             return run(folder, program, lock)
 

@@ -301,6 +301,14 @@ def test_resume_with_a_damaged_config(repertory, make_run, damage, texts):
     assert code == 1 and all(text in err for text in texts), err
 
 
+def test_an_error_of_the_code_that_makes_an_environment_names_it(repertory, tmp_path, monkeypatch):
+    (tmp_path / "faulty.py").write_text("make = lambda: {}['size']")
+    monkeypatch.syspath_prepend(tmp_path)
+    code, _, err = repertory("train", "dqn", "--environment", "faulty:make")
+    assert code == 1 and "faulty.py" in err and "framework" not in err
+    assert err.endswith("\nerror: --environment faulty:make: KeyError: 'size'\n")
+
+
 class TestResume:
     @pytest.fixture
     def interrupted(self, monkeypatch):
@@ -399,11 +407,13 @@ def test_advice_is_for_a_shell(repertory, make_run):
 class TestDisk:
     def test_a_picture_that_cannot_be_written(self, repertory, make_run, tmp_path, monkeypatch):
         (tmp_path / "file").write_text("")
+        (tmp_path / "file.mp4").mkdir()
         path = make_run(returns=[1.0]).path
         monkeypatch.setattr("framework.commands.video.load_policy", lambda *_: None)
         for arguments, output in (
             (("plot", path, "--output"), tmp_path / "file" / "x.png"),
             (("video", path, "--output"), tmp_path / "file" / "x.gif"),
+            (("video", path, "--output"), tmp_path / "file.mp4"),
             (("graph", "random_actions", "--svg"), tmp_path / "file" / "x.svg"),
         ):
             code, _, err = repertory(*arguments, output)
