@@ -20,7 +20,6 @@ from framework.multi_agent import (
     group_agents,
 )
 from framework.networks import as_numpy
-from framework.plans.plan_agent import PlanAgent
 from framework.plans.plan_worker import PlanLearner
 from framework.plans.rollout_worker import RolloutWorker
 from framework.replay import EmbeddedClient, ReplaySample, Table
@@ -79,7 +78,7 @@ class MultiAgentWorker(RolloutWorker):
             dataset.close()
 
 
-class MultiAgentPlanAgent(PlanAgent):
+class MultiAgentPlanAgent(TorchAgent):
     """A plan that trains several policies, each by its own algorithm; see `agents.ppo_dqn`.
 
     Attributes:

@@ -19,7 +19,7 @@ from framework.replay.errors import DeadlineExceededError, ServerClosed
 from framework.replay.limiter_state import replay_numbers
 from framework.runs.run_config import RunConfig
 from framework.runs.run_folder import RunError, changed_settings
-from framework.types import StepResult
+from framework.types import Gradients, StepResult
 from framework.variables import VariableBlock, shared_path
 from framework.workers.worker import Setup, learner_threads, seeded
 
@@ -313,6 +313,16 @@ class ProgramLearner:
         self._count(result.metrics, float(np.mean(np.asarray(sample.info.times_sampled))))
         return result
 
+    def apply(self, gradients: Gradients) -> StepResult:
+        """One optimizer step with the gradients of another process."""
+        self._set_threads()
+        # Workers know the version, which is ahead of the learner's own steps after its restart.
+        age = self.published.steps - gradients.learner_steps
+        result = self.learner.apply(gradients)
+        result = result._replace(metrics={**result.metrics, "gradient_age": age})
+        self._count(result.metrics)
+        return result
+
     def publish(self) -> dict[str, int]:
         """Counts the steps and publishes the parameters; returns all counts. See `Published.publish`."""
         return self.published.publish()
@@ -347,8 +357,13 @@ class ProgramLearner:
         """Ends the program, once, if all of `max_learner_steps` are made; returns whether they are."""
         if self.finished and not self._has_ended:
             self._has_ended = True
-            self._monitor.finish("max_learner_steps", {self._steps_name: self.published.steps})
+            self.end_program("max_learner_steps")
         return self.finished
+
+    def end_program(self, reason: str) -> None:
+        """Publishes the last steps, and ends the program."""
+        self.publish()
+        self._monitor.finish(reason, {self._steps_name: self.published.steps})
 
     def _set_threads(self) -> None:
         if torch.get_num_threads() != self._threads:  # On serial, nodes that were made later have set it.

@@ -26,12 +26,10 @@ class LearnerNode(ProgramWorker):
     Args: as `ProgramLearner`'s.
     """
 
-    _learner_class: type[ProgramLearner] = ProgramLearner
-
     def __init__(self, setup: Setup, *, seed: int = 0, **options: Any):
         prepare_process(seed)
         keep_freed_memory()
-        self._learner = self._learner_class(setup, seed=seed, **options)
+        self._learner = ProgramLearner(setup, seed=seed, **options)
 
     def variable_block(self) -> VariableBlock:
         """The newest parameters. A client that cannot map this machine's shared memory gets None."""
