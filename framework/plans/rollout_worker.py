@@ -13,6 +13,7 @@ import tree
 
 import launch
 from framework import adders, core
+from framework.actors import PolicyActor
 from framework.datasets import Dataset
 from framework.learners import SGDLearner
 from framework.networks import as_numpy, as_tensors
@@ -223,18 +224,18 @@ class GradientWorker(RolloutWorker):
     """
 
     _learner: SGDLearner
-    _policy: core.Policy
 
     def gradients(self, sample: ReplaySample) -> Gradients:
         """The gradients of the agent's loss on a batch, with the parameters that collected it, in numpy."""
-        self._learner.steps, self._learner.env_steps = self._policy.progress
+        assert isinstance(self.collector.actor, PolicyActor)
+        self._learner.steps, self._learner.env_steps = self.collector.actor.policy.progress
         return as_numpy(self._learner.gradients(sample._replace(data=as_tensors(sample.data))))
 
     def make_policy(self, networks: Any) -> core.Policy:
         self._learner = self.agent.make_learner(networks, self.spec)  # type: ignore[assignment]
-        self._policy = super().make_policy(networks)
-        self._policy.variables = ()  # All of them, for the loss.
-        return self._policy
+        policy = super().make_policy(networks)
+        policy.variables = ()  # All of them, for the loss.
+        return policy
 
 
 def stack(samples: Sequence[ReplaySample]) -> ReplaySample:

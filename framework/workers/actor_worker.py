@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import uuid
 from typing import Any
 
@@ -76,20 +77,14 @@ class ActorWorker(ProgramWorker):
         self._collector = collector
         self._gates: list[Gate] = []  # Before a step.
         self._exits: list[Gate] = []  # Before the end, when no steps are granted any more.
-        most = limit = None
         if unrolls is not None:
             # An elastic actor that fails is restarted, beside another source.
             source = learner.with_timeout(_SILENT_S) if life else learner
             self._gates.append(Lockstep(own, source, counter, collector, unrolls, life))
-            # Never enough for a whole unroll, half of whose steps may be resets, which cost nothing.
-            most = (agent.unroll_length - 2) // 2
-            if agent.episodes_per_batch is None:
-                # At most the rest of the unroll: a larger grant could take steps that other actors need to
-                # complete their unrolls at the end of the budget.
-                limit = lambda: unrolls.left * config.envs_per_actor // turns  # noqa: E731
         # Off-policy, or from a queue; with a limited policy lag, the lockstep waits for the last batch.
         drains = unrolls is None and replay is not None and learner is not None
-        self._budget = Budget(own, counter, self._envs, most=most, limit=limit, life=life, holds=drains)
+        limit = None if unrolls is None else functools.partial(unrolls.limit, self._envs)
+        self._budget = Budget(own, counter, self._envs, limit=limit, life=life, holds=drains)
         self._gates.append(self._budget)
         if life:
             self._exits.append(LostSteps(counter))

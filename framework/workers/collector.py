@@ -254,12 +254,11 @@ def make_collector(
     with seeded(seeds[0]):
         networks = setup.agent.make_networks(setup.spec)
         policy = make_policy(networks)
-    variables = None
+    envs, variables = setup.config.envs_per_actor, None
     if learner is not None:
         variables = VariableClient(learner, networks, policy, setup.config.update_period)
-    envs = setup.config.envs_per_actor
-    environment = setup.make_environment(envs, seeds[1])
-    return _make(setup, environment, policy, make_adder, index * envs, variables=variables, seed=seeds[0])
+    options = {"variables": variables, "seed": seeds[0]}
+    return _make(setup, policy, envs, seeds[1], index * envs, make_adder, options)
 
 
 def make_served(
@@ -272,13 +271,12 @@ def make_served(
     may_ask_ahead: Callable[[], bool],
 ) -> Collector | Turns:
     """The collector of worker `index`, called `name`, for which an inference server acts; or two in turns."""
-    envs, total = setup.config.envs_per_actor, setup.config.num_envs
+    envs = setup.config.envs_per_actor
 
     def make(part: int, size: int, env_seed: int) -> Collector:
         offset = index * envs + part * (envs - size)
-        environment = setup.make_environment(size, env_seed)
-        port = connect(inference, f"{name}.{part}", size, offset, total)
-        return _make(setup, environment, port, make_adder, offset)
+        port = connect(inference, f"{name}.{part}", size, offset, setup.config.num_envs)
+        return _make(setup, port, size, env_seed, offset, make_adder, {})
 
     if setup.config.inference == "server":
         return make(0, envs, env_seed)
@@ -288,10 +286,10 @@ def make_served(
 
 
 def _make(
-    setup: Setup, environment: Any, policy: Any, make_adder: Any, offset: int, **options: Any
+    setup: Setup, policy: Any, envs: int, env_seed: int, offset: int, make_adder: Any, options: dict[str, Any]
 ) -> Collector:
     return Collector(
-        environment,
+        setup.make_environment(envs, env_seed),
         policy,
         make_adder(),
         make_adder=make_adder,
