@@ -22,6 +22,7 @@ from framework.replay.errors import ServerClosed
 from framework.types import Gradients
 from framework.workers.budget import Budget
 from framework.workers.collector import make_collector
+from framework.workers.gates import Gate
 from framework.workers.last_samples import LastSamples
 from framework.workers.report import Report, RowSender
 from framework.workers.worker import Setup, environment_seed, make_tables, prepare_process
@@ -91,10 +92,10 @@ class RolloutWorker:
         state = None if checkpointer is None else checkpointer.get(self.name)
         seeds, make_adder = (seed, environment_seed(seed, state)), functools.partial(self.make_adder, replay)
         self.collector = make_collector(setup, index, seeds, learner, self._make_policy, make_adder)
-        self._budget = Budget(self.name, counter, setup.config.envs_per_actor)
+        budget = Budget(self.name, counter, setup.config.envs_per_actor)
         rows = RowSender(self.name, "learner_steps", counter, monitor, checkpointer)
-        self._report = Report(setup, self.collector, self._budget, rows, state)
-        self._last: LastSamples | None = None
+        self._report = Report(setup, self.collector, budget, rows, state)
+        self._last = Gate()  # What is in tables of its own is learned from at once.
         if self.dataset is None:
             self._last = LastSamples(self.name, replay, counter, "learner_steps", self.collector)
         self.is_over = False
@@ -139,7 +140,7 @@ class RolloutWorker:
         """
         with self._busy:
             self._collect(steps)
-            return self._budget.spent
+            return self._report.budget.spent
 
     @contextlib.contextmanager
     def granted(self, steps: int) -> Iterator[None]:
@@ -156,8 +157,8 @@ class RolloutWorker:
         """One step of every env. Raises `launch.ProgramStopped` when the program stops."""
         if launch.stop_event().is_set():
             raise launch.ProgramStopped(f"{self.name}: the program stops.")
-        steps = self.collector.step(self._budget.left)
-        self._budget.took(steps)
+        steps = self.collector.step(self._report.budget.left)
+        self._report.budget.took(steps)
         self._report.took(steps)
 
     def finish(self) -> None:
@@ -165,9 +166,9 @@ class RolloutWorker:
         with self._busy:
             if not self._finished:
                 self._report.dropped_items += self.collector.close_adder(timeout=0.0)
-                while self._budget.left > 0 or self._budget.ask(1):
+                while self._report.budget.left > 0 or self._report.budget.ask(1):
                     self.step_envs()
-                self._finish()
+            self._finish()
 
     def save(self) -> dict[str, Any]:
         """See `Report.save`."""
@@ -176,8 +177,7 @@ class RolloutWorker:
     def close(self) -> None:
         """Reports the last counts, saves the state for the last checkpoint, and closes the environments."""
         with self._busy:
-            if not self._finished:
-                self._finish()
+            self._finish()
             self.collector.close()
         if self.dataset is not None:
             self.dataset.close()
@@ -200,8 +200,8 @@ class RolloutWorker:
         self.collector.update()
         # After `finish`, what is granted would never be spent.
         wanted = steps * self.collector.environment.num_envs
-        spent = self._finished or self._budget.ask(steps) < wanted
-        self.is_over = spent and (self._finished or self._last is None or self._last.open())
+        spent = self._finished or self._report.budget.ask(steps) < wanted
+        self.is_over = spent and (self._finished or self._last.open())
         if spent:
             # What resets would save does not count, so that the order of the workers does not matter. The
             # steps are made in `finish`, when the learner has published its last parameters.
@@ -209,10 +209,11 @@ class RolloutWorker:
             raise error(f"{self.name}: too few env steps are left for {steps} steps of every env.")
 
     def _finish(self) -> None:
-        self._finished = True
-        self._report.dropped_items += self.collector.close_adder(timeout=0.2)
-        self._budget.end()
-        self._report.end()
+        if not self._finished:
+            self._finished = True
+            self._report.dropped_items += self.collector.close_adder(timeout=0.2)
+            self._report.budget.end()
+            self._report.end()
 
 
 class GradientWorker(RolloutWorker):

@@ -23,6 +23,7 @@ class Report:
       state: what `save` returned before the worker was restarted, or the run was resumed. None begins anew.
 
     Attributes:
+      budget: the argument.
       steps: env steps since the beginning of the run.
       dropped_items: number of items that were in flight when the program stopped.
     """
@@ -30,7 +31,7 @@ class Report:
     def __init__(
         self, setup: Setup, collector: Collector | Turns, budget: Budget, rows: RowSender, state: Any = None
     ):
-        self._config, self._collector, self._budget, self._rows = setup.config, collector, budget, rows
+        self._config, self._collector, self.budget, self._rows = setup.config, collector, budget, rows
         self._ends_program = not setup.evaluators  # Otherwise the evaluators do.
         state = state or {}
         self.steps = self._logged_at = int(state.get("steps", 0))
@@ -63,7 +64,7 @@ class Report:
         totals = self._totals()
         row: dict[str, Any] = {
             "steps": self.steps,
-            "env_steps": self._budget.spent,
+            "env_steps": self.budget.spent,
             "episodes": totals["episodes"],
             **summarize(self._ended),
         }
