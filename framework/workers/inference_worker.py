@@ -11,8 +11,6 @@ from framework.devices import check_visible
 from framework.variables import VariableClient
 from framework.workers.worker import Setup, prepare_process, seeded
 
-_SAVE_EVERY = 1000  # Batches between two saves of the random state.
-
 
 class InferenceWorker(InferenceServer):
     """Owns and updates the parameters for acting, and logs the sizes of its batches.
@@ -78,20 +76,19 @@ class InferenceWorker(InferenceServer):
     def close(self) -> None:
         """Saves the state for the last checkpoint and closes the server."""
         super().close()
-        if self._rows > self._logged[0]:
-            self._log()
-        if self._checkpointer is not None:
-            self._checkpointer.put(self._name, self.save())
+        self._log()
 
     def _count(self, rows: int) -> None:
         self._rows += rows
         self._batches += 1
         if self._rows - self._logged[0] >= self._log_period:
             self._log()
-        if self._checkpointer is not None and self._batches % _SAVE_EVERY == 0:
-            self._checkpointer.put(self._name, self.save())
 
     def _log(self) -> None:
+        if self._checkpointer is not None:
+            self._checkpointer.put(self._name, self.save())
+        if self._rows == self._logged[0]:
+            return
         now = time.perf_counter()
         rows, batches = self._rows - self._logged[0], self._batches - self._logged[1]
         row = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 import time
 from collections.abc import Mapping
 from typing import Any, SupportsFloat
@@ -37,14 +36,12 @@ class Published:
 
     Attributes:
       block: the parameters.
-      changed: notified at each new version.
       steps: number of steps, which the next version has.
     """
 
     def __init__(self, learner: core.Learner, counter: Any, steps_name: str):
         self._learner, self._counter, self._steps_name = learner, counter, steps_name
         self.block = VariableBlock(learner.parameters(), shared_path())
-        self.changed = threading.Condition()
         self.steps = self._uncounted = 0
 
     def restore(self, steps: int, first: int) -> int:
@@ -79,10 +76,9 @@ class Published:
         """Counts the steps, then publishes, so that the steps of a published version are always counted."""
         counts = self.report()
         self._learner.env_steps = counts.get("env_steps", 0)
-        with self.changed:
+        with self.block.changed:
             if self.block.version < self.steps:
                 self.block.publish(self.steps, self._learner.parameters(), self._learner.env_steps)
-            self.changed.notify_all()
         return counts
 
 
