@@ -25,7 +25,7 @@ from framework.workers.collector import make_collector
 from framework.workers.gates import Gate
 from framework.workers.last_samples import LastSamples
 from framework.workers.report import Report, RowSender
-from framework.workers.worker import Setup, environment_seed, make_tables, prepare_process
+from framework.workers.worker import Setup, make_tables, next_seed, prepare_process
 
 
 class BudgetSpent(Exception):
@@ -57,9 +57,9 @@ class RolloutWorker:
       counter: a client of the `Counter`, which grants and counts steps.
       monitor: takes the rows of metrics.
       replay: the replay client of the adder. None: the worker keeps tables of its own, for `sample`.
-      checkpointer: keeps the state of the policy's random numbers. None keeps nothing.
+      checkpointer: keeps the counts of this worker. None keeps nothing.
       index: index of this worker, whose name is `actor-INDEX`.
-      seed: seed of this worker, from which its environments and its policy derive their seeds.
+      seed: seed of this worker's environments and policy; see `next_seed`.
 
     Attributes:
       name: name of the worker.
@@ -90,8 +90,8 @@ class RolloutWorker:
             self.dataset = setup.agent.make_dataset(replay)
         prepare_process(seed)
         state = None if checkpointer is None else checkpointer.get(self.name)
-        seeds, make_adder = (seed, environment_seed(seed, state)), functools.partial(self.make_adder, replay)
-        self.collector = make_collector(setup, index, seeds, learner, self._make_policy, make_adder)
+        seed, make_adder = next_seed(seed, state), functools.partial(self.make_adder, replay)
+        self.collector = make_collector(setup, index, seed, learner, self._make_policy, make_adder)
         budget = Budget(self.name, counter, setup.config.envs_per_actor)
         rows = RowSender(self.name, "learner_steps", counter, monitor, checkpointer)
         self._report = Report(setup, self.collector, budget, rows, state)

@@ -36,7 +36,6 @@ class Report:
         state = state or {}
         self.steps = self._logged_at = int(state.get("steps", 0))
         self._earlier = {name: int(state.get(name, 0)) for name in ("episodes", *collector.losses())}
-        collector.restore(state.get("actor"))
         self._episodes = self.dropped_items = 0
         self._ended: list[dict[str, Any]] = []  # Results of episodes since the last row.
 
@@ -52,8 +51,8 @@ class Report:
             self._rows.poll()
 
     def save(self) -> dict[str, Any]:
-        """The state of the policy's random numbers, None if another node has them; and counts of the run."""
-        return {"actor": self._collector.save(), "steps": self.steps, **self._totals()}
+        """Counts of the run."""
+        return {"steps": self.steps, **self._totals()}
 
     def log(self) -> None:
         """Sends the state, and a row if a step was made since the last one."""
