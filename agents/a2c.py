@@ -16,7 +16,7 @@ from framework import losses
 from framework.core import NetworksFn
 from framework.flow import Flow, Node, Par
 from framework.learners import LossContext, LossOutput
-from framework.programs import PlanAgent, PlanLearner, Preset, RolloutWorker, concatenate
+from framework.programs import PlanLearner, Preset, RolloutWorker, concatenate
 from framework.replay import ReplaySample
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import ActorCriticConfig, OnPolicyAgent, check_memory
@@ -30,7 +30,7 @@ class A2CConfig(ActorCriticConfig):
     normalize_advantages: bool = False  # Scales advantages to mean 0 and variance 1 over a batch.
 
 
-class A2C(PlanAgent, OnPolicyAgent):
+class A2C(OnPolicyAgent):
     """Synchronous advantage actor-critic, for discrete and continuous actions."""
 
     takes_action_masks = True

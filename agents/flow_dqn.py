@@ -20,7 +20,7 @@ from framework import core
 from framework.adders import Adder
 from framework.flow import Flow, Node, Par, concurrent
 from framework.networks import as_tensors, redraw_noise
-from framework.programs import PlanAgent, PlanLearner, Preset, RolloutWorker
+from framework.programs import PlanLearner, Preset, RolloutWorker
 from framework.types import Transition
 
 
@@ -35,7 +35,7 @@ class FlowDQNConfig(DQNConfig):
         check.at_least(self, 1, "rollout_length")
 
 
-class FlowDQN(PlanAgent, DQN):
+class FlowDQN(DQN):
     """Deep Q-learning as a plan of two branches: workers fill replay, and the learner draws from it."""
 
     config: FlowDQNConfig
@@ -53,7 +53,7 @@ class FlowDQN(PlanAgent, DQN):
                 f"rollout_length: got {items} items in one call of a worker, expected at most {limit}, "
                 "insert_burst. Lower it, or increase insert_burst."
             )
-        collect = functools.partial(self.worker_class.collect, steps=self.config.rollout_length)
+        collect = functools.partial(RolloutWorker.collect, steps=self.config.rollout_length)
         store = Flow.of(Par(workers, collect).unordered(), learner.replay_accepts)
         learn = learner.batches().map(learner.step)
         return concurrent(store, learn)

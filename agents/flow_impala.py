@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from agents import impala
 from framework.flow import Flow, Node, Par
-from framework.programs import PlanAgent, PlanLearner, RolloutWorker, concatenate
+from framework.programs import PlanLearner, RolloutWorker, concatenate
 
 
-class FlowIMPALA(PlanAgent, impala.IMPALA):
+class FlowIMPALA(impala.IMPALA):
     """V-trace actor-critic as a plan.
 
     A batch is the next `batch_size` unrolls that are ready. Meanwhile each worker collects

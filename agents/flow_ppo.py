@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from agents import ppo
 from framework.core import NetworksFn
 from framework.flow import Flow, Node, Par
-from framework.programs import PlanAgent, PlanLearner, RolloutWorker, concatenate
+from framework.programs import PlanLearner, RolloutWorker, concatenate
 
 
-class FlowPPO(PlanAgent, ppo.PPO):
+class FlowPPO(ppo.PPO):
     """Proximal policy optimization as a plan. Workers wait while the learner makes its epochs."""
 
     def __init__(self, config: ppo.PPOConfig | None = None, networks_fn: NetworksFn | None = None):

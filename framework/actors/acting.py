@@ -24,7 +24,7 @@ def add(adder: Any, action: Nest, timestep: Any, extras: Nest) -> None:
     adder.add(*(copies((action, timestep, extras)) if is_foreign(adder) else (action, timestep, extras)))
 
 
-class PolicyActor(core.Actor, core.Saveable):
+class PolicyActor(core.Actor):
     """Acts for `num_envs` envs with `policy`, writes experience to `adder`, and updates parameters.
 
     An env's recurrent state restarts with its episode, and an agent's with the agent's own episode; see
@@ -105,15 +105,6 @@ class PolicyActor(core.Actor, core.Saveable):
     def update(self, wait: bool = False) -> None:
         if self._variable_client is not None:
             self._variable_client.update(wait)
-
-    def save(self) -> dict[str, Any]:
-        """The policy's random state. Open episodes are not saved: a resumed actor starts new ones."""
-        return {"policy": self.policy.save()}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.policy.restore(state["policy"])
-        self._state = None
-        self._extras = ()
 
 
 def copied(leaf: np.ndarray | torch.Tensor) -> np.ndarray | torch.Tensor:
