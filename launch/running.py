@@ -72,15 +72,17 @@ def start(
     make_job = getattr(importlib.import_module(f"launch.engines.{module}"), name)
     for check in program.checks:
         check(engine, options)
-    with contextlib.ExitStack() as entered:
+    try:
         files = []
         for context in program.contexts:
-            given = entered.enter_context(context())
+            given = options.at_end.enter_context(context())
             with contextlib.suppress(AttributeError, OSError):  # It is no file, or one in memory.
                 files.append(given.fileno())
         job: Job = make_job(program, engine, dataclasses.replace(options, files=files))
-        job.outcome.leave_at_end(entered.pop_all())
-    return job
+        return job
+    except BaseException:
+        options.at_end.close()
+        raise
 
 
 def make_options(

@@ -18,13 +18,12 @@ import contextlib
 import math
 import secrets
 import threading
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from launch.context import NodeContext, Runtime
-from launch.errors import LaunchError, NodeError, ProgramStopped, frames_of, hide_our_frames, message_of
+from launch.errors import LaunchError, NodeError, ProgramStopped, describe
 from launch.nodes import MultiProcessingColocation, ProgramNode
 from launch.program import Program
 from launch.texts import nearest
@@ -112,6 +111,8 @@ class Options:
     directory: str | None = None
     preload: Sequence[str] | None = None
     files: Sequence[int] = ()  # Descriptors that the processes keep open.
+    #: The program's contexts, and on top of them what the engine has made. The job closes it.
+    at_end: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def time_to_end(self, group: str) -> float:
         """Returns the seconds that nodes of a group have to return after a stop began, and then to close."""
@@ -230,9 +231,7 @@ def ended_normally(error: BaseException, stopping: bool) -> bool:
 
 def node_error(label: str, error: BaseException) -> NodeError:
     """Returns the `NodeError` for an exception of a node in this process."""
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    hide_our_frames(error)
-    wrapped = NodeError(label, type(error).__name__, message_of(error), text, frames=frames_of(error))
+    wrapped = NodeError(label, **describe(error))
     wrapped.__cause__ = error
     return wrapped
 
@@ -249,7 +248,6 @@ class Outcome:
         self.result: Any = None
         self.error: BaseException | None = None
         self.over = threading.Event()
-        self._entered = contextlib.ExitStack()
 
     def offer_result(self, result: Any) -> None:
         if isinstance(result, Exception):
@@ -268,25 +266,11 @@ class Outcome:
         with self.changed:
             self.changed.notify_all()
 
-    def leave_at_end(self, entered: contextlib.ExitStack) -> None:
-        """Leaves the contexts when the run is over, or at once if it already is."""
-        with self.changed:
-            self._entered = entered
-            if self.over.is_set():
-                self._leave()
-
     def end(self) -> None:
         """Records that everything has ended and is cleaned up."""
         with self.changed:
-            self._leave()
             self.over.set()
             self.changed.notify_all()
-
-    def _leave(self) -> None:
-        try:
-            self._entered.close()
-        except Exception as error:
-            self.fail(error)
 
 
 class Record:
@@ -420,6 +404,14 @@ class Job(abc.ABC):
     def client(self, label: str, index: int = 0) -> Any:
         """Returns a client of the node `index` of the group `label`, for the launching process."""
         return self._runtime.client(find_leaf(self._units, label, index).node.node_id)
+
+    def _leave(self) -> None:
+        """Leaves what was entered for the run, whose nodes have ended; then it is over."""
+        try:
+            self._options.at_end.close()
+        except Exception as error:
+            self.outcome.fail(error)
+        self.outcome.end()
 
     def _begin_stop(self) -> None:
         """Sets the stop event and calls the stop handlers of the launching process."""

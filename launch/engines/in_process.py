@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import collections
 import functools
 import logging
 import os
@@ -13,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from launch.context import Runtime, activate, deactivate, entered, here
+from launch.context import Runtime, active, entered, here
 from launch.engines.base import (
     Job,
     Leaf,
@@ -26,7 +25,7 @@ from launch.engines.base import (
     unserved,
 )
 from launch.errors import CallTimeout, LaunchError, ProgramStopped, message_of
-from launch.futures import expire, settle
+from launch.futures import CallThreads, expire, settle
 from launch.handles import NodeClient, Target
 from launch.nodes import CourierNode, ServerNode
 from launch.program import Program
@@ -46,8 +45,7 @@ class LocalRecord(Record):
         self.leaf = leaf
         self.pid = os.getpid()
         self.object: Any = None
-        self.target: Target | None = None
-        self.built = False
+        self.target: Target | None = None  # None until the object is made
         self.waits_for: LocalRecord | None = None  # the node whose constructor this one's waits for
         self.turns = 0  # number of steps, on the serial engine
         self.born = 0.0  # time at which its present life began, on the engine `threads`
@@ -60,40 +58,6 @@ class LocalRecord(Record):
     def works(self) -> bool:
         """Whether the node is a worker; a service only answers calls."""
         return self.leaf.node.is_function or self.leaf.node.runs(self.object)
-
-
-class CallThreads:
-    """Carries out calls in their order, `limit` at once, in threads that end when no call is left."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._calls: collections.deque[Callable[[], None]] = collections.deque()
-        self._num_threads = 0
-        self._lock = threading.Lock()
-        self._mine = threading.local()
-
-    def is_mine(self) -> bool:
-        """Returns whether the calling thread carries out a call."""
-        return getattr(self._mine, "value", False)
-
-    def submit(self, call: Callable[[], None]) -> None:
-        """Appends a call, which must not raise."""
-        with self._lock:
-            self._calls.append(call)
-            if self._num_threads >= self._limit:
-                return
-            self._num_threads += 1
-        threading.Thread(target=self._run, name="launch-call", daemon=True).start()
-
-    def _run(self) -> None:
-        self._mine.value = True
-        while True:
-            with self._lock:
-                if not self._calls:
-                    self._num_threads -= 1
-                    return
-                call = self._calls.popleft()
-            call()
 
 
 class LocalRuntime(Runtime):
@@ -142,14 +106,17 @@ class LocalRuntime(Runtime):
                 elif not node.is_function:
                     place.object = node.call()
             place.target = Target(place.object, place.label)
-            place.built = True
         finally:
             self._building.place = before
             with self._changed:
                 self._changed.notify_all()
 
-    def _wait_until_built(self, place: LocalRecord) -> None:
-        """Waits for the node's object; raises `LaunchError` if its constructor waits for this thread's."""
+    def _wait_until_built(self, place: LocalRecord) -> Target:
+        """Returns the node's target once there is one.
+
+        Raises:
+          LaunchError: The node's constructor waits for the one that this thread is in.
+        """
         caller: LocalRecord | None = getattr(self._building, "place", None)
         if caller is not None:
             with self._changed:
@@ -159,12 +126,13 @@ class LocalRuntime(Runtime):
             if not self._concurrent:
                 self.build(place)
             with self._changed:
-                self._changed.wait_for(lambda: place.built or self.stopped.is_set())
+                self._changed.wait_for(lambda: place.target or self.stopped.is_set())
         finally:
             if caller is not None:
                 caller.waits_for = None
-        if not place.built:
+        if place.target is None:
             raise ProgramStopped(f"node {place.label!r} has no object yet, and the program stops.")
+        return place.target
 
     def _check_circle(self, caller: LocalRecord) -> None:
         circle = [caller]
@@ -191,7 +159,7 @@ class LocalRuntime(Runtime):
             raise unknown_node(node_id)
         node = place.leaf.node
         if isinstance(node, ServerNode):
-            if not place.built:
+            if place.target is None:
                 self._wait_until_built(place)
             return node.client_options(place.object, None)
         if not isinstance(node, CourierNode):
@@ -205,13 +173,11 @@ class LocalRuntime(Runtime):
         """Calls a method on this thread, or on another one if the caller waits for a limited time only."""
         if timeout is not None and self._concurrent:
             return self._begin(place, name, args, kwargs, timeout).result()
-        if not place.built:
-            self._wait_until_built(place)
-        assert place.target is not None
+        target = place.target or self._wait_until_built(place)
         before = here.runtime, here.context
         here.runtime, here.context = self, place.leaf.context
         try:
-            return place.target.method(name)(*args, **kwargs)
+            return target.method(name)(*args, **kwargs)
         finally:
             here.runtime, here.context = before
 
@@ -261,7 +227,7 @@ class LocalJob(Job):
             self._job, self._units, self.stop, self._hear_failure, concurrent=concurrent
         )
         self._records = self._places = list(self._runtime.places.values())
-        activate(self._runtime)
+        options.at_end.enter_context(active(self._runtime))
 
     def stop(self, result: Any = None) -> None:
         self.outcome.offer_result(result)
@@ -292,7 +258,7 @@ class LocalJob(Job):
             and not self._runtime.stopped.is_set()
         ):
             place.restarts += 1
-            place.unclosed, place.built = place.built, False
+            place.unclosed, place.target = place.target is not None, None
             place.state = "restarting"
             return True
         self._fail(place, error)
@@ -316,10 +282,9 @@ class LocalJob(Job):
 
     def _close(self, places: list[LocalRecord]) -> None:
         """Closes the nodes in reverse order of addition and ends the run."""
-        for place in reversed([place for place in places if place.built or place.unclosed]):
+        for place in reversed([place for place in places if place.target or place.unclosed]):
             self._close_place(place)
-        deactivate(self._runtime)
-        self.outcome.end()
+        self._leave()
 
     def _close_place(self, place: LocalRecord) -> None:
         failed = place.state == "failed"

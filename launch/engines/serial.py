@@ -98,7 +98,7 @@ class SerialJob(LocalJob):
         while not self._runtime.stopped.is_set():
             self._close_failed(place)
             try:
-                if not place.built:
+                if place.target is None:
                     self._runtime.build(place)
                 place.state = "running"
                 if node.is_function:
@@ -189,7 +189,7 @@ class SerialJob(LocalJob):
         for label, place in by_label.items():
             place.object, place.state = state.objects[label], state.states[label]
             place.turns = state.turns[label]
-            place.target, place.built = Target(place.object, label), True
+            place.target = Target(place.object, label)
         self._workers = [by_label[label] for label in state.order]
         self._due.extend(by_label[label] for label in state.due)
         for handler in state.stop_handlers:

@@ -81,7 +81,7 @@ class ThreadsJob(LocalJob):
 
     def _live_again(self, place: LocalRecord, before: threading.Thread) -> None:
         before.join()  # It may still be in the constructor.
-        place.unclosed, place.built = place.unclosed or place.built, False
+        place.unclosed, place.target = place.unclosed or place.target is not None, None
         place.state = "restarting"
         if self._pause(place):
             self._close_failed(place)

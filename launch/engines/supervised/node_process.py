@@ -65,14 +65,12 @@ class NodeProcess:
       close: event that is set when the objects should be closed.
       parent: process that ends this one if it hangs after the launcher's death, and with which it ends then;
         None if there is no such process.
-      name_service: is called once the objects are constructed and none is a worker.
     """
 
     def __init__(self, channel: Channel, setup: ProcessSetup) -> None:
         self._channel = channel
         self._setup = setup
         self.parent: int | None = None
-        self.name_service: Callable[[], Any] = lambda: None
         self._living: list[_Living] = []
         self._ended = threading.Event()
         if setup.heartbeat is not None:
@@ -92,10 +90,8 @@ class NodeProcess:
                 Leaf(leaf.node, dataclasses.replace(leaf.context, address=here)) for leaf in leaves
             )
         self._living = [_Living(leaf) for leaf in leaves]
-        job = leaves[0].context.job
-        self._runtime = RemoteRuntime(
-            job, setup.entries, setup.keys, lambda result=None: self._tell("stop", result), self._fail
-        )
+        job, stop = leaves[0].context.job, lambda result=None: self._tell("stop", result)
+        self._runtime = RemoteRuntime(job, setup.entries, setup.keys, stop, self._fail)
         if len(self._living) == 1:
             self._runtime.only_context = self._living[0].leaf.context
         self.close = threading.Event()
@@ -107,7 +103,6 @@ class NodeProcess:
 
     def run(self) -> int:
         """Runs the unit from start to end; returns the exit code."""
-        context.activate(self._runtime)
         threading.Thread(target=self._listen, name="launch-control", daemon=True).start()
         try:
             self._live_all()
@@ -124,8 +119,6 @@ class NodeProcess:
         except BaseException as error:
             self._tell("failed", wire.describe_error(error))
             return 1
-        finally:
-            context.deactivate(self._runtime)
         self._ended.set()
         self._tell("alive", self._usage())  # the total usage
         self._tell("closed")
@@ -169,10 +162,7 @@ class NodeProcess:
                 self._unbuilt -= 1
                 last = self._unbuilt == 0
             if last:
-                has_worker = any(living.is_worker for living in self._living)
-                if not has_worker:
-                    self.name_service()
-                self._tell("ready", has_worker)
+                self._tell("ready", any(living.is_worker for living in self._living))
             try:
                 if living.leaf.node.is_function:
                     living.leaf.node.call()
@@ -221,13 +211,13 @@ class NodeProcess:
             while True:
                 command = self._channel.receive()
                 if command == "stop":
-                    self._begin_stop()
+                    self._carry_out(self._runtime.begin_stop)
                 elif command == "close":
                     self.close.set()
                 elif command[0] == "where":
                     self._runtime.move(command[1])
                 elif command[0] == "lost":
-                    self._note_loss(command[1])
+                    self._carry_out(*self._runtime.loss_handlers, arguments=command[1:])
         self._is_alone = True
         if self.parent is not None:
             platforms.end_with_parent(signal.SIGKILL)
@@ -235,7 +225,7 @@ class NodeProcess:
                 os._exit(1)
         if self._told_to_close:
             self.close.set()
-        self._begin_stop()
+        self._carry_out(self._runtime.begin_stop)
         if not any(living.is_worker for living in self._living):
             # Workers may still need this service to save their state.
             self.close.wait(self._setup.longest_timeout)
@@ -253,10 +243,10 @@ class NodeProcess:
         if self._is_alone:
             self.close.set()
 
-    def _note_loss(self, label: str) -> None:
+    def _carry_out(self, *handlers: Callable[..., Any], arguments: tuple = ()) -> None:
         try:
-            for handler in self._runtime.loss_handlers:
-                handler(label)
+            for handler in handlers:
+                handler(*arguments)
         except Exception as error:
             self._tell("failed", wire.describe_error(error))
 
@@ -268,12 +258,6 @@ class NodeProcess:
             self._failed = True
         self._tell("failed", wire.describe_error(error))
         self.close.set()
-
-    def _begin_stop(self) -> None:
-        try:
-            self._runtime.begin_stop()
-        except Exception as error:
-            self._tell("failed", wire.describe_error(error))
 
     def _beat(self) -> None:
         interval = min(1.0, (self._setup.heartbeat or 4.0) / 4)
@@ -323,33 +307,33 @@ def _free_port(interface: str) -> int:
         return probe.getsockname()[1]
 
 
-def main(line: socket.socket, threads: int, name_service: Callable[[], Any]) -> int:
-    """Runs a node; the fork server calls it in a new process. A service calls `name_service`."""
+def main(line: socket.socket, threads: int) -> int:
+    """Runs a node; the fork server calls it in a new process."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(threads)
-    code = run(Channel(line), name_service=name_service)
+    code = run(Channel(line), parent=os.getppid())
     atexit._run_exitfuncs()
     return code
 
 
-def run(channel: Channel, interface: str = "", *, name_service: Callable[[], Any] | None = None) -> int:
+def run(channel: Channel, interface: str = "", *, parent: int | None = None) -> int:
     """Runs a node under the launcher at the other end of a channel; returns the exit code.
 
     Args:
       channel: the channel to the launcher.
       interface: the interface on which nodes without a fixed address serve.
-      name_service: given by a fork server, which ends this process when the launcher has died: with SIGTERM,
-        which closes a service, and later with SIGKILL. It has to know the services, which call this.
+      parent: a fork server, which ends this process when the launcher has died: with SIGTERM, which closes a
+        service, and later with SIGKILL.
     """
-    parent = os.getppid()
     allow_files()
     try:
         process = NodeProcess(channel, dataclasses.replace(channel.receive(), interface=interface))
-        if name_service is not None:
-            process.parent, process.name_service = parent, name_service
+        if parent is not None:
+            process.parent = parent
             signal.signal(signal.SIGTERM, lambda *_: process.close_if_alone())
             os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
-        return process.run()
+        with context.active(process._runtime):
+            return process.run()
     except BaseException as error:
         channel.send(("failed", wire.describe_error(error)))
         return 1
