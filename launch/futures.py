@@ -21,6 +21,14 @@ def settle(future: Future, result: Any = None, error: BaseException | None = Non
             future.set_exception(error)
 
 
+def fulfil(future: Future, function: Callable[..., Any], *args: Any) -> None:
+    """Calls a function and sets its result, or its error."""
+    try:
+        settle(future, function(*args))
+    except BaseException as error:
+        settle(future, error=error)
+
+
 def expire(future: Future, timeout: float, error: BaseException) -> None:
     """Sets `error` after `timeout` seconds, unless the future is done by then."""
     timer = threading.Timer(timeout, settle, (future, None, error))

@@ -16,7 +16,7 @@ from framework.runs import parts
 from framework.runs.run_config import RunConfig
 from launch import Program
 from launch.engines.base import ENGINES
-from launch.running import make_options
+from launch.engines.options import make_options
 
 
 def check_installed(engine: str) -> None:

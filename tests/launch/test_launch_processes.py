@@ -21,7 +21,7 @@ from ended import has_ended
 import launch as lp
 from launch import seeds
 from launch.engines import processes
-from launch.engines.base import Options
+from launch.engines.options import Options
 from launch.engines.supervised import job as supervised_job
 
 PATIENCE = 60.0

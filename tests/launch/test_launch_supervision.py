@@ -237,7 +237,7 @@ def test_what_a_node_has_said_is_heard_though_its_end_is_known_first(monkeypatch
 def test_orders_wait_for_a_process_that_does_not_read():
     ours, theirs = socket.socketpair()
     writer, reader, received = Channel(ours), Channel(theirs), []
-    orders = [{"setup": b"x" * 400_000}, *(("where", {number: "tcp://a:1"}) for number in range(1000))]
+    orders = [{"setup": b"x" * 400_000}, *(("addresses", {number: "tcp://a:1"}) for number in range(1000))]
     Background(lambda: [writer.post(each) for each in orders]).result(PATIENCE)
     while len(received) < len(orders):
         received += reader.receive_ready()

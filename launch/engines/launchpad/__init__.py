@@ -20,7 +20,8 @@ import sys
 import threading
 from typing import Any
 
-from launch.engines.base import Options, Resources, Unit
+from launch.engines.base import Unit
+from launch.engines.options import Options, Resources
 from launch.engines.supervised.job import SupervisedJob
 from launch.engines.supervised.process import Process, ProcessHost, Report
 from launch.errors import LaunchError

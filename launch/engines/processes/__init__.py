@@ -17,7 +17,7 @@ import threading
 from collections.abc import Sequence
 
 from launch import platforms
-from launch.engines.base import Options, Resources
+from launch.engines.options import Options, Resources
 from launch.engines.processes.folders import Folders
 from launch.engines.processes.fork_server import command, kill_group
 from launch.engines.supervised.channel import Channel

@@ -28,7 +28,8 @@ import threading
 from typing import Any
 
 from launch import platforms
-from launch.engines.base import Options, Resources, Unit
+from launch.engines.base import Unit
+from launch.engines.options import Options, Resources
 from launch.engines.ray import actor, placement
 from launch.engines.supervised.job import SupervisedJob
 from launch.engines.supervised.process import Process, ProcessHost, Report

@@ -26,7 +26,8 @@ from typing import Any
 
 from launch import platforms
 from launch.context import active
-from launch.engines.base import Job, Options, Resources
+from launch.engines.base import Job
+from launch.engines.options import Options, Resources
 from launch.engines.supervised import code
 from launch.engines.supervised.channel import Channel
 from launch.engines.supervised.elastic import ElasticGroups
@@ -186,7 +187,7 @@ class SupervisedJob(Job):
     def _order(self, process: Process, what: Any) -> None:
         """Sends an order without waiting. `_exchange` sends any part that the channel has no room for yet.
 
-        The first is its `ProcessSetup`; later "stop", "close", `("where", {node_id: address})` or
+        The first is its `ProcessSetup`; later "stop", "close", `("addresses", {node_id: address})` or
         `("lost", label)`. A process that has not begun gets no orders: the setup that it gets when it begins
         contains everything.
         """
@@ -340,7 +341,7 @@ class SupervisedJob(Job):
         """Tells all processes the new addresses of nodes; None means that a node has no address now."""
         self._runtime.move(addresses)  # It shares the entries.
         for process in self._processes:
-            self._order(process, ("where", addresses))
+            self._order(process, ("addresses", addresses))
 
     def _may_restart(self, process: Process) -> bool:
         allowed = self._options.restarts.get(process.unit.group, 0)

@@ -9,7 +9,8 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from launch.engines.base import Record, Resources, Unit
+from launch.engines.base import Record, Unit
+from launch.engines.options import Resources
 from launch.engines.supervised.channel import Channel
 
 _TAIL_LINES = 20

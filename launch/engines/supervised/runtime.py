@@ -22,7 +22,7 @@ class Entry:
 
     Attributes:
       serves: as in `launch.nodes.ProgramNode.serves`.
-      address: address of the node; None if it is not known yet. The order "where" sends it later.
+      address: address of the node; None if it is not known yet. The order "addresses" sends it later.
       options: as in `launch.nodes.ProgramNode.client_options`.
     """
 
