@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from agents.ppo import PPO, PPOConfig
-from framework.core import NetworksFn
 from framework.runs.presets import Preset
 
 
@@ -49,8 +48,7 @@ class BatchPPOConfig(PPOConfig):
 class BatchPPO(PPO):
     """PPO on batches of whole episodes, for discrete and continuous actions, with or without a memory."""
 
-    def __init__(self, config: BatchPPOConfig | None = None, networks_fn: NetworksFn | None = None):
-        super().__init__(config or BatchPPOConfig(), networks_fn)
+    config: BatchPPOConfig = BatchPPOConfig()
 
 
 _RUN = {

@@ -17,7 +17,6 @@ from torch import nn
 from agents.dqn import DQN, MINATAR, MINATAR_RUN, DQNConfig, DQNNetworks, ItemLosses
 from framework import config_checks as check
 from framework import losses
-from framework.core import NetworksFn
 from framework.learners import LossContext
 from framework.networks import mask_values
 from framework.runs.presets import Preset
@@ -70,12 +69,9 @@ class C51Networks(DQNNetworks):
 class C51(DQN):
     """Distributional Q-learning on fixed atoms, for one discrete action per env."""
 
-    config: C51Config
+    config: C51Config = C51Config()
     networks_class = C51Networks
     members = (*DQN.members, "outputs", "expected", "atoms")
-
-    def __init__(self, config: C51Config | None = None, networks_fn: NetworksFn | None = None):
-        super().__init__(config or C51Config(), networks_fn)
 
     def item_losses(
         self, networks: DQNNetworks, target: nn.Module, data: Transition, context: LossContext | None = None

@@ -22,7 +22,6 @@ from torch import nn
 
 from framework import config_checks as check
 from framework import losses, networks, replay, specs
-from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput, schedules
 from framework.networks import epsilon_greedy, mask_values, redraw_noise
 from framework.runs.presets import Preset
@@ -185,15 +184,12 @@ class DQN(OffPolicyAgent):
     ```
     """
 
+    config: DQNConfig = DQNConfig()
     target_names = ("q_network",)
     takes_action_masks = True
     networks_class: type[DQNNetworks] = DQNNetworks
     # Members that the family needs of networks.
     members: tuple[str, ...] = ("actions", "num_actions", "q_network", "values")
-
-    def __init__(self, config: DQNConfig | None = None, networks_fn: NetworksFn | None = None):
-        self.config: DQNConfig = config or DQNConfig()
-        self.networks_fn = networks_fn
 
     def make_networks(self, spec: EnvironmentSpec) -> DQNNetworks:
         return self.custom_networks(spec, self.networks_class, self.members)

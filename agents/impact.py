@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from agents.appo import APPO, APPOConfig
 from agents.appo import PRESETS as APPO_PRESETS
-from framework.core import NetworksFn
 from framework.runs.presets import Preset
 
 
@@ -25,8 +24,7 @@ class IMPACTConfig(APPOConfig):
 class IMPACT(APPO):
     """Importance-weighted asynchronous actor-critic with a clipped target network and reused data."""
 
-    def __init__(self, config: IMPACTConfig | None = None, networks_fn: NetworksFn | None = None):
-        super().__init__(config or IMPACTConfig(), networks_fn)
+    config: IMPACTConfig = IMPACTConfig()
 
 
 # Each unroll counts `samples_per_insert` times: half of APPO's learning rates.

@@ -12,7 +12,6 @@ start of each unroll, are extras.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -22,13 +21,12 @@ import tree
 from torch import nn
 
 from framework import config_checks as check
-from framework import environments, losses, networks
-from framework.core import NetworksFn
+from framework import losses, networks
 from framework.learners import LossContext, LossOutput
 from framework.replay import ReplaySample
 from framework.runs.presets import Preset
 from framework.specs import EnvironmentSpec
-from framework.torch_agents import OnPolicyAgent, OnPolicyConfig, TorchPolicy, check_memory
+from framework.torch_agents import OnPolicyAgent, OnPolicyConfig, TorchPolicy, previous_action_and_reward
 from framework.types import Nest, Step
 
 
@@ -177,12 +175,9 @@ class IMPALA(OnPolicyAgent):
     ```
     """
 
+    config: IMPALAConfig = IMPALAConfig()
+    memory_field = "lstm_size"
     takes_action_masks = True
-
-    def __init__(self, config: IMPALAConfig | None = None, networks_fn: NetworksFn | None = None):
-        self.config: IMPALAConfig = config or IMPALAConfig()
-        self.networks_fn = networks_fn
-        self.extras_of_first_row = () if self.config.lstm_size is None else ("state",)
 
     @property
     def max_policy_lag(self) -> None:
@@ -209,16 +204,11 @@ class IMPALA(OnPolicyAgent):
 
     def environment_wrappers(self) -> Sequence[Any]:
         """Adds the last action and reward to the observation with `previous_action_and_reward`."""
-        if not self.config.previous_action_and_reward:
-            return ()
-        return (functools.partial(environments.ObservationActionReward, reward_clip=self.config.reward_clip),)
+        return previous_action_and_reward(self.config)
 
     def make_networks(self, spec: EnvironmentSpec) -> IMPALANetworks:
-        parts = ("initial_state", "step", "unroll")
-        members = ("actions", *(f"actor_critic.{part}" for part in parts))
-        networks: IMPALANetworks = self.custom_networks(spec, IMPALANetworks, members)
-        check_memory("lstm_size", self.config.lstm_size, networks.actor_critic.initial_state(1))
-        return networks
+        members = ("actions", "actor_critic.initial_state", "actor_critic.step", "actor_critic.unroll")
+        return self.custom_networks(spec, IMPALANetworks, members)
 
     def make_policy(self, networks: IMPALANetworks, evaluation: bool = False) -> IMPALAPolicy:
         return IMPALAPolicy(networks, self.config.actor_autocast, evaluation)

@@ -18,7 +18,6 @@ from agents.dqn import MINATAR, MINATAR_RUN, DQNConfig, DQNNetworks, ItemLosses
 from agents.qr_dqn import QuantileDQN, QuantileNetworks
 from framework import config_checks as check
 from framework import networks
-from framework.core import NetworksFn
 from framework.learners import LossContext
 from framework.runs.presets import Preset
 from framework.specs import EnvironmentSpec
@@ -73,11 +72,8 @@ def stratified(items: torch.Tensor, count: int, context: LossContext | None) -> 
 class IQN(QuantileDQN):
     """Distributional Q-learning with implicit quantiles, for one discrete action per env."""
 
-    config: IQNConfig
+    config: IQNConfig = IQNConfig()
     networks_class = IQNNetworks
-
-    def __init__(self, config: IQNConfig | None = None, networks_fn: NetworksFn | None = None):
-        super().__init__(config or IQNConfig(), networks_fn)
 
     def item_losses(
         self, networks: DQNNetworks, target: nn.Module, data: Transition, context: LossContext | None = None

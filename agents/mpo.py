@@ -20,7 +20,6 @@ from torch import nn
 
 from framework import config_checks as check
 from framework import learners, losses, networks
-from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput
 from framework.networks import DiagonalGaussian
 from framework.replay import ReplaySample
@@ -177,11 +176,8 @@ class MPO(OffPolicyAgent):
     ```
     """
 
+    config: MPOConfig = MPOConfig()
     target_names = ("policy", "critics")
-
-    def __init__(self, config: MPOConfig | None = None, networks_fn: NetworksFn | None = None):
-        self.config: MPOConfig = config or MPOConfig()
-        self.networks_fn = networks_fn
 
     def make_networks(self, spec: EnvironmentSpec) -> MPONetworks:
         members = ("actions", "policy", "critics", "duals", "atoms", "expected")

@@ -11,13 +11,12 @@ import tree
 
 from framework import adders, learners, losses, networks
 from framework import config_checks as check
-from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput, Prepared, schedules
 from framework.replay import ReplaySample
 from framework.replay.contracts import ReplayClient
 from framework.runs.presets import Preset
 from framework.specs import EnvironmentSpec
-from framework.torch_agents import ActorCriticConfig, OnPolicyAgent, TorchPolicy, check_memory
+from framework.torch_agents import ActorCriticConfig, OnPolicyAgent, TorchPolicy
 from framework.types import Nest
 
 
@@ -140,15 +139,9 @@ class PPO(OnPolicyAgent):
     ```
     """
 
+    config: PPOConfig = PPOConfig()
+    memory_field = "recurrent"
     takes_action_masks = True
-
-    def __init__(self, config: PPOConfig | None = None, networks_fn: NetworksFn | None = None):
-        self.config: PPOConfig = config or PPOConfig()
-        self.networks_fn = networks_fn
-        self.extras_of_first_row = () if self.config.recurrent is None else ("state",)
-        self._carries_returns = self.config.normalize_rewards and self.config.episodes_per_batch is None
-        if self._carries_returns:
-            self.extras_of_first_row += (adders.RUNNING_RETURN,)
 
     @property
     def max_policy_lag(self) -> int:
@@ -158,16 +151,22 @@ class PPO(OnPolicyAgent):
     def episodes_per_batch(self) -> int | None:
         return self.config.episodes_per_batch
 
+    @property
+    def carries_returns(self) -> bool:
+        """Whether the running returns before each unroll are stored with it. A whole episode has none."""
+        return self.config.normalize_rewards and self.config.episodes_per_batch is None
+
+    @property
+    def extras_of_first_row(self) -> tuple[str, ...]:
+        return (*super().extras_of_first_row, *[adders.RUNNING_RETURN] * self.carries_returns)
+
     def make_networks(self, spec: EnvironmentSpec) -> PPONetworks:
         parts = ("actions", "normalizer", "reward_scale", "kl_coefficient")
-        members = (*parts, "initial_state", "act", "forward")
-        networks: PPONetworks = self.custom_networks(spec, PPONetworks, members)
-        check_memory("recurrent", self.config.recurrent, networks.initial_state(1))
-        return networks
+        return self.custom_networks(spec, PPONetworks, (*parts, "initial_state", "act", "forward"))
 
     def make_adder(self, client: ReplayClient, spec: EnvironmentSpec) -> adders.Adder:
         adder = super().make_adder(client, spec)
-        return adders.RunningReturnAdder(adder, self.config.discount) if self._carries_returns else adder
+        return adders.RunningReturnAdder(adder, self.config.discount) if self.carries_returns else adder
 
     def make_policy(self, networks: PPONetworks, evaluation: bool = False) -> PPOPolicy:
         return PPOPolicy(networks, evaluation)

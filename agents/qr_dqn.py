@@ -16,7 +16,6 @@ from torch import nn
 from agents.dqn import DQN, MINATAR, MINATAR_RUN, DQNConfig, DQNNetworks, ItemLosses
 from framework import config_checks as check
 from framework import losses
-from framework.core import NetworksFn
 from framework.learners import LossContext
 from framework.networks import mask_values
 from framework.runs.presets import Preset
@@ -109,11 +108,8 @@ class QuantileDQN(DQN):
 class QRDQN(QuantileDQN):
     """Distributional Q-learning with quantiles, for one discrete action per env."""
 
-    config: QRDQNConfig
+    config: QRDQNConfig = QRDQNConfig()
     networks_class = QRDQNNetworks
-
-    def __init__(self, config: QRDQNConfig | None = None, networks_fn: NetworksFn | None = None):
-        super().__init__(config or QRDQNConfig(), networks_fn)
 
     def item_losses(
         self, networks: DQNNetworks, target: nn.Module, data: Transition, context: LossContext | None = None

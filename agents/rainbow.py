@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from agents.c51 import C51, C51Config
 from agents.dqn import MINATAR, MINATAR_RUN
 from agents.dqn import PRESETS as DQN_PRESETS
-from framework.core import NetworksFn
 from framework.runs.presets import Preset
 
 
@@ -32,10 +31,7 @@ class RainbowConfig(C51Config):
 class Rainbow(C51):
     """Double, dueling, distributional, n-step Q-learning with prioritized replay and noisy networks."""
 
-    config: RainbowConfig
-
-    def __init__(self, config: RainbowConfig | None = None, networks_fn: NetworksFn | None = None):
-        super().__init__(config or RainbowConfig(), networks_fn)
+    config: RainbowConfig = RainbowConfig()
 
 
 # The noise alone explores too little in short runs: see docs/measurements.md.

@@ -22,7 +22,6 @@ from torch import nn
 
 from framework import config_checks as check
 from framework import learners, losses, networks
-from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput
 from framework.networks import PolicyNetwork, frozen, legal_actions, random_actions
 from framework.replay import ReplaySample
@@ -153,12 +152,9 @@ class SAC(OffPolicyAgent):
     ```
     """
 
+    config: SACConfig = SACConfig()
     target_names = ("critics",)
     takes_action_masks = True
-
-    def __init__(self, config: SACConfig | None = None, networks_fn: NetworksFn | None = None):
-        self.config: SACConfig = config or SACConfig()
-        self.networks_fn = networks_fn
 
     def make_networks(self, spec: EnvironmentSpec) -> SACNetworks:
         members = ("actions", "policy", "critics", "temperature.log", "target_entropy")

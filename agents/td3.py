@@ -20,7 +20,6 @@ from torch import nn
 
 from framework import config_checks as check
 from framework import learners, losses, networks, replay
-from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput
 from framework.networks import DeterministicHead, PolicyNetwork, frozen
 from framework.runs.presets import Preset
@@ -165,11 +164,8 @@ class TD3(OffPolicyAgent):
     ```
     """
 
+    config: TD3Config = TD3Config()
     target_names: tuple[str, ...] = ("policy", "critics")
-
-    def __init__(self, config: TD3Config | None = None, networks_fn: NetworksFn | None = None):
-        self.config: TD3Config = config or TD3Config()
-        self.networks_fn = networks_fn
 
     def make_networks(self, spec: EnvironmentSpec) -> TD3Networks:
         return self.custom_networks(spec, TD3Networks, ("actions", "policy", "critics", "values"))
@@ -261,10 +257,7 @@ class DDPGConfig(TD3Config):
 class DDPG(TD3):
     """Deterministic policy gradients with one critic: TD3 without its three additions."""
 
-    config: DDPGConfig
-
-    def __init__(self, config: DDPGConfig | None = None, networks_fn: NetworksFn | None = None):
-        super().__init__(config or DDPGConfig(), networks_fn)
+    config: DDPGConfig = DDPGConfig()
 
 
 _MUJOCO = {"num_actors": 1, "envs_per_actor": 1, "evaluate_period": 20_000}

@@ -20,7 +20,6 @@ from torch import nn
 from agents.td3 import TD3, TD3Config
 from framework import config_checks as check
 from framework import learners, losses, networks, replay
-from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput
 from framework.networks import EmbeddedCritics, EmbeddedPolicy, StateActionEmbeddings
 from framework.runs.presets import Preset
@@ -121,10 +120,7 @@ class TD7(TD3):
     ```
     """
 
-    config: TD7Config
-
-    def __init__(self, config: TD7Config | None = None, networks_fn: NetworksFn | None = None):
-        super().__init__(config or TD7Config(), networks_fn)
+    config: TD7Config = TD7Config()
 
     def make_networks(self, spec: EnvironmentSpec) -> Any:
         members = ("actions", "policy", "critics", "values", "embeddings", "target_range", "renew")

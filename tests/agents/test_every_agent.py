@@ -297,9 +297,9 @@ ON = {"hidden_sizes": (8,), "unroll_length": 6}
 QUEUE = {**UNROLLS, "batch_size": 4}
 # Fields of the config, and the environment.
 PROGRAMS = {
-    **dict.fromkeys(("apex", "c51", "dqn", "flow_dqn", "iqn", "qr_dqn", "rainbow", "sac"), (REPLAY, Masked)),
-    **dict.fromkeys(("a2c", "a3c", "flow_ppo", "ppo"), (ON, Masked)),
-    **dict.fromkeys(("appo", "flow_impala", "impact", "impala"), (QUEUE, Masked)),
+    **dict.fromkeys(("apex", "c51", "dqn", "iqn", "qr_dqn", "rainbow", "sac"), (REPLAY, Masked)),
+    **dict.fromkeys(("a2c", "a3c", "ppo"), (ON, Masked)),
+    **dict.fromkeys(("appo", "impact", "impala"), (QUEUE, Masked)),
     **dict.fromkeys(("d4pg", "ddpg", "mpo", "td3", "td7"), (DETERMINISTIC, NESTED)),
     "batch_ppo": ({**ON, "episodes_per_batch": 4, "epochs": 2}, NESTED),
     "dqfd": ({**REPLAY, "demonstrations": f"{__name__}:shown", "pretraining_steps": 3}, FakeEnvironment),

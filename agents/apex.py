@@ -1,7 +1,7 @@
-"""DQN and Ape-X (Horgan et al., 2018) as plans: workers write to replay while the learner learns from it.
+"""Ape-X: distributed prioritized replay (Horgan et al., 2018), as a plan.
 
-Networks, loss and config come from `agents.dqn`. The rate limiter of the table holds the replay ratio: the
-branch that is ahead waits for the other.
+Networks, loss and most settings come from `agents.dqn`. Workers write to replay while the learner learns
+from it. The rate limiter of the table holds the replay ratio: the branch that is ahead waits for the other.
 """
 
 from __future__ import annotations
@@ -25,48 +25,18 @@ from framework.types import Transition
 
 
 @dataclass(frozen=True)
-class FlowDQNConfig(DQNConfig):
-    """Settings of DQN as a plan, in addition to `DQNConfig`'s."""
+class ApeXConfig(DQNConfig):
+    """Settings of Ape-X, in addition to `DQNConfig`'s, with the paper's defaults for exploration."""
 
     rollout_length: int = 4  # Steps of an env in one call of a worker. More: fewer calls, older parameters.
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check.at_least(self, 1, "rollout_length")
-
-
-class FlowDQN(PlanAgent, DQN):
-    """Deep Q-learning as a plan of two branches: workers fill replay, and the learner draws from it."""
-
-    config: FlowDQNConfig
-
-    def __init__(self, config: FlowDQNConfig | None = None):
-        super().__init__(config or FlowDQNConfig())
-
-    def build(self, graph: core.Graph) -> None:
-        graph.add_evaluator(graph.add_plan(graph.add_replay()))
-
-    def plan(self, workers: Sequence[Node], learner: PlanLearner) -> Flow:
-        items, limit = self.config.rollout_length * self.num_envs // len(workers), self.config.insert_burst
-        if items > limit:
-            raise ValueError(
-                f"rollout_length: got {items} items in one call of a worker, expected at most {limit}, "
-                "insert_burst. Lower it, or increase insert_burst."
-            )
-        collect = functools.partial(self.worker_class.collect, steps=self.config.rollout_length)
-        store = Flow.of(Par(workers, collect).unordered(), learner.replay_accepts)
-        learn = learner.batches().map(learner.step)
-        return concurrent(store, learn)
-
-
-@dataclass(frozen=True)
-class ApeXConfig(FlowDQNConfig):
-    """Settings of Ape-X, with the paper's defaults for exploration and priorities."""
-
     n_step: int = 3  # Rewards summed before bootstrapping. More: faster propagation, but more off-policy.
     prioritized: bool = True  # Draws items with large errors more often.
     epsilon_end: float = 0.4  # Chance of a random action after the decay, of the first env.
     epsilon_ladder: float = 7.0  # Env i of B explores with epsilon ** (1 + this * i / (B - 1)).
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.at_least(self, 1, "rollout_length")
 
 
 class PriorityWorker(RolloutWorker):
@@ -79,13 +49,25 @@ class PriorityWorker(RolloutWorker):
         return self.agent.make_adder(client, self.spec, priorities)
 
 
-class ApeX(FlowDQN):
+class ApeX(PlanAgent, DQN):
     """Distributed prioritized replay: each env has an exploration rate of its own, workers set priorities."""
 
+    config: ApeXConfig = ApeXConfig()
     worker_class = PriorityWorker
 
-    def __init__(self, config: ApeXConfig | None = None):
-        super().__init__(config or ApeXConfig())
+    def build(self, graph: core.Graph) -> None:
+        graph.add_evaluator(graph.add_plan(graph.add_replay()))
+
+    def plan(self, workers: Sequence[Node], learner: PlanLearner) -> Flow:
+        items, limit = self.config.rollout_length * self.num_envs // len(workers), self.config.insert_burst
+        if items > limit:
+            raise ValueError(
+                f"rollout_length: got {items} items in one call of a worker, expected at most {limit}, "
+                "insert_burst. Lower it, or increase insert_burst."
+            )
+        collect = functools.partial(RolloutWorker.collect, steps=self.config.rollout_length)
+        store = Flow.of(Par(workers, collect).unordered(), learner.replay_accepts)
+        return concurrent(store, learner.batches().map(learner.step))
 
     @torch.inference_mode()
     def priorities(self, networks: Any, transitions: Transition) -> np.ndarray:
