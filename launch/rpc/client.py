@@ -442,7 +442,8 @@ class Connection:
 
     def _lose(self, calls: Iterable[_Call]) -> list[_Call]:
         """Marks the lost calls to be sent again; returns those that must not be repeated."""
-        lost = [call for call in calls if call.sent]
+        # The thread of a call that has its answer may not have taken it from the open ones yet.
+        lost = [call for call in calls if call.sent and not call.done()]
         if self._repeat_lost:
             for call in lost:
                 call.sent = False

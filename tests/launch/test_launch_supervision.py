@@ -172,20 +172,19 @@ def test_nodes_close_after_an_unexpected_error(tmp_path, monkeypatch, when):
     assert (tmp_path / "saved").read_text() == "saved\n" * 2
 
 
-@pytest.mark.parametrize("step", ["_clean_up", "_write_status"])
+@pytest.mark.parametrize("step", ["_at_end", "_write_status"])
 def test_an_error_at_the_very_end_ends_the_wait(tmp_path, monkeypatch, step):
     program = saving_program(tmp_path / "saved")
     finish = SupervisedJob._finish
 
+    def fail(over=True):
+        raise OSError("at the end")
+
     def break_the_end(job):
-        clean_up = job._clean_up
-
-        def fail():
-            if step == "_clean_up":
-                clean_up()
-            raise OSError("at the end")
-
-        monkeypatch.setattr(job, step, fail)
+        if step == "_at_end":
+            job._at_end.callback(fail)
+        else:
+            monkeypatch.setattr(job, step, fail)
         finish(job)
 
     monkeypatch.setattr(SupervisedJob, "_finish", break_the_end)
@@ -195,7 +194,7 @@ def test_an_error_at_the_very_end_ends_the_wait(tmp_path, monkeypatch, step):
     job.stop()
     assert isinstance(waiting.exception(PATIENCE), OSError | None)
     assert job.over
-    assert isinstance(job.outcome.error, OSError) == (step == "_clean_up")
+    assert isinstance(job.outcome.error, OSError) == (step == "_at_end")
 
 
 def test_a_stalled_launcher_reads_before_it_takes_a_node_for_silent(tmp_path, monkeypatch):

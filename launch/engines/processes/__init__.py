@@ -23,7 +23,6 @@ from launch.engines.processes.fork_server import command, kill_group
 from launch.engines.supervised.channel import Channel
 from launch.engines.supervised.job import SupervisedJob
 from launch.engines.supervised.process import ProcessHost, Report, how_it_ended
-from launch.engines.supervised.runtime import Entry
 
 _CLOSE_TIMEOUT = 10.0  # seconds for the fork server to end
 _log = logging.getLogger("launch")
@@ -32,29 +31,22 @@ _log = logging.getLogger("launch")
 class ProcessesJob(SupervisedJob):
     """A program of processes on this machine."""
 
-    def _open(self) -> tuple[dict[int, Entry], ProcessHost]:
-        self._folders = Folders(self._job)
-        self._say_differences()
-        try:
-            preload = self._options.preload
-            if preload is None:
-                preload = ["torch"] if "torch" in sys.modules else []
-            files = [*self._folders.locks, *self._options.files]
-            grace = self._options.time_to_end
-            server = ForkServer(preload, self._folders.paths, files, grace, self._report)
-            return self._find_entries(self._folders.sockets), server
-        except BaseException:
-            self._folders.remove()
-            raise
+    def _open(self) -> tuple[str, ProcessHost]:
+        folders = Folders(self._job)
+        self._at_end.callback(folders.remove)
+        self._say_differences(folders.paths[-1])
+        preload = self._options.preload
+        if preload is None:
+            preload = ["torch"] if "torch" in sys.modules else []
+        files = [*folders.locks, *self._options.files]
+        server = ForkServer(preload, folders.paths, files, self._options.time_to_end, self._report)
+        return folders.sockets, server
 
-    def _clean_up(self) -> None:
-        self._folders.remove()
-
-    def _say_differences(self) -> None:
+    def _say_differences(self, memory: str) -> None:
         """Logs what is slower in a run on this platform than on Linux."""
         texts = []
         if not platforms.has("shm"):
-            texts.append(f"it has no /dev/shm, so shared memory is in files in {self._folders.paths[-1]}")
+            texts.append(f"it has no /dev/shm, so shared memory is in files in {memory}")
         if not platforms.has("fork"):
             texts.append("processes cannot be forked safely, so each node starts an interpreter of its own")
         if texts:

@@ -44,7 +44,7 @@ _log = logging.getLogger("launch")
 _GONE = ("closed", "failed", "killed")
 _EXIT_GRACE = 2.0  # seconds for a failed or closed node to exit
 _REPORT_S = 10.0  # for the host's report on a process that has ended
-_UNREPORTED = "The process ended. The fork server was lost, so that the exit code is not known."
+_UNREPORTED = "The process ended. What started it was lost, so that the exit code is not known."
 _MOST_UNREAD = 1 << 16  # orders that may wait for a node that does not read
 _MOST_ERRORS = 10  # unexpected errors of the supervisor after which it gives up stopping in order
 
@@ -52,7 +52,7 @@ _MOST_ERRORS = 10  # unexpected errors of the supervisor after which it gives up
 class SupervisedJob(Job):
     """A program of processes. `stop`, `status`, `wait` and `client` are safe to use from any thread.
 
-    A subclass implements `_open` and `_clean_up`.
+    A subclass implements `_open`.
     """
 
     def __init__(self, program: Program, engine: str, options: Options) -> None:
@@ -73,13 +73,24 @@ class SupervisedJob(Job):
         self._status_at = 0.0
         self._files = Files()
         self._host_is_lost = False  # Nothing can be forked, and only a broken channel shows an end.
-        self._is_cut_off = False  # Nothing reaches the processes.
         self._errors = 0
         self._oom_kills = platforms.oom_kills()
         if options.directory is not None:
             os.makedirs(os.path.join(options.directory, "logs"), exist_ok=True)
         self._inbox, self._outbox = map(Channel, socket.socketpair())  # of the supervisor, from any thread
-        self._entries, self._server = self._open()
+        self._at_end = contextlib.ExitStack()  # Removes what the engine has made, after all processes.
+        try:
+            folder, self._server = self._open()
+        except BaseException:
+            self._at_end.close()
+            raise
+        self._entries = {}
+        for leaf in (leaf for unit in self._units for leaf in unit.leaves):
+            node, label = leaf.node, leaf.context.label
+            address = None if folder is None else f"ipc://{folder}/{node.node_id}"
+            self._entries[node.node_id] = Entry(
+                label, node.description, node.serves, address, node.client_options
+            )
         self._runtime: RemoteRuntime = RemoteRuntime(self._job, self._entries, self._keys, self.stop)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._inbox, selectors.EVENT_READ)
@@ -105,23 +116,8 @@ class SupervisedJob(Job):
     # Methods that engines implement.
 
     @abc.abstractmethod
-    def _open(self) -> tuple[dict[int, Entry], ProcessHost]:
-        """Returns the entry of each node, as far as it is known, and the host that creates the processes."""
-
-    def _find_entries(self, folder: str | None) -> dict[int, Entry]:
-        """Returns the nodes' entries: sockets in `folder`; for None, addresses that nodes report later."""
-        entries = {}
-        for leaf in (leaf for unit in self._units for leaf in unit.leaves):
-            node = leaf.node
-            address = None if folder is None else f"ipc://{folder}/{node.node_id}"
-            entries[node.node_id] = Entry(
-                leaf.context.label, node.description, node.serves, address, node.client_options
-            )
-        return entries
-
-    @abc.abstractmethod
-    def _clean_up(self) -> None:
-        """Removes the engine's own resources, after all processes have ended."""
+    def _open(self) -> tuple[str | None, ProcessHost]:
+        """Returns the folder of the nodes' sockets (None: nodes report addresses), and the host."""
 
     def _report(self, message: dict[str, Any]) -> None:
         """Wakes the supervisor with a report, a `launch.engines.supervised.process.Report` or `{}`."""
@@ -169,8 +165,6 @@ class SupervisedJob(Job):
         # or is so below, then takes no node for silent whose messages it has not read.
         listened = time.monotonic()
         self._listen(self._pause())
-        if self._is_cut_off:  # The ends of the processes would not be reported.
-            return True
         self._look_at_clock(listened)
         self.outcome.notify()
         return False
@@ -236,9 +230,6 @@ class SupervisedJob(Job):
             self._hear_all(process, messages)
 
     def _hear_host(self, message: dict[str, Any]) -> None:
-        if "error" in message:
-            self.outcome.fail(LaunchError(message["error"]))
-            self._is_cut_off = True
         if "lost" in message:
             self._lose_host(message["lost"])
         if "forked" in message and message["forked"] in self._by_number:
@@ -413,8 +404,8 @@ class SupervisedJob(Job):
         for process in self._processes:
             process.restart_at = None
             self._order(process, "stop")
-            if process.alive and process.pid is None and process.unit.group in self._elastic:
-                self._kill(process, "the program stopped before it had a place")
+            if process.alive and not process.begun:
+                self._kill(process, "the program stopped before it had begun")
         super()._begin_stop()
 
     def _close_next(self) -> None:
@@ -488,7 +479,7 @@ class SupervisedJob(Job):
         self._inbox.close()  # nothing is read any more: a report must not wait until there is room for it
         # Processes that are left see their channels break, as when the launcher dies: they stop and close.
         leave = functools.partial(deactivate, self._runtime)
-        steps = (self._drop_all, self._server.close, self._runtime.close, leave, self._clean_up)
+        steps = (self._drop_all, self._server.close, self._runtime.close, leave, self._at_end.close)
         try:
             for step in steps:
                 self._try(step)  # the others are as necessary

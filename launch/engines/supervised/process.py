@@ -93,8 +93,8 @@ class Process(Record):
 
 
 # Takes a report of a host, from any thread: a process began, `{"forked": number, "pid": pid}`; it ended,
-# `{"exit": number, "code": code, "reason": text or None}`; the host cannot create processes any more, nor
-# report their ends, `{"lost": text}`; or nothing reaches the processes any more, `{"error": text}`.
+# `{"exit": number, "code": code, "reason": text or None}`; or the host cannot create processes any more, and
+# may not report their ends, `{"lost": text}`.
 Report = Callable[[dict[str, Any]], None]
 
 
