@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from agents.dqn import DQN, DQNConfig
+from agents.dqn import CARTPOLE, DQN, DQNConfig
 from framework import config_checks as check
-from framework import core
+from framework import core, losses
 from framework.adders import Adder
 from framework.flow import Flow, Node, Par, concurrent
 from framework.networks import as_tensors, redraw_noise
@@ -74,12 +74,12 @@ class ApeX(PlanAgent, DQN):
         """The priorities `[k]` of new items, from the errors of the acting networks."""
         redraw_noise(networks, None)  # The noise of the policy has a row for each env, not for each item.
         _, priorities, _ = self.item_losses(networks, networks.q_network, as_tensors(transitions))
-        return (priorities.double() + 1e-6).numpy()
+        return losses.item_priorities(priorities).numpy()
 
 
 PRESETS: Mapping[str, Preset] = {
     "gymnasium:CartPole-v1": Preset(
-        agent={"samples_per_insert": 24.0, "learning_rate_decay": 50_000, "epsilon_decay": 12_000},
+        agent=CARTPOLE,
         run={"num_actors": 2, "envs_per_actor": 2, "max_env_steps": 50_000, "evaluate_period": 10_000},
     ),
 }

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from agents.dqn import DQN, MINATAR, MINATAR_RUN, DQNConfig, DQNNetworks, ItemLosses
+from agents.dqn import CARTPOLE, CARTPOLE_RUN, DQN, MINATAR, MINATAR_RUN, DQNConfig, DQNNetworks, ItemLosses
 from framework import config_checks as check
 from framework import losses
 from framework.learners import LossContext
@@ -103,16 +103,7 @@ class C51(DQN):
 
 
 PRESETS: Mapping[str, Preset] = {
-    "gymnasium:CartPole-v1": Preset(
-        agent={
-            "v_min": 0.0,
-            "v_max": 100.0,
-            "samples_per_insert": 24.0,
-            "learning_rate_decay": 50_000,
-            "epsilon_decay": 12_000,
-        },
-        run={"envs_per_actor": 4, "max_env_steps": 50_000, "evaluate_period": 2_000},
-    ),
+    "gymnasium:CartPole-v1": Preset({**CARTPOLE, "v_min": 0.0, "v_max": 100.0}, CARTPOLE_RUN),
     # A good player hits a brick about every ten steps: a discounted return of 10.
     "minatar:Breakout": Preset(
         {**MINATAR, "v_min": 0.0, "v_max": 20.0, "hidden_sizes": (128,), "dueling": True}, MINATAR_RUN

@@ -188,12 +188,9 @@ class MPO(OffPolicyAgent):
 
     def make_optimizer(self, networks: MPONetworks) -> torch.optim.Optimizer:
         config = self.config
-        duals = [p for p in networks.duals.parameters() if p.requires_grad]
-        groups = [
-            {"params": list(networks.policy.parameters()), "lr": config.learning_rate},
-            {"params": list(networks.critics.parameters()), "lr": config.critic_learning_rate},
-            {"params": duals, "lr": config.dual_learning_rate, "minimum": _LEAST_DUAL},
-        ]
+        rates = {networks.policy: config.learning_rate, networks.critics: config.critic_learning_rate}
+        groups = learners.with_rates({**rates, networks.duals: config.dual_learning_rate})
+        groups[-1]["minimum"] = _LEAST_DUAL
         return learners.Adam(groups, eps=config.adam_epsilon)
 
     def loss(self, networks: MPONetworks, batch: ReplaySample, context: LossContext) -> LossOutput:

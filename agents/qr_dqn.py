@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from agents.dqn import DQN, MINATAR, MINATAR_RUN, DQNConfig, DQNNetworks, ItemLosses
+from agents.dqn import CARTPOLE, CARTPOLE_RUN, DQN, MINATAR, MINATAR_RUN, DQNConfig, DQNNetworks, ItemLosses
 from framework import config_checks as check
 from framework import losses
 from framework.learners import LossContext
@@ -124,15 +124,6 @@ class QRDQN(QuantileDQN):
 
 PRESETS: Mapping[str, Preset] = {
     # One stream leaves 1 of 6 seeds at 346; of seeds 101 to 106, two streams reach 489 to 500.
-    "gymnasium:CartPole-v1": Preset(
-        agent={
-            "num_quantiles": 20,
-            "dueling": True,
-            "samples_per_insert": 24.0,
-            "learning_rate_decay": 50_000,
-            "epsilon_decay": 12_000,
-        },
-        run={"envs_per_actor": 4, "max_env_steps": 50_000, "evaluate_period": 2_000},
-    ),
+    "gymnasium:CartPole-v1": Preset({**CARTPOLE, "num_quantiles": 20, "dueling": True}, CARTPOLE_RUN),
     "minatar:Breakout": Preset({**MINATAR, "num_quantiles": 20}, MINATAR_RUN),
 }

@@ -273,7 +273,11 @@ class R2D2(OffPolicyAgent):
         best = torch.where(data.mask[:, start:] > 0, best, before)
         counted = losses.transition_mask(data.mask[:, start:])
         errors = where_counted(self.targets(data, best, taken, best == taken) - taken, counted)
-        return (losses.sequence_priorities(errors, counted, self.config.priority_eta).double() + 1e-6).numpy()
+        return self.priorities(errors, counted).numpy()
+
+    def priorities(self, errors: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
+        """The priorities float64`[N]` of sequences with these errors `[N, T]`, of which `counted` count."""
+        return losses.item_priorities(losses.sequence_priorities(errors, counted, self.config.priority_eta))
 
     def loss(self, networks: R2D2Networks, batch: replay.ReplaySample, context: LossContext) -> LossOutput:
         """The loss of a batch of `Step`s `[N, burn_in + unroll_length + 1, ...]`."""
@@ -288,9 +292,7 @@ class R2D2(OffPolicyAgent):
             "importance_weight": weights.mean(),
             "transitions": total,
         }
-        # With the small constant, sequences without error still have a chance to be sampled.
-        priorities = losses.sequence_priorities(errors, counted, config.priority_eta).double() + 1e-6
-        return LossOutput(loss, metrics, priorities, weight=total)
+        return LossOutput(loss, metrics, self.priorities(errors, counted), weight=total)
 
 
 PRESETS: Mapping[str, Preset] = {

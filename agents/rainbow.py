@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from agents.c51 import C51, C51Config
-from agents.dqn import MINATAR, MINATAR_RUN
+from agents.dqn import CARTPOLE, CARTPOLE_RUN, MINATAR, MINATAR_RUN
 from agents.dqn import PRESETS as DQN_PRESETS
 from framework.runs.presets import Preset
 
@@ -48,17 +48,15 @@ _MINATAR = {
 PRESETS: Mapping[str, Preset] = {
     "gymnasium:CartPole-v1": Preset(
         agent={
+            **CARTPOLE,
             **_EXPLORATION,
             "n_step": 5,
-            "epsilon_decay": 12_000,
             "v_min": 0.0,
             "v_max": 100.0,
-            "samples_per_insert": 24.0,
             "learning_rate": 5e-4,
-            "learning_rate_decay": 50_000,
             "importance_sampling_annealing": 50_000,
         },
-        run={"envs_per_actor": 4, "max_env_steps": 50_000, "evaluate_period": 2_000},
+        run=CARTPOLE_RUN,
     ),
     # Landing well is worth about 250, and flying away costs more than 300.
     "gymnasium:LunarLander-v3": Preset(

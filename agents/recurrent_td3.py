@@ -142,12 +142,11 @@ class RecurrentTD3(TD3):
         if config.prioritized:
             weights = context.importance_weights(batch.info, config.importance_sampling_exponent)
             each = weights.unsqueeze(1) * each
-            # With the small constant, sequences without error still have a chance to be sampled.
             sizes = losses.sequence_priorities(errors.abs().mean(0), counted, config.priority_eta)
-            priorities = sizes.double() + 1e-6
+            priorities = losses.item_priorities(sizes)
             metrics["importance_weight"] = weights.mean()
         critic = metrics["critic_loss"] = each.sum() / total.clamp(min=1)
-        if not self.actor_is_due(context):
+        if not context.is_due(config.actor_delay):
             return LossOutput(critic, metrics, priorities, total)
         features = features.detach()
         actions = networks.policy(features)

@@ -175,11 +175,8 @@ class TD3(OffPolicyAgent):
 
     def make_optimizer(self, networks: TD3Networks) -> torch.optim.Optimizer:
         config = self.config
-        groups = [
-            {"params": list(networks.policy.parameters()), "lr": config.learning_rate},
-            {"params": list(networks.critics.parameters()), "lr": config.critic_learning_rate},
-        ]
-        return learners.Adam(groups, eps=config.adam_epsilon)
+        rates = {networks.policy: config.learning_rate, networks.critics: config.critic_learning_rate}
+        return learners.Adam(learners.with_rates(rates), eps=config.adam_epsilon)
 
     def learner_settings(self, networks: nn.Module) -> dict[str, Any]:
         return super().learner_settings(networks) | {"partial_gradients": self.config.actor_delay > 1}
@@ -217,11 +214,6 @@ class TD3(OffPolicyAgent):
             noise = context.normal_like(actions)
             return losses.smoothed_actions(actions, noise, config.smoothing_std, config.smoothing_clip)
 
-    def actor_is_due(self, context: LossContext) -> bool:
-        """Whether the policy learns at this step. With a delay, it moves when the targets do."""
-        delay = self.config.actor_delay
-        return delay == 1 or (int(context.learner_steps) + 1) % delay == 0
-
     def loss(self, networks: TD3Networks, batch: replay.ReplaySample, context: LossContext) -> LossOutput:
         """The sum of the losses of critics and policy on a batch of `Transition`s."""
         config, data = self.config, batch.data
@@ -230,11 +222,10 @@ class TD3(OffPolicyAgent):
         priorities = None
         if config.prioritized:
             weights = context.importance_weights(batch.info, config.importance_sampling_exponent)
-            # With the small constant, items without error still have a chance to be sampled.
-            each, priorities = weights * each, errors.double() + 1e-6
+            each, priorities = weights * each, losses.item_priorities(errors)
             metrics["importance_weight"] = weights.mean()
         critic = metrics["critic_loss"] = each.mean()
-        if not self.actor_is_due(context):
+        if not context.is_due(config.actor_delay):
             return LossOutput(critic, metrics, priorities)
         actions = networks.policy(data.observation)
         with frozen(networks.critics):

@@ -63,7 +63,7 @@ class DQNPlan(PlanAgent, dqn.DQN):
 
     PRESETS = {
         "gymnasium:CartPole-v1": Preset(
-            agent=dqn.PRESETS["gymnasium:CartPole-v1"].agent,
+            agent=dqn.CARTPOLE,
             run={"num_actors": 2, "envs_per_actor": 2, "max_env_steps": 50_000, "evaluate_period": 10_000},
         ),
     }
