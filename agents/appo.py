@@ -115,17 +115,7 @@ class APPO(IMPALA):
 
 
 PRESETS: Mapping[str, Preset] = {
-    "gymnasium:CartPole-v1": Preset(
-        agent={
-            "learning_rate": 4e-3,
-            "learning_rate_decay": 150_000,
-            "unroll_length": 16,
-            "batch_size": 8,
-            "vtrace_lambda": 0.95,
-            "value_coefficient": 0.1,  # Returns go up to 100: their gradient would drown the policy's.
-        },
-        run={**RUN, "max_env_steps": 150_000, "evaluate_period": 25_000},
-    ),
+    "gymnasium:CartPole-v1": IMPALA_PRESETS["gymnasium:CartPole-v1"],
     "gymnasium:Acrobot-v1": Preset(
         agent={
             "learning_rate": 2e-3,

@@ -128,6 +128,11 @@ class Rows(NamedTuple):
     starts: torch.Tensor | tuple[()]
     state: tuple[torch.Tensor, ...]  # [N, ...], before the first row
 
+    @property
+    def counted(self) -> torch.Tensor | None:
+        """The mask; None where all rows are real."""
+        return self.mask if isinstance(self.mask, torch.Tensor) else None
+
 
 class PPO(OnPolicyAgent):
     """Proximal policy optimization for discrete and continuous actions, with or without a memory.
@@ -230,12 +235,8 @@ class PPO(OnPolicyAgent):
     def loss(self, networks: PPONetworks, rows: Rows, context: LossContext) -> LossOutput:
         """The surrogate, the value's error and the entropy of one minibatch."""
         config = self.config
-        if isinstance(rows.mask, torch.Tensor):
-            mask: torch.Tensor | None = rows.mask
-            new, values = networks(rows.observation, rows.state, rows.starts)
-        else:
-            mask = None
-            new, values = networks(rows.observation)
+        mask = rows.counted
+        new, values = networks(rows.observation, rows.state, rows.starts)
         log_probs = new.log_prob(rows.action)
         if config.target_kl is None:
             falls = schedules.linear_decay(config.learning_rate_decay, config.clip_end)
@@ -277,10 +278,8 @@ class PPO(OnPolicyAgent):
         self, networks: PPONetworks, batch: ReplaySample, prepared: Prepared, context: LossContext
     ) -> dict[str, torch.Tensor]:
         """Metrics of the change of the policy. Updates the penalty and the statistics for the next batch."""
-        rows = prepared.data
-        mask = rows.mask if isinstance(rows.mask, torch.Tensor) else None
-        starts = rows.starts if isinstance(rows.starts, torch.Tensor) else None
-        new, _ = networks(rows.observation, rows.state, starts)
+        rows, mask = prepared.data, prepared.data.counted
+        new, _ = networks(rows.observation, rows.state, rows.starts)
         kl = losses.masked_mean(networks.actions.distribution(rows.policy).kl(new), mask)
         if context.total is not None:
             weighted = context.total(torch.stack([kl * prepared.rows, kl.new_tensor(prepared.rows)]))

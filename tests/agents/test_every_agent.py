@@ -305,7 +305,7 @@ PROGRAMS = {
     "dqfd": ({**REPLAY, "demonstrations": f"{__name__}:shown", "pretraining_steps": 3}, FakeEnvironment),
     "maml": ({**ON, "unroll_length": 5, "tasks_per_worker": 1, "evaluation_tasks": 2}, "tasks:Navigation2D"),
     "ppo_dqn": (
-        {"ppo_unroll_length": 8, "ppo_epochs": 1, "ppo_hidden_sizes": (8,), "dqn_min_replay_size": 20},
+        {"ppo": {"unroll_length": 8, "epochs": 1, "hidden_sizes": (8,)}, "dqn": {"min_replay_size": 20}},
         "multi_agent:CartPole",
     ),
     "r2d2": ({**SEQUENCES, **OFF, "min_replay_size": 4, "hidden_sizes": (8,)}, Masked),

@@ -7,11 +7,11 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from agents.flow_dqn import FlowDQN, FlowDQNConfig
 from small_programs import SMALL, small_program
 
 import launch
 from agents.dqn import DQN
-from agents.flow_dqn import FlowDQN, FlowDQNConfig
 from agents.r2d2 import R2D2, R2D2Config
 from framework import replay
 from framework.checkpoints import Checkpointer
