@@ -1,4 +1,4 @@
-"""PPO with the settings of BatchPPO's experiment (Hafner, Davidson and Vanhoucke, 2017).
+"""BatchPPO: settings of PPO, those of its experiment (Hafner, Davidson and Vanhoucke, 2017).
 
 Networks, loss, and learner come from `agents.ppo`. A batch is 25 whole episodes. An iteration makes 25
 steps on the whole batch, with separate learning rates for policy and value. The penalty on the divergence
@@ -46,7 +46,7 @@ class BatchPPOConfig(PPOConfig):
 
 
 class BatchPPO(PPO):
-    """PPO on batches of whole episodes, for discrete and continuous actions, with or without a memory."""
+    """Settings of PPO: batches of whole episodes, and a penalty on the divergence in place of the clip."""
 
     config: BatchPPOConfig = BatchPPOConfig()
 

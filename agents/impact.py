@@ -1,6 +1,6 @@
-"""IMPACT: APPO with a buffer of unrolls, each learned from several times (Luo et al., 2020).
+"""IMPACT: settings of APPO for a buffer of unrolls, each learned from several times (Luo et al., 2020).
 
-The networks, the loss, and the settings come from `agents.appo`.
+The networks, the loss, and the other settings come from `agents.appo`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class IMPACTConfig(APPOConfig):
 
 
 class IMPACT(APPO):
-    """Importance-weighted asynchronous actor-critic with a clipped target network and reused data."""
+    """Settings of APPO: each unroll is learned from several times."""
 
     config: IMPACTConfig = IMPACTConfig()
 

@@ -1,4 +1,4 @@
-"""Rainbow: C51 with all of DQN's extensions at once (Hessel et al., 2018).
+"""Rainbow: settings of C51, with all of DQN's extensions at once (Hessel et al., 2018).
 
 Each of the six parts is a field: `double`, `prioritized`, `dueling`, `n_step` above 1, `num_atoms` above 1
 and `noisy`. This file has the paper's choices as defaults; networks and loss are C51's. So the network
@@ -29,7 +29,7 @@ class RainbowConfig(C51Config):
 
 
 class Rainbow(C51):
-    """Double, dueling, distributional, n-step Q-learning with prioritized replay and noisy networks."""
+    """Settings of C51: double, dueling, n-step targets, prioritized replay, and noisy networks at once."""
 
     config: RainbowConfig = RainbowConfig()
 

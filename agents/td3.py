@@ -246,7 +246,7 @@ class DDPGConfig(TD3Config):
 
 
 class DDPG(TD3):
-    """Deterministic policy gradients with one critic: TD3 without its three additions."""
+    """Settings of TD3: one critic, and none of the three additions to deterministic policy gradients."""
 
     config: DDPGConfig = DDPGConfig()
 
