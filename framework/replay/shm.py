@@ -89,7 +89,7 @@ class SharedMemory(Allocator):
         self._paths: dict[tuple[str, str], str] = {}
         self._numbers = itertools.count()
         self.directory = tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=root)  # mode 0700
-        owner = sockets.lock_directory(self.directory)
+        owner = sockets.share_directory(self.directory)
         self.secret = secrets.token_bytes(SECRET_BYTES)
         descriptor = os.open(os.path.join(self.directory, PROOF), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(descriptor, "wb") as file:
