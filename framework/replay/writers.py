@@ -35,16 +35,21 @@ class Writers:
             self._live = tuple(each for each in self._live if each() not in (writer, None))
 
     def show(self) -> None:
-        """Has the writers insert what they hold back. Dropped ones whose items wait for room stay."""
+        """Has the writers insert what they hold back; ends the dropped ones."""
+        if self.dropped:
+            self.end_dropped()
+        for reference in self._live:
+            writer = reference()
+            if writer is not None:
+                writer.show()
+
+    def end_dropped(self) -> None:
+        """Ends the dropped writers, but for those whose items wait for room."""
         for _ in range(len(self.dropped)):
             with contextlib.suppress(IndexError):  # another thread was faster
                 writer = self.dropped.popleft()
                 if not writer.end():
                     self.dropped.append(writer)
-        for reference in self._live:
-            writer = reference()
-            if writer is not None:
-                writer.show()
 
     def call_all(self, method: str, *arguments: Any) -> None:
         """Calls a method of each writer, even if one raises an error."""

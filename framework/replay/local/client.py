@@ -108,7 +108,7 @@ class LocalClient(BaseClient):
 
     def batch_writer(self, max_in_flight_items: int | None = None) -> LocalWriter:
         """Returns a writer for B envs; see `contracts.Writer`."""
-        self.store.writers.show()
+        self.store.writers.end_dropped()  # It shows none: a priority function may wait for the new one.
         writer = LocalWriter(self, max_in_flight_items)
         self.store.writers.add(writer)
         self._writers.add(writer)

@@ -148,7 +148,7 @@ class RemoteClient(ConnectionPool, BaseClient):
         Args:
           max_in_flight_items: items that may wait for room before `create_items` waits too; None for 512.
         """
-        self.writers.show()
+        self.writers.end_dropped()
         writer = ServedWriter(self.connection(), max_in_flight_items, self.writers, self.can_insert)
         self.writers.add(writer)
         return writer
