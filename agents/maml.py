@@ -14,7 +14,6 @@ from torch import nn
 
 from framework import config_checks as check
 from framework import core, learners, losses, networks
-from framework.core import NetworksFn
 from framework.datasets import Dataset
 from framework.environments import BatchedEnvironment
 from framework.environments.seeded_episodes import find_seeded_episodes
@@ -176,13 +175,9 @@ class MAML(OnPolicyAgent):
     inner step: it differentiates through that step, and makes several passes with PPO's clipped objective.
     """
 
-    config: MAMLConfig  # type: ignore[assignment]  # Has no value network.
+    config: MAMLConfig = MAMLConfig()  # type: ignore[assignment]  # Has no value network.
     worker_class = TaskWorker
     preload = ("torch._dynamo",)  # Which torch.func.grad imports, in nearly two CPU seconds.
-
-    def __init__(self, config: MAMLConfig | None = None, networks_fn: NetworksFn | None = None):
-        self.config = config or MAMLConfig()
-        self.networks_fn = networks_fn
 
     def plan(self, workers: Sequence[Node], learner: PlanLearner) -> Flow:
         return Par(workers, TaskWorker.sample_tasks).sync().map(concatenate).map(learner.step)
