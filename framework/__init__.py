@@ -9,6 +9,11 @@
 - ``checkpoints``, ``loggers``, ``commands``: what a run keeps, and the command line.
 """
 
+from framework import interrupts
+
+if interrupts.is_command():  # First of all, since what it imports takes seconds.
+    interrupts.leave_at_once()
+
 import importlib.util
 
 _launch = importlib.util.find_spec("launch")

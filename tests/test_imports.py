@@ -19,7 +19,8 @@ from framework.programs import make_program
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Leaf modules, which import nothing of the rest.
-REPLAY_MAY = ("framework.replay", "framework.types", "framework.nest", "framework.checkpoints")
+REPLAY_MAY = ("framework.replay", "framework.types", "framework.nest", "framework.interrupts")
+REPLAY_MAY += ("framework.checkpoints",)
 HEAVY = ["torch", "ray", "tensorflow", "reverb", "launchpad", "gymnasium", "matplotlib", "rich"]
 
 
@@ -57,7 +58,7 @@ import framework, launch
 from framework import replay
 from framework.runs.services import Counter, RunCheckpointer
 from framework.programs import RunConfig; RunConfig()
-from framework.commands import cli, status, stop, plot
+from framework.commands import dispatch, status, stop, plot
 """
 
 

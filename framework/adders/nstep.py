@@ -10,9 +10,8 @@ import tree
 from dm_env import specs as dm_specs
 
 from framework import nest as nests
-from framework.adders.block import NO_EXTRAS, NO_ROW, BlockAdder, PriorityFns
+from framework.adders.block import NO_EXTRAS, BlockAdder, PriorityFns, transitions
 from framework.adders.fields import Field, dtype_of, is_absent, result_dtype
-from framework.adders.frames import Frames
 from framework.config_checks import whole_number
 from framework.specs import path_name
 from framework.types import FIRST, LAST, Nest, OneStep, Transition
@@ -92,8 +91,6 @@ class NStepTransitionAdder(BlockAdder):
         # one step late.
         history = self._n if self._n > 1 else 0
         self._frame_stack = None if frame_stack is None else whole_number("frame_stack", frame_stack, 2)
-        self._releases_rows = frame_stack is None
-        self._checks_steps = frame_stack is not None
         super().__init__(
             client,
             history,
@@ -144,9 +141,7 @@ class NStepTransitionAdder(BlockAdder):
                     f"frame_stack: got {self._frame_stack} and {name} of shape {array.shape[2:]}, expected "
                     "that many frames along the first axis of each observation."
                 )
-        self._rows = np.full((*self._kinds.shape, self._frame_stack), NO_ROW, np.int64)
-        self._frames = Frames(self._writer, self._observation)
-        self._stream = self._frames.stream
+        self._store_frames(self._observation.names, self._frame_stack)
 
     def add(self, action: Nest, next_timestep: Any, extras: Nest = NO_EXTRAS) -> None:
         if (limit := self._reward_clip) is not None:
@@ -165,37 +160,22 @@ class NStepTransitionAdder(BlockAdder):
             Transition(observation, action, rewards, discounts, observation, present)
         )
 
-    def _check(self, kinds: np.ndarray) -> None:
-        self._frames.check(self._t + 1, kinds == FIRST)
-
-    def _forget(self) -> None:
-        if self._frame_stack is None:
-            super()._forget()
-        else:
-            self._rows[:] = NO_ROW
-            self._frames.release_except(self._rows)
-
     def _emit(self, t: int) -> None:
-        history, width, rows = self._history, self._width, self._rows
+        history, width = self._history, self._width
         # Rows up to `t`: the newest items end at the newest observation.
-        first = history + int(rows[history].flat[-1] >= 0)
-        if self._frame_stack is None:
+        if self._frames is None:
+            stream, rows = self._stream, self._rows
+            first = history + int(rows[history, -1] >= 0)
             columns = self._observation.take(slice(first * width, (t + 1) * width))
-            rows[first : t + 1] = self._writer.append(self._stream, columns).reshape(-1, width)
+            rows[first : t + 1] = self._writer.append(stream, columns).reshape(-1, width)
         else:
-            self._frames.release_except(rows[: history + 1])
-            self._frames.append(rows[: t + 1], first, self._kinds)
+            stream, rows = self._frames.stream, self._frame_rows
+            self._append_frames(t)
         windows = self._returns.windows(self._kinds[: t + 1], history)
         if windows is None:
             return
         start, end, sums = windows
         flat = rows.reshape(-1, *rows.shape[2:])
-        if self._has_lost:
-            lost = rows[: t + 1].reshape((t + 1) * width, -1).min(axis=1) == NO_ROW
-            kept = ~(lost[start] | lost[end] | (lost[start + width] & self._one_step))
-            start, end, sums = start[kept], end[kept], [array[kept] for array in sums]
-            if not len(start):
-                return
         columns = self._action.take(start)
         columns.update(zip(self._returns.names, sums, strict=True))
         observations, num_before_next = [start, end], len(columns)
@@ -215,7 +195,7 @@ class NStepTransitionAdder(BlockAdder):
             return self._pack([leaf for part in parts for leaf in part])
 
         def slices(rows: np.ndarray) -> list[Any]:
-            return [self._writer.slice(self._stream, name, rows) for name in self._observation.names]
+            return [self._writer.slice(stream, name, rows) for name in self._observation.names]
 
         def data() -> Nest:
             taken = [self._observation.take(index).values() for index in observations]
@@ -295,8 +275,7 @@ class Returns:
           `time * B + env`; int64 `[k]`, the row after the last action; and one `[k, ...]` per column,
           discounted sums of rewards, then products of discounts.
         """
-        # Row u is a transition if an action was taken in it: it exists, is not LAST, and no FIRST follows.
-        real = (kinds[:-1] >= FIRST) & (kinds[:-1] < LAST) & (kinds[1:] > FIRST)
+        real = transitions(kinds)
         n, width = self._n, kinds.shape[1]
         # An episode that is cut short is known one row late: when the row after its closing row is FIRST. Its
         # last transition may be the one before the block.

@@ -59,18 +59,18 @@ def check_agent(agent: core.Agent, spec: specs.EnvironmentSpec) -> None:
 
 
 def build_program(
-    agent: core.Agent, environment: str | Callable[..., Any], config: RunConfig, engine: str | None = None
+    agent: core.Agent, environment: str | Callable[..., Any], config: RunConfig, engine: str
 ) -> Program:
-    """Returns the program of a run without writing files; raises `CommandError` if it cannot be built.
+    """Returns the program of a run without writing files.
 
-    With an engine, also if it would fail at its start there.
+    Raises:
+      CommandError: It cannot be built, or would fail at its start on the engine.
     """
     try:
         program = make.make_program(agent, environment, config)
-        options = make_options(program)  # Its errors, too, come before the first file.
-        if engine is not None:
-            for check in program.checks:
-                check(engine, options)
+        options = make_options(program)
+        for check in program.checks:
+            check(engine, options)
         return program
     except (ImportError, NoDeviceError) as error:
         raise CommandError(f"This run cannot be built: {error}") from error

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import tree
 
+from framework import interrupts
 from framework.checkpoints.checkpointer import explain
-from framework.commands import interrupts
 from framework.commands.options import Allow, Checkpoint, CommandError, Run, check_at_least, parse
 from framework.programs.loading import LoadedPolicy, load_policy
 from framework.runs.run_folder import RunFolder
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(EvalOptions, arguments, prog="repertory eval")
     check_at_least(options, episodes=1, envs=1, seed=0, max_steps=1)
     policy = load_policy(options.run, options.checkpoint, options.allow)
-    envs, limit = min(options.envs, options.episodes), options.max_steps or policy.config.max_evaluation_steps
+    envs, limit = min(options.envs, options.episodes), options.max_steps or policy.config.evaluation_limit
     interrupts.clean_up_first()
     result = evaluate(policy, options.episodes, envs, options.seed, limit)
     print(

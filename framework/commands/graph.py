@@ -14,7 +14,7 @@ import tyro
 from framework.commands import building
 from framework.commands.graph_groups import Group, groups_of
 from framework.commands.graph_svg import as_svg
-from framework.commands.options import UsageError, parse
+from framework.commands.options import TrainOptions, UsageError, parse
 from framework.commands.train import default_environment, find
 from framework.runs.presets import Preset, presets_of
 from framework.runs.registry import agent_names
@@ -61,7 +61,7 @@ def build(name: str, options: GraphOptions) -> Program:
     """The program of the agent `name` that `repertory train` would make with these options.
 
     Raises:
-      UsageError: There is no such agent, or it cannot be built for the environment.
+      CommandError: There is no such agent, or `repertory train` would refuse to start it here.
     """
     entry = find(name)
     environment = options.environment or default_environment(entry)
@@ -76,7 +76,7 @@ def build(name: str, options: GraphOptions) -> Program:
     except ValueError as error:
         raise UsageError(str(error)) from error
     building.check_agent(agent, building.environment_spec(agent, environment, run))
-    return building.build_program(agent, environment, run)
+    return building.build_program(agent, environment, run, TrainOptions.engine)
 
 
 def as_text(name: str, groups: Sequence[Group]) -> str:

@@ -38,8 +38,8 @@ def text() -> str:
             continue
         presets += [f"  repertory train {name} --environment {of}" for of in presets_of(agent.load())]
     environments = ["environments"]
-    for suite, (_, example) in suites.SUITES.items():
-        environments.append(f"  {suite}:NAME  such as {suite}:{example}{_lacks(suite)}")
+    for name, suite in suites.SUITES.items():
+        environments.append(f"  {name}:NAME  such as {name}:{suite.example}{_lacks(name)}")
     engines = ["engines", *(f"  {name}{_lacks(name)}" for name in ENGINES)]
     named = {"wrappers": parts.WRAPPERS, "observers": parts.OBSERVERS, "loggers": parts.LOGGERS}
     others = [[kind, *(f"  {name}{_lacks(name)}" for name in names)] for kind, names in named.items()]

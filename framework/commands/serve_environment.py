@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import tree
 
-from framework import environments
+from framework import environments, interrupts
 from framework import nest as nests
-from framework.commands import interrupts
 from framework.commands.options import UsageError, read_pairs
 from framework.environments import environment_server
 

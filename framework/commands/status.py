@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from framework.commands import interrupts
+from framework import interrupts
 from framework.commands.curves import kept_rows
 from framework.commands.options import Run, parse
 from framework.loggers import ProgressDisplay

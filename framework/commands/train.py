@@ -20,9 +20,9 @@ import tree
 import tyro
 
 import launch
-from framework import config_checks, core
+from framework import config_checks, core, interrupts
 from framework.checkpoints import CheckpointError
-from framework.commands import building, interrupts
+from framework.commands import building
 from framework.commands.options import (
     DEFAULTS,
     Allow,

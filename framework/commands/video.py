@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from framework.commands import interrupts
+from framework import interrupts
 from framework.commands.options import Allow, Checkpoint, CommandError, Run, UsageError, check_at_least, parse
 from framework.programs.loading import LoadedPolicy, load_policy
 from framework.types import LAST

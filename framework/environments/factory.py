@@ -102,7 +102,7 @@ def _batch(
 
     makes_batches = takes(source.make_one, "num_envs") and "num_envs" not in source.options
     if stepping == "vector" and not makes_batches and source.make_vector is not None:
-        return VectorEnvironment(source.name, source.make_vector(num_envs), seed)
+        return VectorEnvironment(source.name, source.make_vector(num_envs, **source.options), seed)
     seeds = env_seeds(seed, num_envs)
     if makes_batches and stepping == "processes":
         raise ValueError(
@@ -146,7 +146,7 @@ def _fast_vector(source: EnvironmentSource, num_envs: int, seed: int | None) -> 
     env.close()
     assert source.make_vector is not None
     try:
-        environment = source.make_vector(num_envs)
+        environment = source.make_vector(num_envs, **source.options)
     except TypeError:
         return None  # it does not know one of the options
     if autoreset_mode(environment) == "NextStep":

@@ -39,16 +39,21 @@ class MultiAgentWorker(RolloutWorker):
         agent: MultiAgentPlanAgent = setup.agent  # type: ignore[assignment]
         self._datasets: dict[str, Dataset] = {}
         self._tables: list[Table] = []  # This worker's own.
-        clients: dict[str, Any] = {}
+        self._own: dict[str, EmbeddedClient] = {}  # Their clients.
+        self._names = tuple(agent.parts)
         for name, (group, part) in agent.sized_parts(setup.spec, setup.config.envs_per_actor).items():
-            clients[name] = replay
             if isinstance(part, OnPolicyAgent):
                 part.config = dataclasses.replace(part.config, device="cpu")
                 tables = make_tables(dataclasses.replace(setup, agent=part, spec=group.spec), seed)
                 self._tables += tables
-                clients[name] = EmbeddedClient(tables, concurrent=False)
-                self._datasets[name] = part.make_dataset(clients[name])
-        super().__init__(setup, replay=clients, seed=seed, **options)
+                self._own[name] = EmbeddedClient(tables, concurrent=False)
+                self._datasets[name] = part.make_dataset(self._own[name])
+        replay = EmbeddedClient([], concurrent=False) if replay is None else replay
+        super().__init__(setup, replay=replay, seed=seed, **options)
+
+    def make_adder(self, client: Any) -> adders.Adder:
+        clients: Any = {name: self._own.get(name, client) for name in self._names}
+        return super().make_adder(clients)
 
     def sample(self) -> dict[str, ReplaySample]:  # type: ignore[override]
         """Collects one unroll of every env. The items of policies that are not on-policy go to replay.

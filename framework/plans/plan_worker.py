@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -12,7 +13,7 @@ import launch
 from framework import flow
 from framework.networks import as_tensors
 from framework.plans.plan_agent import PlanAgent
-from framework.plans.rollout_worker import BudgetSpent, RolloutWorker
+from framework.plans.rollout_worker import BudgetSpent, PlanOver, RolloutWorker
 from framework.replay import ReplaySample
 from framework.types import Gradients, StepResult
 from framework.workers.learner import ProgramLearner
@@ -119,16 +120,20 @@ class PlanWorker(LearnerNode):
         agent: PlanAgent = setup.agent  # type: ignore[assignment]
         self._workers = [flow.Node(client, f"actor-{index}") for index, client in enumerate(workers)]
         self._plan = agent.plan(self._workers, self._learner)
-        self._spent: set[str] = set()  # Workers that had too few env steps left for a call.
+        self._is_ending = False  # Whether a worker had too few env steps left for a call.
+        self._over: set[str] = set()  # Workers of which nothing is left to learn either.
 
     def ready(self) -> bool:
-        return not self._finished and (self._learner.finished or self._plan.ready())
+        return not self._finished and (self._learner.finished or self._is_ending or self._plan.ready())
 
     def step(self) -> None:
         learner = self._learner
         if learner.end_if_finished():  # Since it was restored, or by another thread.
             learner.end()
             self._finished = True
+            return
+        if self._is_ending and not self._plan.ready():  # It waits for what does not come any more.
+            self._end()
             return
         started, busy = time.perf_counter(), learner.busy_s
         try:
@@ -145,14 +150,23 @@ class PlanWorker(LearnerNode):
         except flow.StepError as error:
             if not isinstance(error.__cause__, BudgetSpent):
                 raise
-            self._spent.add(error.node)
-            if not error.round_ended and len(self._spent) < len(self._workers):
-                return  # The other workers' calls are in progress, and may wait until the plan learns.
-            self._finished = True
-            learner.end()
-            learner.publish()  # The last evaluation needs them.
-            next(flow.Par(self._workers, RolloutWorker.finish).sync())
+            self._is_ending = True
+            if isinstance(error.__cause__, PlanOver) and self._are_over(error):
+                self._end()
         learner.report.waited_s += time.perf_counter() - started - (learner.busy_s - busy)
+
+    def _are_over(self, error: flow.StepError) -> bool:
+        """Whether nothing is left to learn of any worker. Their calls may wait until the plan learns."""
+        self._over.add(error.node)
+        if not error.round_ended:
+            return len(self._over) == len(self._workers)
+        return all(next(flow.Par(self._workers, operator.attrgetter("is_over")).sync()))
+
+    def _end(self) -> None:
+        self._finished = True
+        self._learner.end()
+        self._learner.publish()  # The last evaluation needs them.
+        next(flow.Par(self._workers, RolloutWorker.finish).sync())
 
     def close(self) -> None:
         self._learner.end()

@@ -21,12 +21,17 @@ from framework.replay.errors import ServerClosed
 from framework.types import Gradients
 from framework.workers.budget import Budget
 from framework.workers.collector import make_collector
+from framework.workers.last_samples import LastSamples
 from framework.workers.report import Report, RowSender
 from framework.workers.worker import Setup, environment_seed, make_tables, prepare_process
 
 
 class BudgetSpent(Exception):
-    """Too few env steps are left for what the plan asked for. The plan ends."""
+    """Too few env steps are left for what the plan asked for. The plan goes on to learn from replay."""
+
+
+class PlanOver(BudgetSpent):
+    """Nothing is left to learn either: replay has the worker's items, and allows no further sample."""
 
 
 class RolloutWorker:
@@ -61,6 +66,7 @@ class RolloutWorker:
       networks: the networks that act.
       collector: steps the envs.
       dataset: the agent's batches of what the worker has collected; None with `replay`.
+      is_over: whether the last call has raised `PlanOver`.
     """
 
     def __init__(
@@ -87,6 +93,10 @@ class RolloutWorker:
         self._budget = Budget(self.name, counter, setup.config.envs_per_actor)
         rows = RowSender(self.name, "learner_steps", counter, monitor, checkpointer)
         self._report = Report(setup, self.collector, self._budget, rows, state)
+        self._last: LastSamples | None = None
+        if self.dataset is None:
+            self._last = LastSamples(self.name, replay, counter, "learner_steps", self.collector)
+        self.is_over = False
         self._busy = threading.Lock()  # `close` waits for the call in progress, which a stop ends.
         self._finished = False
 
@@ -173,8 +183,8 @@ class RolloutWorker:
 
     def _collect(self, steps: int) -> bool:
         """Makes `steps` steps of every env; returns False if the replay server was lost meanwhile."""
-        self._begin(steps)
         try:
+            self._begin(steps)
             for _ in range(steps):
                 self.step_envs()
         except ServerClosed as error:
@@ -188,10 +198,14 @@ class RolloutWorker:
     def _begin(self, steps: int) -> None:
         self.collector.update()
         # After `finish`, what is granted would never be spent.
-        if self._finished or self._budget.ask(steps) < steps * self.collector.environment.num_envs:
+        wanted = steps * self.collector.environment.num_envs
+        spent = self._finished or self._budget.ask(steps) < wanted
+        self.is_over = spent and (self._finished or self._last is None or self._last.open())
+        if spent:
             # What resets would save does not count, so that the order of the workers does not matter. The
             # steps are made in `finish`, when the learner has published its last parameters.
-            raise BudgetSpent(f"{self.name}: too few env steps are left for {steps} steps of every env.")
+            error = PlanOver if self.is_over else BudgetSpent
+            raise error(f"{self.name}: too few env steps are left for {steps} steps of every env.")
 
     def _finish(self) -> None:
         self._finished = True

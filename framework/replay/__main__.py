@@ -7,7 +7,6 @@ function `checkpointer()` that returns a checkpointer. The command executes it: 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import runpy
 import signal
@@ -15,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from framework import interrupts
 from framework.replay.errors import CheckpointError
 from framework.replay.server.limits import Limits
 from framework.replay.server.server import Server
@@ -23,7 +23,7 @@ from launch.texts import integer, nearest, printable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serves until SIGINT or SIGTERM; returns the exit code."""
+    """Serves until SIGTERM, or Ctrl-C, which raises `KeyboardInterrupt`; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m framework.replay", description="Serves replay tables.")
     add = parser.add_argument
     add("--config", required=True, help="a Python file with a function tables()")
@@ -40,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown:
         flag = unknown[0].split("=")[0]
         parser.error(f"there is no {flag}.{nearest(flag, parser.format_usage().split())}")
+    interrupts.clean_up_first()
     try:
         config = runpy.run_path(chosen.config)
         if not callable(config.get("tables")):
@@ -60,12 +61,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, CheckpointError) as error:
         print(printable(f"error: {error}"), file=sys.stderr)
         return 2
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as SIGINT
-    with server, contextlib.suppress(KeyboardInterrupt):
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    with server:
         print(f"serving {', '.join(sorted(server.tables))} at {server.address}", flush=True)
         server.wait()
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(interrupts.ending(main))

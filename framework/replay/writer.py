@@ -30,6 +30,7 @@ DEFAULT_MAX_IN_FLIGHT_ITEMS = 512
 SHARD_SHIFT = 56
 # Seconds after which a reader goes on without what a writer stages, whose priority function may wait for it.
 _READ_S = 5.0
+_DELAY_S = 0.005  # for which single items wait for others
 _LATE_NAME = "replay-late-flush"  # of a thread
 _EXIT_S = 10.0  # for which the end of the interpreter waits for writers that were not closed
 _KEY_BIT = 1 << 55  # is set in every key: none is 0
@@ -99,11 +100,13 @@ class BatchWriter:
     writer.close()
     ```
 
-    The writer owns the one queue of items that wait for room in their tables. It inserts them first in, first
-    out. After the server is lost, every call raises `ServerLost`, and the caller creates a new writer.
+    The writer owns the one queue of items that wait, for others or for room in their tables. It inserts them
+    first in, first out. Single items wait for others, because many go in for hardly more than one: until
+    there are `_held_back` of them, until something is read through the same client, or for `_DELAY_S`. After
+    the server is lost, every call raises `ServerLost`, and the caller creates a new writer.
 
-    A subclass inserts the items, in `_put` and `_wait`. The rows are in a `RowStore` of this process, unless
-    the subclass says otherwise. `_lock` guards the state.
+    A subclass inserts the queue, in `_push`, and waits for that, in `_wait`. The rows are in a `RowStore` of
+    this process, unless the subclass says otherwise. `_lock` guards the state.
 
     Args:
       store: where rows are written; None if the subclass overrides `_declare`, `_lease` and `_free`.
@@ -122,6 +125,8 @@ class BatchWriter:
     shard: int = 0
     _closed = True  # until the subclass is ready: there is nothing to end
     _default_in_flight = DEFAULT_MAX_IN_FLIGHT_ITEMS
+    _held_back = 1
+    _concurrent = True  # whether a thread may insert items that were held back for long enough
 
     def __init__(
         self,
@@ -142,6 +147,9 @@ class BatchWriter:
         self._next_key = _KEY_BIT | secrets.randbits(54)
         self._streams: dict[str, HeldRows] = {}
         self._owned: dict[str, HeldRows] = {}  # by the store's names
+        self._items: collections.deque[tuple[Any, NewItems]] = collections.deque()  # with their tables
+        self._filled = 0.0  # 1: the queue is to be inserted
+        self._created = 0
         self._before_read: Callable[[], object] | None = None
         self._ended: ServerClosed | None = None  # every later call raises it
         # The latest error of what this writer did between two calls; the next call raises it.
@@ -278,7 +286,12 @@ class BatchWriter:
             keys = np.arange(self._next_key, self._next_key + len(index), dtype=np.uint64)
             self._next_key += len(index)
             items = NewItems(index, keys, priorities, lengths, episodes)
-            self._put(table, layout, items)
+            self._items.append((self._check(table, layout, items), items))
+            self._created += len(index)
+            self.num_pending += len(index)
+            self._fill(len(index) / self._held_back)
+            if self._items and self._concurrent:
+                self._late.call_later(self._push_late, _DELAY_S)
         if self.num_pending > self._max_in_flight:
             self._wait(timeout, self._max_in_flight)
         return items.keys | np.uint64(self.shard << SHARD_SHIFT) if self.shard else items.keys
@@ -343,6 +356,23 @@ class BatchWriter:
         """
         self._late.call_later(method, delay)
 
+    def show(self) -> None:
+        """Inserts everything that was staged and created so far, as far as there is room; does not wait.
+
+        Called before something is read through the same client, from any thread. Does nothing while another
+        thread waits in this writer for room, because perhaps only the reader can make that room.
+        """
+        if self._before_read is not None:  # without the lock, which a thread takes that has its own already
+            self._before_read()
+        if self.enter_to_read(self._lock):
+            try:
+                if self.num_pending and self._ended is None:
+                    # What goes wrong is an error of this writer's next call, not of the reader's.
+                    with contextlib.suppress(ReverbError):
+                        self._settle()
+            finally:
+                self._lock.release()
+
     def enter_to_read(self, lock: Any) -> bool:
         """Takes the lock of this writer, or of what stages for it, for a reader; False if that is not to be.
 
@@ -375,9 +405,27 @@ class BatchWriter:
 
     # --- a subclass's part ---
 
-    def _put(self, table: str, layout: Layout, items: NewItems) -> None:
-        """Queues items of rows that the writer holds, and tries to insert them. Does not wait."""
+    def _check(self, table: str, layout: Layout, items: NewItems) -> Any:
+        """Checks items of rows that the writer holds; returns what their table is in the queue."""
         raise NotImplementedError
+
+    def _push(self) -> None:
+        """Inserts the queue, as far as there is room, or sends it. Does not wait."""
+        raise NotImplementedError
+
+    def _push_late(self) -> None:
+        """Inserts items that no others have followed."""
+        self._push()
+
+    def _settle(self) -> None:
+        """Inserts all items that have room, when something is to be read."""
+        self._push()
+
+    def _fill(self, share: float) -> None:
+        """Notes that the queue has more in it; inserts it once it is full."""
+        self._filled += share
+        if self._filled >= 1.0:
+            self._push()
 
     def _wait(self, timeout: float | None, keep: int) -> None:
         """Waits until at most `keep` items are pending; see `flush`. Called without the lock."""

@@ -9,7 +9,7 @@ from framework.replay.errors import ServerClosed
 from framework.replay.limiter_state import describe_tables
 from framework.workers.budget import Budget
 from framework.workers.collector import Collector, Turns, make_collector, make_served
-from framework.workers.gates import Gate, LostSteps
+from framework.workers.gates import Gate, LastActor, LostSteps
 from framework.workers.last_samples import LastSamples
 from framework.workers.lockstep import Lockstep, Unrolls
 from framework.workers.report import Report, RowSender
@@ -87,15 +87,16 @@ class ActorWorker(ProgramWorker):
                 # At most the rest of the unroll: a larger grant could take steps that other actors need to
                 # complete their unrolls at the end of the budget.
                 limit = lambda: unrolls.left * config.envs_per_actor // turns  # noqa: E731
-        if life:
-            self._exits.append(LostSteps(counter))
         # Off-policy, or from a queue; with a limited policy lag, the lockstep waits for the last batch.
         drains = unrolls is None and replay is not None and learner is not None
+        self._budget = Budget(own, counter, self._envs, most=most, limit=limit, life=life, holds=drains)
+        self._gates.append(self._budget)
+        if life:
+            self._exits.append(LostSteps(counter))
         if drains:
             self._exits.append(LastSamples(own, replay, counter, steps_name, collector))
-        holds = drains and not life  # Elastic actors wait for one another's steps to count.
-        self._budget = Budget(own, counter, self._envs, most=most, limit=limit, life=life, holds=holds)
-        self._gates.append(self._budget)
+        if life:
+            self._exits.append(LastActor(counter, self._budget, config.max_env_steps))
         rows = RowSender(own, steps_name, counter, monitor, checkpointer)
         self._report = Report(setup, collector, self._budget, rows, state)
         self._started = False

@@ -79,7 +79,7 @@ class Evaluator(ProgramWorker):
             self._actor,
             observers=observers,
             should_update=False,
-            max_episode_steps=setup.config.max_evaluation_steps,
+            max_episode_steps=setup.config.evaluation_limit,
         )
         self._best = float("-inf")  # The highest mean return so far.
         self._evaluated = 0  # Env step of the last evaluation.

@@ -438,7 +438,8 @@ class Connection:
 
     def _lose(self, calls: Iterable[_Call]) -> list[_Call]:
         """Sends the lost calls again, and those that were not sent; returns those not to be repeated."""
-        lost = [call for call in calls if call.sent]
+        # The thread of a call that has its answer may not have taken it from the open ones yet.
+        lost = [call for call in calls if call.sent and not call.done()]
         for call in lost:
             call.sent = not self._repeat_lost
         for call in self._open.values():

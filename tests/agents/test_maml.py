@@ -155,10 +155,8 @@ def test_an_evaluation_adapts_in_each_task_and_restores_the_parameters():
 
 
 def test_an_environment_without_tasks_is_named():
-    with pytest.raises(launch.NodeError, match="expected a TaskEnvironment"):
-        config = RunConfig(max_env_steps=100, evaluate_period=None)
-        agent = MAML(SMALL)
-        launch.launch(make_program(agent, functools.partial(FakeEnvironment), config), engine="serial")
+    with pytest.raises(TypeError, match="expected a TaskEnvironment"):
+        make_program(MAML(SMALL), FakeEnvironment)
 
 
 def wide(config, spec):

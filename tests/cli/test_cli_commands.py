@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import os
 import pathlib
 import re
 import signal
@@ -15,8 +16,9 @@ import numpy as np
 import pytest
 import warm_python
 
+import framework
 from framework import environments, specs
-from framework.commands import cli, serve_environment, train, video
+from framework.commands import dispatch, serve_environment, train, video
 from framework.commands.options import CommandError, TrainOptions
 from framework.programs import Preset, RunConfig, make_agent
 from framework.runs import config_file, registry
@@ -28,7 +30,7 @@ from framework.runs.run_folder import RunError, RunFolder
 def test_help(repertory):
     code, out, _ = repertory("--help")
     assert code == 0
-    for command in cli.COMMANDS:
+    for command in dispatch.COMMANDS:
         assert command in out
         code, of_command, _ = repertory(command, "--help")
         assert code == 0 and "usage: repertory" in of_command
@@ -369,7 +371,7 @@ def test_options_of_served_environments_are_those_of_train(repertory, monkeypatc
         assert code == 2 and err.startswith("error: --options: ")
 
 
-SLOW = """
+WAIT = """
 import os, sys, time
 
 def wait():
@@ -379,13 +381,14 @@ def wait():
     except BaseException as error:  # As modules in C do.
         os.write(1, b"cleaned\\n")
         raise ImportError("it failed") from error
-
+"""
+SLOW = f"""{WAIT}
 phase = sys.argv[2]
 if phase == "import":
     wait()
 
 def main(arguments):
-    from framework.commands import interrupts
+    from framework import interrupts
     if phase == "work":
         interrupts.clean_up_first()
         wait()
@@ -396,18 +399,37 @@ def main(arguments):
 """
 
 
-@pytest.mark.parametrize(("phase", "cleans"), [("import", False), ("work", True), ("end", False)])
-def test_ctrl_c_prints_one_line(tmp_path, phase, cleans):
+def check_ctrl_c(start, arguments, out="", **options):
+    """Interrupts a process once it waits."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with start(arguments, **pipes, **options) as process:
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=60) == (out, "Interrupted.\n")
+    assert process.returncode == 130
+
+
+@pytest.mark.parametrize(("phase", "out"), [("import", ""), ("work", "cleaned\n"), ("end", "")])
+def test_ctrl_c_prints_one_line(tmp_path, phase, out):
     (tmp_path / "slow.py").write_text(SLOW)
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import framework.commands as commands; "
-        "from framework.commands import cli; commands.__path__.append(sys.path[0]); "
-        f"cli.COMMANDS['slow'] = 'slow', ''; sys.argv = ['', 'slow', {phase!r}]; sys.exit(cli.main())"
+        "from framework.commands import cli, dispatch; commands.__path__.append(sys.path[0]); "
+        f"dispatch.COMMANDS['slow'] = 'slow', ''; sys.argv = ['', 'slow', {phase!r}]; sys.exit(cli.main())"
     )
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with warm_python.Popen(["-c", code], **pipes) as process:
-        assert process.stdout.readline() == "begun\n"
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (130, "Interrupted.\n")
-    assert out == ("cleaned\n" if cleans else "")
+    check_ctrl_c(warm_python.Popen, ["-c", code], out)
+
+
+SERVER = "framework.environments.environment_server"
+
+
+@pytest.mark.parametrize(
+    "command", ["-m framework.commands list", "-m framework.replay", f"-m {SERVER}", f"{SERVER}.py"]
+)
+def test_ctrl_c_prints_one_line_before_the_command_begins(tmp_path, command):
+    (tmp_path / "numpy.py").write_text(f"{WAIT}wait()")  # Which all of them import.
+    root = pathlib.Path(framework.__file__).parents[1]
+    script = root / SERVER.replace(".", "/")
+    arguments = [sys.executable, *command.replace(f"{SERVER}.py", f"{script}.py").split()]
+    path = os.pathsep.join(map(str, (tmp_path, root)))
+    check_ctrl_c(subprocess.Popen, arguments, env={**os.environ, "PYTHONPATH": path})

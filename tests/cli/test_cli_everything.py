@@ -75,7 +75,8 @@ class Run:
     @functools.cached_property
     def program(self):
         entry, options, config, agent_config = train.parse_new(self.flags[0], self.flags[1:])
-        return building.build_program(entry.make(agent_config), options.environment, config)
+        agent = entry.make(agent_config)
+        return building.build_program(agent, options.environment, config, options.engine)
 
     @property
     def folder(self):

@@ -6,6 +6,7 @@ import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 import pytest
+import torch
 
 from framework.commands.graph import as_text
 from framework.commands.graph_groups import Group
@@ -102,3 +103,16 @@ def test_what_build_made_is_drawn_with_its_own_nodes(repertory, tmp_path, monkey
     code, svg, _ = repertory("graph", "watched:Watched", *flags, "--format", "svg")
     texts = {text.text for text in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")}
     assert code == 0 and {"watcher", "other_learner", "PyNode(watch)"} <= texts
+
+
+CUDA = "from agents import dqn; make = lambda: dqn.DQN(dqn.DQNConfig(device='cuda'))"
+
+
+@pytest.mark.parametrize("agent, error", [("maml", "a TaskEnvironment"), ("on_gpu:make", "see.*'cpu'")])
+def test_what_train_refuses_is_not_drawn(repertory, tmp_path, monkeypatch, agent, error):
+    (tmp_path / "on_gpu.py").write_text(CUDA)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    for command, *flags in (("graph",), ("train", "--directory", tmp_path / "run")):
+        code, out, err = repertory(command, agent, "--environment", "gymnasium:CartPole-v1", *flags)
+        assert code in (1, 2) and not out and re.search(error, err)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import gc
 import itertools
 import queue
@@ -285,6 +286,15 @@ def test_alternate_takes_exactly_its_weights(weights, count):
 def test_alternate_goes_on_without_a_flow_that_has_ended():
     plan = alternate(Flow.of("ab"), Flow.of("xyz!"), weights=[2, 1])
     assert "".join(plan) == "abxyz!"
+
+
+@pytest.mark.parametrize("join", [alternate, functools.partial(concurrent, threads=False)])
+def test_an_error_is_the_turn_of_its_flow(join):
+    plan = join(Flow.of(itertools.repeat(0)).map(lambda zero: 1 // zero), Flow.of("ab"))
+    for item in "ab":
+        with pytest.raises(ZeroDivisionError):
+            next(plan)
+        assert next(plan) == item
 
 
 @pytest.mark.parametrize("weights", [[1], [0, 1], [1, 2, 3]])

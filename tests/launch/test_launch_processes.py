@@ -95,6 +95,15 @@ def test_a_node_that_takes_long_to_load_is_not_taken_for_hung():
     assert lp.launch(program, heartbeat_timeout=1.5) == "loaded"
 
 
+@pytest.mark.filterwarnings("error::launch.StopTimeoutWarning")
+def test_a_stop_does_not_wait_for_nodes_that_have_not_begun(tmp_path, monkeypatch):
+    (tmp_path / "slow_to_import.py").write_text("import time; time.sleep(1.0)")
+    monkeypatch.syspath_prepend(tmp_path)
+    with lp.start(service_program(), preload=["slow_to_import"], stop_timeout=0.1) as job:
+        job.stop()
+        job.wait(timeout=PATIENCE)
+
+
 @pytest.mark.parametrize("engine", ["threads", "processes"])
 def test_a_group_may_need_more_time_to_end(engine):
     class Slow:

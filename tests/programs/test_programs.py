@@ -73,13 +73,21 @@ def test_a_run_that_never_learned_fails(agent, engine, error):
         assert launch.launch(few, engine)["env_steps"] == 20
 
 
+@pytest.mark.parametrize(
+    ("steps", "given", "limit"),
+    [(None, None, 10_000), (200, None, 1_000), (5_000, None, 5_000), (10**7, None, 10_000), (200, 7, 7)],
+)
+def test_an_evaluation_always_has_a_limit(steps, given, limit):
+    assert RunConfig(max_env_steps=steps, max_evaluation_steps=given).evaluation_limit == limit
+
+
 def test_a_stop_ends_an_evaluation():
     """Its episodes may take longer than a node has to end."""
 
     def environment(evaluation=False):
         return FakeEnvironment(episode_length=10**9 if evaluation else 5)
 
-    config = RunConfig(evaluate_period=5, max_evaluation_steps=None, evaluation_options={"evaluation": True})
+    config = RunConfig(evaluate_period=5, max_evaluation_steps=10**9, evaluation_options={"evaluation": True})
     program = make_program(RandomActions(), environment, config)
     with warnings.catch_warnings():
         warnings.simplefilter("error", launch.StopTimeoutWarning)

@@ -49,7 +49,7 @@ class DmReverbClient(ServerTables, BaseClient):
     def _settle(self) -> None:
         """Waits until the items of this client's writers are in their tables, as far as these have room."""
         for writer in list(self._writers):
-            writer.settle()
+            writer.show()
 
     # Sampling.
 

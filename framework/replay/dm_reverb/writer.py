@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import bisect
 import collections
-import contextlib
 import json
 import math
 import sys
@@ -185,22 +184,8 @@ class ReverbWriter(BatchWriter):
                 sent.pop(~row, None)
             return rows
 
-    def settle(self) -> None:
-        """Waits until the created items are in their tables, as far as the rate limiters let them in.
-
-        Does nothing while another thread waits in this writer for room, which perhaps only the reader makes.
-        """
-        # This writer's lock is free here: a staging thread takes its own lock first, and this one in it.
-        if (stage := self._before_read) is not None:
-            stage()
-        if not self.enter_to_read(self._lock):
-            return
-        try:
-            if not self._closed:
-                with contextlib.suppress(ServerClosed):
-                    self._confirm(0, time.monotonic())
-        finally:
-            self._lock.release()
+    def _settle(self) -> None:
+        self._confirm(0, time.monotonic())
 
     def _finish(self) -> int:
         if self._writer is not None:
@@ -214,14 +199,26 @@ class ReverbWriter(BatchWriter):
 
     # Sending.
 
-    def _put(self, table: str, layout: Layout, items: NewItems) -> None:
+    def _check(self, table: str, layout: Layout, items: NewItems) -> tuple[str, Layout]:
         items.keys = items.keys[:0]  # dm-reverb makes its own
-        described = self._tables.signature(table) is None
+        self._tables.signature(table)  # raises UnknownTableError
         if items.priorities is None:
-            priorities = np.full(len(items.index), self._tables.max_priorities.get(table, 1.0))
+            items.priorities = np.full(len(items.index), self._tables.max_priorities.get(table, 1.0))
         else:
-            priorities = check_priorities(table, items.priorities, len(items.index))
-            self._tables.saw_priorities(table, priorities)
+            items.priorities = check_priorities(table, items.priorities, len(items.index))
+            self._tables.saw_priorities(table, items.priorities)
+        return table, layout
+
+    def _push(self) -> None:
+        self._filled = 0.0
+        while self._items:
+            self._send(*self._items.popleft())
+
+    def _send(self, into: tuple[str, Layout], items: NewItems) -> None:
+        table, layout = into
+        self.num_pending -= len(items.index)
+        described = self._tables.signature(table) is None
+        priorities: Any = items.priorities
         self._make_writer(layout)
         refused = False  # by a rate limiter: then the items wait in dm-reverb's writer
         for i, line in enumerate(items.index.tolist()):

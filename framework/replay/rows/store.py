@@ -138,12 +138,12 @@ class Stream:
                 spec = (tuple(shape), np.dtype(kind))
                 own = next(each for each in _names_like(name) if self.specs.get(each, spec) == spec)
                 if own not in self.columns:
-                    self._add(own, *spec)
-                    self.specs[own] = spec
+                    # Both at once: an interrupt leaves no column without its spec.
+                    self.columns[own], self.specs[own] = self._make(own, *spec), spec
                 names[name] = own
         return names
 
-    def _add(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> None:
+    def _make(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> Any:
         if dtype.hasobject:
             raise ValueError(
                 f"stream {self.name!r}, column {name!r}: got dtype {dtype}, expected numbers, booleans or "
@@ -155,8 +155,7 @@ class Stream:
                 (self.capacity, *shape), dtype, lambda num_bytes: store.account(self.name, num_bytes)
             )
             self._compressed.append(packed)
-            self.columns[name] = packed
-            return
+            return packed
         bytes_per_row = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         num_bytes = bytes_per_row * self._reserved
         store.account(self.name, num_bytes)
@@ -168,7 +167,7 @@ class Stream:
             store.allocator.free(self.name, name)
             raise
         self.row_bytes += bytes_per_row
-        self.columns[name] = array
+        return array
 
     def drop(self, column: str) -> None:
         """Removes a column that nobody uses any more."""
@@ -188,14 +187,15 @@ class Stream:
             end, reserved = int(used[-1]) + 1 if len(used) else 0, self._reserved
             if end == reserved:
                 return 0
+            free = self._free[: self._num_free]
+            free = free[free < end]
+            self._free[: len(free)] = free
+            # First: rows that are given back must never count as reserved, even after an interrupt.
+            self._num_free, self.num_leased, self._reserved = len(free), min(end, self.num_leased), end
             for name, array in self.columns.items():
                 if type(array) is not CompressedColumn:
                     size = array[:1].nbytes
                     self._store.allocator.give_back(self.name, name, array, end * size, reserved * size)
-            free = self._free[: self._num_free]
-            free = free[free < end]
-            self._free[: len(free)] = free
-            self._num_free, self.num_leased, self._reserved = len(free), min(end, self.num_leased), end
             num_bytes = (reserved - end) * self.row_bytes
             self._store.account(self.name, -num_bytes)
             return num_bytes

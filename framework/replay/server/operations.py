@@ -247,13 +247,10 @@ class Operations:
         error: Exception | None = None
         try:
             for table, items in self._check(session, message):
-                done = table.insert_now(items)
-                session.inserted += done
-                while done < len(items.keys):
+                session.inserted += table.insert_now(items)
+                while items.left:
                     yield from _wait(table, INSERTERS)
-                    count = table.insert_now(items.part(done, len(items.keys)))
-                    session.inserted += count
-                    done += count
+                    session.inserted += table.insert_now(items)
         except Exception as raised:
             error = raised
         for name, rows in message["release"]:  # after an error, too: the client does not repeat it
@@ -313,8 +310,6 @@ class Operations:
                 unwritten = session.unwritten.get(stream)
                 if unwritten and not unwritten.isdisjoint(rows.tolist()):
                     raise StoreFullError(f"items of table {name!r}: there was no room for some of their rows")
-            if episodes is not None and episodes.ndim == 1:  # of an earlier version
-                episodes = episodes[:, None]
             items = NewItems(index, keys.copy(), priorities, lengths, episodes)
             table.check_items(layout, items)
             batches.append((table, items))

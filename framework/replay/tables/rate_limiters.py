@@ -188,6 +188,7 @@ class Waiting:
         only the first one counts.
       listeners: called, with the lock held, when calls of other processes should look again.
       closed: why the table is closed; None if it is not.
+      changing: whether the table is being changed. It stays so after an interrupt or an error in a change.
       look_s: seconds after which a call that waits looks again, though nothing has woken it.
     """
 
@@ -200,14 +201,20 @@ class Waiting:
         self.seconds = [0.0, 0.0]
         self.listeners: list[Callable[[], None]] = []
         self.closed: str | None = None
+        self.changing = False
         self._table = table
         self._lock = lock
         self._conditions = [threading.Condition(lock) for _ in range(2)]
 
     def check_open(self) -> None:
-        """Raises `ServerClosed` if the table is closed."""
+        """Raises `ServerClosed` if the table is closed or broken. Called with the lock held."""
         if self.closed is not None:
             raise ServerClosed(self.closed)
+        if self.changing:
+            raise ServerClosed(
+                f"table {self._table!r}: got a call after an interrupt in the middle of a change, expected a "
+                "whole table. Make new tables, and restore a checkpoint."
+            )
 
     def close(self) -> None:
         """Ends every call that waits, and every later one, with `ServerClosed`."""

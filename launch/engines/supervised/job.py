@@ -400,8 +400,8 @@ class SupervisedJob(Job):
         for process in self._processes:
             process.restart_at = None
             self._order(process, "stop")
-            if process.alive and process.pid is None and process.unit.group in self._elastic:
-                self._kill(process, "the program stopped before it had a place")
+            if process.alive and not process.begun:
+                self._kill(process, "the program stopped before it had begun")
         super()._begin_stop()
 
     def _close_next(self) -> None:
