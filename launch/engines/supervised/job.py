@@ -286,7 +286,6 @@ class SupervisedJob(Job):
         elif what == "alive":
             process.usage = value
         elif what == "closed":
-            process.closed = True
             process.state = "closed"
             process.kill_at = time.monotonic() + _EXIT_GRACE
         elif what == "failed":
@@ -307,8 +306,7 @@ class SupervisedJob(Job):
         self._drop(process)
         if self._nodes_move:
             self._move({leaf.node.node_id: None for leaf in process.unit.leaves})
-        if process.closed and process.failure is None:
-            process.state = "closed"
+        if process.state == "closed" and process.failure is None:
             return
         if process.failure is None and self._state != "running" and process.kill_reason is not None:
             process.state = "killed"
