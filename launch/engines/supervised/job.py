@@ -33,7 +33,7 @@ from launch.engines.supervised.channel import Channel
 from launch.engines.supervised.elastic import ElasticGroups
 from launch.engines.supervised.files import Files
 from launch.engines.supervised.process import Process, ProcessHost, how_it_ended
-from launch.engines.supervised.runtime import Entry, ProcessSetup, RemoteRuntime
+from launch.engines.supervised.runtime import NodeEntry, ProcessSetup, RemoteRuntime
 from launch.errors import LaunchError, NodeError, StopTimeoutWarning
 from launch.program import Program
 from launch.rpc import sockets, wire
@@ -81,11 +81,11 @@ class SupervisedJob(Job):
         self._inbox, self._outbox = map(Channel, socket.socketpair())  # of the supervisor, from any thread
         folder, self._server = self._open()
         self._nodes_move = folder is None  # whether each life of a node has an address of its own
-        self._entries: dict[int, Entry] = {}
+        self._entries: dict[int, NodeEntry] = {}
         for leaf in (leaf for unit in self._units for leaf in unit.leaves):
             node, label = leaf.node, leaf.context.label
             address = None if folder is None else f"ipc://{folder}/{node.node_id}"
-            self._entries[node.node_id] = Entry(
+            self._entries[node.node_id] = NodeEntry(
                 label, node.description, node.serves, address, node.client_options
             )
         self._runtime: RemoteRuntime = RemoteRuntime(self._job, self._entries, self._keys, self.stop)
