@@ -14,7 +14,7 @@ from agents.ppo import PPOConfig, PPONetworks, PPOPolicy
 from framework import losses
 from framework.flow import Flow, Node, Par
 from framework.learners import LossContext, LossOutput
-from framework.programs import PlanAgent, PlanLearner, Preset, RolloutWorker, concatenate
+from framework.programs import PlanLearner, Preset, RolloutWorker, concatenate
 from framework.replay import ReplaySample
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import ActorCriticConfig, OnPolicyAgent
@@ -28,7 +28,7 @@ class A2CConfig(ActorCriticConfig):
     normalize_advantages: bool = False  # Scales advantages to mean 0 and variance 1 over a batch.
 
 
-class A2C(PlanAgent, OnPolicyAgent):
+class A2C(OnPolicyAgent):
     """Synchronous advantage actor-critic, for discrete and continuous actions."""
 
     config: A2CConfig = A2CConfig()

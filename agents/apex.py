@@ -20,7 +20,7 @@ from framework import core, losses
 from framework.adders import Adder
 from framework.flow import Flow, Node, Par, concurrent
 from framework.networks import as_tensors, redraw_noise
-from framework.programs import PlanAgent, PlanLearner, Preset, RolloutWorker
+from framework.programs import PlanLearner, Preset, RolloutWorker
 from framework.types import Transition
 
 
@@ -49,7 +49,7 @@ class PriorityWorker(RolloutWorker):
         return self.agent.make_adder(client, self.spec, priorities)
 
 
-class ApeX(PlanAgent, DQN):
+class ApeX(DQN):
     """Distributed prioritized replay: each env has an exploration rate of its own, workers set priorities."""
 
     config: ApeXConfig = ApeXConfig()

@@ -22,7 +22,7 @@ from framework.environments.tasks import find_task_environment
 from framework.flow import Flow, Node, Par
 from framework.learners import LossContext, LossOutput, Prepared
 from framework.losses.meta import Parameters
-from framework.programs import PlanAgent, PlanLearner, Preset, RolloutWorker, concatenate, stack
+from framework.programs import PlanLearner, Preset, RolloutWorker, concatenate, stack
 from framework.replay import EmbeddedClient, ReplaySample
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import AgentConfig, OnPolicyAgent, TorchPolicy
@@ -167,7 +167,7 @@ def _with_tasks(environment: BatchedEnvironment) -> BatchedEnvironment:
     return environment
 
 
-class MAML(PlanAgent, OnPolicyAgent):
+class MAML(OnPolicyAgent):
     """Model-agnostic meta-learning for the environments of `tasks:`.
 
     Every worker collects `unroll_length` steps of its envs in a task, adapts the policy by an inner step of

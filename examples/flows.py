@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from agents import dqn, impala, ppo
 from framework import core
 from framework.flow import Flow, Node, Par, concurrent
-from framework.programs import PlanAgent, PlanLearner, Preset, RolloutWorker, concatenate
+from framework.programs import PlanLearner, Preset, RolloutWorker, concatenate
 
 
-class PPOPlan(PlanAgent, ppo.PPO):
+class PPOPlan(ppo.PPO):
     """PPO as a plan: workers wait while the learner makes its epochs on the unrolls of all of them."""
 
     PRESETS = ppo.PRESETS
@@ -34,7 +34,7 @@ class PPOPlan(PlanAgent, ppo.PPO):
         return Par(workers, RolloutWorker.sample).sync().map(concatenate).map(learner.step)
 
 
-class IMPALAPlan(PlanAgent, impala.IMPALA):
+class IMPALAPlan(impala.IMPALA):
     """IMPALA as a plan: a batch is the next unrolls that are ready, while workers sample ahead."""
 
     PRESETS = impala.PRESETS
@@ -55,7 +55,7 @@ class IMPALAPlan(PlanAgent, impala.IMPALA):
         return samples.batch(config.batch_size // envs).map(concatenate).map(learner.step)
 
 
-class DQNPlan(PlanAgent, dqn.DQN):
+class DQNPlan(dqn.DQN):
     """DQN as a plan of two branches: workers fill replay, and the learner draws from it.
 
     The rate limiter of the table holds the replay ratio: the branch that is ahead waits for the other.

@@ -20,6 +20,7 @@ only to change a part.
 from __future__ import annotations
 
 import abc
+import dataclasses
 import functools
 import operator
 from collections.abc import Sequence
@@ -29,6 +30,7 @@ from typing import Any, ClassVar
 import torch
 import tree
 from torch import nn
+from typing_extensions import Self
 
 from framework import adders, core, environments, learners, replay, specs
 from framework import config_checks as check
@@ -318,6 +320,12 @@ class TorchAgent(core.Agent):
 
     def make_learner(self, networks: Any, spec: specs.EnvironmentSpec) -> core.Learner:
         return learners.SGDLearner(networks, self.loss, **self.learner_settings(networks))
+
+    def for_worker(self, num_envs: int) -> Self:
+        """See `Agent.for_worker`: its batches are on the CPU."""
+        agent = super().for_worker(num_envs)
+        agent.config = dataclasses.replace(agent.config, device="cpu")
+        return agent
 
     @property
     def device(self) -> str:

@@ -44,7 +44,11 @@ class TrainOptions:
     # serial, threads, processes, ray or launchpad.
     engine: Annotated[str, tyro.conf.arg(metavar="ENGINE")] = "processes"
     restarts: int = 0  # How often each node may fail and be restarted before the run ends with its error.
-    allow: Allow = ()  # A module whose objects the file of --config may name. Give it once for each module.
+    # A module whose objects the file of --config or --resume may name. Give it once for each module.
+    allow: Allow = ()
+    resume: Annotated[str | None, tyro.conf.arg(metavar="RUN")] = None  # Folder of a run, to go on with it.
+    # With --resume, where to go on. Newer checkpoints are set aside.
+    checkpoint: Annotated[str, tyro.conf.arg(metavar="latest|previous|STEP|PATH")] = "latest"
 
     def __post_init__(self) -> None:
         config_checks.types(self)

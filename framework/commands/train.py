@@ -14,10 +14,9 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import IO, Any
 
 import tree
-import tyro
 
 import launch
 from framework import config_checks, core, interrupts
@@ -25,11 +24,9 @@ from framework.checkpoints import CheckpointError
 from framework.commands import building
 from framework.commands.options import (
     DEFAULTS,
-    Allow,
     CommandError,
     TrainOptions,
     UsageError,
-    parse,
     parse_train,
 )
 from framework.commands.plot import draw_run
@@ -39,54 +36,29 @@ from framework.runs import config_file, trust
 from framework.runs.presets import Preset, presets_of
 from framework.runs.registry import AgentEntry, agent_names, find_agent
 from framework.runs.run_config import RunConfig
-from framework.runs.run_folder import RunError, RunFolder, differences, keeps_settings
+from framework.runs.run_folder import RunError, RunFolder, keeps_settings
 from framework.runs.run_lock import unwritable
 from launch.running import stopped_by_signals
 from launch.texts import printable
 from launch.view import NodesView
 
 _OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
-_NOT_IN_FILES = ("config", "allow")  # A file does not say what it may name.
+_NOT_IN_FILES = ("config", "allow", "resume", "checkpoint")  # A file does not say what it may name.
 _POLL_S = 0.5  # Seconds between two updates of the display.
-
-
-@dataclasses.dataclass(frozen=True)
-class ResumeOptions:
-    """Resumes a run from its checkpoint. Settings without a flag stay as they were."""
-
-    resume: Annotated[str, tyro.conf.arg(metavar="RUN")]  # Folder of the run.
-    # Newer checkpoints than the chosen one are set aside.
-    checkpoint: Annotated[str, tyro.conf.arg(metavar="latest|previous|STEP|PATH")] = "latest"
-    engine: Annotated[str | None, tyro.conf.arg(metavar="ENGINE")] = None  # Engine of the program.
-    restarts: int | None = None  # How often each node may fail and be restarted.
-    max_env_steps: int | None = None  # New limit of env steps, counted from the start of the run. None: none.
-    max_learner_steps: int | None = None  # New limit of learner steps, from the start of the run. None: none.
-    target_return: float | None = None  # New target return. None: none.
-    device: str | None = None  # Device of the learner.
-    inference_device: str | None = None  # Device of the inference nodes.
-    # Only checked: a run keeps its environment.
-    environment: Annotated[str | None, tyro.conf.arg(metavar="SUITE:NAME")] = None
-    allow: Allow = ()  # A module whose objects the run may name. Give it once for each module.
-
-    def __post_init__(self) -> None:
-        config_checks.types(self)
-        config_checks.at_least(self, 0, "restarts")
-        config_checks.device(self, "device", "inference_device")
 
 
 def main(arguments: Sequence[str]) -> int:
     arguments = list(arguments)
     name = arguments[0] if arguments and not arguments[0].startswith("-") else None
-    if any(argument.split("=")[0] == "--resume" for argument in arguments):
+    flags = {argument.split("=")[0] for argument in arguments}
+    if "--resume" in flags:
         return resume(arguments if name is None else arguments[1:], name)
-    from_file = any(argument.split("=")[0] == "--config" for argument in arguments)
-    if name is None and not from_file and any(argument in ("-h", "--help") for argument in arguments):
+    if name is None and "--config" not in flags and {"-h", "--help"} & flags:
         print(
             "usage: repertory train AGENT [flags]\n       repertory train --config FILE [flags]\n"
             "       repertory train --resume RUN [flags]\n\n"
             f"agents: {', '.join(agent_names())}\n\n"
-            "`repertory train AGENT --help` shows the flags of a run and of the agent,\n"
-            "`repertory train --resume RUN --help` the options of a resumed run."
+            "`repertory train AGENT --help` shows the flags of a run and of the agent."
         )
         return 0
     return start(name, arguments if name is None else arguments[1:])
@@ -121,7 +93,8 @@ def _start(agent: core.Agent, options: TrainOptions, config: RunConfig) -> int:
     program = building.build_program(agent, options.environment, config, options.engine)
     with folder.begun():
         folder.save()  # The first file. What fails before this leaves no folder.
-        print(*agent.describe_inputs(spec), sep="\n")
+        for line in agent.describe_inputs(spec):
+            print(line)
         with _writing(folder), folder.lock.held() as lock:
             return run(folder, program, lock)
 
@@ -167,12 +140,11 @@ def parse_new(name: str | None, arguments: Sequence[str]) -> tuple[AgentEntry, T
         (agent_config, agent_preset),
     ]
     names = [[field.name for field in dataclasses.fields(base)] for base, _ in parts]
-    for name in names[2]:
-        if name in names[0] or name in names[1]:
-            raise UsageError(
-                f"{type(agent_config).__name__}: got the field {name!r}, which is a setting of every run, "
-                "expected another name. Rename the field."
-            )
+    for name in _hidden(agent_config):
+        raise UsageError(
+            f"{type(agent_config).__name__}: got the field {name!r}, which is a setting of every run, "
+            "expected another name. Rename the field."
+        )
     where, made = str(early.config), []
     try:
         config_checks.names(
@@ -187,6 +159,12 @@ def parse_new(name: str | None, arguments: Sequence[str]) -> tuple[AgentEntry, T
         made, arguments, prog=f"repertory train {entry.name}", description=f"{entry.summary()}."
     )
     return entry, *parsed
+
+
+def _hidden(agent_config: Any) -> list[str]:
+    """The fields of an agent's config that have the name of a setting of every run."""
+    others = {field.name for base in (TrainOptions, RunConfig) for field in dataclasses.fields(base)}
+    return [field.name for field in dataclasses.fields(agent_config) if field.name in others]
 
 
 def _read(path: str | None) -> dict[str, Any]:
@@ -235,77 +213,54 @@ def find(name: str) -> AgentEntry:
 
 
 def resume(arguments: Sequence[str], name: str | None = None) -> int:
-    """Resumes a run."""
-    # tyro parses them again, so argparse's own abbreviations and errors are off.
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
-    for field in dataclasses.fields(ResumeOptions):
-        spellings = {f"--{field.name.replace('_', '-')}", f"--{field.name}"}  # tyro takes both
-        how: dict[str, Any] = {"action": "append"} if field.name == "allow" else {"nargs": "?"}
-        parser.add_argument(*spellings, dest=field.name, **how)
+    """Resumes a run from its checkpoint, with its settings, and perhaps other limits and devices."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for flag in ("--resume", "--checkpoint", "--directory"):
+        parser.add_argument(flag, nargs="?")
+    parser.add_argument("--allow", action="append", default=[])
     early, others = parser.parse_known_args(arguments)
-    if others and early.resume and not {"-h", "--help"} & {*others}:
-        folder = RunFolder.open(early.resume)
-        allowed = [f"--allow={module}" for module in vars(early).pop("allow", ())]
-        folder.check_names([each.partition("=")[2] for each in allowed])
-        _check_same_settings(folder, others, allowed)
-        own = {f"--{name.replace('_', '-')}": value for name, value in vars(early).items()}
-        arguments = [flag if value is None else f"{flag}={value}" for flag, value in own.items()] + allowed
-    given = parse(ResumeOptions, arguments, prog="repertory train")
-    folder = RunFolder.open(given.resume)
-    folder.check_names(given.allow)
+    if early.resume is None:
+        raise UsageError("--resume: got no folder, expected a run's: repertory train --resume RUN")
+    folder = RunFolder.open(early.resume)
     if name is not None and find(name).name != folder.agent:
         raise UsageError(f"{folder.path} is a run of {folder.agent!r}, not of {name!r}; leave the agent out.")
-    if given.environment is not None and given.environment != folder.environment:
-        raise UsageError(
-            f"{folder.path} was trained in {folder.environment!r} and cannot go on in "
-            f"{given.environment!r}. Leave --environment out, or start a new run there."
-        )
-    # None is a value of these: no limit, and no target.
-    may_be_none = ("max_env_steps", "max_learner_steps", "target_return")
-    changed = {name: getattr(given, name) for name in may_be_none if name in early}
-    chosen = {name: value for name in ("engine", "restarts") if (value := getattr(given, name)) is not None}
-    if given.inference_device is not None:
-        changed["inference_device"] = given.inference_device
-    if given.device is not None:
-        if "device" not in folder.agent_config:
-            raise UsageError(f"--device: got {given.device!r}, but {folder.agent!r} has no such setting.")
-        folder = folder.with_device(given.device)
-    try:
-        config = dataclasses.replace(folder.config, **changed)
-    except ValueError as error:
-        raise UsageError(f"{folder.path}: {error}") from error
-    folder = dataclasses.replace(folder, config=config, **chosen)
+    agent, environment = folder.make_agent(early.allow), folder.environment_factory()
+    # Fields with the names of other settings have no flags.
+    own = getattr(agent, "config", None)
+    own = own if folder.agent_config and not _hidden(own) else _NoSettings()
+    options, config, agent_config = parse_train(
+        (TrainOptions(None, environment, folder.engine, folder.restarts), folder.config, own),
+        arguments,
+        prog="repertory train",
+        description="Resumes a run with its settings, except for its limits, devices, engine, and restarts.",
+    )
+    fixed = {"config": None, "environment": environment, "directory": folder.config.directory}
+    for flag, value in fixed.items():
+        if (got := getattr(config if flag == "directory" else options, flag)) != value:
+            raise UsageError(
+                f"--{flag}: got {got!r}, expected {value!r}, with which {folder.path} was trained. Leave "
+                f"--{flag} out, or start a new run."
+            )
+    new = dataclasses.replace(
+        folder,
+        config=config,
+        agent_config={**folder.agent_config, **vars(agent_config)},
+        engine=options.engine,
+        restarts=options.restarts,
+    )
+    if changed := folder.changes(new):
+        command = shlex.join(["repertory", "train", "--config", f"{folder.path}/config.yaml", *others])
+        advice = f"Leave the others out, or start a new run with them: {command}"
+        raise UsageError(keeps_settings(folder.path, changed, advice))
+    folder = new
     building.check_installed(folder.engine)
-    agent = folder.make_agent(given.allow)
-    program = building.build_program(agent, folder.environment_factory(), config, folder.engine)
+    agent = folder.make_agent(early.allow)
+    program = building.build_program(agent, environment, folder.config, folder.engine)
     interrupts.clean_up_first()
-    with _writing(folder), folder.lock.held() as lock, chosen_checkpoint(folder, given.checkpoint):
+    with _writing(folder), folder.lock.held() as lock, chosen_checkpoint(folder, options.checkpoint):
         folder.save()
         (folder.path / "result.json").unlink(missing_ok=True)  # If this run is interrupted, it has no result.
         return run(folder, program, lock)
-
-
-def _check_same_settings(folder: RunFolder, flags: Sequence[str], allowed: Sequence[str]) -> None:
-    """Raises `UsageError` if `flags` of `repertory train` give settings other than the run's.
-
-    The flags `allowed` say which modules the run may name.
-    """
-    file = f"{folder.path}/config.yaml"
-    known = ["--config", file, "--environment", folder.environment or TrainOptions.environment]
-    known += ["--directory", str(folder.path), *allowed]
-    of_run, given = (parse_new(None, [*known, *more])[2:] for more in ([], flags))
-    changed = "; ".join(
-        filter(None, (differences(vars(old), vars(new)) for old, new in zip(of_run, given, strict=True)))
-    )
-    if changed:
-        raise UsageError(
-            keeps_settings(
-                folder.path,
-                changed,
-                "Leave the others out, or start a new run with them: repertory train --config "
-                + shlex.join([file, *flags]),
-            )
-        )
 
 
 def _advice(folder: RunFolder) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from framework import config_checks
-from launch.engines.base import Resources
+from launch.engines.options import Resources
 
 Inference = Literal["local", "server", "alternating+server"]
 ReplayBackend = Literal["repertory", "reverb"]

@@ -256,7 +256,7 @@ UNSEEN = {"steps": [10], "evaluate_period": None}
 RESUMES = [
     (RANDOM, "--environment gymnasium:Acrobot-v1", 2, "CartPole-v1' … 'gymnasium:Acrobot-v1' … new run"),
     (RANDOM, "dqn", 2, "'random_actions', not of 'dqn'"),
-    (RANDOM, "--device cpu", 2, "--device: got 'cpu', but 'random_actions' has no such setting"),
+    (RANDOM, "--device cpu", 2, "has no flag --device"),
     (OF_DQN, "--device gpu", 2, "device: got 'gpu', expected the name of a torch"),
     (OF_DQN, "--inference-device gpu", 2, "inference_device: got 'gpu', expected"),
     (OF_DQN, "--directory elsewhere", 2, "elsewhere', expected '{run}'"),
@@ -308,6 +308,14 @@ def test_resume_with_a_damaged_config(repertory, make_run, damage, texts):
     assert code == 1 and all(text in err for text in texts), err
 
 
+def test_an_error_of_the_code_that_makes_an_environment_names_it(repertory, tmp_path, monkeypatch):
+    (tmp_path / "faulty.py").write_text("make = lambda: {}['size']")
+    monkeypatch.syspath_prepend(tmp_path)
+    code, _, err = repertory("train", "dqn", "--environment", "faulty:make")
+    assert code == 1 and "faulty.py" in err and "framework" not in err
+    assert err.endswith("\nerror: --environment faulty:make: KeyError: 'size'\n")
+
+
 class TestResume:
     @pytest.fixture
     def interrupted(self, monkeypatch):
@@ -321,7 +329,7 @@ class TestResume:
         assert code == 2 and "num_actors" not in err
         assert "learning_rate: got 0.01, expected 0.001; double: got False, expected True" in err
         assert "--learning-rate 1e-2 --no-double\n" in err
-        assert f"--config {folder.path}/config.yaml --num-" in err
+        assert f"--config {folder.path}/config.yaml --max-env-steps=1000 --num-actors 1 --learning" in err
         assert "--num-actor" in repertory(*arguments, "--num-actor", "2")[2]
         folder.write_json("result.json", {})
         code, _, err = repertory(*arguments)  # The settings of the run: no error of theirs.
@@ -406,11 +414,13 @@ def test_advice_is_for_a_shell(repertory, make_run):
 class TestDisk:
     def test_a_picture_that_cannot_be_written(self, repertory, make_run, tmp_path, monkeypatch):
         (tmp_path / "file").write_text("")
+        (tmp_path / "file.mp4").mkdir()
         path = make_run(returns=[1.0]).path
         monkeypatch.setattr("framework.commands.video.load_policy", lambda *_: None)
         for arguments, output in (
             (("plot", path, "--output"), tmp_path / "file" / "x.png"),
             (("video", path, "--output"), tmp_path / "file" / "x.gif"),
+            (("video", path, "--output"), tmp_path / "file.mp4"),
             (("graph", "random_actions", "--svg"), tmp_path / "file" / "x.svg"),
         ):
             code, _, err = repertory(*arguments, output)

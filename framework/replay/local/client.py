@@ -81,10 +81,6 @@ class EmbeddedClient(ReverbApi, BaseClient):
         if checkpointer is not None:
             checkpointer.load(self.tables, self.store)
 
-    def table(self, name: str) -> Table:
-        """Returns a table; `UnknownTableError` if there is none of that name."""
-        return self.tables[name]
-
     def another(self) -> EmbeddedClient:
         """Returns a client of the same tables with writers and an `interrupt` of its own."""
         client = object.__new__(type(self))
@@ -110,7 +106,9 @@ class EmbeddedClient(ReverbApi, BaseClient):
 
     def batch_writer(self, max_in_flight_items: int | None = None) -> LocalWriter:
         """Returns a writer for B envs; see `contracts.Writer`."""
+        self.store.writers.show()
         writer = LocalWriter(self, max_in_flight_items)
+        self.store.writers.add(writer)
         self._writers.add(writer)
         return writer
 
@@ -207,9 +205,8 @@ class LocalWriter(BatchWriter):
     _held_back = 32
 
     def __init__(self, client: EmbeddedClient, max_in_flight_items: int | None = None):
-        dropped, has_room = client.store.dropped_writers, lambda table, n: client.tables[table].can_insert(n)
-        super().__init__(client.store, max_in_flight_items, dropped, has_room)
-        client.store.end_dropped_writers()
+        writers, has_room = client.store.writers, lambda table, n: client.tables[table].can_insert(n)
+        super().__init__(client.store, max_in_flight_items, writers, has_room)
         self._tables = client.tables
         self._rows = client.store
         self._concurrent = client.concurrent
@@ -219,8 +216,6 @@ class LocalWriter(BatchWriter):
             self._max_in_flight = sys.maxsize  # no other thread could make room
         # (items created before, stream, rows)
         self._releases: collections.deque[tuple[int, str, np.ndarray]] = collections.deque()
-        self._reference = weakref.WeakMethod(self.show)
-        self._rows.add_writer(self._reference)
         self._closed = False
 
     def end(self) -> bool:
@@ -239,14 +234,14 @@ class LocalWriter(BatchWriter):
         self._items.clear()
         self._release_rows(self._created)
         self._release_all()
-        self._rows.remove_writer(self._reference)
         return dropped
 
     def _check(self, table: str, layout: Layout, items: NewItems) -> Table:
         into = self._tables[table]
         into.check_items(layout, items)
-        # A batch goes straight in if no items wait before it. Nothing is held back from a reader that waits.
-        if (len(items.keys) > 1 and not self._items) or into.waiting.counts[SAMPLERS]:
+        if len(items.keys) > 1 and not self._items:  # A batch goes straight in if no items wait before it.
+            into.insert_now(items)
+        if into.waiting.counts[SAMPLERS]:  # Nothing is held back from a reader that waits.
             self._filled = 1.0
         return into
 
@@ -259,12 +254,13 @@ class LocalWriter(BatchWriter):
             while self._items:
                 table, items = self._items[0]
                 table.insert_now(items)
-                if items.left:
+                if items.done < len(items.keys):
                     break
                 self._items.popleft()
             # Counted anew, because an interrupt may have come before the last count.
-            self.num_pending = sum([items.left for _, items in self._items])
-            self._release_rows(self._created - self.num_pending)
+            self.num_pending = sum([items.left for _, items in self._items]) if self._items else 0
+            if self._releases:
+                self._release_rows(self._created - self.num_pending)
 
     def _free(self, stream: str, rows: np.ndarray) -> None:
         if self.num_pending:

@@ -80,9 +80,7 @@ class Table:
                 f"most max_size, {max_size}: it could never be sampled."
             )
         if extensions:
-            raise ValueError(
-                f"table {name!r}, extensions: got {extensions}, expected none; they are not supported."
-            )
+            raise ValueError(f"table {name!r}, extensions: got {extensions}, expected none: there are none.")
         owners = {"sampler": sampler.owner, "remover": remover.owner, "rate_limiter": rate_limiter.owner}
         if remover is sampler:
             owners["remover"] = name
@@ -110,6 +108,8 @@ class Table:
         if self.size:
             raise ValueError(f"table {self.name!r}: got a new store while it holds items.")
         self.store = store
+        #: Has the writers of this process insert what they hold back.
+        self.drain = store.writers.show
         self.waiting.concurrent = concurrent
         self.bindings = Bindings(store, self.name, self.signature)
         self._empty()
@@ -164,10 +164,6 @@ class Table:
         )
 
     # Wiring.
-
-    def drain(self) -> None:
-        """Has the writers of this process insert what they hold back."""
-        self.store.show_writers()
 
     def set_seed(self, seed: int | None) -> None:
         """Restarts the sampler's random numbers."""

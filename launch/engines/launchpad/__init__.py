@@ -11,17 +11,19 @@ import contextlib
 import importlib.util
 import json
 import os
+import queue
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
+from typing import Any
 
-from launch.engines.base import Options, Resources, Unit
-from launch.engines.supervised.channel import Channel
+from launch.engines.base import Unit
+from launch.engines.options import Options, Resources
 from launch.engines.supervised.job import SupervisedJob
-from launch.engines.supervised.process import ProcessHost, Report
+from launch.engines.supervised.process import Process, ProcessHost, Report
 from launch.errors import LaunchError
 from launch.program import Program
 from launch.rpc import sockets
@@ -52,7 +54,7 @@ class LaunchpadJob(SupervisedJob):
 
     def _open(self) -> tuple[str, ProcessHost]:
         folder = sockets.make_private_directory()
-        self._at_end.callback(shutil.rmtree, folder, ignore_errors=True)
+        self._options.at_end.callback(shutil.rmtree, folder, ignore_errors=True)
         launch_type = "local_mp" if self._engine == "launchpad" else "local_mt"
         name = self._program.name
         return folder, LaunchpadHost(name, launch_type, folder, self._units, self._options, self._report)
@@ -66,18 +68,12 @@ class LaunchpadHost(ProcessHost):
     """
 
     def __init__(
-        self,
-        name: str,
-        launch_type: str,
-        folder: str,
-        units: list[Unit],
-        options: Options,
-        report: Report,
+        self, name: str, launch_type: str, folder: str, units: list[Unit], options: Options, report: Report
     ) -> None:
         self._launch_type = launch_type
         self._report = report
-        self._numbers = {unit.label: number for number, unit in enumerate(units, start=1)}
-        self._lines = {unit.label: socket.socketpair() for unit in units}
+        self._numbers: list[int] = []
+        self._lines: dict[str, Any] = {unit.label: queue.SimpleQueue() for unit in units}
         self._pids: dict[int, int] = {}  # of the live nodes
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(f"{folder}/launchpad")
@@ -123,9 +119,9 @@ class LaunchpadHost(ProcessHost):
         for thread in self._threads:
             thread.start()
 
-    def fork(self, unit: Unit, resources: Resources, log: str | None) -> tuple[int, Channel]:
-        ours = self._lines[unit.label][0]
-        return self._numbers[unit.label], Channel(ours)
+    def fork(self, process: Process, line: socket.socket, resources: Resources) -> None:
+        self._numbers.append(process.number)
+        self._lines[process.unit.label].put((process.number, line))  # Launchpad starts the process by itself.
 
     def kill(self, number: int) -> None:
         """Kills a node's process, or all nodes if they share one or this node has none yet."""
@@ -155,7 +151,7 @@ class LaunchpadHost(ProcessHost):
         self._threads[0].join()
         with open(self._log, "rb") as file:
             tail = file.read()[-_TAIL:].decode(errors="replace")
-        for number in self._numbers.values():
+        for number in self._numbers:
             reason = f"Launchpad ended with exit code {code}: {tail}"
             self._report({"exit": number, "code": -9, "reason": reason})
 
@@ -174,9 +170,9 @@ class LaunchpadHost(ProcessHost):
         """Gives a node its channel, and reports its start and its end."""
         with node, node.makefile("rb") as file:
             said = json.loads(file.readline())
-            number, theirs = self._numbers[said["label"]], self._lines[said["label"]][1]
-            socket.send_fds(node, [b"\0"], [theirs.fileno()])
-            theirs.close()
+            number, line = self._lines[said["label"]].get(timeout=_END)
+            with line:
+                socket.send_fds(node, [b"\0"], [line.fileno()])
             self._pids[number] = said["pid"]
             self._report({"forked": number, "pid": said["pid"]})
             end = node.recv(1)

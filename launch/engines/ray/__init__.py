@@ -28,11 +28,11 @@ import threading
 from typing import Any
 
 from launch import platforms
-from launch.engines.base import Options, Resources, Unit
+from launch.engines.base import Unit
+from launch.engines.options import Options, Resources
 from launch.engines.ray import actor, placement
-from launch.engines.supervised.channel import Channel
 from launch.engines.supervised.job import SupervisedJob
-from launch.engines.supervised.process import ProcessHost, Report
+from launch.engines.supervised.process import Process, ProcessHost, Report
 from launch.errors import LaunchError
 
 _SILENCE = 1.0  # timeout of one read from a node, in seconds
@@ -48,14 +48,21 @@ _log = logging.getLogger("launch")
 class RayJob(SupervisedJob):
     """A program of Ray actors."""
 
+    _host: RayHost | None = None
+
     def _open(self) -> tuple[None, ProcessHost]:
         ray = _import_ray()
         if not ray.is_initialized():
             _connect(ray)
-            self._at_end.callback(ray.shutdown)
+            self._options.at_end.callback(self._shut_down, ray)
         if os.environ.get("LAUNCH_AUTOSCALING", "0") == "0":
             self._check_placement(placement.hosts_of(ray))
-        return None, RayHost(ray, self._job, self._units, self._options, self._report, self._at_end)
+        self._host = RayHost(ray, self._job, self._units, self._options, self._report)
+        return None, self._host
+
+    def _shut_down(self, ray: Any) -> None:
+        if self._host is None or not self._host.head_is_dead:  # It would wait a minute for a dead head.
+            ray.shutdown()
 
     def _check_placement(self, hosts: dict[str, dict[str, float]]) -> None:
         counts = {**collections.Counter(unit.group for unit in self._units), **self._options.min_nodes}
@@ -68,18 +75,9 @@ class RayJob(SupervisedJob):
 class RayHost(ProcessHost):
     """Creates Ray actors; one thread of the launcher per actor carries its messages."""
 
-    def __init__(
-        self,
-        ray: Any,
-        job: str,
-        units: list[Unit],
-        options: Options,
-        report: Report,
-        at_end: contextlib.ExitStack,
-    ) -> None:
+    def __init__(self, ray: Any, job: str, units: list[Unit], options: Options, report: Report) -> None:
         self._ray = ray
         self._job = job
-        self._at_end = at_end  # It may shut Ray down.
         self._head = ray.get_runtime_context().gcs_address
         self.report = report
         self._lives: dict[int, _Life] = {}
@@ -101,11 +99,8 @@ class RayHost(ProcessHost):
                 )
         threading.Thread(target=self._watch_head, name="ray-head", daemon=True).start()
 
-    def fork(self, unit: Unit, resources: Resources, log: str | None) -> tuple[int, Channel]:
-        ours, theirs = socket.socketpair()
-        number = len(self._lives) + 1
-        self._lives[number] = _Life(self, number, unit, resources, theirs)
-        return number, Channel(ours)
+    def fork(self, process: Process, line: socket.socket, resources: Resources) -> None:
+        self._lives[process.number] = _Life(self, process.number, process.unit, resources, line)
 
     def kill(self, number: int) -> None:
         self._lives[number].kill()
@@ -117,7 +112,6 @@ class RayHost(ProcessHost):
         if self.head_is_dead:  # further calls to Ray, and its shutdown, would wait for a minute
             if self.leaving:
                 self._ray.wait(self.leaving, num_returns=len(self.leaving), timeout=_SILENCE)
-            self._at_end.pop_all()
             atexit.unregister(self._ray.shutdown)
             if sys.excepthook.__module__.startswith("ray."):  # tells the head
                 sys.excepthook = sys.__excepthook__
