@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from framework.lazy import exports
 
 if TYPE_CHECKING:
+    from framework.core import Graph as Graph
     from framework.plans.multi_agent import MultiAgentPlanAgent as MultiAgentPlanAgent
     from framework.plans.multi_agent import MultiAgentWorker as MultiAgentWorker
     from framework.plans.plan_agent import PlanAgent as PlanAgent
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from framework.plans.rollout_worker import stack as stack
     from framework.programs.loading import LoadedPolicy as LoadedPolicy
     from framework.programs.loading import load_policy as load_policy
-    from framework.programs.make import Graph as Graph
     from framework.programs.make import make_program as make_program
     from framework.runs.callbacks import Callback as Callback
     from framework.runs.presets import Preset as Preset
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "Callback": "framework.runs.callbacks",
     "GradientWorker": "framework.plans.rollout_worker",
-    "Graph": "framework.programs.make",
+    "Graph": "framework.core",
     "LoadedPolicy": "framework.programs.loading",
     "MultiAgentPlanAgent": "framework.plans.multi_agent",
     "MultiAgentWorker": "framework.plans.multi_agent",
