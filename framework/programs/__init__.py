@@ -23,23 +23,4 @@ if TYPE_CHECKING:
     from framework.runs.run_config import RunConfig as RunConfig
     from framework.session import Session as Session
 
-_MODULES = {
-    "Callback": "framework.runs.callbacks",
-    "GradientWorker": "framework.plans.rollout_worker",
-    "Graph": "framework.core",
-    "LoadedPolicy": "framework.programs.loading",
-    "MultiAgentPlanAgent": "framework.plans.multi_agent",
-    "MultiAgentWorker": "framework.plans.multi_agent",
-    "PlanAgent": "framework.plans.plan_agent",
-    "PlanLearner": "framework.plans.plan_worker",
-    "Preset": "framework.runs.presets",
-    "RolloutWorker": "framework.plans.rollout_worker",
-    "RunConfig": "framework.runs.run_config",
-    "Session": "framework.session",
-    "concatenate": "framework.plans.rollout_worker",
-    "load_policy": "framework.programs.loading",
-    "make_agent": "framework.runs.registry",
-    "make_program": "framework.programs.make",
-    "stack": "framework.plans.rollout_worker",
-}
-__getattr__, __dir__ = exports(__name__, _MODULES)
+__getattr__, __dir__ = exports(__name__)
