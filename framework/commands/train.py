@@ -58,7 +58,6 @@ def main(arguments: Sequence[str]) -> int:
 def start(name: str | None, arguments: Sequence[str]) -> int:
     """Trains the agent `name`, or the agent in the file of `--config`, in a new folder."""
     entry, options, config, agent_config = parse_new(name, arguments)
-    building.check_installed(options.engine)
     agent = make_agent(entry, agent_config)
     interrupts.clean_up_first()
     if config.directory is not None:
@@ -251,7 +250,6 @@ def resume(arguments: Sequence[str], name: str | None = None) -> int:
         advice = f"Leave the others out, or start a new run with them: {command}"
         raise UsageError(keeps_settings(folder.path, changed, advice))
     folder = new
-    building.check_installed(folder.engine)
     agent = folder.make_agent(early.allow)
     program = building.build_program(agent, environment, folder.config, folder.engine)
     interrupts.clean_up_first()
