@@ -161,7 +161,9 @@ def seeds_of(text: str) -> list[int]:
 
 def commit() -> str:
     """The commit that is run, marked if the tree differs from it; empty outside of a checkout."""
-    done = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True)
+    done = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--exclude", "*"], capture_output=True, text=True
+    )
     return done.stdout.strip()
 
 

@@ -35,7 +35,7 @@ from framework.variables import VariableBlock, Variables
 from framework.workers.actor_worker import ActorWorker
 from framework.workers.inference_worker import InferenceWorker
 from framework.workers.worker import Setup, keep_freed_memory
-from launch.engines.base import Options
+from launch.engines.options import Options
 from launch.engines.processes import ProcessesJob
 from launch.engines.supervised.node_process import _free_port
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import torch
 
-from launch.engines.base import Options
+from launch.engines.options import Options
 from launch.errors import message_of
 
 

@@ -26,7 +26,7 @@ from launch.context import stop_event as stop_event
 from launch.context import unregister_stop_handler as unregister_stop_handler
 from launch.context import wait_for_stop as wait_for_stop
 from launch.engines.base import Job as Job
-from launch.engines.base import Resources as Resources
+from launch.engines.options import Resources as Resources
 from launch.errors import CallLost as CallLost
 from launch.errors import CallTimeout as CallTimeout
 from launch.errors import ClientClosed as ClientClosed

@@ -11,10 +11,7 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from launch import context
-from launch.futures import settle
-
-# Seconds without a call after which a thread ends. It would keep the object, also after its program.
-_IDLE_S = 0.1
+from launch.futures import CallThreads, settle
 
 
 def batched_handler(
@@ -93,7 +90,6 @@ class _BatchedHandler:
 class _BatchedCall(NamedTuple):
     """A call that waits for its batch."""
 
-    time: float
     args: tuple
     kwargs: dict[str, Any]
     future: Future
@@ -107,61 +103,38 @@ class BatchedMethod:
         self._function = function
         self._options = options
         self._condition = threading.Condition()
-        self._waiting: list[_BatchedCall] = []
-        self._threads = 0
-        self._runtime: Any = None  # whose stop ends the threads
+        self._batch: list[_BatchedCall] | None = None  # the one that takes further calls
+        self._threads = CallThreads(options.max_parallelism)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.submit(args, kwargs).result()
 
     def submit(self, args: tuple, kwargs: dict[str, Any]) -> Future:
         """Adds a call to the next batch and returns the future of its answer."""
-        future: Future = Future()
-        here = context.here
-        call = _BatchedCall(time.monotonic(), args, kwargs, future)
+        here, call = context.here, _BatchedCall(args, kwargs, Future())
         if here.context is not None and here.context.engine == "serial":
             self._handle([call])
-            return future
+            return call.future
         with self._condition:
-            self._waiting.append(call)
-            if self._threads < self._options.max_parallelism:
-                self._threads += 1
-                if here.runtime not in (None, self._runtime):
-                    self._runtime = here.runtime
-                    here.runtime.add_stop_handler(self._end_threads)
-                place, name = (here.runtime, here.context), f"batch-{self.__name__}"
-                threading.Thread(target=self._loop, args=place, name=name, daemon=True).start()
-            if len(self._waiting) == 1 or len(self._waiting) >= self._options.batch_size:
-                self._condition.notify()
-        return future
+            if self._batch is None:
+                self._batch = []
+                until, place = time.monotonic() + self._options.timeout, (here.runtime, here.context)
+                self._threads.submit(functools.partial(self._gather, self._batch, until, *place))
+            self._batch.append(call)
+            if len(self._batch) == self._options.batch_size:
+                self._batch = None
+                self._condition.notify_all()
+        return call.future
 
-    def _end_threads(self) -> None:
+    def _gather(self, batch: list[_BatchedCall], until: float, runtime: Any, node: Any) -> None:
+        """Waits until a batch is full, at most until the time `until`, and handles it."""
         with self._condition:
-            self._condition.notify_all()
-
-    def _loop(self, runtime: Any, node: Any) -> None:
-        context.enter(runtime, node)
-        while batch := self._next_batch():
+            while self._batch is batch and (left := until - time.monotonic()) > 0:
+                self._condition.wait(left)
+            if self._batch is batch:
+                self._batch = None
+        with context.entered(runtime, node):
             self._handle(batch)
-
-    def _next_batch(self) -> list[_BatchedCall]:
-        """Waits for a batch; returns none, and the thread ends, after a stop or a while without a call."""
-        size = self._options.batch_size
-        with self._condition:
-            while True:
-                if not self._waiting:
-                    stopped = self._runtime is not None and self._runtime.stopped.is_set()
-                    if stopped or not (self._condition.wait(_IDLE_S) or self._waiting):
-                        self._threads -= 1
-                        return []
-                    continue
-                remaining = self._waiting[0].time + self._options.timeout - time.monotonic()
-                if len(self._waiting) >= size or remaining <= 0:
-                    batch, self._waiting = self._waiting[:size], self._waiting[size:]
-                    if self._waiting:
-                        self._condition.notify()
-                    return batch
-                self._condition.wait(remaining)
 
     def _handle(self, batch: list[_BatchedCall]) -> None:
         batch = [call for call in batch if not call.future.done()]  # canceled or timed out

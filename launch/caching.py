@@ -10,15 +10,17 @@ from typing import Any
 
 from launch import context
 from launch.futures import settle
+from launch.handles import Methods
 
 
-class Cacher:
+class Cacher(Methods):
     """Passes calls to a client and keeps the answers for `refresh_interval` seconds.
 
     Equal calls during a call in progress share its answer. Failed calls are not kept.
     """
 
     def __init__(self, client: Any, refresh_interval: float) -> None:
+        super().__init__(self._ask, None)
         self._client = client
         self._interval = refresh_interval
         self._lock = threading.Lock()
@@ -26,14 +28,11 @@ class Cacher:
         self._timeless = context.get_node_context().engine == "serial"
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name in ("run", "step", "ready", "close"):
+        if name in ("run", "step", "ready", "close"):
             raise AttributeError(name)
-        return lambda *args, **kwargs: self._ask(name, args, kwargs)
+        return super().__getattr__(name)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._ask("__call__", args, kwargs)
-
-    def _ask(self, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def _ask(self, name: str, args: tuple, kwargs: dict[str, Any], timeout: float | None) -> Any:
         if self._timeless:
             return getattr(self._client, name)(*args, **kwargs)
         key = pickle.dumps((name, args, sorted(kwargs.items())))

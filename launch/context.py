@@ -143,13 +143,13 @@ here = _Here()
 _active: list[Runtime] = []
 
 
-def activate(runtime: Runtime) -> None:
+@contextlib.contextmanager
+def active(runtime: Runtime) -> Iterator[None]:
     """Registers a runtime for threads of this process that no engine started."""
     _active.append(runtime)
-
-
-def deactivate(runtime: Runtime) -> None:
-    if runtime in _active:
+    try:
+        yield
+    finally:
         _active.remove(runtime)
 
 

@@ -63,6 +63,18 @@ def frames_of(error: BaseException) -> str:
     return "\n".join(parts).rstrip()
 
 
+def describe(error: BaseException) -> dict[str, str]:
+    """Returns an exception as texts, the arguments of `NodeError`, and hides this project's frames in it."""
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    hide_our_frames(error)
+    return {
+        "kind": type(error).__name__,
+        "message": message_of(error),
+        "traceback": text,
+        "frames": frames_of(error),
+    }
+
+
 class MalformedMessage(ValueError):
     """A peer sent something that is not a message of the protocol."""
 
@@ -85,13 +97,7 @@ class NodeError(LaunchError):
     """
 
     def __init__(
-        self,
-        node: str,
-        kind: str,
-        message: str,
-        traceback: str = "",
-        log_tail: str = "",
-        frames: str = "",
+        self, node: str, kind: str, message: str, traceback: str = "", log_tail: str = "", frames: str = ""
     ) -> None:
         self.node = node
         self.kind = kind

@@ -36,6 +36,7 @@ ABILITIES: dict[str, Callable[[], bool]] = {
     "memfd": lambda: hasattr(os, "memfd_create"),  # files in memory that have no name
     "fallocate": lambda: hasattr(os, "posix_fallocate"),  # a file gets its pages before they are written
     "mallopt": lambda: sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt"),  # glibc
+    "on_exit": lambda: hasattr(ctypes.CDLL(None), "on_exit"),  # glibc: what an exit does first
     "affinity": lambda: hasattr(os, "sched_getaffinity"),  # a process may be bound to some cores
     "boot_id": lambda: os.path.exists(_BOOT_ID),  # a name of the machine since its start
 }

@@ -11,9 +11,9 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from launch.engines.base import Job, Options, Resources, check_options, find_engine
+from launch.engines.base import Job, find_engine
+from launch.engines.options import Resources, make_options
 from launch.program import Program
-from launch.texts import nearest
 
 
 class ProgramInterrupted(KeyboardInterrupt):
@@ -72,50 +72,17 @@ def start(
     make_job = getattr(importlib.import_module(f"launch.engines.{module}"), name)
     for check in program.checks:
         check(engine, options)
-    with contextlib.ExitStack() as entered:
+    try:
         files = []
         for context in program.contexts:
-            given = entered.enter_context(context())
+            given = options.at_end.enter_context(context())
             with contextlib.suppress(AttributeError, OSError):  # It is no file, or one in memory.
                 files.append(given.fileno())
         job: Job = make_job(program, engine, dataclasses.replace(options, files=files))
-        job.outcome.leave_at_end(entered.pop_all())
-    return job
-
-
-def make_options(
-    program: Program,
-    resources: Mapping[str, Resources | Mapping[str, Any]] | None = None,
-    min_nodes: Mapping[str, int] | None = None,
-    **others: Any,
-) -> Options:
-    """Returns the options of a launch: the program's, overridden by the arguments of `launch`.
-
-    Raises:
-      ValueError: They do not fit the program or each other.
-    """
-    known = [field.name for field in dataclasses.fields(Resources)]
-    for group, given in (resources or {}).items():
-        for name in given if isinstance(given, Mapping) else ():
-            if name not in known:
-                raise ValueError(
-                    f"resources[{group!r}]: got {name!r}, expected fields of Resources, {', '.join(known)}."
-                    f"{nearest(name, known)}"
-                )
-    defaults = {group: {"strategy": strategy} for group, strategy in program.strategies.items()}
-    options = Options(
-        resources={
-            group: dataclasses.replace(given, strategy=given.strategy or program.strategies.get(group))
-            if isinstance(given, Resources)
-            else Resources(**{**defaults.get(group, {}), **given})
-            for group, given in {**defaults, **program.resources, **(resources or {})}.items()
-        },
-        min_nodes={**program.min_nodes, **(min_nodes or {})},
-        stop_timeouts=program.stop_timeouts,
-        **others,
-    )
-    check_options(program, options)
-    return options
+        return job
+    except BaseException:
+        options.at_end.close()
+        raise
 
 
 def launch(

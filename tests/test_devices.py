@@ -12,7 +12,7 @@ from agents.ppo_dqn import PPODQN
 from framework import devices
 from framework.environments.testing import make_spec
 from framework.programs import RunConfig, make_program
-from launch.running import make_options
+from launch.engines.options import make_options
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import abc
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ import tree
 
 from framework.adders.base import REPLAY_TABLE, Adder
 from framework.adders.fields import Field, grown, is_absent
+from framework.adders.frames import Frames
 from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBlockError
 from framework.replay.writer import DEFAULT_MAX_IN_FLIGHT_ITEMS, BatchWriter, hurry
 from framework.types import FIRST, LAST, MID, Nest
@@ -56,9 +57,11 @@ class BlockAdder(Adder):
     _checks_steps = False
     # Least number of time steps in a block. `add` of a subclass may advance this many times.
     _min_steps = 1
-    # The stream of `_rows`, and whether rows are released when they leave the arrays.
+    # The stream of `_rows`.
     _stream = "steps"
-    _releases_rows = True
+    # Of observations with stacks of k frames: int64 [time, B, k], like `_rows`, the row of each frame.
+    _frames: Frames | None = None
+    _frame_rows: np.ndarray = np.zeros((0, 1, 1), np.int64)
 
     _observation: Field
     _action: Field
@@ -121,10 +124,8 @@ class BlockAdder(Adder):
         # Seconds for which creating items may wait; 0 leaves items without room in the writer's queue.
         self._timeout: float | None = None
         self._writing = False
-        # Episodes that were not written completely: see reset() and each adder.
+        # Episodes that were not written completely: see reset(), _drop() and each adder.
         self.num_dropped_episodes = 0
-        self._lost: np.ndarray = np.zeros(1, np.bool_)  # envs whose open episode lost steps and was counted
-        self._has_lost = False  # whether a block was lost, so that items have to be checked for lost rows
         self._writer.before_read(self.flush_pending)
 
     # --- calls of the environment loop ---
@@ -190,11 +191,8 @@ class BlockAdder(Adder):
                 return
             self._write_block()
             has_steps = self._kinds[self._history] == MID
-            self.num_dropped_episodes += int(np.count_nonzero(has_steps & ~self._lost))
-            self._lost[:] = False
-            self._forget()
-            self._kinds[:] = NO_ROW
-            self._open = False
+            self.num_dropped_episodes += int(np.count_nonzero(has_steps))
+            self._drop()
 
     # --- visibility, room and end ---
 
@@ -264,13 +262,12 @@ class BlockAdder(Adder):
 
     @abc.abstractmethod
     def _emit(self, t: int) -> None:
-        """Writes the items of rows `[history, t)` and of envs whose row `t` is LAST.
-
-        Items of rows that are NO_ROW are left out: their block was lost.
-        """
+        """Writes the items of rows `[history, t)` and of envs whose row `t` is LAST."""
 
     def _check(self, kinds: np.ndarray) -> None:
         """Raises `ValueError` if the step to a time step of `kinds` is refused; row `_t + 1` is unused."""
+        if self._frames is not None:
+            self._frames.check(self._t + 1, kinds == FIRST)
 
     def _allocate(self, observation: Nest) -> None:
         """Allocates the arrays of the observations, which fix the size of a block."""
@@ -285,7 +282,18 @@ class BlockAdder(Adder):
         shape = (self._history + self._steps + 1, self._width)
         self._kinds = np.full(shape, NO_ROW, np.int8)
         self._rows = np.full(shape, NO_ROW, np.int64)
-        self._lost = np.zeros(self._width, np.bool_)
+
+    def _store_frames(self, names: Collection[str], k: int) -> None:
+        """Stores each frame of these columns of the observation, which are stacks `[k, ...]`, once."""
+        self._frames = Frames(self._writer, self._observation, names)
+        self._frame_rows = np.full((*self._kinds.shape, k), NO_ROW, np.int64)
+        self._checks_steps = True
+
+    def _append_frames(self, t: int) -> None:
+        """Appends the new frames up to row `t`, which is open, but has its observation."""
+        if self._frames is not None:
+            history, rows = self._history, self._frame_rows
+            self._frames.append(rows[: t + 1], history + int(rows[history].flat[-1] >= 0), self._kinds)
 
     def _declare(self, action: Nest, timestep: Any, extras: Nest) -> None:
         """Allocates the arrays of the other fields; sets them only if all of them are valid."""
@@ -305,7 +313,9 @@ class BlockAdder(Adder):
     def _forget(self) -> None:
         """Releases the rows that the adder keeps for the history and for open episodes."""
         self._release(self._stream, self._rows)
-        self._rows[:] = NO_ROW
+        self._rows[:] = self._frame_rows[:] = NO_ROW
+        if self._frames is not None:
+            self._frames.release_except(self._frame_rows)
 
     # --- staging ---
 
@@ -372,41 +382,41 @@ class BlockAdder(Adder):
         self._writing = True
         self._timeout = timeout
         self._is_ahead |= timeout == 0
-        # The rows are moved even if the writer fails, so that none is written twice. They stay NO_ROW then,
-        # and items that would refer to them are left out.
         try:
             self._emit(t)
         except BaseException:
-            self._has_lost = True
-            self._count_lost(self._kinds[self._history : t + 1])
+            # Items of later blocks would refer to rows of this one: its episodes end here.
+            real = transitions(self._kinds[self._history : t + 1])
+            begins = real[0].sum() + (real[1:] & ~real[:-1]).sum()
+            self.num_dropped_episodes += int(begins)
+            self._drop()
             raise
-        else:
-            if self._has_lost:
-                kinds = self._kinds[self._history : t + 1]
-                self._lost &= ~((kinds[1:] == FIRST) | (kinds[:-1] == LAST)).any(axis=0)
         finally:
             self._writing = False
-            self._t = history = self._history = self._next_history
-            by, length = t - history, history + self._steps + 1
-            self._num_shifted += by
-            left = self._rows[:by].copy()
-            if by:
-                self._kinds[: history + 1] = self._kinds[by : t + 1]
-                self._rows[: history + 1] = self._rows[by : t + 1]
-                self._rows[history + 1 :] = NO_ROW
-            for field in self._fields:
-                field.shift(by, history)
-            if length > len(self._kinds):
-                self._grow(2 * length)
-            if self._releases_rows:
-                self._release(self._stream, left)
+        self._t = history = self._history = self._next_history
+        by, length = t - history, history + self._steps + 1
+        self._num_shifted += by
+        left = self._rows[:by].copy()
+        if by:
+            self._kinds[: history + 1] = self._kinds[by : t + 1]
+            for rows in (self._rows, self._frame_rows):
+                rows[: history + 1] = rows[by : t + 1]
+                rows[history + 1 :] = NO_ROW
+        for field in self._fields:
+            field.shift(by, history)
+        if length > len(self._kinds):
+            self._grow(2 * length)
+        self._release(self._stream, left)
+        if self._frames is not None:
+            self._frames.release_except(self._frame_rows)
 
-    def _count_lost(self, kinds: np.ndarray) -> None:
-        """Counts the episodes with steps in a block that was not written, each once; `kinds` is its rows'."""
-        real = (kinds[:-1] >= FIRST) & (kinds[:-1] < LAST) & (kinds[1:] > FIRST)
-        before = np.concatenate([self._lost[None], real[:-1]])
-        self.num_dropped_episodes += int(np.count_nonzero(real & ~before))
-        self._lost = real[-1]
+    def _drop(self) -> None:
+        """Drops the staged rows. `add_first` comes next."""
+        self._num_shifted += self._t - self._history
+        self._t = self._history
+        self._kinds[:] = NO_ROW
+        self._open = False
+        self._forget()  # Last: it fails if the server is gone.
 
     def _grow(self, length: int) -> None:
         """Makes room for a longer history."""
@@ -446,6 +456,14 @@ class BlockAdder(Adder):
             raise WouldBlockError(
                 f"{error}. Call ready() before each add(), and sample while it returns False."
             ) from None
+
+
+def transitions(kinds: np.ndarray) -> np.ndarray:
+    """Which rows but the last of `kinds` `[t + 1, B]` are transitions.
+
+    An action was taken in row u if it exists and is not LAST, and row u + 1 is not FIRST.
+    """
+    return (kinds[:-1] >= FIRST) & (kinds[:-1] < LAST) & (kinds[1:] > FIRST)
 
 
 def _as_priorities(value: Any, count: int, table: str) -> np.ndarray:

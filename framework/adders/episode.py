@@ -85,31 +85,19 @@ class EpisodeAdder(RowAdder):
 
     def _emit(self, t: int) -> None:
         new, real, counts = self._new_rows(t)
-        # Rows stay in the arrays until their episode ends, even if their block is lost.
+        # Rows stay in the arrays until their episode ends.
         oldest = np.where(self._kinds[t] == LAST, t, self._origin - self._num_shifted).min()
         self._next_history = t - int(oldest)
         times, envs = np.nonzero(new & ~real)
         sizes = counts[times, envs]
         is_whole = (self._kinds[times, envs] == LAST) | (self._writes_unfinished & (sizes > 1))
-        is_written = np.zeros(len(times), np.bool_)
-        try:
-            self._append_rows(t, new, real)
-            ended = [
-                self._rows[time - size + 1 : time + 1, env]
-                for time, env, size in zip(times, envs, sizes, strict=True)
-            ]
-            if self._has_lost:
-                is_whole &= np.array([rows.min() > NO_ROW for rows in ended], np.bool_)
-            self._write(times[is_whole], envs[is_whole], sizes[is_whole], real)
-            is_written = is_whole
-        finally:
-            self.num_dropped_episodes += int(np.count_nonzero((sizes > 1) & ~is_written))
-        for rows in ended:
+        self._append_rows(t, new, real)
+        self._write(times[is_whole], envs[is_whole], sizes[is_whole], real)
+        self.num_dropped_episodes += int(np.count_nonzero((sizes > 1) & ~is_whole))
+        for time, env, size in zip(times, envs, sizes, strict=True):
+            rows = self._rows[time - size + 1 : time + 1, env]
             self._release(self._stream, rows)
             rows[:] = NO_ROW
-
-    def _count_lost(self, kinds: np.ndarray) -> None:
-        """Does nothing: an episode is counted when it ends."""
 
     def _padding_values(self) -> dict[str, np.ndarray]:
         values = super()._padding_values()

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import tree
 
-from framework.adders.block import NO_ROW
 from framework.adders.fields import Field
 from framework.replay.contracts import BatchWriter
 from framework.types import FIRST, Nest
@@ -23,17 +22,17 @@ class Frames:
 
     stream = "frames"
 
-    def __init__(self, writer: BatchWriter, field: Field, names: Collection[str] | None = None):
+    def __init__(self, writer: BatchWriter, field: Field, names: Collection[str]):
         """Makes the frames of an adder.
 
         Args:
           writer: the adder's writer.
           field: the adder's observations.
-          names: columns of those leaves of `field` that are stacks, `[time, B, k, ...]`; None means all.
+          names: columns of those leaves of `field` that are stacks, `[time, B, k, ...]`.
         """
         self._writer = writer
         self._field = field
-        self.names = field.names if names is None else names
+        self.names = names
         self._leased = np.zeros(0, np.int64)
 
     def append(self, rows: np.ndarray, first: int, kinds: np.ndarray) -> None:
@@ -44,13 +43,6 @@ class Frames:
           first: time index of the first new observation.
           kinds: int8 `[>= time, B]`, step types.
         """
-        try:
-            self._append_stacks(rows, first, kinds)
-        except BaseException:
-            rows[first:] = NO_ROW  # some belong to an earlier episode
-            raise
-
-    def _append_stacks(self, rows: np.ndarray, first: int, kinds: np.ndarray) -> None:
         last, width, k = rows.shape
         stacks = self._field.take(slice(first * width, last * width))
         stacks = {name: stacks[name] for name in self.names}

@@ -10,9 +10,8 @@ import tree
 from dm_env import specs as dm_specs
 
 from framework import nest as nests
-from framework.adders.block import NO_EXTRAS, NO_ROW, BlockAdder, PriorityFns
+from framework.adders.block import NO_EXTRAS, BlockAdder, PriorityFns, transitions
 from framework.adders.fields import Field, dtype_of, is_absent, result_dtype
-from framework.adders.frames import Frames
 from framework.config_checks import whole_number
 from framework.specs import path_name
 from framework.types import FIRST, LAST, Nest, OneStep, Transition
@@ -92,8 +91,6 @@ class NStepTransitionAdder(BlockAdder):
         # one step late.
         history = self._n if self._n > 1 else 0
         self._frame_stack = None if frame_stack is None else whole_number("frame_stack", frame_stack, 2)
-        self._releases_rows = frame_stack is None
-        self._checks_steps = frame_stack is not None
         super().__init__(
             client,
             history,
@@ -108,28 +105,22 @@ class NStepTransitionAdder(BlockAdder):
         """Returns the specs of one item, for `replay.Table(signature=...)`."""
         rewards, discounts = broadcast_structures(environment_spec.rewards, environment_spec.discounts)
 
-        def reward_spec(reward: Any, discount: Any) -> dm_specs.Array:
-            shape = np.broadcast_shapes(reward.shape, discount.shape)
-            dtype = np.result_type(result_dtype(reward.dtype), result_dtype(discount.dtype))
-            return dm_specs.Array(shape, dtype, name=reward.name)
+        def summed(spec: Any, *others: Any) -> dm_specs.Array:
+            shape = np.broadcast_shapes(spec.shape, *(other.shape for other in others))
+            dtype = np.result_type(*(result_dtype(each.dtype) for each in (spec, *others)))
+            return dm_specs.Array(shape, dtype, name=spec.name)
 
-        def discount_spec(discount: Any) -> dm_specs.Array:
-            return dm_specs.Array(discount.shape, result_dtype(discount.dtype), name=discount.name)
-
-        extras = () if is_absent(extras_spec) else extras_spec
+        observations, extras = environment_spec.observations, () if is_absent(extras_spec) else extras_spec
         if one_step:
-            reward = tree.map_structure(
-                lambda spec: dm_specs.Array(spec.shape, result_dtype(spec.dtype), name=spec.name),
-                environment_spec.rewards,
-            )
-            discount = tree.map_structure(discount_spec, environment_spec.discounts)
-            extras = OneStep(reward, discount, environment_spec.observations, extras)
+            reward = tree.map_structure(summed, environment_spec.rewards)
+            discount = tree.map_structure(summed, environment_spec.discounts)
+            extras = OneStep(reward, discount, observations, extras)
         return Transition(
-            observation=environment_spec.observations,
+            observation=observations,
             action=environment_spec.actions,
-            reward=tree.map_structure(reward_spec, rewards, discounts),
-            discount=tree.map_structure(discount_spec, discounts),
-            next_observation=environment_spec.observations,
+            reward=tree.map_structure(summed, rewards, discounts),
+            discount=tree.map_structure(summed, discounts),
+            next_observation=observations,
             extras=extras,
         )
 
@@ -144,9 +135,7 @@ class NStepTransitionAdder(BlockAdder):
                     f"frame_stack: got {self._frame_stack} and {name} of shape {array.shape[2:]}, expected "
                     "that many frames along the first axis of each observation."
                 )
-        self._rows = np.full((*self._kinds.shape, self._frame_stack), NO_ROW, np.int64)
-        self._frames = Frames(self._writer, self._observation)
-        self._stream = self._frames.stream
+        self._store_frames(self._observation.names, self._frame_stack)
 
     def add(self, action: Nest, next_timestep: Any, extras: Nest = NO_EXTRAS) -> None:
         if (limit := self._reward_clip) is not None:
@@ -165,37 +154,22 @@ class NStepTransitionAdder(BlockAdder):
             Transition(observation, action, rewards, discounts, observation, present)
         )
 
-    def _check(self, kinds: np.ndarray) -> None:
-        self._frames.check(self._t + 1, kinds == FIRST)
-
-    def _forget(self) -> None:
-        if self._frame_stack is None:
-            super()._forget()
-        else:
-            self._rows[:] = NO_ROW
-            self._frames.release_except(self._rows)
-
     def _emit(self, t: int) -> None:
-        history, width, rows = self._history, self._width, self._rows
+        history, width = self._history, self._width
         # Rows up to `t`: the newest items end at the newest observation.
-        first = history + int(rows[history].flat[-1] >= 0)
-        if self._frame_stack is None:
+        if self._frames is None:
+            stream, rows = self._stream, self._rows
+            first = history + int(rows[history, -1] >= 0)
             columns = self._observation.take(slice(first * width, (t + 1) * width))
-            rows[first : t + 1] = self._writer.append(self._stream, columns).reshape(-1, width)
+            rows[first : t + 1] = self._writer.append(stream, columns).reshape(-1, width)
         else:
-            self._frames.release_except(rows[: history + 1])
-            self._frames.append(rows[: t + 1], first, self._kinds)
+            stream, rows = self._frames.stream, self._frame_rows
+            self._append_frames(t)
         windows = self._returns.windows(self._kinds[: t + 1], history)
         if windows is None:
             return
         start, end, sums = windows
         flat = rows.reshape(-1, *rows.shape[2:])
-        if self._has_lost:
-            lost = rows[: t + 1].reshape((t + 1) * width, -1).min(axis=1) == NO_ROW
-            kept = ~(lost[start] | lost[end] | (lost[start + width] & self._one_step))
-            start, end, sums = start[kept], end[kept], [array[kept] for array in sums]
-            if not len(start):
-                return
         columns = self._action.take(start)
         columns.update(zip(self._returns.names, sums, strict=True))
         observations, num_before_next = [start, end], len(columns)
@@ -215,7 +189,7 @@ class NStepTransitionAdder(BlockAdder):
             return self._pack([leaf for part in parts for leaf in part])
 
         def slices(rows: np.ndarray) -> list[Any]:
-            return [self._writer.slice(self._stream, name, rows) for name in self._observation.names]
+            return [self._writer.slice(stream, name, rows) for name in self._observation.names]
 
         def data() -> Nest:
             taken = [self._observation.take(index).values() for index in observations]
@@ -258,25 +232,21 @@ class Returns:
         paths = [path for path, _ in tree.flatten_with_path(template)]
         self.names = [path_name(field, path) for field in ("reward", "discount") for path in paths]
         self._n = n_step
-        self._rewards: list[np.ndarray] = []
-        self._discounts: list[np.ndarray] = []
-        self._shapes: list[tuple[int, ...]] = []  # of one reward, then of one discount, in the items
-        self._dtypes: list[np.dtype] = []  # of the sums
-        self._g: list[np.generic] = []
-        discount_shapes = []
-        for i in range(len(paths)):
-            r = reward.arrays[i if len(reward.arrays) > 1 else 0]
-            d = discount.arrays[i if len(discount.arrays) > 1 else 0]
-            shape = np.broadcast_shapes(r.shape[2:], d.shape[2:])
-            # Views whose axes after [time, B] line up; rewards have the shape of the sums.
-            self._rewards.append(np.broadcast_to(_with_axes(r, len(shape)), (*r.shape[:2], *shape)))
-            self._discounts.append(_with_axes(d, len(shape)))
-            self._shapes.append(shape)
-            discount_shapes.append(d.shape[2:])
-            self._dtypes.append(np.result_type(r.dtype, d.dtype))
-            # In the dtype of the environment's discount: float32 rewards stay float32.
-            self._g.append(d.dtype.type(g))
-        self._shapes += discount_shapes
+        # A single array goes with each leaf of the other field.
+        given = reward.arrays, discount.arrays
+        pairs = [[arrays[i % len(arrays)] for arrays in given] for i in range(len(paths))]
+        shapes = [np.broadcast_shapes(r.shape[2:], d.shape[2:]) for r, d in pairs]
+        # Views whose axes after [time, B] line up; rewards have the shape of the sums.
+        self._rewards = [
+            np.broadcast_to(_with_axes(r, len(shape)), (*r.shape[:2], *shape))
+            for (r, _), shape in zip(pairs, shapes, strict=True)
+        ]
+        self._discounts = [_with_axes(d, len(shape)) for (_, d), shape in zip(pairs, shapes, strict=True)]
+        # Of one reward, then of one discount, in the items.
+        self._shapes = [*shapes, *(d.shape[2:] for _, d in pairs)]
+        self._dtypes = [np.result_type(r.dtype, d.dtype) for r, d in pairs]  # of the sums
+        # In the dtype of the environment's discount: float32 rewards stay float32.
+        self._g = [d.dtype.type(g) for _, d in pairs]
 
     def windows(
         self, kinds: np.ndarray, history: int
@@ -295,8 +265,7 @@ class Returns:
           `time * B + env`; int64 `[k]`, the row after the last action; and one `[k, ...]` per column,
           discounted sums of rewards, then products of discounts.
         """
-        # Row u is a transition if an action was taken in it: it exists, is not LAST, and no FIRST follows.
-        real = (kinds[:-1] >= FIRST) & (kinds[:-1] < LAST) & (kinds[1:] > FIRST)
+        real = transitions(kinds)
         n, width = self._n, kinds.shape[1]
         # An episode that is cut short is known one row late: when the row after its closing row is FIRST. Its
         # last transition may be the one before the block.

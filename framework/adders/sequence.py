@@ -12,9 +12,8 @@ import tree
 from dm_env import specs as dm_specs
 
 from framework import nest as nests
-from framework.adders.block import NO_ROW, BlockAdder, PriorityFns
+from framework.adders.block import BlockAdder, PriorityFns, transitions
 from framework.adders.fields import is_absent, result_dtype
-from framework.adders.frames import Frames
 from framework.config_checks import whole_number
 from framework.specs import frame_stack, leaves, path_name
 from framework.types import FIRST, LAST, Nest, Step
@@ -70,10 +69,6 @@ class RowAdder(BlockAdder):
     _writes_empty = False
     # Largest number of rows in an item.
     _length: int
-    # The stacked leaves of the observation, whose frames are stored once, in a stream of their own.
-    _frames: Frames | None = None
-    # int64 [time, B, k], like `_rows`: the row of each frame of a stack.
-    _frame_rows: np.ndarray
 
     @classmethod
     def signature(
@@ -93,13 +88,10 @@ class RowAdder(BlockAdder):
           extras_of_first_row: as in the constructor of `SequenceAdder`.
         """
 
-        def array(shape: tuple[int, ...], dtype: Any, name: str | None) -> Any:
-            if sequence_length is None:
-                return OpenArray((None, *shape), np.dtype(dtype), name)
-            return dm_specs.Array((sequence_length, *shape), dtype, name=name)
-
         def with_time(spec: Any, dtype: Any = None) -> Any:
-            return array(spec.shape, dtype or spec.dtype, spec.name)
+            shape, dtype = (sequence_length, *spec.shape), np.dtype(dtype or spec.dtype)
+            kind: Any = OpenArray if sequence_length is None else dm_specs.Array
+            return kind(shape, dtype, name=spec.name)
 
         def floats(spec: Any) -> Any:
             return with_time(spec, result_dtype(spec.dtype))
@@ -112,9 +104,9 @@ class RowAdder(BlockAdder):
             action=tree.map_structure(with_time, environment_spec.actions),
             reward=tree.map_structure(floats, environment_spec.rewards),
             discount=tree.map_structure(floats, environment_spec.discounts),
-            start_of_episode=array((), np.bool_, START),
+            start_of_episode=with_time(dm_specs.Array((), np.bool_, START)),
             extras=() if is_absent(extras_spec) else tree.map_structure_with_path(extra, extras_spec),
-            mask=array((), np.float32, MASK),
+            mask=with_time(dm_specs.Array((), np.float32, MASK)),
         )
 
     def _allocate(self, observation: Nest) -> None:
@@ -132,7 +124,7 @@ class RowAdder(BlockAdder):
         self._pack = nests.unflattener(Step(observation, action, reward, discount, None, present, None))
 
     def _new_rows(self, t: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns what is known of the rows before they are appended; they count even if that fails.
+        """Returns what is known of the rows before they are appended.
 
         Returns:
           Three arrays `[t + 1, B]`: whether this block appends the row, whether the row is a transition, and
@@ -146,7 +138,7 @@ class RowAdder(BlockAdder):
         new[history] &= kinds[history] != LAST
         new[t] = kinds[t] == LAST
         real = np.zeros(kinds.shape, np.bool_)
-        real[:-1] = (kinds[:-1] >= FIRST) & (kinds[:-1] < LAST) & (kinds[1:] > FIRST)
+        real[:-1] = transitions(kinds)
         counts = self._count(t)
         self._origin = t + self._num_shifted + 1 - counts[t]
         return new, real, counts
@@ -204,7 +196,7 @@ class RowAdder(BlockAdder):
         return {**values, START: np.zeros((), np.bool_), MASK: np.zeros((), np.float32)}
 
     def _write(self, last: np.ndarray, envs: np.ndarray, sizes: np.ndarray, real: np.ndarray) -> None:
-        """Writes the items that have a transition, or all of them with `_writes_empty`; none of lost rows.
+        """Writes the items that have a transition, or all of them with `_writes_empty`.
 
         Args:
           last: int64 `[k]`, the time index of each item's last row.
@@ -218,11 +210,6 @@ class RowAdder(BlockAdder):
         index = times * self._width + envs[:, None]
         is_real = real.reshape(-1)[index] & ~padded
         kept = is_real.any(axis=1) | self._writes_empty
-        if self._has_lost:
-            lost = self._rows == NO_ROW
-            if self._frames is not None:
-                lost = lost | (self._frame_rows.min(axis=-1) == NO_ROW)
-            kept &= ~(lost.reshape(-1)[index] & ~padded).any(axis=1)
         if not kept.any():
             return
         index, padded, is_real, sizes = index[kept], padded[kept], is_real[kept], sizes[kept]
@@ -342,7 +329,6 @@ class SequenceAdder(RowAdder):
                     self._stacks[path_name("observation", path)] = k
         if len(set(self._stacks.values())) > 1:
             self._stacks = {}  # rows of different numbers of frames
-        self._checks_steps = bool(self._stacks)
         super().__init__(
             client,
             self._length - 1,
@@ -372,36 +358,10 @@ class SequenceAdder(RowAdder):
     def _allocate(self, observation: Nest) -> None:
         super()._allocate(observation)
         if self._stacks:
-            self._frames = Frames(self._writer, self._observation, self._stacks)
-            shape = (*self._kinds.shape, next(iter(self._stacks.values())))
-            self._frame_rows = np.full(shape, NO_ROW, np.int64)
-
-    def _check(self, kinds: np.ndarray) -> None:
-        assert self._frames is not None
-        self._frames.check(self._t + 1, kinds == FIRST)
-
-    def _forget(self) -> None:
-        super()._forget()
-        if self._frames is not None:
-            self._frame_rows[:] = NO_ROW
-            self._frames.release_except(self._frame_rows)
+            self._store_frames(self._stacks, next(iter(self._stacks.values())))
 
     def _emit(self, t: int) -> None:
-        if self._frames is None:
-            self._emit_rows(t)
-            return
-        history, rows = self._history, self._frame_rows
-        try:
-            # Row `t` is open, but its observation is known.
-            self._frames.append(rows[: t + 1], history + int(rows[history].flat[-1] >= 0), self._kinds)
-            self._emit_rows(t)
-        finally:
-            # As the block does with `_rows`.
-            rows[: history + 1] = rows[t - history : t + 1]
-            rows[history + 1 :] = NO_ROW
-            self._frames.release_except(rows)
-
-    def _emit_rows(self, t: int) -> None:
+        self._append_frames(t)
         length, period = self._length, self._period
         new, real, counts = self._new_rows(t)
         self._append_rows(t, new, real)

@@ -106,14 +106,7 @@ class UnrollAdder(SequenceAdder):
         ends = self._made + 1 == self._unroll_length
         if ends and not self._concurrent:
             self._flush_writer(None)
-        before = self._t + self._num_shifted
-        lost: Exception | None = None
-        try:
-            super()._advance(kind)
-        except Exception as error:
-            if self._t + self._num_shifted == before:
-                raise
-            lost = error  # of a block: the step was taken, and counts
+        super()._advance(kind)
         self._made += 1
         if ends:
             self._made = 0
@@ -124,8 +117,6 @@ class UnrollAdder(SequenceAdder):
             if self._concurrent:
                 # Sends the unroll, and waits for those before it, so that the learner gets new experience.
                 self._writer.flush(keep=self._max_in_flight)
-        if lost is not None:
-            raise lost
 
     def _forget(self) -> None:
         super()._forget()

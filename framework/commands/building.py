@@ -17,8 +17,8 @@ from framework.runs import parts
 from framework.runs.run_config import RunConfig
 from launch import Program
 from launch.engines.base import ENGINES
+from launch.engines.options import make_options
 from launch.errors import frames_of, hide_our_frames, message_of
-from launch.running import make_options
 from launch.texts import printable
 
 

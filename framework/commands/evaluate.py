@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(EvalOptions, arguments, prog="repertory eval")
     check_at_least(options, episodes=1, envs=1, seed=0, max_steps=1)
     policy = load_policy(options.run, options.checkpoint, options.allow)
-    envs, limit = min(options.envs, options.episodes), options.max_steps or policy.config.max_evaluation_steps
+    envs, limit = min(options.envs, options.episodes), options.max_steps or policy.config.evaluation_limit
     interrupts.clean_up_first()
     result = evaluate(policy, options.episodes, envs, options.seed, limit)
     print(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 from typing import Any
 
@@ -46,27 +45,15 @@ class AtariOptions:
 
     def __post_init__(self) -> None:
         config_checks.types(self)
-        for field, valid, expected in (
-            ("sticky_actions", 0 <= self.sticky_actions < 1, "0 <= p < 1"),
-            ("noop_max", self.noop_max >= 0, "at least 0"),
-            ("frame_skip", self.frame_skip >= 1, "at least 1"),
-            ("size", self.size is None or self.size >= 1, "at least 1 or None"),
-            ("stack", self.stack >= 1, "at least 1"),
-            ("max_frames", self.max_frames >= 1, "at least 1"),
-        ):
-            if not valid:
-                raise ValueError(f"AtariOptions.{field}: got {getattr(self, field)!r}, expected {expected}.")
+        config_checks.fraction(self, "sticky_actions")
+        config_checks.at_least(self, 0, "noop_max")
+        config_checks.at_least(self, 1, "frame_skip", "size", "stack", "max_frames")
 
 
 def check_options(options: dict[str, Any]) -> AtariOptions:
     """Returns the options; raises a ValueError that names an unknown one and all known ones."""
     known = [field.name for field in dataclasses.fields(AtariOptions)]
-    unknown = sorted(set(options) - set(known))
-    if unknown:
-        raise ValueError(
-            f"Atari options: got {unknown}, expected fields of AtariOptions: {', '.join(known)}."
-            f"{config_checks.nearest(unknown[0], known)}"
-        )
+    config_checks.names("AtariOptions", options, known)
     return AtariOptions(**options)
 
 
@@ -235,6 +222,6 @@ def _find_rom(game: str, known: list[str]) -> str:
     rom = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", game).lower()
     if rom in known:
         return rom
-    close = difflib.get_close_matches(rom, known, n=3)
-    hint = f"Did you mean {' or '.join(close)}?" if close else f"Known games: {', '.join(sorted(known))}."
-    raise ValueError(f"Atari game: got {game!r}, expected a game of ale-py. {hint}")
+    raise ValueError(
+        f"Atari game: got {game!r}, expected one of {', '.join(known)}.{config_checks.nearest(rom, known)}"
+    )

@@ -21,7 +21,13 @@ class EnvironmentFault(RuntimeError):
 
 
 class UnexpectedReturn(ValueError):
-    """A call returned what breaks the contract. The message begins with `returned`."""
+    """A call returned what breaks the contract: `what` begins with `returned`; `fix` says what to do."""
+
+    def __init__(self, what: str, fix: str):
+        super().__init__(what, fix)
+
+    def __str__(self) -> str:
+        return ". ".join(self.args)
 
 
 def describe(call: str, error: Exception) -> str:
@@ -64,8 +70,6 @@ class BatchedEnvironment(dm_env.Environment):
     num_envs: int = 1
     #: The spec of one env. The four `*_spec` methods return its fields, unless a subclass overrides them.
     spec: specs.EnvironmentSpec
-    #: Whether `step_envs` works.
-    can_step_envs: bool = False
     #: Whether `environments.make` gave it its seed, or None for no seed.
     takes_seed: bool = False
 
@@ -92,11 +96,11 @@ class BatchedEnvironment(dm_env.Environment):
             or the action does not fit `action_spec()`. Reset or close the environment before the next step.
         """
 
-    def step_envs(self, action: Nest, active: np.ndarray) -> dm_env.TimeStep:
-        """Like `step` where `active` (bool[B]) is set; the other envs keep their last values."""
+    def repeat_actions(self, num_repeats: int) -> None:
+        """Makes each later `step` give its actions several times; see `ActionRepeat`."""
         raise NotImplementedError(
-            f"{self.name}: {type(self).__name__} cannot step some envs only, which action repeat needs. "
-            "Make the environment with stepping='inline' or 'processes' and put ActionRepeat innermost."
+            f"{self.name}: {type(self).__name__} cannot repeat actions. Make the environment with "
+            "stepping='inline' or 'processes' and put ActionRepeat innermost."
         )
 
     def seed_episodes(self, seeds: np.ndarray, envs: np.ndarray) -> None:

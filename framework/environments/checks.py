@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import dm_env
 import numpy as np
 import tree
 
 from framework import nest as nests
 from framework import specs
 from framework.environments import suites, testing
-from framework.environments.base import LAST, BatchedEnvironment
+from framework.environments.base import LAST, UnexpectedReturn
 from framework.environments.single import SingleEnv, call_factory, make_env
 from framework.environments.stepping import VectorEnvironment
 from framework.types import Nest
@@ -67,10 +65,10 @@ def check_environment(
     try:
         for _ in range(2):
             built.append(call_factory(source.make_one, seed, source.options))
-        first, second = [_adapt(one, report, seed) for one in built]
+        first, second = [_single(one, seed) for one in built]
         if _check_spec(first.spec, report):
             trace, ended = _play(first, report, num_steps, seed)
-            if not report.violations:
+            if not report:
                 _compare(trace, _play(second, _Report(), num_steps, seed)[0], report)
             if not ended:
                 # Longer, since episodes of a few thousand steps are common.
@@ -94,147 +92,30 @@ def check_environment(
                 getattr(one, "close", lambda: None)()
             except Exception as error:
                 report.add("close()", f"raised {_text(error)}", "release what is there, and raise nothing")
-    return report.violations
+    return list(report.values())
 
 
-class _Report:
+class _Report(dict[tuple[str, str], Violation]):
     """Collects violations, each place once."""
 
-    def __init__(self) -> None:
-        self.violations: list[Violation] = []
-
     def add(self, where: str, what: str, fix: str) -> None:
-        if (where, fix) not in [(violation.where, violation.fix) for violation in self.violations]:
-            self.violations.append(Violation(where, what, fix))
+        self.setdefault((where, fix), Violation(where, what, fix))
 
 
 class _Broken(Exception):
     """The environment is too broken to continue. Its arguments are a `Violation`'s."""
 
 
-class _GymnasiumChecks:
-    """Checks gymnasium's part of the contract, and returns (observation, reward, discount, over)."""
-
-    def __init__(self, environment: Any, report: _Report, seed: int):
-        self._environment, self._report = environment, report
-        self._seed: int | None = seed
-        self.spec = specs.from_spaces(environment.observation_space, environment.action_space)
-        self._starts = specs.discrete_offsets(environment.observation_space)
-        self._action_starts = specs.discrete_offsets(environment.action_space)
-
-    def reset(self) -> Nest:
-        seed, self._seed = self._seed, None
-        try:
-            result = self._environment.reset(seed=seed)
-        except TypeError as error:
-            fix = "define reset(self, *, seed=None, options=None)"
-            raise _Broken("reset()", f"raised {_text(error)}", fix) from error
-        if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
-            fix = "return the pair (observation, info), info a dict"
-            raise _Broken("reset()", f"returned {_describe(result)}", fix)
-        return _shift(result[0], self.spec.observations, self._starts, operator.sub)
-
-    def step(self, action: Nest) -> tuple[Nest, Nest, Nest, bool]:
-        result = self._environment.step(_shift(action, self.spec.actions, self._action_starts, operator.add))
-        if not (isinstance(result, tuple) and len(result) == 5):
-            raise _Broken(
-                "step()",
-                f"returned {_describe(result)}",
-                "return (observation, reward, terminated, truncated, info); the old 'done' is either "
-                "terminated (no value after it) or truncated (a time limit)",
-            )
-        observation, reward, terminated, truncated, info = result
-        for name, flag in (("terminated", terminated), ("truncated", truncated)):
-            if not isinstance(flag, bool | np.bool_):
-                self._report.add(f"step().{name}", f"is {flag!r}, expected a bool", f"return bool({name})")
-        if not isinstance(info, dict):
-            what = f"is {_describe(info)}, expected a dict"
-            self._report.add("step().info", what, "return {} if there is none")
-        observation = _shift(observation, self.spec.observations, self._starts, operator.sub)
-        return observation, reward, 0.0 if terminated else 1.0, bool(terminated or truncated)
-
-
-class _DmEnvChecks:
-    """Checks dm_env's part of the contract."""
-
-    def __init__(self, environment: dm_env.Environment, report: _Report):
-        self._environment = environment
-        self.spec = specs.make_environment_spec(environment)
-        if repr(specs.make_environment_spec(environment)) != repr(self.spec):
-            report.add("specs", "change from call to call", "compute the specs once, in the constructor")
-
-    def reset(self) -> Nest:
-        timestep = self._check("reset()", self._environment.reset())
-        if not timestep.first():
-            what = f"returned step_type {timestep.step_type!r}, expected FIRST"
-            raise _Broken("reset()", what, "return dm_env.restart(observation)")
-        return timestep.observation
-
-    def step(self, action: Nest) -> tuple[Nest, Nest, Nest, bool]:
-        timestep = self._check("step()", self._environment.step(action))
-        if timestep.first():
-            raise _Broken(
-                "step()",
-                "returned FIRST although the previous step was not LAST",
-                "end an episode with dm_env.termination() or truncation(), begin the next one step later",
-            )
-        return timestep.observation, timestep.reward, timestep.discount, timestep.last()
-
-    def _check(self, where: str, timestep: Any) -> dm_env.TimeStep:
-        if not isinstance(timestep, dm_env.TimeStep):
-            fix = "return a dm_env.TimeStep (dm_env.restart, transition)"
-            raise _Broken(where, f"returned {_describe(timestep)}", fix)
-        return timestep
-
-
-class _Other:
-    """Plays what has a `SingleEnv` of its own: PettingZoo's environments, and batches of one env."""
-
-    def __init__(self, environment: SingleEnv):
-        self._environment = environment
-        self.spec = environment.spec
-
-    def reset(self) -> Nest:
-        return self._observed(self._environment.reset())
-
-    def step(self, action: Nest) -> tuple[Nest, Nest, Nest, bool]:
-        shifted = _shift(action, self.spec.actions, self._environment.action_starts, operator.add)
-        observation, reward, discount, step_type = self._environment.step(shifted)
-        return self._observed(observation), reward, discount, step_type == LAST
-
-    def _observed(self, observation: Nest) -> Nest:
-        return _shift(observation, self.spec.observations, self._environment.observation_starts, operator.sub)
-
-
-def _shift(nest: Nest, spec: Nest, starts: Sequence[int], by: Callable[[Any, int], Any]) -> Nest:
-    """Adds or subtracts the first value of each Discrete space."""
-    if not any(starts):
-        return nest
-    values = [specs.pick(nest, path) for path, _ in specs.leaves(spec)]
-    return nests.unflattener(spec)([by(v, start) for v, start in zip(values, starts, strict=True)])
-
-
-def _adapt(environment: Any, report: _Report, seed: int) -> _GymnasiumChecks | _DmEnvChecks | _Other:
+def _single(environment: Any, seed: int) -> SingleEnv:
     import gymnasium  # 0.2 s
 
     try:
-        if isinstance(environment, gymnasium.Env):
-            return _GymnasiumChecks(environment, report, seed)
-        if isinstance(environment, dm_env.Environment) and not isinstance(environment, BatchedEnvironment):
-            return _DmEnvChecks(environment, report)
-    except specs.UnsupportedSpaceError as error:
-        what, fix = str(error).rstrip("."), "use a supported space, or wrap the environment"
-        raise _Broken("spaces", what, fix) from error
-    except AttributeError as error:
-        fix = "set observation_space and action_space (or define the *_spec methods)"
-        raise _Broken("spaces", str(error), fix) from error
-    try:
         if isinstance(environment, gymnasium.vector.VectorEnv):
             environment = VectorEnvironment(type(environment).__name__, environment, seed)
-        return _Other(make_env(environment, seed))
-    except TypeError as error:
-        what = f"is {type(environment).__name__}, neither a gymnasium.Env nor a dm_env.Environment"
-        raise _Broken("type", what, "derive from one of the two") from error
+        return make_env(environment, seed)
+    except (AttributeError, TypeError, specs.UnsupportedSpaceError) as error:
+        fix = "return a gymnasium.Env, dm_env.Environment or pettingzoo.ParallelEnv with supported spaces"
+        raise _Broken("environment", message_of(error).rstrip("."), fix) from error
 
 
 def _check_spec(spec: specs.EnvironmentSpec, report: _Report) -> bool:
@@ -255,18 +136,15 @@ def _check_spec(spec: specs.EnvironmentSpec, report: _Report) -> bool:
 
 
 def _play(
-    environment: _GymnasiumChecks | _DmEnvChecks | _Other,
-    report: _Report,
-    num_steps: int,
-    seed: int,
-    until_end: bool = False,
+    environment: SingleEnv, report: _Report, num_steps: int, seed: int, until_end: bool = False
 ) -> tuple[list[tuple[str, Nest]], bool]:
     """Plays the environment. Returns the results as (call, nest) pairs, and whether an episode has ended.
 
     With `until_end`, it checks and returns no results, and stops at the end of an episode.
     """
-    rng = np.random.default_rng(seed)
-    spec = environment.spec
+    rng, spec = np.random.default_rng(seed), environment.spec
+    # Values of a Discrete space count from its start.
+    first_action, build_action = environment.action_starts, nests.unflattener(spec.actions)
     trace: list[tuple[str, Nest]] = []
     over, call, ended = True, "reset()", False
     try:
@@ -276,7 +154,11 @@ def _play(
                 observation, over = environment.reset(), False
             else:
                 action = _draw_action(spec, observation, rng)
-                observation, reward, discount, over = environment.step(action)
+                if any(first_action):
+                    values = [specs.pick(action, path) for path, _ in specs.leaves(spec.actions)]
+                    action = build_action([v + first for v, first in zip(values, first_action, strict=True)])
+                observation, reward, discount, step_type = environment.step(action)
+                over = step_type == LAST
                 ended = ended or over
                 if until_end:
                     if over:
@@ -286,13 +168,15 @@ def _play(
                 _check_values(report, "step().discount", spec.discounts, discount)
                 # Copies: environments may write into the same arrays again.
                 trace.append((call, tree.map_structure(np.array, reward)))
-            _check_values(report, f"{call}.observation", spec.observations, observation)
+            starts = environment.observation_starts
+            _check_values(report, f"{call}.observation", spec.observations, observation, starts)
             trace.append((call, tree.map_structure(np.array, observation)))
-    except _Broken:
-        raise
+    except UnexpectedReturn as error:
+        raise _Broken(call, *error.args) from error
     except Exception as error:
-        what = f"raised {_text(error)}"
-        raise _Broken(call, what, "run it under a debugger with the same seed") from error
+        takes_no_seed = isinstance(error, TypeError) and over and "'seed'" in str(error)
+        how = "define reset(self, *, seed=None, options=None)" if takes_no_seed else "run it under a debugger"
+        raise _Broken(call, f"raised {_text(error)}", how) from error
     return trace, ended
 
 
@@ -315,8 +199,9 @@ def _draw_action(spec: specs.EnvironmentSpec, observation: Nest, rng: np.random.
     return tree.unflatten_as(spec.actions, leaves)
 
 
-def _check_values(report: _Report, where: str, spec: Nest, value: Nest) -> None:
-    for path, leaf in specs.leaves(spec):
+def _check_values(report: _Report, where: str, spec: Nest, value: Nest, starts: Sequence[int] = ()) -> None:
+    leaves = specs.leaves(spec)
+    for (path, leaf), start in zip(leaves, starts or [0] * len(leaves), strict=True):
         place = specs.path_name(where, path)
         try:
             picked = specs.pick(value, path)
@@ -339,7 +224,7 @@ def _check_values(report: _Report, where: str, spec: Nest, value: Nest) -> None:
         if not np.isfinite(array).all():
             report.add(place, f"is {array!r}", "return finite numbers; end the episode before it diverges")
         elif isinstance(leaf, specs.BoundedArray) and (
-            (array < leaf.minimum).any() or (array > leaf.maximum).any()
+            (array < leaf.minimum + start).any() or (array > leaf.maximum + start).any()
         ):
             what = f"is {array!r}, outside {leaf.minimum} ... {leaf.maximum}"
             report.add(place, what, "clip it, or widen the bounds of the spec")

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import tree
-from gymnasium.vector import AutoresetMode
 
 from framework import specs
 from framework.environments.stepping import VectorEnvironment
@@ -56,7 +55,7 @@ class _Pool:
     """A pool with the attributes of a `gymnasium.vector.VectorEnv`."""
 
     # An env begins its next episode in the step after its last; the action of that step is ignored.
-    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+    metadata = {"autoreset_mode": "NextStep"}
 
     def __init__(self, pool: Any, num_envs: int):
         self._pool, self.num_envs = pool, num_envs

@@ -102,7 +102,7 @@ def _batch(
 
     makes_batches = takes(source.make_one, "num_envs") and "num_envs" not in source.options
     if stepping == "vector" and not makes_batches and source.make_vector is not None:
-        return VectorEnvironment(source.name, source.make_vector(num_envs), seed)
+        return VectorEnvironment(source.name, source.make_vector(num_envs, **source.options), seed)
     seeds = env_seeds(seed, num_envs)
     if makes_batches and stepping == "processes":
         raise ValueError(
@@ -111,10 +111,7 @@ def _batch(
         )
     if stepping == "processes":
         return ProcessEnvironment(source, seeds, num_processes)
-    if makes_batches:
-        first = call_factory(source.make_one, seed, source.options, num_envs)
-    else:
-        first = call_factory(source.make_one, seeds[0], source.options)
+    first = call_factory(source.make_one, seed if makes_batches else seeds[0], source.options, num_envs)
     many = isinstance(first, BatchedEnvironment) and (makes_batches or num_envs == 1 or first.num_envs > 1)
     if many or isinstance(first, gymnasium.vector.VectorEnv):
         if first.num_envs != num_envs:
@@ -146,7 +143,7 @@ def _fast_vector(source: EnvironmentSource, num_envs: int, seed: int | None) -> 
     env.close()
     assert source.make_vector is not None
     try:
-        environment = source.make_vector(num_envs)
+        environment = source.make_vector(num_envs, **source.options)
     except TypeError:
         return None  # it does not know one of the options
     if autoreset_mode(environment) == "NextStep":

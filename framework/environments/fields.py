@@ -12,9 +12,10 @@ import tree
 
 from framework import nest as nests
 from framework import specs
-from framework.environments.base import EnvironmentFault
+from framework.environments.base import FIRST, LAST, EnvironmentFault
 from framework.types import Nest
 
+STEP_TYPE = specs.BoundedArray((), np.int64, FIRST, LAST)
 _MISSING = (KeyError, IndexError, TypeError)
 _LARGEST_INTEGER = 2**24  # Up to this, float32 holds all integers.
 
@@ -259,3 +260,16 @@ class FieldChecker:
         else:
             fix = f"Make the environment agree with its {self._field}_spec(); see check_environment()."
         return EnvironmentFault(f"{where}: {what}. {fix}")
+
+
+def step_checkers(
+    name: str, spec: specs.EnvironmentSpec, num_envs: int, starts: Sequence[int] = (), first_env: int = 0
+) -> dict[str, FieldChecker]:
+    """The checkers of a time step's fields, but for the step type; `starts` are the observations'."""
+    fields = {"observation": spec.observations, "reward": spec.rewards, "discount": spec.discounts}
+    if agents := specs.agents(spec):
+        fields["agents"] = dict.fromkeys(agents, STEP_TYPE)
+    return {
+        field: FieldChecker(name, field, of, num_envs, starts if field == "observation" else (), first_env)
+        for field, of in fields.items()
+    }

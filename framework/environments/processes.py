@@ -95,7 +95,7 @@ class ProcessEnvironment(BatchedEnvironment):
     POSIX only: descriptors are handed to the children.
     """
 
-    can_step_envs = takes_seed = True
+    takes_seed = True
 
     def __init__(
         self,
@@ -188,20 +188,13 @@ class ProcessEnvironment(BatchedEnvironment):
     def step(self, action: Nest) -> dm_env.TimeStep:
         arrays = self._check_action(action)
         self._slot = 1 - self._slot
-        return self._step("step", arrays)
-
-    def step_envs(self, action: Nest, active: np.ndarray) -> dm_env.TimeStep:
-        return self._step(
-            "step_envs", self._check_action(action), [(active[child.rows],) for child in self._children]
-        )
-
-    def _step(
-        self, method: str, action: list[np.ndarray], arguments: Sequence[tuple[Any, ...]] | None = None
-    ) -> dm_env.TimeStep:
-        for column, array in zip(self._actions[self._slot], action, strict=True):
+        for column, array in zip(self._actions[self._slot], arrays, strict=True):
             column[...] = array
-        self._is_rounded = any(self._call(method, arguments))
+        self._is_rounded = any(self._call("step"))
         return self._slots[self._slot][0]
+
+    def repeat_actions(self, num_repeats: int) -> None:
+        self._call("repeat_actions", [(num_repeats,)] * len(self._children))
 
     def seed_episodes(self, seeds: np.ndarray, envs: np.ndarray) -> None:
         self._call("seed_episodes", [(seeds[child.rows], envs[child.rows]) for child in self._children])
@@ -224,8 +217,7 @@ class ProcessEnvironment(BatchedEnvironment):
         """Calls `method` of the children's environments, with the arguments of each; returns the results."""
         children = children or self._children
         messages = [(method, self._slot, one) for one in arguments or [()] * len(children)]
-        call = "step()" if method == "step_envs" else f"{method}()"
-        return self._ask(call, messages, self._timeouts[1], children)
+        return self._ask(f"{method}()", messages, self._timeouts[1], children)
 
     def _ask(
         self, call: str, messages: Sequence[Any], timeout: float | None, children: Sequence[_Child] = ()
@@ -371,8 +363,8 @@ def _serve(connection: Connection, memory: int) -> None:
         while True:
             method, slot, arguments = connection.recv()
             try:
-                if method in ("step", "step_envs"):
-                    arguments = (slots[slot][1], *arguments)
+                if method == "step":
+                    arguments = (slots[slot][1],)
                 if method == "pickle":
                     result: Any = dumps(environment)
                 else:

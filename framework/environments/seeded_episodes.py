@@ -31,7 +31,6 @@ class SeededEpisodes(EnvironmentWrapper):
 
     def __init__(self, environment: BatchedEnvironment, first: int = EVALUATION_SEED):
         super().__init__(environment)
-        self.can_step_envs = environment.can_step_envs
         self.first, self.is_seeded = first, True
         self.start_over()
         try:
@@ -50,23 +49,20 @@ class SeededEpisodes(EnvironmentWrapper):
         return timestep
 
     def step(self, action: Nest) -> dm_env.TimeStep:
-        return self._follow(self._environment.step(action), True)
-
-    def step_envs(self, action: Nest, active: np.ndarray) -> dm_env.TimeStep:
-        return self._follow(self._environment.step_envs(action, active), active)
-
-    def end_episodes(self, envs: np.ndarray) -> None:
-        self._environment.end_episodes(envs)
-        self._seed(envs)
-
-    def _follow(self, timestep: dm_env.TimeStep, stepped: np.ndarray | bool) -> dm_env.TimeStep:
-        """Counts the episodes that began, and seeds those that begin at the next step."""
-        begun, over = (stepped & (timestep.step_type == kind) for kind in (FIRST, LAST))
+        timestep = self._environment.step(action)
+        begun, over = (timestep.step_type == kind for kind in (FIRST, LAST))
         if np.count_nonzero(begun):
             self._next[begun] += self.num_envs
         if np.count_nonzero(over):
             self._seed(over)
         return timestep
+
+    def repeat_actions(self, num_repeats: int) -> None:
+        self._environment.repeat_actions(num_repeats)
+
+    def end_episodes(self, envs: np.ndarray) -> None:
+        self._environment.end_episodes(envs)
+        self._seed(envs)
 
     def _seed(self, envs: np.ndarray) -> None:
         if self.is_seeded:

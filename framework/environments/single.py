@@ -87,8 +87,8 @@ def reset_parts(result: Any) -> Nest:
     if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping | type(None)):
         return result[0]
     raise UnexpectedReturn(
-        f"returned {_outline(result)}, expected the pair (observation, info), info a dict. Environments of "
-        "the old gym package return the observation only; return `observation, {}`"
+        f"returned {_outline(result)}, expected the pair (observation, info), info a dict",
+        "Environments of the old gym package return the observation only; return `observation, {}`",
     )
 
 
@@ -97,8 +97,8 @@ def step_parts(result: Any) -> tuple[Any, Any, Any, Any, Any]:
     if isinstance(result, tuple | list) and len(result) == 5:
         return tuple(result)
     raise UnexpectedReturn(
-        f"returned {_outline(result)}, expected (observation, reward, terminated, truncated, info). The "
-        "`done` of the old gym package is terminated (no value after it) or truncated (a time limit)"
+        f"returned {_outline(result)}, expected (observation, reward, terminated, truncated, info)",
+        "The `done` of the old gym package is terminated (no value after it) or truncated (a time limit)",
     )
 
 
@@ -114,7 +114,7 @@ def as_flag(name: str, value: Any) -> bool:
         return bool(value)
     array = np.asarray(value)
     if array.size != 1 or array.dtype.kind not in "iubf" or array.item() not in (0, 1):
-        raise UnexpectedReturn(f"returned {name} {value!r:.80}, expected a bool")
+        raise UnexpectedReturn(f"returned {name} {value!r:.80}, expected a bool", "Return True or False")
     return bool(array.item())
 
 
@@ -165,7 +165,8 @@ class PettingZooAdapter(SingleEnv):
         self.agents = {**dict.fromkeys(self._absent, FIRST), **types}
         if missing := [name for name in playing if name not in observations and not failed[name]]:
             raise UnexpectedReturn(
-                f"returned no observation of {', '.join(missing)}, expected one of each agent that plays"
+                f"returned no observation of {', '.join(missing)}, expected one of each agent that plays",
+                "Return observations of all of them",
             )
         return (
             # Agents that begin have one, too.
@@ -205,17 +206,19 @@ class DmEnvAdapter(SingleEnv):
     def reset(self) -> Nest:
         timestep = self._environment.reset()
         if not timestep.first():
-            raise UnexpectedReturn(f"returned step_type {timestep.step_type!r}, expected FIRST")
+            found = f"returned step_type {timestep.step_type!r}, expected FIRST"
+            raise UnexpectedReturn(found, "Return dm_env.restart(observation)")
         return timestep.observation
 
     def step(self, action: Nest) -> tuple[Nest, Any, Any, int]:
         step_type, reward, discount, observation = self._environment.step(action)
         if step_type == FIRST:
             raise UnexpectedReturn(
-                "returned FIRST although the previous step was not LAST. End the episode with LAST"
+                "returned FIRST although the previous step was not LAST", "End the episode with LAST"
             )
         if step_type not in (MID, LAST):
-            raise UnexpectedReturn(f"returned step_type {step_type!r}, expected MID or LAST")
+            found = f"returned step_type {step_type!r}, expected MID or LAST"
+            raise UnexpectedReturn(found, "Return a dm_env.TimeStep")
         return observation, reward, discount, int(step_type)
 
     def render(self) -> Any:

@@ -20,7 +20,7 @@ from framework.environments.base import (
     UnexpectedReturn,
     describe,
 )
-from framework.environments.fields import FieldChecker
+from framework.environments.fields import FieldChecker, step_checkers
 from framework.environments.single import SingleEnv, as_flag, env_seeds, reset_parts, step_parts
 from framework.foreign import close
 from framework.types import MultiAgentTimeStep, Nest
@@ -29,14 +29,9 @@ _FLAGS = ("terminated", "truncated")
 
 
 class InlineEnvironment(BatchedEnvironment):
-    """Steps each env in turn.
+    """Steps each env in turn."""
 
-    Attributes:
-      columns: the `observation`, `reward` and `discount` of the last time step, and with several agents their
-        step types (`agents`): one array per leaf.
-    """
-
-    can_step_envs = takes_seed = True
+    takes_seed = True
 
     def __init__(self, name: str, make_envs: Sequence[Callable[[], SingleEnv]], *, first_env: int = 0):
         """Builds the envs.
@@ -64,19 +59,9 @@ class InlineEnvironment(BatchedEnvironment):
         first, num_envs = self._envs[0], self.num_envs
         self.spec = spec = first.spec
         self._check_action = FieldChecker(name, "action", spec.actions, num_envs, first.action_starts)
-        self._checks = {
-            "observation": FieldChecker(
-                name, "observation", spec.observations, num_envs, first.observation_starts, first_env
-            ),
-            "reward": FieldChecker(name, "reward", spec.rewards, num_envs, (), first_env),
-            "discount": FieldChecker(name, "discount", spec.discounts, num_envs, (), first_env),
-        }
+        self._checks = step_checkers(name, spec, num_envs, first.observation_starts, first_env)
         self._check_mask = MaskChecker(name, spec, first_env)
-        agents = specs.agents(spec)
-        self._time_step = MultiAgentTimeStep if agents else dm_env.TimeStep
-        if agents:
-            types = dict.fromkeys(agents, specs.BoundedArray((), np.int64, FIRST, LAST))
-            self._checks["agents"] = FieldChecker(name, "agents", types, num_envs, (), first_env)
+        self._time_step = MultiAgentTimeStep if "agents" in self._checks else dm_env.TimeStep
         # Discrete actions of int64 are given as Python's ints, all others as arrays of their spec's dtype.
         self._discrete = [leaf.shape == () and leaf.dtype == np.int64 for leaf in tree.flatten(spec.actions)]
         self._single_action = not tree.is_nested(spec.actions)
@@ -84,22 +69,21 @@ class InlineEnvironment(BatchedEnvironment):
         self._first_reward = specs.zeros(spec.rewards)
         self._first_discount = tree.map_structure(np.ones_like, specs.zeros(spec.discounts))
         self._step_types = [LAST] * num_envs  # LAST: the next step starts an episode
-        self.columns: dict[str, list[np.ndarray]] = {}
-        self._exact: list[np.ndarray] | None = None
+        self._num_repeats, self._has_mask = 1, specs.has_action_mask(spec)
 
     @property
     def exact_rewards(self) -> list[np.ndarray] | None:
-        return self._exact
+        return self._checks["reward"].exact
 
     def reset(self) -> dm_env.TimeStep:
         self._step_types = [LAST] * self.num_envs
-        return self._advance([None] * self.num_envs, range(self.num_envs))
+        return self._advance([None] * self.num_envs, None)
 
     def step(self, action: Nest) -> dm_env.TimeStep:
-        return self._advance(self._split(action), range(self.num_envs))
+        return self._advance(self._split(action), action)
 
-    def step_envs(self, action: Nest, active: np.ndarray) -> dm_env.TimeStep:
-        return self._advance(self._split(action), np.nonzero(active)[0].tolist())
+    def repeat_actions(self, num_repeats: int) -> None:
+        self._num_repeats = num_repeats
 
     def seed_episodes(self, seeds: np.ndarray, envs: np.ndarray) -> None:
         for env, seeder in enumerate(env.seeder() for env in self._envs):
@@ -122,49 +106,63 @@ class InlineEnvironment(BatchedEnvironment):
             return per_leaf[0]
         return [self._check_action.build([leaf[env] for leaf in per_leaf]) for env in range(self.num_envs)]
 
-    def _advance(self, actions: Sequence[Nest], envs: Sequence[int]) -> dm_env.TimeStep:
-        """Steps or resets `envs`; the others keep their last values."""
-        step_types = self._step_types
+    def _advance(self, actions: Sequence[Nest], batch: Nest) -> dm_env.TimeStep:
+        """Steps or resets the envs; `actions` are those of `batch`, one by one."""
+        step_types, envs = self._step_types, range(self.num_envs)
         observations: list[Nest] = []
-        rewards: list[Nest] = [self._first_reward] * len(envs)
-        discounts: list[Nest] = [self._first_discount] * len(envs)
-        for index, env in enumerate(envs):
-            environment = self._envs[env]
-            try:
-                if step_types[env] == LAST:
-                    observation = environment.reset()
-                    step_types[env] = FIRST
-                else:
-                    observation, rewards[index], discounts[index], step_types[env] = environment.step(
-                        actions[env]
-                    )
-            except Exception as error:
-                call = "reset()" if step_types[env] == LAST else f"step({actions[env]!r})"
-                where = f"{self.name}, env {self._first_env + env}"
-                raise EnvironmentFault(f"{where}: {describe(call, error)}") from error
+        rewards: list[Nest] = [self._first_reward] * self.num_envs
+        discounts: list[Nest] = [self._first_discount] * self.num_envs
+        for env, environment in enumerate(self._envs):
+            if step_types[env] == LAST:
+                observation, step_types[env] = self._call(env, environment.reset), FIRST
+            else:
+                result = self._call(env, environment.step, actions[env])
+                if self._num_repeats > 1:
+                    result = self._repeat(env, actions[env], batch, result)
+                observation, rewards[env], discounts[env], step_types[env] = result
             observations.append(observation)
         values = {"observation": observations, "reward": rewards, "discount": discounts}
         if "agents" in self._checks:
             types = [(step_types[env], self._envs[env].agents) for env in envs]
             values["agents"] = [of or dict.fromkeys(self.spec.actions, step_type) for step_type, of in types]
-        columns = {field: check.gather(values[field], envs) for field, check in self._checks.items() if envs}
-        self._exact = self._checks["reward"].exact
-        if len(envs) < self.num_envs:
-            for field, arrays in columns.items():
-                for index, array in enumerate(arrays):
-                    arrays[index] = self.columns[field][index].copy()
-                    arrays[index][envs] = array
-            if self._exact is not None and columns:
-                part, self._exact = self._exact, [array.astype(np.float64) for array in columns["reward"]]
-                for array, exact in zip(self._exact, part, strict=True):
-                    array[envs] = exact
-        self.columns = columns or self.columns
-        timestep = self._time_step(
-            step_type=np.array(step_types, np.int64),
-            **{field: check.build(self.columns[field]) for field, check in self._checks.items()},
-        )
+        fields = {
+            field: check.build(check.gather(values[field], envs)) for field, check in self._checks.items()
+        }
+        timestep = self._time_step(step_type=np.array(step_types, np.int64), **fields)
         self._check_mask(timestep.step_type, timestep.observation)
         return timestep
+
+    def _call(self, env: int, method: Callable[..., Any], *action: Nest) -> Any:
+        try:
+            return method(*action)
+        except Exception as error:
+            call = f"{method.__name__}({', '.join(map(repr, action))})"
+            where = f"{self.name}, env {self._first_env + env}"
+            raise EnvironmentFault(f"{where}: {describe(call, error)}") from error
+
+    def _repeat(self, env: int, action: Nest, batch: Nest, result: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Gives an action again after the first `result`, see `ActionRepeat`; returns all steps' result."""
+        mine = tree.map_structure(lambda leaf: np.asarray(leaf)[env : env + 1], batch)
+        observation, reward, discount, step_type = result
+        reward, discount = self._numbers(env, reward, discount)
+        for _ in range(self._num_repeats - 1):
+            if step_type != MID:
+                break
+            if self._has_mask:
+                one = tree.map_structure(lambda leaf: np.asarray(leaf)[None], observation)
+                if not specs.legal(self.spec, one, mine).all():
+                    break
+            observation, more, factor, step_type = self._call(env, self._envs[env].step, action)
+            more, factor = self._numbers(env, more, factor)
+            reward, discount = reward + discount * more, discount * factor
+        return observation, reward, discount, step_type
+
+    def _numbers(self, env: int, reward: Any, discount: Any) -> tuple[float, float]:
+        """A reward and a discount, checked; the reward is not rounded."""
+        check = self._checks["reward"]
+        (given,) = check.gather([reward], [env])
+        (factor,) = self._checks["discount"].gather([discount], [env])
+        return float((check.exact or [given])[0][0]), float(factor[0])
 
     def render(self, env: int = 0) -> np.ndarray:
         picture = self._envs[env].render()
@@ -219,10 +217,7 @@ class VectorEnvironment(BatchedEnvironment):
         self._check_action = FieldChecker(
             name, "action", self.spec.actions, self.num_envs, starts(action_space)
         )
-        self._check_observation = FieldChecker(
-            name, "observation", self.spec.observations, self.num_envs, starts(space)
-        )
-        self._check_reward = FieldChecker(name, "reward", self.spec.rewards, self.num_envs)
+        self._checks = step_checkers(name, self.spec, self.num_envs, starts(space))
         self._check_mask = MaskChecker(name, self.spec)
         self._over: np.ndarray | None = None  # bool[B]: envs whose last step was LAST; None before a reset
 
@@ -272,7 +267,7 @@ class VectorEnvironment(BatchedEnvironment):
         except Exception as error:
             raise EnvironmentFault(f"{self.name}: {describe('step()', error)}") from error
         observation = self._take(observation)
-        reward = self._check_reward(reward)[0].copy()
+        reward = self._checks["reward"](reward)[0].copy()
         over = terminated | truncated
         step_type = np.where(over, LAST, MID)
         discount = 1.0 - terminated.astype(np.float32)
@@ -287,20 +282,22 @@ class VectorEnvironment(BatchedEnvironment):
 
     @property
     def exact_rewards(self) -> list[np.ndarray] | None:
-        return self._check_reward.exact
+        return self._checks["reward"].exact
 
     def _flags(self, name: str, value: Any) -> np.ndarray:
         """One flag of each env, bool`[B]`."""
         flags = np.asarray(value)
         if flags.shape != (self.num_envs,):
-            raise UnexpectedReturn(f"returned {name} of shape {flags.shape}, expected ({self.num_envs},)")
+            found = f"returned {name} of shape {flags.shape}, expected ({self.num_envs},)"
+            raise UnexpectedReturn(found, "Return one for each env")
         if flags.dtype != np.bool_:
             flags = np.array([as_flag(f"{name} of env {env}", flag) for env, flag in enumerate(flags)])
         return flags
 
     def _take(self, observation: Nest) -> Nest:
         """Copies, since the environment may write into the same arrays again."""
-        return self._check_observation.build([leaf.copy() for leaf in self._check_observation(observation)])
+        check = self._checks["observation"]
+        return check.build([leaf.copy() for leaf in check(observation)])
 
     def render(self, env: int = 0) -> np.ndarray:
         pictures = self._environment.render()

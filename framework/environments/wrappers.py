@@ -21,7 +21,8 @@ import numpy as np
 import tree
 
 from framework import specs
-from framework.environments.base import FIRST, LAST, MID, BatchedEnvironment, EnvironmentFault, unrounded
+from framework.config_checks import whole_number
+from framework.environments.base import FIRST, LAST, MID, BatchedEnvironment, EnvironmentFault
 from framework.foreign import copies
 from framework.types import MultiAgentTimeStep, Nest
 
@@ -32,7 +33,7 @@ class EnvironmentWrapper(BatchedEnvironment):
     A subclass changes specs by `self.spec = self.spec._replace(...)` in its constructor.
     """
 
-    #: Whether the wrapper needs an environment that can step, or end the episodes of, some envs only.
+    #: Whether the wrapper treats envs apart, which an environment that computes all together cannot.
     needs_envs = False
 
     def __init__(self, environment: BatchedEnvironment):
@@ -88,42 +89,15 @@ class ActionRepeat(EnvironmentWrapper):
 
     def __init__(self, environment: BatchedEnvironment, num_repeats: int):
         super().__init__(environment)
-        if num_repeats < 1:
-            raise ValueError(f"num_repeats: got {num_repeats}, expected at least 1.")
-        if not environment.can_step_envs:
-            environment.step_envs(None, np.zeros(0, bool))  # raises, and says what to do
+        num_repeats = whole_number("num_repeats", num_repeats, 1)
         for field, spec in (("reward", environment.reward_spec()), ("discount", environment.discount_spec())):
             if tree.is_nested(spec) or spec.shape != ():
                 raise ValueError(
                     f"{self.name}: {field}: got the spec {spec}, expected a scalar for ActionRepeat."
                 )
-        self._num_repeats = num_repeats
-        self._exact: list[np.ndarray] | None = None
-        self._has_mask = specs.has_action_mask(self.spec)
+        environment.repeat_actions(num_repeats)
         if num_repeats > 1:  # stacks of frames move by more than one frame a step here
             self.spec = self.spec._replace(observations=specs.unstacked(self.spec.observations))
-
-    def step(self, action: Nest) -> dm_env.TimeStep:
-        timestep = self._environment.step(action)
-        # Copies, since the inner steps that follow write into the same arrays. Sums are in float64.
-        reward = unrounded(self._environment, timestep)[0].astype(np.float64)
-        discount = timestep.discount.copy()
-        active = timestep.step_type == MID
-        for _ in range(self._num_repeats - 1):
-            if self._has_mask:
-                active &= specs.legal(self.spec, timestep.observation, action)
-            if not active.any():
-                break
-            timestep = self._environment.step_envs(action, active)
-            reward[active] += discount[active] * unrounded(self._environment, timestep)[0][active]
-            discount[active] *= timestep.discount[active]
-            active &= timestep.step_type == MID
-        self._exact = [reward]
-        return timestep._replace(reward=reward.astype(np.float32), discount=discount)
-
-    @property
-    def exact_rewards(self) -> list[np.ndarray] | None:
-        return self._exact
 
 
 class StepLimit(EnvironmentWrapper):
@@ -133,10 +107,8 @@ class StepLimit(EnvironmentWrapper):
 
     def __init__(self, environment: BatchedEnvironment, limit: int):
         super().__init__(environment)
-        if limit < 1:
-            raise ValueError(f"limit: got {limit}, expected at least 1 step.")
+        self._limit = whole_number("limit", limit, 1)
         environment.end_episodes(np.zeros(self.num_envs, bool))  # raises if the environment cannot
-        self._limit = limit
         self._lengths = np.zeros(environment.num_envs, np.int64)
 
     def reset(self) -> dm_env.TimeStep:
@@ -246,8 +218,7 @@ class FrameStack(_ObservationWrapper):
 
     def __init__(self, environment: BatchedEnvironment, num_frames: int):
         super().__init__(environment)
-        if num_frames < 1:
-            raise ValueError(f"num_frames: got {num_frames}, expected at least 1.")
+        num_frames = whole_number("num_frames", num_frames, 1)
         inner = self.spec.observations
         stacked = tree.map_structure_with_path(
             lambda path, leaf: leaf if specs.ACTION_MASK in path else _stacked_spec(leaf, num_frames), inner

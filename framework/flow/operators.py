@@ -280,6 +280,9 @@ def _take_turns(turns: collections.deque[Flow], skip: bool) -> Flow:
                     raise
                 turns.rotate(-1)
                 continue
+            except Exception:
+                turns.rotate(-1)  # The error was this flow's turn.
+                raise
             turns.rotate(-1)
             return item
         raise StopIteration

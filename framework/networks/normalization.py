@@ -128,11 +128,18 @@ class RewardScale(nn.Module):
           gamma: the discount.
           total: sums a tensor over several learners.
           before: `[N]`, the running returns before the first rows. None: those after the last update, whose
-            rows were of the same envs in the same order; 0 at first.
+            rows must be of the same envs in the same order; 0 at first.
+
+        Raises:
+          ValueError: There is no `before`, and the last update had the rows of another number of envs.
         """
         if before is None:
-            same = self._newest is not None and len(self._newest) == len(rewards)
-            before = self._newest if same else torch.zeros_like(rewards[:, 0])
+            before = torch.zeros_like(rewards[:, 0]) if self._newest is None else self._newest.to(rewards)
+        if len(before) != len(rewards):
+            raise ValueError(
+                f"before: got the running returns of {len(before)} envs, expected {len(rewards)} as of "
+                "rewards. Give `before` if the envs differ from update to update."
+            )
         so_far: Any = before
         returns = []
         # Rows that do not count may hold NaN, and 0 times NaN is NaN.

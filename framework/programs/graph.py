@@ -11,8 +11,8 @@ import launch
 from framework import config_checks, core, flow
 from framework.devices import check_before_start
 from framework.loggers import Logger
-from framework.plans.plan_agent import PlanAgent
 from framework.plans.plan_worker import PlanWorker
+from framework.plans.rollout_worker import RolloutWorker
 from framework.programs.groups import connect_one, connect_shards, member, nearest
 from framework.programs.snapshot import Snapshot
 from framework.runs.callbacks import Callback
@@ -224,9 +224,10 @@ class ProgramGraph(core.Graph):
         self, replay: launch.Handle | None = None, *, agent: core.Agent | None = None
     ) -> launch.Handle:
         setup = self._setup_of(agent)
-        if not isinstance(setup.agent, PlanAgent):
-            raise TypeError(f"add_plan: got {type(setup.agent).__name__}, expected a PlanAgent.")
+        if type(setup.agent).plan is core.Agent.plan:
+            raise TypeError(f"add_plan: got {type(setup.agent).__name__}, expected an agent with a plan.")
         expected = {
+            "num_learners": 1,
             "inference": "local",
             "variable_sources": 0,
             "min_actors": None,
@@ -250,7 +251,7 @@ class ProgramGraph(core.Graph):
         workers = []
         for index in range(self.config.num_actors):
             worker = flow.worker_node(
-                setup.agent.worker_class,
+                setup.agent.worker_class or RolloutWorker,
                 of_workers,
                 index=index,
                 seed=self._seed_of(f"actor-{index}"),

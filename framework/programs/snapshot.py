@@ -45,7 +45,7 @@ from framework.workers.evaluator import Evaluator
 from framework.workers.learner_worker import LearnerNode
 from framework.workers.worker import keep_freed_memory, prepare_process
 from launch import context
-from launch.engines.in_process import LocalRecord, LocalRuntime
+from launch.engines.in_process import LocalInstance, LocalRuntime
 from launch.program import ProgramState
 from launch.rpc.sockets import read_secret
 
@@ -205,8 +205,8 @@ class _Pickler(ObjectPickler):
             return socket.socket, (obj.family, obj.type)  # Nothing waits at its other end.
         if kind is LocalRuntime:
             return context.current_runtime, ()
-        if kind is LocalRecord:
-            return _place, (obj.label,)
+        if kind is LocalInstance:
+            return _instance, (obj.label,)
         if kind is RunConfig:
             return _config, ()
         if isinstance(obj, Path) and obj.is_relative_to(_directory()):  # The folder may be moved.
@@ -220,10 +220,10 @@ class _Pickler(ObjectPickler):
         return super().reducer_override(obj)
 
 
-def _place(label: str) -> LocalRecord:
+def _instance(label: str) -> LocalInstance:
     runtime = context.current_runtime()
     assert isinstance(runtime, LocalRuntime)
-    return next(place for place in runtime.places.values() if place.label == label)
+    return next(instance for instance in runtime.instances.values() if instance.label == label)
 
 
 def _config() -> RunConfig:

@@ -47,18 +47,8 @@ from framework.replay.types import TableInfo as TableInfo
 from framework.replay.types import TensorSpec as TensorSpec
 
 # Reverb's names of modules, which programs also import: `from reverb.rate_limiters import MinSize`.
-item_selectors = selectors
-structured_writer = structured
-for _name in (
-    *(
-        "item_selectors",
-        "pybind",
-        "rate_limiters",
-        "replay_sample",
-        "reverb_types",
-        "selectors",
-        "structured",
-    ),
-    *("structured_writer", "trajectory_writer"),
-):
-    _sys.modules[f"{__name__}.{_name}"] = globals()[_name]
+item_selectors, structured_writer = selectors, structured
+for _module in (pybind, rate_limiters, replay_sample, reverb_types, selectors, structured, trajectory_writer):
+    _sys.modules[f"{__name__}.{_module.__name__.rpartition('.')[2]}"] = _module
+_sys.modules[f"{__name__}.item_selectors"] = item_selectors
+_sys.modules[f"{__name__}.structured_writer"] = structured_writer

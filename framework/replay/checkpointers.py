@@ -16,7 +16,6 @@ import abc
 import contextlib
 import functools
 import logging
-import math
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -32,6 +31,7 @@ from framework.replay.tables.items import SavedPart
 from framework.replay.tables.table import Table
 
 _LOG = logging.getLogger(__name__)
+_DIFFERENT = "table %r, %s: the checkpoint has %s, the constructor %s; the constructor's is used"
 _BLOCK = 16 << 20  # bytes in one write
 
 
@@ -56,8 +56,6 @@ class DefaultCheckpointer(CheckpointerBase):
       fallback_checkpoint_path: a checkpoint to restore if `path` holds none.
       keep: number of checkpoints to keep; older ones of this checkpointer are deleted after a newer one is
         complete.
-      restore_config: which sampler, remover, sizes and limiter a restored table gets if they differ: those
-        of the `"constructor"` or of the `"checkpoint"` (as in Reverb). The difference is logged.
       use_previous: whether to restore the previous checkpoint, with a warning, if the newest is damaged. If
         False, a damaged one raises `CheckpointError`.
     """
@@ -68,16 +66,10 @@ class DefaultCheckpointer(CheckpointerBase):
         group: str = "",
         fallback_checkpoint_path: str | os.PathLike[str] | None = None,
         keep: int = 1,
-        restore_config: str = "constructor",
         use_previous: bool = False,
     ):
-        if restore_config not in ("constructor", "checkpoint"):
-            raise ValueError(
-                f"restore_config: got {restore_config!r}, expected 'constructor' or 'checkpoint'."
-            )
         self.path = os.path.join(os.fspath(path), group)
         self.fallback_checkpoint_path = fallback_checkpoint_path
-        self.restore_config = restore_config
         self.use_previous = use_previous
         self._checkpointer = Checkpointer(self.path, keep)
 
@@ -134,18 +126,15 @@ class DefaultCheckpointer(CheckpointerBase):
             for name, meta in saved.items():
                 with np.load(path / meta["file"]) as file:
                     arrays = dict(file)
-                self._log_differences(name, meta["config"], tables[name].config())
-                tables[name].restore(meta, arrays, leased, self.restore_config == "checkpoint")
+                own = tables[name].config()
+                for option, value in meta["config"].items():
+                    if own[option] != value:
+                        _LOG.warning(_DIFFERENT, name, option, value, own[option])
+                tables[name].restore(meta, arrays, leased)
         finally:
             for name, rows in leased.items():
                 store.streams[name].release(rows)
         return os.fspath(path)
-
-    def _log_differences(self, table: str, saved: dict[str, Any], own: dict[str, Any]) -> None:
-        text = "table %r, %s: the checkpoint has %s, the constructor %s; the %s's is used"
-        for name, value in saved.items():
-            if own[name] != value:
-                _LOG.warning(text, table, name, value, own[name], self.restore_config)
 
 
 class TempDirCheckpointer(DefaultCheckpointer):
@@ -155,9 +144,7 @@ class TempDirCheckpointer(DefaultCheckpointer):
         super().__init__(tempfile.mkdtemp(prefix="repertory-replay-"))
 
 
-def default_checkpointer() -> CheckpointerBase:
-    """Returns a `TempDirCheckpointer`."""
-    return TempDirCheckpointer()
+default_checkpointer = TempDirCheckpointer
 
 
 # Writing.
@@ -206,7 +193,7 @@ def _files(saved: _Saved, rows: dict[str, _PinnedRows]) -> tuple[dict[str, Part]
     for at, (name, used) in enumerate(sorted(rows.items())):
         columns: dict[str, list[Any]] = {}
         # The widest column is the last, because its rows are released while it is written.
-        widths = {column: _row_bytes(array) for column, array in sorted(used.stream.columns.items())}
+        widths = {column: array[:1].nbytes for column, array in sorted(used.stream.columns.items())}
         for which, column in enumerate(sorted(widths, key=widths.__getitem__)):
             array, file = used.stream.columns[column], f"stream-{at}-{which}"
             columns[column] = [file, array.dtype.str, list(array.shape[1:])]
@@ -224,12 +211,8 @@ def _blocks(column: np.ndarray, used: _PinnedRows, releases: bool) -> Iterator[n
             used.release(min(begin + step, len(used.rows)))
 
 
-def _row_bytes(column: np.ndarray) -> int:
-    return math.prod(column.shape[1:]) * column.itemsize
-
-
 def _block_rows(column: np.ndarray) -> int:
-    return max(1, _BLOCK // max(1, _row_bytes(column)))
+    return max(1, _BLOCK // max(1, column[:1].nbytes))
 
 
 # Reading.

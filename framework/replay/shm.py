@@ -89,7 +89,7 @@ class SharedMemory(Allocator):
         self._paths: dict[tuple[str, str], str] = {}
         self._numbers = itertools.count()
         self.directory = tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=root)  # mode 0700
-        owner = sockets.lock_directory(self.directory)
+        owner = sockets.share_directory(self.directory)
         self.secret = secrets.token_bytes(SECRET_BYTES)
         descriptor = os.open(os.path.join(self.directory, PROOF), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(descriptor, "wb") as file:
@@ -219,9 +219,7 @@ class MappedStore:
             columns, mapped = found.columns, found.paths
             if mapped.get(column) != path:  # a new one of that name
                 if os.path.dirname(path) != self.directory:
-                    raise ValueError(
-                        f"column {column!r}: got {path!r}, expected a file in {self.directory!r}"
-                    )
+                    raise ValueError(f"column {column!r}: got {path!r}, expected one in {self.directory!r}")
                 if any(type(size) is not int or size < 0 for size in shape):
                     raise ValueError(f"column {column!r}: got shape {shape}, expected sizes from 0 on")
                 array = attach(path, shape, wire.parse_dtype(dtype, f"column {column!r}"))
@@ -268,9 +266,7 @@ def _opened(path: str, flags: int) -> Iterator[int]:
                         path,
                     )
             if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
-                raise PermissionError(
-                    errno.EPERM, "got no regular file with one name, expected a column", path
-                )
+                raise PermissionError(errno.EPERM, "got no regular file with one name, expected one", path)
             yield descriptor
         finally:
             os.close(descriptor)

@@ -167,9 +167,7 @@ def _unpack_array(
     kind, shape, where = msgpack.unpackb(data)
     buffer = where if isinstance(where, bytes) else frames[where]
     if code != _ARRAY or buffer is frames[0]:
-        raise ValueError(
-            f"got an array in extension {code}, expected a frame of its own in extension {_ARRAY}"
-        )
+        raise ValueError(f"got an array in extension {code}, expected its own frame in extension {_ARRAY}")
     dtype, num_bytes = parse_dtype(kind), memoryview(buffer).nbytes
     # An array whose items have no bytes could have any length.
     if min(shape, default=0) < 0 or num_bytes != math.prod(shape) * dtype.itemsize or not dtype.itemsize:

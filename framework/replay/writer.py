@@ -7,6 +7,7 @@ import collections
 import contextlib
 import dataclasses
 import itertools
+import logging
 import secrets
 import threading
 import time
@@ -21,7 +22,10 @@ from framework.replay.rows.layout import Layout, LayoutBuilder, Slice
 from framework.replay.rows.store import ColumnSpec, RowStore, grown, span
 from framework.replay.tables.items import NewItems
 from framework.replay.types import as_priorities
+from framework.replay.writers import Writers
 from framework.types import Nest
+
+_LOG = logging.getLogger(__name__)
 
 # Default number of items that may wait for room in their tables.
 DEFAULT_MAX_IN_FLIGHT_ITEMS = 512
@@ -30,6 +34,7 @@ DEFAULT_MAX_IN_FLIGHT_ITEMS = 512
 SHARD_SHIFT = 56
 # Seconds after which a reader goes on without what a writer stages, whose priority function may wait for it.
 _READ_S = 5.0
+_DELAY_S = 0.005  # for which single items wait for others
 _LATE_NAME = "replay-late-flush"  # of a thread
 _EXIT_S = 10.0  # for which the end of the interpreter waits for writers that were not closed
 _KEY_BIT = 1 << 55  # is set in every key: none is 0
@@ -55,7 +60,7 @@ class HeldRows:
     stream: str
     names: dict[str, str] = dataclasses.field(default_factory=dict)
     specs: dict[str, ColumnSpec] = dataclasses.field(default_factory=dict)
-    columns: dict[str, Any] = dataclasses.field(default_factory=dict)
+    columns: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     held: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(1024, np.bool_))
     spare: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
     block: int = 0
@@ -99,16 +104,18 @@ class BatchWriter:
     writer.close()
     ```
 
-    The writer owns the one queue of items that wait for room in their tables. It inserts them first in, first
-    out. After the server is lost, every call raises `ServerLost`, and the caller creates a new writer.
+    The writer owns the one queue of items that wait, for others or for room in their tables. It inserts them
+    first in, first out. Single items wait for others, because many go in for hardly more than one: until
+    there are `_held_back` of them, until something is read through the same client, or for `_DELAY_S`. After
+    the server is lost, every call raises `ServerLost`, and the caller creates a new writer.
 
-    A subclass inserts the items, in `_put` and `_wait`. The rows are in a `RowStore` of this process, unless
-    the subclass says otherwise. `_lock` guards the state.
+    A subclass inserts the queue, in `_push`, and waits for that, in `_wait`. The rows are in a `RowStore` of
+    this process, unless the subclass says otherwise. `_lock` guards the state.
 
     Args:
       store: where rows are written; None if the subclass overrides `_declare`, `_lease` and `_free`.
       max_in_flight_items: items that may wait for room before `create_items` waits too; None for the default.
-      dropped: queue to which a writer that is dropped without `close` adds itself, to be ended.
+      writers: the client's, to which it adds the writer; a writer that is closed or dropped leaves them.
       has_room: the client's `can_insert`.
 
     Attributes:
@@ -122,19 +129,21 @@ class BatchWriter:
     shard: int = 0
     _closed = True  # until the subclass is ready: there is nothing to end
     _default_in_flight = DEFAULT_MAX_IN_FLIGHT_ITEMS
+    _held_back = 1
+    _concurrent = True  # whether a thread may insert items that were held back for long enough
 
     def __init__(
         self,
         store: RowStore | None,
         max_in_flight_items: int | None,
-        dropped: collections.deque[Any],
+        writers: Writers,
         has_room: Callable[[str, int], bool],
     ) -> None:
         if max_in_flight_items is not None and max_in_flight_items < 1:
             raise ValueError(f"max_in_flight_items: got {max_in_flight_items}, expected at least 1 or None.")
         self._max_in_flight = max_in_flight_items or self._default_in_flight
         self._store = store
-        self._dropped = dropped
+        self._writers = writers
         self._has_room = has_room
         self._lock = threading.RLock()
         self._builder = LayoutBuilder()
@@ -142,6 +151,9 @@ class BatchWriter:
         self._next_key = _KEY_BIT | secrets.randbits(54)
         self._streams: dict[str, HeldRows] = {}
         self._owned: dict[str, HeldRows] = {}  # by the store's names
+        self._items: collections.deque[tuple[Any, NewItems]] = collections.deque()  # with their tables
+        self._filled = 0.0  # 1: the queue is to be inserted
+        self._created = 0
         self._before_read: Callable[[], object] | None = None
         self._ended: ServerClosed | None = None  # every later call raises it
         # The latest error of what this writer did between two calls; the next call raises it.
@@ -209,13 +221,8 @@ class BatchWriter:
             if not held.columns:
                 self._send_rows(held, rows, arrays)
                 return rows
-            try:
-                for name, array in arrays.items():
-                    held.columns[name][at] = array
-            except BaseException:  # no room for what is compressed
-                if fresh:
-                    self.release(stream, rows)
-                raise
+            for name, array in arrays.items():
+                held.columns[name][at] = array
             return rows
 
     def slice(self, stream: str, column: str, rows: Any, lengths: Any = None) -> Slice:
@@ -229,9 +236,7 @@ class BatchWriter:
         """
         held = self._streams.get(stream)
         if held is None or column not in held.names:
-            raise ValueError(
-                f"slice: got column {column!r} of stream {stream!r}, expected one that was appended to."
-            )
+            raise ValueError(f"slice: got column {column!r} of stream {stream!r}, expected one with rows.")
         if type(rows) is not np.ndarray or rows.dtype != np.int64:
             rows = np.asarray(rows, np.int64)
         return Slice(held.stream, held.names[column], rows, None if lengths is None else np.asarray(lengths))
@@ -278,7 +283,16 @@ class BatchWriter:
             keys = np.arange(self._next_key, self._next_key + len(index), dtype=np.uint64)
             self._next_key += len(index)
             items = NewItems(index, keys, priorities, lengths, episodes)
-            self._put(table, layout, items)
+            into = self._check(table, layout, items)
+            self._created += len(index)
+            if left := len(index) - items.done:
+                self._items.append((into, items))
+                self.num_pending += left
+                self._filled += left / self._held_back
+                if self._filled >= 1.0:
+                    self._push()
+                if self._items and self._concurrent:
+                    self._late.call_later(self._push_late, _DELAY_S)
         if self.num_pending > self._max_in_flight:
             self._wait(timeout, self._max_in_flight)
         return items.keys | np.uint64(self.shard << SHARD_SHIFT) if self.shard else items.keys
@@ -334,7 +348,16 @@ class BatchWriter:
                     self._closed, self._ended = True, ServerClosed("the writer was closed")
                     self._before_read = None
                     self._late.close()
+                    self._writers.remove(self)
         return dropped
+
+    def end(self) -> bool:
+        """Closes this writer, which was dropped; returns whether it is closed."""
+        try:
+            self.close(timeout=0)
+        except Exception:  # not an error of the call that reads
+            _LOG.exception("a writer that was dropped without close failed")
+        return True
 
     def call_later(self, method: Callable[[], object], delay: float) -> None:
         """Calls a bound method once, after `delay` seconds, in the writer's late-flush thread.
@@ -342,6 +365,23 @@ class BatchWriter:
         If the method fails, the writer's next call raises its error. The method's object is not kept alive.
         """
         self._late.call_later(method, delay)
+
+    def show(self) -> None:
+        """Inserts everything that was staged and created so far, as far as there is room; does not wait.
+
+        Called before something is read through the same client, from any thread. Does nothing while another
+        thread waits in this writer for room, because perhaps only the reader can make that room.
+        """
+        if self._before_read is not None:  # without the lock, which a thread takes that has its own already
+            self._before_read()
+        if self.enter_to_read(self._lock):
+            try:
+                if self.num_pending and self._ended is None:
+                    # What goes wrong is an error of this writer's next call, not of the reader's.
+                    with contextlib.suppress(ReverbError):
+                        self._settle()
+            finally:
+                self._lock.release()
 
     def enter_to_read(self, lock: Any) -> bool:
         """Takes the lock of this writer, or of what stages for it, for a reader; False if that is not to be.
@@ -371,13 +411,28 @@ class BatchWriter:
     def __del__(self) -> None:
         # Ended by a later call of a client: garbage collection must wait for neither locks nor servers.
         if not self._closed:
-            self._dropped.append(self)
+            self._writers.dropped.append(self)
 
     # --- a subclass's part ---
 
-    def _put(self, table: str, layout: Layout, items: NewItems) -> None:
-        """Queues items of rows that the writer holds, and tries to insert them. Does not wait."""
+    def _check(self, table: str, layout: Layout, items: NewItems) -> Any:
+        """Checks items of rows that the writer holds; returns what their table is in the queue.
+
+        May insert them, the first `items.done`.
+        """
         raise NotImplementedError
+
+    def _push(self) -> None:
+        """Inserts the queue, as far as there is room, or sends it. Does not wait."""
+        raise NotImplementedError
+
+    def _push_late(self) -> None:
+        """Inserts items that no others have followed."""
+        self._push()
+
+    def _settle(self) -> None:
+        """Inserts all items that have room, when something is to be read."""
+        self._push()
 
     def _wait(self, timeout: float | None, keep: int) -> None:
         """Waits until at most `keep` items are pending; see `flush`. Called without the lock."""

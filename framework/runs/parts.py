@@ -23,6 +23,7 @@ from typing import Any
 from framework import actors, environments
 from framework.actors import EnvironmentLoopObserver
 from framework.environments import BatchedEnvironment, EnvironmentWrapper
+from framework.environments.suites import SUITES
 from framework.loggers import (
     CSVLogger,
     Dispatcher,
@@ -41,14 +42,9 @@ _PACKAGES = {
     "launchpad": ("launchpad", 'pip install "repertory[deepmind]", on Python 3.10'),
     "launchpad_mt": ("launchpad", 'pip install "repertory[deepmind]", on Python 3.10'),
     "reverb": ("reverb", 'pip install "repertory[reverb]", on Python 3.11 or older'),
-    "atari": ("ale_py", 'pip install "repertory[atari]"'),
-    "dm_control": ("dm_control", 'pip install "repertory[dm-control]"'),
     "tensorboard": ("tensorboard", "pip install tensorboard"),
     "wandb": ("wandb", 'pip install "repertory[wandb]"'),
-    "minatar": ("minatar", 'pip install "repertory[minatar]"'),
-    "minigrid": ("minigrid", 'pip install "repertory[minigrid]", on Python 3.11 or newer'),
-    "envpool": ("envpool", 'pip install "repertory[envpool]", on Python 3.11 or newer'),
-    "pettingzoo": ("pettingzoo", 'pip install "repertory[pettingzoo]"'),
+    **{name: (suite.package, suite.install) for name, suite in SUITES.items() if suite.package},
 }
 
 Wrapper = Callable[[BatchedEnvironment], BatchedEnvironment]

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from framework import config_checks
-from launch.engines.base import Resources
+from launch.engines.options import Resources
 
 Inference = Literal["local", "server", "alternating+server"]
 ReplayBackend = Literal["repertory", "reverb"]
@@ -80,8 +80,9 @@ class RunConfig(config_checks.NamedFields):
     evaluate_period: int | None = 5_000  # Env steps between two evaluations. None makes no evaluator.
     num_evaluation_episodes: int = 20  # Episodes of one evaluation, played greedily.
     # Steps after which an evaluation cuts an episode that has not ended: its return is these steps'.
-    # Games of Atari have up to 27,000, at four frames a step. None waits for the end.
-    max_evaluation_steps: int | None = 10_000
+    # Games of Atari have up to 27,000, at four frames a step. None: 10,000, or max_env_steps where that is
+    # less, but no less than 1,000.
+    max_evaluation_steps: int | None = None
     # Learner steps between two versions of the parameters that actors can pull. With a max_policy_lag
     # (PPO), 1.
     publish_period: int = 10
@@ -167,6 +168,14 @@ class RunConfig(config_checks.NamedFields):
     def num_envs(self) -> int:
         """Environments of the whole program."""
         return self.num_actors * self.envs_per_actor
+
+    @property
+    def evaluation_limit(self) -> int:
+        """Steps after which an evaluation cuts an episode."""
+        if self.max_evaluation_steps is not None:
+            return self.max_evaluation_steps
+        # The evaluations of a short run of an environment without an end would take most of its time.
+        return min(10_000, max(1_000, self.max_env_steps or 10_000))
 
     @property
     def limits(self) -> dict[str, Any]:

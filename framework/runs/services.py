@@ -114,41 +114,49 @@ class Counter(Saveable[dict[str, Any]]):
                     "taking them."
                 )
             granted = int(max(0, min(n, left - spent)))
-            keeps = holds and not granted
+            keeps = holds and n > 0 and not granted
             if (spent or counts) and not keeps:
                 self._counts.update({**counts, _STEPS: spent})
-                self._changed.notify_all()
             self._grants[who] = spent if keeps else granted
             if granted:
                 self._refused.discard(who)
-            elif n and not life:  # An actor with a life waits for steps that a lost one leaves.
+            elif n and (holds or not life):  # An actor with a life waits for steps that a lost one leaves.
                 self._refused.add(who)
+            self._changed.notify_all()
             return granted
 
     def release(self, who: str) -> None:
         """Returns the grant of `who`, which is lost, to the budget.
 
-        If it is still there, its next report is accepted without a grant, up to the budget.
+        If it is still there, its next report is accepted without a grant, up to the budget. The last steps
+        that an actor with a life holds count instead: the others may have ended.
         """
         with self._changed:
+            held = self._grants.pop(who, None)
             if who in self._lives:
                 self._lost_lives.add(self._lives.pop(who))
+                if who in self._refused:
+                    self._counts[_STEPS] += held or 0
+                    held = None
             self._refused.discard(who)
-            if self._grants.pop(who, None) is not None:
+            if held is not None:
                 self._released.add(who)
-                self._changed.notify_all()
+            self._changed.notify_all()
 
     def wait_for_steps(self, timeout: float) -> bool:
-        """Waits until there are steps to grant or all are spent, at most `timeout` seconds.
+        """Waits until there are steps to grant or all are made, at most `timeout` seconds.
 
         Returns:
-          False if all steps are spent.
+          False if all steps are made: spent, or held by actors that only have to end.
         """
+
+        def left() -> int | None:
+            remaining = self.remaining()
+            return remaining and remaining - sum(self._grants.get(who, 0) for who in self._refused)
+
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._interrupted or self.ungranted() or not self.remaining(), timeout
-            )
-            return self.remaining() != 0
+            self._changed.wait_for(lambda: self._interrupted or self.ungranted() or not left(), timeout)
+            return left() != 0
 
     def ungranted(self) -> int | None:
         """Steps of the budget that are neither spent nor granted; None without a budget."""

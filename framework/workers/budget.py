@@ -25,7 +25,6 @@ class Budget(Gate):
       name: name of the worker.
       counter: a client of the `Counter`.
       envs: number of envs of the worker.
-      most: largest number of steps of all envs in a grant. None is the usual one.
       limit: the largest number of env steps to request now. None does not limit it.
       life: identifies this life of an elastic actor, which may be restarted.
       holds: whether the last steps count only when the worker has ended; see `Counter.grant`.
@@ -41,17 +40,14 @@ class Budget(Gate):
         counter: Any,
         envs: int,
         *,
-        most: int | None = None,
         limit: Callable[[], int] | None = None,
         life: str = "",
         holds: bool = False,
     ):
         node = find_context()
         self._asks_ahead = node is not None and node.engine != "serial"
-        largest = _LARGEST_GRANT if self._asks_ahead else _LARGEST_GRANT // 2
-        self._most = largest if most is None else max(1, min(largest, most))
-        self._name, self._counter, self._envs, self._limit = name, counter, envs, limit
-        self._life, self._holds = life, holds
+        self._counter, self._envs, self._limit = counter, envs, limit
+        self._options = {"who": name, "life": life, "holds": holds}  # The same in each request.
         self.left = self.spent = 0
         self._episodes = 0  # That ended since the last report.
         self._reported = (0, 0)  # Env steps and episodes of the last report.
@@ -98,22 +94,20 @@ class Budget(Gate):
         granted, self._request = self._request.result(), None
         self.left = granted - self.spent
         self._ask_at = max(self._envs - 1, granted // 2 if self._asks_ahead else 0)
-        if self._holds and not granted:  # They were not counted; see `Counter.grant`.
+        if self._options["holds"] and not granted:  # They were not counted; see `Counter.grant`.
             self.spent += self._reported[0]
             self._episodes += self._reported[1]
 
     def _wanted(self) -> int:
         """The number of env steps to request, with the rest of the current grant."""
-        wanted = min(max(_FIRST_GRANT, self._steps // _GRANT_SHARE), self._most) * self._envs
+        largest = _LARGEST_GRANT if self._asks_ahead else _LARGEST_GRANT // 2
+        wanted = min(max(_FIRST_GRANT, self._steps // _GRANT_SHARE), largest) * self._envs
         return wanted if self._limit is None else min(wanted, max(1, self._limit()))
 
     def _report(self, grant: Callable[..., Any], wanted: int) -> Any:
         """Reports steps and episodes together, because the last report may end the program; see `grant`."""
-        options: dict[str, Any] = {"life": self._life} if self._life else {}
-        if self._holds and wanted:
-            options["holds"] = True
-        answer = grant(self._name, wanted, self.spent, actor_episodes=self._episodes, **options)
         self._reported = self.spent, self._episodes
+        answer = grant(n=wanted, spent=self.spent, actor_episodes=self._episodes, **self._options)
         self.left = min(max(0, self.left), wanted)  # May be spent until the answer is there.
         self.spent = self._episodes = 0
         return answer

@@ -23,6 +23,7 @@ class Report:
       state: what `save` returned before the worker was restarted, or the run was resumed. None begins anew.
 
     Attributes:
+      budget: the argument.
       steps: env steps since the beginning of the run.
       dropped_items: number of items that were in flight when the program stopped.
     """
@@ -30,12 +31,11 @@ class Report:
     def __init__(
         self, setup: Setup, collector: Collector | Turns, budget: Budget, rows: RowSender, state: Any = None
     ):
-        self._config, self._collector, self._budget, self._rows = setup.config, collector, budget, rows
+        self._config, self._collector, self.budget, self._rows = setup.config, collector, budget, rows
         self._ends_program = not setup.evaluators  # Otherwise the evaluators do.
         state = state or {}
         self.steps = self._logged_at = int(state.get("steps", 0))
         self._earlier = {name: int(state.get(name, 0)) for name in ("episodes", *collector.losses())}
-        collector.restore(state.get("actor"))
         self._episodes = self.dropped_items = 0
         self._ended: list[dict[str, Any]] = []  # Results of episodes since the last row.
 
@@ -51,8 +51,8 @@ class Report:
             self._rows.poll()
 
     def save(self) -> dict[str, Any]:
-        """The state of the policy's random numbers, None if another node has them; and counts of the run."""
-        return {"actor": self._collector.save(), "steps": self.steps, **self._totals()}
+        """Counts of the run."""
+        return {"steps": self.steps, **self._totals()}
 
     def log(self) -> None:
         """Sends the state, and a row if a step was made since the last one."""
@@ -63,7 +63,7 @@ class Report:
         totals = self._totals()
         row: dict[str, Any] = {
             "steps": self.steps,
-            "env_steps": self._budget.spent,
+            "env_steps": self.budget.spent,
             "episodes": totals["episodes"],
             **summarize(self._ended),
         }

@@ -14,17 +14,15 @@ These rules hold for every engine:
 from __future__ import annotations
 
 import abc
-import contextlib
-import math
 import secrets
 import threading
-import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from launch.context import NodeContext, Runtime
-from launch.errors import LaunchError, NodeError, ProgramStopped, frames_of, hide_our_frames, message_of
+from launch.engines.options import Options
+from launch.errors import LaunchError, NodeError, ProgramStopped, describe
 from launch.nodes import MultiProcessingColocation, ProgramNode
 from launch.program import Program
 from launch.texts import nearest
@@ -41,81 +39,7 @@ ENGINES = {
     "threads": ("threads", "ThreadsJob"),
 }
 ENDED = ("returned", "closed", "failed", "killed")  # states of a node whose work is over
-STRATEGIES = (None, "PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 LONG_LIFE = 60.0  # seconds; after a life this long, the pause before a restart starts over
-
-
-@dataclass(frozen=True)
-class Resources:
-    """Resources of each node of a group.
-
-    Attributes:
-      threads: number of threads for OpenMP, BLAS and torch. More threads make a learner faster and leave less
-        time to the actors.
-      env: environment variables, e.g. `{"CUDA_VISIBLE_DEVICES": "0"}`. Engines within one process ignore
-        them.
-      num_cpus: number of cores that a machine must have free, as Ray counts them; only the engine `ray`
-        places nodes. None reserves no core (if no other resource is named either, one core must be free when
-        Ray places the node).
-      num_gpus: number of GPUs that a machine must have free, as Ray counts them.
-      custom: Ray's custom resources, by name.
-      strategy: how Ray places the group's nodes on machines: `"PACK"` (near each other), `"SPREAD"` (apart
-        where possible), `"STRICT_PACK"` (one machine) or `"STRICT_SPREAD"`; None leaves it to Ray. Nodes of
-        `"PACK"` and the strict ones start when there is room for all of the group.
-
-    Raises:
-      ValueError: A field has an invalid value. The text names it.
-    """
-
-    threads: int = 1
-    env: Mapping[str, str] = field(default_factory=dict)
-    num_cpus: float | None = None
-    num_gpus: float = 0
-    custom: Mapping[str, float] = field(default_factory=dict)
-    strategy: str | None = None
-
-    def __post_init__(self) -> None:
-        for name, given in (("env", self.env), ("custom", self.custom)):
-            if not isinstance(given, Mapping):
-                raise ValueError(f"resources: {name}: got {given!r}, expected values by name.")
-        amounts = {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus, **dict(self.custom)}
-        for name, amount in amounts.items():
-            if isinstance(amount, str) or (amount is not None and not 0 <= amount < math.inf):
-                raise ValueError(f"resources: {name}: got {amount!r}, expected a number of at least 0.")
-        threads: Any = self.threads
-        if isinstance(threads, float) and threads.is_integer():
-            object.__setattr__(self, "threads", int(threads))  # As 1e1 of a file is.
-        if not isinstance(self.threads, int) or self.threads < 1:
-            raise ValueError(f"resources: threads: got {self.threads!r}, expected a number of at least 1.")
-        if self.strategy not in STRATEGIES:
-            raise ValueError(
-                f"resources: strategy: got {self.strategy!r}, expected one of {list(STRATEGIES)}."
-            )
-
-    def environment(self) -> dict[str, str]:
-        """Returns the environment variables of a node's process."""
-        variables = {key: str(value) for key, value in self.env.items()}
-        return {"OMP_NUM_THREADS": str(self.threads), **variables}
-
-
-@dataclass(frozen=True)
-class Options:
-    """The options of a run; see `launch.launch` for their meaning."""
-
-    resources: Mapping[str, Resources] = field(default_factory=dict)
-    restarts: Mapping[str, int] = field(default_factory=dict)
-    min_nodes: Mapping[str, int] = field(default_factory=dict)
-    min_nodes_timeout: float = 300.0
-    stop_timeout: float = 10.0
-    stop_timeouts: Mapping[str, float] = field(default_factory=dict)
-    heartbeat_timeout: float | None = 60.0
-    directory: str | None = None
-    preload: Sequence[str] | None = None
-    files: Sequence[int] = ()  # Descriptors that the processes keep open.
-
-    def time_to_end(self, group: str) -> float:
-        """Returns the seconds that nodes of a group have to return after a stop began, and then to close."""
-        return max(self.stop_timeout, self.stop_timeouts.get(group, 0.0))
 
 
 @dataclass(frozen=True)
@@ -169,38 +93,6 @@ def plan(program: Program, engine: str, options: Options) -> tuple[str, list[Uni
     return job, units
 
 
-def check_options(program: Program, options: Options) -> None:
-    """Raises `ValueError` for unknown groups and for numbers out of range."""
-    for name in ("resources", "restarts", "min_nodes", "stop_timeouts"):
-        unknown = sorted(set(getattr(options, name)) - set(program.groups))
-        if unknown:
-            raise ValueError(
-                f"{name}: got {unknown}, expected groups of the program, {list(program.groups)}."
-                f"{nearest(unknown[0], program.groups)}"
-            )
-    for group, count in options.restarts.items():
-        if count < 0:
-            raise ValueError(f"restarts[{group!r}]: got {count}, expected a number >= 0.")
-    for group, count in options.min_nodes.items():
-        if not 1 <= count <= len(program.groups[group]):
-            raise ValueError(
-                f"min_nodes[{group!r}]: got {count}, expected 1 to {len(program.groups[group])}, the number "
-                "of its nodes."
-            )
-        strategy = options.resources.get(group, Resources()).strategy
-        if strategy not in (None, "SPREAD"):
-            raise ValueError(
-                f"resources[{group!r}]: got strategy {strategy!r} for a group with min_nodes, expected "
-                "SPREAD or None. Nodes with another strategy start together or not at all."
-            )
-    if options.min_nodes_timeout <= 0:
-        raise ValueError(f"min_nodes_timeout: got {options.min_nodes_timeout}, expected seconds > 0.")
-    if options.stop_timeout < 0:
-        raise ValueError(f"stop_timeout: got {options.stop_timeout}, expected seconds >= 0.")
-    if options.heartbeat_timeout is not None and options.heartbeat_timeout <= 0:
-        raise ValueError(f"heartbeat_timeout: got {options.heartbeat_timeout}, expected seconds > 0 or None.")
-
-
 class BackOff:
     """The pause before a node's restart: doubles after each short life, and starts over after a long one.
 
@@ -230,9 +122,7 @@ def ended_normally(error: BaseException, stopping: bool) -> bool:
 
 def node_error(label: str, error: BaseException) -> NodeError:
     """Returns the `NodeError` for an exception of a node in this process."""
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    hide_our_frames(error)
-    wrapped = NodeError(label, type(error).__name__, message_of(error), text, frames=frames_of(error))
+    wrapped = NodeError(label, **describe(error))
     wrapped.__cause__ = error
     return wrapped
 
@@ -249,7 +139,6 @@ class Outcome:
         self.result: Any = None
         self.error: BaseException | None = None
         self.over = threading.Event()
-        self._entered = contextlib.ExitStack()
 
     def offer_result(self, result: Any) -> None:
         if isinstance(result, Exception):
@@ -268,25 +157,11 @@ class Outcome:
         with self.changed:
             self.changed.notify_all()
 
-    def leave_at_end(self, entered: contextlib.ExitStack) -> None:
-        """Leaves the contexts when the run is over, or at once if it already is."""
-        with self.changed:
-            self._entered = entered
-            if self.over.is_set():
-                self._leave()
-
     def end(self) -> None:
         """Records that everything has ended and is cleaned up."""
         with self.changed:
-            self._leave()
             self.over.set()
             self.changed.notify_all()
-
-    def _leave(self) -> None:
-        try:
-            self._entered.close()
-        except Exception as error:
-            self.fail(error)
 
 
 class Record:
@@ -420,6 +295,14 @@ class Job(abc.ABC):
     def client(self, label: str, index: int = 0) -> Any:
         """Returns a client of the node `index` of the group `label`, for the launching process."""
         return self._runtime.client(find_leaf(self._units, label, index).node.node_id)
+
+    def _leave(self) -> None:
+        """Leaves what was entered for the run, whose nodes have ended; then it is over."""
+        try:
+            self._options.at_end.close()
+        except Exception as error:
+            self.outcome.fail(error)
+        self.outcome.end()
 
     def _begin_stop(self) -> None:
         """Sets the stop event and calls the stop handlers of the launching process."""

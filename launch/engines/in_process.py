@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import collections
 import functools
 import logging
 import os
@@ -13,20 +12,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from launch.context import Runtime, activate, deactivate, entered, here
-from launch.engines.base import (
-    Job,
-    Leaf,
-    Options,
-    Record,
-    Unit,
-    ended_normally,
-    node_error,
-    unknown_node,
-    unserved,
-)
+from launch.context import Runtime, active, entered, here
+from launch.engines.base import Job, Leaf, Record, Unit, ended_normally, node_error, unknown_node, unserved
+from launch.engines.options import Options
 from launch.errors import CallTimeout, LaunchError, ProgramStopped, message_of
-from launch.futures import expire, settle
+from launch.futures import CallThreads, expire, fulfil
 from launch.handles import NodeClient, Target
 from launch.nodes import CourierNode, ServerNode
 from launch.program import Program
@@ -34,7 +24,7 @@ from launch.program import Program
 _log = logging.getLogger("launch")
 
 
-class LocalRecord(Record):
+class LocalInstance(Record):
     """A node of the program and its object.
 
     Attributes:
@@ -46,9 +36,8 @@ class LocalRecord(Record):
         self.leaf = leaf
         self.pid = os.getpid()
         self.object: Any = None
-        self.target: Target | None = None
-        self.built = False
-        self.waits_for: LocalRecord | None = None  # the node whose constructor this one's waits for
+        self.target: Target | None = None  # None until the object is made
+        self.waits_for: LocalInstance | None = None  # the node whose constructor this one's waits for
         self.turns = 0  # number of steps, on the serial engine
         self.born = 0.0  # time at which its present life began, on the engine `threads`
         self.unclosed = False  # whether `object` is from a life that failed and was not closed
@@ -60,40 +49,6 @@ class LocalRecord(Record):
     def works(self) -> bool:
         """Whether the node is a worker; a service only answers calls."""
         return self.leaf.node.is_function or self.leaf.node.runs(self.object)
-
-
-class CallThreads:
-    """Carries out calls in their order, `limit` at once, in threads that end when no call is left."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._calls: collections.deque[Callable[[], None]] = collections.deque()
-        self._num_threads = 0
-        self._lock = threading.Lock()
-        self._mine = threading.local()
-
-    def is_mine(self) -> bool:
-        """Returns whether the calling thread carries out a call."""
-        return getattr(self._mine, "value", False)
-
-    def submit(self, call: Callable[[], None]) -> None:
-        """Appends a call, which must not raise."""
-        with self._lock:
-            self._calls.append(call)
-            if self._num_threads >= self._limit:
-                return
-            self._num_threads += 1
-        threading.Thread(target=self._run, name="launch-call", daemon=True).start()
-
-    def _run(self) -> None:
-        self._mine.value = True
-        while True:
-            with self._lock:
-                if not self._calls:
-                    self._num_threads -= 1
-                    return
-                call = self._calls.popleft()
-            call()
 
 
 class LocalRuntime(Runtime):
@@ -117,7 +72,8 @@ class LocalRuntime(Runtime):
         concurrent: bool,
     ) -> None:
         super().__init__(job, request_stop, report_failure)
-        self.places = {leaf.node.node_id: LocalRecord(leaf, unit) for unit in units for leaf in unit.leaves}
+        leaves = ((leaf, unit) for unit in units for leaf in unit.leaves)
+        self.instances = {leaf.node.node_id: LocalInstance(leaf, unit) for leaf, unit in leaves}
         self._concurrent = concurrent
         self._changed = threading.Condition()
         self._building = threading.local()
@@ -128,51 +84,55 @@ class LocalRuntime(Runtime):
         with self._changed:
             self._changed.notify_all()
 
-    def build(self, place: LocalRecord) -> None:
+    def build(self, instance: LocalInstance) -> None:
         """Calls the node's constructor on this thread."""
-        before = getattr(self._building, "place", None)
-        self._building.place = place
+        before = getattr(self._building, "instance", None)
+        self._building.instance = instance
         try:
-            with entered(self, place.leaf.context):
-                node = place.leaf.node
+            with entered(self, instance.leaf.context):
+                node = instance.leaf.node
                 if isinstance(node, ServerNode):
-                    place.object = node.serve(
+                    instance.object = node.serve(
                         embedded=True, concurrent=self._concurrent, address=None, curve=None
                     )
                 elif not node.is_function:
-                    place.object = node.call()
-            place.target = Target(place.object, place.label)
-            place.built = True
+                    instance.object = node.call()
+            instance.target = Target(instance.object, instance.label)
         finally:
-            self._building.place = before
+            self._building.instance = before
             with self._changed:
                 self._changed.notify_all()
 
-    def _wait_until_built(self, place: LocalRecord) -> None:
-        """Waits for the node's object; raises `LaunchError` if its constructor waits for this thread's."""
-        caller: LocalRecord | None = getattr(self._building, "place", None)
+    def _wait_until_built(self, instance: LocalInstance) -> Target:
+        """Returns the node's target once there is one.
+
+        Raises:
+          LaunchError: The node's constructor waits for the one that this thread is in.
+        """
+        caller: LocalInstance | None = getattr(self._building, "instance", None)
         if caller is not None:
             with self._changed:
-                caller.waits_for = place
+                caller.waits_for = instance
                 self._check_circle(caller)
         try:
             if not self._concurrent:
-                self.build(place)
+                self.build(instance)
             with self._changed:
-                self._changed.wait_for(lambda: place.built or self.stopped.is_set())
+                self._changed.wait_for(lambda: instance.target or self.stopped.is_set())
         finally:
             if caller is not None:
                 caller.waits_for = None
-        if not place.built:
-            raise ProgramStopped(f"node {place.label!r} has no object yet, and the program stops.")
+        if instance.target is None:
+            raise ProgramStopped(f"node {instance.label!r} has no object yet, and the program stops.")
+        return instance.target
 
-    def _check_circle(self, caller: LocalRecord) -> None:
+    def _check_circle(self, caller: LocalInstance) -> None:
         circle = [caller]
-        while (place := circle[-1].waits_for) is not None and place is not caller:
-            circle.append(place)
-        if place is None:
+        while (instance := circle[-1].waits_for) is not None and instance is not caller:
+            circle.append(instance)
+        if instance is None:
             return
-        first = next(i for p in self.places.values() for i, member in enumerate(circle) if member is p)
+        first = next(i for p in self.instances.values() for i, member in enumerate(circle) if member is p)
         labels = [member.label for member in [*circle[first:], *circle[: first + 1]]]
         raise LaunchError(
             f"Constructors wait for each other in a cycle: {' -> '.join(labels)}. Make the call in run() or "
@@ -186,67 +146,60 @@ class LocalRuntime(Runtime):
         return client
 
     def _make_client(self, node_id: int) -> Any:
-        place = self.places.get(node_id)
-        if place is None:
+        instance = self.instances.get(node_id)
+        if instance is None:
             raise unknown_node(node_id)
-        node = place.leaf.node
+        node = instance.leaf.node
         if isinstance(node, ServerNode):
-            if not place.built:
-                self._wait_until_built(place)
-            return node.client_options(place.object, None)
+            if instance.target is None:
+                self._wait_until_built(instance)
+            return node.client_options(instance.object, None)
         if not isinstance(node, CourierNode):
-            raise unserved(place.label, node.description)
-        call, submit = functools.partial(self._call, place), functools.partial(self._submit, place)
+            raise unserved(instance.label, node.description)
+        call, submit = functools.partial(self._call, instance), functools.partial(self._submit, instance)
         return NodeClient(node_id, call, submit, node.client_options["call_timeout"])
 
     def _call(
-        self, place: LocalRecord, name: str, args: tuple, kwargs: dict[str, Any], timeout: float | None
+        self, instance: LocalInstance, name: str, args: tuple, kwargs: dict[str, Any], timeout: float | None
     ) -> Any:
         """Calls a method on this thread, or on another one if the caller waits for a limited time only."""
         if timeout is not None and self._concurrent:
-            return self._begin(place, name, args, kwargs, timeout).result()
-        if not place.built:
-            self._wait_until_built(place)
-        assert place.target is not None
+            return self._begin(instance, name, args, kwargs, timeout).result()
+        target = instance.target or self._wait_until_built(instance)
         before = here.runtime, here.context
-        here.runtime, here.context = self, place.leaf.context
+        here.runtime, here.context = self, instance.leaf.context
         try:
-            return place.target.method(name)(*args, **kwargs)
+            return target.method(name)(*args, **kwargs)
         finally:
             here.runtime, here.context = before
 
     def _submit(
-        self, place: LocalRecord, name: str, args: tuple, kwargs: dict[str, Any], timeout: float | None
+        self, instance: LocalInstance, name: str, args: tuple, kwargs: dict[str, Any], timeout: float | None
     ) -> Future:
         began = time.monotonic()
         # A call on its caller's thread is over at once. One that a thread carries out makes room for others.
-        if not self._concurrent or place.pool.is_mine():
-            return self._begin(place, name, args, kwargs, timeout)
-        if not place.room.acquire(timeout=timeout):
-            raise CallTimeout(f"{place.label}.{name} was not sent within {timeout} s: too many open futures.")
+        if not self._concurrent or instance.pool.is_mine():
+            return self._begin(instance, name, args, kwargs, timeout)
+        if not instance.room.acquire(timeout=timeout):
+            late = f"was not sent within {timeout} s: too many open futures."
+            raise CallTimeout(f"{instance.label}.{name} {late}")
         left = None if timeout is None else max(0.0, began + timeout - time.monotonic())
-        future = self._begin(place, name, args, kwargs, left)
-        future.add_done_callback(lambda _: place.room.release())
+        future = self._begin(instance, name, args, kwargs, left)
+        future.add_done_callback(lambda _: instance.room.release())
         return future
 
     def _begin(
-        self, place: LocalRecord, name: str, args: tuple, kwargs: dict[str, Any], timeout: float | None
+        self, instance: LocalInstance, name: str, args: tuple, kwargs: dict[str, Any], timeout: float | None
     ) -> Future:
         """Begins a call and returns its future. Without threads, the call is over when this returns."""
         future: Future = Future()
-
-        def work() -> None:
-            try:
-                settle(future, self._call(place, name, args, kwargs, None))
-            except BaseException as error:
-                settle(future, error=error)
-
+        work = functools.partial(fulfil, future, self._call, instance, name, args, kwargs, None)
         if self._concurrent:
-            place.pool.submit(work)
+            instance.pool.submit(work)
         else:
             work()
         if timeout is not None:
-            expire(future, timeout, CallTimeout(f"{place.label}.{name} was not answered in time."))
+            expire(future, timeout, CallTimeout(f"{instance.label}.{name} was not answered in time."))
         return future
 
 
@@ -260,8 +213,8 @@ class LocalJob(Job):
         self._runtime = LocalRuntime(
             self._job, self._units, self.stop, self._hear_failure, concurrent=concurrent
         )
-        self._records = self._places = list(self._runtime.places.values())
-        activate(self._runtime)
+        self._records = self._instances = list(self._runtime.instances.values())
+        options.at_end.enter_context(active(self._runtime))
 
     def stop(self, result: Any = None) -> None:
         self.outcome.offer_result(result)
@@ -271,63 +224,62 @@ class LocalJob(Job):
             self.outcome.notify()
 
     def _has_no_worker(self) -> bool:
-        made = all(place.state in ("running", "returned") and not place.works for place in self._places)
+        made = all(each.state in ("running", "returned") and not each.works for each in self._instances)
         return made and not self._runtime.stopped.is_set()
 
     def _hear_failure(self, label: str, error: BaseException) -> None:
         """Carries out `launch.make_failure_handler` on the thread that calls it."""
-        place = next(place for place in self._places if place.label == label)
+        instance = next(instance for instance in self._instances if instance.label == label)
         if not ended_normally(error, self._runtime.stopped.is_set()):
-            self._has_failed(place, error)
+            self._has_failed(instance, error)
 
     @abc.abstractmethod
-    def _has_failed(self, place: LocalRecord, error: BaseException) -> None:
+    def _has_failed(self, instance: LocalInstance, error: BaseException) -> None:
         """Restarts a node that reported its failure, or ends the program."""
 
-    def _may_restart(self, place: LocalRecord, error: BaseException) -> bool:
+    def _may_restart(self, instance: LocalInstance, error: BaseException) -> bool:
         """Records a failure; returns whether the node has a restart left. If not, the program ends."""
-        place.error = f"{type(error).__name__}: {message_of(error)}"
+        instance.error = f"{type(error).__name__}: {message_of(error)}"
         if (
-            place.restarts < self._options.restarts.get(place.unit.group, 0)
+            instance.restarts < self._options.restarts.get(instance.unit.group, 0)
             and not self._runtime.stopped.is_set()
         ):
-            place.restarts += 1
-            place.unclosed, place.built = place.built, False
-            place.state = "restarting"
+            instance.restarts += 1
+            instance.unclosed, instance.target = instance.target is not None, None
+            instance.state = "restarting"
             return True
-        self._fail(place, error)
+        self._fail(instance, error)
         return False
 
-    def _close_failed(self, place: LocalRecord) -> None:
+    def _close_failed(self, instance: LocalInstance) -> None:
         """Closes what the failed life of a node has left, before the next: the end of a process would."""
-        if not place.unclosed:
+        if not instance.unclosed:
             return
-        place.unclosed = False
+        instance.unclosed = False
         try:
-            with entered(self._runtime, place.leaf.context):
-                place.leaf.node.close(place.object)
+            with entered(self._runtime, instance.leaf.context):
+                instance.leaf.node.close(instance.object)
         except (Exception, SystemExit):  # The node has failed, and its failure is known.
-            _log.warning("node %r: close() failed after a failure", place.label, exc_info=True)
+            _log.warning("node %r: close() failed after a failure", instance.label, exc_info=True)
 
-    def _fail(self, place: LocalRecord, error: BaseException) -> None:
-        self.outcome.fail(node_error(place.label, error))  # Before the state, for which `wait` may wait.
-        place.state = "failed"
+    def _fail(self, instance: LocalInstance, error: BaseException) -> None:
+        self.outcome.fail(node_error(instance.label, error))  # Before the state, for which `wait` may wait.
+        instance.state = "failed"
         self.stop()
 
-    def _close(self, places: list[LocalRecord]) -> None:
+    def _close(self, instances: list[LocalInstance]) -> None:
         """Closes the nodes in reverse order of addition and ends the run."""
-        for place in reversed([place for place in places if place.built or place.unclosed]):
-            self._close_place(place)
-        deactivate(self._runtime)
-        self.outcome.end()
+        for instance in reversed([each for each in instances if each.target or each.unclosed]):
+            self._close_instance(instance)
+        self._leave()
 
-    def _close_place(self, place: LocalRecord) -> None:
-        failed = place.state == "failed"
-        place.state = "closing"
+    def _close_instance(self, instance: LocalInstance) -> None:
+        failed = instance.state == "failed"
+        instance.state = "closing"
         try:
-            with entered(self._runtime, place.leaf.context):
-                place.leaf.node.close(place.object)
-            place.state = "failed" if failed else "closed"
+            with entered(self._runtime, instance.leaf.context):
+                instance.leaf.node.close(instance.object)
+            instance.state = "failed" if failed else "closed"
         except (Exception, SystemExit) as error:
-            self.outcome.fail(node_error(place.label, error))
-            place.state = "failed"
+            self.outcome.fail(node_error(instance.label, error))
+            instance.state = "failed"

@@ -18,8 +18,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from launch.context import entered, here
-from launch.engines.base import Options, ended_normally, no_worker
-from launch.engines.in_process import LocalJob, LocalRecord
+from launch.engines.base import ended_normally, no_worker
+from launch.engines.in_process import LocalInstance, LocalJob
+from launch.engines.options import Options
 from launch.errors import DeadlockError, LaunchError, StopTimeoutWarning
 from launch.handles import Target
 from launch.program import Program, ProgramSnapshot, ProgramState
@@ -31,8 +32,8 @@ class SerialJob(LocalJob):
     def __init__(self, program: Program, engine: str, options: Options) -> None:
         super().__init__(program, engine, options, concurrent=False)
         self._runtime.stopped = _StopEvent()
-        self._workers: list[LocalRecord] = []  # the nodes that take turns
-        self._due: collections.deque[LocalRecord] = collections.deque()  # to take a turn in this pass
+        self._workers: list[LocalInstance] = []  # the nodes that take turns
+        self._due: collections.deque[LocalInstance] = collections.deque()  # to take a turn in this pass
         self._in_turn = False
         self._interrupted = False  # whether a stop without a result waits for the end of the turn
         self._groups: list[str] = []  # the workers' groups
@@ -76,10 +77,10 @@ class SerialJob(LocalJob):
         if not self._started:
             self._started = True
             if not self._continue():
-                for place in self._places:
-                    self._begin(place)
-                self._workers = [place for place in self._places if place.works and place.state == "running"]
-            self._groups = list(dict.fromkeys(place.leaf.context.group for place in self._workers))
+                for instance in self._instances:
+                    self._begin(instance)
+                self._workers = [each for each in self._instances if each.works and each.state == "running"]
+            self._groups = list(dict.fromkeys(instance.leaf.context.group for instance in self._workers))
         if self._has_no_worker():
             raise no_worker(self._program)
         with entered(None, None):  # a pass assigns this thread to one node after the other
@@ -92,40 +93,40 @@ class SerialJob(LocalJob):
                     raise TimeoutError("The program is not over. Call wait() again to continue.")
         self._end()
 
-    def _begin(self, place: LocalRecord) -> None:
+    def _begin(self, instance: LocalInstance) -> None:
         """Creates a node's object or calls its function, and tries again while it has restarts left."""
-        node = place.leaf.node
+        node = instance.leaf.node
         while not self._runtime.stopped.is_set():
-            self._close_failed(place)
+            self._close_failed(instance)
             try:
-                if not place.built:
-                    self._runtime.build(place)
-                place.state = "running"
+                if instance.target is None:
+                    self._runtime.build(instance)
+                instance.state = "running"
                 if node.is_function:
-                    with entered(self._runtime, place.leaf.context):
+                    with entered(self._runtime, instance.leaf.context):
                         node.call()
-                    place.state = "returned"
-                elif node.runs(place.object) and not callable(getattr(place.object, "step", None)):
+                    instance.state = "returned"
+                elif node.runs(instance.object) and not callable(getattr(instance.object, "step", None)):
                     raise LaunchError(
-                        f"node {place.label!r}: {type(place.object).__name__} has run() but no step(), so "
-                        "one thread cannot alternate between it and other nodes. Add step() (one unit of "
+                        f"node {instance.label!r}: {type(instance.object).__name__} has run() but no step(), "
+                        "so one thread cannot alternate between it and other nodes. Add step() (one unit of "
                         "work) and ready() (whether step() would not block), or use another engine."
                     )
                 return
             except (Exception, SystemExit) as error:
-                if not self._recovers(place, error):
+                if not self._recovers(instance, error):
                     return
 
-    def _has_failed(self, place: LocalRecord, error: BaseException) -> None:
-        if self._may_restart(place, error):
-            self._begin(place)
+    def _has_failed(self, instance: LocalInstance, error: BaseException) -> None:
+        if self._may_restart(instance, error):
+            self._begin(instance)
 
-    def _recovers(self, place: LocalRecord, error: BaseException) -> bool:
+    def _recovers(self, instance: LocalInstance, error: BaseException) -> bool:
         """Whether to restart a node that raised `error`; False if it ended normally or the program ends."""
         if ended_normally(error, self._runtime.stopped.is_set()):
-            place.state = "returned"
+            instance.state = "returned"
             return False
-        return self._may_restart(place, error)
+        return self._may_restart(instance, error)
 
     def _pass(self) -> bool:
         """Gives each worker one turn; returns False if all have finished.
@@ -137,29 +138,29 @@ class SerialJob(LocalJob):
         if not self._due:
             # In a group, the worker with the fewest turns goes first. Otherwise the first actor takes all the
             # room in replay.
-            self._workers.sort(key=lambda place: (self._groups.index(place.leaf.context.group), place.turns))
+            self._workers.sort(key=lambda each: (self._groups.index(each.leaf.context.group), each.turns))
             self._due.extend(self._workers)
         while self._due:
-            place = self._due.popleft()
-            if place.state != "running":
+            instance = self._due.popleft()
+            if instance.state != "running":
                 continue
-            worker = place.object
+            worker = instance.object
             finished, ready = getattr(worker, "finished", None), getattr(worker, "ready", None)
-            here.runtime, here.context = self._runtime, place.leaf.context
+            here.runtime, here.context = self._runtime, instance.leaf.context
             self._in_turn = True
             try:
                 if finished is not None and finished():
-                    place.state, moved, self._in_turn = "returned", True, False
+                    instance.state, moved, self._in_turn = "returned", True, False
                     continue
-                working.append(place)
+                working.append(instance)
                 if ready is None or ready():
                     worker.step()
-                    place.turns += 1
+                    instance.turns += 1
                     moved = True
             except (Exception, SystemExit) as error:
                 moved = True
-                if self._recovers(place, error):
-                    self._begin(place)
+                if self._recovers(instance, error):
+                    self._begin(instance)
             self._in_turn = False
             if self._is_stopped():
                 return True
@@ -167,11 +168,11 @@ class SerialJob(LocalJob):
             raise DeadlockError(self._deadlock(working))
         return bool(working)
 
-    def _deadlock(self, working: list[LocalRecord]) -> str:
+    def _deadlock(self, working: list[LocalInstance]) -> str:
         reasons = []
-        for place in working:
-            why = getattr(place.object, "why_not_ready", None)
-            reasons.append(f"  {place.label}: " + (str(why()) if why is not None else "ready() is false"))
+        for instance in working:
+            why = getattr(instance.object, "why_not_ready", None)
+            reasons.append(f"  {instance.label}: " + (str(why()) if why is not None else "ready() is false"))
         return "No worker is ready, and nothing else runs that could change that:\n" + "\n".join(reasons)
 
     def _is_stopped(self) -> bool:
@@ -185,11 +186,11 @@ class SerialJob(LocalJob):
             state = self._program.snapshot.load()
         if state is None:
             return False
-        by_label = {place.label: place for place in self._places}
-        for label, place in by_label.items():
-            place.object, place.state = state.objects[label], state.states[label]
-            place.turns = state.turns[label]
-            place.target, place.built = Target(place.object, label), True
+        by_label = {instance.label: instance for instance in self._instances}
+        for label, instance in by_label.items():
+            instance.object, instance.state = state.objects[label], state.states[label]
+            instance.turns = state.turns[label]
+            instance.target = Target(instance.object, label)
         self._workers = [by_label[label] for label in state.order]
         self._due.extend(by_label[label] for label in state.due)
         for handler in state.stop_handlers:
@@ -198,11 +199,11 @@ class SerialJob(LocalJob):
 
     def _save(self, snapshot: ProgramSnapshot) -> None:
         state = ProgramState(
-            objects={place.label: place.object for place in self._places},
-            states={place.label: place.state for place in self._places},
-            turns={place.label: place.turns for place in self._places},
-            order=[place.label for place in self._workers],
-            due=[place.label for place in self._due],
+            objects={instance.label: instance.object for instance in self._instances},
+            states={instance.label: instance.state for instance in self._instances},
+            turns={instance.label: instance.turns for instance in self._instances},
+            order=[instance.label for instance in self._workers],
+            due=[instance.label for instance in self._due],
             stop_handlers=list(self._runtime.stop_handlers),
         )
         with entered(self._runtime, None):
@@ -223,7 +224,7 @@ class SerialJob(LocalJob):
                         StopTimeoutWarning,
                     )
             self._begin_stop()
-            self._close(self._places)
+            self._close(self._instances)
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if not self._interrupted:

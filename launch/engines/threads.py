@@ -9,8 +9,9 @@ import traceback
 from collections.abc import Callable
 
 from launch.context import entered
-from launch.engines.base import Options, ended_normally
-from launch.engines.in_process import LocalJob, LocalRecord
+from launch.engines.base import ended_normally
+from launch.engines.in_process import LocalInstance, LocalJob
+from launch.engines.options import Options
 from launch.errors import LaunchError
 from launch.program import Program
 
@@ -21,8 +22,8 @@ class ThreadsJob(LocalJob):
     def __init__(self, program: Program, engine: str, options: Options) -> None:
         super().__init__(program, engine, options, concurrent=True)
         self._threads = {
-            place.label: threading.Thread(target=self._live, args=(place,), name=place.label, daemon=True)
-            for place in self._places
+            each.label: threading.Thread(target=self._run, args=(each,), name=each.label, daemon=True)
+            for each in self._instances
         }
         threading.Thread(target=self._supervise, name=f"launch-{program.name}", daemon=True).start()
 
@@ -35,80 +36,80 @@ class ThreadsJob(LocalJob):
         late = self._join()
         if late:
             self.outcome.fail(LaunchError(self._describe_late(late)))
-        self._close([place for place in self._places if place.label not in late])
+        self._close([instance for instance in self._instances if instance.label not in late])
 
     def _workers_returned(self) -> bool:
-        workers = [place for place in self._places if place.works]
+        workers = [instance for instance in self._instances if instance.works]
         # A node whose constructor ended with `sys.exit()` has returned, and is no worker.
-        known = all(place.works or place.state in ("running", "returned") for place in self._places)
-        return known and bool(workers) and all(place.state == "returned" for place in workers)
+        known = all(each.works or each.state in ("running", "returned") for each in self._instances)
+        return known and bool(workers) and all(instance.state == "returned" for instance in workers)
 
-    def _live(self, place: LocalRecord) -> None:
+    def _run(self, instance: LocalInstance) -> None:
         """Runs a node: calls its constructor and, for a worker, does its work."""
         while True:
-            place.born = time.monotonic()
+            instance.born = time.monotonic()
             try:
-                self._runtime.build(place)
-                place.state = "running"
-                if place.works:
-                    with entered(self._runtime, place.leaf.context):
-                        place.leaf.node.call() if place.leaf.node.is_function else place.object.run()
-                    place.state = "returned"
+                self._runtime.build(instance)
+                instance.state = "running"
+                if instance.works:
+                    with entered(self._runtime, instance.leaf.context):
+                        instance.leaf.node.call() if instance.leaf.node.is_function else instance.object.run()
+                    instance.state = "returned"
                 break
             except BaseException as error:
                 if ended_normally(error, self._runtime.stopped.is_set()):
-                    place.state = "returned"
+                    instance.state = "returned"
                     break
-                if not self._may_restart(place, error) or not self._pause(place):
+                if not self._may_restart(instance, error) or not self._pause(instance):
                     break
-                self._close_failed(place)
+                self._close_failed(instance)
         self.outcome.notify()
 
-    def _pause(self, place: LocalRecord) -> bool:
+    def _pause(self, instance: LocalInstance) -> bool:
         """Waits before a restart; returns False if the program stops."""
-        return not self._runtime.stopped.wait(place.back_off.after(time.monotonic() - place.born))
+        return not self._runtime.stopped.wait(instance.back_off.after(time.monotonic() - instance.born))
 
-    def _has_failed(self, place: LocalRecord, error: BaseException) -> None:
-        if place.works:
-            self._fail(place, error)  # Its thread may still run, and cannot be ended.
-        elif self._may_restart(place, error):
-            before = self._threads[place.label]
+    def _has_failed(self, instance: LocalInstance, error: BaseException) -> None:
+        if instance.works:
+            self._fail(instance, error)  # Its thread may still run, and cannot be ended.
+        elif self._may_restart(instance, error):
+            before = self._threads[instance.label]
             thread = threading.Thread(
-                target=self._live_again, args=(place, before), name=place.label, daemon=True
+                target=self._run_again, args=(instance, before), name=instance.label, daemon=True
             )
             thread.start()
-            self._threads[place.label] = thread  # Only now: a stop joins the threads.
+            self._threads[instance.label] = thread  # Only now: a stop joins the threads.
 
-    def _live_again(self, place: LocalRecord, before: threading.Thread) -> None:
+    def _run_again(self, instance: LocalInstance, before: threading.Thread) -> None:
         before.join()  # It may still be in the constructor.
-        place.unclosed, place.built = place.unclosed or place.built, False
-        place.state = "restarting"
-        if self._pause(place):
-            self._close_failed(place)
-            self._live(place)
+        instance.unclosed, instance.target = instance.unclosed or instance.target is not None, None
+        instance.state = "restarting"
+        if self._pause(instance):
+            self._close_failed(instance)
+            self._run(instance)
         self.outcome.notify()
 
     def _join(self) -> dict[str, threading.Thread]:
         """Waits for the threads; returns those that did not end."""
         stopped_at = time.monotonic()
-        for place in self._places:
-            deadline = stopped_at + self._options.time_to_end(place.unit.group)
-            self._threads[place.label].join(max(0.0, deadline - time.monotonic()))
+        for instance in self._instances:
+            deadline = stopped_at + self._options.time_to_end(instance.unit.group)
+            self._threads[instance.label].join(max(0.0, deadline - time.monotonic()))
         return {label: thread for label, thread in self._threads.items() if thread.is_alive()}
 
-    def _close_place(self, place: LocalRecord) -> None:
-        self._within_time(super()._close_place, place)
+    def _close_instance(self, instance: LocalInstance) -> None:
+        self._within_time(super()._close_instance, instance)
 
-    def _close_failed(self, place: LocalRecord) -> None:
-        self._within_time(super()._close_failed, place)
+    def _close_failed(self, instance: LocalInstance) -> None:
+        self._within_time(super()._close_failed, instance)
 
-    def _within_time(self, close: Callable[[LocalRecord], None], place: LocalRecord) -> None:
+    def _within_time(self, close: Callable[[LocalInstance], None], instance: LocalInstance) -> None:
         """Closes a node on a thread of its own, for which the others do not wait without end."""
-        thread = threading.Thread(target=close, args=(place,), daemon=True)
+        thread = threading.Thread(target=close, args=(instance,), daemon=True)
         thread.start()
-        thread.join(self._options.time_to_end(place.unit.group))
+        thread.join(self._options.time_to_end(instance.unit.group))
         if thread.is_alive():
-            self.outcome.fail(LaunchError(self._describe_late({place.label: thread})))
+            self.outcome.fail(LaunchError(self._describe_late({instance.label: thread})))
 
     def _describe_late(self, late: dict[str, threading.Thread]) -> str:
         frames = sys._current_frames()

@@ -231,21 +231,19 @@ class Connection:
 
     def move(self, address: str | None) -> None:
         """Sets the node's address; None if it has none now. Calls at the previous address are lost."""
-        lost: list[_Call] = []
         with self._lock:
             if self._closed:
                 return
             self._here = address is not None
             if address is None:
                 return
-            if address != self._address:
+            if address == self._address:
+                lost = self._lose(())
+            else:
                 self._address = address
                 if self._connected:
-                    self._open_socket(address)
+                    self._open_socket()
                 lost = self._lose(self._open.values())
-            for call in self._open.values():
-                if not call.sent:
-                    self._send(call)
         self._fail_lost(lost)
 
     def stop(self) -> None:
@@ -288,20 +286,21 @@ class Connection:
         return self._closed or gone or len(self._futures) < self._max_in_flight
 
     def _connect(self) -> None:
-        if self._address is not None:
-            self._open_socket(self._address)
+        self._open_socket()
         self._probe_at = self._look_at = time.monotonic() + self.probe_interval_s
         threading.Thread(target=self._run, name=f"futures-{self._name}", daemon=True).start()
         self._connected = True
 
-    def _open_socket(self, address: str) -> None:
-        limit = self._max_frame_bytes
-        self._socket.replace(sockets.make_client_socket(address, self._curve, max_frame_bytes=limit))
+    def _open_socket(self) -> None:
+        if self._address is not None:
+            limit = self._max_frame_bytes
+            self._socket.replace(
+                sockets.make_client_socket(self._address, self._curve, max_frame_bytes=limit)
+            )
 
     def _transmit(self, frames: list[Any]) -> None:
-        if self._socket.cut and self._address is not None:
-            # The node then does not know the calls of other threads, as after a restart.
-            self._open_socket(self._address)
+        if self._socket.cut:  # The node then does not know the calls of other threads, as after a restart.
+            self._open_socket()
         self._socket.send(frames)
 
     def _send(self, call: _Call) -> None:
@@ -385,9 +384,6 @@ class Connection:
                 # A node that was away answers each probe that waited for it. A call that was sent again
                 # after the probe is not lost.
                 lost = self._lose(call for call in calls if call.after_probe < number)
-                for call in self._open.values():
-                    if not call.sent:
-                        self._send(call)
             self._fail_lost(lost)
             return
         if answered is None:
@@ -441,13 +437,15 @@ class Connection:
             settle(call, error=failure)
 
     def _lose(self, calls: Iterable[_Call]) -> list[_Call]:
-        """Marks the lost calls to be sent again; returns those that must not be repeated."""
-        lost = [call for call in calls if call.sent]
-        if self._repeat_lost:
-            for call in lost:
-                call.sent = False
-            return []
-        return lost
+        """Sends the lost calls again, and those that were not sent; returns those not to be repeated."""
+        # The thread of a call that has its answer may not have taken it from the open ones yet.
+        lost = [call for call in calls if call.sent and not call.done()]
+        for call in lost:
+            call.sent = not self._repeat_lost
+        for call in self._open.values():
+            if not call.sent:
+                self._send(call)
+        return [] if self._repeat_lost else lost
 
     def _fail_lost(self, calls: list[_Call]) -> None:
         for call in calls:

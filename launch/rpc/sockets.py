@@ -139,18 +139,17 @@ class Authenticator:
                 self._socket.close()
                 return
             version, request_id = request[:2]
-            if request[2] in self._programs and self._programs[request[2]] is None:
-                self._socket.send_multipart([version, request_id, b"500", b"try again", b"", b""])
-                continue
-            allowed = self._may_enter(request[2], request[5], request[6:])
-            self.refused += not allowed
-            code, text = (b"200", b"OK") if allowed else (b"400", b"not a peer of this program")
-            self._socket.send_multipart([version, request_id, code, text, _USER if allowed else b"", b""])
+            code, text, user = b"400", b"not a peer of this program", b""
+            if request[2] in self._programs:
+                keys = self._programs[request[2]]
+                if keys is None:
+                    code, text = b"500", b"try again"
+                elif self._may_enter(keys, request[5], request[6:]):
+                    code, text, user = b"200", b"OK", _USER
+            self.refused += code == b"400"
+            self._socket.send_multipart([version, request_id, code, text, user, b""])
 
-    def _may_enter(self, domain: bytes, mechanism: bytes, credentials: list[bytes]) -> bool:
-        keys = self._programs.get(domain)
-        if keys is None:
-            return False
+    def _may_enter(self, keys: CurveKeys, mechanism: bytes, credentials: list[bytes]) -> bool:
         if mechanism == b"PLAIN" and len(credentials) == 2:
             return credentials[0] == _USER and hmac.compare_digest(credentials[1], keys.token)
         if mechanism == b"CURVE" and len(credentials) == 1:
@@ -210,22 +209,11 @@ def make_private_directory(prefix: str = "lp-") -> str:
     raise ValueError(f"TMPDIR: got {private_parents()}, expected a short, writable path. Set TMPDIR to one.")
 
 
-def lock_directory(path: str) -> int:
-    """Locks a directory until the descriptor that it returns, and copies in forked processes, are closed.
-
-    The kernel closes them when their processes end, however they end.
-    """
-    new = os.path.join(path, f".{_OWNER}")
-    owner = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    fcntl.flock(owner, fcntl.LOCK_EX)
-    os.rename(new, os.path.join(path, _OWNER))  # only now, so that no other process removes it in between
-    return owner
-
-
 def share_directory(path: str) -> int:
-    """Makes a directory of mode 0700 that processes of one machine share; returns a descriptor that locks it.
+    """Makes a directory of mode 0700, if there is none, and returns a descriptor that locks it.
 
-    `remove_abandoned_directories` removes it once all their descriptors are closed.
+    Processes of one machine can share it. The kernel closes their descriptors, and copies of them in forked
+    processes, however they end. After that, `remove_abandoned_directories` removes it.
     """
     while True:
         with contextlib.suppress(FileExistsError):
@@ -320,10 +308,7 @@ def make_server_socket(
 
 
 def make_client_socket(
-    address: str,
-    curve: CurveKeys | None,
-    *,
-    max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
+    address: str, curve: CurveKeys | None, *, max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES
 ) -> zmq.Socket:
     """Returns a socket connected to a server; it reconnects by itself when the server is restarted.
 

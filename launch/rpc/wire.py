@@ -13,21 +13,12 @@ from __future__ import annotations
 import pickle
 import struct
 import time
-import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import zmq
 
-from launch.errors import (
-    MalformedMessage,
-    NodeError,
-    RemoteError,
-    RemoteTraceback,
-    frames_of,
-    hide_our_frames,
-    message_of,
-)
+from launch.errors import MalformedMessage, NodeError, RemoteError, RemoteTraceback, describe
 
 # kind of message, number of buffers that follow, number of the call within its connection
 HEAD = struct.Struct("<BxHxxxxQ")
@@ -99,7 +90,6 @@ def describe_error(error: BaseException) -> dict[str, Any]:
 
     `frames` is the traceback without this project's frames, which the exception loses.
     """
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     pickled: bytes | None = None
     try:
         import cloudpickle
@@ -108,10 +98,7 @@ def describe_error(error: BaseException) -> dict[str, Any]:
         pickle.loads(pickled)  # exceptions whose __init__ takes more than `args` fail only here
     except Exception:
         pickled = None  # the text describes the error
-    kind, message = type(error).__name__, message_of(error)
-    hide_our_frames(error)
-    frames = frames_of(error)
-    return {"kind": kind, "message": message, "traceback": text, "frames": frames, "pickled": pickled}
+    return {**describe(error), "pickled": pickled}
 
 
 def rebuild_error(failure: Mapping[str, Any], node: str) -> BaseException:
@@ -129,7 +116,6 @@ def rebuild_error(failure: Mapping[str, Any], node: str) -> BaseException:
 
 def node_error(label: str, failure: Mapping[str, Any]) -> NodeError:
     """Returns the `NodeError` for a failure that `describe_error` described elsewhere."""
-    told = {name: failure[name] for name in ("kind", "message", "traceback", "frames")}
-    error = NodeError(label, **told)
+    error = NodeError(label, **{name: text for name, text in failure.items() if name != "pickled"})
     error.__cause__ = rebuild_error(failure, label)
     return error

@@ -1,11 +1,9 @@
-"""A block of steps that finds no room is lost, and nothing else: later items are right."""
-
-import collections
+"""A block of steps that finds no room is lost with its episodes, and nothing else: later items are right."""
 
 import numpy as np
 import pytest
 import tree
-from adder_steps import FIRST, LAST, MID, TABLE, make_client, observations, read, stacked_episodes, step
+from adder_steps import TABLE, make_client, read, stacked_episodes
 
 from framework import adders, replay, specs
 from framework.adders import block
@@ -30,72 +28,40 @@ MAKERS = {
 }
 
 
-def play(make, failing=None):
-    """Returns the items of three envs and 60 steps, and how often a call failed."""
-    client = make_client()
-    adder = make(client)
-    append, calls, errors = adder._writer.append, 0, 0
+def play(adder):
+    for t, (action, timestep, extras) in enumerate(stacked_episodes(60)):
+        adder.add(action, timestep, extras) if t else adder.add_first(timestep)
+    adder.flush()
+
+
+def items_of(client):
+    return [b"".join(np.asarray(leaf).tobytes() for leaf in tree.flatten(item)) for item in read(client)]
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("failing", [1, 2, 3, 8])
+def test_the_adder_goes_on_as_a_new_one(name, failing, monkeypatch):
+    monkeypatch.setattr(block, "_MAX_BLOCK_STEPS", 5)
+    client, other = make_client(), make_client()
+    adder, calls = MAKERS[name](client), iter(range(1, 1000))
+    append = adder._writer.append
 
     def limited(*arguments):
-        nonlocal calls
-        calls += 1
-        if calls == failing:
+        if next(calls) == failing:
             raise replay.StoreFullError("no room")
         return append(*arguments)
 
     adder._writer.append = limited
-    for t, (action, timestep, extras) in enumerate(stacked_episodes(60)):
-        try:
-            if t == 0:
-                adder.add_first(timestep)
-            else:
-                adder.add(action, timestep, extras)
-        except replay.StoreFullError:
-            errors += 1
-    adder.flush()
-    items = [b"".join(np.asarray(leaf).tobytes() for leaf in tree.flatten(item)) for item in read(client)]
-    dropped = adder.num_dropped_episodes
+    with pytest.raises(replay.StoreFullError):
+        play(adder)
+    assert 3 <= adder.num_dropped_episodes <= 6
+    with pytest.raises(ValueError, match="no open episode"):
+        adder.add(*list(stacked_episodes(2))[1])
+    before = items_of(client)
+    play(adder)
+    play(MAKERS[name](other))
+    every = items_of(other)
+    assert every[: len(before)] == before
+    assert items_of(client) == every
     assert adder.close() == 0
     assert all(stream.num_rows == 0 for stream in client.store.streams.values())
-    return items, errors, dropped
-
-
-@pytest.mark.parametrize("name", MAKERS)
-def test_the_other_items_are_those_of_an_adder_that_lost_nothing(name, monkeypatch):
-    monkeypatch.setattr(block, "_MAX_BLOCK_STEPS", 5)
-    every, errors, uncounted = play(MAKERS[name])
-    assert errors == 0
-    # Of 60 steps a block has 5, and the windows that reach into it a few more.
-    most = len(every) - len(every) // 3
-    for failing in range(1, 10):
-        items, errors, dropped = play(MAKERS[name], failing)
-        assert errors == 1
-        left = collections.Counter(every)
-        left.subtract(items)
-        assert min(left.values()) == 0, "an item that no adder should write"
-        assert [item for item in every if item in set(items)] == items, "the order"
-        assert len(items) >= most
-        assert items[-1] == every[-1]
-        assert uncounted < dropped <= uncounted + 6
-
-
-def test_an_episode_that_loses_several_blocks_counts_once(monkeypatch):
-    monkeypatch.setattr(block, "_MAX_BLOCK_STEPS", 5)
-    for make in (MAKERS["1 step"], MAKERS["episodes"]):
-        client = make_client()
-        adder = make(client)
-        append = adder._writer.append
-
-        def full(*arguments):
-            raise replay.StoreFullError("no room")
-
-        adder.add_first(step(FIRST, 0))
-        for i in range(1, 40):
-            adder._writer.append = full if i < 20 else append
-            try:
-                adder.add(0, step(LAST if i % 10 == 9 else MID, i) if i % 10 else step(FIRST, i))
-            except replay.StoreFullError:
-                assert i % 5 == 0
-        adder.flush()
-        assert adder.num_dropped_episodes == 2
-        assert observations(client)[-1][-1] == 39

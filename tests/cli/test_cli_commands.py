@@ -420,7 +420,7 @@ def test_ctrl_c_prints_one_line(tmp_path, phase, out):
     check_ctrl_c(warm_python.Popen, ["-c", code], out)
 
 
-SERVER = "framework.environments.environment_server"
+SERVER = "framework.environments.remote.environment_server"
 
 
 @pytest.mark.parametrize(

@@ -201,11 +201,18 @@ def test_launchpad_that_is_missing(repertory, tmp_path):
 
 
 def test_list_says_what_is_missing(repertory, monkeypatch):
-    monkeypatch.setattr(registry, "_entry_points", lambda: {"dqn": "agents.dqn:DQN", "own": "not_there:Own"})
+    agents = {"dqn": "agents.dqn:DQN", "c51": "agents.c51:C51", "own": "not_there:Own"}
+    monkeypatch.setattr(registry, "_entry_points", lambda: agents)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "ale_py" else name)
     code, out, _ = repertory("list")
     assert code == 0
-    for text in ("own  cannot be used: ", "No module named 'not_there'", "[atari]", "Deep Q-learning"):
+    for text in (
+        "own  cannot be used: ",
+        "No module named 'not_there'",
+        "[atari]",
+        "Deep Q-learning",
+        " (on dqn)",
+    ):
         assert text in out
     assert "repertory[ray]" not in out
 

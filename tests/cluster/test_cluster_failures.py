@@ -2,6 +2,7 @@
 
 import threading
 
+import psutil
 import pytest
 from far_run import Run, flags
 
@@ -25,7 +26,9 @@ def test_a_cut_host_delays_the_program_and_the_death_of_the_head_ends_it(real_ho
         assert not run.over() and not any(node["restarts"] for node in run.nodes())
         (head,) = hosts[0].processes("gcs_server")
         head.kill()
-        assert run.wait() != 0
+        assert run.wait() == 1
+        nodes = [process for host in hosts for process in host.processes("ray::HostActor")]
+        assert not psutil.wait_procs(nodes, timeout=5)[1]
     finally:
         output = run.end()
     (said,) = [line for line in output.splitlines() if line.startswith("error:")]

@@ -99,11 +99,10 @@ def _changed(**changes):
 
 
 _CASES = {
-    "reset returns no pair": (OldReset, "reset()", "(observation, info)"),
+    "reset returns no pair": (OldReset, "reset()", "return `observation, {}`"),
     "reset takes no seed": (NoSeed, "reset()", "define reset(self, *, seed=None, options=None)"),
     "step returns four": (OldStep, "step()", "truncated (a time limit)"),
-    "flag is no bool": (_changed(terminated=0), "step().terminated", "return bool(terminated)"),
-    "info is no dict": (_changed(info=None), "step().info", "return {} if there is none"),
+    "flag is no bool": (_changed(terminated="no"), "step()", "Return True or False"),
     "reward is text": (_changed(reward="x"), "step().reward", "return a number"),
     "reward is an array": (_changed(reward=np.zeros(1)), "step().reward", "make value and spec agree"),
     "reward is NaN": (_changed(reward=np.nan), "step().reward", "finite"),
@@ -131,9 +130,9 @@ _CASES = {
     "no end": (Endless, "episodes", "give more num_steps"),
     "close raises": (CloseRaises, "close()", "raise nothing"),
     "not reproducible": (Unseeded, "time step 0", "self.np_random"),
-    "unsupported space": (Talks, "spaces", "use a supported space"),
+    "unsupported space": (Talks, "environment", "supported spaces"),
     "actions without bounds": (Unbounded, "action_spec()", "bound it"),
-    "not an environment": (lambda: 3, "type", "derive from one of the two"),
+    "not an environment": (lambda: 3, "environment", "return a gymnasium.Env"),
     "raises": (lambda: testing.FaultyEnvironment("raise"), "step()", "run it under a debugger"),
     "cannot be built": (lambda: 1 / 0, "constructor", "make it build"),
     "several envs": (lambda: gymnasium.vector.SyncVectorEnv([Good] * 2), "constructor", "make it build"),
@@ -192,7 +191,8 @@ def test_nothing_is_found_where_nothing_is_wrong(environment):
 
 
 def test_each_violation_is_reported_once():
-    assert len(check_environment(_changed(reward=np.nan, info=3), num_steps=50)) == 2
+    both = _changed(reward=np.nan, observation={"place": _PLACE + 21, "time": 1})
+    assert len(check_environment(both, num_steps=50)) == 2
 
 
 def _odd(reset=lambda timestep: timestep, step=lambda timestep: timestep):
@@ -212,10 +212,9 @@ _ODD = {
     "too soon": (
         _odd(step=lambda timestep: timestep._replace(step_type=_FIRST)),
         "step()",
-        "dm_env.termination() or truncation()",
+        "End the episode with LAST",
     ),
     "discount": (_odd(step=lambda timestep: timestep._replace(discount=1.5)), "step().discount", "clip it"),
-    "a tuple": (_odd(step=tuple), "step()", "dm_env.TimeStep"),
 }
 
 

@@ -80,7 +80,7 @@ def test_wrong_arguments_are_named():
         Navigation2D(num_envs=2).set_task(np.zeros((3, 2)))
     with pytest.raises(ValueError, match="max_steps: got 0"):
         environments.make(NAME, options={"max_steps": 0})
-    with pytest.raises(ValueError, match="there are tasks:Navigation2D"):
+    with pytest.raises(ValueError, match="expected one of tasks:Navigation2D"):
         environments.make("tasks:Navigation3D")
     environment = Navigation2D()
     environment.reset()

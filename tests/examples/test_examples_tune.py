@@ -9,7 +9,8 @@ import pytest
 
 import launch as lp
 from framework.runs.callbacks import OnWrite
-from launch.engines.base import Options, plan
+from launch.engines.base import plan
+from launch.engines.options import Options
 from launch.engines.supervised import code
 
 optuna = pytest.importorskip("optuna")

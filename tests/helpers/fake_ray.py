@@ -141,7 +141,7 @@ def get(future):
     return future.result()
 
 
-def wait(futures, timeout=None):
+def wait(futures, num_returns=1, timeout=None):
     done, others = concurrent.futures.wait(futures, timeout)
     return list(done), list(others)
 

@@ -138,10 +138,14 @@ def _templates():
 
 
 def _template(preload):
-    found = _templates().get(preload)
-    if found is not None and found.process is not None and found.process.poll() is not None:
-        found = None  # It has died, which must not fail all tests that follow.
-    return found or _start_template(preload)
+    with _starting:  # One that is replaced at once would end, because nothing holds its line.
+        found = _templates().get(preload)
+        if found is not None and found.process is not None and found.process.poll() is not None:
+            found = None  # It has died, which must not fail all tests that follow.
+        return found or _start_template(preload)
+
+
+_starting = threading.Lock()
 
 
 class _Template:

@@ -301,6 +301,23 @@ def test_a_long_call_is_asked_after_and_answered(serve, connect, address, impati
     assert server.calls == 1  # a probe is no call
 
 
+def test_an_answered_call_is_not_repeated(serve, connect, impatient, address, monkeypatch):
+    leave = Connection._leave
+
+    def leave_late(*arguments):
+        threading.Event().wait(0.3)  # Several probes ask for the call.
+        leave(*arguments)
+
+    _, service = serve("first", address)
+    connection = connect(repeat_lost=True)
+    connection.submit("hold", (), {}, None)  # The client's own thread receives.
+    monkeypatch.setattr(Connection, "_leave", leave_late)
+    connection.call("note", (1,), {}, PATIENCE)
+    service.release.set()
+    connection.call("name", (), {}, PATIENCE)
+    assert service.notes == [1]
+
+
 def test_after_the_stop_a_running_call_is_waited_for_and_a_lost_node_is_not(
     serve, connect, address, stopped, impatient
 ):

@@ -3,7 +3,7 @@
 import pytest
 
 import launch
-from launch.engines.base import Resources
+from launch.engines.options import Resources
 from launch.engines.ray import placement
 
 HOSTS = {"one": {"CPU": 4}, "two": {"CPU": 4, "GPU": 2, "big_memory": 1}}

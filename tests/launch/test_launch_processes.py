@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import warnings
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -20,6 +21,7 @@ from ended import has_ended
 import launch as lp
 from launch import seeds
 from launch.engines import processes
+from launch.engines.options import Options
 from launch.engines.supervised import job as supervised_job
 
 PATIENCE = 60.0
@@ -297,7 +299,7 @@ def test_nodes_save_what_they_have_when_the_fork_server_is_lost(tmp_path, monkey
 
 def test_a_fork_server_that_hangs_is_ended(monkeypatch):
     monkeypatch.setattr(processes, "_CLOSE_TIMEOUT", 0.5)
-    server = processes.ForkServer([], [], [], lambda group: 1.0, print)
+    server = processes.ForkServer(SimpleNamespace(paths=[], locks=[]), Options(preload=[]), print)
     os.kill(server._process.pid, signal.SIGSTOP)
     server.close()
     assert has_ended(server._process.pid)

@@ -17,13 +17,11 @@ from background import Background
 
 import launch as lp
 from launch.engines import processes
-from launch.engines.base import Unit
 from launch.engines.processes import ForkServer
 from launch.engines.supervised import job as supervised_job
 from launch.engines.supervised.channel import Channel
 from launch.engines.supervised.files import Files
 from launch.engines.supervised.job import SupervisedJob
-from launch.engines.supervised.process import Process
 
 PATIENCE = 60.0
 
@@ -172,30 +170,27 @@ def test_nodes_close_after_an_unexpected_error(tmp_path, monkeypatch, when):
     assert (tmp_path / "saved").read_text() == "saved\n" * 2
 
 
-@pytest.mark.parametrize("step", ["_clean_up", "_write_status"])
+@pytest.mark.parametrize("step", ["at_end", "_write_status"])
 def test_an_error_at_the_very_end_ends_the_wait(tmp_path, monkeypatch, step):
     program = saving_program(tmp_path / "saved")
     finish = SupervisedJob._finish
 
+    def fail(over=True):
+        raise OSError("at the end")
+
     def break_the_end(job):
-        clean_up = job._clean_up
-
-        def fail():
-            if step == "_clean_up":
-                clean_up()
-            raise OSError("at the end")
-
-        monkeypatch.setattr(job, step, fail)
+        if step == "at_end":
+            job._options.at_end.callback(fail)
+        else:
+            monkeypatch.setattr(job, step, fail)
         finish(job)
 
     monkeypatch.setattr(SupervisedJob, "_finish", break_the_end)
-    monkeypatch.setattr(threading, "excepthook", lambda args: None)
     job = lp.start(program, "processes", directory=tmp_path, stop_timeout=PATIENCE)
     waiting = Background(job.wait)
     job.stop()
-    assert isinstance(waiting.exception(PATIENCE), OSError | None)
+    assert isinstance(waiting.exception(PATIENCE), OSError)
     assert job.over
-    assert isinstance(job.outcome.error, OSError) == (step == "_clean_up")
 
 
 def test_a_stalled_launcher_reads_before_it_takes_a_node_for_silent(tmp_path, monkeypatch):
@@ -241,20 +236,19 @@ def test_what_a_node_has_said_is_heard_though_its_end_is_known_first(monkeypatch
 
 def test_orders_wait_for_a_process_that_does_not_read():
     ours, theirs = socket.socketpair()
-    process = Process(Unit("node-0", "node", 0, ()), b"", None)
-    process.begin(1, Channel(ours), 0.0)
-    orders = [{"setup": b"x" * 400_000}, *(("where", {number: "tcp://a:1"}) for number in range(1000))]
-    Background(lambda: [process.order(each) for each in orders]).result(PATIENCE)
-    reader, received = Channel(theirs), []
+    writer, reader, received = Channel(ours), Channel(theirs), []
+    orders = [{"setup": b"x" * 400_000}, *(("addresses", {number: "tcp://a:1"}) for number in range(1000))]
+    Background(lambda: [writer.post(each) for each in orders]).result(PATIENCE)
     while len(received) < len(orders):
         received += reader.receive_ready()
-        process.channel.flush()
+        writer.flush()
     assert received == orders
-    assert not process.channel.unsent
+    assert not writer.unsent
     theirs.close()
     for each in orders[:2]:
-        process.order(each)  # the host reports the end of the process
-    assert not process.channel.unsent
+        with pytest.raises(OSError):
+            writer.post(each)
+    assert not writer.unsent
 
 
 class Member:
@@ -286,15 +280,12 @@ def test_a_node_that_does_not_read_holds_up_no_other(monkeypatch, has_a_place):
     """On Ray, nobody reads the orders of a node before it has a place, or while its machine is cut off."""
     fork, kill, unread, killed = ForkServer.fork, ForkServer.kill, {}, []
 
-    def fork_one_apart(server, unit, resources, log):
-        if unit.label != "member-1" or unread:
-            return fork(server, unit, resources, log)
-        ours, theirs = socket.socketpair()
-        server._lives += 1
-        unread[server._lives] = theirs
+    def fork_one_apart(server, process, line, resources):
+        if process.unit.label != "member-1" or unread:
+            return fork(server, process, line, resources)
+        unread[process.number] = line
         if has_a_place:
-            server._report({"forked": server._lives, "pid": os.getpid()})
-        return server._lives, Channel(ours)
+            server._report({"forked": process.number, "pid": os.getpid()})
 
     def kill_one_apart(server, number):
         killed.append(number)

@@ -31,7 +31,7 @@ def test_a_stop_before_the_thread_of_a_restart_has_started(monkeypatch):
         service.fail()
 
     def start_late(thread):
-        if getattr(thread._target, "__name__", "") == "_live_again":
+        if getattr(thread._target, "__name__", "") == "_run_again":
             jobs[0].stop("stopped")
             time.sleep(0.3)  # The supervisor joins the threads in the meantime.
         start(thread)

@@ -11,10 +11,10 @@ import pytest
 from helpers.small_programs import SMALL, small_program
 
 import launch
-from agents.dqn import DQN
-from agents.flow_dqn import FlowDQN, FlowDQNConfig
+from agents.dqn import DQN, DQNConfig
 from agents.ppo import PPO, PPOConfig
 from agents.random_actions import RandomActions
+from examples.flows import DQNPlan
 from framework.checkpoints import Checkpointer
 from framework.environments.testing import FakeEnvironment, make_spec
 from framework.loggers import read_jsonl
@@ -61,9 +61,9 @@ def test_makes_exactly_the_steps_and_says_why_it_ended(engine, tmp_path):
 @pytest.mark.parametrize(
     ("agent", "engine", "error"),
     [
-        (DQN(SMALL), "threads", r"learner: made no step in 20 env steps; .* from 50 on"),
+        (DQN(SMALL), "threads", "learner: made no step in 20 env steps; table 'replay' holds"),
         (PPO(PPOConfig(unroll_length=32)), "serial", "learner: made no step"),
-        (FlowDQN(FlowDQNConfig(min_replay_size=50)), "serial", "learner: made no step"),
+        (DQNPlan(DQNConfig(min_replay_size=50)), "serial", "learner: made no step"),
         (RandomActions(), "serial", None),  # It has nothing to learn.
     ],
 )
@@ -73,13 +73,21 @@ def test_a_run_that_never_learned_fails(agent, engine, error):
         assert launch.launch(few, engine)["env_steps"] == 20
 
 
+@pytest.mark.parametrize(
+    ("steps", "given", "limit"),
+    [(None, None, 10_000), (200, None, 1_000), (5_000, None, 5_000), (10**7, None, 10_000), (200, 7, 7)],
+)
+def test_an_evaluation_always_has_a_limit(steps, given, limit):
+    assert RunConfig(max_env_steps=steps, max_evaluation_steps=given).evaluation_limit == limit
+
+
 def test_a_stop_ends_an_evaluation():
     """Its episodes may take longer than a node has to end."""
 
     def environment(evaluation=False):
         return FakeEnvironment(episode_length=10**9 if evaluation else 5)
 
-    config = RunConfig(evaluate_period=5, max_evaluation_steps=None, evaluation_options={"evaluation": True})
+    config = RunConfig(evaluate_period=5, max_evaluation_steps=10**9, evaluation_options={"evaluation": True})
     program = make_program(RandomActions(), environment, config)
     with warnings.catch_warnings():
         warnings.simplefilter("error", launch.StopTimeoutWarning)

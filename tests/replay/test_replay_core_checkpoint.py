@@ -62,8 +62,8 @@ def worked(folder, steps=31, **options):
     return client
 
 
-def restored(folder, restore_config="constructor", **options):
-    checkpointer = at(folder, restore_config=restore_config)
+def restored(folder, **options):
+    checkpointer = at(folder)
     return replay.EmbeddedClient(tables(**options), checkpointer=checkpointer)
 
 
@@ -155,15 +155,13 @@ def test_weights_that_would_overflow_with_another_exponent_are_refused(tmp_path)
         make(sampler=selectors.Prioritized(2.0), checkpointer=checkpointer)
 
 
-@pytest.mark.parametrize("restore_config", ["constructor", "checkpoint"])
-def test_whose_configuration_wins(tmp_path, caplog, restore_config):
+def test_the_configuration_of_the_constructor_wins(tmp_path, caplog):
     worked(tmp_path, 5)
     with caplog.at_level(logging.WARNING):
-        again = restored(tmp_path, restore_config, max_size=77, sampler="Uniform")
+        again = restored(tmp_path, max_size=77, sampler="Uniform")
     got = again.server_info()["main"]
-    wins = restore_config == "checkpoint"
-    assert (got.max_size, got.sampler_options["kind"]) == ((300, "Prioritized") if wins else (77, "Uniform"))
-    assert f"the {restore_config}'s is used" in caplog.text and "max_size" in caplog.text
+    assert (got.max_size, got.sampler_options["kind"]) == (77, "Uniform")
+    assert "the constructor's is used" in caplog.text and "max_size" in caplog.text
     again.sample_batch("queue", 1)
 
 

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
-from embedded_table import insert, insert_now, make
+from embedded_table import contents, insert, insert_now, make
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from interrupts import interrupt
 
 from framework import replay
 from framework.replay import rate_limiters as rl
@@ -197,3 +198,44 @@ def test_a_priority_that_is_set_after_the_last_turn_counts_once_the_item_is_back
     assert table.weight()[:2] == (1.0, 1)
     table.give_back(held)
     assert table.weight()[:2] == (6.0, 2)
+
+
+INTERRUPTED = {
+    "a batch": (0, lambda client, writer, keys: insert(client, [8, 9, 10], writer=writer)),
+    "an item": (0, lambda client, writer, keys: insert(client, [8], writer=writer)),
+    "a sample": (0, lambda client, writer, keys: client.sample_batch("t", 3, timeout=0)),
+    "last samples": (2, lambda client, writer, keys: client.sample_batch("t", 3, timeout=0)),
+    "changes": (0, lambda client, _, keys: client.mutate_priorities("t", {int(keys[3]): 3.0}, keys[:3])),
+    "a reset": (0, lambda client, writer, keys: client.reset("t")),
+}
+
+
+@pytest.mark.parametrize("name", INTERRUPTED)
+def test_an_interrupt_anywhere_leaves_a_whole_table_or_ends_it(name):
+    times, use = INTERRUPTED[name]
+    at, ended = 0, 0
+    while True:
+        client = make(sampler=selectors.Prioritized(1.0), size=5, times=times, concurrent=False)
+        writer, table = client.batch_writer(), client.tables["t"]
+        keys = insert(client, range(7), range(1, 8), writer=writer)[2:]
+        files = [f"tables/{name}.py" for name in ("items", "keys", "rate_limiters", "selectors", "table")]
+        files += ["local/client.py", "replay/writer.py", "replay/base.py", "tables/sum_tree.py"]
+        if not interrupt(lambda: use(client, writer, keys), at, *files):  # noqa: B023
+            break
+        at += 1
+        try:
+            insert(client, [20, 21], writer=writer)
+        except replay.ServerClosed as error:
+            assert "in the middle of a change" in str(error)
+            ended += 1
+            for call in (client.sample_batch, client.reset, client.checkpoint, client.server_info):
+                with pytest.raises(replay.ServerClosed):
+                    call(*("t", 1)[: call.__code__.co_argcount - 1])
+            continue
+        items, live = table._items, contents(client)
+        assert len(live) == table.size == len(table.sampler) == len(table.remover) <= 5
+        assert live == sorted(set(live)) and live[-2:] == [20, 21]
+        assert sorted(items.find(items.keys[items.keys > 0])) == sorted(items.in_order())
+        assert set(client.sample_batch("t", 3, timeout=0).data) <= set(live)
+        assert writer.close(0) == 0
+    assert at > ended > 3

@@ -16,6 +16,7 @@ from framework import replay
 from framework.datasets import Dataset
 from framework.replay.__main__ import main
 from framework.replay.remote.client import ServedClient
+from framework.replay.remote.connection import ReplayConnection
 from launch.rpc.sockets import CurveKeys
 
 
@@ -97,21 +98,26 @@ def test_a_killed_server_is_an_error_and_leaves_nothing_after_the_next_start(for
     client.close()
 
 
+@pytest.mark.parametrize("end", ["killed", "stopped: all its messages at once", "stopped: one at a time"])
 @pytest.mark.parametrize("local", [True, False])
-@pytest.mark.parametrize("end", ["killed", "stopped"])
-def test_a_writer_ends_with_its_server_and_counts_what_is_lost(fork, local, end):
-    child = fork(_serve, replay.Table.queue("t", 4))
-    client = ServedClient(child.word()[0], local=local, reconnect_timeout=0.5)
+def test_a_writer_ends_with_its_server_and_counts_what_is_lost(fork, monkeypatch, local, end):
+    receive, queue = ReplayConnection._receive, replay.Table.queue("t", 4)
+
+    def receive_more(connection, deadline, watch):
+        if deadline == 0.0:  # what has come together with the first message
+            return end.endswith("once") and receive(connection, time.monotonic() + 60.0, watch)
+        return receive(connection, deadline, watch)
+
+    server = fork(_serve, queue) if end == "killed" else replay.Server([queue])
+    address = server.word()[0] if end == "killed" else server.address
+    client = ServedClient(address, local=local, reconnect_timeout=0.5)
     writer = client.batch_writer(max_in_flight_items=100)
     for n in range(10):
         write(writer, 1, start=n)
     with pytest.raises(replay.DeadlineExceededError):
         writer.flush(timeout=0.2)
-    if end == "killed":
-        child.kill()
-    else:
-        os.kill(child.process.pid, signal.SIGINT)
-        child.process.join(10)
+    monkeypatch.setattr(ReplayConnection, "_receive", receive_more)
+    server.kill() if end == "killed" else server.stop()
     lost = replay.ServerLost if end == "killed" else replay.ServerClosed
     for _ in range(2):
         with pytest.raises(lost):

@@ -40,12 +40,7 @@ def test_an_acknowledgement_on_its_way_is_not_taken_for_a_table_without_room(ask
         writer = client.batch_writer(max_in_flight_items=1)
         rows = writer.append("s", {"x": np.arange(2)})
         # Nothing is seen of the server but its answers to questions: the rest is still on its way.
-        poll = writer._connection.poll
-        monkeypatch.setattr(
-            writer._connection,
-            "poll",
-            lambda *_: poll(0.0) if writer._connection._answers else [],
-        )
+        monkeypatch.setattr(writer._connection, "wait", lambda *_: None)
         writer.create_items("t", {"x": writer.slice("s", "x", rows[:1])})
         assert server.localhost_client().sample_batch("t", 1, timeout=10).data["x"].tolist() == [0]
         if ask == "create":
@@ -177,7 +172,7 @@ def test_single_items_that_wait_for_a_full_table_become_few_messages(monkeypatch
         for at in range(n):
             writer.append({"x": np.int64(at)})
             writer.create_item("t", 1.0, {"x": writer.history["x"][-1]})
-            writer._writer._send_late()  # as the timer does, if the next item comes too late for it
+            writer._writer._push_late()  # as the timer does, if the next item comes too late for it
         reader = server.localhost_client()
         seen = []
         while len(seen) < n:  # the last items, too, without another call of the writer

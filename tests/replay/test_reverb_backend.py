@@ -211,7 +211,7 @@ def test_items_that_a_limiter_refuses_wait_and_are_counted(serve):
     with pytest.raises(replay.DeadlineExceededError):
         write(writer, range(9), timeout=0.05)
     assert writer.close(timeout=0.05) == 5
-    writer.settle()  # by a reader that saw the writer just before it was closed
+    writer.show()  # by a reader that saw the writer just before it was closed
 
 
 @pytest.mark.parametrize("in_flight", [1, 2, 5, None])

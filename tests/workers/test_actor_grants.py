@@ -147,8 +147,7 @@ def test_actors_in_lockstep_make_the_budget_exactly(actors, envs, unroll_length,
         # The learner stands for the collector, whose parameters are the newest.
         worker._gates.insert(0, Waits(f"actor-{index}", learner, counter, learner, unrolls))
         worker._budget._asks_ahead = order.random() < 0.8  # As on engines with processes.
-        worker._budget._limit = lambda unrolls=unrolls: unrolls.left * envs
-        worker._budget._most = max(1, (unroll_length - 2) // 2)
+        worker._budget._limit = functools.partial(unrolls.limit, envs)
         learner.unrolls.append(unrolls)
         workers.append(worker)
     running, idle = list(workers), 0

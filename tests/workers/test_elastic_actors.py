@@ -10,9 +10,9 @@ import pytest
 
 import launch
 from agents.dqn import DQN, DQNConfig
-from agents.flow_ppo import FlowPPO
 from agents.impala import IMPALA, IMPALAConfig
 from agents.ppo import PPO, PPOConfig
+from examples.flows import PPOPlan
 from framework import environments, specs
 from framework.learners.roster import Roster
 from framework.programs import RunConfig, make_program
@@ -171,6 +171,18 @@ def test_the_grant_of_a_lost_actor_returns_to_the_budget():
     assert counter.grant("b", 0, spent=60) == 0 and not counter.wait_for_steps(0.0)
 
 
+def test_actors_that_hold_their_last_steps_do_not_wait_for_one_another():
+    counter = Counter(max_steps=10)
+    a, b = ({"life": life, "holds": True} for life in "12")
+    assert counter.grant("a", 6, **a) == 6 and counter.grant("b", 6, **b) == 4
+    assert counter.grant("a", 6, spent=6, **a) == 0 and counter.wait_for_steps(0.0)  # b may be lost.
+    assert counter.grant("b", 6, spent=4, **b) == 0 and not counter.wait_for_steps(0.0)
+    assert counter.remaining() == 10
+    assert counter.grant("a", 0, spent=6, life="1") == 0 and counter.remaining() == 4
+    counter.release("b")  # It is lost when a has ended.
+    assert counter.remaining() == 0
+
+
 def test_min_actors_is_for_programs_that_can_go_on_without_actors():
     with pytest.raises(ValueError, match="min_actors: got 3, expected at most num_actors"):
         RunConfig(num_actors=2, min_actors=3)
@@ -182,8 +194,8 @@ def test_min_actors_is_for_programs_that_can_go_on_without_actors():
     with pytest.raises(ValueError, match="min_actors: got 1 with max_policy_lag 1, expected None"):
         lagging = PPO(PPOConfig(unroll_length=8, max_policy_lag=1))
         make_program(lagging, "gymnasium:CartPole-v1", RunConfig(num_actors=2, min_actors=1))
-    with pytest.raises(ValueError, match="min_actors: got 1, expected None for FlowPPO"):  # A plan.
-        make_program(FlowPPO(), "gymnasium:CartPole-v1", RunConfig(num_actors=2, min_actors=1))
+    with pytest.raises(ValueError, match="min_actors: got 1, expected None for PPOPlan"):  # A plan.
+        make_program(PPOPlan(), "gymnasium:CartPole-v1", RunConfig(num_actors=2, min_actors=1))
     assert make_program(AGENTS["impala"](), "gymnasium:CartPole-v1", config).min_nodes == {"actor": 1}
     config = RunConfig(num_actors=2, min_actors=2, variable_sources=2)
     program = make_program(AGENTS["ppo"](), "gymnasium:CartPole-v1", config)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import bisect
 import collections
-import contextlib
 import json
 import math
 import sys
@@ -39,6 +38,7 @@ from framework.replay.rows.store import RowStore
 from framework.replay.tables.items import NewItems
 from framework.replay.types import ByName, TableInfo, check_priorities
 from framework.replay.writer import BatchWriter
+from framework.replay.writers import Writers
 from framework.types import Nest
 
 # Seconds to wait for a server of another process to start, including TensorFlow's import.
@@ -156,16 +156,20 @@ class ReverbWriter(BatchWriter):
 
     It differs in two ways. `create_items` returns no keys, because dm-reverb does not report them. When it
     returns, items may still be in flight, at most `max_in_flight_items` if the client is concurrent. A writer
-    that is garbage-collected is closed with timeout 0.
+    that is garbage-collected is closed by the next call that reads.
     """
 
     _default_in_flight = DEFAULT_IN_FLIGHT
 
     def __init__(
-        self, tables: ServerTables, max_in_flight_items: int | None, has_room: Callable[[str, int], bool]
+        self,
+        tables: ServerTables,
+        max_in_flight_items: int | None,
+        writers: Writers,
+        has_room: Callable[[str, int], bool],
     ) -> None:
         self._rows = RowStore()
-        super().__init__(self._rows, max_in_flight_items, collections.deque(), has_room)
+        super().__init__(self._rows, max_in_flight_items, writers, has_room)
         if not tables.concurrent:
             self._max_in_flight = sys.maxsize
         self._tables = tables
@@ -185,22 +189,8 @@ class ReverbWriter(BatchWriter):
                 sent.pop(~row, None)
             return rows
 
-    def settle(self) -> None:
-        """Waits until the created items are in their tables, as far as the rate limiters let them in.
-
-        Does nothing while another thread waits in this writer for room, which perhaps only the reader makes.
-        """
-        # This writer's lock is free here: a staging thread takes its own lock first, and this one in it.
-        if (stage := self._before_read) is not None:
-            stage()
-        if not self.enter_to_read(self._lock):
-            return
-        try:
-            if not self._closed:
-                with contextlib.suppress(ServerClosed):
-                    self._confirm(0, time.monotonic())
-        finally:
-            self._lock.release()
+    def _settle(self) -> None:
+        self._confirm(0, time.monotonic())
 
     def _finish(self) -> int:
         if self._writer is not None:
@@ -208,20 +198,28 @@ class ReverbWriter(BatchWriter):
         self._rows.close()
         return self.num_pending
 
-    def __del__(self) -> None:
-        if not self._closed:
-            self.close(timeout=0)
-
     # Sending.
 
-    def _put(self, table: str, layout: Layout, items: NewItems) -> None:
+    def _check(self, table: str, layout: Layout, items: NewItems) -> tuple[str, Layout]:
         items.keys = items.keys[:0]  # dm-reverb makes its own
-        described = self._tables.signature(table) is None
+        self._tables.signature(table)  # raises UnknownTableError
         if items.priorities is None:
-            priorities = np.full(len(items.index), self._tables.max_priorities.get(table, 1.0))
+            items.priorities = np.full(len(items.index), self._tables.max_priorities.get(table, 1.0))
         else:
-            priorities = check_priorities(table, items.priorities, len(items.index))
-            self._tables.saw_priorities(table, priorities)
+            items.priorities = check_priorities(table, items.priorities, len(items.index))
+            self._tables.saw_priorities(table, items.priorities)
+        return table, layout
+
+    def _push(self) -> None:
+        self._filled = 0.0
+        while self._items:
+            self._send(*self._items.popleft())
+
+    def _send(self, into: tuple[str, Layout], items: NewItems) -> None:
+        table, layout = into
+        self.num_pending -= len(items.index)
+        described = self._tables.signature(table) is None
+        priorities: Any = items.priorities
         self._make_writer(layout)
         refused = False  # by a rate limiter: then the items wait in dm-reverb's writer
         for i, line in enumerate(items.index.tolist()):

@@ -36,11 +36,6 @@ from framework.replay.types import ByName, PaddedSample, ReplaySample, TableInfo
 from framework.replay.writer import BatchWriter, joined
 from launch.rpc import sockets
 
-# Single items wait for others, because many go in for hardly more than one: until there are this many, until
-# a table is read, or for this many seconds.
-_HELD_BACK = 32
-_DELAY_S = 0.005
-
 # The clients of the servers of this process, by address: their tables need no messages.
 _served_here: weakref.WeakValueDictionary[str, EmbeddedClient] = weakref.WeakValueDictionary()
 # A forked child has copies of the tables, and the server keeps the originals.
@@ -86,10 +81,6 @@ class EmbeddedClient(ReverbApi, BaseClient):
         if checkpointer is not None:
             checkpointer.load(self.tables, self.store)
 
-    def table(self, name: str) -> Table:
-        """Returns a table; `UnknownTableError` if there is none of that name."""
-        return self.tables[name]
-
     def another(self) -> EmbeddedClient:
         """Returns a client of the same tables with writers and an `interrupt` of its own."""
         client = object.__new__(type(self))
@@ -115,7 +106,9 @@ class EmbeddedClient(ReverbApi, BaseClient):
 
     def batch_writer(self, max_in_flight_items: int | None = None) -> LocalWriter:
         """Returns a writer for B envs; see `contracts.Writer`."""
+        self.store.writers.show()
         writer = LocalWriter(self, max_in_flight_items)
+        self.store.writers.add(writer)
         self._writers.add(writer)
         return writer
 
@@ -209,42 +202,28 @@ class LocalWriter(BatchWriter):
     as there is room.
     """
 
+    _held_back = 32
+
     def __init__(self, client: EmbeddedClient, max_in_flight_items: int | None = None):
-        dropped, has_room = client.store.dropped_writers, lambda table, n: client.tables[table].can_insert(n)
-        super().__init__(client.store, max_in_flight_items, dropped, has_room)
-        client.store.end_dropped_writers()
+        writers, has_room = client.store.writers, lambda table, n: client.tables[table].can_insert(n)
+        super().__init__(client.store, max_in_flight_items, writers, has_room)
         self._tables = client.tables
         self._rows = client.store
         self._concurrent = client.concurrent
         self._interrupted = client.is_interrupted
-        self._held_back = min(_HELD_BACK, self._max_in_flight)
+        self._held_back = min(self._held_back, self._max_in_flight)
         if not self._concurrent:
             self._max_in_flight = sys.maxsize  # no other thread could make room
-        self._items: collections.deque[tuple[Table, NewItems]] = collections.deque()
-        self._untried = 0  # items since the last attempt to insert
-        self._created = 0
         # (items created before, stream, rows)
         self._releases: collections.deque[tuple[int, str, np.ndarray]] = collections.deque()
-        self._reference = weakref.WeakMethod(self.show)
-        self._rows.add_writer(self._reference)
         self._closed = False
-
-    def show(self) -> None:
-        """Inserts everything that was staged and created so far, as far as there is room.
-
-        Tables call it before they are read, in any thread.
-        """
-        if self._before_read is not None:
-            self._before_read()
-        if self._items:
-            self._insert()
 
     def end(self) -> bool:
         """Closes a dropped writer once its items are in their tables; returns whether it is closed."""
-        with contextlib.suppress(ServerClosed):
-            self.show()
-            with self._lock:
-                self._release_all()
+        self.show()
+        with contextlib.suppress(ServerClosed), self._lock:
+            self._push()
+            self._release_all()
             if self._items:
                 return False
         self.close(timeout=0)
@@ -255,38 +234,33 @@ class LocalWriter(BatchWriter):
         self._items.clear()
         self._release_rows(self._created)
         self._release_all()
-        self._rows.remove_writer(self._reference)
         return dropped
 
-    def _put(self, table: str, layout: Layout, items: NewItems) -> None:
-        into, count = self._tables[table], len(items.keys)
+    def _check(self, table: str, layout: Layout, items: NewItems) -> Table:
+        into = self._tables[table]
         into.check_items(layout, items)
-        # A batch goes straight in if no items wait before it.
-        done = into.insert_now(items) if count > 1 and not self._items else 0
-        self._created += count
-        if done < count:
-            self._items.append((into, items.part(done, count)))
-            self.num_pending += count - done
-            self._untried += count - done
-            if self._untried >= self._held_back or into.waiting.counts[SAMPLERS]:
-                self._insert()
-            elif self._concurrent:
-                self._late.call_later(self._insert, _DELAY_S)
+        if len(items.keys) > 1 and not self._items:  # A batch goes straight in if no items wait before it.
+            into.insert_now(items)
+        if into.waiting.counts[SAMPLERS]:  # Nothing is held back from a reader that waits.
+            self._filled = 1.0
+        return into
 
-    def _insert(self) -> None:
+    def _push(self) -> None:
         """Inserts the front of the queue as far as the rate limiters allow."""
         with self._lock:
-            self._untried = 0
-            self._items = collections.deque(joined(self._items))
+            self._filled = 0.0
+            if len(self._items) > 1:
+                self._items = collections.deque(joined(self._items))
             while self._items:
                 table, items = self._items[0]
-                count = table.insert_now(items)
-                self.num_pending -= count
-                if count < len(items.keys):
-                    self._items[0] = (table, items.part(count, len(items.keys)))
+                table.insert_now(items)
+                if items.done < len(items.keys):
                     break
                 self._items.popleft()
-            self._release_rows(self._created - self.num_pending)
+            # Counted anew, because an interrupt may have come before the last count.
+            self.num_pending = sum([items.left for _, items in self._items]) if self._items else 0
+            if self._releases:
+                self._release_rows(self._created - self.num_pending)
 
     def _free(self, stream: str, rows: np.ndarray) -> None:
         if self.num_pending:
@@ -305,7 +279,7 @@ class LocalWriter(BatchWriter):
             return
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            self._insert()
+            self._push()
             with self._lock:
                 pending = self.num_pending
                 if pending <= keep:

@@ -16,7 +16,6 @@ call raises `ServerLost`. The caller creates a new writer.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import threading
 import time
@@ -39,11 +38,8 @@ from framework.replay.tables.items import NewItems
 from framework.replay.types import check_priorities
 from framework.replay.wire import MAX_LAYOUTS, unpack_error
 from framework.replay.writer import BatchWriter, HeldRows, joined
+from framework.replay.writers import Writers
 
-# Single items wait for others, which makes them cheaper: until there are this many, until something is read
-# through the same client, or for this many seconds.
-_SEND_ITEMS = 64
-_DELAY_S = 0.005
 # While this many messages wait at the server, single items wait for others longer.
 _MAX_MESSAGES = 64
 _SEND_ROWS = 4096  # released rows that are sent without items
@@ -61,7 +57,7 @@ class ServedWriter(BatchWriter):
     Args:
       connection: the writer's own.
       max_in_flight_items: items that may wait for room before `create_items` waits too; None for 512.
-      dropped: queue to which a writer that is dropped without `close` adds itself, to be closed.
+      writers: the client's.
       has_room: the client's `can_insert`.
 
     Attributes:
@@ -71,46 +67,29 @@ class ServedWriter(BatchWriter):
 
     look_s = 0.25
 
+    _held_back = 64
     _message: dict[str, Any]
 
     def __init__(
         self,
         connection: ReplayConnection,
         max_in_flight_items: int | None,
-        dropped: collections.deque[ServedWriter],
+        writers: Writers,
         has_room: Callable[[str, int], bool],
     ) -> None:
-        super().__init__(None, max_in_flight_items, dropped, has_room)
+        super().__init__(None, max_in_flight_items, writers, has_room)
         self.num_lost = 0
         self._connection = connection
         self._layouts: dict[Layout, int] = {}  # those that the server knows
         self._begin_message()
         self._in_flight: dict[int, int] = {}  # the number of items of each message that was not answered
-        self._created = 0
         self._failed = 0  # items that the server has refused
         self._closed = False
 
-    def show(self) -> None:
-        """Asks the server to insert everything that was created so far; does not wait for room.
-
-        Called before something is read through the same client, from any thread. Does nothing while another
-        thread waits in this writer for room, because perhaps only the reader can make that room.
-        """
-        if self._before_read is not None:
-            self._before_read()
-        if not self.enter_to_read(self._lock):
-            return
-        try:
-            if self.num_pending and self._ended is None:
-                # What goes wrong is an error of this writer's next call, not of the reader's.
-                with contextlib.suppress(ReverbError):
-                    self._sync()
-        finally:
-            self._lock.release()
-
     def end_in_child(self) -> None:
         """Ends this writer in a forked child: its rows and its session are the parent's."""
-        self._lock = threading.RLock()  # another thread of the parent may have held it
+        # Another thread of the parent may have held their locks.
+        self._lock, self._writers = threading.RLock(), Writers()
         self._ended = ServerLost("writer: got a call in a forked process. Make a new writer there.")
 
     def _finish(self) -> int:
@@ -167,19 +146,24 @@ class ServedWriter(BatchWriter):
         self._message["write"].append([held.stream, rows, copies])
         self._fill(sum(array.nbytes + _ARRAY_BYTES for array in copies.values()) / _SEND_BYTES)
 
+    def _fill(self, share: float) -> None:
+        """Notes that the message has more in it; sends it once it is full."""
+        self._filled += share
+        if self._filled >= 1.0:
+            self._push()
+
     def _free(self, stream: str, rows: np.ndarray) -> None:
         self._message["release"].append((stream, rows.copy()))
         self._fill(len(rows) / _SEND_ROWS)
 
     # --- items ---
 
-    def _put(self, table: str, layout: Layout, items: NewItems) -> None:
+    def _check(self, table: str, layout: Layout, items: NewItems) -> str:
         tables = self._connection.welcome["tables"]
         if table not in tables:
             raise UnknownTableError(f"table {table!r} was not found; the server has {tables}")
-        n = len(items.keys)
         if items.priorities is not None:
-            check_priorities(table, items.priorities, n)
+            check_priorities(table, items.priorities, len(items.keys))
         if layout not in self._layouts:
             if len(self._layouts) == MAX_LAYOUTS:
                 raise ValueError(
@@ -189,89 +173,79 @@ class ServedWriter(BatchWriter):
             self._layouts[layout] = len(self._layouts)
             self._message["layouts"].append([self._layouts[layout], layout.to_wire()])
         items.layout = self._layouts[layout]
-        self._items.append((table, items))
-        self.num_pending += n
-        self._created += n
-        self._fill(n / _SEND_ITEMS)
-        if self._items:
-            self._late.call_later(self._send_late, _DELAY_S)
+        return table
 
     def _begin_message(self) -> None:
         self._message = {"op": "insert", "layouts": [], "write": [], "release": [], "lease": {}}
-        self._items: list[tuple[str, NewItems]] = []
+        self._items.clear()
         self._filled = 0.0
 
-    def _fill(self, share: float) -> None:
-        """Notes that the message has more in it; sends it once it is full."""
-        self._filled += share
-        if self._filled >= 1.0:
-            self._send()
-
-    def _send(self) -> None:
+    def _push(self) -> None:
         """Sends the message, if it holds anything other than a request for rows."""
         message = self._message
         if not (self._items or message["write"] or message["release"]):
             return
-        try:
-            self._post(message)
-        except BaseException as error:
-            self._end_if_interrupted(error)
-            raise
-        self._collect(0.0)
-
-    def _post(self, message: dict[str, Any]) -> None:
         message["items"] = [
             [table, new.layout, new.index, new.lengths, new.keys, new.priorities, new.episodes]
             for table, new in joined(self._items)
         ]
         count = sum(len(new.keys) for _, new in self._items)
-        self._in_flight[self._call(self._connection.post, message)] = count
-        self._begin_message()
+        try:
+            self._in_flight[self._call(self._connection.post, message)] = count
+            self._begin_message()
+        except BaseException as error:
+            self._end_if_interrupted(error)
+            raise
+        self._collect(0.0)
 
-    def _send_late(self) -> None:
+    def _push_late(self) -> None:
         """Sends single items that were not followed by others, unless many messages wait already."""
         with self._lock:
             if self._ended is None:
                 self._collect(0.0)
                 if len(self._in_flight) < _MAX_MESSAGES:
-                    self._send()
+                    self._push()
                 elif self._items:
-                    self._late.call_later(self._send_late, self.look_s)
+                    self._late.call_later(self._push_late, self.look_s)
 
-    def _sync(self) -> None:
+    def _settle(self) -> None:
         """Asks the server which of the items created so far it could insert."""
-        self._send()
+        self._push()
         self._call(self._connection.request, {"op": "sync"})
         self._collect(0.0)
 
     def _collect(self, timeout: float | None, watch: bool = True) -> bool:
-        """Notes answers to inserts; waits as `ReplayConnection.poll` does. Returns whether a message came."""
-        if timeout != 0.0:
-            self._call(self._connection.wait, timeout, watch)
+        """Notes answers to inserts; waits as `ReplayConnection.wait` does. Returns whether a message came."""
+        self._call(self._connection.wait, timeout, watch)
+        stopped: ServerClosed | None = None
         try:
-            return self._note_answers(self._call(self._connection.poll))
-        except BaseException as error:
-            self._end_if_interrupted(error)
+            answers, self._connection.answers = self._connection.answers, {}
+            for number, answer in answers.items():
+                if (count := self._in_flight.pop(number, None)) is None:
+                    continue
+                error = unpack_error(answer["error"]) if "error" in answer else None
+                if isinstance(error, ServerClosed):  # `_finish`, which cancels requests, does not come here.
+                    stopped = error
+                    continue
+                self.num_pending -= count
+                if error is not None:
+                    self._failed += count
+                    self._errors.append(error)
+                    continue
+                for stream, rows in answer["rows"].items():
+                    held = self._owned[stream]
+                    held.spare = np.concatenate([held.spare, rows])
+        except BaseException as raised:
+            self._end_if_interrupted(raised)
             raise
-
-    def _note_answers(self, answers: list[dict[str, Any]]) -> bool:
-        for answer in answers:
-            count = self._in_flight.pop(answer["id"], None)
-            if count is None:
-                continue
-            self.num_pending -= count
-            if "error" in answer:
-                self._failed += count
-                self._errors.append(unpack_error(answer["error"]))
-                continue
-            for stream, rows in answer["rows"].items():
-                held = self._owned[stream]
-                held.spare = np.concatenate([held.spare, rows])
+        if stopped is not None:
+            self._end(stopped)
+            raise stopped
         return bool(answers)
 
     def _wait(self, timeout: float | None, keep: int) -> None:
         with self._lock:
-            self._send()  # also rows that were released
+            self._push()  # also rows that were released
             # Read once: an interrupt from here on must end the wait, wherever in the loop it comes.
             interrupted = self._connection.wake.is_set
             if interrupted:
@@ -286,7 +260,7 @@ class ServedWriter(BatchWriter):
                         and deadline is not None
                         and time.monotonic() >= deadline
                     ):
-                        self._sync()  # an answer may be on its way: it comes before the answer to this
+                        self._settle()  # an answer may be on its way: it comes before the answer to this
                         if self.num_pending <= keep:
                             break
                         if self._connection.wake.is_set:

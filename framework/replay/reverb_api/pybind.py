@@ -1,26 +1,12 @@
 """The names in `reverb.pybind`, dm-reverb's compiled classes, that exist here."""
 
-from framework.replay.client import Client
-from framework.replay.reverb_api.structured import StructuredWriter
-from framework.replay.reverb_api.trajectory_writer import TrajectoryWriter, Writer
-from framework.replay.tables.rate_limiters import RateLimiter
-from framework.replay.tables.selectors import Fifo as FifoSelector
-from framework.replay.tables.selectors import Lifo as LifoSelector
-from framework.replay.tables.selectors import Prioritized as PrioritizedSelector
-from framework.replay.tables.selectors import Selector as ItemSelector
-from framework.replay.tables.selectors import Uniform as UniformSelector
-from framework.replay.tables.table import Table
+from framework.replay.client import Client as Client
+from framework.replay.reverb_api.structured import StructuredWriter as StructuredWriter
+from framework.replay.reverb_api.trajectory_writer import TrajectoryWriter as TrajectoryWriter
+from framework.replay.reverb_api.trajectory_writer import Writer as Writer
+from framework.replay.tables import selectors
+from framework.replay.tables.rate_limiters import RateLimiter as RateLimiter
+from framework.replay.tables.table import Table as Table
 
-__all__ = [
-    "Client",
-    "FifoSelector",
-    "ItemSelector",
-    "LifoSelector",
-    "PrioritizedSelector",
-    "RateLimiter",
-    "StructuredWriter",
-    "Table",
-    "TrajectoryWriter",
-    "UniformSelector",
-    "Writer",
-]
+FifoSelector, LifoSelector, UniformSelector = selectors.Fifo, selectors.Lifo, selectors.Uniform
+ItemSelector, PrioritizedSelector = selectors.Selector, selectors.Prioritized

@@ -1,5 +1,4 @@
 """The names in `reverb.replay_sample`."""
 
-from framework.replay.types import ReplaySample, SampleInfo
-
-__all__ = ["ReplaySample", "SampleInfo"]
+from framework.replay.types import ReplaySample as ReplaySample
+from framework.replay.types import SampleInfo as SampleInfo

@@ -24,7 +24,7 @@ import numpy as np
 
 from framework import nest as nests
 from framework.replay import contracts
-from framework.replay.reverb_api.columns import ColumnHistory
+from framework.replay.reverb_api.columns import ColumnHistory, WrittenStep
 from framework.replay.reverb_api.trajectory_writer import TrajectoryWriter
 from framework.replay.types import TensorSpec
 from framework.types import Nest
@@ -75,15 +75,9 @@ class Moment:
 
 @dataclass(frozen=True)
 class Condition:
-    """A test that must hold for a config to be applied: `Condition.step_index() % 2 == 0`.
-
-    Attributes:
-      test: whether the condition holds at a moment.
-      at_end: whether it tests for the end of an episode; its config is applied only there.
-    """
+    """A test that must hold for a config to be applied: `Condition.step_index() % 2 == 0`."""
 
     test: Callable[[Moment], bool]
-    at_end: bool = False
 
     @staticmethod
     def step_index() -> Quantity:
@@ -101,7 +95,7 @@ class Condition:
     @staticmethod
     def is_end_episode() -> Condition:
         """Holds in `end_episode`; the last step of the episode is the last step of the pattern."""
-        return Condition(lambda moment: moment.is_end_episode, at_end=True)
+        return Condition(lambda moment: moment.is_end_episode)
 
     @staticmethod
     def data(step_structure: Nest) -> Nest:
@@ -171,11 +165,6 @@ class Config:
         """Number of steps that the history must have."""
         return max(-leaf.steps[0] for leaf in self.leaves)
 
-    @property
-    def at_end(self) -> bool:
-        """Whether the config is applied at the end of episodes only."""
-        return any(condition.at_end for condition in self.conditions)
-
 
 def create_reference_step(step_structure: Nest) -> Nest:
     """Returns a nest like `step_structure` with a `Reference` at each leaf."""
@@ -228,14 +217,10 @@ def create_config(
         raise ValueError("pattern: got a nest without leaves, expected at least one step[...][...].")
     for path, leaf in zip(nests.paths(structure), leaves, strict=True):
         if not isinstance(leaf, Pattern):
-            raise ValueError(
-                f"pattern, leaf {path!r}: got {type(leaf).__name__}, expected step[...][negative index]."
-            )
+            raise ValueError(f"pattern, leaf {path!r}: got {type(leaf).__name__}, expected step[...][-n].")
     for condition in conditions:
         if not isinstance(condition, Condition):
-            raise ValueError(
-                f"conditions: got {type(condition).__name__}, expected a comparison of Condition.…()."
-            )
+            raise ValueError(f"conditions: got {type(condition).__name__}, expected Condition.…() >= n.")
     priority = priority or constant_priority_fn(1.0)
     return Config(pattern, table, tuple(conditions), priority, leaves, structure)
 
@@ -260,21 +245,15 @@ def infer_signature(configs: Sequence[Config], step_spec: Nest) -> Nest:
         raise ValueError("configs: got none, expected at least one.")
     names, structure = sorted({config.table for config in configs}), configs[0].structure
     if len(names) > 1 or any(config.structure != structure for config in configs):
-        raise ValueError(
-            f"configs: got patterns of tables {names}, expected one table and no different nests."
-        )
+        raise ValueError(f"configs: got patterns of tables {names}, expected one table, no different nests.")
     step = [TensorSpec.of(spec) for spec in nests.flatten(step_spec)[0]]
     for leaf in [leaf for config in configs for leaf in config.leaves if leaf.leaf >= len(step)]:
-        raise ValueError(
-            f"pattern of {leaf.path!r}: got leaf {leaf.leaf}, expected one of {len(step)} leaves."
-        )
+        raise ValueError(f"pattern of {leaf.path!r}: got leaf {leaf.leaf}, expected one of {len(step)}.")
     specs = []
     for path, *patterns in zip(nests.paths(structure), *[config.leaves for config in configs], strict=True):
         kinds = {(p.squeeze, step[p.leaf].dtype, step[p.leaf].shape) for p in patterns}
         if len(kinds) > 1:
-            raise ValueError(
-                f"configs, leaf {path!r}: got {sorted(map(str, kinds))} in one table, expected one kind."
-            )
+            raise ValueError(f"configs, leaf {path!r}: got {sorted(map(str, kinds))}, expected one kind.")
         squeeze, dtype, shape = kinds.pop()
         lengths = {len(pattern.steps) for pattern in patterns}
         length = lengths.pop() if len(lengths) == 1 else None
@@ -283,13 +262,10 @@ def infer_signature(configs: Sequence[Config], step_spec: Nest) -> Nest:
 
 
 class StructuredWriter(TrajectoryWriter):
-    """A `TrajectoryWriter` that creates items by itself: after each step, one for each config that applies.
+    """A `TrajectoryWriter` that creates items by itself, for each step at most one of each config.
 
-    A config applies if the steps of its pattern exist and its conditions hold. `history` is the list of the
-    columns of the flattened step.
-
-    Configs with `Condition.is_end_episode()` are applied in `end_episode` only, the others after complete
-    steps only.
+    A config is applied after the first part of a step with which its conditions hold and its pattern has all
+    of its data. `history` is the list of the columns of the flattened step.
 
     Args:
       client: any client of `framework.replay`.
@@ -303,7 +279,8 @@ class StructuredWriter(TrajectoryWriter):
         self._configs = list(configs)
         self._min_leaves = 1 + max(leaf.leaf for config in configs for leaf in config.leaves)
         self._num_leaves: int | None = None  # of the first step
-        self._since_applied = [0] * len(configs)
+        self._since_applied = [0] * len(configs)  # 0: it was applied in this step
+        self._counted: WrittenStep | None = None  # the last step that is in `_since_applied`
 
     def append(self, data: Nest, *, partial_step: bool = False) -> None:
         """Appends a step, or a part of it; None at a leaf means that the step has no data there.
@@ -321,13 +298,18 @@ class StructuredWriter(TrajectoryWriter):
             )
         super().append(leaves, partial_step=partial_step)
         self._num_leaves = expected
-        if not partial_step:
-            self._since_applied = [since + 1 for since in self._since_applied]
-            self._apply(at_end=False)
+        self._apply(at_end=False)
 
     def _apply(self, at_end: bool) -> None:
         columns: list[ColumnHistory] = self.history
         length = len(columns[0])
+        step = self._steps.kept[length - 1]
+        if not step.data:
+            return
+        if self._counted is not step:
+            self._counted = step
+            self._since_applied = [since + 1 for since in self._since_applied]
+        index = self.episode_steps - (not self.step_is_open)
 
         def read(leaf: int, steps: int) -> np.ndarray:
             return columns[leaf][-steps:].numpy()
@@ -336,9 +318,9 @@ class StructuredWriter(TrajectoryWriter):
             return columns[leaf][-1].numpy() if columns[leaf].has(length - 1) else None
 
         for number, config in enumerate(self._configs):
-            moment = Moment(self.episode_steps - 1, self._since_applied[number], at_end, last)
+            moment = Moment(index, self._since_applied[number], at_end, last)
             if (
-                config.at_end is at_end
+                self._since_applied[number]
                 and all(condition.test(moment) for condition in config.conditions)
                 and all(columns[p.leaf].has(length + at) for p in config.leaves for at in p.steps)
             ):
@@ -352,7 +334,7 @@ class StructuredWriter(TrajectoryWriter):
     ) -> None:
         """Applies the configs for the end of an episode, flushes, and starts a new episode."""
         try:
-            if self.episode_steps:
+            if self.episode_steps or self.step_is_open:
                 self._apply(at_end=True)
         finally:
             super().end_episode(clear_buffers, timeout_ms, timeout)

@@ -44,6 +44,7 @@ class NewItems:
       lengths: int32 `[k, groups]`, or None if the layout is not ragged.
       episodes: uint64 `[k, m]`, the episodes of each item's rows, filled up with 0; or None.
       layout: the table's number for the layout.
+      done: how many of them are in the table, the first ones.
     """
 
     index: np.ndarray
@@ -52,6 +53,12 @@ class NewItems:
     lengths: np.ndarray | None = None
     episodes: np.ndarray | None = None
     layout: int = 0
+    done: int = 0
+
+    @property
+    def left(self) -> int:
+        """Number of items that are not in the table."""
+        return len(self.keys) - self.done
 
     def part(self, begin: int, end: int) -> NewItems:
         """Returns items `begin` to `end`."""
@@ -69,10 +76,10 @@ class NewItems:
 
     @staticmethod
     def join(parts: Sequence[NewItems]) -> NewItems:
-        """Joins items of the same kind and table."""
+        """Joins items of the same kind and table, without those that are in it."""
         if len(parts) == 1:
             return parts[0]
-        arrays: Any = zip(*[part._arrays() for part in parts], strict=True)
+        arrays: Any = zip(*[part.part(part.done, len(part.keys))._arrays() for part in parts], strict=True)
         joined = [None if each[0] is None else np.concatenate(each) for each in arrays]
         fields: list[Any] = [*joined, parts[0].layout]
         return NewItems(*fields)

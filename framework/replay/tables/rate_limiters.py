@@ -51,9 +51,7 @@ class RateLimiter:
         if min_size_to_sample < 1:
             raise ValueError(f"min_size_to_sample: got {min_size_to_sample}, expected at least 1.")
         if not max_diff > min_diff:
-            raise ValueError(
-                f"min_diff, max_diff: got [{min_diff}, {max_diff}], expected a window that is not empty."
-            )
+            raise ValueError(f"min_diff, max_diff: got [{min_diff}, {max_diff}], expected min < max.")
         self.samples_per_insert = float(samples_per_insert)
         self.min_size_to_sample = int(min_size_to_sample)
         self.min_diff = float(min_diff)
@@ -188,6 +186,7 @@ class Waiting:
         only the first one counts.
       listeners: called, with the lock held, when calls of other processes should look again.
       closed: why the table is closed; None if it is not.
+      changing: whether the table is being changed. It stays so after an interrupt or an error in a change.
       look_s: seconds after which a call that waits looks again, though nothing has woken it.
     """
 
@@ -200,14 +199,20 @@ class Waiting:
         self.seconds = [0.0, 0.0]
         self.listeners: list[Callable[[], None]] = []
         self.closed: str | None = None
+        self.changing = False
         self._table = table
         self._lock = lock
         self._conditions = [threading.Condition(lock) for _ in range(2)]
 
     def check_open(self) -> None:
-        """Raises `ServerClosed` if the table is closed."""
+        """Raises `ServerClosed` if the table is closed or broken. Called with the lock held."""
         if self.closed is not None:
             raise ServerClosed(self.closed)
+        if self.changing:
+            raise ServerClosed(
+                f"table {self._table!r}: got a call after an interrupt in the middle of a change, expected a "
+                "whole table. Make new tables, and restore a checkpoint."
+            )
 
     def close(self) -> None:
         """Ends every call that waits, and every later one, with `ServerClosed`."""
@@ -220,14 +225,10 @@ class Waiting:
             self.notify(SAMPLERS)
             self.notify(INSERTERS)
 
-    def count(self, side: int, change: int) -> None:
-        """Counts a call of another process that begins (1) or stops (-1) waiting."""
+    def count(self, side: int, change: int, seconds: float = 0.0) -> None:
+        """Counts a call of another process that begins (1) or stops (-1) waiting, and how long it waited."""
         with self._lock:
             self.counts[side] += change
-
-    def add_seconds(self, side: int, seconds: float) -> None:
-        """Counts the time for which a call of another process has waited."""
-        with self._lock:
             self.seconds[side] += seconds
 
     def notify(self, side: int) -> None:

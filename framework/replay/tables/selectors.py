@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from framework.replay.errors import CheckpointError
 from framework.replay.rows.store import grown
 from framework.replay.tables.sum_tree import SumTree
 
@@ -395,13 +394,3 @@ class MaxHeap(_Heap):
     """The item with the largest priority."""
 
     _sign = -1.0
-
-
-def from_config(config: dict[str, Any]) -> Selector:
-    """Inverts `Selector.config`; `CheckpointError` for a kind that is not of this module."""
-    kinds = {kind.__name__: kind for kind in (Uniform, Prioritized, Fifo, Lifo, MinHeap, MaxHeap)}
-    options = dict(config)
-    kind = options.pop("kind")
-    if kind not in kinds:
-        raise CheckpointError(f"selector: got {kind!r} in the checkpoint, expected one of {sorted(kinds)}.")
-    return kinds[kind](**options)

@@ -12,7 +12,6 @@ import numpy as np
 from framework.replay.errors import CheckpointError
 from framework.replay.rows.layout import Bindings, Layout
 from framework.replay.rows.store import RowStore
-from framework.replay.tables import selectors
 from framework.replay.tables.items import Delivery, Items, NewItems, SavedPart
 from framework.replay.tables.rate_limiters import INSERTERS, SAMPLERS, Queue, RateLimiter, Stack, Waiting
 from framework.replay.tables.selectors import Fifo, Lifo, Selector
@@ -81,9 +80,7 @@ class Table:
                 f"most max_size, {max_size}: it could never be sampled."
             )
         if extensions:
-            raise ValueError(
-                f"table {name!r}, extensions: got {extensions}, expected none; they are not supported."
-            )
+            raise ValueError(f"table {name!r}, extensions: got {extensions}, expected none: there are none.")
         owners = {"sampler": sampler.owner, "remover": remover.owner, "rate_limiter": rate_limiter.owner}
         if remover is sampler:
             owners["remover"] = name
@@ -111,6 +108,8 @@ class Table:
         if self.size:
             raise ValueError(f"table {self.name!r}: got a new store while it holds items.")
         self.store = store
+        #: Has the writers of this process insert what they hold back.
+        self.drain = store.writers.show
         self.waiting.concurrent = concurrent
         self.bindings = Bindings(store, self.name, self.signature)
         self._empty()
@@ -166,10 +165,6 @@ class Table:
 
     # Wiring.
 
-    def drain(self) -> None:
-        """Has the writers of this process insert what they hold back."""
-        self.store.show_writers()
-
     def set_seed(self, seed: int | None) -> None:
         """Restarts the sampler's random numbers."""
         with self.lock:
@@ -195,20 +190,22 @@ class Table:
         return array
 
     def insert_now(self, new: NewItems) -> int:
-        """Inserts the first of the items, as many as the rate limiter allows, and returns how many.
+        """Inserts the next of the items, as many as the rate limiter allows, and returns how many.
 
-        It never waits.
+        It never waits. `new.done` counts them, too, so that after an interrupt none is inserted twice.
         """
-        n, done, limiter = len(new.keys), 0, self.rate_limiter
+        n, before, limiter = len(new.keys), new.done, self.rate_limiter
         with self.lock:
             self.waiting.check_open()
-            while done < n and (allowed := limiter.allowed_inserts(min(n - done, self.max_size))):
-                self._items.insert(new if allowed == n else new.part(done, done + allowed))
-                done += allowed
+            self.waiting.changing = True
+            while new.done < n and (allowed := limiter.allowed_inserts(min(n - new.done, self.max_size))):
+                self._items.insert(new if allowed == n else new.part(new.done, new.done + allowed))
                 limiter.inserts += allowed
-            if done:
+                new.done += allowed
+            self.waiting.changing = False
+            if new.done > before:
                 self.waiting.notify(SAMPLERS)
-        return done
+        return new.done - before
 
     def wait_to_insert(self, timeout: float | None, cancelled: Callable[[], bool] | None = None) -> None:
         """Waits until one item could be inserted.
@@ -273,6 +270,7 @@ class Table:
         self.drain()
         with self.lock:
             self.waiting.check_open()
+            self.waiting.changing = True
             items, limiter = self._items, self.rate_limiter
             if delivery.items is not items:
                 if delivery.items is not None:
@@ -294,6 +292,8 @@ class Table:
                     slots = np.concatenate([slots for slots, _ in picks])
                     info = SampleInfo(*map(np.concatenate, zip(*[info for _, info in picks], strict=True)))
                 delivery.slots, delivery.info, delivery.parts = slots, info, items.parts(slots)
+            self.waiting.changing = False
+            if len(picks) > bool(known):
                 self.waiting.notify(INSERTERS)
             return len(delivery.slots) == n
 
@@ -301,20 +301,24 @@ class Table:
         """Ends a delivery whose samples were copied: its rows may be used again."""
         with self.lock:
             items, delivery.items = delivery.items, None
-            if items is not None:
+            if items is not None and not self.waiting.changing:
+                self.waiting.changing = True
                 items.release(delivery.slots)
+                self.waiting.changing = False
 
     def give_back(self, delivery: Delivery) -> None:
         """Undoes a draw whose samples were not used. Items take their old places again."""
         with self.lock:
             items, delivery.items = delivery.items, None
-            if items is None:
+            if items is None or self.waiting.changing:  # an interrupt has ended the table
                 return
+            self.waiting.changing = True
             items.give_back(delivery.slots)
             if items is self._items:  # no reset since the draw
                 items.sampled_age -= delivery.age
                 self.rate_limiter.samples -= len(delivery.slots)
                 self.waiting.notify(SAMPLERS)
+            self.waiting.changing = False
 
     # Changes of items.
 
@@ -336,6 +340,7 @@ class Table:
         self.drain()
         with self.lock:
             self.waiting.check_open()
+            self.waiting.changing = True
             items, changed = self._items, 0
             if len(deletes):
                 slots = np.unique(items.find(deletes))
@@ -351,17 +356,21 @@ class Table:
                 if len(slots):
                     items.update(slots, priorities)
                     changed += len(slots)
+            self.waiting.changing = False
             return changed
 
     def reset(self) -> None:
         """Removes every item and sets every counter to 0. Rows are freed unless a delivery holds them."""
         self.drain()  # items that were created before and that the limiter allows go too
         with self.lock:
+            self.waiting.check_open()
+            self.waiting.changing = True
             self._items.remove(np.flatnonzero(self._items.keys))
             self._empty()
             self.rate_limiter.reset()
             self.waiting.notify(INSERTERS)
             self.waiting.notify(SAMPLERS)
+            self.waiting.changing = False
 
     # State.
 
@@ -403,6 +412,8 @@ class Table:
         """The description in `server_info`."""
         self.drain()
         with self.lock:
+            if self.waiting.changing:
+                self.waiting.check_open()
             limiter, items, waiting = self.rate_limiter, self._items, self.waiting.counts
             why_not_sample, why_not_insert = limiter.refusals()
             sampled_ms, inserted_ms = (int(1000 * seconds) for seconds in self.waiting.seconds)
@@ -452,12 +463,14 @@ class Table:
 
         The caller holds the lock.
         """
+        if self.waiting.changing:
+            self.waiting.check_open()
         numbers, arrays, parts = self._items.save()
         limits = [self.rate_limiter.inserts, self.rate_limiter.samples]
         return {"name": self.name, "config": self.config(), "limiter": limits, **numbers}, arrays, parts
 
     def restore(
-        self, meta: dict[str, Any], arrays: dict[str, np.ndarray], rows: dict[str, np.ndarray], adopt: bool
+        self, meta: dict[str, Any], arrays: dict[str, np.ndarray], rows: dict[str, np.ndarray]
     ) -> None:
         """Fills an empty table; see `Items.restore`.
 
@@ -465,7 +478,6 @@ class Table:
           meta: the first value that `save` returned.
           arrays: the arrays that `save` returned.
           rows: the new rows of each stream, by its name.
-          adopt: whether the configuration in `meta` replaces the table's own.
         """
         saved, own = meta["config"], self.config()
         if self.size:
@@ -474,14 +486,9 @@ class Table:
                 "tables."
             )
         with self.lock:
-            if adopt and own != saved:
-                made = {role: selectors.from_config(saved[role]) for role in ("sampler", "remover")}
-                limiter = RateLimiter(**saved["rate_limiter"])
-                twin = self.replace(**{**saved, **made, "rate_limiter": limiter})
-                for name in saved:
-                    setattr(self, name, getattr(twin, name))
-                own, self.waiting.limiter = saved, self.rate_limiter
+            self.waiting.changing = True
             self._empty()
             roles = [role for role in ("sampler", "remover") if own[role] == saved[role]]
             self._items.restore(meta, arrays, rows, roles)
             self.rate_limiter.inserts, self.rate_limiter.samples = meta["limiter"]
+            self.waiting.changing = False

@@ -11,19 +11,19 @@ import contextlib
 import importlib.util
 import json
 import os
-import selectors
+import queue
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
+from typing import Any
 
-from launch.engines.base import Options, Resources, Unit
-from launch.engines.supervised.channel import Channel
+from launch.engines.base import Unit
+from launch.engines.options import Options, Resources
 from launch.engines.supervised.job import SupervisedJob
-from launch.engines.supervised.process import ProcessHost, Report
-from launch.engines.supervised.runtime import Entry
+from launch.engines.supervised.process import Process, ProcessHost, Report
 from launch.errors import LaunchError
 from launch.program import Program
 from launch.rpc import sockets
@@ -45,30 +45,19 @@ class LaunchpadJob(SupervisedJob):
             raise LaunchError(
                 "The engine launchpad requires dm-launchpad (Python 3.10). See docs/deepmind.md."
             )
-        if any(options.restarts.values()):
-            raise ValueError(
-                f"restarts: got {dict(options.restarts)}, expected none: Launchpad does not restart nodes."
-            )
-        if options.min_nodes:
-            raise ValueError(
-                f"min_nodes: got {dict(options.min_nodes)}, expected none: Launchpad does not restart nodes."
-            )
+        for name, given in (("restarts", options.restarts), ("min_nodes", options.min_nodes)):
+            if any(given.values()):
+                raise ValueError(
+                    f"{name}: got {dict(given)}, expected none: Launchpad does not restart nodes."
+                )
         super().__init__(program, engine, options)
 
-    def _open(self) -> tuple[dict[int, Entry], ProcessHost]:
-        self._folder = sockets.make_private_directory()
+    def _open(self) -> tuple[str, ProcessHost]:
+        folder = sockets.make_private_directory()
+        self._options.at_end.callback(shutil.rmtree, folder, ignore_errors=True)
         launch_type = "local_mp" if self._engine == "launchpad" else "local_mt"
-        try:
-            host = LaunchpadHost(
-                self._program.name, launch_type, self._folder, self._units, self._options, self._report
-            )
-            return self._find_entries(self._folder), host
-        except BaseException:
-            self._clean_up()
-            raise
-
-    def _clean_up(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+        name = self._program.name
+        return folder, LaunchpadHost(name, launch_type, folder, self._units, self._options, self._report)
 
 
 class LaunchpadHost(ProcessHost):
@@ -79,18 +68,12 @@ class LaunchpadHost(ProcessHost):
     """
 
     def __init__(
-        self,
-        name: str,
-        launch_type: str,
-        folder: str,
-        units: list[Unit],
-        options: Options,
-        report: Report,
+        self, name: str, launch_type: str, folder: str, units: list[Unit], options: Options, report: Report
     ) -> None:
         self._launch_type = launch_type
         self._report = report
-        self._numbers = {unit.label: number for number, unit in enumerate(units, start=1)}
-        self._lines = {unit.label: socket.socketpair() for unit in units}
+        self._numbers: list[int] = []
+        self._lines: dict[str, Any] = {unit.label: queue.SimpleQueue() for unit in units}
         self._pids: dict[int, int] = {}  # of the live nodes
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(f"{folder}/launchpad")
@@ -136,9 +119,9 @@ class LaunchpadHost(ProcessHost):
         for thread in self._threads:
             thread.start()
 
-    def fork(self, unit: Unit, resources: Resources, log: str | None) -> tuple[int, Channel]:
-        ours = self._lines[unit.label][0]
-        return self._numbers[unit.label], Channel(ours)
+    def fork(self, process: Process, line: socket.socket, resources: Resources) -> None:
+        self._numbers.append(process.number)
+        self._lines[process.unit.label].put((process.number, line))  # Launchpad starts the process by itself.
 
     def kill(self, number: int) -> None:
         """Kills a node's process, or all nodes if they share one or this node has none yet."""
@@ -162,45 +145,36 @@ class LaunchpadHost(ProcessHost):
         self._listener.close()
 
     def _watch(self) -> None:
-        """Waits until Launchpad ends, then reports the end of the nodes that did not report it."""
+        """Waits until Launchpad ends, then reports the end of every node that has not reported it."""
         code = self._driver.wait()
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes `_listen`
+        self._listener.shutdown(socket.SHUT_RDWR)  # wakes `_listen`
         self._threads[0].join()
         with open(self._log, "rb") as file:
             tail = file.read()[-_TAIL:].decode(errors="replace")
-        for number in self._numbers.values():
-            self._report(
-                {"exit": number, "code": -9, "reason": f"Launchpad ended with exit code {code}: {tail}"}
-            )
+        for number in self._numbers:
+            reason = f"Launchpad ended with exit code {code}: {tail}"
+            self._report({"exit": number, "code": -9, "reason": reason})
 
     def _listen(self) -> None:
-        """Admits the nodes and reports their ends; returns when Launchpad and all nodes have ended."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._listener, selectors.EVENT_READ)
-            while selector.get_map():
-                for key, _ in selector.select():
-                    if key.data is None:
-                        try:
-                            node, _ = self._listener.accept()
-                        except OSError:  # shut down
-                            selector.unregister(self._listener)
-                            continue
-                        selector.register(node, selectors.EVENT_READ, self._admit(node))
-                        continue
-                    end = key.fileobj.recv(1)  # type: ignore[union-attr]
-                    selector.unregister(key.fileobj)
-                    key.fileobj.close()  # type: ignore[union-attr]
-                    number = self._numbers.pop(key.data)
-                    self._pids.pop(number, None)
-                    self._report({"exit": number, "code": end[0] if end else -9})
+        """Follows each node on a thread of its own; returns when Launchpad and all nodes have ended."""
+        followers = []
+        with contextlib.suppress(OSError):  # shut down
+            while True:
+                node, _ = self._listener.accept()
+                followers.append(threading.Thread(target=self._follow, args=(node,), daemon=True))
+                followers[-1].start()
+        for follower in followers:
+            follower.join()
 
-    def _admit(self, node: socket.socket) -> str:
-        said = json.loads(node.makefile("rb").readline())
-        label, number = said["label"], self._numbers[said["label"]]
-        theirs = self._lines[label][1]
-        socket.send_fds(node, [b"\0"], [theirs.fileno()])
-        theirs.close()
-        self._pids[number] = said["pid"]
-        self._report({"forked": number, "pid": said["pid"]})
-        return label
+    def _follow(self, node: socket.socket) -> None:
+        """Gives a node its channel, and reports its start and its end."""
+        with node, node.makefile("rb") as file:
+            said = json.loads(file.readline())
+            number, line = self._lines[said["label"]].get(timeout=_END)
+            with line:
+                socket.send_fds(node, [b"\0"], [line.fileno()])
+            self._pids[number] = said["pid"]
+            self._report({"forked": number, "pid": said["pid"]})
+            end = node.recv(1)
+        del self._pids[number]
+        self._report({"exit": number, "code": end[0] if end else -9})

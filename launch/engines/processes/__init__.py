@@ -14,16 +14,15 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from launch import platforms
-from launch.engines.base import Resources, Unit
+from launch.engines.options import Options, Resources
 from launch.engines.processes.folders import Folders
 from launch.engines.processes.fork_server import command, kill_group
 from launch.engines.supervised.channel import Channel
 from launch.engines.supervised.job import SupervisedJob
-from launch.engines.supervised.process import ProcessHost, Report, how_it_ended
-from launch.engines.supervised.runtime import Entry
+from launch.engines.supervised.process import Process, ProcessHost, Report, how_it_ended
 
 _CLOSE_TIMEOUT = 10.0  # seconds for the fork server to end
 _log = logging.getLogger("launch")
@@ -32,29 +31,17 @@ _log = logging.getLogger("launch")
 class ProcessesJob(SupervisedJob):
     """A program of processes on this machine."""
 
-    def _open(self) -> tuple[dict[int, Entry], ProcessHost]:
-        self._folders = Folders(self._job)
-        self._say_differences()
-        try:
-            preload = self._options.preload
-            if preload is None:
-                preload = ["torch"] if "torch" in sys.modules else []
-            files = [*self._folders.locks, *self._options.files]
-            grace = self._options.time_to_end
-            server = ForkServer(preload, self._folders.paths, files, grace, self._report)
-            return self._find_entries(self._folders.sockets), server
-        except BaseException:
-            self._folders.remove()
-            raise
+    def _open(self) -> tuple[str, ProcessHost]:
+        folders = Folders(self._job)
+        self._options.at_end.callback(folders.remove)
+        self._say_differences(folders.paths[-1])
+        return folders.sockets, ForkServer(folders, self._options, self._report)
 
-    def _clean_up(self) -> None:
-        self._folders.remove()
-
-    def _say_differences(self) -> None:
+    def _say_differences(self, memory: str) -> None:
         """Logs what is slower in a run on this platform than on Linux."""
         texts = []
         if not platforms.has("shm"):
-            texts.append(f"it has no /dev/shm, so shared memory is in files in {self._folders.paths[-1]}")
+            texts.append(f"it has no /dev/shm, so shared memory is in files in {memory}")
         if not platforms.has("fork"):
             texts.append("processes cannot be forked safely, so each node starts an interpreter of its own")
         if texts:
@@ -81,48 +68,41 @@ class ForkServer(ProcessHost):
     """A running fork server; see `launch.engines.processes.fork_server`.
 
     Args:
-      preload: modules that it imports.
-      folders: folders that it removes if the launcher dies.
-      files: descriptors that it and the nodes inherit.
-      grace: returns the seconds that nodes of a group have to end if the launcher dies.
+      folders: the run's, which it removes if the launcher dies.
+      options: of the run.
       report: see `launch.engines.supervised.process.Report`.
     """
 
-    def __init__(
-        self,
-        preload: Sequence[str],
-        folders: Sequence[str],
-        files: Sequence[int],
-        grace: Callable[[str], float],
-        report: Report,
-    ) -> None:
+    def __init__(self, folders: Folders, options: Options, report: Report) -> None:
         ours, theirs = socket.socketpair()
         self._line = Channel(ours)
-        self._grace = grace
+        self._grace = options.time_to_end  # if the launcher dies
         self._report = report
         self._closed = False
-        self._lives = 0
         self._pids: dict[int, int] = {}  # of the live nodes, by number
         self._given_up = ""  # why this process killed it
         self._sent: dict[int, socket.socket] = {}  # the nodes' ends of their channels, by number
-        self._process = start_interpreter(theirs.fileno(), files)
+        self._process = start_interpreter(theirs.fileno(), [*folders.locks, *options.files])
         theirs.close()
-        self._line.send({"preload": list(preload), "folders": list(folders)})
+        preload = options.preload
+        if preload is None:
+            preload = ["torch"] if "torch" in sys.modules else []
+        self._line.send({"preload": preload, "folders": folders.paths})
         self._reader = threading.Thread(target=self._read, name="launch-fork-server", daemon=True)
         self._reader.start()
 
-    def fork(self, unit: Unit, resources: Resources, log: str | None) -> tuple[int, Channel]:
-        """Asks for a process. Returns the number of its life and the channel to it."""
-        ours, theirs = socket.socketpair()
-        self._lives += 1
+    def fork(self, process: Process, line: socket.socket, resources: Resources) -> None:
+        number, grace = process.number, self._grace(process.unit.group)
+        request = {"fork": number, "threads": resources.threads, "log": process.log, "grace": grace}
         env = resources.environment()
-        request = {"fork": self._lives, "threads": resources.threads, "env": env, "log": log}
-        request["grace"] = self._grace(unit.group)
         # Closed only when it has arrived: macOS loses sockets whose only reference is on its way.
-        self._sent[self._lives] = theirs
+        self._sent[number] = line
         with contextlib.suppress(OSError):  # it has died, which `_read` reports
-            self._line.send(request, [theirs.fileno()])
-        return self._lives, Channel(ours)
+            self._line.send({**request, "env": env}, [line.fileno()])
+
+    def note_worker(self, number: int) -> None:
+        with contextlib.suppress(OSError):  # it has died
+            self._line.send({"worker": number})
 
     def kill(self, number: int) -> None:
         """Kills a process and the processes that it started."""
@@ -152,8 +132,8 @@ class ForkServer(ProcessHost):
         self._reader.join()
         for number in self._pids:
             self._kill_group(number)
-        for theirs in self._sent.values():
-            theirs.close()
+        for line in self._sent.values():
+            line.close()
         self._line.close()
 
     def _read(self) -> None:

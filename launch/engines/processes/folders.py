@@ -32,10 +32,9 @@ class Folders:
         self.paths = [self.sockets]
         self.locks: list[int] = []
         try:
-            os.mkdir(shared := shared_memory_path(job), 0o700)
-            self.paths.append(shared)
+            self.paths.append(shared_memory_path(job))
             for path in self.paths:
-                self.locks.append(sockets.lock_directory(path))
+                self.locks.append(sockets.share_directory(path))
         except BaseException:
             self.remove()
             raise

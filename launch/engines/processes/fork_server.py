@@ -14,13 +14,11 @@ interpreter. All else is the same, because a node gets its code through its chan
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import os
 import select
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import time
@@ -33,7 +31,6 @@ from launch.engines.processes.folders import remove
 from launch.engines.supervised import node_process
 from launch.engines.supervised.channel import Channel
 
-_PID = struct.Struct("i")
 _OF_ALL_PROCESSES = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -47,7 +44,7 @@ def main(descriptor: int) -> None:
     if platforms.has("fork"):
         for name in settings["preload"]:
             importlib.import_module(name)
-    _ForkServer(line, settings).serve()
+    _Parent(line, settings).serve()
 
 
 def command(function: str, *arguments: Any) -> list[str]:
@@ -60,16 +57,15 @@ def command(function: str, *arguments: Any) -> list[str]:
     return [sys.executable, *flags, "-c", code]
 
 
-def begin_spawned(descriptor: int, services: int, threads: int, log: str | None) -> NoReturn:
-    """Runs a node on the main thread of a fresh interpreter, which `_ForkServer` spawned."""
+def begin_spawned(descriptor: int, threads: int, log: str | None) -> NoReturn:
+    """Runs a node on the main thread of a fresh interpreter, which `_Parent` spawned."""
 
     def prepare() -> None:
         os.set_inheritable(descriptor, False)
-        os.set_inheritable(services, False)
         _outlive_signals()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_ALL_PROCESSES)
 
-    _become_node(prepare, descriptor, services, threads, log)
+    _become_node(prepare, descriptor, threads, log)
 
 
 def _outlive_signals() -> None:
@@ -82,14 +78,12 @@ def _outlive_signals() -> None:
         signal.signal(number, lambda number, frame: None)
 
 
-class _ForkServer:
+class _Parent:
     def __init__(self, line: Channel, settings: dict[str, Any]) -> None:
         self._line = line
         self._settings = settings
         self._children: dict[int, int] = {}  # pid to the launcher's number for the process
-        self._services: set[int] = set()  # the pids of the services
-        # Services name themselves here: the launcher may die before it knows which nodes are services.
-        self._named, self._name = os.pipe()
+        self._workers: set[int] = set()  # the numbers of processes that have work of their own
         self._graces: dict[int, float] = {}  # seconds to end if the launcher dies, by number
         self._wake, wake_end = socket.socketpair()
         self._wake.setblocking(False)
@@ -100,13 +94,11 @@ class _ForkServer:
 
     def serve(self) -> None:
         requests = self._line.messages
-        sources: list[Any] = [self._line, self._wake, self._named]
+        sources: list[Any] = [self._line, self._wake]
         while True:
             while requests:
                 self._obey(requests.pop(0))
             readable, _, _ = select.select(sources, [], [])
-            if self._named in readable:  # before the ends of processes, whose pids may come back
-                self._note_services()
             if self._wake in readable:
                 with contextlib.suppress(BlockingIOError):
                     self._wake.recv(4096)
@@ -127,6 +119,8 @@ class _ForkServer:
             self._children[pid] = request["fork"]
             self._graces[request["fork"]] = request["grace"]
             self._tell({"forked": request["fork"], "pid": pid})
+        elif "worker" in request:
+            self._workers.add(request["worker"])
         elif "kill" in request:
             for pid, number in self._children.items():
                 if number == request["kill"]:
@@ -139,20 +133,18 @@ class _ForkServer:
             self._line.close()
             self._wake.close()
             self._wake_end.close()
-            os.close(self._named)
             os.environ.update(request["env"])
 
         pid = os.fork()
         if pid == 0:
-            _become_node(prepare, descriptor, self._name, request["threads"], request["log"])
+            _become_node(prepare, descriptor, request["threads"], request["log"])
         return pid
 
     def _spawn(self, request: dict[str, Any], descriptor: int) -> int:
         for other in self._line.descriptors:  # Descriptors of nodes that are yet to be spawned came along.
             os.set_inheritable(other, False)
-        for inherited in (descriptor, self._name):
-            os.set_inheritable(inherited, True)
-        arguments = command("begin_spawned", descriptor, self._name, request["threads"], request["log"])
+        os.set_inheritable(descriptor, True)
+        arguments = command("begin_spawned", descriptor, request["threads"], request["log"])
         # A signal before the node has its handlers would end it.
         return os.posix_spawn(
             sys.executable, arguments, {**os.environ, **request["env"]}, setsigmask=_OF_ALL_PROCESSES
@@ -166,23 +158,19 @@ class _ForkServer:
                 return
             if pid == 0:
                 return
-            self._services.discard(pid)
             number = self._children.pop(pid, None)
             if number is not None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)  # the processes that it started
                 self._tell({"exit": number, "code": os.waitstatus_to_exitcode(status)})
 
-    def _note_services(self) -> None:
-        self._services.update(pid for (pid,) in _PID.iter_unpack(os.read(self._named, 1024 * _PID.size)))
-
     def _tell(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # the launcher has exited; the next read detects it
             self._line.send(message)
 
     def _launcher_has_gone(self) -> None:
-        self._wait(lambda pid: pid not in self._services)
-        # In reverse order, because each may need those made before it.
+        self._wait(lambda pid: self._children[pid] in self._workers)
+        # In reverse order, because each may need those made before it. One that is starting has no work yet.
         for pid in reversed(list(self._children)):
             if pid in self._children:  # It may have ended during the wait for another one.
                 os.kill(pid, signal.SIGTERM)  # close
@@ -197,13 +185,11 @@ class _ForkServer:
     def _wait(self, for_pid: Callable[[int], bool]) -> None:
         """Waits until all children that `for_pid` selects have ended, at most for their grace periods."""
         began = time.monotonic()
-        sources: list[Any] = [self._wake, self._named]
         while waited_for := list(filter(for_pid, self._children)):
             left = began + max(self._graces[self._children[pid]] for pid in waited_for) - time.monotonic()
             if left <= 0:
                 return
-            if self._named in select.select(sources, [], [], left)[0]:
-                self._note_services()
+            select.select([self._wake], [], [], left)
             with contextlib.suppress(BlockingIOError):
                 self._wake.recv(4096)
             self._reap()
@@ -217,17 +203,14 @@ def kill_group(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _become_node(
-    prepare: Callable[[], None], descriptor: int, services: int, threads: int, log: str | None
-) -> NoReturn:
-    """Runs a node in this new process, from start to end; a service writes its pid to `services`."""
+def _become_node(prepare: Callable[[], None], descriptor: int, threads: int, log: str | None) -> NoReturn:
+    """Runs a node in this new process, from start to end."""
     code = 1
     try:
         prepare()
         os.setsid()
         node_process.redirect_output(log)
-        name = functools.partial(os.write, services, _PID.pack(os.getpid()))
-        code = node_process.main(socket.socket(fileno=descriptor), threads, name)
+        code = node_process.main(socket.socket(fileno=descriptor), threads)
     except BaseException:
         traceback.print_exc()
     finally:

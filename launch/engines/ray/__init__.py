@@ -18,6 +18,7 @@ from __future__ import annotations
 import atexit
 import collections
 import contextlib
+import ctypes
 import itertools
 import logging
 import os
@@ -26,12 +27,12 @@ import sys
 import threading
 from typing import Any
 
-from launch.engines.base import Options, Resources, Unit
+from launch import platforms
+from launch.engines.base import Unit
+from launch.engines.options import Options, Resources
 from launch.engines.ray import actor, placement
-from launch.engines.supervised.channel import Channel
 from launch.engines.supervised.job import SupervisedJob
-from launch.engines.supervised.process import ProcessHost, Report
-from launch.engines.supervised.runtime import Entry
+from launch.engines.supervised.process import Process, ProcessHost, Report
 from launch.errors import LaunchError
 
 _SILENCE = 1.0  # timeout of one read from a node, in seconds
@@ -47,35 +48,28 @@ _log = logging.getLogger("launch")
 class RayJob(SupervisedJob):
     """A program of Ray actors."""
 
-    _server: RayHost
+    _host: RayHost | None = None
 
-    def _open(self) -> tuple[dict[int, Entry], ProcessHost]:
-        self._ray = _import_ray()
-        self._owns_ray = not self._ray.is_initialized()
-        if self._owns_ray:
-            _connect(self._ray)
-        try:
-            if os.environ.get("LAUNCH_AUTOSCALING", "0") == "0":
-                self._check_placement()
-            return self._find_entries(None), RayHost(
-                self._ray, self._job, self._units, self._options, self._report
-            )
-        except BaseException:
-            if self._owns_ray:
-                self._ray.shutdown()
-            raise
+    def _open(self) -> tuple[None, ProcessHost]:
+        ray = _import_ray()
+        if not ray.is_initialized():
+            _connect(ray)
+            self._options.at_end.callback(self._shut_down, ray)
+        if os.environ.get("LAUNCH_AUTOSCALING", "0") == "0":
+            self._check_placement(placement.hosts_of(ray))
+        self._host = RayHost(ray, self._job, self._units, self._options, self._report)
+        return None, self._host
 
-    def _check_placement(self) -> None:
+    def _shut_down(self, ray: Any) -> None:
+        if self._host is None or not self._host.head_is_dead:  # It would wait a minute for a dead head.
+            ray.shutdown()
+
+    def _check_placement(self, hosts: dict[str, dict[str, float]]) -> None:
         counts = {**collections.Counter(unit.group for unit in self._units), **self._options.min_nodes}
         groups = {
             group: (self._options.resources.get(group, Resources()), count) for group, count in counts.items()
         }
-        placement.check(groups, placement.hosts_of(self._ray))
-
-    def _clean_up(self) -> None:
-        # Ray's shutdown would wait a minute for a dead head.
-        if self._owns_ray and not self._server.head_is_dead:
-            self._ray.shutdown()
+        placement.check(groups, hosts)
 
 
 class RayHost(ProcessHost):
@@ -90,6 +84,7 @@ class RayHost(ProcessHost):
         self._names = itertools.count(1)
         self._closed = threading.Event()
         self.head_is_dead = False
+        self.leaving: list[Any] = []  # the calls of `HostActor.leave`
         self._groups: dict[str, Any] = {}
         self._actor_class = ray.remote(
             concurrency_groups=actor.CONCURRENCY_GROUPS, max_restarts=0, max_task_retries=0
@@ -104,24 +99,27 @@ class RayHost(ProcessHost):
                 )
         threading.Thread(target=self._watch_head, name="ray-head", daemon=True).start()
 
-    def fork(self, unit: Unit, resources: Resources, log: str | None) -> tuple[int, Channel]:
-        ours, theirs = socket.socketpair()
-        number = len(self._lives) + 1
-        self._lives[number] = _Life(self, number, unit, resources, theirs)
-        return number, Channel(ours)
+    def fork(self, process: Process, line: socket.socket, resources: Resources) -> None:
+        self._lives[process.number] = _Life(self, process.number, process.unit, resources, line)
 
     def kill(self, number: int) -> None:
         self._lives[number].kill()
 
     def close(self) -> None:
         self._closed.set()
-        if self.head_is_dead:  # calls to Ray, and its shutdown, would wait for a minute
+        for life in self._lives.values():
+            life.kill()
+        if self.head_is_dead:  # further calls to Ray, and its shutdown, would wait for a minute
+            if self.leaving:
+                self._ray.wait(self.leaving, num_returns=len(self.leaving), timeout=_SILENCE)
             atexit.unregister(self._ray.shutdown)
             if sys.excepthook.__module__.startswith("ray."):  # tells the head
                 sys.excepthook = sys.__excepthook__
+            if platforms.has("on_exit"):
+                # Ray's threads go on, and end this process with SIGSEGV when it destroys what they use.
+                libc = ctypes.CDLL(None)
+                libc.on_exit(libc._exit, None)
             return
-        for life in self._lives.values():
-            life.kill()
         for life in self._lives.values():
             life.thread.join()
         for group in self._groups.values():
@@ -141,7 +139,8 @@ class RayHost(ProcessHost):
                 failures += 1
         self.head_is_dead = True
         text = f"The head of the Ray cluster at {self._head} does not answer: it died or cannot be reached"
-        self.report({"error": f"{text}. Start a head and launch again."})
+        # Calls of the actors still arrive: the nodes stop in order.
+        self.report({"lost": f"{text}. Start a head and launch again."})
 
     # Called by _Life.
 
@@ -203,9 +202,17 @@ class _Life:
             self._killed.set()
             if self._actor is None:
                 return
-            self._ray.kill(self._actor)
-            if self._born is not None:
+            self._end(self._actor)
+            if self._host.head_is_dead:  # The supervisor takes the broken channel for the end of the node.
+                self._line.shutdown(socket.SHUT_RDWR)
+            elif self._born is not None:
                 self._host.end_process(self._born)
+
+    def _end(self, actor: Any) -> None:
+        if self._host.head_is_dead:  # Ray asks the head to end an actor.
+            self._host.leaving.append(actor.leave.options(concurrency_group="in").remote())
+        else:
+            self._ray.kill(actor)
 
     def _run(self) -> None:
         code, reason = -9, None
@@ -218,10 +225,9 @@ class _Life:
             reason = f"Ray could not run it: {type(error).__name__}: {error}"
         with self._lock:
             self._over = True
-            if self._actor is not None:
-                with contextlib.suppress(self._ray.exceptions.RayError):
-                    self._ray.kill(self._actor)
-                self._actor = None
+        if self._actor is not None:
+            with contextlib.suppress(self._ray.exceptions.RayError):
+                self._end(self._actor)
         self._host.report({"exit": self._number, "code": code, "reason": reason if code else None})
         self._line.close()
 

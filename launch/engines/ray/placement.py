@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from launch.engines.base import Resources
+from launch.engines.options import Resources
 from launch.errors import LaunchError
 
 Amounts = Mapping[str, float]  # By name of the resource, as Ray names them: CPU, GPU, and custom ones.

@@ -6,7 +6,6 @@ import contextlib
 import json
 import logging
 import os
-import secrets
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,16 +24,14 @@ class Files:
 
     def write_status(self, path: str, status: dict[str, Any]) -> None:
         """Replaces the file atomically, so that a reader never sees a part of it."""
-        temporary = f"{path}.{secrets.token_hex(4)}"
         with self._writing(path):
             try:
-                with open(temporary, "w") as file:
+                with open(f"{path}.new", "w") as file:
                     json.dump(status, file, indent=1)
-                os.replace(temporary, path)
-            except OSError:
-                with contextlib.suppress(OSError):  # it may not be there
-                    os.unlink(temporary)
-                raise
+                os.replace(file.name, path)
+            finally:
+                with contextlib.suppress(OSError):  # it is in its place, or was never there
+                    os.unlink(f"{path}.new")
 
     def append(self, path: str, data: bytes) -> None:
         """Appends to a log. Output that cannot be written is lost."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import dataclasses
 import functools
+import itertools
 import logging
 import os
 import pickle
@@ -25,8 +25,9 @@ from collections.abc import Callable
 from typing import Any
 
 from launch import platforms
-from launch.context import activate, deactivate
-from launch.engines.base import Job, Options, Resources
+from launch.context import active
+from launch.engines.base import Job
+from launch.engines.options import Options, Resources
 from launch.engines.supervised import code
 from launch.engines.supervised.channel import Channel
 from launch.engines.supervised.elastic import ElasticGroups
@@ -44,7 +45,7 @@ _log = logging.getLogger("launch")
 _GONE = ("closed", "failed", "killed")
 _EXIT_GRACE = 2.0  # seconds for a failed or closed node to exit
 _REPORT_S = 10.0  # for the host's report on a process that has ended
-_UNREPORTED = "The process ended. The fork server was lost, so that the exit code is not known."
+_UNREPORTED = "The process ended. What started it was lost, so that the exit code is not known."
 _MOST_UNREAD = 1 << 16  # orders that may wait for a node that does not read
 _MOST_ERRORS = 10  # unexpected errors of the supervisor after which it gives up stopping in order
 
@@ -52,19 +53,19 @@ _MOST_ERRORS = 10  # unexpected errors of the supervisor after which it gives up
 class SupervisedJob(Job):
     """A program of processes. `stop`, `status`, `wait` and `client` are safe to use from any thread.
 
-    A subclass implements `_open` and `_clean_up`.
+    A subclass implements `_open`.
     """
 
     def __init__(self, program: Program, engine: str, options: Options) -> None:
         super().__init__(program, engine, options)
         self._keys = sockets.CurveKeys.generate()
-        self._told: set[int] = set()  # the nodes that reported their addresses
         self._state = "running"
         # Pickling fails here, where the user sees it.
         self._records = self._processes = [
             Process(unit, code.dumps(unit), options.directory) for unit in self._units
         ]
         self._by_number: dict[int, Process] = {}
+        self._numbers = itertools.count(1)  # of the lives of nodes
         self._elastic = ElasticGroups(options.min_nodes, options.min_nodes_timeout)
         self._stop_asked = False
         self._kill_asked = False
@@ -73,17 +74,24 @@ class SupervisedJob(Job):
         self._status_at = 0.0
         self._files = Files()
         self._host_is_lost = False  # Nothing can be forked, and only a broken channel shows an end.
-        self._is_cut_off = False  # Nothing reaches the processes.
         self._errors = 0
         self._oom_kills = platforms.oom_kills()
         if options.directory is not None:
             os.makedirs(os.path.join(options.directory, "logs"), exist_ok=True)
         self._inbox, self._outbox = map(Channel, socket.socketpair())  # of the supervisor, from any thread
-        self._entries, self._server = self._open()
+        folder, self._server = self._open()
+        self._nodes_move = folder is None  # whether each life of a node has an address of its own
+        self._entries: dict[int, Entry] = {}
+        for leaf in (leaf for unit in self._units for leaf in unit.leaves):
+            node, label = leaf.node, leaf.context.label
+            address = None if folder is None else f"ipc://{folder}/{node.node_id}"
+            self._entries[node.node_id] = Entry(
+                label, node.description, node.serves, address, node.client_options
+            )
         self._runtime: RemoteRuntime = RemoteRuntime(self._job, self._entries, self._keys, self.stop)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._inbox, selectors.EVENT_READ)
-        activate(self._runtime)
+        options.at_end.enter_context(active(self._runtime))
         self._thread = threading.Thread(target=self._supervise, name=f"launch-{program.name}", daemon=True)
         self._thread.start()
 
@@ -105,23 +113,8 @@ class SupervisedJob(Job):
     # Methods that engines implement.
 
     @abc.abstractmethod
-    def _open(self) -> tuple[dict[int, Entry], ProcessHost]:
-        """Returns the entry of each node, as far as it is known, and the host that creates the processes."""
-
-    def _find_entries(self, folder: str | None) -> dict[int, Entry]:
-        """Returns the nodes' entries: sockets in `folder`; for None, addresses that nodes report later."""
-        entries = {}
-        for leaf in (leaf for unit in self._units for leaf in unit.leaves):
-            node = leaf.node
-            address = None if folder is None else f"ipc://{folder}/{node.node_id}"
-            entries[node.node_id] = Entry(
-                leaf.context.label, node.description, node.serves, address, node.client_options
-            )
-        return entries
-
-    @abc.abstractmethod
-    def _clean_up(self) -> None:
-        """Removes the engine's own resources, after all processes have ended."""
+    def _open(self) -> tuple[str | None, ProcessHost]:
+        """Returns the folder of the nodes' sockets (None: nodes report addresses), and the host."""
 
     def _report(self, message: dict[str, Any]) -> None:
         """Wakes the supervisor with a report, a `launch.engines.supervised.process.Report` or `{}`."""
@@ -169,8 +162,6 @@ class SupervisedJob(Job):
         # or is so below, then takes no node for silent whose messages it has not read.
         listened = time.monotonic()
         self._listen(self._pause())
-        if self._is_cut_off:  # The ends of the processes would not be reported.
-            return True
         self._look_at_clock(listened)
         self.outcome.notify()
         return False
@@ -187,20 +178,23 @@ class SupervisedJob(Job):
             process.state = "killed"
             return
         resources = self._options.resources.get(process.unit.group, Resources())
-        number, channel = self._server.fork(process.unit, resources, process.log)
-        process.begin(number, channel, time.monotonic())
-        self._by_number[number] = process
+        ours, theirs = socket.socketpair()
+        process.begin(next(self._numbers), channel := Channel(ours), time.monotonic())
+        self._by_number[process.number] = process
         self._selector.register(channel, selectors.EVENT_READ, process)
+        self._server.fork(process, theirs, resources)
 
     def _order(self, process: Process, what: Any) -> None:
         """Sends an order without waiting. `_exchange` sends any part that the channel has no room for yet.
 
-        A process that has not begun gets no orders: the setup that it gets when it begins contains
-        everything.
+        The first is its `ProcessSetup`; later "stop", "close", `("addresses", {node_id: address})` or
+        `("lost", label)`. A process that has not begun gets no orders: the setup that it gets when it begins
+        contains everything.
         """
         if process.channel is None or not process.begun or process.kill_reason is not None:
             return
-        process.order(what)
+        with contextlib.suppress(OSError):  # it is ending; the host will report how
+            process.channel.post(what)
         if len(process.channel.unsent) > _MOST_UNREAD:
             process.channel.unsent.clear()
             self._kill(process, f"it did not read its last {_MOST_UNREAD} orders")
@@ -236,9 +230,6 @@ class SupervisedJob(Job):
             self._hear_all(process, messages)
 
     def _hear_host(self, message: dict[str, Any]) -> None:
-        if "error" in message:
-            self.outcome.fail(LaunchError(message["error"]))
-            self._is_cut_off = True
         if "lost" in message:
             self._lose_host(message["lost"])
         if "forked" in message and message["forked"] in self._by_number:
@@ -277,9 +268,9 @@ class SupervisedJob(Job):
         what, value = pickle.loads(message)
         if what == "ready":
             process.worker = value
+            if value:
+                self._server.note_worker(process.number)
             process.state = "running"
-            if self._state != "running":
-                self._order(process, "stop")
         elif what == "serving":
             self._move(value)
         elif what == "returned":
@@ -314,9 +305,8 @@ class SupervisedJob(Job):
             self._server.kill(process.number)  # Also the processes that it started.
         self._hear_all(process, process.channel.drain())  # messages from before its end
         self._drop(process)
-        nowhere = [n.node.node_id for n in process.unit.leaves if n.node.node_id in self._told]
-        if nowhere:
-            self._move(dict.fromkeys(nowhere))
+        if self._nodes_move:
+            self._move({leaf.node.node_id: None for leaf in process.unit.leaves})
         if process.closed and process.failure is None:
             process.state = "closed"
             return
@@ -349,12 +339,9 @@ class SupervisedJob(Job):
 
     def _move(self, addresses: dict[int, str | None]) -> None:
         """Tells all processes the new addresses of nodes; None means that a node has no address now."""
-        for node_id, address in addresses.items():
-            self._entries[node_id] = dataclasses.replace(self._entries[node_id], address=address)
-            self._told.add(node_id)
-        self._runtime.move(addresses)
+        self._runtime.move(addresses)  # It shares the entries.
         for process in self._processes:
-            self._order(process, ("where", addresses))
+            self._order(process, ("addresses", addresses))
 
     def _may_restart(self, process: Process) -> bool:
         allowed = self._options.restarts.get(process.unit.group, 0)
@@ -487,18 +474,15 @@ class SupervisedJob(Job):
     def _finish(self) -> None:
         self._inbox.close()  # nothing is read any more: a report must not wait until there is room for it
         # Processes that are left see their channels break, as when the launcher dies: they stop and close.
-        leave = functools.partial(deactivate, self._runtime)
-        steps = (self._drop_all, self._server.close, self._runtime.close, leave, self._clean_up)
+        write_status = functools.partial(self._write_status, over=True)
+        steps = (self._drop_all, self._server.close, self._runtime.close, write_status)
         try:
             for step in steps:
                 self._try(step)  # the others are as necessary
         finally:
             self._selector.close()
             self._outbox.close()
-            try:
-                self._write_status(over=True)
-            finally:
-                self.outcome.end()  # whatever happens: `wait` has no other way to return
+            self._leave()  # whatever happens: `wait` has no other way to return
 
     def _drop_all(self) -> None:
         for process in self._processes:

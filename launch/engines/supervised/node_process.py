@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import atexit
+import concurrent.futures
 import contextlib
 import dataclasses
 import functools
 import os
-import queue
 import resource
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import psutil
@@ -23,6 +24,7 @@ from launch.context import entered
 from launch.engines.base import Leaf, Unit, ended_normally
 from launch.engines.supervised.channel import Channel
 from launch.engines.supervised.runtime import ProcessSetup, RemoteRuntime
+from launch.futures import fulfil
 from launch.nodes import CourierNode, ServerNode
 from launch.rpc import wire
 from launch.rpc.server import RpcServer
@@ -34,7 +36,7 @@ _MAX_FILES = 1 << 16  # Open files of a node's process: each of its clients is o
 _importing = threading.Lock()
 
 
-class _Living:
+class Instance:
     """One node of this process: its object and, if it serves, its server."""
 
     def __init__(self, leaf: Leaf) -> None:
@@ -65,15 +67,13 @@ class NodeProcess:
       close: event that is set when the objects should be closed.
       parent: process that ends this one if it hangs after the launcher's death, and with which it ends then;
         None if there is no such process.
-      name_service: is called once the objects are constructed and none is a worker.
     """
 
     def __init__(self, channel: Channel, setup: ProcessSetup) -> None:
         self._channel = channel
         self._setup = setup
         self.parent: int | None = None
-        self.name_service: Callable[[], Any] = lambda: None
-        self._living: list[_Living] = []
+        self._instances: list[Instance] = []
         self._ended = threading.Event()
         if setup.heartbeat is not None:
             # Now: when many processes import at the same time, that can take longer than the limit.
@@ -91,76 +91,62 @@ class NodeProcess:
             leaves = tuple(
                 Leaf(leaf.node, dataclasses.replace(leaf.context, address=here)) for leaf in leaves
             )
-        self._living = [_Living(leaf) for leaf in leaves]
-        job = leaves[0].context.job
-        self._runtime = RemoteRuntime(
-            job, setup.entries, setup.keys, lambda result=None: self._tell("stop", result), self._fail
-        )
-        if len(self._living) == 1:
-            self._runtime.only_context = self._living[0].leaf.context
+        self._instances = [Instance(leaf) for leaf in leaves]
+        job, stop = leaves[0].context.job, lambda result=None: self._tell("stop", result)
+        self._runtime = RemoteRuntime(job, setup.entries, setup.keys, stop, self._fail)
+        if len(self._instances) == 1:
+            self._runtime.only_context = self._instances[0].leaf.context
         self.close = threading.Event()
         self._is_alone = False  # whether the launcher has died
         self._told_to_close = False
         self._failed = False  # whether a thread of a node reported its failure
         self._lock = threading.Lock()
-        self._unbuilt = len(self._living)
+        self._unbuilt = len(self._instances)
 
     def run(self) -> int:
         """Runs the unit from start to end; returns the exit code."""
-        context.activate(self._runtime)
         threading.Thread(target=self._listen, name="launch-control", daemon=True).start()
         try:
-            self._live_all()
+            self._run_all()
             self._runtime.finish_stop()
             self._tell("returned")
-            if any(living.server is not None or not living.is_worker for living in self._living):
+            if any(instance.server is not None or not instance.is_worker for instance in self._instances):
                 self.close.wait()
             if self._failed:
                 return 1
             with contextlib.ExitStack() as closing:  # after an error, the others are closed too
-                for living in self._living:
-                    closing.callback(self._close, living)
+                for instance in self._instances:
+                    closing.callback(self._close, instance)
             self._runtime.close()
         except BaseException as error:
             self._tell("failed", wire.describe_error(error))
             return 1
-        finally:
-            context.deactivate(self._runtime)
         self._ended.set()
         self._tell("alive", self._usage())  # the total usage
         self._tell("closed")
         return 0
 
-    def _live_all(self) -> None:
+    def _run_all(self) -> None:
         """Returns when all nodes are constructed and all workers have returned, or raises the first error.
 
         A single node runs on the main thread. Several nodes have one thread each, so that the constructor of
         one may wait for another.
         """
-        if len(self._living) == 1:
-            return self._live(self._living[0])
-        ends: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        if len(self._instances) == 1:
+            return self._run_one(self._instances[0])
+        ends: list[Future] = []
+        for instance in self._instances:
+            ends.append(Future())
+            run, name = (ends[-1], self._run_one, instance), instance.leaf.context.label
+            threading.Thread(target=fulfil, args=run, name=name, daemon=True).start()
+        for end in concurrent.futures.as_completed(ends):
+            end.result()
 
-        def live(living: _Living) -> None:
-            try:
-                self._live(living)
-                ends.put(None)
-            except BaseException as error:
-                ends.put(error)
-
-        for living in self._living:
-            name = living.leaf.context.label
-            threading.Thread(target=live, args=(living,), name=name, daemon=True).start()
-        for _ in self._living:
-            error = ends.get()
-            if error is not None:
-                raise error
-
-    def _live(self, living: _Living) -> None:
+    def _run_one(self, instance: Instance) -> None:
         """Creates the object of a node, and runs it if it is a worker."""
-        with entered(self._runtime, living.leaf.context):
+        with entered(self._runtime, instance.leaf.context):
             try:
-                self._build(living)
+                self._build(instance)
             except BaseException as error:
                 if ended_normally(error, self._runtime.stopped.is_set()):
                     return  # The constructor waited for something.
@@ -169,34 +155,31 @@ class NodeProcess:
                 self._unbuilt -= 1
                 last = self._unbuilt == 0
             if last:
-                has_worker = any(living.is_worker for living in self._living)
-                if not has_worker:
-                    self.name_service()
-                self._tell("ready", has_worker)
+                self._tell("ready", any(instance.is_worker for instance in self._instances))
             try:
-                if living.leaf.node.is_function:
-                    living.leaf.node.call()
-                elif living.is_worker:
-                    living.object.run()
+                if instance.leaf.node.is_function:
+                    instance.leaf.node.call()
+                elif instance.is_worker:
+                    instance.object.run()
             except BaseException as error:
                 if not ended_normally(error, self._runtime.stopped.is_set()):
                     raise
 
-    def _build(self, living: _Living) -> None:
+    def _build(self, instance: Instance) -> None:
         """Creates the object and serves it at the node's address, or at a free port that it reports."""
-        node, leaf = living.leaf.node, living.leaf
+        node, leaf = instance.leaf.node, instance.leaf
         entry, interface = self._setup.entries[node.node_id], self._setup.interface
         if isinstance(node, ServerNode):
             address = entry.address or f"tcp://{interface}:{_free_port(interface)}"
-            living.object = node.serve(
+            instance.object = node.serve(
                 embedded=False, concurrent=True, address=address, curve=self._setup.keys
             )
         else:
-            living.object = None if node.is_function else node.call()
+            instance.object = None if node.is_function else node.call()
             if not isinstance(node, CourierNode):
                 return
-            living.server = RpcServer(
-                living.object,
+            instance.server = RpcServer(
+                instance.object,
                 entry.address or f"tcp://{interface}:*",
                 self._setup.keys,
                 name=leaf.context.label,
@@ -204,15 +187,15 @@ class NodeProcess:
                 on_failure=functools.partial(self._fail, leaf.context.label),
                 **node.server_options,
             ).start()
-            address = living.server.address
+            address = instance.server.address
         if entry.address is None:
             self._tell("serving", {node.node_id: address})
 
-    def _close(self, living: _Living) -> None:
-        with entered(self._runtime, living.leaf.context):
-            living.leaf.node.close(living.object)
-            if living.server is not None:
-                living.server.close()
+    def _close(self, instance: Instance) -> None:
+        with entered(self._runtime, instance.leaf.context):
+            instance.leaf.node.close(instance.object)
+            if instance.server is not None:
+                instance.server.close()
 
     def _listen(self) -> None:
         """Carries out the launcher's orders. Ends the process when the channel breaks: the launcher died."""
@@ -221,13 +204,13 @@ class NodeProcess:
             while True:
                 command = self._channel.receive()
                 if command == "stop":
-                    self._begin_stop()
+                    self._carry_out(self._runtime.begin_stop)
                 elif command == "close":
                     self.close.set()
-                elif command[0] == "where":
+                elif command[0] == "addresses":
                     self._runtime.move(command[1])
                 elif command[0] == "lost":
-                    self._note_loss(command[1])
+                    self._carry_out(*self._runtime.loss_handlers, arguments=command[1:])
         self._is_alone = True
         if self.parent is not None:
             platforms.end_with_parent(signal.SIGKILL)
@@ -235,8 +218,8 @@ class NodeProcess:
                 os._exit(1)
         if self._told_to_close:
             self.close.set()
-        self._begin_stop()
-        if not any(living.is_worker for living in self._living):
+        self._carry_out(self._runtime.begin_stop)
+        if not any(instance.is_worker for instance in self._instances):
             # Workers may still need this service to save their state.
             self.close.wait(self._setup.longest_timeout)
         self.close.set()
@@ -253,10 +236,10 @@ class NodeProcess:
         if self._is_alone:
             self.close.set()
 
-    def _note_loss(self, label: str) -> None:
+    def _carry_out(self, *handlers: Callable[..., Any], arguments: tuple = ()) -> None:
         try:
-            for handler in self._runtime.loss_handlers:
-                handler(label)
+            for handler in handlers:
+                handler(*arguments)
         except Exception as error:
             self._tell("failed", wire.describe_error(error))
 
@@ -269,12 +252,6 @@ class NodeProcess:
         self._tell("failed", wire.describe_error(error))
         self.close.set()
 
-    def _begin_stop(self) -> None:
-        try:
-            self._runtime.begin_stop()
-        except Exception as error:
-            self._tell("failed", wire.describe_error(error))
-
     def _beat(self) -> None:
         interval = min(1.0, (self._setup.heartbeat or 4.0) / 4)
         while True:
@@ -285,7 +262,7 @@ class NodeProcess:
     def _usage(self) -> dict[str, Any]:
         process = psutil.Process()
         times, memory = process.cpu_times(), process.memory_info()
-        calls = sum(living.messages for living in self._living)
+        calls = sum(instance.messages for instance in self._instances)
         return {"cpu_seconds": times.user + times.system, "memory_bytes": memory.rss, "calls": calls}
 
     def _tell(self, what: str, value: Any = None) -> None:
@@ -323,33 +300,33 @@ def _free_port(interface: str) -> int:
         return probe.getsockname()[1]
 
 
-def main(line: socket.socket, threads: int, name_service: Callable[[], Any]) -> int:
-    """Runs a node; the fork server calls it in a new process. A service calls `name_service`."""
+def main(line: socket.socket, threads: int) -> int:
+    """Runs a node; the fork server calls it in a new process."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(threads)
-    code = run(Channel(line), name_service=name_service)
+    code = run(Channel(line), parent=os.getppid())
     atexit._run_exitfuncs()
     return code
 
 
-def run(channel: Channel, interface: str = "", *, name_service: Callable[[], Any] | None = None) -> int:
+def run(channel: Channel, interface: str = "", *, parent: int | None = None) -> int:
     """Runs a node under the launcher at the other end of a channel; returns the exit code.
 
     Args:
       channel: the channel to the launcher.
       interface: the interface on which nodes without a fixed address serve.
-      name_service: given by a fork server, which ends this process when the launcher has died: with SIGTERM,
-        which closes a service, and later with SIGKILL. It has to know the services, which call this.
+      parent: a fork server, which ends this process when the launcher has died: with SIGTERM, which closes a
+        service, and later with SIGKILL.
     """
-    parent = os.getppid()
     allow_files()
     try:
         process = NodeProcess(channel, dataclasses.replace(channel.receive(), interface=interface))
-        if name_service is not None:
-            process.parent, process.name_service = parent, name_service
+        if parent is not None:
+            process.parent = parent
             signal.signal(signal.SIGTERM, lambda *_: process.close_if_alone())
             os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
-        return process.run()
+        with context.active(process._runtime):
+            return process.run()
     except BaseException as error:
         channel.send(("failed", wire.describe_error(error)))
         return 1

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import abc
-import contextlib
 import os
 import signal
+import socket
 from collections.abc import Callable
 from typing import Any
 
-from launch.engines.base import Record, Resources, Unit
+from launch.engines.base import Record, Unit
+from launch.engines.options import Resources
 from launch.engines.supervised.channel import Channel
 
 _TAIL_LINES = 20
@@ -73,12 +74,6 @@ class Process(Record):
         """Whether a stop must wait for it, because it is starting or its work has not returned."""
         return self.alive and (self.worker is None or (self.worker and self.state == "running"))
 
-    def order(self, what: Any) -> None:
-        """Posts its `Setup`; later "stop", "close", `("where", {node_id: address})` or `("lost", label)`."""
-        if self.channel is not None:
-            with contextlib.suppress(OSError):  # it is ending; the host will report how
-                self.channel.post(what)
-
     def log_tail(self) -> str:
         """Returns the last lines of the log; empty if there is none."""
         if self.log is None:
@@ -93,8 +88,8 @@ class Process(Record):
 
 
 # Takes a report of a host, from any thread: a process began, `{"forked": number, "pid": pid}`; it ended,
-# `{"exit": number, "code": code, "reason": text or None}`; the host cannot create processes any more, nor
-# report their ends, `{"lost": text}`; or nothing reaches the processes any more, `{"error": text}`.
+# `{"exit": number, "code": code, "reason": text or None}`; or the host cannot create processes any more, and
+# may not report their ends, `{"lost": text}`.
 Report = Callable[[dict[str, Any]], None]
 
 
@@ -110,12 +105,15 @@ class ProcessHost(abc.ABC):
     """Creates processes, kills them, and reports when they have ended."""
 
     @abc.abstractmethod
-    def fork(self, unit: Unit, resources: Resources, log: str | None) -> tuple[int, Channel]:
-        """Asks for a process for `unit`. Returns the number of its life and the channel to it."""
+    def fork(self, process: Process, line: socket.socket, resources: Resources) -> None:
+        """Asks for a process, whose end of its channel is `line`."""
 
     @abc.abstractmethod
     def kill(self, number: int) -> None:
         """Kills a process."""
+
+    def note_worker(self, number: int) -> None:  # noqa: B027
+        """Is called when a process has made its objects and has work of its own."""
 
     def give_up(self, label: str) -> None:  # noqa: B027
         """Is called if the end of the node `label`, whose channel broke, is not reported for long."""

@@ -22,7 +22,7 @@ class Entry:
 
     Attributes:
       serves: as in `launch.nodes.ProgramNode.serves`.
-      address: address of the node; None if it is not known yet. The order "where" sends it later.
+      address: address of the node; None if it is not known yet. The order "addresses" sends it later.
       options: as in `launch.nodes.ProgramNode.client_options`.
     """
 
@@ -68,50 +68,39 @@ class RemoteRuntime(Runtime):
 
     def client(self, node_id: int) -> Any:
         entry = self._entries.get(node_id)
-        if entry is not None and entry.serves == "server" and entry.address is None:
-            self._wait_for_address(node_id)  # before the lock, which other threads may need for their clients
-        with self._lock:
-            client = self._clients.get(node_id)
-            if client is None:
-                client = self._clients[node_id] = self._connect(node_id)
-            return client
-
-    def _connect(self, node_id: int) -> Any:
-        entry = self._entries.get(node_id)
         if entry is None:
             raise unknown_node(node_id)
-        if entry.serves == "server":
-            address = self._wait_for_address(node_id)
-            with entered(self, self.only_context):
-                client = entry.options(address, self._keys)
-            self._connections[node_id] = client
-            return client
         if entry.serves is None:
             raise unserved(entry.label, entry.description)
-        with self._moved:
-            connection = Connection(
-                self._entries[node_id].address,
-                self._keys,
-                name=entry.label,
-                max_in_flight=entry.options["max_in_flight"],
-                stopped=self.stopped,
-                repeat_lost=entry.options["repeat_lost"],
-                max_frame_bytes=entry.options["max_frame_bytes"],
-            )
-            self._connections[node_id] = connection
+        if entry.serves == "server":
+            self._wait_for_address(node_id)  # before the lock, which other threads may need for their clients
+        with self._lock:
+            if node_id not in self._clients:
+                self._clients[node_id] = self._connect(node_id, entry)
+            return self._clients[node_id]
 
-        return NodeClient(node_id, connection.call, connection.submit, entry.options["call_timeout"])
+    def _connect(self, node_id: int, entry: Entry) -> Any:
+        if entry.serves == "server":
+            with entered(self, self.only_context):
+                client = entry.options(self._wait_for_address(node_id), self._keys)
+            self._connections[node_id] = client
+            return client
+        options = dict(entry.options)
+        timeout = options.pop("call_timeout")
+        with self._moved:
+            address = self._entries[node_id].address
+            connection = Connection(address, self._keys, name=entry.label, stopped=self.stopped, **options)
+            self._connections[node_id] = connection
+        return NodeClient(node_id, connection.call, connection.submit, timeout)
 
     def move(self, addresses: dict[int, str | None]) -> None:
         """Sets new addresses of nodes; None means that a node has no address now."""
         with self._moved:
             for node_id, address in addresses.items():
                 self._entries[node_id] = dataclasses.replace(self._entries[node_id], address=address)
-            moving: list[tuple[Any, str | None]] = [
-                (self._connections.get(node_id), address) for node_id, address in addresses.items()
-            ]
+            clients: list[Any] = [self._connections.get(node_id) for node_id in addresses]
             self._moved.notify_all()
-        for client, address in moving:
+        for client, address in zip(clients, addresses.values(), strict=True):
             if hasattr(client, "move"):  # not every replay back end has it
                 client.move(address)
 

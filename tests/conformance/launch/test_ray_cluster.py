@@ -71,7 +71,9 @@ def service_program(num_services=1):
 
 
 def start(resources, num_services=1, **options):
-    return lp.start(service_program(num_services), "ray", resources={"service": resources}, **options)
+    on_head = {"custom": {"head": 0.1}}  # Which no test loses.
+    given = {"service": resources, "main": on_head}
+    return lp.start(service_program(num_services), "ray", resources=given, **options)
 
 
 def machine_of(job, index=0):
@@ -168,3 +170,4 @@ def test_the_death_of_the_head_ends_the_program(machines, monkeypatch):
         assert machine_of(job)
         fake_ray.cluster.head.close()
         job.wait(timeout=PATIENCE)
+    assert {node["state"] for node in job.nodes()} == {"closed"}  # They have stopped in order.

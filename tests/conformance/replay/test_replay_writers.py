@@ -228,16 +228,48 @@ STEP = {"a": None, "b": None}
 
 
 def run(rig, make_configs, steps, episodes=1, clear=True):
-    if rig.real and not hasattr(rig.reverb.structured, "constant_priority_fn"):
-        pytest.skip("this dm-reverb has no priorities of patterns")
     client = rig.client(times=1)
     structured = rig.reverb.structured
     writer = client.structured_writer(make_configs(structured, structured.create_reference_step(STEP)))
     for _ in range(episodes):
         for step in steps:
-            writer.append(step)
+            part = isinstance(step, tuple)  # in a tuple: the next one goes on with it
+            writer.append(step[0] if part else step, partial_step=part)
         writer.end_episode(clear_buffers=clear)
     return items(client)
+
+
+# name: (the leaves and conditions of each config, what they give)
+PARTS = {
+    "each item once it has its data": (
+        lambda s, a, b: [([b], []), ([a], [])],
+        [[0], [0], [1], [10], [2], [20]],
+    ),
+    "both": (lambda s, a, b: [([a, b], [])], [[0, 0], [1, 10], [2, 20]]),
+    "each step counts once": (
+        lambda s, a, b: [([leaf], [s.Condition.steps_since_applied() >= 2]) for leaf in (b, a)],
+        [[1], [10]],
+    ),
+    "the index of an open step": (
+        lambda s, a, b: [([a], [s.Condition.step_index() % 2 == 0])],
+        [[0], [2]],
+    ),
+    "an episode that ends in a step": (
+        lambda s, a, b: [([a], []), ([a, a], [s.Condition.is_end_episode()])],
+        [[0], [1], [2], [2, 2]],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_patterns_and_parts_of_steps(rig, name):
+    describe, expected = PARTS[name]
+
+    def configs(s, step):
+        return [s.create_config(v, "t", c) for v, c in describe(s, step["a"][-1], step["b"][-1])]
+
+    steps = [part for i in range(3) for part in [({"a": I64(i), "b": None},), {"a": None, "b": I64(10 * i)}]]
+    assert run(rig, configs, steps[:-1] if "ends" in name else steps) == expected
 
 
 def numbers(n):

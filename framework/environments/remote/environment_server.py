@@ -129,17 +129,13 @@ def from_bytes(content: Any, layout: Sequence[tuple[np.dtype, tuple[int, ...]]])
     """Arrays of the dtypes and shapes of `layout`, read-only; raises UnreadableMessage."""
     sizes = [dtype.itemsize * int(np.prod(shape, dtype=np.int64)) for dtype, shape in layout]
     if not isinstance(content, list) or [len(x) if isinstance(x, bytes) else -1 for x in content] != sizes:
-        raise UnreadableMessage(f"leaves: got {_shorten(content)}, expected bytes of the lengths {sizes}.")
+        got = content[:16] if isinstance(content, list) else [content]
+        got = [len(x) if isinstance(x, bytes) else type(x).__name__ for x in got]
+        raise UnreadableMessage(f"leaves: got {got}, expected bytes of the lengths {sizes}.")
     return [
         np.frombuffer(data, dtype).reshape(shape) if data else np.zeros(shape, dtype)
         for data, (dtype, shape) in zip(content, layout)
     ]
-
-
-def _shorten(content: Any) -> str:
-    if isinstance(content, list):
-        return f"{[len(x) if isinstance(x, bytes) else type(x).__name__ for x in content[:16]]}"
-    return type(content).__name__
 
 
 def layout_of(data: Any, num_envs: int) -> list[tuple[np.dtype, tuple[int, ...]]]:
@@ -168,7 +164,7 @@ def describe_spec(spec: Any) -> Any:
 
 
 def describe_space(space: Any) -> Any:
-    """Spec data of a space of gymnasium or gym. A Discrete space counts from 0; see `_starts`."""
+    """Spec data of a space of gymnasium or gym. A Discrete space counts from 0, and has its `start`, too."""
     kind = type(space).__name__
     if kind == "Dict":
         return {str(key): describe_space(child) for key, child in space.spaces.items()}
@@ -180,7 +176,7 @@ def describe_space(space: Any) -> Any:
         )
     data = {"shape": list(space.shape or ()), "dtype": np.dtype(space.dtype).str}
     if kind == "Discrete":
-        return {**data, "num_values": int(space.n)}
+        return {**data, "num_values": int(space.n), "start": int(getattr(space, "start", 0))}
     if kind == "MultiBinary":
         return {**data, "minimum": 0, "maximum": 1}
     if kind == "MultiDiscrete":
@@ -192,15 +188,6 @@ def describe_space(space: Any) -> Any:
         data["minimum"] = (low.flat[0] if alike else low).tolist()
         data["maximum"] = (high.flat[0] if alike else high).tolist()
     return data
-
-
-def _starts(space: Any) -> list[int]:
-    """First value of each Discrete leaf of a space, 0 for other leaves."""
-    if type(space).__name__ == "Dict":
-        return [start for key in sorted(space.spaces) for start in _starts(space.spaces[key])]
-    if type(space).__name__ == "Tuple":
-        return [start for child in space.spaces for start in _starts(child)]
-    return [int(getattr(space, "start", 0)) if type(space).__name__ == "Discrete" else 0]
 
 
 class _Gymnasium:
@@ -215,7 +202,9 @@ class _Gymnasium:
             "rewards": {"shape": [], "dtype": "<f4"},
             "discounts": {"shape": [], "dtype": "<f4", "minimum": 0.0, "maximum": 1.0},
         }
-        self.starts = _starts(env.action_space), _starts(env.observation_space)
+        self.starts = [
+            [leaf.pop("start", 0) for leaf in flatten(self.spec[of])] for of in ("actions", "observations")
+        ]
 
     def reset(self) -> Any:
         seed, self.seed = self.seed, None
@@ -223,11 +212,8 @@ class _Gymnasium:
             self._env.seed(seed)
             seed = None
         result = self._env.reset() if seed is None else self._env.reset(seed=seed)
-        return (
-            result[0]
-            if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
-            else result
-        )
+        is_pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
+        return result[0] if is_pair else result
 
     def step(self, action: Any) -> tuple[Any, Any, Any, int]:
         observation, reward, ended, *more = self._env.step(action)
@@ -262,7 +248,7 @@ class _DmEnv:
         for key in ("rewards", "discounts"):
             for leaf in flatten(self.spec[key]):
                 leaf["dtype"] = "<f4"
-        self.starts = [0] * len(flatten(self.spec["actions"])), [0] * len(flatten(self.spec["observations"]))
+        self.starts = [[0] * len(flatten(self.spec[of])) for of in ("actions", "observations")]
 
     def reset(self) -> Any:
         return self._env.reset().observation
@@ -335,13 +321,21 @@ class _Batch:
             set(field) if isinstance(field, dict) and not is_leaf(field) else set() for field in spec.values()
         ]
         self._num_agents = len(nests[0]) if all(nest == nests[0] for nest in nests) else 0
+        self._layout = [
+            (field, *leaf)
+            for field in ("rewards", "discounts", "observations")
+            for leaf in layout_of(spec[field], len(envs))
+        ]
+        action_starts, starts = envs[0].starts
+        self._action_starts = action_starts
+        self._starts = [0] * (len(self._layout) - len(starts)) + list(starts)
 
     def reset(self) -> list[np.ndarray]:
         self._step_types = [LAST] * len(self._envs)
         return self._advance([None] * len(self._envs))
 
     def step(self, leaves: list[np.ndarray]) -> list[np.ndarray]:
-        shifted = [leaf + start if start else leaf for leaf, start in zip(leaves, self._envs[0].starts[0])]
+        shifted = [leaf + start if start else leaf for leaf, start in zip(leaves, self._action_starts)]
         actions = []
         for env in range(len(self._envs)):
             parts = (
@@ -360,20 +354,11 @@ class _Batch:
                 observation, self._step_types[index] = env.reset(), FIRST
             else:
                 observation, reward, discount, self._step_types[index] = env.step(actions[index])
-                rewards, discounts = (
-                    _pick(self._spec["rewards"], reward),
-                    _pick(self._spec["discounts"], discount),
-                )
+                rewards = _pick(self._spec["rewards"], reward)
+                discounts = _pick(self._spec["discounts"], discount)
             rows.append([*rewards, *discounts, *_pick(self._spec["observations"], observation)])
-        spec = self._spec
-        layout = [
-            (field[:-1], *leaf)
-            for field in ("rewards", "discounts", "observations")
-            for leaf in layout_of(spec[field], len(rows))
-        ]
-        starts = [0] * (len(layout) - len(self._envs[0].starts[1])) + list(self._envs[0].starts[1])
         leaves = [np.array(self._step_types, np.int64)]
-        for column, leaf, start in zip(zip(*rows), layout, starts):
+        for column, leaf, start in zip(zip(*rows), self._layout, self._starts):
             leaves.append(_to_array(column, start, *leaf))
         self._is_sound = True
         return leaves + leaves[:1] * self._num_agents
@@ -398,7 +383,7 @@ def _to_array(column: Sequence[Any], start: int, field: str, dtype: np.dtype, sh
             return converted
     values = f" {array.tolist()}" if array.size <= 16 else ""
     raise ValueError(
-        f"{field}: got {array.dtype}{list(array.shape[1:])}{values}, expected {dtype}{list(shape[1:])}. "
+        f"{field[:-1]}: got {array.dtype}{list(array.shape[1:])}{values}, expected {dtype}{list(shape[1:])}. "
         "Make the environment agree with its spec."
     )
 
@@ -420,13 +405,8 @@ class _Session:
         self.num_envs = 0
         self.actions: list[Any] = []
         self.socket = context.socket(zmq.DEALER)
-        options: dict[str, Any] = {
-            "linger": 0,
-            "maxmsgsize": MAX_FRAME_BYTES,
-            "reconnect_ivl": -1,
-            "tcp_keepalive": 1,
-            "tcp_maxrt": 60000,  # milliseconds
-        }
+        options: dict[str, Any] = {"linger": 0, "maxmsgsize": MAX_FRAME_BYTES, "reconnect_ivl": -1}
+        options.update(tcp_keepalive=1, tcp_maxrt=60000)  # milliseconds
         options.update(tcp_keepalive_idle=30, tcp_keepalive_intvl=10, tcp_keepalive_cnt=3)
         options.update(curve_serverkey=keys[0], curve_publickey=keys[0], curve_secretkey=keys[1])
         for name, value in options.items():
@@ -439,9 +419,6 @@ class _Session:
         # It would wait forever for a lost connection; the monitor tells of the loss.
         with contextlib.suppress(zmq.Again):
             self.socket.send(frame, zmq.NOBLOCK)
-
-    def take(self, batch: Any) -> None:
-        self.batch = batch
 
     def close(self) -> None:
         self.socket.disable_monitor()
@@ -480,9 +457,8 @@ class _Server:
         for session in self._sessions:
             poller.register(session.socket, zmq.POLLIN)
             poller.register(session.monitor, zmq.POLLIN)
-        wait = (
-            1.0 if self._offer is not None or not self._free else min(1.0, max(0.0, self._next_offer - now))
-        )
+        waits_to_offer = self._offer is None and self._free
+        wait = min(1.0, max(0.0, self._next_offer - now)) if waits_to_offer else 1.0
         ready = dict(poller.poll(int(1000 * wait) + 1))
         for session in list(self._sessions):
             if session.socket in ready:
@@ -517,7 +493,7 @@ class _Server:
             self._offer, self._pause = None, _RETRY_SECONDS[0]
             self._tell(f"{session.address} took {session.num_envs} envs, {self._free} are free")
             session.actions = layout_of(self._make_batch.spec["actions"], session.num_envs)
-            self._reply(session, lambda: session.take(self._make_batch(session.num_envs, seed)))
+            self._reply(session, lambda: setattr(session, "batch", self._make_batch(num_envs, seed)))
         elif kind == "reset" and session.batch is not None:
             self._reply(session, lambda: session.batch.reset())
         elif kind == "step" and session.batch is not None:

@@ -7,7 +7,7 @@ request with the action and waits for its next. Messages are lines of JSON over 
 from __future__ import annotations
 
 import base64
-import binascii
+import contextlib
 import hmac
 import json
 import math
@@ -25,10 +25,10 @@ import tree
 
 from framework import nest as nests
 from framework import specs
-from framework.environments.base import FIRST, LAST, MID
-from framework.environments.connected import ConnectedEnvironment
-from framework.environments.environment_server import UnreadableMessage
-from framework.environments.external_client import keep_alive
+from framework.environments.base import FIRST, LAST, MID, EnvironmentFault
+from framework.environments.remote.connected import ConnectedEnvironment
+from framework.environments.remote.environment_server import UnreadableMessage
+from framework.environments.remote.external_client import keep_alive
 from framework.types import Nest
 from launch.rpc.sockets import is_loopback, read_secret
 
@@ -288,13 +288,13 @@ class ExternalEnvironment(ConnectedEnvironment):
                     f"reward: got {given!r:.40}, expected a finite number of float32, also as a sum."
                 )
         elif kind == "get_action" and client.is_open:
-            leaves = self._observation(message)
+            leaves = self._observation(client, message)
             self._last[client.env] = leaves
             client.asks = True
             self._put_step(client, FIRST if client.is_new or client.is_cut else MID, 1.0, leaves)
             client.is_new = client.is_cut = False
         elif kind == "end_episode" and client.is_open and not client.is_new:
-            leaves = self._observation(message)
+            leaves = self._observation(client, message)
             client.is_open = False
             if not isinstance(message.get("truncated", False), bool):
                 raise UnreadableMessage(
@@ -318,36 +318,20 @@ class ExternalEnvironment(ConnectedEnvironment):
         leaves = [np.int64(kind), np.float32(reward), np.float32(discount), *observation]
         self._put(np.array([client.env]), [np.asarray(leaf)[None] for leaf in leaves])
 
-    def _observation(self, message: dict[str, Any]) -> list[np.ndarray]:
+    def _observation(self, client: _ExternalClient, message: dict[str, Any]) -> list[np.ndarray]:
         """The leaves of a message's observation: numbers in nested lists, or the bytes in base64."""
         if "observation" not in message:
             raise UnreadableMessage(f"message: got {_short(message)} without an observation, expected one.")
-        value, leaves = message["observation"], []
-        for path, leaf in specs.leaves(self.spec.observations):
-            try:
-                part = specs.pick(value, path) if path else value
-                if isinstance(part, str):
-                    array = np.frombuffer(base64.b64decode(part, validate=True), leaf.dtype.newbyteorder("<"))
-                    array = array.reshape(leaf.shape).astype(leaf.dtype)
-                else:
-                    given = np.asarray(part)
-                    array = given.astype(leaf.dtype) if given.dtype.kind in "iubf" else given
-                    if given.dtype.kind not in "iubf" or (
-                        leaf.dtype.kind != "f" and np.count_nonzero(array != given)
-                    ):
-                        raise ValueError(f"got {given.tolist()}, expected numbers of {leaf.dtype}.")
-            except (ValueError, TypeError, KeyError, IndexError, OverflowError, binascii.Error) as error:
-                raise UnreadableMessage(f"{specs.path_name('observation', path)}: {error}") from None
-            if array.shape != leaf.shape or not np.isfinite(array).all():
-                place = specs.path_name("observation", path)
-                raise UnreadableMessage(
-                    f"{place}: got shape {array.shape}, expected finite numbers of {leaf.shape}."
-                )
-            if isinstance(leaf, specs.DiscreteArray) and not 0 <= array < leaf.num_values:
-                place = specs.path_name("observation", path)
-                raise UnreadableMessage(f"{place}: got {array}, expected 0 to {leaf.num_values - 1}.")
-            leaves.append(array)
-        return leaves
+        value, spec = message["observation"], self.spec.observations
+        try:
+            # Of a part that is missing, the check tells.
+            with contextlib.suppress(KeyError, IndexError, TypeError):
+                parts = [_decoded(specs.pick(value, path), leaf) for path, leaf in specs.leaves(spec)]
+                value = self._checks["observation"].build(parts)
+            arrays = self._checks["observation"].gather([value], [client.env])
+        except (EnvironmentFault, ValueError, OverflowError) as error:
+            raise UnreadableMessage(f"observation: {error}") from None
+        return [array[0] for array in arrays]
 
     def _refuse(self, client: _ExternalClient, error: Exception) -> None:
         text = self._refuse_message(error)
@@ -384,6 +368,18 @@ def read_token(path: str) -> str:
             f"{path}: got an empty file, expected a token. Delete it; the next start creates one."
         )
     return token
+
+
+def _decoded(part: Any, leaf: specs.Array) -> np.ndarray:
+    """The array of nested lists, or of bytes in base64. Whole numbers may be written as 3.0."""
+    if isinstance(part, str):
+        data = base64.b64decode(part, validate=True)
+        return np.frombuffer(data, leaf.dtype.newbyteorder("<")).reshape(leaf.shape).astype(leaf.dtype)
+    array = np.asarray(part)
+    if array.dtype.kind == "f" != leaf.dtype.kind and np.isfinite(array).all():
+        converted = array.astype(leaf.dtype)
+        return converted if (converted == array).all() else array
+    return array
 
 
 def _short(message: dict[str, Any]) -> str:

@@ -16,10 +16,10 @@ import launch
 from framework import nest as nests
 from framework import specs
 from framework.environments.action_masks import MaskChecker
-from framework.environments.base import FIRST, LAST, BatchedEnvironment, EnvironmentFault
-from framework.environments.environment_server import UnreadableMessage
-from framework.environments.fields import FieldChecker
-from framework.environments.spec_data import parse_environment_spec
+from framework.environments.base import BatchedEnvironment, EnvironmentFault
+from framework.environments.fields import STEP_TYPE, FieldChecker, step_checkers
+from framework.environments.remote.environment_server import UnreadableMessage
+from framework.environments.remote.spec_data import parse_environment_spec
 from framework.types import MultiAgentTimeStep, Nest
 from launch.defects import Defects
 from launch.texts import printable
@@ -92,14 +92,13 @@ class ConnectedEnvironment(BatchedEnvironment):
         except BaseException:
             self._abandon()
             raise
-        observation, reward, discount = self._fields
         step_type, *leaves = columns
         rewards, discounts, observations, agents = self._build(leaves)
-        timestep = dm_env.TimeStep(step_type, rewards, discounts, observations)
-        if self._is_multi_agent:
-            timestep = MultiAgentTimeStep(step_type, rewards, discounts, observations, agents)
+        agents = (agents,) if agents else ()
+        timestep = self._time_step(step_type, rewards, discounts, observations, *agents)
         # Bounds are not checked: environments of gymnasium often leave theirs.
-        observation(timestep.observation), reward(timestep.reward), discount(timestep.discount)
+        for field, check in self._checks.items():
+            check(getattr(timestep, field))
         self._check_mask(step_type, timestep.observation)
         return timestep
 
@@ -107,16 +106,14 @@ class ConnectedEnvironment(BatchedEnvironment):
         """Takes the specs of the first peer, with which all others must agree."""
         self._spec_data, self.spec = data, spec
         agents = specs.agents(spec)
-        step_type = specs.BoundedArray((), np.int64, FIRST, LAST)
-        rest = (spec.rewards, spec.discounts, spec.observations, dict.fromkeys(agents, step_type))
-        leaves = tree.flatten((step_type, *rest))
+        rest = (spec.rewards, spec.discounts, spec.observations, dict.fromkeys(agents, STEP_TYPE))
+        leaves = tree.flatten((STEP_TYPE, *rest))
         self._layout = [(leaf.dtype, leaf.shape) for leaf in leaves]
         self._build = nests.unflattener(rest)
-        kinds = ("observation", spec.observations), ("reward", spec.rewards), ("discount", spec.discounts)
-        self._fields = [FieldChecker(self.name, kind, of, self.num_envs) for kind, of in kinds]
+        self._checks = step_checkers(self.name, spec, self.num_envs)
         self._check_action = FieldChecker(self.name, "action", spec.actions, self.num_envs)
         self._check_mask = MaskChecker(self.name, spec)
-        self._is_multi_agent = bool(agents)
+        self._time_step = MultiAgentTimeStep if agents else dm_env.TimeStep
 
     def _gather(self, missing: np.ndarray) -> None:
         """Receives until no entry of `missing` is set."""
