@@ -11,8 +11,10 @@ import numpy as np
 import tree
 
 from framework import interrupts
+from framework.actors import EnvironmentLoop
 from framework.checkpoints.checkpointer import explain
 from framework.commands.options import Allow, Checkpoint, CommandError, Run, check_at_least, parse
+from framework.environments.seeded_episodes import find_seeded_episodes
 from framework.programs.loading import LoadedPolicy, load_policy
 from framework.runs.run_folder import RunFolder
 
@@ -62,9 +64,6 @@ def evaluate(
 
     Episode i begins with the seed 10,000 + `seed` + i, whatever `envs` is.
     """
-    from framework.actors import EnvironmentLoop
-    from framework.environments.seeded_episodes import find_seeded_episodes
-
     environment = policy.make_environment(envs, seed)
     try:
         actor = policy.make_actor(envs, seed)
