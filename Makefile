@@ -4,7 +4,9 @@
 # make pair BASE=COMMIT  CPU seconds of whole programs here and at a commit, in turns
 # make test-ray, test-reverb, test-deepmind, test-server  one real program or more on each back end
 # make release   every suite whose record in tests/release.json is older than what it tests (hours);
-#                SUITES="ray mutants" runs these;  make tag VERSION=0.3.0  tags if no record is stale
+#                SUITES="ray mutants" runs these
+# make tag       the tags of the releases in changes/releases.txt;  make tag VERSION=0.3.0  this commit's, too, if no
+#                record is stale
 # make nightly   what every agent learns in every distributed form, three seeds each (hours)
 # Each makes the environment that it needs. PYTHON=... picks another interpreter, VENV=... another folder.
 VENV ?= .venv
@@ -112,9 +114,15 @@ SUITES ?=
 release: $(VENV)/installed-test .venv-ray/installed .venv-reverb/installed .venv-deepmind/installed .venv-server/installed
 	$(BIN)/python tests/release.py run $(SUITES)
 
-tag: $(VENV)/installed-test
+# Tags the releases in changes/releases.txt; with VERSION, this commit too, which no stale suite may depend on.
+VERSION ?=
+tag: $(if $(VERSION),$(VENV)/installed-test)
+	while read version commit; do git rev-parse -q --verify refs/tags/v$$version >/dev/null || \
+	  git tag -a v$$version -m "Repertory $$version" $$commit || exit; done < changes/releases.txt
+ifneq ($(VERSION),)
 	$(BIN)/python tests/release.py check
 	git tag -a v$(VERSION) -m "Repertory $(VERSION)"
+endif
 
 # Runs what docs/results/nightly lacks. ROWS=cartpole-dqn runs one row.
 nightly: $(VENV)/installed-test .venv-reverb/installed .venv-ray/installed .venv-deepmind/installed

@@ -63,7 +63,6 @@ setup(
         "tensorboard>=2.8",
         "matplotlib>=3.7",
         "imageio[ffmpeg]>=2.31",
-        "lz4>=4",
         "pyyaml>=6",
     ],
     extras_require={
@@ -95,7 +94,7 @@ setup(
         "repertory.agents": [
             "a2c=agents.a2c:A2C",
             "a3c=agents.a3c:A3C",
-            "apex=agents.flow_dqn:ApeX",
+            "apex=agents.apex:ApeX",
             "appo=agents.appo:APPO",
             "batch_ppo=agents.batch_ppo:BatchPPO",
             "c51=agents.c51:C51",
@@ -103,9 +102,6 @@ setup(
             "ddpg=agents.td3:DDPG",
             "dqfd=agents.dqfd:DQfD",
             "dqn=agents.dqn:DQN",
-            "flow_dqn=agents.flow_dqn:FlowDQN",
-            "flow_impala=agents.flow_impala:FlowIMPALA",
-            "flow_ppo=agents.flow_ppo:FlowPPO",
             "impact=agents.impact:IMPACT",
             "impala=agents.impala:IMPALA",
             "iqn=agents.iqn:IQN",

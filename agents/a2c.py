@@ -5,7 +5,6 @@ All workers collect with the same parameters, and the learner makes one step on 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,13 +12,12 @@ import torch
 
 from agents.ppo import PPOConfig, PPONetworks, PPOPolicy
 from framework import losses
-from framework.core import NetworksFn
 from framework.flow import Flow, Node, Par
 from framework.learners import LossContext, LossOutput
-from framework.programs import PlanAgent, PlanLearner, Preset, RolloutWorker, concatenate
+from framework.programs import PlanLearner, Preset, RolloutWorker, concatenate
 from framework.replay import ReplaySample
 from framework.specs import EnvironmentSpec
-from framework.torch_agents import ActorCriticConfig, OnPolicyAgent, check_memory
+from framework.torch_agents import ActorCriticConfig, OnPolicyAgent
 
 
 @dataclass(frozen=True)
@@ -30,30 +28,21 @@ class A2CConfig(ActorCriticConfig):
     normalize_advantages: bool = False  # Scales advantages to mean 0 and variance 1 over a batch.
 
 
-class A2C(PlanAgent, OnPolicyAgent):
+class A2C(OnPolicyAgent):
     """Synchronous advantage actor-critic, for discrete and continuous actions."""
 
+    config: A2CConfig = A2CConfig()
+    memory_field = "recurrent"
     takes_action_masks = True
-
-    def __init__(self, config: A2CConfig | None = None, networks_fn: NetworksFn | None = None):
-        self.config: A2CConfig = config or A2CConfig()
-        self.networks_fn = networks_fn
-        self.extras_of_first_row = () if self.config.recurrent is None else ("state",)
 
     def plan(self, workers: Sequence[Node], learner: PlanLearner) -> Flow:
         return Par(workers, RolloutWorker.sample).sync().map(concatenate).map(learner.step)
 
     def make_networks(self, spec: EnvironmentSpec) -> PPONetworks:
         """The networks of PPO, unless there is a `networks_fn`."""
-        shared = {
-            field.name: getattr(self.config, field.name) for field in dataclasses.fields(ActorCriticConfig)
-        }
+        config = PPOConfig(**self.config.network_settings())
         members = ("actions", "normalizer", "initial_state", "act", "forward")
-        networks: PPONetworks = self.custom_networks(
-            spec, lambda _, spec: PPONetworks(PPOConfig(**shared), spec), members
-        )
-        check_memory("recurrent", self.config.recurrent, networks.initial_state(1))
-        return networks
+        return self.custom_networks(spec, lambda _, spec: PPONetworks(config, spec), members)
 
     def make_policy(self, networks: PPONetworks, evaluation: bool = False) -> PPOPolicy:
         return PPOPolicy(networks, evaluation)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from agents.a2c import A2C
+from agents.a2c import PRESETS as A2C_PRESETS
 from framework.flow import Flow, Node, Par
 from framework.programs import GradientWorker, PlanLearner, Preset
 
@@ -23,8 +24,6 @@ class A3C(A2C):
         return gradients.unordered().map(learner.apply)
 
 
-_RUN = {"num_actors": 2, "envs_per_actor": 8, "learner_log_period": 100}
-
 PRESETS: Mapping[str, Preset] = {
     # Shared hidden layers: with layers of its own, one of five runs falls to 222 on the way.
     "gymnasium:CartPole-v1": Preset(
@@ -35,16 +34,7 @@ PRESETS: Mapping[str, Preset] = {
             "learning_rate": 3e-3,
             "learning_rate_decay": 150_000,
         },
-        run={**_RUN, "max_env_steps": 150_000, "evaluate_period": 25_000},
+        run={**A2C_PRESETS["gymnasium:CartPole-v1"].run, "envs_per_actor": 8},
     ),
-    "gymnasium:Acrobot-v1": Preset(
-        agent={
-            "value_coefficient": 0.1,  # Larger, the gradient of the values would drown the policy's.
-            "learning_rate": 4e-3,
-            "learning_rate_decay": 200_000,
-            "entropy_coefficient": 0.04,
-            "max_gradient_norm": 5.0,
-        },
-        run={**_RUN, "max_env_steps": 200_000, "evaluate_period": 50_000},
-    ),
+    "gymnasium:Acrobot-v1": A2C_PRESETS["gymnasium:Acrobot-v1"],
 }

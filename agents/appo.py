@@ -22,7 +22,6 @@ from agents.impala import IMPALA, RUN, IMPALAConfig, IMPALANetworks
 from agents.impala import PRESETS as IMPALA_PRESETS
 from framework import adders, losses, replay
 from framework import config_checks as check
-from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput
 from framework.replay import ReplaySample
 from framework.runs.presets import Preset
@@ -60,9 +59,7 @@ class APPO(IMPALA):
     ```
     """
 
-    def __init__(self, config: APPOConfig | None = None, networks_fn: NetworksFn | None = None):
-        super().__init__(config or APPOConfig(), networks_fn)
-        self.config: APPOConfig
+    config: APPOConfig = APPOConfig()
 
     def make_tables(self, spec: EnvironmentSpec) -> list[replay.Table]:
         """IMPALA's queue, or a buffer of unrolls that are drawn `samples_per_insert` times each.
@@ -118,17 +115,7 @@ class APPO(IMPALA):
 
 
 PRESETS: Mapping[str, Preset] = {
-    "gymnasium:CartPole-v1": Preset(
-        agent={
-            "learning_rate": 4e-3,
-            "learning_rate_decay": 150_000,
-            "unroll_length": 16,
-            "batch_size": 8,
-            "vtrace_lambda": 0.95,
-            "value_coefficient": 0.1,  # Returns go up to 100: their gradient would drown the policy's.
-        },
-        run={**RUN, "max_env_steps": 150_000, "evaluate_period": 25_000},
-    ),
+    "gymnasium:CartPole-v1": IMPALA_PRESETS["gymnasium:CartPole-v1"],
     "gymnasium:Acrobot-v1": Preset(
         agent={
             "learning_rate": 2e-3,

@@ -1,4 +1,4 @@
-"""PPO with the settings of BatchPPO's experiment (Hafner, Davidson and Vanhoucke, 2017).
+"""BatchPPO: settings of PPO, those of its experiment (Hafner, Davidson and Vanhoucke, 2017).
 
 Networks, loss, and learner come from `agents.ppo`. A batch is 25 whole episodes. An iteration makes 25
 steps on the whole batch, with separate learning rates for policy and value. The penalty on the divergence
@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from agents.ppo import PPO, PPOConfig
-from framework.core import NetworksFn
 from framework.runs.presets import Preset
 
 
@@ -47,10 +46,9 @@ class BatchPPOConfig(PPOConfig):
 
 
 class BatchPPO(PPO):
-    """PPO on batches of whole episodes, for discrete and continuous actions, with or without a memory."""
+    """Settings of PPO: batches of whole episodes, and a penalty on the divergence in place of the clip."""
 
-    def __init__(self, config: BatchPPOConfig | None = None, networks_fn: NetworksFn | None = None):
-        super().__init__(config or BatchPPOConfig(), networks_fn)
+    config: BatchPPOConfig = BatchPPOConfig()
 
 
 _RUN = {

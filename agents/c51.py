@@ -14,10 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from agents.dqn import DQN, MINATAR, MINATAR_RUN, DQNConfig, DQNNetworks, ItemLosses
+from agents.dqn import CARTPOLE, CARTPOLE_RUN, DQN, MINATAR, MINATAR_RUN, DQNConfig, DQNNetworks, ItemLosses
 from framework import config_checks as check
 from framework import losses
-from framework.core import NetworksFn
 from framework.learners import LossContext
 from framework.networks import mask_values
 from framework.runs.presets import Preset
@@ -70,12 +69,9 @@ class C51Networks(DQNNetworks):
 class C51(DQN):
     """Distributional Q-learning on fixed atoms, for one discrete action per env."""
 
-    config: C51Config
+    config: C51Config = C51Config()
     networks_class = C51Networks
     members = (*DQN.members, "outputs", "expected", "atoms")
-
-    def __init__(self, config: C51Config | None = None, networks_fn: NetworksFn | None = None):
-        super().__init__(config or C51Config(), networks_fn)
 
     def item_losses(
         self, networks: DQNNetworks, target: nn.Module, data: Transition, context: LossContext | None = None
@@ -107,16 +103,7 @@ class C51(DQN):
 
 
 PRESETS: Mapping[str, Preset] = {
-    "gymnasium:CartPole-v1": Preset(
-        agent={
-            "v_min": 0.0,
-            "v_max": 100.0,
-            "samples_per_insert": 24.0,
-            "learning_rate_decay": 50_000,
-            "epsilon_decay": 12_000,
-        },
-        run={"envs_per_actor": 4, "max_env_steps": 50_000, "evaluate_period": 2_000},
-    ),
+    "gymnasium:CartPole-v1": Preset({**CARTPOLE, "v_min": 0.0, "v_max": 100.0}, CARTPOLE_RUN),
     # A good player hits a brick about every ten steps: a discounted return of 10.
     "minatar:Breakout": Preset(
         {**MINATAR, "v_min": 0.0, "v_max": 20.0, "hidden_sizes": (128,), "dueling": True}, MINATAR_RUN

@@ -17,7 +17,6 @@ from torch import nn
 from agents.td3 import TD3, TD3Config, TD3Networks
 from framework import config_checks as check
 from framework import losses
-from framework.core import NetworksFn
 from framework.runs.presets import Preset
 from framework.specs import EnvironmentSpec
 from framework.types import Nest, Transition
@@ -79,10 +78,7 @@ class D4PGNetworks(TD3Networks):
 class D4PG(TD3):
     """Deterministic policy gradients with a distributional critic and n-step targets."""
 
-    config: D4PGConfig
-
-    def __init__(self, config: D4PGConfig | None = None, networks_fn: NetworksFn | None = None):
-        super().__init__(config or D4PGConfig(), networks_fn)
+    config: D4PGConfig = D4PGConfig()
 
     def make_networks(self, spec: EnvironmentSpec) -> D4PGNetworks:
         members = ("actions", "policy", "critics", "values", "atoms")

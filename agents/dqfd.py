@@ -73,10 +73,7 @@ class DQfDConfig(DQNConfig):
 class DQfD(DQN):
     """Deep Q-learning from demonstrations and from what the actors do."""
 
-    config: DQfDConfig
-
-    def __init__(self, config: DQfDConfig | None = None):
-        super().__init__(config or DQfDConfig())
+    config: DQfDConfig = DQfDConfig()
 
     def episodes(self) -> list[Step]:
         """The demonstrations, a `Step` of T + 1 rows each. Raises ValueError if the config names none."""

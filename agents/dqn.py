@@ -22,7 +22,6 @@ from torch import nn
 
 from framework import config_checks as check
 from framework import losses, networks, replay, specs
-from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput, schedules
 from framework.networks import epsilon_greedy, mask_values, redraw_noise
 from framework.runs.presets import Preset
@@ -71,14 +70,7 @@ class DQNConfig(OffPolicyConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check.above(
-            self,
-            0,
-            "huber_delta",
-            "munchausen_temperature",
-            "munchausen_clip",
-            "initial_noise",
-        )
+        check.above(self, 0, "huber_delta", "munchausen_temperature", "munchausen_clip", "initial_noise")
         check.at_least(self, 0, "priority_exponent", "epsilon_ladder")
         check.at_least(self, 1, "importance_sampling_annealing", "epsilon_decay", "hidden_sizes")
         check.fraction(self, "importance_sampling_exponent", "munchausen")
@@ -185,15 +177,12 @@ class DQN(OffPolicyAgent):
     ```
     """
 
+    config: DQNConfig = DQNConfig()
     target_names = ("q_network",)
     takes_action_masks = True
     networks_class: type[DQNNetworks] = DQNNetworks
     # Members that the family needs of networks.
     members: tuple[str, ...] = ("actions", "num_actions", "q_network", "values")
-
-    def __init__(self, config: DQNConfig | None = None, networks_fn: NetworksFn | None = None):
-        self.config: DQNConfig = config or DQNConfig()
-        self.networks_fn = networks_fn
 
     def make_networks(self, spec: EnvironmentSpec) -> DQNNetworks:
         return self.custom_networks(spec, self.networks_class, self.members)
@@ -249,10 +238,11 @@ class DQN(OffPolicyAgent):
         progress = (context.env_steps / config.importance_sampling_annealing).clamp(max=1.0)
         weights = context.importance_weights(batch.info, start + (1.0 - start) * progress)
         metrics["importance_weight"] = weights.mean()
-        # With the small constant, items without error still have a chance to be sampled.
-        return LossOutput((weights * each).mean(), metrics, priorities.double() + 1e-6)
+        return LossOutput((weights * each).mean(), metrics, losses.item_priorities(priorities))
 
 
+CARTPOLE = {"samples_per_insert": 24.0, "learning_rate_decay": 50_000, "epsilon_decay": 12_000}
+CARTPOLE_RUN = {"envs_per_actor": 4, "max_env_steps": 50_000, "evaluate_period": 2_000}
 # A learner step for every 8 env steps, where MinAtar's paper (Young and Tian, 2019) makes one for each.
 MINATAR = {
     "n_step": 3,
@@ -277,8 +267,7 @@ MINATAR_RUN = {
 PRESETS: Mapping[str, Preset] = {
     # 494.2 to 500 of 500, greedy over 100 episodes, at 50,000 steps on seeds 1 to 5.
     "gymnasium:CartPole-v1": Preset(
-        agent={"samples_per_insert": 24.0, "learning_rate_decay": 50_000, "epsilon_decay": 12_000},
-        run={"envs_per_actor": 4, "max_env_steps": 100_000, "target_return": 475.0, "evaluate_period": 2_000},
+        CARTPOLE, {**CARTPOLE_RUN, "max_env_steps": 100_000, "target_return": 475.0}
     ),
     "gymnasium:LunarLander-v3": Preset(
         agent={
@@ -289,12 +278,7 @@ PRESETS: Mapping[str, Preset] = {
             "target_update_rate": 0.01,
             "epsilon_decay": 50_000,
         },
-        run={
-            "num_actors": 1,
-            "envs_per_actor": 8,
-            "max_env_steps": 200_000,
-            "evaluate_period": 20_000,
-        },
+        run={"num_actors": 1, "envs_per_actor": 8, "max_env_steps": 200_000, "evaluate_period": 20_000},
     ),
     # 14.1 to 19.0, greedy over 100 episodes, at 1,000,000 steps on seeds 1 to 5.
     "minatar:Breakout": Preset(MINATAR, MINATAR_RUN),

@@ -1,6 +1,6 @@
-"""IMPACT: APPO with a buffer of unrolls, each learned from several times (Luo et al., 2020).
+"""IMPACT: settings of APPO for a buffer of unrolls, each learned from several times (Luo et al., 2020).
 
-The networks, the loss, and the settings come from `agents.appo`.
+The networks, the loss, and the other settings come from `agents.appo`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from agents.appo import APPO, APPOConfig
 from agents.appo import PRESETS as APPO_PRESETS
-from framework.core import NetworksFn
 from framework.runs.presets import Preset
 
 
@@ -23,10 +22,9 @@ class IMPACTConfig(APPOConfig):
 
 
 class IMPACT(APPO):
-    """Importance-weighted asynchronous actor-critic with a clipped target network and reused data."""
+    """Settings of APPO: each unroll is learned from several times."""
 
-    def __init__(self, config: IMPACTConfig | None = None, networks_fn: NetworksFn | None = None):
-        super().__init__(config or IMPACTConfig(), networks_fn)
+    config: IMPACTConfig = IMPACTConfig()
 
 
 # Each unroll counts `samples_per_insert` times: half of APPO's learning rates.

@@ -12,23 +12,20 @@ start of each unroll, are extras.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-import tree
 from torch import nn
 
 from framework import config_checks as check
-from framework import environments, losses, networks
-from framework.core import NetworksFn
+from framework import losses, networks
 from framework.learners import LossContext, LossOutput
 from framework.replay import ReplaySample
 from framework.runs.presets import Preset
 from framework.specs import EnvironmentSpec
-from framework.torch_agents import OnPolicyAgent, OnPolicyConfig, TorchPolicy, check_memory
+from framework.torch_agents import OnPolicyAgent, OnPolicyConfig, TorchPolicy, previous_action_and_reward
 from framework.types import Nest, Step
 
 
@@ -81,47 +78,30 @@ class IMPALAConfig(OnPolicyConfig):
         check.one_of(self, networks.ACTIVATIONS, "activation")
 
 
-class ActorCritic(nn.Module):
+class ActorCritic(networks.RecurrentEncoder):
     """Torso, optional LSTM, and the heads of policy and value."""
 
     def __init__(self, config: IMPALAConfig, spec: EnvironmentSpec):
-        super().__init__()
-        has_images = any(len(leaf.shape) == 3 for leaf in tree.flatten(spec.observations))
-        self.torso = networks.ObservationEncoder(
-            spec.observations,
-            () if has_images else config.hidden_sizes,
-            config.activation,
-            networks.CONVOLUTIONS[config.torso],
-        )
-        width = self.torso.output_size
-        self.core = None if config.lstm_size is None else networks.RecurrentCore(width, config.lstm_size)
-        width = width if config.lstm_size is None else config.lstm_size
-        self.policy = networks.make_actions(spec.actions).make_head(width)
-        self.value = nn.Linear(width, 1)
-
-    def initial_state(self, batch_size: int) -> tuple[torch.Tensor, ...]:
-        """The LSTM's state `[B, lstm_size]` at the start of an episode; `()` without an LSTM."""
-        return () if self.core is None else self.core.initial_state(batch_size)
+        sizes, torso = (config.hidden_sizes, config.lstm_size), networks.CONVOLUTIONS[config.torso]
+        super().__init__(spec.observations, *sizes, config.activation, torso)
+        self.policy = networks.make_actions(spec.actions).make_head(self.output_size)
+        self.value = nn.Linear(self.output_size, 1)
 
     def step(self, observation: Nest, state: tuple[torch.Tensor, ...]) -> tuple[Any, Any]:
         """One step of acting: `[B, ...]` to the distribution over actions and the next state."""
-        features = self.torso(observation)
-        if self.core is not None:
-            features, state = self.core.step(features, state)
+        features, state = super().step(observation, state)
         return networks.masked_policy(self.policy, features, observation), state
 
-    def unroll(
+    def unroll(  # type: ignore[override]
         self, observation: Nest, state: tuple[torch.Tensor, ...], start_of_episode: torch.Tensor
     ) -> tuple[Any, torch.Tensor]:
         """Sequences `[N, T + 1, ...]` to distributions over actions and values, `[N, T + 1]`.
 
         The first row continues from `state`, which is the initial state where an episode begins there.
         """
-        features = self.torso(observation)
-        if self.core is not None:
-            inside = start_of_episode.clone()
-            inside[:, 0] = False
-            features, _ = self.core.unroll(features, state, inside)
+        inside = start_of_episode.clone()
+        inside[:, 0] = False  # Its state is stored, whether an episode begins there or not.
+        features = super().unroll(observation, state, inside)
         policy = networks.masked_policy(self.policy, features, observation)
         return policy, networks.in_float32(self.value, features).squeeze(-1)
 
@@ -177,12 +157,9 @@ class IMPALA(OnPolicyAgent):
     ```
     """
 
+    config: IMPALAConfig = IMPALAConfig()
+    memory_field = "lstm_size"
     takes_action_masks = True
-
-    def __init__(self, config: IMPALAConfig | None = None, networks_fn: NetworksFn | None = None):
-        self.config: IMPALAConfig = config or IMPALAConfig()
-        self.networks_fn = networks_fn
-        self.extras_of_first_row = () if self.config.lstm_size is None else ("state",)
 
     @property
     def max_policy_lag(self) -> None:
@@ -209,16 +186,11 @@ class IMPALA(OnPolicyAgent):
 
     def environment_wrappers(self) -> Sequence[Any]:
         """Adds the last action and reward to the observation with `previous_action_and_reward`."""
-        if not self.config.previous_action_and_reward:
-            return ()
-        return (functools.partial(environments.ObservationActionReward, reward_clip=self.config.reward_clip),)
+        return previous_action_and_reward(self.config)
 
     def make_networks(self, spec: EnvironmentSpec) -> IMPALANetworks:
-        parts = ("initial_state", "step", "unroll")
-        members = ("actions", *(f"actor_critic.{part}" for part in parts))
-        networks: IMPALANetworks = self.custom_networks(spec, IMPALANetworks, members)
-        check_memory("lstm_size", self.config.lstm_size, networks.actor_critic.initial_state(1))
-        return networks
+        members = ("actions", "actor_critic.initial_state", "actor_critic.step", "actor_critic.unroll")
+        return self.custom_networks(spec, IMPALANetworks, members)
 
     def make_policy(self, networks: IMPALANetworks, evaluation: bool = False) -> IMPALAPolicy:
         return IMPALAPolicy(networks, self.config.actor_autocast, evaluation)
@@ -310,11 +282,7 @@ PRESETS: Mapping[str, Preset] = {
             "vtrace_lambda": 0.95,
             "value_coefficient": 0.1,  # Returns go up to 100: their gradient would drown the policy's.
         },
-        run={
-            **RUN,
-            "max_env_steps": 150_000,
-            "evaluate_period": 25_000,
-        },
+        run={**RUN, "max_env_steps": 150_000, "evaluate_period": 25_000},
     ),
     # Chosen on seed 101; 500 at the end on seeds 102 to 104, too, with a fall to 148 to 242 on the way.
     "testing:CartPoleWithoutVelocities": Preset(
@@ -372,11 +340,7 @@ PRESETS: Mapping[str, Preset] = {
             "value_coefficient": 0.25,
             "entropy_coefficient": 0.02,
         },
-        run={
-            **RUN,
-            "max_env_steps": 2_000_000,
-            "evaluate_period": 100_000,
-        },
+        run={**RUN, "max_env_steps": 2_000_000, "evaluate_period": 100_000},
     ),
     # Chosen on seed 101. Twice as many steps in an update (T = 20) took off almost twice as late.
     "atari:Pong": Preset(

@@ -14,16 +14,14 @@ from torch import nn
 
 from framework import config_checks as check
 from framework import core, learners, losses, networks
-from framework.core import NetworksFn
 from framework.datasets import Dataset
-from framework.environments import BatchedEnvironment
 from framework.environments.seeded_episodes import find_seeded_episodes
 from framework.environments.single import takes
-from framework.environments.tasks import find_task_environment
+from framework.environments.tasks import find_task_environment, require_tasks
 from framework.flow import Flow, Node, Par
 from framework.learners import LossContext, LossOutput, Prepared
 from framework.losses.meta import Parameters
-from framework.programs import PlanAgent, PlanLearner, Preset, RolloutWorker, concatenate, stack
+from framework.programs import PlanLearner, Preset, RolloutWorker, concatenate, stack
 from framework.replay import EmbeddedClient, ReplaySample
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import AgentConfig, OnPolicyAgent, TorchPolicy
@@ -163,12 +161,7 @@ def collect(collector: Collector, step: Callable[[], Any], dataset: Dataset, len
     return next(dataset)
 
 
-def _with_tasks(environment: BatchedEnvironment) -> BatchedEnvironment:
-    find_task_environment(environment)  # Which raises an error before a node starts.
-    return environment
-
-
-class MAML(PlanAgent, OnPolicyAgent):
+class MAML(OnPolicyAgent):
     """Model-agnostic meta-learning for the environments of `tasks:`.
 
     Every worker collects `unroll_length` steps of its envs in a task, adapts the policy by an inner step of
@@ -176,19 +169,15 @@ class MAML(PlanAgent, OnPolicyAgent):
     inner step: it differentiates through that step, and makes several passes with PPO's clipped objective.
     """
 
-    config: MAMLConfig  # type: ignore[assignment]  # Has no value network.
+    config: MAMLConfig = MAMLConfig()  # type: ignore[assignment]  # Has no value network.
     worker_class = TaskWorker
     preload = ("torch._dynamo",)  # Which torch.func.grad imports, in nearly two CPU seconds.
-
-    def __init__(self, config: MAMLConfig | None = None, networks_fn: NetworksFn | None = None):
-        self.config = config or MAMLConfig()
-        self.networks_fn = networks_fn
 
     def plan(self, workers: Sequence[Node], learner: PlanLearner) -> Flow:
         return Par(workers, TaskWorker.sample_tasks).sync().map(concatenate).map(learner.step)
 
     def environment_wrappers(self) -> Sequence[Any]:
-        return (_with_tasks,)
+        return (require_tasks,)  # So that others are refused before a node starts.
 
     def make_networks(self, spec: EnvironmentSpec) -> MAMLNetworks:
         return self.custom_networks(spec, MAMLNetworks, ("actions", "encoder", "forward"))

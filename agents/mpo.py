@@ -20,7 +20,6 @@ from torch import nn
 
 from framework import config_checks as check
 from framework import learners, losses, networks
-from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput
 from framework.networks import DiagonalGaussian
 from framework.replay import ReplaySample
@@ -177,11 +176,8 @@ class MPO(OffPolicyAgent):
     ```
     """
 
+    config: MPOConfig = MPOConfig()
     target_names = ("policy", "critics")
-
-    def __init__(self, config: MPOConfig | None = None, networks_fn: NetworksFn | None = None):
-        self.config: MPOConfig = config or MPOConfig()
-        self.networks_fn = networks_fn
 
     def make_networks(self, spec: EnvironmentSpec) -> MPONetworks:
         members = ("actions", "policy", "critics", "duals", "atoms", "expected")
@@ -192,12 +188,9 @@ class MPO(OffPolicyAgent):
 
     def make_optimizer(self, networks: MPONetworks) -> torch.optim.Optimizer:
         config = self.config
-        duals = [p for p in networks.duals.parameters() if p.requires_grad]
-        groups = [
-            {"params": list(networks.policy.parameters()), "lr": config.learning_rate},
-            {"params": list(networks.critics.parameters()), "lr": config.critic_learning_rate},
-            {"params": duals, "lr": config.dual_learning_rate, "minimum": _LEAST_DUAL},
-        ]
+        rates = {networks.policy: config.learning_rate, networks.critics: config.critic_learning_rate}
+        groups = learners.with_rates({**rates, networks.duals: config.dual_learning_rate})
+        groups[-1]["minimum"] = _LEAST_DUAL
         return learners.Adam(groups, eps=config.adam_epsilon)
 
     def loss(self, networks: MPONetworks, batch: ReplaySample, context: LossContext) -> LossOutput:

@@ -11,13 +11,12 @@ import tree
 
 from framework import adders, learners, losses, networks
 from framework import config_checks as check
-from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput, Prepared, schedules
 from framework.replay import ReplaySample
 from framework.replay.contracts import ReplayClient
 from framework.runs.presets import Preset
 from framework.specs import EnvironmentSpec
-from framework.torch_agents import ActorCriticConfig, OnPolicyAgent, TorchPolicy, check_memory
+from framework.torch_agents import ActorCriticConfig, OnPolicyAgent, TorchPolicy
 from framework.types import Nest
 
 
@@ -129,6 +128,11 @@ class Rows(NamedTuple):
     starts: torch.Tensor | tuple[()]
     state: tuple[torch.Tensor, ...]  # [N, ...], before the first row
 
+    @property
+    def counted(self) -> torch.Tensor | None:
+        """The mask; None where all rows are real."""
+        return self.mask if isinstance(self.mask, torch.Tensor) else None
+
 
 class PPO(OnPolicyAgent):
     """Proximal policy optimization for discrete and continuous actions, with or without a memory.
@@ -140,15 +144,9 @@ class PPO(OnPolicyAgent):
     ```
     """
 
+    config: PPOConfig = PPOConfig()
+    memory_field = "recurrent"
     takes_action_masks = True
-
-    def __init__(self, config: PPOConfig | None = None, networks_fn: NetworksFn | None = None):
-        self.config: PPOConfig = config or PPOConfig()
-        self.networks_fn = networks_fn
-        self.extras_of_first_row = () if self.config.recurrent is None else ("state",)
-        self._carries_returns = self.config.normalize_rewards and self.config.episodes_per_batch is None
-        if self._carries_returns:
-            self.extras_of_first_row += (adders.RUNNING_RETURN,)
 
     @property
     def max_policy_lag(self) -> int:
@@ -158,16 +156,22 @@ class PPO(OnPolicyAgent):
     def episodes_per_batch(self) -> int | None:
         return self.config.episodes_per_batch
 
+    @property
+    def carries_returns(self) -> bool:
+        """Whether the running returns before each unroll are stored with it. A whole episode has none."""
+        return self.config.normalize_rewards and self.config.episodes_per_batch is None
+
+    @property
+    def extras_of_first_row(self) -> tuple[str, ...]:
+        return (*super().extras_of_first_row, *[adders.RUNNING_RETURN] * self.carries_returns)
+
     def make_networks(self, spec: EnvironmentSpec) -> PPONetworks:
         parts = ("actions", "normalizer", "reward_scale", "kl_coefficient")
-        members = (*parts, "initial_state", "act", "forward")
-        networks: PPONetworks = self.custom_networks(spec, PPONetworks, members)
-        check_memory("recurrent", self.config.recurrent, networks.initial_state(1))
-        return networks
+        return self.custom_networks(spec, PPONetworks, (*parts, "initial_state", "act", "forward"))
 
     def make_adder(self, client: ReplayClient, spec: EnvironmentSpec) -> adders.Adder:
         adder = super().make_adder(client, spec)
-        return adders.RunningReturnAdder(adder, self.config.discount) if self._carries_returns else adder
+        return adders.RunningReturnAdder(adder, self.config.discount) if self.carries_returns else adder
 
     def make_policy(self, networks: PPONetworks, evaluation: bool = False) -> PPOPolicy:
         return PPOPolicy(networks, evaluation)
@@ -231,12 +235,8 @@ class PPO(OnPolicyAgent):
     def loss(self, networks: PPONetworks, rows: Rows, context: LossContext) -> LossOutput:
         """The surrogate, the value's error and the entropy of one minibatch."""
         config = self.config
-        if isinstance(rows.mask, torch.Tensor):
-            mask: torch.Tensor | None = rows.mask
-            new, values = networks(rows.observation, rows.state, rows.starts)
-        else:
-            mask = None
-            new, values = networks(rows.observation)
+        mask = rows.counted
+        new, values = networks(rows.observation, rows.state, rows.starts)
         log_probs = new.log_prob(rows.action)
         if config.target_kl is None:
             falls = schedules.linear_decay(config.learning_rate_decay, config.clip_end)
@@ -278,10 +278,8 @@ class PPO(OnPolicyAgent):
         self, networks: PPONetworks, batch: ReplaySample, prepared: Prepared, context: LossContext
     ) -> dict[str, torch.Tensor]:
         """Metrics of the change of the policy. Updates the penalty and the statistics for the next batch."""
-        rows = prepared.data
-        mask = rows.mask if isinstance(rows.mask, torch.Tensor) else None
-        starts = rows.starts if isinstance(rows.starts, torch.Tensor) else None
-        new, _ = networks(rows.observation, rows.state, starts)
+        rows, mask = prepared.data, prepared.data.counted
+        new, _ = networks(rows.observation, rows.state, rows.starts)
         kl = losses.masked_mean(networks.actions.distribution(rows.policy).kl(new), mask)
         if context.total is not None:
             weighted = context.total(torch.stack([kl * prepared.rows, kl.new_tensor(prepared.rows)]))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from agents.dqn import DQN, DQNConfig
@@ -21,10 +21,14 @@ from framework.programs import MultiAgentPlanAgent, MultiAgentWorker, PlanLearne
 from framework.replay import ReplaySample
 from framework.specs import EnvironmentSpec, agents
 
+# Fields that differ from the defaults of the algorithms.
+_PPO = {"unroll_length": 64, "epochs": 8, "minibatch_size": 128, "learning_rate": 1e-3}
+_DQN = {"samples_per_insert": 8.0}
+
 
 @dataclass(frozen=True)
 class PPODQNConfig(check.NamedFields):
-    """Settings of both algorithms: `ppo_NAME` and `dqn_NAME` are fields of `PPOConfig` and `DQNConfig`."""
+    """Settings of both algorithms. Those that only one of them has are in `ppo` and `dqn`."""
 
     ppo_agents: tuple[str, ...] = ("agent_0", "agent_1")  # These learn by PPO, all others by DQN.
     discount: float = 0.99  # Per env step. Higher values look further ahead and learn more slowly.
@@ -34,45 +38,29 @@ class PPODQNConfig(check.NamedFields):
     # numbers.
     inputs: tuple[str, ...] = ()
     device: str = "cpu"  # Device of the learner.
-
-    ppo_unroll_length: int = 64  # Steps of an env in an unroll. More: less bias, and older data.
-    ppo_epochs: int = 8  # Passes over a batch. More learn more from it, until the policy moves too far.
-    ppo_minibatch_size: int = 128  # Approximate number of real steps in a minibatch.
-    ppo_learning_rate: float = 1e-3  # Initial learning rate of PPO.
-    ppo_gae_lambda: float = 0.95  # 0 trusts the values, 1 the returns: less bias, more variance.
-    # Weight of the policy's entropy in nats. Higher values explore longer.
-    ppo_entropy_coefficient: float = 0.0
-    ppo_clip_end: float = 1.0  # Clip after `learning_rate_decay`, as a fraction of the initial one.
-    ppo_hidden_sizes: tuple[int, ...] = (64, 64)  # Hidden layers of PPO's policy and of its value.
-
-    dqn_n_step: int = 5  # Rewards summed before bootstrapping. More: faster propagation, but more off-policy.
-    dqn_max_replay_size: int = 100_000  # Maximum number of transitions of DQN's agents in replay.
-    dqn_min_replay_size: int = 1_000  # Transitions in replay before DQN learns.
-    dqn_batch_size: int = 128  # Transitions per learner step of DQN.
-    dqn_samples_per_insert: float = 8.0  # Times a transition is drawn on average.
-    dqn_learning_rate: float = 1e-3  # Initial learning rate of DQN.
-    dqn_target_update_rate: float = 0.02  # Weight of the online network in each target update; 1 copies it.
-    dqn_epsilon_end: float = 0.05  # Chance of a random action after the decay.
-    dqn_epsilon_decay: int = 17_000  # Env steps over which that chance falls from 1.
-    dqn_hidden_sizes: tuple[int, ...] = (128, 128)  # Hidden layers of DQN's network.
+    # Fields of `PPOConfig`, such as epochs=4. Others: unroll_length 64, epochs 8, minibatch_size 128,
+    # learning_rate 1e-3, and PPO's defaults.
+    ppo: Mapping[str, Any] = field(default_factory=dict)
+    # Fields of `DQNConfig`, such as n_step=3. Others: samples_per_insert 8, and DQN's defaults.
+    dqn: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check.types(self)
-        self.ppo(), self.dqn()  # Their own checks.
+        self.ppo_config(), self.dqn_config()  # Their own checks.
 
-    def ppo(self) -> PPOConfig:
-        """The config of PPO."""
-        return PPOConfig(**self._of("ppo"))
+    def ppo_config(self) -> PPOConfig:
+        return PPOConfig(**self._shared("ppo", PPOConfig), **{**_PPO, **self.ppo})
 
-    def dqn(self) -> DQNConfig:
-        """The config of DQN."""
-        return DQNConfig(**self._of("dqn"))
+    def dqn_config(self) -> DQNConfig:
+        return DQNConfig(**self._shared("dqn", DQNConfig), **{**_DQN, **self.dqn})
 
-    def _of(self, part: str) -> dict[str, Any]:
-        names = [field.name for field in dataclasses.fields(self) if field.name != "ppo_agents"]
-        own = {name[4:]: getattr(self, name) for name in names if name.startswith(f"{part}_")}
-        shared = ("discount", "learning_rate_decay", "inputs", "device")
-        return {name: getattr(self, name) for name in shared} | own
+    def _shared(self, part: str, config_class: type) -> dict[str, Any]:
+        """The fields of both. Raises ValueError for one in `part` that it does not take."""
+        names = ("discount", "learning_rate_decay", "inputs", "device")
+        shared = {name: getattr(self, name) for name in names}
+        known = [each.name for each in dataclasses.fields(config_class) if each.name not in shared]
+        check.names(part, getattr(self, part), known)
+        return shared
 
 
 class PPODQN(MultiAgentPlanAgent):
@@ -80,7 +68,7 @@ class PPODQN(MultiAgentPlanAgent):
 
     def __init__(self, config: PPODQNConfig | None = None):
         self.config: PPODQNConfig = config or PPODQNConfig()  # type: ignore[assignment]
-        self.parts = {"ppo": PPO(self.config.ppo()), "dqn": DQN(self.config.dqn())}
+        self.parts = {"ppo": PPO(self.config.ppo_config()), "dqn": DQN(self.config.dqn_config())}
 
     def groups(self, spec: EnvironmentSpec) -> dict[str, AgentGroup]:
         known = agents(spec)
@@ -110,7 +98,7 @@ def _unrolls(samples: Sequence[Mapping[str, ReplaySample]]) -> ReplaySample:
 
 PRESETS: Mapping[str, Preset] = {
     "multi_agent:CartPole": Preset(
-        agent={"learning_rate_decay": 100_000, "ppo_clip_end": 0.1, "dqn_epsilon_decay": 12_000},
+        agent={"learning_rate_decay": 100_000, "ppo": {"clip_end": 0.1}, "dqn": {"epsilon_decay": 12_000}},
         run={
             "num_actors": 1,
             "envs_per_actor": 8,

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from agents.dqn import DQN, MINATAR, MINATAR_RUN, DQNConfig, DQNNetworks, ItemLosses
+from agents.dqn import CARTPOLE, CARTPOLE_RUN, DQN, MINATAR, MINATAR_RUN, DQNConfig, DQNNetworks, ItemLosses
 from framework import config_checks as check
 from framework import losses
-from framework.core import NetworksFn
 from framework.learners import LossContext
 from framework.networks import mask_values
 from framework.runs.presets import Preset
@@ -109,11 +108,8 @@ class QuantileDQN(DQN):
 class QRDQN(QuantileDQN):
     """Distributional Q-learning with quantiles, for one discrete action per env."""
 
-    config: QRDQNConfig
+    config: QRDQNConfig = QRDQNConfig()
     networks_class = QRDQNNetworks
-
-    def __init__(self, config: QRDQNConfig | None = None, networks_fn: NetworksFn | None = None):
-        super().__init__(config or QRDQNConfig(), networks_fn)
 
     def item_losses(
         self, networks: DQNNetworks, target: nn.Module, data: Transition, context: LossContext | None = None
@@ -128,15 +124,6 @@ class QRDQN(QuantileDQN):
 
 PRESETS: Mapping[str, Preset] = {
     # One stream leaves 1 of 6 seeds at 346; of seeds 101 to 106, two streams reach 489 to 500.
-    "gymnasium:CartPole-v1": Preset(
-        agent={
-            "num_quantiles": 20,
-            "dueling": True,
-            "samples_per_insert": 24.0,
-            "learning_rate_decay": 50_000,
-            "epsilon_decay": 12_000,
-        },
-        run={"envs_per_actor": 4, "max_env_steps": 50_000, "evaluate_period": 2_000},
-    ),
+    "gymnasium:CartPole-v1": Preset({**CARTPOLE, "num_quantiles": 20, "dueling": True}, CARTPOLE_RUN),
     "minatar:Breakout": Preset({**MINATAR, "num_quantiles": 20}, MINATAR_RUN),
 }

@@ -17,7 +17,6 @@ learned from `unroll_length / period` times as often as an item is drawn.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,35 +26,77 @@ import torch
 import tree
 from torch import nn
 
-from framework import adders, environments, losses, networks, replay, specs
+from framework import adders, losses, networks, replay, specs
 from framework import config_checks as check
 from framework.adders.block import PriorityFn
-from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput, schedules
 from framework.losses.masking import where_counted
 from framework.networks import as_tensors
 from framework.replay.contracts import ReplayClient
 from framework.runs.presets import Preset
 from framework.specs import EnvironmentSpec
-from framework.torch_agents import OffPolicyAgent, OffPolicyConfig, TorchPolicy, check_memory
+from framework.torch_agents import OffPolicyAgent, OffPolicyConfig, TorchPolicy, previous_action_and_reward
 from framework.types import Nest, Step
 
 
 @dataclass(frozen=True)
-class R2D2Config(OffPolicyConfig):
-    """Settings of R2D2, in addition to `OffPolicyConfig`'s. An *item* is one sequence."""
+class SequenceConfig(OffPolicyConfig):
+    """Settings of agents that learn from replayed sequences, in addition to `OffPolicyConfig`'s.
 
-    # Sequences. A learned step is drawn samples_per_insert * unroll_length / period times on average.
+    An *item* is one sequence. A learned step is drawn samples_per_insert * unroll_length / period times on
+    average.
+    """
+
     unroll_length: int = 40  # Rows of a sequence that are learned from.
     burn_in: int = 20  # Rows before them, which only bring the stored state up to date.
     period: int = 20  # Env steps from the start of one sequence to the start of the next.
+    previous_action_and_reward: bool = False  # The policy also sees the last action and (clipped) reward.
+    priority_eta: float = 0.9  # Priority of a sequence: this * largest + (1 - this) * mean error.
+    lstm_size: int | None = 64  # Width of the LSTM. None: a feed-forward network.
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.at_least(self, 1, "unroll_length", "period", "lstm_size")
+        check.at_least(self, 0, "burn_in")
+        check.fraction(self, "priority_eta")
+        check.ordered(self, "period", "unroll_length")
+
+
+def sequence_adder(
+    agent: Any, client: ReplayClient, spec: EnvironmentSpec, priority_fn: PriorityFn | None, **options: Any
+) -> adders.Adder:
+    """The adder of an agent with a `SequenceConfig`: sequences go on over the ends of episodes."""
+    config = agent.config
+    return adders.SequenceAdder(
+        client,
+        config.burn_in + config.unroll_length + 1,
+        config.period,
+        adders.EndOfEpisodeBehavior.CONTINUE,
+        extras_of_first_row=agent.extras_of_first_row,
+        priority_fns={adders.REPLAY_TABLE: priority_fn},
+        max_in_flight_items=config.insert_burst,
+        observation_spec=spec.observations,
+        **options,
+    )
+
+
+def unroll_inputs(agent: Any, data: Step) -> tuple[Nest, Nest, torch.Tensor, int]:
+    """The arguments of `RecurrentEncoder.unroll` for sequences `[N, T, ...]` of such an agent."""
+    state = data.extras["state"] if agent.has_memory else ()
+    observation = adders.restacked(data.observation, data.mask.shape[1])
+    return observation, state, data.start_of_episode, agent.config.burn_in
+
+
+@dataclass(frozen=True)
+class R2D2Config(SequenceConfig):
+    """Settings of R2D2, in addition to `SequenceConfig`'s."""
+
     max_replay_size: int = 10_000  # Maximum number of sequences; the oldest are removed first.
     min_replay_size: int = 50  # Sequences in replay before learning begins.
     batch_size: int = 32  # Sequences per learner step.
     samples_per_insert: float = 16.0  # Times a sequence is drawn on average.
     # Sequences by which inserts may lead or trail the ratio; also the limit in flight.
     insert_burst: int = 64
-    previous_action_and_reward: bool = False  # The policy also sees the last action and (clipped) reward.
 
     # Targets.
     n_step: int = 5  # Rewards summed before bootstrapping; fewer at the end of a sequence.
@@ -66,7 +107,6 @@ class R2D2Config(OffPolicyConfig):
 
     # Prioritized replay.
     priority_exponent: float = 0.9  # 0 draws uniformly, 1 proportionally to the priority.
-    priority_eta: float = 0.9  # Priority of a sequence: this * largest + (1 - this) * mean error.
     actor_priorities: bool = False  # Actors compute the priorities of new sequences; else the largest so far.
     importance_sampling_exponent: float = 0.6  # Exponent of the importance weights; 1 is a full correction.
 
@@ -82,19 +122,16 @@ class R2D2Config(OffPolicyConfig):
 
     # Networks.
     hidden_sizes: tuple[int, ...] = (64,)  # Layers before the LSTM for observations without images.
-    lstm_size: int | None = 64  # Width of the LSTM. None: a feed-forward network.
     head_sizes: tuple[int, ...] = (64,)  # Hidden layers after the LSTM.
     dueling: bool = True  # A stream for the state's value, another for the actions' advantages.
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check.at_least(self, 1, "unroll_length", "period", "epsilon_decay", "hidden_sizes", "head_sizes")
-        check.at_least(self, 1, "lstm_size")
-        check.at_least(self, 0, "burn_in", "priority_exponent", "epsilon_ladder")
-        check.fraction(self, "trace_lambda", "priority_eta", "importance_sampling_exponent")
+        check.at_least(self, 1, "epsilon_decay", "hidden_sizes", "head_sizes")
+        check.at_least(self, 0, "priority_exponent", "epsilon_ladder")
+        check.fraction(self, "trace_lambda", "importance_sampling_exponent")
         check.fraction(self, "epsilon_start", "epsilon_end", "evaluation_epsilon")
         check.one_of(self, ("n_step", "watkins", "peng"), "targets")
-        check.ordered(self, "period", "unroll_length")
 
 
 class R2D2Networks(nn.Module):
@@ -154,26 +191,18 @@ class R2D2(OffPolicyAgent):
     ```
     """
 
-    config: R2D2Config
+    config: R2D2Config = R2D2Config()
+    memory_field = "lstm_size"
     target_names = ("q_network",)
     takes_action_masks = True
 
-    def __init__(self, config: R2D2Config | None = None, networks_fn: NetworksFn | None = None):
-        self.config = config or R2D2Config()
-        self.networks_fn = networks_fn
-
     def environment_wrappers(self) -> Sequence[Any]:
         """Adds the last action and reward to the observation with `previous_action_and_reward`."""
-        if not self.config.previous_action_and_reward:
-            return ()
-        return (functools.partial(environments.ObservationActionReward, reward_clip=self.config.reward_clip),)
+        return previous_action_and_reward(self.config)
 
     def make_networks(self, spec: EnvironmentSpec) -> R2D2Networks:
-        parts = ("initial_state", "step", "unroll")
-        members = ("actions", *(f"q_network.{part}" for part in parts))
-        networks: R2D2Networks = self.custom_networks(spec, R2D2Networks, members)
-        check_memory("lstm_size", self.config.lstm_size, networks.q_network.initial_state(1))
-        return networks
+        members = ("actions", "q_network.initial_state", "q_network.step", "q_network.unroll")
+        return self.custom_networks(spec, R2D2Networks, members)
 
     def make_policy(self, networks: R2D2Networks, evaluation: bool = False) -> R2D2Policy:
         return R2D2Policy(networks, self.config, evaluation)
@@ -184,35 +213,22 @@ class R2D2(OffPolicyAgent):
     def make_adder(
         self, client: ReplayClient, spec: EnvironmentSpec, priority_fn: PriorityFn | None = None
     ) -> adders.Adder:
-        config = self.config
-        if priority_fn is None and config.actor_priorities:
+        if priority_fn is None and self.config.actor_priorities:
             priority_fn = self.initial_priorities
-        return adders.SequenceAdder(
-            client,
-            config.burn_in + config.unroll_length + 1,
-            config.period,
-            adders.EndOfEpisodeBehavior.CONTINUE,
-            extras_of_first_row=() if config.lstm_size is None else ("state",),
-            priority_fns={adders.REPLAY_TABLE: priority_fn},
-            max_in_flight_items=config.insert_burst,
-            observation_spec=spec.observations,
-            priorities_see_observations=priority_fn != self.initial_priorities,
-        )
+        sees = priority_fn != self.initial_priorities
+        return sequence_adder(self, client, spec, priority_fn, priorities_see_observations=sees)
 
     def errors(
         self, q_network: Any, target: Any, data: Step
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Errors `[N, T]` of the rows after the burn-in, where they count, and the values `[N, T, A]`."""
-        config, start = self.config, self.config.burn_in
-        state = data.extras["state"] if config.lstm_size is not None else ()
-        observation = adders.restacked(data.observation, data.mask.shape[1])
-        rows = (observation, state, data.start_of_episode, start)
-        values = q_network.unroll(*rows).float()
+        config, start, inputs = self.config, self.config.burn_in, unroll_inputs(self, data)
+        values = q_network.unroll(*inputs).float()
         actions = data.action[:, start:].long().unsqueeze(-1)
         taken = values.gather(-1, actions).squeeze(-1)
         with torch.no_grad():
-            rated = target.unroll(*rows).float()
-            learned = tree.map_structure(lambda leaf: leaf[:, start:], observation)
+            rated = target.unroll(*inputs).float()
+            learned = tree.map_structure(lambda leaf: leaf[:, start:], inputs[0])
             best = networks.mask_values(values if config.double else rated, learned)
             best = best.argmax(-1, keepdim=True)
             next_values, rated_taken = (rated.gather(-1, each).squeeze(-1) for each in (best, actions))
@@ -257,7 +273,11 @@ class R2D2(OffPolicyAgent):
         best = torch.where(data.mask[:, start:] > 0, best, before)
         counted = losses.transition_mask(data.mask[:, start:])
         errors = where_counted(self.targets(data, best, taken, best == taken) - taken, counted)
-        return (losses.sequence_priorities(errors, counted, self.config.priority_eta).double() + 1e-6).numpy()
+        return self.priorities(errors, counted).numpy()
+
+    def priorities(self, errors: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
+        """The priorities float64`[N]` of sequences with these errors `[N, T]`, of which `counted` count."""
+        return losses.item_priorities(losses.sequence_priorities(errors, counted, self.config.priority_eta))
 
     def loss(self, networks: R2D2Networks, batch: replay.ReplaySample, context: LossContext) -> LossOutput:
         """The loss of a batch of `Step`s `[N, burn_in + unroll_length + 1, ...]`."""
@@ -272,9 +292,7 @@ class R2D2(OffPolicyAgent):
             "importance_weight": weights.mean(),
             "transitions": total,
         }
-        # With the small constant, sequences without error still have a chance to be sampled.
-        priorities = losses.sequence_priorities(errors, counted, config.priority_eta).double() + 1e-6
-        return LossOutput(loss, metrics, priorities, weight=total)
+        return LossOutput(loss, metrics, self.priorities(errors, counted), weight=total)
 
 
 PRESETS: Mapping[str, Preset] = {

@@ -1,4 +1,4 @@
-"""Rainbow: C51 with all of DQN's extensions at once (Hessel et al., 2018).
+"""Rainbow: settings of C51, with all of DQN's extensions at once (Hessel et al., 2018).
 
 Each of the six parts is a field: `double`, `prioritized`, `dueling`, `n_step` above 1, `num_atoms` above 1
 and `noisy`. This file has the paper's choices as defaults; networks and loss are C51's. So the network
@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from agents.c51 import C51, C51Config
-from agents.dqn import MINATAR, MINATAR_RUN
+from agents.dqn import CARTPOLE, CARTPOLE_RUN, MINATAR, MINATAR_RUN
 from agents.dqn import PRESETS as DQN_PRESETS
-from framework.core import NetworksFn
 from framework.runs.presets import Preset
 
 
@@ -30,12 +29,9 @@ class RainbowConfig(C51Config):
 
 
 class Rainbow(C51):
-    """Double, dueling, distributional, n-step Q-learning with prioritized replay and noisy networks."""
+    """Settings of C51: double, dueling, n-step targets, prioritized replay, and noisy networks at once."""
 
-    config: RainbowConfig
-
-    def __init__(self, config: RainbowConfig | None = None, networks_fn: NetworksFn | None = None):
-        super().__init__(config or RainbowConfig(), networks_fn)
+    config: RainbowConfig = RainbowConfig()
 
 
 # The noise alone explores too little in short runs: see docs/measurements.md.
@@ -52,17 +48,15 @@ _MINATAR = {
 PRESETS: Mapping[str, Preset] = {
     "gymnasium:CartPole-v1": Preset(
         agent={
+            **CARTPOLE,
             **_EXPLORATION,
             "n_step": 5,
-            "epsilon_decay": 12_000,
             "v_min": 0.0,
             "v_max": 100.0,
-            "samples_per_insert": 24.0,
             "learning_rate": 5e-4,
-            "learning_rate_decay": 50_000,
             "importance_sampling_annealing": 50_000,
         },
-        run={"envs_per_actor": 4, "max_env_steps": 50_000, "evaluate_period": 2_000},
+        run=CARTPOLE_RUN,
     ),
     # Landing well is worth about 250, and flying away costs more than 300.
     "gymnasium:LunarLander-v3": Preset(

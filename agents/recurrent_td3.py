@@ -9,7 +9,6 @@ one to bootstrap from. Sequences go on over the ends of episodes, where the stat
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,26 +16,25 @@ from typing import Any
 import torch
 from dm_env import specs as dm_specs
 
+from agents.r2d2 import SequenceConfig, sequence_adder, unroll_inputs
 from agents.td3 import TD3, TD3Config, TD3Networks, TD3Policy
-from framework import adders, environments, losses, networks, replay
+from framework import adders, losses, networks, replay
 from framework import config_checks as check
 from framework.adders.block import PriorityFn
-from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput
 from framework.losses.masking import where_counted
 from framework.networks import frozen
 from framework.replay.contracts import ReplayClient
 from framework.runs.presets import Preset
 from framework.specs import EnvironmentSpec
-from framework.torch_agents import check_memory
+from framework.torch_agents import previous_action_and_reward
 from framework.types import Nest
 
 
 @dataclass(frozen=True)
-class RecurrentTD3Config(TD3Config):
-    """Settings of recurrent TD3, in addition to `TD3Config`'s. An *item* is one sequence."""
+class RecurrentTD3Config(TD3Config, SequenceConfig):
+    """Settings of recurrent TD3, in addition to `TD3Config`'s and `SequenceConfig`'s."""
 
-    # Sequences. A learned step is drawn samples_per_insert * unroll_length / period times on average.
     unroll_length: int = 20  # Rows of a sequence that are learned from.
     burn_in: int = 10  # Rows before them, which only bring the stored state up to date.
     period: int = 10  # Env steps from the start of one sequence to the start of the next.
@@ -46,19 +44,11 @@ class RecurrentTD3Config(TD3Config):
     samples_per_insert: float = 64.0  # Times a sequence is drawn on average.
     # Sequences by which inserts may lead or trail the ratio; also the limit in flight.
     insert_burst: int = 16
-    previous_action_and_reward: bool = False  # The policy also sees the last action and (clipped) reward.
-    priority_eta: float = 0.9  # Priority of a sequence: this * largest + (1 - this) * mean error.
-
-    # Networks.
     encoder_sizes: tuple[int, ...] = (64,)  # Layers before the LSTM for observations without images.
-    lstm_size: int | None = 64  # Width of the LSTM. None: a feed-forward network.
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check.at_least(self, 1, "unroll_length", "period", "encoder_sizes", "lstm_size")
-        check.at_least(self, 0, "burn_in")
-        check.fraction(self, "priority_eta")
-        check.ordered(self, "period", "unroll_length")
+        check.at_least(self, 1, "encoder_sizes")
 
 
 class RecurrentTD3Networks(TD3Networks):
@@ -99,24 +89,18 @@ class RecurrentTD3(TD3):
     ```
     """
 
-    config: RecurrentTD3Config
+    config: RecurrentTD3Config = RecurrentTD3Config()
+    memory_field = "lstm_size"
     target_names = ("memory", "policy", "critics")
-
-    def __init__(self, config: RecurrentTD3Config | None = None, networks_fn: NetworksFn | None = None):
-        super().__init__(config or RecurrentTD3Config(), networks_fn)
 
     def environment_wrappers(self) -> Sequence[Any]:
         """Adds the last action and reward to the observation with `previous_action_and_reward`."""
-        if not self.config.previous_action_and_reward:
-            return ()
-        return (functools.partial(environments.ObservationActionReward, reward_clip=self.config.reward_clip),)
+        return previous_action_and_reward(self.config)
 
     def make_networks(self, spec: EnvironmentSpec) -> RecurrentTD3Networks:
-        parts = ("initial_state", "step", "unroll")
-        members = ("actions", "policy", "critics", "values", *(f"memory.{part}" for part in parts))
-        networks: RecurrentTD3Networks = self.custom_networks(spec, RecurrentTD3Networks, members)
-        check_memory("lstm_size", self.config.lstm_size, networks.memory.initial_state(1))
-        return networks
+        memory = ("memory.initial_state", "memory.step", "memory.unroll")
+        members = ("actions", "policy", "critics", "values", *memory)
+        return self.custom_networks(spec, RecurrentTD3Networks, members)
 
     def make_policy(self, networks: Any, evaluation: bool = False) -> RecurrentTD3Policy:
         return RecurrentTD3Policy(networks, self.config, evaluation)
@@ -130,31 +114,19 @@ class RecurrentTD3(TD3):
     def make_adder(
         self, client: ReplayClient, spec: EnvironmentSpec, priority_fn: PriorityFn | None = None
     ) -> adders.Adder:
-        config = self.config
-        return adders.SequenceAdder(
-            client,
-            config.burn_in + config.unroll_length + 1,
-            config.period,
-            adders.EndOfEpisodeBehavior.CONTINUE,
-            extras_of_first_row=() if config.lstm_size is None else ("state",),
-            priority_fns={adders.REPLAY_TABLE: priority_fn},
-            max_in_flight_items=config.insert_burst,
-            observation_spec=spec.observations,
-        )
+        return sequence_adder(self, client, spec, priority_fn)
 
     def loss(self, networks: Any, batch: replay.ReplaySample, context: LossContext) -> LossOutput:
         """The sum of both losses on a batch of `Step`s `[N, burn_in + unroll_length + 1, ...]`."""
         config, data, start = self.config, batch.data, self.config.burn_in
-        state = data.extras["state"] if config.lstm_size is not None else ()
-        observation = adders.restacked(data.observation, data.mask.shape[1])
-        rows = (observation, state, data.start_of_episode, start)
+        inputs = unroll_inputs(self, data)
         mask = data.mask[:, start:]
         counted = losses.transition_mask(mask)
-        features = networks.memory.unroll(*rows)
+        features = networks.memory.unroll(*inputs)
         values = networks.critics(features, networks.actions.drawn(data)[:, start:]).float()
         target: Any = context.targets["memory"]
         with torch.no_grad():
-            rated = target.unroll(*rows)
+            rated = target.unroll(*inputs)
             next_values = context.targets["critics"](rated, self.next_actions(rated, context)).float()
             rewards, discounts = (each[:, start:] for each in self.rewards(data))
             if config.reward_clip is not None:
@@ -170,12 +142,11 @@ class RecurrentTD3(TD3):
         if config.prioritized:
             weights = context.importance_weights(batch.info, config.importance_sampling_exponent)
             each = weights.unsqueeze(1) * each
-            # With the small constant, sequences without error still have a chance to be sampled.
             sizes = losses.sequence_priorities(errors.abs().mean(0), counted, config.priority_eta)
-            priorities = sizes.double() + 1e-6
+            priorities = losses.item_priorities(sizes)
             metrics["importance_weight"] = weights.mean()
         critic = metrics["critic_loss"] = each.sum() / total.clamp(min=1)
-        if not self.actor_is_due(context):
+        if not context.is_due(config.actor_delay):
             return LossOutput(critic, metrics, priorities, total)
         features = features.detach()
         actions = networks.policy(features)

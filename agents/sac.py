@@ -22,7 +22,6 @@ from torch import nn
 
 from framework import config_checks as check
 from framework import learners, losses, networks
-from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput
 from framework.networks import PolicyNetwork, frozen, legal_actions, random_actions
 from framework.replay import ReplaySample
@@ -153,12 +152,9 @@ class SAC(OffPolicyAgent):
     ```
     """
 
+    config: SACConfig = SACConfig()
     target_names = ("critics",)
     takes_action_masks = True
-
-    def __init__(self, config: SACConfig | None = None, networks_fn: NetworksFn | None = None):
-        self.config: SACConfig = config or SACConfig()
-        self.networks_fn = networks_fn
 
     def make_networks(self, spec: EnvironmentSpec) -> SACNetworks:
         members = ("actions", "policy", "critics", "temperature.log", "target_entropy")
@@ -169,13 +165,10 @@ class SAC(OffPolicyAgent):
 
     def make_optimizer(self, networks: SACNetworks) -> torch.optim.Optimizer:
         config = self.config
-        groups = [
-            {"params": list(networks.policy.parameters()), "lr": config.learning_rate},
-            {"params": list(networks.critics.parameters()), "lr": config.critic_learning_rate},
-        ]
+        rates = {networks.policy: config.learning_rate, networks.critics: config.critic_learning_rate}
         if config.temperature is None:
-            groups.append({"params": [networks.temperature.log], "lr": config.temperature_learning_rate})
-        return learners.Adam(groups, eps=config.adam_epsilon)
+            rates[networks.temperature] = config.temperature_learning_rate
+        return learners.Adam(learners.with_rates(rates), eps=config.adam_epsilon)
 
     def learner_settings(self, networks: nn.Module) -> dict[str, Any]:
         return super().learner_settings(networks) | {"partial_gradients": self.config.actor_delay > 1}
@@ -185,9 +178,8 @@ class SAC(OffPolicyAgent):
         config, data = self.config, batch.data
         rewards, discounts = self.rewards(data)
         rewards = config.reward_scale * rewards
-        actor_is_due = config.actor_delay == 1 or (int(context.learner_steps) + 1) % config.actor_delay == 0
         parts = self._continuous if networks.actions.continuous else self._discrete
-        values, next_soft, actor, log_probs = parts(networks, data, context, actor_is_due)
+        values, next_soft, actor, log_probs = parts(networks, data, context)
         critic = losses.sac_critic_loss(values, rewards, discounts, next_soft)
         metrics = {
             "critic_loss": critic,
@@ -209,9 +201,7 @@ class SAC(OffPolicyAgent):
             total = total + losses.sac_temperature_loss(log_temperature, log_probs, target)
         return LossOutput(total, metrics)
 
-    def _continuous(
-        self, networks: SACNetworks, data: Transition, context: LossContext, actor_is_due: bool
-    ) -> tuple[Any, ...]:
+    def _continuous(self, networks: SACNetworks, data: Transition, context: LossContext) -> tuple[Any, ...]:
         """Losses' inputs for continuous actions.
 
         Returns:
@@ -229,16 +219,14 @@ class SAC(OffPolicyAgent):
             next_values = context.targets["critics"](data.next_observation, next_action)
             next_soft = losses.soft_value(next_values.amin(0), next_log_prob, temperature)
         values = networks.critics(data.observation, networks.actions.drawn(data))
-        if not actor_is_due:
+        if not context.is_due(self.config.actor_delay):
             return values, next_soft, None, None
         action, log_prob = drawn(data.observation)
         with frozen(networks.critics):
             own_values = networks.critics(data.observation, action).amin(0)
         return values, next_soft, losses.sac_actor_loss(log_prob, own_values, temperature), log_prob
 
-    def _discrete(
-        self, networks: SACNetworks, data: Transition, context: LossContext, actor_is_due: bool
-    ) -> tuple[Any, ...]:
+    def _discrete(self, networks: SACNetworks, data: Transition, context: LossContext) -> tuple[Any, ...]:
         """As `_continuous`, with exact sums over actions, and minus the entropy as log-probabilities."""
         temperature = networks.temperature.log.exp()
         with torch.no_grad():
@@ -248,7 +236,7 @@ class SAC(OffPolicyAgent):
         all_values = networks.critics(data.observation)
         taken = networks.actions.drawn(data).expand(len(all_values), -1).unsqueeze(-1)
         values = all_values.gather(-1, taken).squeeze(-1)
-        if not actor_is_due:
+        if not context.is_due(self.config.actor_delay):
             return values, next_soft, None, None
         distribution = networks.policy(data.observation)
         actor = losses.sac_discrete_actor_loss(distribution.logits, all_values.amin(0), temperature)

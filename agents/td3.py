@@ -20,7 +20,6 @@ from torch import nn
 
 from framework import config_checks as check
 from framework import learners, losses, networks, replay
-from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput
 from framework.networks import DeterministicHead, PolicyNetwork, frozen
 from framework.runs.presets import Preset
@@ -165,11 +164,8 @@ class TD3(OffPolicyAgent):
     ```
     """
 
+    config: TD3Config = TD3Config()
     target_names: tuple[str, ...] = ("policy", "critics")
-
-    def __init__(self, config: TD3Config | None = None, networks_fn: NetworksFn | None = None):
-        self.config: TD3Config = config or TD3Config()
-        self.networks_fn = networks_fn
 
     def make_networks(self, spec: EnvironmentSpec) -> TD3Networks:
         return self.custom_networks(spec, TD3Networks, ("actions", "policy", "critics", "values"))
@@ -179,11 +175,8 @@ class TD3(OffPolicyAgent):
 
     def make_optimizer(self, networks: TD3Networks) -> torch.optim.Optimizer:
         config = self.config
-        groups = [
-            {"params": list(networks.policy.parameters()), "lr": config.learning_rate},
-            {"params": list(networks.critics.parameters()), "lr": config.critic_learning_rate},
-        ]
-        return learners.Adam(groups, eps=config.adam_epsilon)
+        rates = {networks.policy: config.learning_rate, networks.critics: config.critic_learning_rate}
+        return learners.Adam(learners.with_rates(rates), eps=config.adam_epsilon)
 
     def learner_settings(self, networks: nn.Module) -> dict[str, Any]:
         return super().learner_settings(networks) | {"partial_gradients": self.config.actor_delay > 1}
@@ -221,11 +214,6 @@ class TD3(OffPolicyAgent):
             noise = context.normal_like(actions)
             return losses.smoothed_actions(actions, noise, config.smoothing_std, config.smoothing_clip)
 
-    def actor_is_due(self, context: LossContext) -> bool:
-        """Whether the policy learns at this step. With a delay, it moves when the targets do."""
-        delay = self.config.actor_delay
-        return delay == 1 or (int(context.learner_steps) + 1) % delay == 0
-
     def loss(self, networks: TD3Networks, batch: replay.ReplaySample, context: LossContext) -> LossOutput:
         """The sum of the losses of critics and policy on a batch of `Transition`s."""
         config, data = self.config, batch.data
@@ -234,11 +222,10 @@ class TD3(OffPolicyAgent):
         priorities = None
         if config.prioritized:
             weights = context.importance_weights(batch.info, config.importance_sampling_exponent)
-            # With the small constant, items without error still have a chance to be sampled.
-            each, priorities = weights * each, errors.double() + 1e-6
+            each, priorities = weights * each, losses.item_priorities(errors)
             metrics["importance_weight"] = weights.mean()
         critic = metrics["critic_loss"] = each.mean()
-        if not self.actor_is_due(context):
+        if not context.is_due(config.actor_delay):
             return LossOutput(critic, metrics, priorities)
         actions = networks.policy(data.observation)
         with frozen(networks.critics):
@@ -259,12 +246,9 @@ class DDPGConfig(TD3Config):
 
 
 class DDPG(TD3):
-    """Deterministic policy gradients with one critic: TD3 without its three additions."""
+    """Settings of TD3: one critic, and none of the three additions to deterministic policy gradients."""
 
-    config: DDPGConfig
-
-    def __init__(self, config: DDPGConfig | None = None, networks_fn: NetworksFn | None = None):
-        super().__init__(config or DDPGConfig(), networks_fn)
+    config: DDPGConfig = DDPGConfig()
 
 
 _MUJOCO = {"num_actors": 1, "envs_per_actor": 1, "evaluate_period": 20_000}

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from agents.td3 import PRESETS as TD3_PRESETS
 from agents.td3 import TD3, TD3Config
 from framework import config_checks as check
 from framework import learners, losses, networks, replay
-from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput
 from framework.networks import EmbeddedCritics, EmbeddedPolicy, StateActionEmbeddings
 from framework.runs.presets import Preset
@@ -121,10 +121,7 @@ class TD7(TD3):
     ```
     """
 
-    config: TD7Config
-
-    def __init__(self, config: TD7Config | None = None, networks_fn: NetworksFn | None = None):
-        super().__init__(config or TD7Config(), networks_fn)
+    config: TD7Config = TD7Config()
 
     def make_networks(self, spec: EnvironmentSpec) -> Any:
         members = ("actions", "policy", "critics", "values", "embeddings", "target_range", "renew")
@@ -137,11 +134,7 @@ class TD7(TD3):
             networks.critics: config.critic_learning_rate,
             networks.embeddings: config.embedding_learning_rate,
         }
-        groups = [
-            {"params": [p for p in part.parameters() if p.requires_grad], "lr": rate}
-            for part, rate in rates.items()
-        ]
-        return learners.Adam(groups, eps=config.adam_epsilon)
+        return learners.Adam(learners.with_rates(rates), eps=config.adam_epsilon)
 
     def critic_losses(
         self, networks: Any, target: nn.Module, data: Transition, next_actions: torch.Tensor
@@ -180,9 +173,4 @@ class TD7(TD3):
         return result._replace(loss=result.loss + embedding, metrics=metrics)
 
 
-PRESETS: Mapping[str, Preset] = {
-    "gymnasium:HalfCheetah-v5": Preset(
-        agent={"min_replay_size": 5_000, "batch_size": 128, "samples_per_insert": 128.0},
-        run={"num_actors": 1, "envs_per_actor": 1, "max_env_steps": 200_000, "evaluate_period": 20_000},
-    ),
-}
+PRESETS: Mapping[str, Preset] = {"gymnasium:HalfCheetah-v5": TD3_PRESETS["gymnasium:HalfCheetah-v5"]}

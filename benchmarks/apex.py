@@ -166,7 +166,7 @@ def our_worker(environment: str) -> Callable[[int], Callable[[int], int]]:
 
     import torch
 
-    from agents.flow_dqn import ApeX, ApeXConfig, PriorityWorker
+    from agents.apex import ApeX, ApeXConfig, PriorityWorker
     from framework.programs import RunConfig
     from framework.programs.make import environment_spec, make_environment
     from framework.replay import EmbeddedClient

@@ -31,7 +31,7 @@ from agents.impala import IMPALA, IMPALAConfig
 from agents.ppo import PPO, PPOConfig
 from agents.sac import SAC, SACConfig
 from framework import specs
-from framework.learners import LearnerGroup, distributed
+from framework.learners import LearnerGroup
 from framework.networks import as_tensors
 from framework.replay import ReplaySample
 from framework.types import Step, Transition
@@ -270,8 +270,7 @@ def make_loops(
     learners = {way: each.make_learner(copy.deepcopy(networks), spec) for way, each in agents.items()}
     groups = []
     if "group" in learners:
-        store = distributed.host_store(1)
-        groups = [LearnerGroup(0, 1, store.port, learners["group"].device)]
+        groups = [LearnerGroup(0, 1, torch.distributed.HashStore(), learners["group"].device)]
         learners["group"].distribute(groups[0])
 
     def stepper(learner: Any) -> Loop:

@@ -81,13 +81,17 @@ def train(name: str, row: Row, seed: int, folder: pathlib.Path) -> dict[str, Any
     if not (directory / "result.json").exists():
         try:
             run(
-                [*command, "train", *(["--resume", str(directory)] if directory.exists() else flags)],
+                [
+                    *command,
+                    "train",
+                    *(["--resume", str(directory), *row.allow] if directory.exists() else flags),
+                ],
                 sittings,
             )
         finally:
             if directory.exists():
                 file.write_text(json.dumps(sittings), encoding="utf-8")
-    run([*command, "eval", str(directory), "--episodes", "100"], [])
+    run([*command, "eval", str(directory), "--episodes", "100", *row.allow], [])
     result = json.loads((directory / "evaluation.json").read_text(encoding="utf-8"))
     return {
         "seed": seed,
@@ -161,7 +165,9 @@ def seeds_of(text: str) -> list[int]:
 
 def commit() -> str:
     """The commit that is run, marked if the tree differs from it; empty outside of a checkout."""
-    done = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True)
+    done = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--exclude", "*"], capture_output=True, text=True
+    )
     return done.stdout.strip()
 
 

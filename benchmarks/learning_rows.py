@@ -33,6 +33,12 @@ class Row:
     flags: tuple[str, ...] = ()
     exception: str = ""
 
+    @property
+    def allow(self) -> tuple[str, ...]:
+        """Flags of commands that read a run of an agent without a name of its own."""
+        module, separator, _ = self.agent.partition(":")
+        return ("--allow", module) if separator else ()
+
 
 HIDDEN_CARTPOLE = "testing:CartPoleWithoutVelocities"
 # Masks and tuples of actions: small networks and few steps.
@@ -108,6 +114,8 @@ _TUPLES: dict[str, tuple[str, ...]] = {
     "td3": (*_REPLAYED, *_NUMBERS),
     "td7": (*_REPLAYED, *_NUMBERS, *_COPIES, "100", "--embedding-size", "16"),
 }
+# Agents that have no name of their own, by the name in their rows.
+PLANS = {f"flow_{name.lower()}": f"examples.flows:{name}Plan" for name in ("DQN", "IMPALA", "PPO")}
 ROWS = {
     "cartpole-ppo": Row("ppo", "gymnasium:CartPole-v1", 60_000, 475, published="Zoo 500 at 100k"),
     "cartpole-impala": Row("impala", "gymnasium:CartPole-v1", 150_000, 475),
@@ -116,9 +124,9 @@ ROWS = {
     "cartpole-appo": Row("appo", "gymnasium:CartPole-v1", 150_000, 475),
     "cartpole-impact": Row("impact", "gymnasium:CartPole-v1", 150_000, 475),
     "cartpole-apex": Row("apex", "gymnasium:CartPole-v1", 50_000, 475),
-    "cartpole-flow-dqn": Row("flow_dqn", "gymnasium:CartPole-v1", 50_000, 475),
-    "cartpole-flow-impala": Row("flow_impala", "gymnasium:CartPole-v1", 150_000, 475),
-    "cartpole-flow-ppo": Row("flow_ppo", "gymnasium:CartPole-v1", 60_000, 475),
+    "cartpole-flow-dqn": Row(PLANS["flow_dqn"], "gymnasium:CartPole-v1", 50_000, 475),
+    "cartpole-flow-impala": Row(PLANS["flow_impala"], "gymnasium:CartPole-v1", 150_000, 475),
+    "cartpole-flow-ppo": Row(PLANS["flow_ppo"], "gymnasium:CartPole-v1", 60_000, 475),
     "acrobot-a2c": Row("a2c", "gymnasium:Acrobot-v1", 200_000, -90),
     "acrobot-a3c": Row("a3c", "gymnasium:Acrobot-v1", 200_000, -90),
     "cartpole-iqn": Row("iqn", "gymnasium:CartPole-v1", 50_000, 475),
@@ -278,6 +286,9 @@ ROWS = {
         ceiling=-17,
         flags=("--inner-steps", "0", "--inner-learning-rate", "0.5"),
     ),
-    **{f"masked-{name}": Row(name, "testing:Masked", 10_000, 0.95, flags=of) for name, of in _MASKED.items()},
-    **{f"tuple-{name}": Row(name, "testing:Tuple", 10_000, 0.95, flags=of) for name, of in _TUPLES.items()},
+    **{
+        f"{kind}-{name}": Row(PLANS.get(name, name), f"testing:{kind.title()}", 10_000, 0.95, flags=flags)
+        for kind, rows in (("masked", _MASKED), ("tuple", _TUPLES))
+        for name, flags in rows.items()
+    },
 }

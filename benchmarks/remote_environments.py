@@ -23,8 +23,8 @@ import gymnasium
 import numpy as np
 
 from framework import environments
-from framework.environments import environment_server
-from framework.environments.external_client import ExternalClient
+from framework.environments.remote import environment_server
+from framework.environments.remote.external_client import ExternalClient
 
 ENVS, SECONDS = 16, 3.0
 CARTPOLE = "gymnasium:CartPole-v1"

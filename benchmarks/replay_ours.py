@@ -301,5 +301,5 @@ def memory_atari() -> str:
         writer.create_items("t", item)
         writer.release("steps", rows[:-4])
         last = rows[-4:]
-    items = len(client.table("t"))
+    items = len(client.tables["t"])
     return f"{(rss() - before) / items:,.0f} ({(rss() - before) / items / 7056:.3f} x 7056)"

@@ -157,12 +157,12 @@ GROUPS: dict[str, dict[str, Ours | Peer]] = {
     },
     "flow": {
         "repertory PPO as a plan, 2 workers x 4 envs": dataclasses.replace(
-            ppo("processes", 2, 4), agent="flow_ppo"
+            ppo("processes", 2, 4), agent="examples.flows:PPOPlan"
         ),
         "repertory PPO, 2 actors x 4 envs": ppo("processes", 2, 4),
         "RLlib PPO, 2 runners x 4": Peer("rllib-ppo-2-runners", "rllib"),
         "repertory IMPALA as a plan": dataclasses.replace(
-            impala("processes", batch_size=16), agent="flow_impala"
+            impala("processes", batch_size=16), agent="examples.flows:IMPALAPlan"
         ),
         "repertory IMPALA": impala("processes", batch_size=16),
         "RLlib IMPALA": Peer("rllib-impala-16", "rllib"),

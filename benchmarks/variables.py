@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import threading
 import time
 from typing import Any
 
@@ -70,17 +69,13 @@ class Learner:
         networks = Policy()
         self._parameters = {"q_network": networks.q_network.state_dict()}
         self._block = VariableBlock(self._parameters, shared_path() if is_shared else None)
-        self._published = threading.Condition()
         self._rate = rate
 
     def variable_block(self) -> VariableBlock:
         return self._block
 
     def get_variables(self, names: Any = (), newer_than: int = -1, timeout: float = 0.0) -> Variables | None:
-        if timeout > 0:
-            with self._published:
-                self._published.wait_for(lambda: self._block.version > newer_than, timeout)
-        return self._block.get_variables(names, newer_than)
+        return self._block.get_variables(names, newer_than, timeout)
 
     def cpu_seconds(self) -> float:
         return cpu_seconds()
@@ -88,10 +83,8 @@ class Learner:
     def run(self) -> None:
         version, stopped = 0, launch.stop_event()
         while not stopped.wait(1 / self._rate):
-            with self._published:
-                self._parameters["q_network"]["weight"][0, 0] = _now()
-                self._block.publish(version, self._parameters)
-                self._published.notify_all()
+            self._parameters["q_network"]["weight"][0, 0] = _now()
+            self._block.publish(version, self._parameters)
             version += 1
 
 

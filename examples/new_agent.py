@@ -63,10 +63,8 @@ class SoftQPolicy(TorchPolicy):
 class SoftQ(OffPolicyAgent):
     """Q-learning with a target network."""
 
+    config: SoftQConfig = SoftQConfig()
     target_names = ("q_network",)
-
-    def __init__(self, config: SoftQConfig | None = None):
-        self.config: SoftQConfig = config or SoftQConfig()
 
     def make_networks(self, spec: EnvironmentSpec) -> SoftQNetworks:
         return SoftQNetworks(spec)

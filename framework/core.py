@@ -268,7 +268,7 @@ class Graph(Protocol):
         """Adds the actors, which write to `replay` and take their parameters from `variables`."""
 
     def add_plan(self, replay: launch.Handle | None = None, *, agent: Agent | None = None) -> launch.Handle:
-        """Adds the workers and the learner of a `PlanAgent`; the workers write to `replay` if it is given."""
+        """Adds the workers and the learner of a plan; the workers write to `replay` if it is given."""
 
     def add_evaluator(
         self, variables: launch.Handle | None, *, agent: Agent | None = None, name: str = "evaluator"
@@ -305,6 +305,7 @@ class Agent(abc.ABC):
     made_by: str | None = None  # `module:function` that made the agent; None if its class did.
     # Modules that are imported once for all processes of the program, as torch is, not by each of them.
     preload: Sequence[str] = ()
+    worker_class: Any = None  # The class of the objects in the nodes of a plan. None is `RolloutWorker`.
 
     @abc.abstractmethod
     def make_networks(self, spec: EnvironmentSpec) -> Any:
@@ -330,8 +331,22 @@ class Agent(abc.ABC):
     def make_learner(self, networks: Any, spec: EnvironmentSpec) -> Learner:
         """The learner that updates `networks`."""
 
+    def plan(self, workers: Sequence[Any], learner: Any) -> Any:
+        """The agent's algorithm as a `flow.Flow`. An agent that defines this is a plan; see docs/flow.md.
+
+        The items of the plan are not used: the learner counts, publishes and logs its own steps.
+
+        Args:
+          workers: the `flow.Node`s of the `worker_class`.
+          learner: the `PlanLearner`, in the process of the plan.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no plan.")
+
     def build(self, graph: Graph) -> None:
         """Adds the nodes of the program to `graph`. Override it to add, replace or leave out nodes."""
+        if type(self).plan is not Agent.plan:
+            graph.add_evaluator(graph.add_plan())
+            return
         replay = graph.add_replay()
         variables = graph.add_variable_source(graph.add_learner(replay))
         graph.add_actors(replay, variables)
@@ -353,6 +368,10 @@ class Agent(abc.ABC):
         if num_learners > 1:
             agent.check_shards()
         return agent
+
+    def for_worker(self, num_envs: int) -> Self:
+        """A copy for a worker of a plan with tables of its own: its batches have its `num_envs` envs."""
+        return self.for_program(num_envs)
 
     def for_learner(self, clients: Mapping[str, Any] | None) -> Self:
         """A copy with these `clients`. The learners of a program call this."""

@@ -20,6 +20,8 @@ only to change a part.
 from __future__ import annotations
 
 import abc
+import dataclasses
+import functools
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,8 +30,9 @@ from typing import Any, ClassVar
 import torch
 import tree
 from torch import nn
+from typing_extensions import Self
 
-from framework import adders, core, learners, replay, specs
+from framework import adders, core, environments, learners, replay, specs
 from framework import config_checks as check
 from framework.adders.block import PriorityFn
 from framework.datasets import Dataset
@@ -198,14 +201,35 @@ class TorchPolicy(core.Policy):
 
 
 class TorchAgent(core.Agent):
-    """Common base of `OffPolicyAgent` and `OnPolicyAgent`. Subclasses set `config` in the constructor.
+    """Common base of `OffPolicyAgent` and `OnPolicyAgent`.
+
+    Args:
+      config: the settings; None for the defaults, which are an attribute of the class.
+      networks_fn: makes the networks in place of the agent's own; None for those.
 
     Attributes:
       takes_action_masks: whether observations may have an `action_mask`.
+      memory_field: the field of the config that is None for networks without a memory; empty for an agent
+        whose networks never have one. With a memory, the extras of the policy have its `state`.
     """
 
     config: AgentConfig
     takes_action_masks: ClassVar[bool] = False
+    memory_field: ClassVar[str] = ""
+
+    def __init__(self, config: Any = None, networks_fn: core.NetworksFn | None = None):
+        if config is not None:
+            self.config = config
+        self.networks_fn = networks_fn
+
+    @property
+    def has_memory(self) -> bool:
+        return bool(self.memory_field) and getattr(self.config, self.memory_field) is not None
+
+    @property
+    def extras_of_first_row(self) -> tuple[str, ...]:
+        """Extras of the policy that are stored only with the first row of an unroll or a sequence."""
+        return ("state",) if self.has_memory else ()
 
     @abc.abstractmethod
     def loss(self, networks: Any, batch: Any, context: LossContext) -> LossOutput:
@@ -221,11 +245,12 @@ class TorchAgent(core.Agent):
         Args:
           spec: the spec of one env.
           default: makes the agent's own networks.
-          members: attributes that the agent needs; `part.name` for a part's.
+          members: attributes that the agent needs; `part.name` for a part's. One of them is `initial_state`,
+            if there is a `memory_field`.
 
         Raises:
-          ValueError: The networks are not a torch module with these members, or the observation has an
-            `action_mask` that the agent cannot use.
+          ValueError: The networks are not a torch module with these members, they have a memory and the
+            config does not say so, or the observation has an `action_mask` that the agent cannot use.
         """
         check_action_mask(spec, type(self).__name__, self.takes_action_masks)
         if self.networks_fn is None:
@@ -239,7 +264,19 @@ class TorchAgent(core.Agent):
                 f"expected a torch module that has {', '.join(members)}. Make the agent's own networks, "
                 "replace parts of them and return them, or see docs/agents.md."
             )
+        if self.memory_field:
+            (path,) = (member for member in members if member.endswith("initial_state"))
+            self._check_memory(operator.attrgetter(path)(networks)(1))
         return networks
+
+    def _check_memory(self, state: Nest) -> None:
+        field, is_known = self.memory_field, self.has_memory
+        if is_known != bool(tree.flatten(state)):
+            raise ValueError(
+                f"networks_fn: got networks {'without' if is_known else 'with'} a memory and {field} "
+                f"{getattr(self.config, field)!r}, expected both or neither. {field} makes replay store the "
+                "memory's state."
+            )
 
     def session(self, spec: specs.EnvironmentSpec, num_envs: int = 1, seed: int = 0) -> Session:
         """This agent without a program, for an application that steps the environments itself.
@@ -284,6 +321,12 @@ class TorchAgent(core.Agent):
     def make_learner(self, networks: Any, spec: specs.EnvironmentSpec) -> core.Learner:
         return learners.SGDLearner(networks, self.loss, **self.learner_settings(networks))
 
+    def for_worker(self, num_envs: int) -> Self:
+        """See `Agent.for_worker`: its batches are on the CPU."""
+        agent = super().for_worker(num_envs)
+        agent.config = dataclasses.replace(agent.config, device="cpu")
+        return agent
+
     @property
     def device(self) -> str:
         """Device of the learner in this node. With "cuda", each of several learners has its own GPU."""
@@ -302,27 +345,19 @@ class TorchAgent(core.Agent):
         """Number of items in the batch of all learners together."""
 
 
+def previous_action_and_reward(config: Any) -> Sequence[Any]:
+    """The wrapper that adds the last action and reward to the observation, if the config asks for it."""
+    if not config.previous_action_and_reward:
+        return ()
+    return (functools.partial(environments.ObservationActionReward, reward_clip=config.reward_clip),)
+
+
 def _has(module: Any, member: str) -> bool:
     try:
         operator.attrgetter(member)(module)
     except AttributeError:
         return False
     return True
-
-
-def check_memory(field: str, value: Any, state: Nest) -> None:
-    """Raises ValueError unless the config's `field` is None exactly if the networks have no memory.
-
-    Args:
-      field: name of the field.
-      value: its value.
-      state: the networks' initial state; empty without a memory.
-    """
-    if (value is None) != (len(tree.flatten(state)) == 0):
-        raise ValueError(
-            f"networks_fn: got networks {'with' if value is None else 'without'} a memory and {field} "
-            f"{value!r}, expected both or neither. {field} makes replay store the memory's state."
-        )
 
 
 class OffPolicyAgent(TorchAgent):
@@ -332,7 +367,7 @@ class OffPolicyAgent(TorchAgent):
       target_names: children of the networks that have a target network.
     """
 
-    config: OffPolicyConfig
+    config: OffPolicyConfig = OffPolicyConfig()
     target_names: tuple[str, ...] = ()
 
     @property
@@ -396,13 +431,9 @@ class OnPolicyAgent(TorchAgent):
     """Learns from each unroll, or each episode, in one learner step, unless a subclass reuses data.
 
     A learner step uses one unroll of every env, or `episodes_per_batch` whole episodes.
-
-    Attributes:
-      extras_of_first_row: extras of the policy that are stored only with the first row of an unroll.
     """
 
-    config: OnPolicyConfig
-    extras_of_first_row: tuple[str, ...] = ()
+    config: OnPolicyConfig = OnPolicyConfig()
 
     @property
     def max_policy_lag(self) -> int | None:

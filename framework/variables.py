@@ -24,6 +24,7 @@ import fcntl
 import functools
 import math
 import os
+import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -105,6 +106,9 @@ class VariableBlock:
       parameters: tensors by child name and key. Only their shapes and dtypes are used.
       path: a file in shared memory, see `shared_path`. An existing file is continued. None: private memory.
 
+    Attributes:
+      changed: notified at each publication of this object, not at those of other processes.
+
     Raises:
       StoreFullError: Shared memory is full.
     """
@@ -130,7 +134,8 @@ class VariableBlock:
     ) -> None:
         self._layout, self._size, self._path = layout, size, path
         total = _HEADER_BYTES + 2 * size
-        self._order: Callable[[], None] | None = None
+        self.changed = threading.Condition()
+        self._order: Callable[[], Any] = bool  # Does nothing: the processor keeps the order.
         if path is not None:
             if not platforms.has_ordered_stores():
                 file = os.open(path, os.O_RDONLY)
@@ -158,8 +163,7 @@ class VariableBlock:
     def version(self) -> int:
         """The newest version; -1 before the first publication."""
         done = int(self._header[_DONE])
-        if self._order is not None:
-            self._order()
+        self._order()
         return int(self._header[_SLOTS + 2 * (done % 2)]) if done else -1
 
     def publish(self, version: int, parameters: Parameters, env_steps: int = 0) -> None:
@@ -179,13 +183,18 @@ class VariableBlock:
             raise ValueError(f"version: got {version}, expected more than {newest}. Versions only grow.")
         slot = (done + 1) % 2
         self._header[_BEGUN] = done + 1
-        if self._order is not None:
-            self._order()
+        self._order()
         copy_variables(parameters, self._slots[slot])
         self._header[_SLOTS + 2 * slot :][:2] = version, env_steps
-        if self._order is not None:
-            self._order()
-        self._header[_DONE] = done + 1
+        self._order()
+        with self.changed:
+            self._header[_DONE] = done + 1
+            self.changed.notify_all()
+
+    def wait_for(self, version: int, timeout: float) -> bool:
+        """Waits at most `timeout` seconds until this object has published `version` or a newer one."""
+        with self.changed:
+            return self.changed.wait_for(lambda: self.version >= version, timeout)
 
     def read(self, targets: Parameters, newer_than: int = -1) -> core.Progress | None:
         """Copies the variables that `targets` names into its tensors.
@@ -200,19 +209,21 @@ class VariableBlock:
         """
         while True:
             done = int(self._header[_DONE])
-            if self._order is not None:
-                self._order()
+            self._order()
             version, env_steps = self._header[_SLOTS + 2 * (done % 2) :][:2].tolist()
             if done == 0 or version <= newer_than:
                 return None
             copy_variables(self._slots[done % 2], targets)
-            if self._order is not None:
-                self._order()
+            self._order()
             if self._header[_BEGUN] < done + 2:
                 return core.Progress(version, env_steps)
 
-    def get_variables(self, names: Sequence[str] = (), newer_than: int = -1) -> Variables | None:
+    def get_variables(
+        self, names: Sequence[str] = (), newer_than: int = -1, timeout: float = 0.0
+    ) -> Variables | None:
         """A copy of the variables `names` (empty: all), or None if no version is newer than `newer_than`.
+
+        Waits up to `timeout` seconds for such a version.
 
         Raises:
           KeyError: A name is not published.
@@ -220,7 +231,7 @@ class VariableBlock:
         unknown = sorted(set(names) - set(self._layout))
         if unknown:
             raise KeyError(f"names: got {unknown}, expected some of {sorted(self._layout)}.")
-        if self.version <= newer_than:
+        if not self.wait_for(newer_than + 1, timeout):
             return None
         copies = {
             name: {key: torch.empty_like(tensor) for key, tensor in self._slots[0][name].items()}

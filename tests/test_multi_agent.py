@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 
 import dm_env
@@ -279,26 +278,19 @@ def test_unrolls_in_which_all_agents_waited_are_no_step():
 
 
 def test_settings_reach_both_algorithms():
-    for field in dataclasses.fields(PPODQNConfig):
-        algorithm, _, name = field.name.partition("_")
-        if field.name == "ppo_agents":
-            continue
-        value = {"device": "cuda:0", "learning_rate_decay": 9, "inputs": ("observation=bytes",)}.get(
-            field.name
-        )
-        if value is None:
-            value = (3,) if isinstance(field.default, tuple) else field.default / 2 or 0.5
-        value = round(value) if isinstance(field.default, int) else value
-        config = PPODQNConfig(**{field.name: value})
-        both = {"ppo": config.ppo(), "dqn": config.dqn()}
-        for part, made in both.items():
-            if algorithm in ("ppo", "dqn"):
-                if algorithm == part:
-                    assert getattr(made, name) == value
-            else:
-                assert getattr(made, field.name) == value
-    with pytest.raises(ValueError, match="epochs: got 0"):
-        PPODQNConfig(ppo_epochs=0)
+    shared = {"discount": 0.5, "device": "cuda:0", "learning_rate_decay": 9, "inputs": ("observation=bytes",)}
+    config = PPODQNConfig(**shared, ppo={"epochs": 3}, dqn={"n_step": 2, "hidden_sizes": [3]})
+    ppo, dqn = config.ppo_config(), config.dqn_config()
+    for name, value in shared.items():
+        assert getattr(ppo, name) == getattr(dqn, name) == value
+    assert (ppo.epochs, ppo.unroll_length, dqn.n_step, dqn.hidden_sizes) == (3, 64, 2, [3])
+    for part, values, text in (
+        ("ppo", {"epochs": 0}, "epochs: got 0"),
+        ("dqn", {"nstep": 1}, "dqn has no field 'nstep'.* Did you mean 'n_step'"),
+        ("ppo", {"discount": 0.9}, "ppo has no field 'discount'"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            PPODQNConfig(**{part: values})
 
 
 class Masked(TwoAgents):
@@ -322,9 +314,8 @@ class Masked(TwoAgents):
 
 
 def test_both_algorithms_take_action_masks():
-    config = PPODQNConfig(
-        ppo_agents=("agent_0",), ppo_unroll_length=8, dqn_min_replay_size=50, dqn_batch_size=16
-    )
+    parts = {"ppo": {"unroll_length": 8}, "dqn": {"min_replay_size": 50, "batch_size": 16}}
+    config = PPODQNConfig(ppo_agents=("agent_0",), **parts)
     run = RunConfig(envs_per_actor=4, max_env_steps=300, evaluate_period=300, num_evaluation_episodes=4)
     result = launch.launch(make_program(PPODQN(config), Masked, run), "serial")
     assert result["env_steps"] == 300 and result["episode_length"] == 8

@@ -209,15 +209,6 @@ class InferenceServer:
             self._variables.update(wait=True)
             return self._variables.version
 
-    def save(self) -> dict[str, Any]:
-        """The state of the policy's random choices."""
-        with self._acting:
-            return {"policy": self.slots.policy.save()}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restores the random choices from what `save` returned."""
-        self.slots.policy.restore(state["policy"])
-
     @property
     def version(self) -> int:
         """Version of the parameters; -1 without parameters."""

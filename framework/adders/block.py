@@ -414,9 +414,9 @@ class BlockAdder(Adder):
         """Drops the staged rows. `add_first` comes next."""
         self._num_shifted += self._t - self._history
         self._t = self._history
-        self._forget()
         self._kinds[:] = NO_ROW
         self._open = False
+        self._forget()  # Last: it fails if the server is gone.
 
     def _grow(self, length: int) -> None:
         """Makes room for a longer history."""

@@ -105,28 +105,22 @@ class NStepTransitionAdder(BlockAdder):
         """Returns the specs of one item, for `replay.Table(signature=...)`."""
         rewards, discounts = broadcast_structures(environment_spec.rewards, environment_spec.discounts)
 
-        def reward_spec(reward: Any, discount: Any) -> dm_specs.Array:
-            shape = np.broadcast_shapes(reward.shape, discount.shape)
-            dtype = np.result_type(result_dtype(reward.dtype), result_dtype(discount.dtype))
-            return dm_specs.Array(shape, dtype, name=reward.name)
+        def summed(spec: Any, *others: Any) -> dm_specs.Array:
+            shape = np.broadcast_shapes(spec.shape, *(other.shape for other in others))
+            dtype = np.result_type(*(result_dtype(each.dtype) for each in (spec, *others)))
+            return dm_specs.Array(shape, dtype, name=spec.name)
 
-        def discount_spec(discount: Any) -> dm_specs.Array:
-            return dm_specs.Array(discount.shape, result_dtype(discount.dtype), name=discount.name)
-
-        extras = () if is_absent(extras_spec) else extras_spec
+        observations, extras = environment_spec.observations, () if is_absent(extras_spec) else extras_spec
         if one_step:
-            reward = tree.map_structure(
-                lambda spec: dm_specs.Array(spec.shape, result_dtype(spec.dtype), name=spec.name),
-                environment_spec.rewards,
-            )
-            discount = tree.map_structure(discount_spec, environment_spec.discounts)
-            extras = OneStep(reward, discount, environment_spec.observations, extras)
+            reward = tree.map_structure(summed, environment_spec.rewards)
+            discount = tree.map_structure(summed, environment_spec.discounts)
+            extras = OneStep(reward, discount, observations, extras)
         return Transition(
-            observation=environment_spec.observations,
+            observation=observations,
             action=environment_spec.actions,
-            reward=tree.map_structure(reward_spec, rewards, discounts),
-            discount=tree.map_structure(discount_spec, discounts),
-            next_observation=environment_spec.observations,
+            reward=tree.map_structure(summed, rewards, discounts),
+            discount=tree.map_structure(summed, discounts),
+            next_observation=observations,
             extras=extras,
         )
 
@@ -238,25 +232,21 @@ class Returns:
         paths = [path for path, _ in tree.flatten_with_path(template)]
         self.names = [path_name(field, path) for field in ("reward", "discount") for path in paths]
         self._n = n_step
-        self._rewards: list[np.ndarray] = []
-        self._discounts: list[np.ndarray] = []
-        self._shapes: list[tuple[int, ...]] = []  # of one reward, then of one discount, in the items
-        self._dtypes: list[np.dtype] = []  # of the sums
-        self._g: list[np.generic] = []
-        discount_shapes = []
-        for i in range(len(paths)):
-            r = reward.arrays[i if len(reward.arrays) > 1 else 0]
-            d = discount.arrays[i if len(discount.arrays) > 1 else 0]
-            shape = np.broadcast_shapes(r.shape[2:], d.shape[2:])
-            # Views whose axes after [time, B] line up; rewards have the shape of the sums.
-            self._rewards.append(np.broadcast_to(_with_axes(r, len(shape)), (*r.shape[:2], *shape)))
-            self._discounts.append(_with_axes(d, len(shape)))
-            self._shapes.append(shape)
-            discount_shapes.append(d.shape[2:])
-            self._dtypes.append(np.result_type(r.dtype, d.dtype))
-            # In the dtype of the environment's discount: float32 rewards stay float32.
-            self._g.append(d.dtype.type(g))
-        self._shapes += discount_shapes
+        # A single array goes with each leaf of the other field.
+        given = reward.arrays, discount.arrays
+        pairs = [[arrays[i % len(arrays)] for arrays in given] for i in range(len(paths))]
+        shapes = [np.broadcast_shapes(r.shape[2:], d.shape[2:]) for r, d in pairs]
+        # Views whose axes after [time, B] line up; rewards have the shape of the sums.
+        self._rewards = [
+            np.broadcast_to(_with_axes(r, len(shape)), (*r.shape[:2], *shape))
+            for (r, _), shape in zip(pairs, shapes, strict=True)
+        ]
+        self._discounts = [_with_axes(d, len(shape)) for (_, d), shape in zip(pairs, shapes, strict=True)]
+        # Of one reward, then of one discount, in the items.
+        self._shapes = [*shapes, *(d.shape[2:] for _, d in pairs)]
+        self._dtypes = [np.result_type(r.dtype, d.dtype) for r, d in pairs]  # of the sums
+        # In the dtype of the environment's discount: float32 rewards stay float32.
+        self._g = [d.dtype.type(g) for _, d in pairs]
 
     def windows(
         self, kinds: np.ndarray, history: int

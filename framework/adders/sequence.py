@@ -88,13 +88,10 @@ class RowAdder(BlockAdder):
           extras_of_first_row: as in the constructor of `SequenceAdder`.
         """
 
-        def array(shape: tuple[int, ...], dtype: Any, name: str | None) -> Any:
-            if sequence_length is None:
-                return OpenArray((None, *shape), np.dtype(dtype), name)
-            return dm_specs.Array((sequence_length, *shape), dtype, name=name)
-
         def with_time(spec: Any, dtype: Any = None) -> Any:
-            return array(spec.shape, dtype or spec.dtype, spec.name)
+            shape, dtype = (sequence_length, *spec.shape), np.dtype(dtype or spec.dtype)
+            kind: Any = OpenArray if sequence_length is None else dm_specs.Array
+            return kind(shape, dtype, name=spec.name)
 
         def floats(spec: Any) -> Any:
             return with_time(spec, result_dtype(spec.dtype))
@@ -107,9 +104,9 @@ class RowAdder(BlockAdder):
             action=tree.map_structure(with_time, environment_spec.actions),
             reward=tree.map_structure(floats, environment_spec.rewards),
             discount=tree.map_structure(floats, environment_spec.discounts),
-            start_of_episode=array((), np.bool_, START),
+            start_of_episode=with_time(dm_specs.Array((), np.bool_, START)),
             extras=() if is_absent(extras_spec) else tree.map_structure_with_path(extra, extras_spec),
-            mask=array((), np.float32, MASK),
+            mask=with_time(dm_specs.Array((), np.float32, MASK)),
         )
 
     def _allocate(self, observation: Nest) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,9 +18,11 @@ from framework.runs.run_config import RunConfig
 from launch import Program
 from launch.engines.base import ENGINES
 from launch.engines.options import make_options
+from launch.errors import frames_of, hide_our_frames, message_of
+from launch.texts import printable
 
 
-def check_installed(engine: str) -> None:
+def _check_installed(engine: str) -> None:
     """Raises `CommandError` if the engine is unknown, or needs a package that is missing."""
     if engine not in ENGINES:
         hint = config_checks.nearest(engine, ENGINES)
@@ -41,6 +44,11 @@ def environment_spec(agent: core.Agent, name: str, config: RunConfig) -> specs.E
         raise UsageError(f"--environment {name}: {error}") from error
     except (ImportError, OSError) as error:
         raise CommandError(f"--environment {name}: {error}") from error
+    except Exception as error:  # The environment's own code has raised it.
+        hide_our_frames(error)
+        print(printable(frames_of(error)), file=sys.stderr)
+        text = f"--environment {name}: {type(error).__name__}: {message_of(error)}"
+        raise CommandError(text) from error
 
 
 def check_agent(agent: core.Agent, spec: specs.EnvironmentSpec) -> None:
@@ -66,6 +74,7 @@ def build_program(
     Raises:
       CommandError: It cannot be built, or would fail at its start on the engine.
     """
+    _check_installed(engine)
     try:
         program = make.make_program(agent, environment, config)
         options = make_options(program)

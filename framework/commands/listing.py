@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from framework.commands.options import parse
 from framework.environments import suites
@@ -28,15 +29,17 @@ def main(arguments: Sequence[str]) -> int:
 def text() -> str:
     """Returns the output of `repertory list`."""
     width = max(map(len, agent_names()), default=0)
-    agents, presets = ["agents"], ["presets"]
+    agents, presets, found = ["agents"], ["presets"], dict[str, Any]()
     for name in agent_names():
         try:
-            agent = find_agent(name)
-            agents.append(f"  {name:<{width}}  {agent.summary()}")
+            found[name] = find_agent(name).load()
         except ValueError as error:
             agents.append(f"  {name:<{width}}  cannot be used: {error}")
-            continue
-        presets += [f"  repertory train {name} --environment {of}" for of in presets_of(agent.load())]
+    names = {agent: name for name, agent in found.items()}
+    for name, agent in found.items():
+        bases = ", ".join(names[base] for base in getattr(agent, "__mro__", ())[1:] if base in names)
+        agents.append(f"  {name:<{width}}  {find_agent(name).summary()}{bases and f' (on {bases})'}")
+        presets += [f"  repertory train {name} --environment {of}" for of in presets_of(agent)]
     environments = ["environments"]
     for name, suite in suites.SUITES.items():
         environments.append(f"  {name}:NAME  such as {name}:{suite.example}{_lacks(name)}")

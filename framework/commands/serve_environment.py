@@ -13,7 +13,7 @@ import tree
 from framework import environments, interrupts
 from framework import nest as nests
 from framework.commands.options import UsageError, read_pairs
-from framework.environments import environment_server
+from framework.environments.remote import environment_server
 
 
 class _Exported(argparse.Action):

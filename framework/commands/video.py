@@ -73,6 +73,7 @@ def write_video(output: Path, pictures: Iterator[Any], fps: int) -> int:
     import imageio.v2 as imageio
 
     output.parent.mkdir(parents=True, exist_ok=True)
+    open(output, "ab").close()  # ffmpeg's error would not say why it cannot write there.
     settings: dict[str, Any] = {"fps": fps, "macro_block_size": 2}
     if output.suffix == ".gif":
         settings = {"duration": 1000 / fps, "loop": 0}

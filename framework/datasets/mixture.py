@@ -46,7 +46,7 @@ class Mixture(JoinedSource):
     def __init__(self, client: ReplayClient, weights: Mapping[str, float], only_first: int = 0) -> None:
         if not 1 <= len(weights) <= MAX_TABLES or not all(0 < v < float("inf") for v in weights.values()):
             raise ValueError(
-                f"table: got {dict(weights)}, expected a name or 1 to {MAX_TABLES} names with weights > 0."
+                f"table: got {dict(weights)}, expected a name or up to {MAX_TABLES} weights > 0."
             )
         self._client = client
         self._source: Source = client.source()

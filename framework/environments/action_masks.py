@@ -12,6 +12,7 @@ import tree
 from framework import nest as nests
 from framework import specs
 from framework.environments.base import LAST, BatchedEnvironment, EnvironmentFault
+from framework.environments.fields import FieldChecker
 from framework.environments.wrappers import EnvironmentWrapper
 from framework.types import Nest
 
@@ -89,22 +90,13 @@ class CombineActions(EnvironmentWrapper):
                 self.spec.observations, specs.Array((count,), bool, name=specs.ACTION_MASK)
             ),
         )
+        self._check_action = FieldChecker(self.name, "action", self.spec.actions, self.num_envs)
 
     def reset(self) -> dm_env.TimeStep:
         return self._combined(self._environment.reset())
 
     def step(self, action: Nest) -> dm_env.TimeStep:
-        chosen, count = np.asarray(action), self.spec.actions.num_values
-        fix = "Return one action per env within action_spec()."
-        if chosen.shape != (self.num_envs,) or chosen.dtype.kind not in "iu":
-            got = f"{chosen.dtype}{list(chosen.shape)}"
-            raise EnvironmentFault(f"{self.name}: action: got {got}, expected int64[{self.num_envs}]. {fix}")
-        outside = (chosen < 0) | (chosen >= count)
-        if np.count_nonzero(outside):
-            env = int(np.flatnonzero(outside)[0])
-            raise EnvironmentFault(
-                f"{self.name}: action of env {env}: got {chosen[env]}, expected 0 to {count - 1}. {fix}"
-            )
+        (chosen,) = self._check_action(action)
         parts = np.stack(np.unravel_index(chosen, self._sizes), -1)
         leaves, at = [], 0
         for leaf in self._leaves:

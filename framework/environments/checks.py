@@ -68,7 +68,7 @@ def check_environment(
         first, second = [_single(one, seed) for one in built]
         if _check_spec(first.spec, report):
             trace, ended = _play(first, report, num_steps, seed)
-            if not report.violations:
+            if not report:
                 _compare(trace, _play(second, _Report(), num_steps, seed)[0], report)
             if not ended:
                 # Longer, since episodes of a few thousand steps are common.
@@ -92,18 +92,14 @@ def check_environment(
                 getattr(one, "close", lambda: None)()
             except Exception as error:
                 report.add("close()", f"raised {_text(error)}", "release what is there, and raise nothing")
-    return report.violations
+    return list(report.values())
 
 
-class _Report:
+class _Report(dict[tuple[str, str], Violation]):
     """Collects violations, each place once."""
 
-    def __init__(self) -> None:
-        self.violations: list[Violation] = []
-
     def add(self, where: str, what: str, fix: str) -> None:
-        if (where, fix) not in [(violation.where, violation.fix) for violation in self.violations]:
-            self.violations.append(Violation(where, what, fix))
+        self.setdefault((where, fix), Violation(where, what, fix))
 
 
 class _Broken(Exception):

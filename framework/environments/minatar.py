@@ -9,6 +9,7 @@ import dm_env
 import numpy as np
 
 from framework import specs
+from framework.config_checks import whole_number
 
 GAMES = {
     "Asterix": "asterix",
@@ -47,8 +48,7 @@ class MinAtarEnvironment(dm_env.Environment):
           max_steps: steps after which an episode is truncated; None for no limit. Without one a ball of
             Breakout can bounce without end between walls and a paddle that does not move.
         """
-        if max_steps is not None and max_steps < 1:
-            raise ValueError(f"max_steps: got {max_steps}, expected at least 1 or None.")
+        self._max_steps = None if max_steps is None else whole_number("max_steps", max_steps, 1)
         # It warns at import that it cannot draw without seaborn; render() below needs none.
         disabled = logging.root.manager.disable
         logging.disable(max(disabled, logging.WARNING))
@@ -63,7 +63,6 @@ class MinAtarEnvironment(dm_env.Environment):
         self._actions = self._game.minimal_action_set() if minimal_actions else list(range(6))
         height, width, channels = self._game.state_shape()
         self._shape = (channels, height, width)
-        self._max_steps = max_steps
         self._steps = 0
         self._playing = False
 

@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from framework import specs
+from framework.config_checks import whole_number
 from framework.environments.base import FIRST, LAST, MID, BatchedEnvironment
 from framework.environments.fields import FieldChecker
 from framework.types import MultiAgentTimeStep, Nest
@@ -31,13 +32,9 @@ class MultiAgentCartPole(BatchedEnvironment):
     def __init__(
         self, num_agents: int = 4, num_envs: int = 1, seed: int | None = None, max_episode_steps: int = 500
     ):
-        if num_agents < 1 or max_episode_steps < 1:
-            raise ValueError(
-                f"{self.name}: got num_agents={num_agents} and max_episode_steps={max_episode_steps}, "
-                "expected at least 1 for both."
-            )
+        num_agents = whole_number("num_agents", num_agents, 1)
         self.num_envs = num_envs
-        self._limit = max_episode_steps
+        self._limit = whole_number("max_episode_steps", max_episode_steps, 1)
         self._names = [f"agent_{index}" for index in range(num_agents)]
         infinity = np.finfo(np.float32).max
         bound = np.array([4.8, infinity, math.radians(24.0), infinity], np.float32)

@@ -217,10 +217,7 @@ class VectorEnvironment(BatchedEnvironment):
         self._check_action = FieldChecker(
             name, "action", self.spec.actions, self.num_envs, starts(action_space)
         )
-        self._check_observation = FieldChecker(
-            name, "observation", self.spec.observations, self.num_envs, starts(space)
-        )
-        self._check_reward = FieldChecker(name, "reward", self.spec.rewards, self.num_envs)
+        self._checks = step_checkers(name, self.spec, self.num_envs, starts(space))
         self._check_mask = MaskChecker(name, self.spec)
         self._over: np.ndarray | None = None  # bool[B]: envs whose last step was LAST; None before a reset
 
@@ -270,7 +267,7 @@ class VectorEnvironment(BatchedEnvironment):
         except Exception as error:
             raise EnvironmentFault(f"{self.name}: {describe('step()', error)}") from error
         observation = self._take(observation)
-        reward = self._check_reward(reward)[0].copy()
+        reward = self._checks["reward"](reward)[0].copy()
         over = terminated | truncated
         step_type = np.where(over, LAST, MID)
         discount = 1.0 - terminated.astype(np.float32)
@@ -285,7 +282,7 @@ class VectorEnvironment(BatchedEnvironment):
 
     @property
     def exact_rewards(self) -> list[np.ndarray] | None:
-        return self._check_reward.exact
+        return self._checks["reward"].exact
 
     def _flags(self, name: str, value: Any) -> np.ndarray:
         """One flag of each env, bool`[B]`."""
@@ -299,7 +296,8 @@ class VectorEnvironment(BatchedEnvironment):
 
     def _take(self, observation: Nest) -> Nest:
         """Copies, since the environment may write into the same arrays again."""
-        return self._check_observation.build([leaf.copy() for leaf in self._check_observation(observation)])
+        check = self._checks["observation"]
+        return check.build([leaf.copy() for leaf in check(observation)])
 
     def render(self, env: int = 0) -> np.ndarray:
         pictures = self._environment.render()

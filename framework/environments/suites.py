@@ -16,8 +16,7 @@ from framework import config_checks
 from framework.config_checks import nearest
 from framework.environments import atari, minatar, multi_agent, tasks, testing
 from framework.environments.envpool import EnvPoolEnvironment
-from framework.environments.external import ExternalEnvironment
-from framework.environments.remote import RemoteEnvironment
+from framework.environments.remote import ExternalEnvironment, RemoteEnvironment
 from framework.environments.single import SingleEnv, call_factory, make_env, takes
 from framework.objects import load_object
 
@@ -120,13 +119,7 @@ def module_of(environment: str) -> str | None:
     suite, separator, name = environment.partition(":")
     if suite == "gymnasium" or suite not in SUITES:
         return (name.rpartition(":")[0] if suite in SUITES else suite if separator else "") or None
-    if suite == "pettingzoo":
-        try:
-            own = f"mpe2{name[3:]}" if name.startswith("mpe.") else f"pettingzoo.{name}"
-            return None if importlib.util.find_spec(own) is not None else name
-        except (ImportError, ValueError):
-            return name
-    return None
+    return name if suite == "pettingzoo" and _pettingzoo_module(name) == name else None
 
 
 def _gymnasium(full: str, name: str, options: dict[str, Any]) -> EnvironmentSource:
@@ -245,23 +238,27 @@ def _make_minigrid(spec: Any, **kwargs: Any) -> Any:
     )
 
 
-def _pettingzoo(full: str, name: str, options: dict[str, Any]) -> EnvironmentSource:
+def _pettingzoo_module(name: str) -> str:
+    """PettingZoo's own module of an environment, or `name` if it has none."""
     # MPE has a package of its own since PettingZoo 1.25.
-    module = f"mpe2{name[3:]}" if name.startswith("mpe.") else name
-    make_one = None
-    for path in (f"pettingzoo.{module}", module):
-        try:
-            make_one = getattr(importlib.import_module(path), "parallel_env", None)
-            break
-        except ModuleNotFoundError as error:
-            if not path.startswith(error.name or path):  # The module exists and needs another package.
-                raise ImportError(f"{full!r} needs {error.name}, which is not installed.") from error
-    if make_one is None:
+    own = f"mpe2{name[3:]}" if name.startswith("mpe.") else f"pettingzoo.{name}"
+    try:
+        return name if importlib.util.find_spec(own) is None else own
+    except (ImportError, ValueError):
+        return name
+
+
+def _pettingzoo(full: str, name: str, options: dict[str, Any]) -> EnvironmentSource:
+    module = _pettingzoo_module(name)
+    try:
+        return EnvironmentSource(full, importlib.import_module(module).parallel_env, options)
+    except (ModuleNotFoundError, AttributeError) as error:
+        if isinstance(error, ModuleNotFoundError) and not module.startswith(error.name or module):
+            raise ImportError(f"{full!r} needs {error.name}, which is not installed.") from error
         raise ValueError(
-            f"unknown environment {full!r}: got no module pettingzoo.{module} or {module} with a function "
+            f"unknown environment {full!r}: got no module pettingzoo.{name} or {name} with a function "
             "parallel_env. Write 'pettingzoo:mpe.simple_spread_v3' or 'pettingzoo:butterfly.pistonball_v6'."
-        )
-    return EnvironmentSource(full, make_one, options)
+        ) from error
 
 
 # Environments that hide the velocities: the whole one, and the rest of its observation.
@@ -275,24 +272,24 @@ def _show(shown: slice, observation: np.ndarray) -> np.ndarray:
     return observation[..., shown]
 
 
+def _shown(shown: slice, box: Any) -> Any:
+    return type(box)(_show(shown, box.low), _show(shown, box.high))
+
+
 def _hidden(whole: str, shown: slice, **kwargs: Any) -> Any:
     import gymnasium
 
     environment: Any = _make_gymnasium(gymnasium.spec(whole), **kwargs)
-    box = environment.observation_space
-    space = gymnasium.spaces.Box(box.low[shown], box.high[shown])
-    return gymnasium.wrappers.TransformObservation(environment, functools.partial(_show, shown), space)
+    show, space = functools.partial(_show, shown), _shown(shown, environment.observation_space)
+    return gymnasium.wrappers.TransformObservation(environment, show, space)
 
 
 def _hidden_vector(whole: str, shown: slice, num_envs: int, **options: Any) -> Any:
     import gymnasium
 
     environment = _make_gymnasium_vector(gymnasium.spec(whole), num_envs, **options)
-    spaces = [
-        gymnasium.spaces.Box(box.low[..., shown], box.high[..., shown])
-        for box in (environment.observation_space, environment.single_observation_space)
-    ]
-    show = functools.partial(_show, shown)
+    boxes = environment.observation_space, environment.single_observation_space
+    show, spaces = functools.partial(_show, shown), [_shown(shown, box) for box in boxes]
     return gymnasium.wrappers.vector.TransformObservation(environment, show, *spaces)
 
 

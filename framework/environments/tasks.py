@@ -8,8 +8,10 @@ import dm_env
 import numpy as np
 
 from framework import specs
+from framework.config_checks import whole_number
 from framework.environments.base import FIRST, LAST, MID, BatchedEnvironment
 from framework.environments.fields import FieldChecker
+from framework.environments.testing import make_spec
 from framework.environments.wrappers import EnvironmentWrapper
 from framework.types import Nest
 
@@ -55,6 +57,12 @@ def find_task_environment(environment: BatchedEnvironment) -> TaskEnvironment:
     return inner
 
 
+def require_tasks(environment: BatchedEnvironment) -> BatchedEnvironment:
+    """A wrapper that raises TypeError for an environment without tasks, and returns others as they are."""
+    find_task_environment(environment)
+    return environment
+
+
 class Navigation2D(TaskEnvironment):
     """A point in the plane moves to a goal that it does not see (Finn et al., 2017, section 5.3).
 
@@ -74,14 +82,10 @@ class Navigation2D(TaskEnvironment):
           seed: seed of the tasks.
           max_steps: steps after which an episode is truncated.
         """
-        if max_steps < 1:
-            raise ValueError(f"max_steps: got {max_steps}, expected at least 1.")
-        self.num_envs, self._max_steps = num_envs, max_steps
-        self.spec = specs.EnvironmentSpec(
-            observations=specs.Array((2,), np.float32, name="observation"),
-            actions=specs.BoundedArray((2,), np.float32, -0.1, 0.1, name="action"),
-            rewards=specs.Array((), np.float32, name="reward"),
-            discounts=specs.BoundedArray((), np.float32, 0.0, 1.0, name="discount"),
+        self.num_envs, self._max_steps = num_envs, whole_number("max_steps", max_steps, 1)
+        self.spec = make_spec(
+            specs.Array((2,), np.float32, name="observation"),
+            specs.BoundedArray((2,), np.float32, -0.1, 0.1, name="action"),
         )
         self._check_action = FieldChecker(self.name, "action", self.spec.actions, num_envs)
         self._rng = np.random.default_rng(seed)

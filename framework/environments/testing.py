@@ -15,6 +15,7 @@ import numpy as np
 import tree
 
 from framework import specs
+from framework.config_checks import whole_number
 from framework.types import Nest
 
 _DEFAULT_SPEC = specs.EnvironmentSpec(
@@ -25,9 +26,23 @@ _DEFAULT_SPEC = specs.EnvironmentSpec(
 )
 
 
+def make_spec(
+    observations: Nest | None = None,
+    actions: Nest | None = None,
+    rewards: Nest | None = None,
+    discounts: Nest | None = None,
+) -> specs.EnvironmentSpec:
+    """An environment spec. Defaults: float32[3] observations, 2 actions, a float32 reward and discount."""
+    given = specs.EnvironmentSpec(observations, actions, rewards, discounts)
+    return specs.EnvironmentSpec(
+        *[other if part is None else part for part, other in zip(given, _DEFAULT_SPEC, strict=True)]
+    )
+
+
 class _Episodes(dm_env.Environment):
     """Episodes of `_length` transitions. A subclass gives the observations and the rewards."""
 
+    _spec: specs.EnvironmentSpec
     _length: int
     _truncate = False
     _time: int | None = None  # transitions of the open episode; None: the next step starts one
@@ -42,6 +57,18 @@ class _Episodes(dm_env.Environment):
 
     def _discount_of(self, value: float) -> Nest:
         return value
+
+    def observation_spec(self) -> Nest:
+        return self._spec.observations
+
+    def action_spec(self) -> Nest:
+        return self._spec.actions
+
+    def reward_spec(self) -> Nest:
+        return self._spec.rewards
+
+    def discount_spec(self) -> Nest:
+        return self._spec.discounts
 
     def seed(self, seed: int) -> None:
         """Makes the next episode begin as the first one of an environment with this seed."""
@@ -93,18 +120,6 @@ class FakeEnvironment(_Episodes):
         self._truncate = truncate
         self._rng = np.random.default_rng(seed)
 
-    def observation_spec(self) -> Nest:
-        return self._spec.observations
-
-    def action_spec(self) -> Nest:
-        return self._spec.actions
-
-    def reward_spec(self) -> Nest:
-        return self._spec.rewards
-
-    def discount_spec(self) -> Nest:
-        return self._spec.discounts
-
     def _observe(self) -> Nest:
         return self._draw(self._spec.observations)
 
@@ -117,19 +132,6 @@ class FakeEnvironment(_Episodes):
 
     def _draw(self, spec: Nest) -> Nest:
         return tree.map_structure(lambda leaf: draw(leaf, self._rng), spec)
-
-
-def make_spec(
-    observations: Nest | None = None,
-    actions: Nest | None = None,
-    rewards: Nest | None = None,
-    discounts: Nest | None = None,
-) -> specs.EnvironmentSpec:
-    """An environment spec. Defaults: float32[3] observations, 2 actions, a float32 reward and discount."""
-    given = specs.EnvironmentSpec(observations, actions, rewards, discounts)
-    return specs.EnvironmentSpec(
-        *[other if part is None else part for part, other in zip(given, _DEFAULT_SPEC, strict=True)]
-    )
 
 
 def draw(spec: specs.Array, rng: np.random.Generator, batch_shape: tuple[int, ...] = ()) -> np.ndarray:
@@ -163,16 +165,13 @@ class EchoEnvironment(_Episodes):
     """
 
     def __init__(self, num_actions: int = 4, episode_length: int = 5, truncate: bool = False, first: int = 0):
-        self._num_actions = num_actions
+        self._spec = make_spec(
+            specs.Array((1,), np.float32, name="observation"),
+            specs.DiscreteArray(num_actions, dtype=np.int64, name="action"),
+        )
         self._length = episode_length
         self._truncate = truncate
         self._count = first - 1
-
-    def observation_spec(self) -> specs.Array:
-        return specs.Array((1,), np.float32, name="observation")
-
-    def action_spec(self) -> specs.DiscreteArray:
-        return specs.DiscreteArray(self._num_actions, dtype=np.int64, name="action")
 
     def _observe(self) -> np.ndarray:
         self._count += 1
@@ -211,12 +210,10 @@ class MemoryEnvironment(_Episodes):
         self._length = length
         self._num_cues = num_cues
         self._rng = np.random.default_rng(seed)
-
-    def observation_spec(self) -> specs.BoundedArray:
-        return specs.BoundedArray((self._num_cues + 1,), np.float32, 0.0, 1.0, name="observation")
-
-    def action_spec(self) -> specs.DiscreteArray:
-        return specs.DiscreteArray(self._num_cues, dtype=np.int64, name="action")
+        self._spec = make_spec(
+            specs.BoundedArray((num_cues + 1,), np.float32, 0.0, 1.0, name="observation"),
+            specs.DiscreteArray(num_cues, dtype=np.int64, name="action"),
+        )
 
     def _observe(self) -> np.ndarray:
         observation = np.zeros(self._num_cues + 1, np.float32)
@@ -242,20 +239,13 @@ class MaskedEnvironment(_Episodes):
     _MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))
 
     def __init__(self, size: int = 4, truncate: bool = False, seed: int | None = None):
-        if size < 2:
-            raise ValueError(f"size: got {size}, expected at least 2 cells.")
+        size = whole_number("size", size, 2)
         self._size, self._length, self._truncate = size, 2 * (size - 1), truncate
         self._rng = np.random.default_rng(seed)
-
-    def observation_spec(self) -> dict[str, specs.Array]:
-        board = specs.BoundedArray((4 * self._size,), np.float32, 0.0, 1.0, name="board")
-        return {
-            "board": board,
-            "action_mask": specs.Array((4,), bool, name="action_mask"),
-        }
-
-    def action_spec(self) -> specs.DiscreteArray:
-        return specs.DiscreteArray(4, dtype=np.int64, name="action")
+        board = specs.BoundedArray((4 * size,), np.float32, 0.0, 1.0, name="board")
+        mask = specs.Array((4,), bool, name="action_mask")
+        action = specs.DiscreteArray(4, dtype=np.int64, name="action")
+        self._spec = make_spec({"board": board, "action_mask": mask}, action)
 
     def _legal(self) -> np.ndarray:
         cells = self._cell + np.array(self._MOVES)
@@ -296,15 +286,11 @@ class TupleEnvironment(_Episodes):
     ):
         self._choices, self._numbers = tuple(choices), tuple(numbers)
         self._rng = np.random.default_rng(seed)
-
-    def observation_spec(self) -> specs.BoundedArray:
-        size = sum(self._choices) + sum(self._numbers)
-        return specs.BoundedArray((size,), np.float32, -1.0, 1.0, name="observation")
-
-    def action_spec(self) -> tuple[specs.Array, ...]:
-        choices = [specs.DiscreteArray(n, dtype=np.int64, name="choice") for n in self._choices]
-        numbers = [specs.BoundedArray((n,), np.float32, -1.0, 1.0, name="numbers") for n in self._numbers]
-        return (*choices, *numbers)
+        size = sum(choices) + sum(numbers)
+        right = specs.BoundedArray((size,), np.float32, -1.0, 1.0, name="observation")
+        parts: list[specs.Array] = [specs.DiscreteArray(n, dtype=np.int64, name="choice") for n in choices]
+        parts += [specs.BoundedArray((n,), np.float32, -1.0, 1.0, name="numbers") for n in numbers]
+        self._spec = make_spec(right, tuple(parts))
 
     def _observe(self) -> np.ndarray:
         right = [self._rng.integers(n) for n in self._choices]

@@ -21,6 +21,7 @@ import numpy as np
 import tree
 
 from framework import specs
+from framework.config_checks import whole_number
 from framework.environments.base import FIRST, LAST, MID, BatchedEnvironment, EnvironmentFault
 from framework.foreign import copies
 from framework.types import MultiAgentTimeStep, Nest
@@ -88,8 +89,7 @@ class ActionRepeat(EnvironmentWrapper):
 
     def __init__(self, environment: BatchedEnvironment, num_repeats: int):
         super().__init__(environment)
-        if num_repeats < 1:
-            raise ValueError(f"num_repeats: got {num_repeats}, expected at least 1.")
+        num_repeats = whole_number("num_repeats", num_repeats, 1)
         for field, spec in (("reward", environment.reward_spec()), ("discount", environment.discount_spec())):
             if tree.is_nested(spec) or spec.shape != ():
                 raise ValueError(
@@ -107,10 +107,8 @@ class StepLimit(EnvironmentWrapper):
 
     def __init__(self, environment: BatchedEnvironment, limit: int):
         super().__init__(environment)
-        if limit < 1:
-            raise ValueError(f"limit: got {limit}, expected at least 1 step.")
+        self._limit = whole_number("limit", limit, 1)
         environment.end_episodes(np.zeros(self.num_envs, bool))  # raises if the environment cannot
-        self._limit = limit
         self._lengths = np.zeros(environment.num_envs, np.int64)
 
     def reset(self) -> dm_env.TimeStep:
@@ -220,8 +218,7 @@ class FrameStack(_ObservationWrapper):
 
     def __init__(self, environment: BatchedEnvironment, num_frames: int):
         super().__init__(environment)
-        if num_frames < 1:
-            raise ValueError(f"num_frames: got {num_frames}, expected at least 1.")
+        num_frames = whole_number("num_frames", num_frames, 1)
         inner = self.spec.observations
         stacked = tree.map_structure_with_path(
             lambda path, leaf: leaf if specs.ACTION_MASK in path else _stacked_spec(leaf, num_frames), inner

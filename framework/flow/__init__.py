@@ -7,7 +7,7 @@ for metrics in plan:
     ...
 ```
 
-The model is The model is RLlib Flow (Liang et al. 2021, "RLlib Flow: Distributed Reinforcement Learning is a
+The model is RLlib Flow (Liang et al. 2021, "RLlib Flow: Distributed Reinforcement Learning is a
 Dataflow Problem"). A plan is a chain of operators. `Par` runs its steps where the nodes are, `Flow` in the
 process that takes the items. Nothing runs before an item is asked for.
 """
@@ -16,7 +16,6 @@ from framework.flow.nodes import Host as Host
 from framework.flow.nodes import LocalNode as LocalNode
 from framework.flow.nodes import Node as Node
 from framework.flow.nodes import StepError as StepError
-from framework.flow.nodes import UnknownFunction as UnknownFunction
 from framework.flow.nodes import worker_node as worker_node
 from framework.flow.operators import Flow as Flow
 from framework.flow.operators import NotReady as NotReady

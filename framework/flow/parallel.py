@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import launch
-from framework.flow.nodes import Node, Step, StepError, UnknownFunction
+from framework.flow.nodes import Node, Step, StepError
 from framework.flow.operators import Flow
 
 
@@ -42,7 +42,7 @@ class Par:
         def take() -> list[Any]:
             calls = [node.call(self._step) for node in self._nodes]
             for i, node in enumerate(self._nodes):
-                while _is_lost(node, calls[i]):
+                while _is_lost(calls[i]):
                     calls[i] = node.call(self._step)
             return [self._result(node, call, True) for node, call in zip(self._nodes, calls, strict=True)]
 
@@ -72,7 +72,7 @@ class Par:
                     call.add_done_callback(functools.partial(_put, ready, node))
                 node, call = ready.get()  # Ends: the engine settles every call, at the latest when it stops.
                 due.append(node)
-                if not _is_lost(node, call):
+                if not _is_lost(call):
                     item = self._result(node, call)
                     return (node, item) if source else item
 
@@ -89,12 +89,9 @@ class Par:
             raise StepError(text, node.name, round_ended) from error
 
 
-def _is_lost(node: Node, call: Future) -> bool:
+def _is_lost(call: Future) -> bool:
     """Waits for a call. Returns whether it was lost with the node's object and has to be made again."""
-    if not isinstance(call.exception(), (launch.CallLost, UnknownFunction)):
-        return False
-    node.forget()
-    return True
+    return isinstance(call.exception(), launch.CallLost)
 
 
 def _then(first: Step, second: Step, obj: Any) -> Any:

@@ -5,6 +5,7 @@ from framework.learners.minibatches import MinibatchLearner as MinibatchLearner
 from framework.learners.minibatches import Prepared as Prepared
 from framework.learners.optimizers import Adam as Adam
 from framework.learners.optimizers import with_own_rate as with_own_rate
+from framework.learners.optimizers import with_rates as with_rates
 from framework.learners.schedules import linear as linear
 from framework.learners.schedules import linear_decay as linear_decay
 from framework.learners.sgd import LossContext as LossContext

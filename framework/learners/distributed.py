@@ -1,8 +1,8 @@
 """Learning in several processes, each with a shard of every batch. Gradients are averaged.
 
 ```python
-store = host_store(size)                                    # in the process of rank 0
-group = LearnerGroup(rank, size, store.port, learner.device)  # in each process; waits for the others
+store = torch.distributed.FileStore(path, size)               # or a CallStore
+group = LearnerGroup(rank, size, store, learner.device)       # in each process; waits for the others
 learner.distribute(group)
 while True:
     learner.step(shard)                                     # in all of them, the same number of times
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import datetime
 import os
-import socket
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -29,22 +28,6 @@ from torch import nn
 
 LOOPBACK = "127.0.0.1"
 EXCHANGE_TIMEOUT_S = 180.0  # A first step may compile.
-
-
-def host_store(num_learners: int, timeout_s: float = 60.0) -> dist.TCPStore:
-    """Makes the store through which the learners connect, on a free loopback port. Rank 0 keeps it."""
-    # Given no listening socket, the store listens on all interfaces, whatever its host is.
-    listener = socket.create_server((LOOPBACK, 0))
-    port = listener.getsockname()[1]
-    return dist.TCPStore(
-        LOOPBACK,
-        port,
-        num_learners,
-        is_master=True,
-        timeout=datetime.timedelta(seconds=timeout_s),
-        wait_for_workers=False,
-        master_listen_fd=listener.detach(),  # The store closes it.
-    )
 
 
 class CallStore(dist.Store):
@@ -90,8 +73,7 @@ class LearnerGroup:
     Args:
       rank: rank of this learner, 0 to `size - 1`.
       size: number of learners.
-      store: the store through which the learners exchange their addresses; an int is the port of
-        `host_store`.
+      store: the store through which the learners exchange their addresses.
       device: device of the learner, which determines the backend.
       timeout_s: seconds that one exchange may take, including the wait for the slowest learner's step.
       address: IP address of this process's machine that all others can reach. The group listens on its
@@ -102,7 +84,7 @@ class LearnerGroup:
         self,
         rank: int,
         size: int,
-        store: int | dist.Store,
+        store: dist.Store,
         device: str | torch.device = "cpu",
         timeout_s: float = EXCHANGE_TIMEOUT_S,
         address: str = LOOPBACK,
@@ -113,8 +95,6 @@ class LearnerGroup:
         self._modules: list[nn.Module] = []
         self.device = torch.device(device)
         timeout = datetime.timedelta(seconds=timeout_s)
-        if isinstance(store, int):
-            store = dist.TCPStore(LOOPBACK, store, size, is_master=False, timeout=timeout)
         backend = "nccl" if self.device.type == "cuda" else "gloo"
         if backend == "nccl":  # Its watchdog must not call a store of Python.
             os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")

@@ -17,9 +17,9 @@ import functools
 import random
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import launch
 from framework import core
@@ -78,11 +78,6 @@ class Barrier:
                 return True
             self._changed.wait_for(lambda: self._round > step or self._closed)
             return self._round > step
-
-    @property
-    def started(self) -> bool:
-        """Whether the learners have begun a step."""
-        return self._round > 0
 
     def close(self) -> None:
         """Ends all current and future waits with False."""
@@ -210,15 +205,9 @@ class Generations:
 
     def exchange(self, number: int, operation: str, *arguments: Any) -> Any:
         """An operation of a `CallStore`, on the keys of generation `number`."""
-        keys = self._find(number).keys
-        operations: dict[str, Callable[..., Any]] = {
-            "set": keys.set,
-            "get": keys.get,
-            "wait": keys.wait,
-            "check": keys.check,
-            "add": keys.add,
-        }
-        return operations[operation](*arguments)
+        if operation not in ("set", "get", "wait", "check", "add"):
+            raise ValueError(f"operation: got {operation!r}, expected one of a CallStore.")
+        return getattr(self._find(number).keys, operation)(*arguments)
 
     def close(self) -> None:
         """Ends all current and future waits."""
@@ -234,23 +223,11 @@ class Generations:
             return self._current
 
 
-class First(Protocol):
-    """What the learners ask of rank 0: a `FirstLearner`, or a client of the node that has one.
-
-    A client repeats a call whose connection was cut, so each call says which one it is.
-    """
-
-    def join_learners(
-        self, rank: int, place: Place, call_id: str
-    ) -> tuple[int, bool, dict[str, Any]] | None: ...
-
-    def arrive(self, rank: int, number: int, step: int) -> int | None: ...
-
-    def exchange(self, number: int, operation: str, *arguments: Any) -> Any: ...
-
-
 class FirstLearner:
     """What the learner of rank 0 keeps for all: the generations of the group, and the state they start from.
+
+    The others have a client of its node. A client repeats a call whose connection was cut, so each call says
+    which one it is.
 
     Args:
       learner: the learner of rank 0.
@@ -297,7 +274,7 @@ class GroupMember:
       first: the `FirstLearner`, or a client of its node.
     """
 
-    def __init__(self, learner: core.Learner, rank: int, size: int, first: First):
+    def __init__(self, learner: core.Learner, rank: int, size: int, first: FirstLearner):
         self._learner, self._rank, self._size, self._first = learner, rank, size, first
         self._device = learner.device
         self._group: LearnerGroup | None = None

@@ -60,8 +60,7 @@ class MinibatchLearner(SGDLearner):
         same minibatches as one learner would; each computes the rows that are in its shard. If a minibatch
         has no rows in the shard, the loss must be finite and its weight 0.
       finish_fn: called after the last epoch. Its result is added to the metrics. None adds nothing.
-
-    Other arguments as in `SGDLearner`.
+      options: others of `SGDLearner`.
     """
 
     def __init__(
@@ -74,29 +73,14 @@ class MinibatchLearner(SGDLearner):
         epochs: int,
         minibatch_size: int | None,
         finish_fn: FinishFn | None = None,
-        learning_rate_schedule: Callable[[int], float] | None = None,
-        max_gradient_norm: float | None = None,
-        device: str | torch.device = "cpu",
-        seed: int = 0,
-        autocast_dtype: torch.dtype | None = None,
-        compile_loss: bool = False,
+        **options: Any,
     ):
         self._prepare_fn, self._finish_fn = prepare_fn, finish_fn
         self._epochs = whole_number("epochs", epochs, 1)
         self._minibatch_size = minibatch_size
         if minibatch_size is not None:
             whole_number("minibatch_size", minibatch_size, 1)
-        super().__init__(
-            networks,
-            loss_fn,
-            optimizer_fn,
-            learning_rate_schedule=learning_rate_schedule,
-            max_gradient_norm=max_gradient_norm,
-            device=device,
-            seed=seed,
-            autocast_dtype=autocast_dtype,
-            compile_loss=compile_loss,
-        )
+        super().__init__(networks, loss_fn, optimizer_fn, **options)
 
     def _minimize(self, batch: ReplaySample, context: LossContext) -> tuple[LossOutput, torch.Tensor]:
         """All epochs over `batch`. Metrics come from the three functions, and `rows`; no priorities."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -98,6 +99,14 @@ class Adam(torch.optim.Adam):
 def _plain(method: Any) -> Any:
     """`method` without the wrapper that loads the compiler on the first call."""
     return getattr(method, "__wrapped__", method)
+
+
+def with_rates(rates: Mapping[nn.Module, float]) -> list[dict[str, Any]]:
+    """A group for an optimizer for each module: its parameters that need a gradient, with its rate."""
+    return [
+        {"params": [p for p in module.parameters() if p.requires_grad], "lr": rate}
+        for module, rate in rates.items()
+    ]
 
 
 def with_own_rate(networks: nn.Module, prefix: str, rate: float | None, field: str) -> list[dict[str, Any]]:

@@ -75,6 +75,10 @@ class LossContext(NamedTuple):
         """A function for the elementwise maximum over all learners, which must all call it; None with one."""
         return None if self.group is None else self.group.largest
 
+    def is_due(self, period: int) -> bool:
+        """Whether this step is the last one of `period` learner steps, as those that move the targets are."""
+        return period == 1 or (int(self.learner_steps) + 1) % period == 0
+
     def normal_like(self, tensor: torch.Tensor) -> torch.Tensor:
         """Standard normals of the shape `[N, ...]`, dtype and device of `tensor`, whose rows are items.
 
@@ -340,7 +344,7 @@ class SGDLearner(core.Learner):
           ValueError: Another kind of optimizer saved the state.
         """
         kind = type(self.optimizer).__name__
-        if (saved := state.get("optimizer_kind", kind)) != kind:  # Older checkpoints do not name it.
+        if (saved := state["optimizer_kind"]) != kind:
             raise ValueError(f"optimizer: got the state of {saved}, expected {kind}'s.")
         self.networks.load_state_dict(state["networks"])
         self.targets.load_state_dict(state["targets"])

@@ -49,6 +49,7 @@ from framework.losses.policy import value_loss as value_loss
 from framework.losses.q_learning import double_q_errors as double_q_errors
 from framework.losses.q_learning import huber as huber
 from framework.losses.q_learning import importance_weights as importance_weights
+from framework.losses.q_learning import item_priorities as item_priorities
 from framework.losses.q_learning import q_learning_errors as q_learning_errors
 from framework.losses.rescaling import inverse_value_rescaling as inverse_value_rescaling
 from framework.losses.rescaling import sequence_priorities as sequence_priorities

@@ -69,6 +69,14 @@ def huber(errors: torch.Tensor, delta: float = 1.0) -> torch.Tensor:
     return 0.5 * quadratic**2 + delta * (size - quadratic)
 
 
+def item_priorities(errors: torch.Tensor) -> torch.Tensor:
+    """The priorities of items with these `errors [N]`, which are at least 0: float64`[N]`, more than 0.
+
+    With the small constant, items without error still have a chance to be sampled.
+    """
+    return errors.double() + 1e-6
+
+
 def importance_weights(
     probabilities: torch.Tensor,
     table_size: torch.Tensor | int,

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -65,7 +66,51 @@ class Categorical:
         return log_probs
 
 
-class MultiCategorical:
+class Joint:
+    """Independent distributions over the parts of a joint action: `log_prob`, `entropy` and `kl` are sums.
+
+    Args:
+      parts: the distributions.
+      sizes: for each, the number of entries of its actions; None for one number without an axis.
+    """
+
+    def __init__(self, parts: Sequence[Any], sizes: Sequence[int | None]):
+        self.parts, self._sizes = list(parts), list(sizes)
+
+    def sample(self, generator: torch.Generator | None = None) -> torch.Tensor:
+        return join([part.sample(generator) for part in self.parts], self._sizes)
+
+    def mode(self) -> torch.Tensor:
+        return join([part.mode() for part in self.parts], self._sizes)
+
+    def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
+        pieces = split_joint(actions, self._sizes)
+        each = [part.log_prob(piece) for part, piece in zip(self.parts, pieces, strict=True)]
+        return torch.stack(each).sum(0)
+
+    def entropy(self) -> torch.Tensor:
+        return torch.stack([part.entropy() for part in self.parts]).sum(0)
+
+    def kl(self, other: Joint) -> torch.Tensor:
+        return torch.stack([p.kl(q) for p, q in zip(self.parts, other.parts, strict=True)]).sum(0)
+
+
+def join(pieces: Sequence[torch.Tensor], sizes: Sequence[int | None]) -> torch.Tensor:
+    """The actions of the parts as joint actions `[..., D]`."""
+    each = [p.unsqueeze(-1) if size is None else p for p, size in zip(pieces, sizes, strict=True)]
+    return torch.cat(each, -1)  # float32, unless all are choices.
+
+
+def split_joint(actions: Any, sizes: Sequence[int | None]) -> list[Any]:
+    """The inverse of `join`, for tensors or arrays."""
+    pieces, at = [], 0
+    for size in sizes:
+        pieces.append(actions[..., at] if size is None else actions[..., at : at + size])
+        at += size or 1
+    return pieces
+
+
+class MultiCategorical(Joint):
     """Independent choices: `logits [..., sum(sizes)]`, actions int64 `[..., len(sizes)]`."""
 
     def __init__(self, logits: torch.Tensor, sizes: Sequence[int], legal: torch.Tensor | None = None):
@@ -73,23 +118,8 @@ class MultiCategorical:
             raise ValueError(
                 f"logits: got {logits.shape[-1]} entries, expected {sum(sizes)} for sizes {tuple(sizes)}."
             )
-        self.parts = [Categorical(p) for p in entropies.mask_logits(logits, legal).split(list(sizes), -1)]
-
-    def sample(self, generator: torch.Generator | None = None) -> torch.Tensor:
-        return torch.stack([part.sample(generator) for part in self.parts], -1)
-
-    def mode(self) -> torch.Tensor:
-        return torch.stack([part.mode() for part in self.parts], -1)
-
-    def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
-        each = [part.log_prob(a) for part, a in zip(self.parts, actions.unbind(-1), strict=True)]
-        return torch.stack(each).sum(0)
-
-    def entropy(self) -> torch.Tensor:
-        return torch.stack([part.entropy() for part in self.parts]).sum(0)
-
-    def kl(self, other: MultiCategorical) -> torch.Tensor:
-        return torch.stack([p.kl(q) for p, q in zip(self.parts, other.parts, strict=True)]).sum(0)
+        parts = entropies.mask_logits(logits, legal).split(list(sizes), -1)
+        super().__init__([Categorical(part) for part in parts], [None] * len(sizes))
 
 
 class DiagonalGaussian:
@@ -125,29 +155,18 @@ class DiagonalGaussian:
 
 
 class SquashedGaussian:
-    """tanh of a diagonal Gaussian, stretched to the action's bounds.
+    """tanh of a diagonal Gaussian: actions `[..., D]` between -1 and 1.
 
     Args:
       mean: `[..., D]`, of the Gaussian before tanh.
       log_std: `[..., D]`, of the Gaussian before tanh.
-      low: `[D]`, the lower bounds of the actions.
-      high: `[D]`, the upper bounds of the actions.
     """
 
     # Actions at the bounds have no finite preimage. They are moved inward by this before atanh.
     _EDGE = 1e-6
 
-    def __init__(
-        self,
-        mean: torch.Tensor,
-        log_std: torch.Tensor,
-        low: torch.Tensor | float = -1.0,
-        high: torch.Tensor | float = 1.0,
-    ):
+    def __init__(self, mean: torch.Tensor, log_std: torch.Tensor):
         self.base = DiagonalGaussian(mean, log_std)
-        low, high = torch.as_tensor(low).to(mean), torch.as_tensor(high).to(mean)
-        self._center = (low + high) / 2
-        self._scale = ((high - low) / 2).expand_as(mean)
 
     def rsample_with_log_prob(
         self, generator: torch.Generator | None = None, noise: torch.Tensor | None = None
@@ -157,33 +176,29 @@ class SquashedGaussian:
         `noise` as in `DiagonalGaussian.rsample`.
         """
         x = self.base.rsample(generator, noise)
-        return self._squash(x), self._log_prob_of_preimage(x)
+        return torch.tanh(x), self._log_prob_of_preimage(x)
 
     def rsample(self, generator: torch.Generator | None = None) -> torch.Tensor:
-        return self._squash(self.base.rsample(generator))
+        return torch.tanh(self.base.rsample(generator))
 
     def sample(self, generator: torch.Generator | None = None) -> torch.Tensor:
         return self.rsample(generator).detach()
 
     def mode(self) -> torch.Tensor:
         """The squashed mean, which greedy policies use."""
-        return self._squash(self.base.mean)
+        return torch.tanh(self.base.mean)
 
     def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
-        y = (actions - self._center) / self._scale
-        return self._log_prob_of_preimage(torch.atanh(y.clamp(-1.0 + self._EDGE, 1.0 - self._EDGE)))
+        inside = actions.clamp(-1.0 + self._EDGE, 1.0 - self._EDGE)
+        return self._log_prob_of_preimage(torch.atanh(inside))
 
     def entropy(self) -> torch.Tensor:
-        squashed = entropies.squashed_gaussian_entropy(self.base.mean, self.base.log_std)
-        return squashed + self._scale.log().sum(-1)
+        return entropies.squashed_gaussian_entropy(self.base.mean, self.base.log_std)
 
     def kl(self, other: SquashedGaussian) -> torch.Tensor:
         """The divergence of the Gaussians: an invertible map does not change it."""
         return self.base.kl(other.base)
 
-    def _squash(self, x: torch.Tensor) -> torch.Tensor:
-        return self._center + self._scale * torch.tanh(x)
-
     def _log_prob_of_preimage(self, x: torch.Tensor) -> torch.Tensor:
-        volume = entropies.log_one_minus_tanh_squared(x) + self._scale.log()
+        volume = entropies.log_one_minus_tanh_squared(x)
         return self.base.log_prob(x) - volume.sum(-1)

@@ -76,64 +76,40 @@ class GaussianHead(nn.Module):
 
 
 class SquashedGaussianHead(nn.Module):
-    """`[..., input_size]` to a `SquashedGaussian` between the bounds of a spec (Haarnoja et al., 2018).
+    """`[..., input_size]` to a `SquashedGaussian` of D dimensions (Haarnoja et al., 2018).
 
-    Mean and log standard deviation both depend on the features. A tanh keeps the latter in `log_std_range`.
+    Mean and log standard deviation both depend on the features. A tanh keeps the latter between -5 and 2.
     Unlike a clamp, it passes gradients everywhere.
     """
 
-    low: torch.Tensor
-    high: torch.Tensor
+    _LEAST, _MOST = -5.0, 2.0
 
-    def __init__(
-        self,
-        input_size: int,
-        low: np.ndarray,
-        high: np.ndarray,
-        log_std_range: tuple[float, float] = (-5.0, 2.0),
-    ):
+    def __init__(self, input_size: int, size: int):
         super().__init__()
-        if not (np.isfinite(low).all() and np.isfinite(high).all()):
-            raise ValueError(
-                f"action bounds: got {low} and {high}, expected finite ones for a squashed Gaussian."
-            )
-        if not (low < high).all():
-            raise ValueError(
-                f"action bounds: got {low} and {high}, expected low < high in every dimension: a squashed "
-                "Gaussian has no density on a point. Leave such dimensions out."
-            )
-        self.both = nn.Linear(input_size, 2 * len(low))
-        self._log_std_range = log_std_range
-        self.register_buffer("low", torch.tensor(low, dtype=torch.float32))
-        self.register_buffer("high", torch.tensor(high, dtype=torch.float32))
+        self.both = nn.Linear(input_size, 2 * size)
 
     def forward(self, features: torch.Tensor) -> distributions.SquashedGaussian:
         mean, log_std = in_float32(self.both, features).chunk(2, -1)
-        least, most = self._log_std_range
-        log_std = least + 0.5 * (most - least) * (torch.tanh(log_std) + 1.0)
-        return distributions.SquashedGaussian(mean, log_std, self.low, self.high)
+        log_std = self._LEAST + 0.5 * (self._MOST - self._LEAST) * (torch.tanh(log_std) + 1.0)
+        return distributions.SquashedGaussian(mean, log_std)
 
 
 def make_policy_head(input_size: int, action_spec: Any, squash: bool = False) -> nn.Module:
     """The head that fits one action spec of one env.
 
     DiscreteArray: `CategoricalHead`. Bounded integers that start at 0: `MultiCategoricalHead`. Floats with
-    one axis: `SquashedGaussianHead` with `squash`, else `GaussianHead`, whose actions may exceed the bounds.
-    The environment must clip them.
+    one axis: `GaussianHead`, or, if they have bounds and `squash`, `SquashedGaussianHead`, whose actions are
+    between -1 and 1. `Actions.to_environment` scales and clips them.
     """
     if isinstance(action_spec, dm_specs.DiscreteArray):
         return CategoricalHead(input_size, int(action_spec.num_values))
-    shape = getattr(action_spec, "shape", None)
-    if shape is not None and len(shape) == 1 and isinstance(action_spec, dm_specs.BoundedArray):
-        low = np.broadcast_to(action_spec.minimum, shape)
-        high = np.broadcast_to(action_spec.maximum, shape)
-        if np.issubdtype(action_spec.dtype, np.integer):
-            if (low == 0).all():
-                return MultiCategoricalHead(input_size, tuple(int(h) + 1 for h in high))
-        elif squash:
-            return SquashedGaussianHead(input_size, low, high)
-    if shape is not None and len(shape) == 1 and np.issubdtype(action_spec.dtype, np.floating) and not squash:
-        return GaussianHead(input_size, shape[0])
+    shape: tuple[int, ...] = getattr(action_spec, "shape", ())
+    bounded = isinstance(action_spec, dm_specs.BoundedArray)
+    if len(shape) == 1 and np.issubdtype(action_spec.dtype, np.floating) and (bounded or not squash):
+        return (SquashedGaussianHead if squash else GaussianHead)(input_size, shape[0])
+    if len(shape) == 1 and bounded and action_spec.dtype.kind in "iu" and not np.any(action_spec.minimum):
+        most = np.broadcast_to(action_spec.maximum, shape)
+        return MultiCategoricalHead(input_size, tuple(int(each) + 1 for each in most))
     raise ValueError(
         f"action spec: got {action_spec!r}, expected a DiscreteArray, "
         "integers that start at 0, or floats with one axis (bounded ones to squash)."
@@ -191,14 +167,13 @@ class QNetwork(nn.Module):
     def forward(self, observation: Nest) -> torch.Tensor:
         features = self.body(self.encoder(observation))
         advantages = in_float32(self.head, features) if self.value is None else self.head(features)
-        if len(self._shape) == 1:
-            if self.value is None:
-                return advantages
-            return self.value(features) + advantages - advantages.mean(-1, keepdim=True)
-        advantages = advantages.reshape(*advantages.shape[:-1], *self._shape)
+        if len(self._shape) == 2:
+            advantages = advantages.unflatten(-1, self._shape)
         if self.value is None:
             return advantages
-        return self.value(features).unsqueeze(-2) + advantages - advantages.mean(-2, keepdim=True)
+        value, axis = self.value(features), -len(self._shape)
+        value = value if axis == -1 else value.unsqueeze(-2)
+        return value + advantages - advantages.mean(axis, keepdim=True)
 
 
 class Critics(nn.Module):

@@ -1,7 +1,7 @@
 """Nested actions: dicts and tuples of discrete and continuous parts, as one vector of independent parts.
 
-A sampled joint action is `[..., D]`, float32: the sampled actions of the parts side by side, in the order of
-`tree.flatten`. A choice is one entry, a whole number.
+A sampled joint action is `[..., D]`: the sampled actions of the parts side by side, in the order of
+`tree.flatten`. A choice is one entry, a whole number; the entries are float32 if some part is continuous.
 """
 
 from __future__ import annotations
@@ -17,54 +17,8 @@ from torch import nn
 
 from framework import nest as nests
 from framework import specs
+from framework.networks.distributions import Joint, join, split_joint
 from framework.networks.heads import Actions, make_policy_head
-
-
-class Joint:
-    """Independent distributions over the parts of a joint action: `log_prob`, `entropy` and `kl` are sums.
-
-    Args:
-      parts: the distributions.
-      sizes: for each, the number of entries of its actions; None for one number without an axis.
-    """
-
-    def __init__(self, parts: Sequence[Any], sizes: Sequence[int | None]):
-        self.parts, self._sizes = list(parts), list(sizes)
-
-    def sample(self, generator: torch.Generator | None = None) -> torch.Tensor:
-        return self._join([part.sample(generator) for part in self.parts])
-
-    def mode(self) -> torch.Tensor:
-        return self._join([part.mode() for part in self.parts])
-
-    def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
-        pieces = split_joint(actions, self._sizes)
-        each = [part.log_prob(piece) for part, piece in zip(self.parts, pieces, strict=True)]
-        return torch.stack(each).sum(0)
-
-    def entropy(self) -> torch.Tensor:
-        return torch.stack([part.entropy() for part in self.parts]).sum(0)
-
-    def kl(self, other: Joint) -> torch.Tensor:
-        return torch.stack([p.kl(q) for p, q in zip(self.parts, other.parts, strict=True)]).sum(0)
-
-    def _join(self, pieces: Sequence[torch.Tensor]) -> torch.Tensor:
-        return join(pieces, self._sizes)
-
-
-def join(pieces: Sequence[torch.Tensor], sizes: Sequence[int | None]) -> torch.Tensor:
-    """The actions of the parts as joint actions `[..., D]`."""
-    each = [p.unsqueeze(-1) if size is None else p for p, size in zip(pieces, sizes, strict=True)]
-    return torch.cat([piece.float() for piece in each], -1)
-
-
-def split_joint(actions: Any, sizes: Sequence[int | None]) -> list[Any]:
-    """The inverse of `join`, for tensors or arrays."""
-    pieces, at = [], 0
-    for size in sizes:
-        pieces.append(actions[..., at] if size is None else actions[..., at : at + size])
-        at += size or 1
-    return pieces
 
 
 class JointHead(nn.Module):

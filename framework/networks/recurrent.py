@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import tree
@@ -11,7 +12,7 @@ from torch import nn
 
 from framework.networks import inputs
 from framework.networks.heads import QNetwork
-from framework.networks.torsos import ObservationEncoder, RecurrentCore
+from framework.networks.torsos import NatureConv, ObservationEncoder, RecurrentCore
 from framework.types import Nest
 
 State = tuple[torch.Tensor, ...]
@@ -24,17 +25,25 @@ class RecurrentEncoder(nn.Module):
       observation_spec: nest of dm_env specs of one env.
       hidden_sizes: widths of the layers before the LSTM, for observations without images.
       lstm_size: width of the LSTM; None leaves it out.
+      activation: activation of the layers before it.
+      make_convolution: as in `ObservationEncoder`.
 
     Attributes:
       output_size: F, the width of the features.
     """
 
     def __init__(
-        self, observation_spec: Nest, hidden_sizes: Sequence[int] = (64,), lstm_size: int | None = 64
+        self,
+        observation_spec: Nest,
+        hidden_sizes: Sequence[int] = (64,),
+        lstm_size: int | None = 64,
+        activation: str = "relu",
+        make_convolution: Callable[[Sequence[int]], Any] = NatureConv,
     ):
         super().__init__()
         has_images = any(each.kind == inputs.PICTURE for each in inputs.inputs_of(observation_spec))
-        self.torso = ObservationEncoder(observation_spec, () if has_images else hidden_sizes)
+        sizes = () if has_images else hidden_sizes
+        self.torso = ObservationEncoder(observation_spec, sizes, activation, make_convolution)
         width = self.torso.output_size
         self.core = None if lstm_size is None else RecurrentCore(width, lstm_size)
         self.output_size = lstm_size or width
@@ -49,7 +58,7 @@ class RecurrentEncoder(nn.Module):
         return (features, state) if self.core is None else self.core.step(features, state)
 
     def unroll(
-        self, observation: Nest, state: State, start_of_episode: torch.Tensor, burn_in: int
+        self, observation: Nest, state: State, start_of_episode: torch.Tensor, burn_in: int = 0
     ) -> torch.Tensor:
         """Features `[N, T - burn_in, F]` of the rows `[N, T, ...]` after the burn-in.
 
@@ -101,6 +110,6 @@ class RecurrentQNetwork(RecurrentEncoder):
         return self.head(features), state
 
     def unroll(
-        self, observation: Nest, state: State, start_of_episode: torch.Tensor, burn_in: int
+        self, observation: Nest, state: State, start_of_episode: torch.Tensor, burn_in: int = 0
     ) -> torch.Tensor:
         return self.head(super().unroll(observation, state, start_of_episode, burn_in))

@@ -6,7 +6,7 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from framework import adders, core, specs
 from framework.datasets import Dataset
@@ -20,13 +20,20 @@ from framework.multi_agent import (
     group_agents,
 )
 from framework.networks import as_numpy
-from framework.plans.plan_agent import PlanAgent
 from framework.plans.plan_worker import PlanLearner
 from framework.plans.rollout_worker import RolloutWorker
 from framework.replay import EmbeddedClient, ReplaySample, Table
 from framework.torch_agents import OffPolicyAgent, OnPolicyAgent, TorchAgent
 from framework.types import StepResult
 from framework.workers.worker import Setup, make_tables
+
+
+class OwnTables(NamedTuple):
+    """The tables of an on-policy policy in a worker, and what writes to them and reads them."""
+
+    tables: list[Table]
+    client: EmbeddedClient
+    dataset: Dataset
 
 
 class MultiAgentWorker(RolloutWorker):
@@ -37,22 +44,19 @@ class MultiAgentWorker(RolloutWorker):
 
     def __init__(self, setup: Setup, *, replay: Any = None, seed: int = 0, **options: Any):
         agent: MultiAgentPlanAgent = setup.agent  # type: ignore[assignment]
-        self._datasets: dict[str, Dataset] = {}
-        self._tables: list[Table] = []  # This worker's own.
-        self._own: dict[str, EmbeddedClient] = {}  # Their clients.
-        self._names = tuple(agent.parts)
+        self._own: dict[str, OwnTables] = {}
         for name, (group, part) in agent.sized_parts(setup.spec, setup.config.envs_per_actor).items():
             if isinstance(part, OnPolicyAgent):
                 part.config = dataclasses.replace(part.config, device="cpu")
                 tables = make_tables(dataclasses.replace(setup, agent=part, spec=group.spec), seed)
-                self._tables += tables
-                self._own[name] = EmbeddedClient(tables, concurrent=False)
-                self._datasets[name] = part.make_dataset(self._own[name])
+                client = EmbeddedClient(tables, concurrent=False)
+                self._own[name] = OwnTables(tables, client, part.make_dataset(client))
         replay = EmbeddedClient([], concurrent=False) if replay is None else replay
         super().__init__(setup, replay=replay, seed=seed, **options)
 
     def make_adder(self, client: Any) -> adders.Adder:
-        clients: Any = {name: self._own.get(name, client) for name in self._names}
+        agent: MultiAgentPlanAgent = self.agent  # type: ignore[assignment]
+        clients = {name: self._own[name].client if name in self._own else client for name in agent.parts}
         return super().make_adder(clients)
 
     def sample(self) -> dict[str, ReplaySample]:  # type: ignore[override]
@@ -68,18 +72,18 @@ class MultiAgentWorker(RolloutWorker):
         """
         with self._busy:
             while not self._collect(self.agent.unroll_length):
-                for table in self._tables:
+                for table in (table for own in self._own.values() for table in own.tables):
                     table.reset()  # Some agents' unrolls may be complete.
-            samples = {name: next(dataset) for name, dataset in self._datasets.items()}
+            samples = {name: next(own.dataset) for name, own in self._own.items()}
         return {name: each._replace(data=as_numpy(each.data)) for name, each in samples.items()}
 
     def close(self) -> None:
         super().close()
-        for dataset in self._datasets.values():
-            dataset.close()
+        for own in self._own.values():
+            own.dataset.close()
 
 
-class MultiAgentPlanAgent(PlanAgent):
+class MultiAgentPlanAgent(TorchAgent):
     """A plan that trains several policies, each by its own algorithm; see `agents.ppo_dqn`.
 
     Attributes:

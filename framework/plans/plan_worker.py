@@ -12,62 +12,53 @@ from typing import Any
 import launch
 from framework import flow
 from framework.networks import as_tensors
-from framework.plans.plan_agent import PlanAgent
 from framework.plans.rollout_worker import BudgetSpent, PlanOver, RolloutWorker
 from framework.replay import ReplaySample
+from framework.torch_agents import TorchAgent
 from framework.types import Gradients, StepResult
 from framework.workers.learner import ProgramLearner
 from framework.workers.learner_worker import LearnerNode
 from framework.workers.worker import Setup
 
 
-class PlanLearner(ProgramLearner):
-    """The learner of a plan. It counts its steps, and publishes, logs and saves when due.
+class PlanLearner:
+    """The program's learner, as a plan uses it. It counts its steps, and publishes, logs and saves when due.
 
     A branch of the plan may call it from a thread of its own (`flow.concurrent`). It makes one
     step at a time, and raises `launch.ProgramStopped` after the last one.
 
+    Args:
+      program: the learner of the program.
+      device: the device of its batches.
+      replay: a client of the replay node. None without that node.
+
     Attributes:
+      learner: the agent's learner.
       dataset: the agent's batches from the replay node; None without that node.
+      busy_s: seconds spent in steps.
     """
 
-    def __init__(self, setup: Setup, *, replay: Any = None, **options: Any):
-        self._stepping = threading.RLock()  # Steps publish too.
-        super().__init__(setup, replay=replay, **options)
-        self._replay = replay
-        agent: PlanAgent = setup.agent  # type: ignore[assignment]
-        self._device = agent.device
-        self.busy_s = 0.0  # Seconds spent in steps.
+    def __init__(self, program: ProgramLearner, device: str, replay: Any = None):
+        self._program, self._device, self._replay = program, device, replay
+        self.learner, self.dataset, self.busy_s = program.learner, program.dataset, 0.0
+        self._stepping = threading.RLock()  # Publications wait for a step, which publishes too.
         self._tables: list[str] | None = None  # The replay node's.
         self._ended = False
 
     def step(self, sample: ReplaySample) -> StepResult:
         """One learner step on a batch in numpy, or in tensors on any device. Writes priorities to replay."""
         with self._step():
-            return super().step(sample._replace(data=as_tensors(sample.data, self._device)))
+            return self._program.step(sample._replace(data=as_tensors(sample.data, self._device)))
 
     def apply(self, gradients: Gradients) -> StepResult:
         """One optimizer step with the gradients of a `GradientWorker`."""
         with self._step():
-            self._set_threads()
-            # Workers know the version, which is ahead of the learner's own steps after its restart.
-            age = self.published.steps - gradients.learner_steps
-            result = self.learner.apply(as_tensors(gradients, self._device))
-            result = result._replace(metrics={**result.metrics, "gradient_age": age})
-            self._count(result.metrics)
-            return result
+            return self._program.apply(as_tensors(gradients, self._device))
 
     def publish(self) -> dict[str, int]:
         """Publishes the parameters between two steps, also while another branch learns."""
         with self._stepping:
-            return super().publish()
-
-    def end_if_finished(self) -> bool:
-        """Ends the program after the last step, also of another branch."""
-        if not self.finished:
-            return False
-        with self._stepping:  # The last step publishes first.
-            return super().end_if_finished()
+            return self._program.publish()
 
     def batches(self) -> flow.Flow:
         """The agent's batches from the replay node."""
@@ -85,16 +76,10 @@ class PlanLearner(ProgramLearner):
         with self._stepping:
             self._ended = True
 
-    def end_program(self) -> None:
-        """Ends the program, because the plan has ended."""
-        self.end()
-        self.publish()
-        self._monitor.finish("plan_ended", {self._steps_name: self.published.steps})
-
     @contextlib.contextmanager
     def _step(self) -> Iterator[None]:
         with self._stepping:
-            if self._ended or self.finished:
+            if self._ended or self._program.finished:
                 raise launch.ProgramStopped("learner: the program stops.")
             started = time.perf_counter()
             yield
@@ -107,19 +92,18 @@ class PlanWorker(LearnerNode):
     A plan that ends by itself ends the program.
 
     Args:
-      setup: its `agent` is a `PlanAgent`.
+      setup: its `agent` has a `plan`.
       workers: clients of the nodes of the plan.
+      replay: a client of the replay node. None without that node.
       options: `ProgramLearner`'s.
     """
 
-    _learner_class = PlanLearner
-    _learner: PlanLearner
-
-    def __init__(self, setup: Setup, *, workers: Sequence[Any], **options: Any):
-        super().__init__(setup, **options)
-        agent: PlanAgent = setup.agent  # type: ignore[assignment]
+    def __init__(self, setup: Setup, *, workers: Sequence[Any], replay: Any = None, **options: Any):
+        super().__init__(setup, replay=replay, **options)
+        agent: TorchAgent = setup.agent  # type: ignore[assignment]
+        self._plan_learner = PlanLearner(self._learner, agent.device, replay)
         self._workers = [flow.Node(client, f"actor-{index}") for index, client in enumerate(workers)]
-        self._plan = agent.plan(self._workers, self._learner)
+        self._plan = agent.plan(self._workers, self._plan_learner)
         self._is_ending = False  # Whether a worker had too few env steps left for a call.
         self._over: set[str] = set()  # Workers of which nothing is left to learn either.
 
@@ -128,32 +112,31 @@ class PlanWorker(LearnerNode):
 
     def step(self) -> None:
         learner = self._learner
-        if learner.end_if_finished():  # Since it was restored, or by another thread.
-            learner.end()
+        if learner.finished:  # Since it was restored, or by another thread, whose last step publishes first.
+            self._plan_learner.end()
+            learner.end_if_finished()
             self._finished = True
             return
         if self._is_ending and not self._plan.ready():  # It waits for what does not come any more.
             self._end()
             return
-        started, busy = time.perf_counter(), learner.busy_s
+        started, busy = time.perf_counter(), self._plan_learner.busy_s
         try:
             next(self._plan)
-            if learner.finished:
-                learner.end()  # The last step may be in another thread, which ends the program.
-                self._finished = True
         except flow.NotReady:
             pass  # A part of an item: other nodes have to make the next part possible.
         except StopIteration:
             self._finished = True
             if not launch.stop_event().is_set():
-                learner.end_program()
+                self._plan_learner.end()
+                learner.end_program("plan_ended")
         except flow.StepError as error:
             if not isinstance(error.__cause__, BudgetSpent):
                 raise
             self._is_ending = True
             if isinstance(error.__cause__, PlanOver) and self._are_over(error):
                 self._end()
-        learner.report.waited_s += time.perf_counter() - started - (learner.busy_s - busy)
+        learner.report.waited_s += time.perf_counter() - started - (self._plan_learner.busy_s - busy)
 
     def _are_over(self, error: flow.StepError) -> bool:
         """Whether nothing is left to learn of any worker. Their calls may wait until the plan learns."""
@@ -164,10 +147,10 @@ class PlanWorker(LearnerNode):
 
     def _end(self) -> None:
         self._finished = True
-        self._learner.end()
+        self._plan_learner.end()
         self._learner.publish()  # The last evaluation needs them.
         next(flow.Par(self._workers, RolloutWorker.finish).sync())
 
     def close(self) -> None:
-        self._learner.end()
+        self._plan_learner.end()
         super().close()

@@ -13,6 +13,7 @@ import tree
 
 import launch
 from framework import adders, core
+from framework.actors import PolicyActor
 from framework.datasets import Dataset
 from framework.learners import SGDLearner
 from framework.networks import as_numpy, as_tensors
@@ -21,9 +22,10 @@ from framework.replay.errors import ServerClosed
 from framework.types import Gradients
 from framework.workers.budget import Budget
 from framework.workers.collector import make_collector
+from framework.workers.gates import Gate
 from framework.workers.last_samples import LastSamples
 from framework.workers.report import Report, RowSender
-from framework.workers.worker import Setup, environment_seed, make_tables, prepare_process
+from framework.workers.worker import Setup, make_tables, next_seed, prepare_process
 
 
 class BudgetSpent(Exception):
@@ -55,9 +57,9 @@ class RolloutWorker:
       counter: a client of the `Counter`, which grants and counts steps.
       monitor: takes the rows of metrics.
       replay: the replay client of the adder. None: the worker keeps tables of its own, for `sample`.
-      checkpointer: keeps the state of the policy's random numbers. None keeps nothing.
+      checkpointer: keeps the counts of this worker. None keeps nothing.
       index: index of this worker, whose name is `actor-INDEX`.
-      seed: seed of this worker, from which its environments and its policy derive their seeds.
+      seed: seed of this worker's environments and policy; see `next_seed`.
 
     Attributes:
       name: name of the worker.
@@ -88,12 +90,12 @@ class RolloutWorker:
             self.dataset = setup.agent.make_dataset(replay)
         prepare_process(seed)
         state = None if checkpointer is None else checkpointer.get(self.name)
-        seeds, make_adder = (seed, environment_seed(seed, state)), functools.partial(self.make_adder, replay)
-        self.collector = make_collector(setup, index, seeds, learner, self._make_policy, make_adder)
-        self._budget = Budget(self.name, counter, setup.config.envs_per_actor)
+        seed, make_adder = next_seed(seed, state), functools.partial(self.make_adder, replay)
+        self.collector = make_collector(setup, index, seed, learner, self._make_policy, make_adder)
+        budget = Budget(self.name, counter, setup.config.envs_per_actor)
         rows = RowSender(self.name, "learner_steps", counter, monitor, checkpointer)
-        self._report = Report(setup, self.collector, self._budget, rows, state)
-        self._last: LastSamples | None = None
+        self._report = Report(setup, self.collector, budget, rows, state)
+        self._last = Gate()  # What is in tables of its own is learned from at once.
         if self.dataset is None:
             self._last = LastSamples(self.name, replay, counter, "learner_steps", self.collector)
         self.is_over = False
@@ -138,7 +140,7 @@ class RolloutWorker:
         """
         with self._busy:
             self._collect(steps)
-            return self._budget.spent
+            return self._report.budget.spent
 
     @contextlib.contextmanager
     def granted(self, steps: int) -> Iterator[None]:
@@ -155,8 +157,8 @@ class RolloutWorker:
         """One step of every env. Raises `launch.ProgramStopped` when the program stops."""
         if launch.stop_event().is_set():
             raise launch.ProgramStopped(f"{self.name}: the program stops.")
-        steps = self.collector.step(self._budget.left)
-        self._budget.took(steps)
+        steps = self.collector.step(self._report.budget.left)
+        self._report.budget.took(steps)
         self._report.took(steps)
 
     def finish(self) -> None:
@@ -164,9 +166,9 @@ class RolloutWorker:
         with self._busy:
             if not self._finished:
                 self._report.dropped_items += self.collector.close_adder(timeout=0.0)
-                while self._budget.left > 0 or self._budget.ask(1):
+                while self._report.budget.left > 0 or self._report.budget.ask(1):
                     self.step_envs()
-                self._finish()
+            self._finish()
 
     def save(self) -> dict[str, Any]:
         """See `Report.save`."""
@@ -175,8 +177,7 @@ class RolloutWorker:
     def close(self) -> None:
         """Reports the last counts, saves the state for the last checkpoint, and closes the environments."""
         with self._busy:
-            if not self._finished:
-                self._finish()
+            self._finish()
             self.collector.close()
         if self.dataset is not None:
             self.dataset.close()
@@ -199,8 +200,8 @@ class RolloutWorker:
         self.collector.update()
         # After `finish`, what is granted would never be spent.
         wanted = steps * self.collector.environment.num_envs
-        spent = self._finished or self._budget.ask(steps) < wanted
-        self.is_over = spent and (self._finished or self._last is None or self._last.open())
+        spent = self._finished or self._report.budget.ask(steps) < wanted
+        self.is_over = spent and (self._finished or self._last.open())
         if spent:
             # What resets would save does not count, so that the order of the workers does not matter. The
             # steps are made in `finish`, when the learner has published its last parameters.
@@ -208,10 +209,11 @@ class RolloutWorker:
             raise error(f"{self.name}: too few env steps are left for {steps} steps of every env.")
 
     def _finish(self) -> None:
-        self._finished = True
-        self._report.dropped_items += self.collector.close_adder(timeout=0.2)
-        self._budget.end()
-        self._report.end()
+        if not self._finished:
+            self._finished = True
+            self._report.dropped_items += self.collector.close_adder(timeout=0.2)
+            self._report.budget.end()
+            self._report.end()
 
 
 class GradientWorker(RolloutWorker):
@@ -223,18 +225,18 @@ class GradientWorker(RolloutWorker):
     """
 
     _learner: SGDLearner
-    _policy: core.Policy
 
     def gradients(self, sample: ReplaySample) -> Gradients:
         """The gradients of the agent's loss on a batch, with the parameters that collected it, in numpy."""
-        self._learner.steps, self._learner.env_steps = self._policy.progress
+        assert isinstance(self.collector.actor, PolicyActor)
+        self._learner.steps, self._learner.env_steps = self.collector.actor.policy.progress
         return as_numpy(self._learner.gradients(sample._replace(data=as_tensors(sample.data))))
 
     def make_policy(self, networks: Any) -> core.Policy:
         self._learner = self.agent.make_learner(networks, self.spec)  # type: ignore[assignment]
-        self._policy = super().make_policy(networks)
-        self._policy.variables = ()  # All of them, for the loss.
-        return self._policy
+        policy = super().make_policy(networks)
+        policy.variables = ()  # All of them, for the loss.
+        return policy
 
 
 def stack(samples: Sequence[ReplaySample]) -> ReplaySample:

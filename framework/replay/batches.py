@@ -32,9 +32,7 @@ def join(
     info = SampleInfo(*map(np.concatenate, zip(*[sample.info for sample in samples], strict=True)))
     flat = [nests.flatten(sample.data) for sample in samples]
     if any(structure != flat[0][1] for _, structure in flat):
-        raise ValueError(
-            f"batches: got items of different structures, {[s for _, s in flat]}, expected equal ones."
-        )
+        raise ValueError(f"batches: got structures {[s for _, s in flat]} of items, expected equal ones.")
     pack = nests.packer(flat[0][1])
     if out is not None:
         return ReplaySample(info, pack(out))

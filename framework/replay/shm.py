@@ -218,9 +218,7 @@ class MappedStore:
             columns, mapped = found.columns, found.paths
             if mapped.get(column) != path:  # a new one of that name
                 if os.path.dirname(path) != self.directory:
-                    raise ValueError(
-                        f"column {column!r}: got {path!r}, expected a file in {self.directory!r}"
-                    )
+                    raise ValueError(f"column {column!r}: got {path!r}, expected one in {self.directory!r}")
                 if any(type(size) is not int or size < 0 for size in shape):
                     raise ValueError(f"column {column!r}: got shape {shape}, expected sizes from 0 on")
                 array = attach(path, shape, wire.parse_dtype(dtype, f"column {column!r}"))
@@ -267,9 +265,7 @@ def _opened(path: str, flags: int) -> Iterator[int]:
                         path,
                     )
             if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
-                raise PermissionError(
-                    errno.EPERM, "got no regular file with one name, expected a column", path
-                )
+                raise PermissionError(errno.EPERM, "got no regular file with one name, expected one", path)
             yield descriptor
         finally:
             os.close(descriptor)

@@ -29,7 +29,7 @@ import numpy as np
 from framework.replay import errors
 from launch.errors import MalformedMessage as MalformedMessage
 
-PROTOCOL = 5  # of the messages between clients and servers; see `server.operations`
+PROTOCOL = 6  # of the messages between clients and servers; see `server.operations`
 INLINE_BYTES = 8192
 _TINY_BYTES = 256  # of an array in the first frame if that has many already
 MAX_ARRAYS = 4096  # in one message
@@ -167,9 +167,7 @@ def _unpack_array(
     kind, shape, where = msgpack.unpackb(data)
     buffer = where if isinstance(where, bytes) else frames[where]
     if code != _ARRAY or buffer is frames[0]:
-        raise ValueError(
-            f"got an array in extension {code}, expected a frame of its own in extension {_ARRAY}"
-        )
+        raise ValueError(f"got an array in extension {code}, expected its own frame in extension {_ARRAY}")
     dtype, num_bytes = parse_dtype(kind), memoryview(buffer).nbytes
     # An array whose items have no bytes could have any length.
     if min(shape, default=0) < 0 or num_bytes != math.prod(shape) * dtype.itemsize or not dtype.itemsize:

@@ -7,6 +7,7 @@ import collections
 import contextlib
 import dataclasses
 import itertools
+import logging
 import secrets
 import threading
 import time
@@ -21,7 +22,10 @@ from framework.replay.rows.layout import Layout, LayoutBuilder, Slice
 from framework.replay.rows.store import ColumnSpec, RowStore, grown, span
 from framework.replay.tables.items import NewItems
 from framework.replay.types import as_priorities
+from framework.replay.writers import Writers
 from framework.types import Nest
+
+_LOG = logging.getLogger(__name__)
 
 # Default number of items that may wait for room in their tables.
 DEFAULT_MAX_IN_FLIGHT_ITEMS = 512
@@ -56,7 +60,7 @@ class HeldRows:
     stream: str
     names: dict[str, str] = dataclasses.field(default_factory=dict)
     specs: dict[str, ColumnSpec] = dataclasses.field(default_factory=dict)
-    columns: dict[str, Any] = dataclasses.field(default_factory=dict)
+    columns: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     held: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(1024, np.bool_))
     spare: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
     block: int = 0
@@ -86,7 +90,7 @@ def check_held(what: str, held: HeldRows | None, rows: np.ndarray) -> HeldRows:
 
 def joined(items: Iterable[tuple[_Table, NewItems]]) -> Iterator[tuple[_Table, NewItems]]:
     """Joins consecutive items of one kind and table, because inserting many costs hardly more than one."""
-    for (table, *_), run in itertools.groupby(items, lambda item: (item[0], *item[1].kind())):
+    for (table, *_), run in itertools.groupby(items, lambda item: (item[0], item[1].kind())):
         yield table, NewItems.join([new for _, new in run])
 
 
@@ -111,7 +115,7 @@ class BatchWriter:
     Args:
       store: where rows are written; None if the subclass overrides `_declare`, `_lease` and `_free`.
       max_in_flight_items: items that may wait for room before `create_items` waits too; None for the default.
-      dropped: queue to which a writer that is dropped without `close` adds itself, to be ended.
+      writers: the client's, to which it adds the writer; a writer that is closed or dropped leaves them.
       has_room: the client's `can_insert`.
 
     Attributes:
@@ -132,14 +136,14 @@ class BatchWriter:
         self,
         store: RowStore | None,
         max_in_flight_items: int | None,
-        dropped: collections.deque[Any],
+        writers: Writers,
         has_room: Callable[[str, int], bool],
     ) -> None:
         if max_in_flight_items is not None and max_in_flight_items < 1:
             raise ValueError(f"max_in_flight_items: got {max_in_flight_items}, expected at least 1 or None.")
         self._max_in_flight = max_in_flight_items or self._default_in_flight
-        self._store = store
-        self._dropped = dropped
+        self._store: Any = store
+        self._writers = writers
         self._has_room = has_room
         self._lock = threading.RLock()
         self._builder = LayoutBuilder()
@@ -217,13 +221,8 @@ class BatchWriter:
             if not held.columns:
                 self._send_rows(held, rows, arrays)
                 return rows
-            try:
-                for name, array in arrays.items():
-                    held.columns[name][at] = array
-            except BaseException:  # no room for what is compressed
-                if fresh:
-                    self.release(stream, rows)
-                raise
+            for name, array in arrays.items():
+                held.columns[name][at] = array
             return rows
 
     def slice(self, stream: str, column: str, rows: Any, lengths: Any = None) -> Slice:
@@ -237,9 +236,7 @@ class BatchWriter:
         """
         held = self._streams.get(stream)
         if held is None or column not in held.names:
-            raise ValueError(
-                f"slice: got column {column!r} of stream {stream!r}, expected one that was appended to."
-            )
+            raise ValueError(f"slice: got column {column!r} of stream {stream!r}, expected one with rows.")
         if type(rows) is not np.ndarray or rows.dtype != np.int64:
             rows = np.asarray(rows, np.int64)
         return Slice(held.stream, held.names[column], rows, None if lengths is None else np.asarray(lengths))
@@ -286,12 +283,16 @@ class BatchWriter:
             keys = np.arange(self._next_key, self._next_key + len(index), dtype=np.uint64)
             self._next_key += len(index)
             items = NewItems(index, keys, priorities, lengths, episodes)
-            self._items.append((self._check(table, layout, items), items))
+            into = self._check(table, layout, items)
             self._created += len(index)
-            self.num_pending += len(index)
-            self._fill(len(index) / self._held_back)
-            if self._items and self._concurrent:
-                self._late.call_later(self._push_late, _DELAY_S)
+            if left := len(index) - items.done:
+                self._items.append((into, items))
+                self.num_pending += left
+                self._filled += left / self._held_back
+                if self._filled >= 1.0:
+                    self._push()
+                if self._items and self._concurrent:
+                    self._late.call_later(self._push_late, _DELAY_S)
         if self.num_pending > self._max_in_flight:
             self._wait(timeout, self._max_in_flight)
         return items.keys | np.uint64(self.shard << SHARD_SHIFT) if self.shard else items.keys
@@ -347,7 +348,16 @@ class BatchWriter:
                     self._closed, self._ended = True, ServerClosed("the writer was closed")
                     self._before_read = None
                     self._late.close()
+                    self._writers.remove(self)
         return dropped
+
+    def end(self) -> bool:
+        """Closes this writer, which was dropped; returns whether it is closed."""
+        try:
+            self.close(timeout=0)
+        except Exception:  # not an error of the call that reads
+            _LOG.exception("a writer that was dropped without close failed")
+        return True
 
     def call_later(self, method: Callable[[], object], delay: float) -> None:
         """Calls a bound method once, after `delay` seconds, in the writer's late-flush thread.
@@ -401,12 +411,15 @@ class BatchWriter:
     def __del__(self) -> None:
         # Ended by a later call of a client: garbage collection must wait for neither locks nor servers.
         if not self._closed:
-            self._dropped.append(self)
+            self._writers.dropped.append(self)
 
     # --- a subclass's part ---
 
     def _check(self, table: str, layout: Layout, items: NewItems) -> Any:
-        """Checks items of rows that the writer holds; returns what their table is in the queue."""
+        """Checks items of rows that the writer holds; returns what their table is in the queue.
+
+        May insert them, the first `items.done`.
+        """
         raise NotImplementedError
 
     def _push(self) -> None:
@@ -420,12 +433,6 @@ class BatchWriter:
     def _settle(self) -> None:
         """Inserts all items that have room, when something is to be read."""
         self._push()
-
-    def _fill(self, share: float) -> None:
-        """Notes that the queue has more in it; inserts it once it is full."""
-        self._filled += share
-        if self._filled >= 1.0:
-            self._push()
 
     def _wait(self, timeout: float | None, keep: int) -> None:
         """Waits until at most `keep` items are pending; see `flush`. Called without the lock."""
@@ -443,7 +450,6 @@ class BatchWriter:
 
     def _declare(self, stream: str, held: HeldRows | None, columns: Mapping[str, ColumnSpec]) -> HeldRows:
         """Adds columns to a stream of this writer, which may be new: then `held` is None."""
-        assert self._store is not None
         found, names = self._store.claim(stream, columns, None if held is None else held.stream)
         held = held or HeldRows(found.name)
         held.names.update(names)
@@ -452,12 +458,10 @@ class BatchWriter:
 
     def _lease(self, held: HeldRows, n: int) -> np.ndarray:
         """Returns `n` rows, int64 `[n]`, that are free."""
-        assert self._store is not None
         return self._store.streams[held.stream].lease(n)
 
     def _free(self, stream: str, rows: np.ndarray) -> None:
         """Gives rows back to the stream that the store calls `stream`; copies `rows` if it keeps them."""
-        assert self._store is not None
         self._store.streams[stream].release(rows)
 
     def _send_rows(self, held: HeldRows, rows: np.ndarray, arrays: Mapping[str, np.ndarray]) -> None:

@@ -1,7 +1,7 @@
 """Settings that are known to work, for an agent in an environment.
 
-They are at the end of an agent's file, as `PRESETS`, by the environment's name. `repertory train` starts from
-the preset of its agent and environment. Flags override its values.
+They are at the end of an agent's file, as `PRESETS`, by the environment's name, or an attribute of its class.
+`repertory train` starts from the preset of its agent and environment. Flags override its values.
 """
 
 from __future__ import annotations
@@ -26,5 +26,5 @@ class Preset:
 
 
 def presets_of(agent: Callable[..., Any]) -> Mapping[str, Preset]:
-    """The presets of an agent's class or factory by environment: `PRESETS` of its module, or none."""
-    return getattr(sys.modules[agent.__module__], "PRESETS", {})
+    """The presets of an agent's class or factory by environment: its own `PRESETS`, its module's, or none."""
+    return getattr(agent, "PRESETS", getattr(sys.modules[agent.__module__], "PRESETS", {}))

@@ -118,7 +118,6 @@ class RunFolder:
     ) -> RunFolder:
         """The run of `agent` in `environment`. Writes nothing."""
         name, fields = describe_agent(agent)
-        plain = json.loads(json.dumps(fields, default=_plain))
         if not isinstance(environment, str):
             target = target_of(environment) or ""
             environment = "" if target.partition(":")[0] in SUITES else target
@@ -127,7 +126,7 @@ class RunFolder:
         networks_fn = None
         if agent.networks_fn is not None and not agent.made_by:  # What made the agent makes it again.
             networks_fn = target_of(agent.networks_fn) or ""
-        return cls(name, plain, environment or None, config, described, networks_fn)
+        return cls(name, plain(fields), environment or None, config, described, networks_fn)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> RunFolder:
@@ -191,7 +190,7 @@ class RunFolder:
         if (self.path / "config.yaml").exists():
             known = RunFolder.open(self.path)
             new = dataclasses.replace(self, engine=engine, restarts=known.restarts)
-            if _as_text(known) == _as_text(new):
+            if plain(dataclasses.asdict(known)) == plain(dataclasses.asdict(new)):
                 return
         dataclasses.replace(new, engine=engine).save()
 
@@ -228,7 +227,7 @@ class RunFolder:
         }
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            config_file.write(file, json.loads(json.dumps(content, default=_plain)))
+            config_file.write(file, plain(content))
         except OSError as error:
             raise unwritable(self.path, error, file) from error
 
@@ -252,14 +251,19 @@ class RunFolder:
                 f"{self.path} is a run in {known.environment!r}, not in {self.environment!r}. Use another "
                 "folder."
             )
-        if self.has_rows or self.checkpointer.latest() is not None:  # Else it left nothing to continue.
-            parts = [
-                (dataclasses.asdict(run.config), run.agent_config, {"networks_fn": run.networks_fn})
-                for run in (known, self)
-            ]
-            changed = "; ".join(filter(None, map(_changed, *parts)))
-            if changed:
-                raise RunError(keeps_settings(self.path, changed, "Restore them, or give another directory."))
+        left_something = self.has_rows or self.checkpointer.latest() is not None
+        if left_something and (changed := known.changes(self)):
+            raise RunError(keeps_settings(self.path, changed, "Restore them, or give another directory."))
+
+    def changes(self, new: RunFolder) -> str:
+        """The `differences` that a run that continues may not have, as far as `config.yaml` can hold them."""
+        old, got = (plain(dataclasses.asdict(run)) for run in (self, new))
+        rows = [("networks_fn", old["networks_fn"], got["networks_fn"])]
+        for part in ("config", "agent_config"):
+            rows += [(name, value, got[part].get(name, value)) for name, value in old[part].items()]
+        kept = [row for row in rows if row[0] not in (*MAY_CHANGE, "directory")]
+        kept = [row for row in kept if _UNRECORDED not in json.dumps(row)]
+        return "; ".join(filter(None, (differences({name: a}, {name: b}) for name, a, b in kept)))
 
     def check_limits(self, reader: CheckpointReader) -> None:
         """Raises RunError if the run has no steps left after a checkpoint."""
@@ -332,32 +336,31 @@ class RunFolder:
                 return entry.make()
         except (ValueError, TypeError) as error:
             raise RunError(f"{self.path}: {error}") from error
-        for name, value in self.agent_config.items():
-            if isinstance(value, dict) and _UNRECORDED in value:
-                raise RunError(
-                    f"{self.path}: {name} of {self.agent!r} was {value[_UNRECORDED]}, which config.yaml "
-                    "cannot hold. Use numbers, strings, None, and tuples of them in the agent's config."
-                )
+        self._check_recorded(self.agent_config, f" of {self.agent!r}")
         try:
             config = config_file.from_plain(config, self.agent_config, f"{self.path}/config.yaml")
         except ValueError as error:
             raise RunError(str(error)) from error
         agent = entry.make(config)
-        if self.networks_fn is not None:
-            agent.networks_fn = self._networks_fn()
-        return agent
-
-    def _networks_fn(self) -> core.NetworksFn:
-        if not self.networks_fn:
+        if self.networks_fn == "":
             raise RunError(
                 f"{self.path}: its networks_fn was a function that cannot be imported by name. Give the "
                 "agent a function of a module."
             )
-        try:
-            networks_fn: core.NetworksFn = load_object(self.networks_fn)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise RunError(f"{self.path}: networks_fn {self.networks_fn!r}: {error}") from error
-        return networks_fn
+        if self.networks_fn is not None:
+            try:
+                agent.networks_fn = load_object(self.networks_fn)
+            except (ImportError, AttributeError, ValueError) as error:
+                raise RunError(f"{self.path}: networks_fn {self.networks_fn!r}: {error}") from error
+        return agent
+
+    def _check_recorded(self, values: Mapping[str, Any], of: str) -> None:
+        for name, value in values.items():
+            if isinstance(value, dict) and _UNRECORDED in value:
+                raise RunError(
+                    f"{self.path}: {name}{of} was {value[_UNRECORDED]}, which config.yaml cannot hold. Use "
+                    "numbers, strings, None, and tuples or lists of them."
+                )
 
     def environment_factory(self) -> str:
         """The argument of `environments.make`. Raises RunError if it was a factory that has no name."""
@@ -366,13 +369,8 @@ class RunFolder:
                 f"{self.path}: its environment was a function that cannot be imported by name. Give "
                 "make_program the environment's name, or a function of a module."
             )
-        for field in ("environment_options", "evaluation_options"):
-            for name, value in getattr(self.config, field).items():
-                if isinstance(value, dict) and _UNRECORDED in value:
-                    raise RunError(
-                        f"{self.path}: {field}: {name} was {value[_UNRECORDED]}, which config.yaml "
-                        "cannot hold. Use numbers, strings, None, and lists of them."
-                    )
+        self._check_recorded(self.config.environment_options, " of environment_options")
+        self._check_recorded(self.config.evaluation_options, " of evaluation_options")
         return self.environment
 
     @contextlib.contextmanager
@@ -419,15 +417,6 @@ def differences(expected: Mapping[str, Any], got: Mapping[str, Any]) -> str:
     return "; ".join(f"{name}: got {got.get(name)!r}, expected {expected.get(name)!r}" for name in names)
 
 
-def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """The `differences` that a run that continues may not have, as far as `config.yaml` can hold them."""
-    plain = [json.loads(json.dumps(of, default=_plain)) for of in (old, new)]
-    both = [{name: of[name] for name in old if name in new} for of in plain]
-    names = [name for name in both[0] if _UNRECORDED not in json.dumps([of[name] for of in both])]
-    kept = [name for name in names if name not in (*MAY_CHANGE, "directory")]
-    return differences(*({name: of[name] for name in kept} for of in both))
-
-
 def keeps_settings(path: Path, changed: str, advice: str) -> str:
     """The error for a run in `path` that is to continue with the `differences` in `changed`."""
     may = f"{', '.join(MAY_CHANGE)}, engine, and restarts"
@@ -437,8 +426,7 @@ def keeps_settings(path: Path, changed: str, advice: str) -> str:
 def changed_settings(directory: str | os.PathLike[str], agent: core.Agent) -> str:
     """Which settings of `agent` differ from the run's in `directory`; empty if none does."""
     _, fields = describe_agent(agent)
-    plain = json.loads(json.dumps(fields, default=_plain))
-    return differences(RunFolder.open(directory).agent_config, plain)
+    return differences(RunFolder.open(directory).agent_config, plain(fields))
 
 
 def _has_suite(run: RunFolder) -> bool:
@@ -447,12 +435,12 @@ def _has_suite(run: RunFolder) -> bool:
     return name.partition(":")[0] in SUITES and "://" not in name
 
 
-def _as_text(run: RunFolder) -> str:
-    return json.dumps(dataclasses.asdict(run), default=_plain, sort_keys=True)
+def plain(value: Any) -> Any:
+    """`value` as JSON can hold it: tuples as lists, numbers of numpy as Python's, anything else by name."""
+    return json.loads(json.dumps(value, default=_plain))
 
 
 def _plain(value: Any) -> Any:
-    """Converts a numpy number to a Python number, and a value that JSON cannot hold to its name."""
     return value.item() if isinstance(value, np.generic) else {_UNRECORDED: repr(value)}
 
 

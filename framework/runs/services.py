@@ -114,7 +114,7 @@ class Counter(Saveable[dict[str, Any]]):
                     "taking them."
                 )
             granted = int(max(0, min(n, left - spent)))
-            keeps = holds and not granted
+            keeps = holds and n > 0 and not granted
             if (spent or counts) and not keeps:
                 self._counts.update({**counts, _STEPS: spent})
             self._grants[who] = spent if keeps else granted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import uuid
 from typing import Any
 
@@ -13,7 +14,7 @@ from framework.workers.gates import Gate, LastActor, LostSteps
 from framework.workers.last_samples import LastSamples
 from framework.workers.lockstep import Lockstep, Unrolls
 from framework.workers.report import Report, RowSender
-from framework.workers.worker import ProgramWorker, Setup, environment_seed, is_elastic, prepare_process
+from framework.workers.worker import ProgramWorker, Setup, is_elastic, next_seed, prepare_process
 
 _SILENT_S = 60.0  # Wait for the source of parameters, which may be lost with its host for good.
 
@@ -31,11 +32,10 @@ class ActorWorker(ProgramWorker):
       learner: the variable source. None for an agent without parameters.
       counter: a client of the `Counter`, which grants and counts steps.
       monitor: takes the rows of metrics.
-      checkpointer: keeps the state of the policy's random numbers. None keeps nothing.
+      checkpointer: keeps the counts of this actor. None keeps nothing.
       name: name of the group of actors. This actor is `NAME-INDEX`.
       index: index of this actor.
-      seed: seed of this actor, from which its environments and its policy derive their seeds; the
-        environments of a restored actor also from the steps that it has made.
+      seed: seed of this actor's environments and policy; see `next_seed`.
       inference: the inference server, for the modes that need one.
       steps_name: name of the count of the learner's steps.
     """
@@ -65,31 +65,25 @@ class ActorWorker(ProgramWorker):
         if agent.max_policy_lag is not None and learner is not None:
             unrolls = Unrolls.of(agent, config.num_actors, turns)
         make_adder = lambda: None if replay is None else agent.make_adder(replay, setup.spec)  # noqa: E731
-        env_seed = environment_seed(seed, state)
+        seed = next_seed(seed, state)
         if inference is None:
             collector: Collector | Turns = make_collector(
-                setup, index, (seed, env_seed), learner, agent.make_policy, make_adder
+                setup, index, seed, learner, agent.make_policy, make_adder
             )
         else:
             ahead = (lambda: True) if unrolls is None else unrolls.go_on
-            collector = make_served(setup, own, index, env_seed, inference, make_adder, ahead)
+            collector = make_served(setup, own, index, seed, inference, make_adder, ahead)
         self._collector = collector
         self._gates: list[Gate] = []  # Before a step.
         self._exits: list[Gate] = []  # Before the end, when no steps are granted any more.
-        most = limit = None
         if unrolls is not None:
             # An elastic actor that fails is restarted, beside another source.
             source = learner.with_timeout(_SILENT_S) if life else learner
             self._gates.append(Lockstep(own, source, counter, collector, unrolls, life))
-            # Never enough for a whole unroll, half of whose steps may be resets, which cost nothing.
-            most = (agent.unroll_length - 2) // 2
-            if agent.episodes_per_batch is None:
-                # At most the rest of the unroll: a larger grant could take steps that other actors need to
-                # complete their unrolls at the end of the budget.
-                limit = lambda: unrolls.left * config.envs_per_actor // turns  # noqa: E731
         # Off-policy, or from a queue; with a limited policy lag, the lockstep waits for the last batch.
         drains = unrolls is None and replay is not None and learner is not None
-        self._budget = Budget(own, counter, self._envs, most=most, limit=limit, life=life, holds=drains)
+        limit = None if unrolls is None else functools.partial(unrolls.limit, self._envs)
+        self._budget = Budget(own, counter, self._envs, limit=limit, life=life, holds=drains)
         self._gates.append(self._budget)
         if life:
             self._exits.append(LostSteps(counter))

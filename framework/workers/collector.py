@@ -146,15 +146,6 @@ class Collector:
         seconds, self.loop.seconds = self.loop.seconds, dict.fromkeys(self.loop.seconds, 0.0)
         return seconds
 
-    def save(self) -> dict[str, Any] | None:
-        """The state of the policy's random choices; None if an inference server makes them."""
-        return self.actor.save() if isinstance(self.actor, PolicyActor) else None
-
-    def restore(self, state: dict[str, Any] | None) -> None:
-        """Restores the random choices from what `save` returned."""
-        if state is not None and isinstance(self.actor, PolicyActor):
-            self.actor.restore(state)
-
     def close(self) -> None:
         """Closes the environment, and the port of an inference server."""
         if isinstance(self.actor, InferenceActor):
@@ -218,12 +209,6 @@ class Turns:
     def take_seconds(self) -> dict[str, float]:
         return _sum(*(each.take_seconds() for each in self._both))
 
-    def save(self) -> None:
-        """The server makes the random choices."""
-
-    def restore(self, state: None) -> None:
-        pass
-
     def close(self) -> None:
         for each in self._both:
             each.close()
@@ -236,7 +221,7 @@ def _sum(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 def make_collector(
     setup: Setup,
     index: int,
-    seeds: tuple[int, int],
+    seed: int,
     learner: Any,
     make_policy: Callable[[Any], core.Policy],
     make_adder: Callable[[], Any],
@@ -246,20 +231,19 @@ def make_collector(
     Args:
       setup: makes the environment and the networks.
       index: index of the worker.
-      seeds: of the worker, and of its environments.
+      seed: of the networks, the policy and the environments.
       learner: the variable source. None for an agent without parameters.
       make_policy: makes the policy of the networks.
       make_adder: makes an adder.
     """
-    with seeded(seeds[0]):
+    with seeded(seed):
         networks = setup.agent.make_networks(setup.spec)
         policy = make_policy(networks)
-    variables = None
+    envs, variables = setup.config.envs_per_actor, None
     if learner is not None:
         variables = VariableClient(learner, networks, policy, setup.config.update_period)
-    envs = setup.config.envs_per_actor
-    environment = setup.make_environment(envs, seeds[1])
-    return _make(setup, environment, policy, make_adder, index * envs, variables=variables, seed=seeds[0])
+    options = {"variables": variables, "seed": seed}
+    return _make(setup, policy, envs, seed, index * envs, make_adder, options)
 
 
 def make_served(
@@ -272,13 +256,12 @@ def make_served(
     may_ask_ahead: Callable[[], bool],
 ) -> Collector | Turns:
     """The collector of worker `index`, called `name`, for which an inference server acts; or two in turns."""
-    envs, total = setup.config.envs_per_actor, setup.config.num_envs
+    envs = setup.config.envs_per_actor
 
     def make(part: int, size: int, env_seed: int) -> Collector:
         offset = index * envs + part * (envs - size)
-        environment = setup.make_environment(size, env_seed)
-        port = connect(inference, f"{name}.{part}", size, offset, total)
-        return _make(setup, environment, port, make_adder, offset)
+        port = connect(inference, f"{name}.{part}", size, offset, setup.config.num_envs)
+        return _make(setup, port, size, env_seed, offset, make_adder, {})
 
     if setup.config.inference == "server":
         return make(0, envs, env_seed)
@@ -288,10 +271,10 @@ def make_served(
 
 
 def _make(
-    setup: Setup, environment: Any, policy: Any, make_adder: Any, offset: int, **options: Any
+    setup: Setup, policy: Any, envs: int, env_seed: int, offset: int, make_adder: Any, options: dict[str, Any]
 ) -> Collector:
     return Collector(
-        environment,
+        setup.make_environment(envs, env_seed),
         policy,
         make_adder(),
         make_adder=make_adder,

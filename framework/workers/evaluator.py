@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import dm_env
@@ -30,6 +31,44 @@ class _Stop(EnvironmentLoopObserver):
 
     def get_metrics(self, envs: np.ndarray) -> dict[str, np.ndarray]:
         return {}
+
+
+class Results:
+    """What an evaluator keeps for the checkpoints: the step of its last evaluation, and the best parameters.
+
+    Args:
+      name: name of the evaluator.
+      networks: the networks that act.
+      variables: names of those children of `networks` that act. Empty means all.
+      checkpointer: keeps them. None keeps nothing.
+
+    Attributes:
+      env_steps: env step of the last evaluation.
+    """
+
+    def __init__(self, name: str, networks: torch.nn.Module, variables: Sequence[str], checkpointer: Any):
+        self._name, self._networks, self._variables = name, networks, variables
+        self._best_part = "best" if name == "evaluator" else f"{name}-best"
+        self._checkpointer, self.env_steps, self._best = checkpointer, 0, float("-inf")
+        if checkpointer is not None:
+            if (best := checkpointer.get(self._best_part)) is not None:
+                self._best = float(best["row"]["episode_return"])
+            self.env_steps = (checkpointer.get(name) or {}).get("env_steps", 0)
+
+    def keep(self, row: dict[str, Any], may_be_best: bool) -> None:
+        """Keeps the step of an evaluation with this `row`, and the parameters if it is the best so far."""
+        self.env_steps = row["env_steps"]
+        if self._checkpointer is None:
+            return
+        if may_be_best and row["episode_return"] >= self._best:
+            self._best = row["episode_return"]
+            networks = {
+                key: value.cpu().clone()
+                for key, value in self._networks.state_dict().items()
+                if not self._variables or key.partition(".")[0] in self._variables
+            }
+            self._checkpointer.put(self._best_part, {"row": row, "networks": networks})
+        self._checkpointer.put(self._name, {"env_steps": row["env_steps"]})
 
 
 class Evaluator(ProgramWorker):
@@ -62,31 +101,23 @@ class Evaluator(ProgramWorker):
         seed: int = 0,
     ):
         prepare_process(seed)
-        self._agent, self._config, self._evaluators = setup.agent, setup.config, setup.evaluators
-        self._name, self._steps_name = name, steps_name
-        self._best_part = "best" if name == "evaluator" else f"{name}-best"
-        self._counter, self._monitor, self._checkpointer = counter, monitor, checkpointer
+        self._setup, self._name, self._steps_name = setup, name, steps_name
+        self._counter, self._monitor = counter, monitor
         num_episodes = setup.config.num_evaluation_episodes
-        self._environment = setup.make_environment(num_episodes, 0)  # The same episodes in every run.
+        environment = setup.make_environment(num_episodes, 0)  # The same episodes in every run.
         with seeded(seed):
-            self._networks = networks = setup.agent.make_networks(setup.spec)
+            networks = setup.agent.make_networks(setup.spec)
         policy = setup.agent.make_policy(networks, evaluation=True)
         self._variables = VariableClient(learner, networks, policy) if learner is not None else None
         self._actor = PolicyActor(policy, variable_client=self._variables, num_envs=num_episodes)
-        observers = [*make_observers(setup.config), _Stop()]
         self._loop = EnvironmentLoop(
-            self._environment,
+            environment,
             self._actor,
-            observers=observers,
+            observers=[*make_observers(setup.config), _Stop()],
             should_update=False,
-            max_episode_steps=setup.config.evaluation_limit,
+            max_episode_steps=setup.config.max_evaluation_steps,
         )
-        self._best = float("-inf")  # The highest mean return so far.
-        self._evaluated = 0  # Env step of the last evaluation.
-        if checkpointer is not None:
-            best, last = checkpointer.get(self._best_part), checkpointer.get(name)
-            self._best = self._best if best is None else float(best["row"]["episode_return"])
-            self._evaluated = 0 if last is None else last["env_steps"]
+        self._results = Results(name, networks, policy.variables, checkpointer)
 
     def ready(self) -> bool:
         return not self._finished and self._counter.get_counts().get("env_steps", 0) >= self._next
@@ -106,7 +137,8 @@ class Evaluator(ProgramWorker):
         counts = self._counter.get_counts()
         self._actor.update(wait=True)
         cut_before = self._loop.num_cut
-        played = self._agent.play(self._loop, self._actor.policy, self._config.num_evaluation_episodes)
+        config, policy = self._setup.config, self._actor.policy
+        played = self._setup.agent.play(self._loop, policy, config.num_evaluation_episodes)
         row = {
             "env_steps": counts.get("env_steps", 0),
             "learner_steps": counts.get(self._steps_name, 0),
@@ -117,39 +149,25 @@ class Evaluator(ProgramWorker):
         if cut := self._loop.num_cut - cut_before:
             row["cut_episodes"] = cut
         self._monitor.write(self._name, row, evaluation=True)
-        if self._checkpointer is not None:
-            if self._variables is not None and row["episode_return"] >= self._best:
-                self._best = row["episode_return"]
-                self._checkpointer.put(self._best_part, {"row": row, "networks": self._acting_parameters()})
-            self._checkpointer.put(self._name, {"env_steps": row["env_steps"]})
-        self._evaluated = row["env_steps"]
-        target, limit = self._config.target_return, self._config.max_env_steps
+        self._results.keep(row, may_be_best=self._variables is not None)
+        target, limit = config.target_return, config.max_env_steps
         reached = target is not None and row["episode_return"] >= target
         if reached or (limit is not None and row["env_steps"] >= limit):
             self._finished = True
             if reached:
                 self._monitor.finish("target_return", row)
             else:
-                self._monitor.finish_evaluation(self._name, row, self._evaluators)
+                self._monitor.finish_evaluation(self._name, row, self._setup.evaluators)
         return row
-
-    def _acting_parameters(self) -> dict[str, torch.Tensor]:
-        """A copy of the parameters that the policy acts with, as entries of the networks' state dict."""
-        names = self._actor.policy.variables
-        return {
-            key: value.cpu().clone()
-            for key, value in self._networks.state_dict().items()
-            if not names or key.partition(".")[0] in names
-        }
 
     @property
     def _next(self) -> int:
         """The env step of the next evaluation. Not stored: a resumed run may have another limit."""
-        period, limit = self._config.evaluate_period, self._config.max_env_steps
+        period, limit = self._setup.config.evaluate_period, self._setup.config.max_env_steps
         assert period is not None
-        due = (self._evaluated // period + 1) * period
+        due = (self._results.env_steps // period + 1) * period
         return due if limit is None else min(due, limit)
 
     def close(self) -> None:
         """Closes the environment."""
-        self._environment.close()
+        self._loop.environment.close()

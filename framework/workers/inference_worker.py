@@ -9,9 +9,7 @@ import launch
 from framework.actors.inference_server import InferenceServer
 from framework.devices import check_visible
 from framework.variables import VariableClient
-from framework.workers.worker import Setup, prepare_process, seeded
-
-_SAVE_EVERY = 1000  # Batches between two saves of the random state.
+from framework.workers.worker import Setup, next_seed, prepare_process, seeded
 
 
 class InferenceWorker(InferenceServer):
@@ -22,9 +20,9 @@ class InferenceWorker(InferenceServer):
         and `update_period` has no effect.
       learner: the variable source. None for an agent without parameters.
       monitor: takes the rows of metrics.
-      checkpointer: keeps the state of the policy's random choices. None keeps nothing.
+      checkpointer: keeps the counts of the rows. None keeps nothing.
       name: label of its rows.
-      seed: seed of the policy's random choices.
+      seed: seed of the policy's random choices; see `next_seed`.
     """
 
     def __init__(
@@ -61,37 +59,32 @@ class InferenceWorker(InferenceServer):
             on_batch=self._count,
             on_failure=launch.make_failure_handler(),
         )
-        policy.seed(seed)  # As an actor with its own policy does.
         self._monitor, self._checkpointer, self._name = monitor, checkpointer, name
         self._log_period = config.log_period
         self._rows = self._batches = 0
         state = checkpointer.get(name) if checkpointer is not None else None
         if state is not None:
-            self._rows, self._batches = int(state["rows"]), int(state["batches"])
-            self.restore(state)
+            self._rows, self._batches = int(state["steps"]), int(state["batches"])
+        policy.seed(next_seed(seed, state))  # As an actor with its own policy does.
         self._logged = (self._rows, self._batches, time.perf_counter())
         launch.register_stop_handler(self.stop_waiting)
-
-    def save(self) -> dict[str, Any]:
-        return {**super().save(), "rows": self._rows, "batches": self._batches}
 
     def close(self) -> None:
         """Saves the state for the last checkpoint and closes the server."""
         super().close()
-        if self._rows > self._logged[0]:
-            self._log()
-        if self._checkpointer is not None:
-            self._checkpointer.put(self._name, self.save())
+        self._log()
 
     def _count(self, rows: int) -> None:
         self._rows += rows
         self._batches += 1
         if self._rows - self._logged[0] >= self._log_period:
             self._log()
-        if self._checkpointer is not None and self._batches % _SAVE_EVERY == 0:
-            self._checkpointer.put(self._name, self.save())
 
     def _log(self) -> None:
+        if self._checkpointer is not None:
+            self._checkpointer.put(self._name, {"steps": self._rows, "batches": self._batches})
+        if self._rows == self._logged[0]:
+            return
         now = time.perf_counter()
         rows, batches = self._rows - self._logged[0], self._batches - self._logged[1]
         row = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 import time
 from collections.abc import Mapping
 from typing import Any, SupportsFloat
@@ -14,12 +13,11 @@ import torch
 
 import launch
 from framework import core
-from framework.replay import ReplaySample, TableInfo
+from framework.replay import ReplaySample
 from framework.replay.errors import DeadlineExceededError, ServerClosed
-from framework.replay.limiter_state import replay_numbers
-from framework.runs.run_config import RunConfig
+from framework.replay.limiter_state import describe_tables, replay_numbers
 from framework.runs.run_folder import RunError, changed_settings
-from framework.types import StepResult
+from framework.types import Gradients, StepResult
 from framework.variables import VariableBlock, shared_path
 from framework.workers.worker import Setup, learner_threads, seeded
 
@@ -38,14 +36,12 @@ class Published:
 
     Attributes:
       block: the parameters.
-      changed: notified at each new version.
       steps: number of steps, which the next version has.
     """
 
     def __init__(self, learner: core.Learner, counter: Any, steps_name: str):
         self._learner, self._counter, self._steps_name = learner, counter, steps_name
         self.block = VariableBlock(learner.parameters(), shared_path())
-        self.changed = threading.Condition()
         self.steps = self._uncounted = 0
 
     def restore(self, steps: int, first: int) -> int:
@@ -80,10 +76,9 @@ class Published:
         """Counts the steps, then publishes, so that the steps of a published version are always counted."""
         counts = self.report()
         self._learner.env_steps = counts.get("env_steps", 0)
-        with self.changed:
+        with self.block.changed:
             if self.block.version < self.steps:
                 self.block.publish(self.steps, self._learner.parameters(), self._learner.env_steps)
-            self.changed.notify_all()
         return counts
 
 
@@ -145,19 +140,13 @@ class LearnerReport:
 
     def why_nothing_was_learned(self, max_env_steps: int | None) -> str:
         """The text of the error of a run whose env steps are spent before the first learner step."""
-        tables: Mapping[str, TableInfo] = {}
+        tables = ""
         if self._replay is not None:
             with contextlib.suppress(DeadlineExceededError, ServerClosed):
-                tables = self._replay.server_info(timeout=5)
-        states = [
-            f"; table {name!r} holds {info.current_size:,} items and is sampled from "
-            f"{info.rate_limiter_info.min_size_to_sample:,} on"
-            for name, info in tables.items()
-        ]
+                tables = f"; {describe_tables(self._replay)}"
         return (
-            f"{self._name}: made no step in {max_env_steps:,} env steps{''.join(states)}. "
-            "Nothing was learned. Give the run more env steps, or the agent a smaller batch, unroll, or "
-            "min_replay_size."
+            f"{self._name}: made no step in {max_env_steps:,} env steps{tables}. Nothing was learned. "
+            "Give the run more env steps, or the agent a smaller batch, unroll, or min_replay_size."
         )
 
 
@@ -166,23 +155,16 @@ class Saves:
 
     Args:
       name: name of the learner's part of a checkpoint.
-      agent: the learner's agent.
-      config: the settings of the program.
+      setup: has the agent and the settings of the program.
       learner: the learner.
       published: knows the steps.
       checkpointer: keeps the states. None keeps nothing.
     """
 
     def __init__(
-        self,
-        name: str,
-        agent: core.Agent,
-        config: RunConfig,
-        learner: core.Learner,
-        published: Published,
-        checkpointer: Any,
+        self, name: str, setup: Setup, learner: core.Learner, published: Published, checkpointer: Any
     ):
-        self._name, self._agent, self._config = name, agent, config
+        self._name, self._setup = name, setup
         self._learner, self._published, self._checkpointer = learner, published, checkpointer
 
     def restore(self) -> None:
@@ -192,15 +174,15 @@ class Saves:
             try:
                 self._learner.restore(state["learner"])
             except (RuntimeError, ValueError, KeyError, TypeError) as error:
-                directory = str(self._config.directory)
-                changed = changed_settings(directory, self._agent)
+                directory = str(self._setup.config.directory)
+                changed = changed_settings(directory, self._setup.agent)
                 changed = changed or "its settings are equal, so its code has changed"
                 raise ValueError(
                     f"agent: got one that does not fit the checkpoint of the run in {directory}: {changed}. "
                     "Restore the agent, or give the new run another directory."
                 ) from error
         # Version 0, which tells policies that no step was made, stays, unless actors wait for the next one.
-        first = 0 if self._agent.max_policy_lag is not None else 1
+        first = 0 if self._setup.agent.max_policy_lag is not None else 1
         made = self._published.restore(0 if state is None else int(state["steps"]), first)
         if state is None and made:
             _LOG.warning(
@@ -227,7 +209,7 @@ class Saves:
         """Saves the state and writes a checkpoint, if one is due after `env_steps`."""
         if self._checkpointer is None:
             return
-        period, minutes = self._config.checkpoint_period, self._config.checkpoint_minutes
+        period, minutes = self._setup.config.checkpoint_period, self._setup.config.checkpoint_minutes
         now = time.monotonic()
         made, passed = env_steps - self._committed[0], now - self._committed[1]
         if (period is not None and made >= period) or (minutes is not None and passed >= 60 * minutes):
@@ -293,7 +275,7 @@ class ProgramLearner:
         self._publish_period = 1 if agent.max_policy_lag is not None else self._config.publish_period
         self._has_ended = False
         self.published = Published(self.learner, counter, self._steps_name)
-        self.saves = Saves(name, agent, self._config, self.learner, self.published, checkpointer)
+        self.saves = Saves(name, setup, self.learner, self.published, checkpointer)
         self.saves.restore()
         self.report = LearnerReport(name, self.learner, self.published, monitor, replay)
         self.publish()
@@ -311,6 +293,16 @@ class ProgramLearner:
         if result.priorities is not None and self.dataset is not None:
             self.dataset.update_priorities(sample.info.key, result.priorities)
         self._count(result.metrics, float(np.mean(np.asarray(sample.info.times_sampled))))
+        return result
+
+    def apply(self, gradients: Gradients) -> StepResult:
+        """One optimizer step with the gradients of another process."""
+        self._set_threads()
+        # Workers know the version, which is ahead of the learner's own steps after its restart.
+        age = self.published.steps - gradients.learner_steps
+        result = self.learner.apply(gradients)
+        result = result._replace(metrics={**result.metrics, "gradient_age": age})
+        self._count(result.metrics)
         return result
 
     def publish(self) -> dict[str, int]:
@@ -347,8 +339,13 @@ class ProgramLearner:
         """Ends the program, once, if all of `max_learner_steps` are made; returns whether they are."""
         if self.finished and not self._has_ended:
             self._has_ended = True
-            self._monitor.finish("max_learner_steps", {self._steps_name: self.published.steps})
+            self.end_program("max_learner_steps")
         return self.finished
+
+    def end_program(self, reason: str) -> None:
+        """Publishes the last steps, and ends the program."""
+        self.publish()
+        self._monitor.finish(reason, {self._steps_name: self.published.steps})
 
     def _set_threads(self) -> None:
         if torch.get_num_threads() != self._threads:  # On serial, nodes that were made later have set it.

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from framework.learners.group import First, GroupMember
+from framework.learners.group import FirstLearner, GroupMember
 from framework.workers.worker import ProgramWorker, Setup, prepare_process
 
 
@@ -28,7 +28,7 @@ class LearnerReplica(ProgramWorker):
         setup: Setup,
         *,
         replay: Any,
-        first: First,
+        first: FirstLearner,
         rank: int,
         clients: Mapping[str, Any] | None = None,
         seed: int = 0,

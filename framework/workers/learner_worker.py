@@ -26,12 +26,10 @@ class LearnerNode(ProgramWorker):
     Args: as `ProgramLearner`'s.
     """
 
-    _learner_class: type[ProgramLearner] = ProgramLearner
-
     def __init__(self, setup: Setup, *, seed: int = 0, **options: Any):
         prepare_process(seed)
         keep_freed_memory()
-        self._learner = self._learner_class(setup, seed=seed, **options)
+        self._learner = ProgramLearner(setup, seed=seed, **options)
 
     def variable_block(self) -> VariableBlock:
         """The newest parameters. A client that cannot map this machine's shared memory gets None."""
@@ -40,15 +38,8 @@ class LearnerNode(ProgramWorker):
     def get_variables(
         self, names: Sequence[str] = (), newer_than: int = -1, timeout: float = 0.0
     ) -> Variables | None:
-        """See `VariableBlock.get_variables`; for clients that cannot map the block.
-
-        Waits up to `timeout` seconds for a version that is newer.
-        """
-        block, changed = self._learner.published.block, self._learner.published.changed
-        if timeout > 0:
-            with changed:
-                changed.wait_for(lambda: block.version > newer_than, timeout)
-        return block.get_variables(names, newer_than)
+        """See `VariableBlock.get_variables`; for clients that cannot map the block."""
+        return self._learner.published.block.get_variables(names, newer_than, timeout)
 
     def close(self) -> None:
         """See `ProgramLearner.close`."""
@@ -82,7 +73,7 @@ class LearnerWorker(LearnerNode):
     def join(self, actor: str, life: str) -> int:
         """Makes batches from the data of `actor` too, with `min_actors`; returns its first version."""
         assert self._roster is not None
-        with self._learner.published.changed:
+        with self._learner.published.block.changed:
             version = self._learner.published.block.version + (not self._collecting)
             self._roster.join(actor, version, life)
             return version
@@ -90,9 +81,9 @@ class LearnerWorker(LearnerNode):
     def _lose(self, actor: str) -> None:
         """Does not wait for `actor` any more, if it has joined."""
         assert self._roster is not None
-        with self._learner.published.changed:
+        with self._learner.published.block.changed:
             self._roster.lose(actor)
-            self._learner.published.changed.notify_all()
+            self._learner.published.block.changed.notify_all()
 
     def wait_for_version(
         self,
@@ -109,12 +100,12 @@ class LearnerWorker(LearnerNode):
         that the actors collect new data. With `min_actors`, it says instead that its unrolls for the versions
         before `reported` are in replay, and `life` is its life; see `Roster`.
         """
-        block, changed = self._learner.published.block, self._learner.published.changed
-        with changed:
+        block = self._learner.published.block
+        with block.changed:
             if self._roster is not None and actor is not None and reported is not None:
                 self._roster.report(actor, reported, life)
-                changed.notify_all()
-            if changed.wait_for(lambda: block.version >= version, timeout):
+                block.changed.notify_all()
+            if block.changed.wait_for(lambda: block.version >= version, timeout):
                 return True
             if actor is None or self._stall_detector is None or not self._waits_for_data:
                 return False
@@ -135,7 +126,7 @@ class LearnerWorker(LearnerNode):
 
     def is_learning(self) -> bool:
         """Whether a step is running. Between two steps, the learner waits for data."""
-        with self._learner.published.changed:
+        with self._learner.published.block.changed:
             return not self._waits_for_data
 
     def join_learners(self, rank: int, place: Place, call_id: str) -> tuple[int, bool, dict[str, Any]] | None:
@@ -174,7 +165,7 @@ class LearnerWorker(LearnerNode):
         if sample is None or not (self._first is None or self._member.go_on() is not None):
             self._finished = True  # The program is being stopped.
             return
-        with learner.published.changed:
+        with learner.published.block.changed:
             self._waits_for_data = False
         try:
             learner.step(sample)
@@ -184,7 +175,7 @@ class LearnerWorker(LearnerNode):
             learner.go_back(error)
             return
         finally:
-            with learner.published.changed:
+            with learner.published.block.changed:
                 self._collecting = True
         if self._first is not None:
             self._member.stepped()
@@ -199,11 +190,11 @@ class LearnerWorker(LearnerNode):
     def _take(self, roster: Roster) -> Any:
         """The next batch, with the unrolls of all actors that are there; None when the program stops."""
         learner, stopped = self._learner, launch.stop_event()
-        block, changed = learner.published.block, learner.published.changed
+        block = learner.published.block
         assert learner.dataset is not None
         while not stopped.is_set():
-            with changed:
-                if not changed.wait_for(lambda: roster.is_complete(block.version), _WAIT_S):
+            with block.changed:
+                if not block.changed.wait_for(lambda: roster.is_complete(block.version), _WAIT_S):
                     continue
                 self._collecting, learner.report.num_actors = False, len(roster)
             n = learner.dataset.num_items()

@@ -30,14 +30,19 @@ class Unrolls:
       lag: learner steps by which the parameters may be old.
       parts: number of actors that share the units.
       of_episodes: whether a unit is an episode.
+      turns: units of a step of all envs.
+      length: steps of an env in an unroll. 0 is `units`.
 
     Attributes:
       first: the version at the start; None before it.
       done: number of units that are done.
     """
 
-    def __init__(self, units: int, lag: int, parts: int = 1, of_episodes: bool = False):
+    def __init__(
+        self, units: int, lag: int, parts: int = 1, of_episodes: bool = False, turns: int = 1, length: int = 0
+    ):
         self._units, self._lag, self._parts, self._of_episodes = units, lag, parts, of_episodes
+        self._turns, self._length = turns, length or units
         self.first: int | None = None
         self.done = 0
         self._end = 0  # Units after which the unroll that has begun ends.
@@ -46,9 +51,10 @@ class Unrolls:
     def of(cls, agent: core.Agent, num_actors: int, turns: int) -> Unrolls:
         """Returns the unrolls of one of `num_actors` actors; its collectors take `turns` to step all envs."""
         assert agent.max_policy_lag is not None
-        if agent.episodes_per_batch is not None:
-            return cls(agent.episodes_per_batch, agent.max_policy_lag, num_actors, of_episodes=True)
-        return cls(turns * agent.unroll_length, agent.max_policy_lag)
+        lag, length, episodes = agent.max_policy_lag, agent.unroll_length, agent.episodes_per_batch
+        if episodes is not None:
+            return cls(episodes, lag, num_actors, of_episodes=True, length=length)
+        return cls(turns * length, lag, turns=turns, length=length)
 
     @property
     def number(self) -> int:
@@ -59,6 +65,14 @@ class Unrolls:
     def left(self) -> int:
         """Units until the unroll ends that has begun."""
         return self._end - self.done
+
+    def limit(self, envs: int) -> int:
+        """The largest number of env steps that an actor with `envs` envs may request now."""
+        # Never enough for a whole unroll, half of whose steps may be resets, which cost nothing.
+        most = max(1, (self._length - 2) // 2) * envs
+        # At most the rest of the unroll: a larger grant could take steps that other actors need to complete
+        # their unrolls at the end of the budget.
+        return most if self._of_episodes else min(most, self.left * envs // self._turns)
 
     def needed_version(self) -> int | None:
         """The oldest version with which an unroll may begin now; None inside one."""
@@ -107,8 +121,7 @@ class Lockstep(Gate):
         self._name, self._learner, self._counter, self._life = name, learner, counter, life
         self._collector, self._unrolls = collector, unrolls
         self._flushed = -1  # The unroll before which all is in replay.
-        self._waiting_since: float | None = None
-        self._said_at = 0.0
+        self._said_at: float | None = None  # When the wait began, or its last message was logged.
 
     def ready(self) -> bool:
         needed = self._unrolls.needed_version()
@@ -162,28 +175,21 @@ class Lockstep(Gate):
         """
         if self._life and not self._flush_before_unroll():
             return False
-        version = self._collector.version
+        version, now = self._collector.version, time.monotonic()
         if (version >= needed and not self._life) or self._is_available(needed, WAIT_S, self._name):
-            self._waiting_since = None
+            self._said_at = None
             return True
-        now = time.monotonic()
-        if self._waiting_since is None:
-            self._waiting_since = self._said_at = now
         held_back = "All its items are in replay."
         try:
             self._flush(0)
         except DeadlineExceededError as error:
             held_back = f"Not all its items are in replay: {error}"
-        if now - self._said_at >= _SAY_PERIOD_S:
+        waited = now - (self._said_at or now)
+        if self._said_at is None or waited >= _SAY_PERIOD_S:
             self._said_at = now
-            _LOG.warning(
-                "%s has waited %.0f s for version %s of the parameters and has version %s. %s",
-                self._name,
-                now - self._waiting_since,
-                needed,
-                version,
-                held_back,
-            )
+        if waited >= _SAY_PERIOD_S:
+            text = "%s has waited %.0f s for version %s of the parameters and has version %s. %s"
+            _LOG.warning(text, self._name, waited, needed, version, held_back)
         return False
 
     def _flush(self, timeout: float) -> None:

@@ -9,7 +9,6 @@ actors            read, read, …    read, read, …    read, read, …   from t
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,7 +36,6 @@ class VariableSource(ProgramWorker):
     def __init__(self, setup: Setup, *, learner: Any, seed: int = 0):
         prepare_process(seed)
         self._learner = learner
-        self._published = threading.Condition()
         self._host = launch.get_node_context().host
         block = None if launch.get_node_context().engine == "ray" else learner.variable_block()
         self._pulls = block is None
@@ -60,10 +58,7 @@ class VariableSource(ProgramWorker):
         Raises:
           KeyError: No policy of the agent needs a variable of `names`, so the source does not have it.
         """
-        if self._pulls:
-            with self._published:
-                self._published.wait_for(lambda: self._block.version > newer_than, timeout)
-        return self._block.get_variables(names, newer_than)
+        return self._block.get_variables(names, newer_than, timeout if self._pulls else 0.0)
 
     def join(self, actor: str, life: str) -> int:
         """See `LearnerWorker.join`."""
@@ -76,8 +71,7 @@ class VariableSource(ProgramWorker):
         """See `LearnerWorker.wait_for_version`, which needs to know which actors wait."""
         if not self._learner.wait_for_version(version, timeout, actor, *reported):
             return False
-        with self._published:
-            return self._published.wait_for(lambda: self._block.version >= version, timeout)
+        return self._block.wait_for(version, timeout if self._pulls else 0.0)
 
     def is_learning(self) -> bool:
         """See `LearnerWorker.is_learning`."""
@@ -97,9 +91,7 @@ class VariableSource(ProgramWorker):
         names = tuple(self._block.names)
         variables = self._learner.get_variables(names, self._block.version, _WAIT_S)
         if variables is not None:
-            with self._published:
-                self._block.publish(variables.version, variables.values, variables.env_steps)
-                self._published.notify_all()
+            self._block.publish(variables.version, variables.values, variables.env_steps)
 
 
 def _acting_parameters(setup: Setup) -> dict[str, Any]:

@@ -82,8 +82,8 @@ def derive_seed(seed: int, part: str) -> int:
     return int(np.random.SeedSequence([seed, zlib.crc32(part.encode())]).generate_state(1)[0])
 
 
-def environment_seed(seed: int, state: Mapping[str, Any] | None) -> int:
-    """The seed of the environments of a worker with the saved `state`.
+def next_seed(seed: int, state: Mapping[str, Any] | None) -> int:
+    """The seed of a worker with the saved `state`.
 
     With its first seed, a worker that continues would repeat the episodes of the beginning.
     """

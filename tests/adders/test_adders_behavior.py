@@ -5,7 +5,7 @@ import contextlib
 import dm_env
 import numpy as np
 import pytest
-from adder_steps import FIRST, LAST, MID, TABLE, make_client, observations, play, step
+from adder_steps import FIRST, LAST, MID, TABLE, make_client, observations, play, read, step
 from dm_env import specs
 from served_table import table
 
@@ -403,17 +403,22 @@ def test_a_step_that_begins_an_episode_needs_no_reward(clip):
     ],
     ids=["nstep", "sequence"],
 )
-def test_no_rows_stay_behind_when_a_priority_function_fails(make):
-    def broken(batch):
-        raise ValueError("broken")
+@pytest.mark.parametrize("fails", [False, True])
+def test_no_rows_stay_behind(make, fails):
+    def priorities(batch):
+        if fails:
+            raise ValueError("broken")
+        return 1.0
 
     client = make_client()
-    adder = make(client, {TABLE: broken})
+    adder = make(client, {TABLE: priorities})
     observation, rows = np.zeros(2, np.float32), []
-    adder.add_first(dm_env.restart(observation))
     for _ in range(20):
-        with contextlib.suppress(ValueError):
+        adder.add_first(dm_env.restart(observation))
+        with contextlib.suppress(ValueError) if fails else contextlib.nullcontext():
             adder.add(0, dm_env.transition(1.0, observation), {"h": np.float32(0)})
             adder.flush()
+        if not fails:
+            read(client)
         rows.append(max(stream.num_rows for stream in client.store.streams.values()))
     assert rows[-1] <= rows[4] + 1, rows

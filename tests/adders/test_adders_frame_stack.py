@@ -161,7 +161,7 @@ def test_overlapping_sequences_of_stacked_frames_cost_a_tenth_more_than_the_fram
 
     feed(adder, steps())
     adder.flush()
-    table = client.table(TABLE)
+    table = client.tables[TABLE]
     assert len(table) == 2 * ((800 - 121) // 40 + 1)
     stored = sum(stream.num_rows * stream.row_bytes for stream in client.store.streams.values())
     assert 84 * 84 < stored / (2 * 800) <= 1.1 * 84 * 84

@@ -67,7 +67,7 @@ def test_sampled_stacks_are_the_environments_byte_for_byte(case):
         each.flush()
     a, b = [client.sample_batch(TABLE, 600) for client in (whole, once)]  # the same seed: the same items
     tree.map_structure(np.testing.assert_array_equal, a.data, b.data)
-    assert len(whole.table(TABLE)) == len(once.table(TABLE)) > steps
+    assert len(whole.tables[TABLE]) == len(once.tables[TABLE]) > steps
     # Each frame once: one a step and env, and what the first stacks of the episodes show besides.
     frames = once.store.streams["frames"]
     assert frames.num_rows <= 3 * (steps + 1) + 2 * (sum(ends) + 3)

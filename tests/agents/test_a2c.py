@@ -8,8 +8,8 @@ from agent_batches import CONTINUOUS, DISCRETE, ENVS, make_learner, unrolls
 from agent_cases import SMALL as AGENTS
 
 from agents.a2c import A2C
-from agents.flow_ppo import FlowPPO
 from agents.ppo import PPOConfig
+from examples.flows import PPOPlan
 from framework.networks import as_numpy, as_tensors
 
 SMALL = AGENTS["a2c"].config
@@ -64,4 +64,4 @@ def test_applying_the_gradients_of_another_learner_is_a_step(recurrent):
 
 def test_ppo_as_a_plan_has_no_policy_lag():
     with pytest.raises(ValueError, match="max_policy_lag: got 1, expected 0"):
-        FlowPPO(PPOConfig(max_policy_lag=1))
+        PPOPlan(PPOConfig(max_policy_lag=1))

@@ -9,12 +9,12 @@ import pytest
 from dm_env import specs as dm_specs
 
 from agents.dqn import DQN, DQNConfig
-from agents.flow_dqn import FlowDQN, FlowDQNConfig
 from agents.impala import IMPALA, IMPALAConfig
 from agents.ppo import PPO, PPOConfig
 from agents.r2d2 import R2D2, R2D2Config
 from agents.rainbow import Rainbow, RainbowConfig
 from agents.sac import SAC, SACConfig
+from examples.flows import DQNPlan
 from framework.environments.testing import MemoryEnvironment
 
 pytestmark = pytest.mark.timeout(600)  # seconds of CPU each, on whatever the machine has to spare
@@ -72,7 +72,7 @@ CASES = {
     "sequences": (R2D2(r2d2), recall, 2_000, 0.95, 1.0),
     # Without the memory, a policy that always names the same is right every second time.
     "sequences without a memory": (R2D2(dataclasses.replace(r2d2, lstm_size=None)), recall, 1_200, 0.2, 0.8),
-    "a plan": (FlowDQN(FlowDQNConfig(**VALUES)), cue, 1_000, 1.0, 1.0),
+    "a plan": (DQNPlan(DQNConfig(**VALUES)), cue, 1_000, 1.0, 1.0),
 }
 
 

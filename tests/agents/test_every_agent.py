@@ -297,15 +297,15 @@ ON = {"hidden_sizes": (8,), "unroll_length": 6}
 QUEUE = {**UNROLLS, "batch_size": 4}
 # Fields of the config, and the environment.
 PROGRAMS = {
-    **dict.fromkeys(("apex", "c51", "dqn", "flow_dqn", "iqn", "qr_dqn", "rainbow", "sac"), (REPLAY, Masked)),
-    **dict.fromkeys(("a2c", "a3c", "flow_ppo", "ppo"), (ON, Masked)),
-    **dict.fromkeys(("appo", "flow_impala", "impact", "impala"), (QUEUE, Masked)),
+    **dict.fromkeys(("apex", "c51", "dqn", "iqn", "qr_dqn", "rainbow", "sac"), (REPLAY, Masked)),
+    **dict.fromkeys(("a2c", "a3c", "ppo"), (ON, Masked)),
+    **dict.fromkeys(("appo", "impact", "impala"), (QUEUE, Masked)),
     **dict.fromkeys(("d4pg", "ddpg", "mpo", "td3", "td7"), (DETERMINISTIC, NESTED)),
     "batch_ppo": ({**ON, "episodes_per_batch": 4, "epochs": 2}, NESTED),
     "dqfd": ({**REPLAY, "demonstrations": f"{__name__}:shown", "pretraining_steps": 3}, FakeEnvironment),
     "maml": ({**ON, "unroll_length": 5, "tasks_per_worker": 1, "evaluation_tasks": 2}, "tasks:Navigation2D"),
     "ppo_dqn": (
-        {"ppo_unroll_length": 8, "ppo_epochs": 1, "ppo_hidden_sizes": (8,), "dqn_min_replay_size": 20},
+        {"ppo": {"unroll_length": 8, "epochs": 1, "hidden_sizes": (8,)}, "dqn": {"min_replay_size": 20}},
         "multi_agent:CartPole",
     ),
     "r2d2": ({**SEQUENCES, **OFF, "min_replay_size": 4, "hidden_sizes": (8,)}, Masked),

@@ -12,9 +12,9 @@ from agent_cases import SMALL as AGENTS
 from dm_env import specs as dm_specs
 from ppo_programs import play
 
-from agents.flow_ppo import FlowPPO
 from agents.ppo import PPO, PPOConfig
 from agents.ppo_dqn import PPODQN
+from examples.flows import PPOPlan
 from framework import environments
 from framework.environments.testing import FakeEnvironment, MemoryEnvironment
 
@@ -263,7 +263,7 @@ def test_without_bounds_the_mean_has_no_range(actions):
 
 def test_a_plan_collects_unrolls():
     with pytest.raises(ValueError, match="episodes_per_batch: got 3, expected None for a plan"):
-        FlowPPO(PPOConfig(episodes_per_batch=3))
+        PPOPlan(PPOConfig(episodes_per_batch=3))
     agent = PPODQN()
     agent.parts["ppo"] = PPO(PPOConfig(episodes_per_batch=3))
     with pytest.raises(ValueError, match="episodes_per_batch: got 3 in policy 'ppo', expected None"):

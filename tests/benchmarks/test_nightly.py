@@ -13,6 +13,7 @@ import warm_python
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import learning
+import learning_rows
 import nightly
 
 from framework.runs.registry import GROUP
@@ -25,8 +26,8 @@ def test_it_has_every_agent_with_a_floor_in_its_environments_once_and_more_rows(
     assert {"dqn", "impala", "ppo", "sac"} <= set(agents) and len(set(agents)) == len(agents)
     assert all(row.environment in nightly.ENVIRONMENTS for row in once)
     assert set(nightly.MORE_ROWS) <= set(rows)
-    learning_agents = {entry.name for entry in metadata.entry_points(group=GROUP)} - {"random_actions"}
-    assert {row.agent for row in rows.values()} == learning_agents
+    named = {entry.name for entry in metadata.entry_points(group=GROUP)} - {"random_actions"}
+    assert {row.agent for row in rows.values()} == named | {*learning_rows.PLANS.values()}
     for name, row in rows.items():
         assert row.floor is not None, name
         assert nightly.envs_of(row)[0] >= 2, f"{name} needs two actors"

@@ -30,8 +30,9 @@ def test_every_row_with_results_is_shown_on_the_page_of_its_agent_and_on_that_of
     pages = [*ROOT.glob("docs/agents/*.md"), ROOT / "docs" / "results.md"]
     shown = {path.stem: markers.on_page_markdown(path.read_text(encoding="utf-8")) for path in pages}
     for file in RESULTS.glob("**/*.json"):
-        agent = json.loads(file.read_text(encoding="utf-8"))["agent"].removeprefix("flow_")
+        agent = json.loads(file.read_text(encoding="utf-8"))["agent"]
         own = {"a3c": "a2c", "impact": "appo"}.get(agent, agent)
+        own = own.rpartition(":")[2].removesuffix("Plan").lower()
         for page in ["results", own] if file.parent == RESULTS else ["results"]:
             assert f"\n| {file.stem} |" in shown[page]
 

@@ -16,7 +16,7 @@ import pytest
 import launch
 from agents.dqn import DQN, DQNConfig
 from framework.checkpoints import torch_part
-from framework.commands import train
+from framework.commands import running, train
 from framework.programs import RunConfig
 from framework.runs import registry, run_folder
 
@@ -182,7 +182,7 @@ def test_a_file_of_an_environment_is_no_error_of_the_disk(make_run):
 
     with pytest.raises(launch.NodeError) as caught:
         launch.launch(build(), "threads")
-    text = train._explain(caught.value, make_run())
+    text = running._explain(caught.value, make_run())
     assert "/nowhere/level7.txt" in text and "Free some space" not in text
 
 
@@ -201,11 +201,18 @@ def test_launchpad_that_is_missing(repertory, tmp_path):
 
 
 def test_list_says_what_is_missing(repertory, monkeypatch):
-    monkeypatch.setattr(registry, "_entry_points", lambda: {"dqn": "agents.dqn:DQN", "own": "not_there:Own"})
+    agents = {"dqn": "agents.dqn:DQN", "c51": "agents.c51:C51", "own": "not_there:Own"}
+    monkeypatch.setattr(registry, "_entry_points", lambda: agents)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "ale_py" else name)
     code, out, _ = repertory("list")
     assert code == 0
-    for text in ("own  cannot be used: ", "No module named 'not_there'", "[atari]", "Deep Q-learning"):
+    for text in (
+        "own  cannot be used: ",
+        "No module named 'not_there'",
+        "[atari]",
+        "Deep Q-learning",
+        " (on dqn)",
+    ):
         assert text in out
     assert "repertory[ray]" not in out
 
@@ -249,7 +256,7 @@ UNSEEN = {"steps": [10], "evaluate_period": None}
 RESUMES = [
     (RANDOM, "--environment gymnasium:Acrobot-v1", 2, "CartPole-v1' … 'gymnasium:Acrobot-v1' … new run"),
     (RANDOM, "dqn", 2, "'random_actions', not of 'dqn'"),
-    (RANDOM, "--device cpu", 2, "--device: got 'cpu', but 'random_actions' has no such setting"),
+    (RANDOM, "--device cpu", 2, "has no flag --device"),
     (OF_DQN, "--device gpu", 2, "device: got 'gpu', expected the name of a torch"),
     (OF_DQN, "--inference-device gpu", 2, "inference_device: got 'gpu', expected"),
     (OF_DQN, "--directory elsewhere", 2, "elsewhere', expected '{run}'"),
@@ -301,10 +308,18 @@ def test_resume_with_a_damaged_config(repertory, make_run, damage, texts):
     assert code == 1 and all(text in err for text in texts), err
 
 
+def test_an_error_of_the_code_that_makes_an_environment_names_it(repertory, tmp_path, monkeypatch):
+    (tmp_path / "faulty.py").write_text("make = lambda: {}['size']")
+    monkeypatch.syspath_prepend(tmp_path)
+    code, _, err = repertory("train", "dqn", "--environment", "faulty:make")
+    assert code == 1 and "faulty.py" in err and "framework" not in err
+    assert err.endswith("\nerror: --environment faulty:make: KeyError: 'size'\n")
+
+
 class TestResume:
     @pytest.fixture
     def interrupted(self, monkeypatch):
-        monkeypatch.setattr(train, "_run", lambda *_: (None, signal.SIGINT))
+        monkeypatch.setattr(running, "_run", lambda *_: (None, signal.SIGINT))
 
     def test_with_other_settings(self, repertory, make_run):
         folder = make_run(steps=[1000], agent="dqn")
@@ -314,7 +329,7 @@ class TestResume:
         assert code == 2 and "num_actors" not in err
         assert "learning_rate: got 0.01, expected 0.001; double: got False, expected True" in err
         assert "--learning-rate 1e-2 --no-double\n" in err
-        assert f"--config {folder.path}/config.yaml --num-" in err
+        assert f"--config {folder.path}/config.yaml --max-env-steps=1000 --num-actors 1 --learning" in err
         assert "--num-actor" in repertory(*arguments, "--num-actor", "2")[2]
         folder.write_json("result.json", {})
         code, _, err = repertory(*arguments)  # The settings of the run: no error of theirs.
@@ -399,11 +414,13 @@ def test_advice_is_for_a_shell(repertory, make_run):
 class TestDisk:
     def test_a_picture_that_cannot_be_written(self, repertory, make_run, tmp_path, monkeypatch):
         (tmp_path / "file").write_text("")
+        (tmp_path / "file.mp4").mkdir()
         path = make_run(returns=[1.0]).path
         monkeypatch.setattr("framework.commands.video.load_policy", lambda *_: None)
         for arguments, output in (
             (("plot", path, "--output"), tmp_path / "file" / "x.png"),
             (("video", path, "--output"), tmp_path / "file" / "x.gif"),
+            (("video", path, "--output"), tmp_path / "file.mp4"),
             (("graph", "random_actions", "--svg"), tmp_path / "file" / "x.svg"),
         ):
             code, _, err = repertory(*arguments, output)

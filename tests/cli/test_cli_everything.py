@@ -266,7 +266,7 @@ def test_every_logger(run_of, name):
         (["--wrappers", "StepLimt"], "wrappers: got 'StepLimt', expected one of .* Did you mean 'StepLimit'"),
         (["--wrappers", "StepLimit(3)"], "it has values without a name"),
         (["--wrappers", "StepLimit(limit=n)"], "with literal values"),
-        (["--wrappers", "StepLimit(limit=0)"], "limit: got 0, expected at least 1"),
+        (["--wrappers", "StepLimit(limit=0)"], "limit: got 0, expected a whole number of at least 1"),
         (["--wrappers", "nowhere:Wrapper"], "cannot be imported: No module named 'nowhere'"),
         (["--observers", "Observer"], "observers: got 'Observer', expected one of ActionObserver"),
         (["--loggers", "cvs"], "Did you mean 'csv'"),

@@ -16,9 +16,9 @@ import tree
 from hypothesis import given, settings
 
 from framework import specs
-from framework.environments import environment_server, external_client
-from framework.environments.environment_server import UnreadableMessage
-from framework.environments.spec_data import parse_environment_spec, parse_spec
+from framework.environments.remote import environment_server, external_client
+from framework.environments.remote.environment_server import UnreadableMessage
+from framework.environments.remote.spec_data import parse_environment_spec, parse_spec
 
 SHAPES = st.lists(st.integers(0, 3), max_size=3).map(tuple)
 DTYPES = st.sampled_from([np.bool_, np.uint8, np.int32, np.int64, np.float32, np.float64])

@@ -21,8 +21,8 @@ import launch
 from agents.random_actions import RandomActions
 from framework import core, environments
 from framework.actors import EnvironmentLoop, PolicyActor
-from framework.environments.external import ExternalEnvironment
-from framework.environments.external_client import ExternalClient
+from framework.environments.remote.external import ExternalEnvironment
+from framework.environments.remote.external_client import ExternalClient
 from framework.programs import RunConfig, make_program
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

@@ -58,10 +58,10 @@ def test_several_choices_as_one():
 
 
 BAD = {
-    "too large": (np.array([0, 12]), "Several: action of env 1: got 12, expected 0 to 11"),
-    "negative": (np.array([-1, 0]), "Several: action of env 0: got -1"),
-    "real numbers": (np.zeros(2), r"Several: action: got float64\[2\], expected int64\[2\]"),
-    "of another batch": (np.zeros(3, np.int64), r"got int64\[3\], expected int64\[2\]"),
+    "too large": (np.array([0, 12]), r"Several: action of env 1 is .*12.*, outside 0 ... 11"),
+    "negative": (np.array([-1, 0]), r"Several: action of env 0 is .*-1"),
+    "real numbers": (np.zeros(2), "Several: action has dtype float64, expected int64"),
+    "of another batch": (np.zeros(3, np.int64), r"action has shape \(3,\), expected \(2,\)"),
 }
 
 

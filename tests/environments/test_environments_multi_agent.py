@@ -238,5 +238,5 @@ def test_cartpole_is_truncated():
     assert played.step_type[:, 0].tolist() == [FIRST, MID, MID, MID, MID, LAST, FIRST]
     assert played.agents["agent_1"][-2:, 0].tolist() == [LAST, FIRST]
     assert played.discount["agent_1"].min() == 1.0
-    with pytest.raises(ValueError, match="num_agents=0"):
+    with pytest.raises(ValueError, match="num_agents: got 0"):
         MultiAgentCartPole(num_agents=0)

@@ -19,7 +19,8 @@ import launch
 from agents.random_actions import RandomActions
 from framework import environments
 from framework.commands import cli
-from framework.environments import environment_server, testing
+from framework.environments import testing
+from framework.environments.remote import environment_server
 from framework.programs import RunConfig, make_program
 from launch.rpc.sockets import CurveKeys, make_client_socket
 

@@ -259,7 +259,7 @@ def test_minatar_leaves_logging_as_it_is_and_refuses_a_limit_of_zero():
         assert logging.root.manager.disable == logging.CRITICAL
     finally:
         logging.disable(logging.NOTSET)
-    with pytest.raises(ValueError, match="max_steps: got 0, expected at least 1 or None"):
+    with pytest.raises(ValueError, match="max_steps: got 0, expected a whole number of at least 1"):
         environments.make("minatar:Breakout", options={"max_steps": 0})
 
 

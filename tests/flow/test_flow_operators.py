@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import collections
 import functools
-import gc
 import itertools
 import queue
 import sys
 import threading
 import time
-import weakref
 from concurrent.futures import Future
 
 import pytest
@@ -27,7 +25,6 @@ from framework.flow import (
     NotReady,
     Par,
     StepError,
-    UnknownFunction,
     alternate,
     concurrent,
 )
@@ -57,16 +54,14 @@ class Client:
 
     def __init__(self, host: Host, unsent: tuple[int, ...] = ()) -> None:
         self.futures, self._host, self._unsent, self._made = self, host, unsent, 0
-        self.with_function: list[bool] = []
 
-    def call(self, key, function, args) -> Future:
+    def call(self, function, args) -> Future:
         self._made += 1
         if self._made - 1 in self._unsent:
             raise TimeoutError("not sent")
-        self.with_function.append(function is not None)
         future: Future = Future()
         try:
-            future.set_result(self._host.call(key, function, args))
+            future.set_result(self._host.call(function, args))
         except Exception as error:
             future.set_exception(error)
         return future
@@ -140,39 +135,6 @@ def test_a_call_that_cannot_be_sent_does_not_end_the_flow(depth):
     assert [str(each) for each in found if not isinstance(each, int)] == ["not sent"] * 2
 
 
-def test_both_sides_forget_old_functions():
-    client = Client(Host(Worker))
-    node, functions = Node(client), []
-    for i in range(200):
-        step = lambda worker, i=i: i  # noqa: E731
-        functions.append(weakref.ref(step))
-        assert [node.call(step).result() for _ in range(2)] == [i, i]
-        assert node.call(Worker.sample).result()[0] == ""  # The same in each iteration.
-    del step
-    gc.collect()
-    assert 0 < sum(ref() is not None for ref in functions) <= 32
-    # A function travels with the first of its calls, the one that stays again after 32 others.
-    assert sum(client.with_function) == 200 + 1 + 199 // 32
-
-
-def test_functions_of_former_callers_are_forgotten_and_sent_again(monkeypatch):
-    monkeypatch.setattr("framework.flow.nodes._CALLERS", 3)
-    host, functions = Host(Worker), []
-    node = Node(Client(host))
-    plan = Par([node], Worker.sample).sync()
-    assert next(plan) == [("", 1, 0)]
-    for _ in range(5):
-        step = lambda worker: worker.name  # noqa: E731
-        functions.append(weakref.ref(step))
-        assert Node(Client(host)).call(step).result() == ""
-    del step
-    gc.collect()
-    assert sum(ref() is not None for ref in functions) == 3
-    with pytest.raises(UnknownFunction, match="got function 0 without its code"):
-        node.call(Worker.sample).result()
-    assert next(plan) == [("", 2, 0)]
-
-
 def test_operators():
     assert list(Flow.of(range(4)).map(lambda x: x * x)) == [0, 1, 4, 9]
     assert list(Flow.of(range(6)).filter(lambda x: x % 2 == 0)) == [0, 2, 4]
@@ -205,17 +167,16 @@ def test_an_error_does_not_end_a_generator_for_good():
         next(plan)
 
 
-@pytest.mark.parametrize("kind", [launch.CallLost, UnknownFunction])
 @pytest.mark.parametrize("make_node", [LocalNode, lambda obj: Node(Client(Host(lambda: obj)))])
-def test_a_step_whose_own_call_is_lost_is_an_error_and_not_repeated(make_node, kind):
+def test_a_step_whose_own_call_is_lost_is_an_error_and_not_repeated(make_node):
     calls = []
 
     def step(obj):
         calls.append(obj)
-        raise kind("another node was restarted")
+        raise launch.CallLost("another node was restarted")
 
     for take in (Par([make_node("object")], step).sync(), Par([make_node("object")], step).unordered()):
-        with pytest.raises(StepError, match=f"{kind.__name__}: another node was restarted"):
+        with pytest.raises(StepError, match="CallLost: another node was restarted"):
             next(take)
     assert len(calls) == 2
 

@@ -372,7 +372,7 @@ def test_actions_near_their_bounds_have_gradients_in_mixed_precision(kind):
     if kind == "deterministic":
         head = networks.DeterministicHead(4, 1)
     else:
-        head = networks.SquashedGaussianHead(4, np.array([-1.0]), np.array([1.0]))
+        head = networks.SquashedGaussianHead(4, 1)
     for name, parameter in head.named_parameters():
         torch.nn.init.constant_(parameter, 4.0 if name.endswith("bias") else 0.0)
     with torch.autocast("cpu", torch.bfloat16):

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from agents.flow_dqn import FlowDQN, FlowDQNConfig
+from agents.dqn import DQNConfig
+from examples.flows import DQNPlan
 from framework import environments, specs
 from framework.flow import Flow, concurrent
 from framework.plans.plan_worker import PlanLearner, PlanWorker
@@ -18,6 +19,7 @@ from framework.programs import RunConfig
 from framework.replay import EmbeddedClient, ReplaySample, SampleInfo
 from framework.runs.services import Counter
 from framework.types import Gradients, StepResult
+from framework.workers.learner import ProgramLearner
 from framework.workers.worker import Setup
 
 GRADIENTS = Gradients([], torch.zeros(()), {}, torch.tensor(7))
@@ -26,10 +28,10 @@ GRADIENTS = Gradients([], torch.zeros(()), {}, torch.tensor(7))
 def make_setup(agent, **settings):
     with environments.make("gymnasium:CartPole-v1") as environment:
         spec = specs.make_environment_spec(environment)
-    return Setup(agent(FlowDQNConfig(hidden_sizes=(4,))).for_program(1), None, spec, RunConfig(**settings))
+    return Setup(agent(DQNConfig(hidden_sizes=(4,))).for_program(1), None, spec, RunConfig(**settings))
 
 
-class TwoBranches(FlowDQN):
+class TwoBranches(DQNPlan):
     def plan(self, workers, learner):
         learner.learner.apply = lambda _: StepResult({})
         steps = Flow.of(itertools.repeat(GRADIENTS)).map(learner.apply)
@@ -52,7 +54,8 @@ class Interleaving(Counter):
 
 def test_steps_during_a_publication_are_counted_once():
     counter, monitor = Interleaving(), SimpleNamespace(write=lambda *_: None)
-    learner = PlanLearner(make_setup(FlowDQN), counter=counter, monitor=monitor)
+    program = ProgramLearner(make_setup(DQNPlan), counter=counter, monitor=monitor)
+    learner = PlanLearner(program, "cpu")
     learner.learner.apply = lambda _: StepResult({})
     for _ in range(3):
         learner.apply(GRADIENTS)
@@ -60,13 +63,15 @@ def test_steps_during_a_publication_are_counted_once():
     learner.publish()
     counter.thread.join(30)
     learner.publish()
-    assert counter.get_counts()["learner_steps"] == learner.published.block.version == 4
+    assert counter.get_counts()["learner_steps"] == program.published.block.version == 4
 
 
 def test_gradients_are_applied_with_the_threads_of_the_learner():
     before, found = torch.get_num_threads(), []
     monitor = SimpleNamespace(write=lambda *_: None)
-    learner = PlanLearner(make_setup(FlowDQN, learner_threads=before + 1), counter=Counter(), monitor=monitor)
+    learner = ProgramLearner(
+        make_setup(DQNPlan, learner_threads=before + 1), counter=Counter(), monitor=monitor
+    )
 
     def apply(_):
         found.append(torch.get_num_threads())
@@ -83,11 +88,11 @@ def test_gradients_are_applied_with_the_threads_of_the_learner():
 def test_the_age_of_gradients_after_a_restart_of_the_learner():
     counter, written = Counter(), []
     monitor = SimpleNamespace(write=lambda _, row: written.append(row))
-    saved = PlanLearner(make_setup(FlowDQN), counter=Counter(), monitor=monitor).saves.state()
+    saved = ProgramLearner(make_setup(DQNPlan), counter=Counter(), monitor=monitor).saves.state()
     checkpointer = SimpleNamespace(get=lambda _: {**saved, "steps": 5}, put=lambda *_: None)
     counter.increment(learner_steps=8)  # Three are lost.
     services = {"counter": counter, "monitor": monitor, "checkpointer": checkpointer}
-    learner = PlanLearner(make_setup(FlowDQN, learner_log_period=1), **services)
+    learner = ProgramLearner(make_setup(DQNPlan, learner_log_period=1), **services)
     version = learner.published.block.version
     gradients = [() for _ in learner.learner._parameters]
     for _ in range(2):
@@ -96,8 +101,8 @@ def test_the_age_of_gradients_after_a_restart_of_the_learner():
 
 
 def test_rows_after_the_loss_of_another_learner_are_of_the_steps_since_then():
-    setup, written, state = make_setup(FlowDQN, learner_log_period=5), [], {}
-    learner = PlanLearner(
+    setup, written, state = make_setup(DQNPlan, learner_log_period=5), [], {}
+    learner = ProgramLearner(
         setup,
         replay=EmbeddedClient(setup.agent.make_tables(setup.spec), concurrent=False),
         counter=Counter(),
@@ -138,7 +143,7 @@ def test_a_worker_that_was_restored_without_steps_left_ends_the_program():
     ended, counter = [], Counter()
     counter.increment(learner_steps=5)
     monitor = SimpleNamespace(write=lambda *_: None, finish=lambda *arguments: ended.append(arguments))
-    saved = PlanLearner(make_setup(TwoBranches), counter=Counter(), monitor=monitor).saves.state()
+    saved = ProgramLearner(make_setup(TwoBranches), counter=Counter(), monitor=monitor).saves.state()
     checkpointer = SimpleNamespace(get=lambda _: {**saved, "steps": 5}, put=lambda *_: None)
     services = {"counter": counter, "monitor": monitor, "checkpointer": checkpointer}
     worker = PlanWorker(make_setup(TwoBranches, max_learner_steps=5), workers=[None], **services)

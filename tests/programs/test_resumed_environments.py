@@ -11,9 +11,9 @@ import pytest
 from helpers.node_clients import make_client
 
 import launch
-from agents.flow_impala import FlowIMPALA
 from agents.impala import IMPALAConfig
 from agents.random_actions import RandomActions
+from examples.flows import IMPALAPlan
 from framework import environments, specs
 from framework.environments.testing import FakeEnvironment
 from framework.programs import RunConfig, make_program
@@ -43,7 +43,7 @@ class Levels(gymnasium.Env):
         return np.zeros(2, np.float32), 1.0, self._time == 5, False, {}
 
 
-PLAN = FlowIMPALA(IMPALAConfig(unroll_length=4, hidden_sizes=(4,)))
+PLAN = IMPALAPlan(IMPALAConfig(unroll_length=4, hidden_sizes=(4,)))
 
 
 @pytest.mark.parametrize("agent", [RandomActions(), PLAN], ids=["actors", "a plan"])

@@ -16,13 +16,13 @@ import launch
 from agents.a2c import A2CConfig
 from agents.a3c import A3C
 from agents.dqn import DQN, DQNConfig
-from agents.flow_dqn import FlowDQN, FlowDQNConfig
 from agents.impala import IMPALA, IMPALAConfig
 from agents.mpo import MPO, MPOConfig
 from agents.ppo import PPO, PPOConfig
 from agents.r2d2 import R2D2, R2D2Config
 from agents.random_actions import RandomActions
 from agents.sac import SAC, SACConfig
+from examples.flows import DQNPlan
 from framework.checkpoints import Checkpointer
 from framework.loggers import InMemoryLogger
 from framework.programs import RunConfig, make_program, snapshot
@@ -41,7 +41,7 @@ AGENTS = {
     "sac": lambda: SAC(SACConfig(**SMALL)),
     "random": lambda: RandomActions(),
     "a3c": lambda: A3C(A2CConfig(unroll_length=2)),
-    "flow-dqn": lambda: FlowDQN(FlowDQNConfig(**SMALL)),
+    "dqn-plan": lambda: DQNPlan(DQNConfig(**SMALL)),
 }
 PERIODS = {"evaluate_period": 200, "log_period": 50, "learner_log_period": 7}
 BASE = RunConfig(num_actors=2, envs_per_actor=2, max_env_steps=450, num_evaluation_episodes=1, **PERIODS)
@@ -90,7 +90,7 @@ def assert_same_run(one: str, other: str) -> None:
 
 
 CASES = [("prioritized", "local"), ("ppo", "server"), ("impala", "alternating+server")]
-CASES += [("r2d2", "local"), ("sac", "server"), ("flow-dqn", "local")]
+CASES += [("r2d2", "local"), ("sac", "server"), ("dqn-plan", "local")]
 CASES += [pytest.param(name, "local", marks=pytest.mark.release) for name in ("mpo", "a3c")]
 
 

@@ -15,7 +15,7 @@ from served_table import table, write, write_columns
 
 from framework import replay
 from framework.replay import wire
-from framework.replay.remote.client import ServedClient
+from framework.replay.client import ServedClient
 from framework.replay.rows.store import RowStore
 from framework.replay.server.holdings import Held, Holdings
 from framework.replay.server.intake import Intake
@@ -66,7 +66,7 @@ def test_only_as_many_frames_as_a_message_may_have_are_kept():
         write(client.batch_writer(), 5)
         with connected(server) as peer:
             peer.sendall(b"\x01\0" * (2 * wire.MAX_ARRAYS) + b"\0\0")
-            until(lambda: server.malformed == 1)
+            until(lambda: server._service.malformed == 1)
         assert len(client.sample_batch("t", 4, timeout=20).data["x"]) == 4
         with pytest.raises(ValueError, match="max_message_bytes"):
             client._idle[0].post({"op": "insert", "a": np.zeros(1 << 26)})
@@ -88,7 +88,7 @@ def test_a_descriptor_that_zeromq_has_closed_is_nobodys_connection(tmp_path):
         watch.look()
         for number in numbers:
             watch.close(number, "a test")
-        assert watch.cut == 0 and not watch.has_peers
+        assert watch.cut == 0 and not watch.peers
         other.getsockname()
         file.write("is open")
 

@@ -9,8 +9,8 @@ import pytest
 
 from framework import replay
 from framework.replay import shm
+from framework.replay.client import ServedClient
 from framework.replay.errors import StoreFullError
-from framework.replay.remote.client import ServedClient
 from framework.replay.rows.store import RowStore
 from launch import directories
 

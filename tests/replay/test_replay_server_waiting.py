@@ -8,7 +8,7 @@ from background import Background, until
 from served_table import write
 
 from framework import replay
-from framework.replay.remote.client import ServedClient
+from framework.replay.client import ServedClient
 from framework.replay.server import service
 
 
@@ -40,12 +40,7 @@ def test_an_acknowledgement_on_its_way_is_not_taken_for_a_table_without_room(ask
         writer = client.batch_writer(max_in_flight_items=1)
         rows = writer.append("s", {"x": np.arange(2)})
         # Nothing is seen of the server but its answers to questions: the rest is still on its way.
-        poll = writer._connection.poll
-        monkeypatch.setattr(
-            writer._connection,
-            "poll",
-            lambda *_: poll(0.0) if writer._connection._answers else [],
-        )
+        monkeypatch.setattr(writer._connection, "wait", lambda *_: None)
         writer.create_items("t", {"x": writer.slice("s", "x", rows[:1])})
         assert server.localhost_client().sample_batch("t", 1, timeout=10).data["x"].tolist() == [0]
         if ask == "create":

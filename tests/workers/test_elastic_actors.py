@@ -10,9 +10,9 @@ import pytest
 
 import launch
 from agents.dqn import DQN, DQNConfig
-from agents.flow_ppo import FlowPPO
 from agents.impala import IMPALA, IMPALAConfig
 from agents.ppo import PPO, PPOConfig
+from examples.flows import PPOPlan
 from framework import environments, specs
 from framework.learners.roster import Roster
 from framework.programs import RunConfig, make_program
@@ -194,8 +194,8 @@ def test_min_actors_is_for_programs_that_can_go_on_without_actors():
     with pytest.raises(ValueError, match="min_actors: got 1 with max_policy_lag 1, expected None"):
         lagging = PPO(PPOConfig(unroll_length=8, max_policy_lag=1))
         make_program(lagging, "gymnasium:CartPole-v1", RunConfig(num_actors=2, min_actors=1))
-    with pytest.raises(ValueError, match="min_actors: got 1, expected None for FlowPPO"):  # A plan.
-        make_program(FlowPPO(), "gymnasium:CartPole-v1", RunConfig(num_actors=2, min_actors=1))
+    with pytest.raises(ValueError, match="min_actors: got 1, expected None for PPOPlan"):  # A plan.
+        make_program(PPOPlan(), "gymnasium:CartPole-v1", RunConfig(num_actors=2, min_actors=1))
     assert make_program(AGENTS["impala"](), "gymnasium:CartPole-v1", config).min_nodes == {"actor": 1}
     config = RunConfig(num_actors=2, min_actors=2, variable_sources=2)
     program = make_program(AGENTS["ppo"](), "gymnasium:CartPole-v1", config)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +15,7 @@ from framework.replay.dm_reverb import convert
 from framework.replay.dm_reverb.writer import ReverbWriter, ServerTables
 from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBlockError
 from framework.replay.types import PaddedSample, ReplaySample, TableInfo, check_priorities
+from framework.replay.writers import Writers
 
 # Seconds between two polls of a table without samples: dm-reverb offers no notification.
 _LOOK = 0.005
@@ -32,7 +32,7 @@ class DmReverbClient(ServerTables, BaseClient):
 
     def __init__(self, server_address: str, *, concurrent: bool = True) -> None:
         super().__init__(server_address, concurrent)
-        self._writers: weakref.WeakSet[ReverbWriter] = weakref.WeakSet()
+        self._writers = Writers()
         # By table: drawn samples that were not returned yet, and the number being drawn.
         self._drawn: dict[str, list[Any]] = collections.defaultdict(list)
         self._coming: dict[str, int] = collections.Counter()
@@ -42,14 +42,9 @@ class DmReverbClient(ServerTables, BaseClient):
 
     def batch_writer(self, max_in_flight_items: int | None = None) -> ReverbWriter:
         """Returns a writer for B envs; see `ReverbWriter`."""
-        writer = ReverbWriter(self, max_in_flight_items, self.can_insert)
+        writer = ReverbWriter(self, max_in_flight_items, self._writers, self.can_insert)
         self._writers.add(writer)
         return writer
-
-    def _settle(self) -> None:
-        """Waits until the items of this client's writers are in their tables, as far as these have room."""
-        for writer in list(self._writers):
-            writer.show()
 
     # Sampling.
 
@@ -81,7 +76,7 @@ class DmReverbClient(ServerTables, BaseClient):
                 if len(drawn) >= n:
                     samples, drawn[:n] = drawn[:n], []
                     return samples
-            self._settle()
+            self._writers.show()
             info = self.infos()[table]
             with self.changed:
                 missing = n - len(drawn)
@@ -94,9 +89,7 @@ class DmReverbClient(ServerTables, BaseClient):
             elif more > 0:
                 self._fetch(table, more)
             elif deadline is not None and time.monotonic() >= deadline:
-                raise DeadlineExceededError(
-                    f"table {table!r}: got fewer than {n} samples within {timeout} s."
-                )
+                raise DeadlineExceededError(f"table {table!r}: got fewer than {n} samples in {timeout} s.")
             elif not self.concurrent:
                 raise WouldBlockError(
                     f"table {table!r}: the rate limiter refuses {missing} of {n} samples, and no other "
@@ -130,7 +123,7 @@ class DmReverbClient(ServerTables, BaseClient):
         keys = np.asarray(keys, np.uint64).ravel()
         priorities = check_priorities(table, np.ravel(priorities), len(keys))
         self.signature(table)  # raises UnknownTableError
-        self._settle()
+        self._writers.show()
         updates = dict(zip(keys.tolist(), priorities.tolist(), strict=True))
         self.native.mutate_priorities(table, updates, [int(key) for key in deletes])
         self.saw_priorities(table, priorities)
@@ -138,7 +131,7 @@ class DmReverbClient(ServerTables, BaseClient):
     def reset(self, table: str) -> None:
         """Removes every item of a table and sets its counters to 0."""
         self.signature(table)  # raises UnknownTableError
-        self._settle()
+        self._writers.show()
         self.native.reset(table)
         with self.changed:
             self._drawn[table].clear()
@@ -148,32 +141,31 @@ class DmReverbClient(ServerTables, BaseClient):
 
     def can_sample(self, table: str, n: int = 1) -> bool:
         """Returns whether n samples can be drawn now without waiting."""
-        self._settle()
+        self._writers.show()
         missing = max(0, n - len(self._drawn[table]))
         return convert.samples_to_be_had(self.infos()[table], missing, certain=False) == missing
 
     def can_insert(self, table: str, n: int = 1) -> bool:
         """Returns whether n items can be inserted now without waiting."""
-        self._settle()
+        self._writers.show()
         return self.has_room(table, n)
 
     def server_info(self, timeout: float | None = None) -> dict[str, TableInfo]:
         """Returns a description of each table. `timeout` is rounded up to whole seconds."""
-        self._settle()
+        self._writers.show()
         return self.infos(timeout)
 
     def checkpoint(self) -> str:
         """Makes the server write a checkpoint; returns its path."""
         self.check_open()
-        self._settle()
+        self._writers.show()
         return self.native.checkpoint()
 
     # Closing.
 
     def close(self) -> None:
         """Closes this client; inserts its writers' items as far as the tables have room."""
-        for writer in list(self._writers):
-            writer.close(timeout=0)
+        self._writers.call_all("close", 0)
         self.interrupt(close=True)
 
 

@@ -38,6 +38,7 @@ from framework.replay.rows.store import RowStore
 from framework.replay.tables.items import NewItems
 from framework.replay.types import ByName, TableInfo, check_priorities
 from framework.replay.writer import BatchWriter
+from framework.replay.writers import Writers
 from framework.types import Nest
 
 # Seconds to wait for a server of another process to start, including TensorFlow's import.
@@ -155,16 +156,20 @@ class ReverbWriter(BatchWriter):
 
     It differs in two ways. `create_items` returns no keys, because dm-reverb does not report them. When it
     returns, items may still be in flight, at most `max_in_flight_items` if the client is concurrent. A writer
-    that is garbage-collected is closed with timeout 0.
+    that is garbage-collected is closed by the next call that reads.
     """
 
     _default_in_flight = DEFAULT_IN_FLIGHT
 
     def __init__(
-        self, tables: ServerTables, max_in_flight_items: int | None, has_room: Callable[[str, int], bool]
+        self,
+        tables: ServerTables,
+        max_in_flight_items: int | None,
+        writers: Writers,
+        has_room: Callable[[str, int], bool],
     ) -> None:
         self._rows = RowStore()
-        super().__init__(self._rows, max_in_flight_items, collections.deque(), has_room)
+        super().__init__(self._rows, max_in_flight_items, writers, has_room)
         if not tables.concurrent:
             self._max_in_flight = sys.maxsize
         self._tables = tables
@@ -192,10 +197,6 @@ class ReverbWriter(BatchWriter):
             self._writer.close()
         self._rows.close()
         return self.num_pending
-
-    def __del__(self) -> None:
-        if not self._closed:
-            self.close(timeout=0)
 
     # Sending.
 

@@ -6,27 +6,24 @@ elsewhere, arrays travel in the messages. The interface is the same.
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import logging
 import os
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+from framework import nest as nests
 from framework.replay.base import BaseClient, BaseSource
 from framework.replay.contracts import Source
 from framework.replay.errors import DeadlineExceededError, ServerClosed
 from framework.replay.remote.connection import LAST_WORDS_S, ConnectionPool, ReplayConnection, SessionLost
 from framework.replay.remote.writer import ServedWriter
-from framework.replay.reverb_api.client import ReverbApi
 from framework.replay.rows.layout import Binding, Layout, gather
 from framework.replay.types import PaddedSample, ReplaySample, SampleInfo, TableInfo
 from framework.replay.wire import Wake
-
-_LOG = logging.getLogger(__name__)
+from framework.replay.writers import Writers
 
 # Seconds in which a server must have written a checkpoint of all its tables.
 _CHECKPOINT_S = 600.0
@@ -41,9 +38,9 @@ class ServedSource(BaseSource):
       hold: whether samples are given back if the session ends before they are released.
     """
 
-    _client: ServedClient
+    _client: RemoteClient
 
-    def __init__(self, client: ServedClient, connection: ReplayConnection, hold: bool = True) -> None:
+    def __init__(self, client: RemoteClient, connection: ReplayConnection, hold: bool = True) -> None:
         self._client = client
         self._connection = connection
         self._hold = hold
@@ -51,34 +48,23 @@ class ServedSource(BaseSource):
     def draw(
         self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
     ) -> tuple[ReplaySample | PaddedSample, tuple[int, int | None]]:
-        self._client.show()
+        self._client.writers.show()
+        connection, hold, drawn = self._connection, self._hold, (-1, None)
         try:
-            return self._draw(table, n, timeout, out, pad)
-        except BaseException as error:
-            self._connection.end_if_interrupted(error)
-            raise
-
-    def _draw(
-        self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
-    ) -> tuple[ReplaySample | PaddedSample, tuple[int, int | None]]:
-        connection, hold = self._connection, self._hold
-        message = {"op": "sample", "table": table, "n": n, "hold": hold, "pad": pad}
-        answer = connection.call(message, timeout, wait=True)
-        info = SampleInfo(*[array.copy() for array in answer["info"]])
-        drawn = connection.session, answer.get("delivery")
-        layouts, local = connection.layouts, connection.mapped.local
-        try:
-            for number, description, files in answer["define"]:
-                layout = Layout.from_wire(description)
-                for file in files:
-                    connection.mapped.column(*file)
-                # A mapped store has what a binding gathers from.
-                layouts[number] = Binding(layout, connection.mapped, table) if local else layout.pack  # type: ignore[arg-type]
-            if local:
+            message = {"op": "sample", "table": table, "n": n, "hold": hold, "pad": pad}
+            answer = connection.call(message, timeout, wait=True)
+            drawn = connection.session, answer.get("delivery")
+            info = SampleInfo(*[array.copy() for array in answer["info"]])
+            layouts, mapped = connection.layouts, connection.mapped
+            if mapped.local:
+                for number, description, files in answer["define"]:
+                    for file in files:
+                        mapped.column(*file)
+                    # A mapped store has what a binding gathers from.
+                    layouts[number] = Binding(Layout.from_wire(description), mapped, table)  # type: ignore[arg-type]
                 parts = [(layouts[part[0]], *part[1:]) for part in answer["parts"]]
                 return gather(table, info, parts, out, pad), drawn
-            pack = layouts[answer["layout"]]
-            assert callable(pack)
+            pack = nests.packer(answer["structure"])
             leaves = [
                 _into(array, None if out is None else out[at]) for at, array in enumerate(answer["leaves"])
             ]
@@ -86,7 +72,8 @@ class ServedSource(BaseSource):
                 lengths = [None if each is None else _into(each, None) for each in answer["lengths"]]
                 return PaddedSample(info, pack(leaves), pack(lengths)), drawn
             return ReplaySample(info, pack(leaves)), drawn
-        except BaseException:
+        except BaseException as error:
+            connection.end_if_interrupted(error)
             (self.give_back if hold else self.release)(drawn)
             raise
 
@@ -114,22 +101,22 @@ class ServedSource(BaseSource):
             self._connection.request(message, timeout=LAST_WORDS_S)
 
 
-class ServedClient(ReverbApi, ConnectionPool, BaseClient):
+_Client = TypeVar("_Client", bound="RemoteClient")
+
+
+class RemoteClient(ConnectionPool, BaseClient):
     """See the module, and `ConnectionPool` for the arguments; made by `replay.Client`."""
 
-    address: str
     concurrent = True
 
     def _begin(self) -> None:
         super()._begin()
         _clients.add(self)
-        self._writers: weakref.WeakSet[ServedWriter] = weakref.WeakSet()
-        self._dropped: collections.deque[ServedWriter] = collections.deque()
+        self.writers = Writers()
 
     def begin_in_child(self) -> None:
         """Connects again in a forked child, which uses no connection of its parent."""
-        for writer in list(self._writers):
-            writer.end_in_child()
+        self.writers.call_all("end_in_child")
         inherited = list(self._connections)
         self._begin()
         for connection in inherited:  # a source keeps its own
@@ -161,34 +148,15 @@ class ServedClient(ReverbApi, ConnectionPool, BaseClient):
         Args:
           max_in_flight_items: items that may wait for room before `create_items` waits too; None for 512.
         """
-        self.show()
-        writer = ServedWriter(self.connection(), max_in_flight_items, self._dropped, self.can_insert)
-        with self._lock:
-            self._writers.add(writer)
+        self.writers.show()
+        writer = ServedWriter(self.connection(), max_in_flight_items, self.writers, self.can_insert)
+        self.writers.add(writer)
         return writer
-
-    def show(self) -> None:
-        """Sends the items that this client's writers have created, before anything is read.
-
-        Writers that were dropped without `close` end: they insert what they can without waiting.
-        """
-        with contextlib.suppress(IndexError):  # another thread may take the last one
-            while self._dropped:
-                writer = self._dropped.popleft()
-                try:
-                    writer.close(timeout=0)
-                except Exception:  # not an error of this call
-                    _LOG.exception("a writer that was dropped without close failed")
-        if self._writers:
-            with self._lock:
-                writers = list(self._writers)
-            for writer in writers:
-                writer.show()
 
     # The rest.
 
     def _call(self, message: dict[str, Any], timeout: float | None = None) -> dict[str, Any]:
-        self.show()
+        self.writers.show()
         return self.call(message, timeout)
 
     def _call_table(self, table: str, method: str, *arguments: Any) -> Any:
@@ -196,7 +164,7 @@ class ServedClient(ReverbApi, ConnectionPool, BaseClient):
         return self._call({"op": method, "table": table, "arguments": plain})["value"]
 
     def weight(self, table: str) -> tuple[float, int, int]:
-        """See `EmbeddedClient.weight`."""
+        """See `LocalClient.weight`."""
         total, count, allowed = self._call_table(table, "weight")
         return total, count, allowed
 
@@ -227,14 +195,12 @@ class ServedClient(ReverbApi, ConnectionPool, BaseClient):
     def close(self) -> None:
         """Ends this client. Its writers insert what they can without waiting."""
         self.interrupt()  # first, because a thread that waits in a writer holds its lock
-        with self._lock:
-            writers = list(self._writers)
-        with contextlib.ExitStack() as stack:  # closes all, even if one raises
-            stack.callback(super().close)
-            for writer in writers:
-                stack.callback(writer.close, 0)
+        try:
+            self.writers.call_all("close", 0)
+        finally:
+            super().close()
 
-    def __enter__(self) -> ServedClient:
+    def __enter__(self: _Client) -> _Client:
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -242,7 +208,7 @@ class ServedClient(ReverbApi, ConnectionPool, BaseClient):
 
 
 # The clients of this process, so that a forked child can tell them.
-_clients: weakref.WeakSet[ServedClient] = weakref.WeakSet()
+_clients: weakref.WeakSet[RemoteClient] = weakref.WeakSet()
 
 
 def _begin_in_child() -> None:

@@ -23,7 +23,6 @@ from typing import Any
 
 import zmq
 
-from framework.nest import Pack
 from framework.replay.errors import DeadlineExceededError, ServerClosed, ServerLost
 from framework.replay.rows.layout import Binding
 from framework.replay.shm import MappedStore, Proof
@@ -64,9 +63,10 @@ class ReplayConnection:
       wake: ends the waits of this connection.
       welcome: the server's answer to hello, which describes it.
       session: number of sessions so far; 0 before the first.
+      is_open: whether the session is open, as far as this side knows.
       mapped: the columns of the server that this process has mapped.
-      layouts: the layouts that the server has defined in this session: a `Binding` to gather mapped rows, or
-        the function that packs arrays.
+      layouts: the layouts that the server has defined in this session, bound to mapped rows, by number.
+      answers: those that were received and not taken yet, by number.
       done: deliveries whose rows were read; the next message reports them. Any thread may append.
     """
 
@@ -75,7 +75,7 @@ class ReplayConnection:
         self.welcome: dict[str, Any] = {}
         self.session = 0
         self.mapped: MappedStore
-        self.layouts: dict[int, Binding | Pack] = {}
+        self.layouts: dict[int, Binding] = {}
         self.done: collections.deque[int] = collections.deque()
         self._channel = channel
         self._address = ""
@@ -83,16 +83,11 @@ class ReplayConnection:
         self._pid = 0
         self._socket: zmq.Socket | None = None
         self._monitor: zmq.Socket | None = None  # readable once the connection has ended
-        self._greeted = False
+        self.is_open = False
         self._next_id = 0
-        self._answers: dict[int | None, dict[str, Any]] = {}  # received and not returned yet
+        self.answers: dict[int, dict[str, Any]] = {}
 
     # --- the session ---
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the session is open, as far as this side knows."""
-        return self._greeted
 
     def open(self, timeout: float | None = None) -> None:
         """Opens a session if none is open.
@@ -101,7 +96,7 @@ class ReplayConnection:
           ServerClosed: the server said that it stops, or did not answer within `reconnect_timeout`.
           DeadlineExceededError: `timeout` seconds passed first.
         """
-        if self._greeted:
+        if self.is_open:
             return
         channel, interrupted = self._channel, self.wake.is_set
         last = time.monotonic() + (float("inf") if timeout is None else timeout)
@@ -125,7 +120,7 @@ class ReplayConnection:
                     # It is sent once the server is there, if it is not yet.
                     self._socket.send_multipart(encode(hello), zmq.NOBLOCK)
                 while self._receive(min(until, time.monotonic() + channel.look_s), not interrupted):
-                    answer = self._answers.pop(self._next_id, None)
+                    answer = self.answers.pop(self._next_id, None)
                     if answer is not None:
                         return self._begin(answer)
             except (SessionLost, zmq.Again):  # A server that refuses the keys may do so before the hello.
@@ -156,13 +151,13 @@ class ReplayConnection:
         self.mapped = self._channel.mapped(answer, self._nonce)
         self.layouts = {}
         self.done.clear()
-        self._answers = {}
-        self._greeted = True
+        self.answers = {}
+        self.is_open = True
         self._channel.stopped = False
 
     def close(self) -> None:
         """Ends the session; the server takes back what it held."""
-        self._greeted = False  # first: an interrupt may end this
+        self.is_open = False  # first: an interrupt may end this
         if self._socket is not None and self._pid == os.getpid():  # not the parent's
             self._socket.disable_monitor()
             if self._monitor is not None:
@@ -178,12 +173,12 @@ class ReplayConnection:
     # --- messages ---
 
     def post(self, message: dict[str, Any]) -> int:
-        """Sends a message and returns its number; `poll` returns the answer.
+        """Sends a message and returns its number; `answers` will have its answer. The caller ends interrupts.
 
         Raises:
           SessionLost: there is no session, or it is of another process or another server.
         """
-        if not self._greeted or self._address != self._channel.address or self._pid != os.getpid():
+        if not self.is_open or self._address != self._channel.address or self._pid != os.getpid():
             self.close()
             raise SessionLost
         assert self._socket is not None
@@ -205,13 +200,10 @@ class ReplayConnection:
         except zmq.Again:  # the connection is gone
             self.close()
             raise SessionLost from None
-        except BaseException as error:
-            self.end_if_interrupted(error)
-            raise
         return self._next_id
 
-    def poll(self, timeout: float | None = 0.0, watch: bool = True) -> list[dict[str, Any]]:
-        """Returns the answers to posted messages; waits up to `timeout` seconds for the first.
+    def wait(self, timeout: float | None, watch: bool = True) -> None:
+        """Waits up to `timeout` seconds for `answers` to posted messages. An interrupt of it loses nothing.
 
         Args:
           timeout: seconds; None waits without a limit, and 0 does not wait.
@@ -221,15 +213,9 @@ class ReplayConnection:
           SessionLost: the connection has ended.
           ServerClosed: the server stops, or `watch` is true and the client was interrupted.
         """
-        self.wait(timeout, watch)
-        answers, self._answers = self._answers, {}
-        return list(answers.values())
-
-    def wait(self, timeout: float | None, watch: bool) -> None:
-        """Waits as `poll` does, which returns what has arrived. An interrupt of the wait loses nothing."""
         watch = watch and timeout != 0.0
         until = None if timeout is None else time.monotonic() + timeout
-        if not self._answers:
+        if not self.answers:
             while self._receive(until, watch):
                 until, watch = 0.0, False  # only those that have arrived
 
@@ -246,7 +232,7 @@ class ReplayConnection:
             begin = time.monotonic()
             left = None if deadline is None else max(0.0, deadline - begin)
             with contextlib.suppress(SessionLost):
-                if not self._greeted:
+                if not self.is_open:
                     # A call with timeout 0 waits a moment for the server, too: it may be about to start.
                     self.open(None if left is None else left + 1.0)
                 message["local"] = self.mapped.local
@@ -286,36 +272,32 @@ class ReplayConnection:
             limit = _GRACE_S if timeout is None else timeout
         deadline = None if limit is None else time.monotonic() + limit
         try:
-            return self._answer_of(self.post(message), deadline, wait, watch)
+            number = self.post(message)
+            while number not in self.answers:
+                try:
+                    if not self._receive(deadline, watch):
+                        break
+                except Interrupted:
+                    # The server ends the request with an error, or has answered it already.
+                    self.post({"op": "cancel"})
+                    deadline, watch = time.monotonic() + LAST_WORDS_S, False
+            answer = self.answers.pop(number, None)
         except BaseException as error:
             self.end_if_interrupted(error)
             raise
-
-    def _answer_of(self, number: int, deadline: float | None, wait: bool, watch: bool) -> dict[str, Any]:
-        """Waits for the answer of a request; see `request`."""
-        while number not in self._answers:
-            try:
-                if not self._receive(deadline, watch):
-                    break
-            except Interrupted:
-                # The server ends the request with an error, or has answered it already.
-                self.post({"op": "cancel"})
-                deadline, watch = time.monotonic() + LAST_WORDS_S, False
-        answer = self._answers.pop(number, None)
         if answer is None:
             self.close()
-            error: BaseException = DeadlineExceededError(
-                f"the replay server at {self._address} did not answer in time"
-            )
+            text = f"the replay server at {self._address} did not answer in time"
+            failed: BaseException = DeadlineExceededError(text)
         elif "error" in answer:
-            error = unpack_error(answer["error"])
-            if watch and isinstance(error, ServerClosed):
+            failed = unpack_error(answer["error"])
+            if watch and isinstance(failed, ServerClosed):
                 self._note_stop()
         else:
             return answer
-        if wait and not watch and isinstance(error, (DeadlineExceededError, ServerClosed)):
+        if wait and not watch and isinstance(failed, (DeadlineExceededError, ServerClosed)):
             raise Interrupted
-        raise error
+        raise failed
 
     def _receive(self, deadline: float | None, watch: bool) -> bool:
         """Receives one message, an answer or a notice; returns False if none comes before the deadline.
@@ -340,7 +322,7 @@ class ReplayConnection:
                     message = decode(self._socket.recv_multipart(copy=False))
                     notice = message.get("notice")
                     if notice is None:
-                        self._answers[message.get("id")] = message
+                        self.answers[message.get("id", 0)] = message
                 except BaseException:
                     self.close()  # what was received is lost
                     raise

@@ -16,7 +16,6 @@ call raises `ServerLost`. The caller creates a new writer.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import threading
 import time
@@ -34,11 +33,12 @@ from framework.replay.errors import (
 )
 from framework.replay.remote.connection import LAST_WORDS_S, Interrupted, ReplayConnection, SessionLost
 from framework.replay.rows.layout import Layout
-from framework.replay.rows.store import ColumnSpec
+from framework.replay.rows.store import ColumnSpec, bytes_of
 from framework.replay.tables.items import NewItems
 from framework.replay.types import check_priorities
 from framework.replay.wire import MAX_LAYOUTS, unpack_error
 from framework.replay.writer import BatchWriter, HeldRows, joined
+from framework.replay.writers import Writers
 
 # While this many messages wait at the server, single items wait for others longer.
 _MAX_MESSAGES = 64
@@ -57,7 +57,7 @@ class ServedWriter(BatchWriter):
     Args:
       connection: the writer's own.
       max_in_flight_items: items that may wait for room before `create_items` waits too; None for 512.
-      dropped: queue to which a writer that is dropped without `close` adds itself, to be closed.
+      writers: the client's.
       has_room: the client's `can_insert`.
 
     Attributes:
@@ -74,10 +74,10 @@ class ServedWriter(BatchWriter):
         self,
         connection: ReplayConnection,
         max_in_flight_items: int | None,
-        dropped: collections.deque[ServedWriter],
+        writers: Writers,
         has_room: Callable[[str, int], bool],
     ) -> None:
-        super().__init__(None, max_in_flight_items, dropped, has_room)
+        super().__init__(None, max_in_flight_items, writers, has_room)
         self.num_lost = 0
         self._connection = connection
         self._layouts: dict[Layout, int] = {}  # those that the server knows
@@ -88,7 +88,8 @@ class ServedWriter(BatchWriter):
 
     def end_in_child(self) -> None:
         """Ends this writer in a forked child: its rows and its session are the parent's."""
-        self._lock = threading.RLock()  # another thread of the parent may have held it
+        # Another thread of the parent may have held their locks.
+        self._lock, self._writers = threading.RLock(), Writers()
         self._ended = ServerLost("writer: got a call in a forked process. Make a new writer there.")
 
     def _finish(self) -> int:
@@ -119,9 +120,7 @@ class ServedWriter(BatchWriter):
             held.names[name] = own
             if mapped.local:
                 held.columns[name] = mapped.column(held.stream, own, path, shape, dtype)
-        specs = {**held.specs, **columns}.values()
-        row_bytes = sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in specs)
-        held.block = min(_LEASE_ROWS, _LEASE_BYTES // max(1, row_bytes))
+        held.block = min(_LEASE_ROWS, _LEASE_BYTES // max(1, bytes_of({**held.specs, **columns})))
         return held
 
     def _lease(self, held: HeldRows, n: int) -> np.ndarray:
@@ -144,6 +143,12 @@ class ServedWriter(BatchWriter):
         copies = {held.names[name]: array.copy() for name, array in arrays.items()}
         self._message["write"].append([held.stream, rows, copies])
         self._fill(sum(array.nbytes + _ARRAY_BYTES for array in copies.values()) / _SEND_BYTES)
+
+    def _fill(self, share: float) -> None:
+        """Notes that the message has more in it; sends it once it is full."""
+        self._filled += share
+        if self._filled >= 1.0:
+            self._push()
 
     def _free(self, stream: str, rows: np.ndarray) -> None:
         self._message["release"].append((stream, rows.copy()))
@@ -178,21 +183,18 @@ class ServedWriter(BatchWriter):
         message = self._message
         if not (self._items or message["write"] or message["release"]):
             return
-        try:
-            self._post(message)
-        except BaseException as error:
-            self._end_if_interrupted(error)
-            raise
-        self._collect(0.0)
-
-    def _post(self, message: dict[str, Any]) -> None:
         message["items"] = [
             [table, new.layout, new.index, new.lengths, new.keys, new.priorities, new.episodes]
             for table, new in joined(self._items)
         ]
         count = sum(len(new.keys) for _, new in self._items)
-        self._in_flight[self._call(self._connection.post, message)] = count
-        self._begin_message()
+        try:
+            self._in_flight[self._call(self._connection.post, message)] = count
+            self._begin_message()
+        except BaseException as error:
+            self._end_if_interrupted(error)
+            raise
+        self._collect(0.0)
 
     def _push_late(self) -> None:
         """Sends single items that were not followed by others, unless many messages wait already."""
@@ -211,33 +213,29 @@ class ServedWriter(BatchWriter):
         self._collect(0.0)
 
     def _collect(self, timeout: float | None, watch: bool = True) -> bool:
-        """Notes answers to inserts; waits as `ReplayConnection.poll` does. Returns whether a message came."""
-        if timeout != 0.0:
-            self._call(self._connection.wait, timeout, watch)
-        try:
-            return self._note_answers(self._call(self._connection.poll))
-        except BaseException as error:
-            self._end_if_interrupted(error)
-            raise
-
-    def _note_answers(self, answers: list[dict[str, Any]]) -> bool:
+        """Notes answers to inserts; waits as `ReplayConnection.wait` does. Returns whether a message came."""
+        self._call(self._connection.wait, timeout, watch)
         stopped: ServerClosed | None = None
-        for answer in answers:
-            count = self._in_flight.pop(answer["id"], None)
-            if count is None:
-                continue
-            error = unpack_error(answer["error"]) if "error" in answer else None
-            if isinstance(error, ServerClosed):  # `_finish`, which cancels requests, reads no such answers.
-                stopped = error
-                continue
-            self.num_pending -= count
-            if error is not None:
-                self._failed += count
-                self._errors.append(error)
-                continue
-            for stream, rows in answer["rows"].items():
-                held = self._owned[stream]
-                held.spare = np.concatenate([held.spare, rows])
+        try:
+            answers, self._connection.answers = self._connection.answers, {}
+            for number, answer in answers.items():
+                if (count := self._in_flight.pop(number, None)) is None:
+                    continue
+                error = unpack_error(answer["error"]) if "error" in answer else None
+                if isinstance(error, ServerClosed):  # `_finish`, which cancels requests, does not come here.
+                    stopped = error
+                    continue
+                self.num_pending -= count
+                if error is not None:
+                    self._failed += count
+                    self._errors.append(error)
+                    continue
+                for stream, rows in answer["rows"].items():
+                    held = self._owned[stream]
+                    held.spare = np.concatenate([held.spare, rows])
+        except BaseException as raised:
+            self._end_if_interrupted(raised)
+            raise
         if stopped is not None:
             self._end(stopped)
             raise stopped
@@ -255,14 +253,11 @@ class ServedWriter(BatchWriter):
             try:
                 while self.num_pending > keep:
                     left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                    if (
-                        not self._collect(left, not interrupted)
-                        and deadline is not None
-                        and time.monotonic() >= deadline
-                    ):
-                        self._settle()  # an answer may be on its way: it comes before the answer to this
-                        if self.num_pending <= keep:
-                            break
+                    came = self._collect(left, not interrupted)
+                    if came or deadline is None or time.monotonic() < deadline:
+                        continue
+                    self._settle()  # an answer may be on its way: it comes before the answer to this
+                    if self.num_pending > keep:
                         if self._connection.wake.is_set:
                             raise Interrupted
                         raise DeadlineExceededError(f"{self.num_pending} items wait for room in their tables")

@@ -152,7 +152,5 @@ def _select(column: TrajectoryColumn | ColumnHistory, index: Index) -> tuple[Seq
         return [int(index)], True
     numbers = range(*index.indices(len(column))) if isinstance(index, slice) else index
     if not len(numbers):
-        raise ValueError(
-            f"{column!r}: got index {index}, expected one that selects at least one of {len(column)} steps."
-        )
+        raise ValueError(f"{column!r}: got index {index}, expected at least one of {len(column)} steps.")
     return numbers, False

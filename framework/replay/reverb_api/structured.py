@@ -217,14 +217,10 @@ def create_config(
         raise ValueError("pattern: got a nest without leaves, expected at least one step[...][...].")
     for path, leaf in zip(nests.paths(structure), leaves, strict=True):
         if not isinstance(leaf, Pattern):
-            raise ValueError(
-                f"pattern, leaf {path!r}: got {type(leaf).__name__}, expected step[...][negative index]."
-            )
+            raise ValueError(f"pattern, leaf {path!r}: got {type(leaf).__name__}, expected step[...][-n].")
     for condition in conditions:
         if not isinstance(condition, Condition):
-            raise ValueError(
-                f"conditions: got {type(condition).__name__}, expected a comparison of Condition.…()."
-            )
+            raise ValueError(f"conditions: got {type(condition).__name__}, expected Condition.…() >= n.")
     priority = priority or constant_priority_fn(1.0)
     return Config(pattern, table, tuple(conditions), priority, leaves, structure)
 
@@ -249,21 +245,15 @@ def infer_signature(configs: Sequence[Config], step_spec: Nest) -> Nest:
         raise ValueError("configs: got none, expected at least one.")
     names, structure = sorted({config.table for config in configs}), configs[0].structure
     if len(names) > 1 or any(config.structure != structure for config in configs):
-        raise ValueError(
-            f"configs: got patterns of tables {names}, expected one table and no different nests."
-        )
+        raise ValueError(f"configs: got patterns of tables {names}, expected one table, no different nests.")
     step = [TensorSpec.of(spec) for spec in nests.flatten(step_spec)[0]]
     for leaf in [leaf for config in configs for leaf in config.leaves if leaf.leaf >= len(step)]:
-        raise ValueError(
-            f"pattern of {leaf.path!r}: got leaf {leaf.leaf}, expected one of {len(step)} leaves."
-        )
+        raise ValueError(f"pattern of {leaf.path!r}: got leaf {leaf.leaf}, expected one of {len(step)}.")
     specs = []
     for path, *patterns in zip(nests.paths(structure), *[config.leaves for config in configs], strict=True):
         kinds = {(p.squeeze, step[p.leaf].dtype, step[p.leaf].shape) for p in patterns}
         if len(kinds) > 1:
-            raise ValueError(
-                f"configs, leaf {path!r}: got {sorted(map(str, kinds))} in one table, expected one kind."
-            )
+            raise ValueError(f"configs, leaf {path!r}: got {sorted(map(str, kinds))}, expected one kind.")
         squeeze, dtype, shape = kinds.pop()
         lengths = {len(pattern.steps) for pattern in patterns}
         length = lengths.pop() if len(lengths) == 1 else None

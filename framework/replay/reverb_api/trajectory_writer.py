@@ -388,7 +388,5 @@ def _merge(old: Nest, new: Nest, where: str = "") -> Nest:
         children = [_merge(a, b, f"{where}/{at}") for at, (a, b) in enumerate(pairs)]
         return type(old)(*children) if hasattr(old, "_fields") else type(old)(children)
     if old != new:
-        raise ValueError(
-            f"append: got structure {new!r} at {where or 'the root'}, expected {old!r} as before."
-        )
+        raise ValueError(f"append: got structure {new!r} at {where or 'the root'}, expected {old!r}.")
     return old

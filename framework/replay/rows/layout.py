@@ -125,9 +125,7 @@ class Layout:
         ):
             raise ValueError(f"layout: got groups {groups} and leaves {leaves}, which do not fit together.")
         if len(layout.paths) != len(leaves):
-            raise ValueError(
-                f"layout: got {len(leaves)} leaves, expected {len(layout.paths)}, as in {value[2]}."
-            )
+            raise ValueError(f"layout: got {len(leaves)} leaves, expected those of {value[2]}.")
         return layout
 
 
@@ -167,9 +165,7 @@ class LayoutBuilder:
                     f"trajectory: got {kind.__name__} at a leaf, expected writer.slice(stream, column, rows)."
                 )
         if not slices:
-            raise ValueError(
-                "trajectory: got a nest without leaves, expected at least one writer.slice(...)."
-            )
+            raise ValueError("trajectory: got a nest without leaves, expected a writer.slice(...) or more.")
         firsts: list[Slice] = []  # one leaf of each group
         group_of: dict[tuple[str, int, int], int] = {}
         leaves = []
@@ -244,9 +240,7 @@ class Binding:
         self.parts: list[tuple[Stream, int, int]] = []
         for name, begin, end in layout.parts:
             if name not in store.streams:
-                raise ValueError(
-                    f"table {table!r}: got an item of stream {name!r}, expected one that was written."
-                )
+                raise ValueError(f"table {table!r}: got stream {name!r} in an item, expected a written one.")
             self.parts.append((store.streams[name], begin, end))
         for path, leaf in zip(self.paths, layout.leaves, strict=True):
             group = layout.groups[leaf.group]

@@ -15,21 +15,17 @@ that were freed last are leased first, so that memory stays near the peak of row
 
 from __future__ import annotations
 
-import collections
-import contextlib
-import fnmatch
 import itertools
 import math
 import threading
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
 
 from framework.replay.errors import StoreFullError
 from framework.replay.rows.allocator import Allocator
-from framework.replay.rows.compression import CompressedColumn
+from framework.replay.writers import Writers
 
 # Bytes of addresses of one stream of wide rows: more than a machine has memory, but far less than the 128 TiB
 # of addresses that a process has, and less than the largest file of some file systems. After each
@@ -79,10 +75,11 @@ class Stream:
     """One row space. All methods may be called from several threads.
 
     Attributes:
-      columns: arrays `[capacity, ...]` by name; `CompressedColumn` where `RowStore` compresses.
+      columns: arrays `[capacity, ...]` by name.
       specs: shape of one row and dtype of each column.
       num_leased: number of rows that were ever in use. They are the first rows.
-      row_bytes: bytes of one row over all columns that are not compressed, its reference count included.
+      num_reserved: number of rows that have memory.
+      row_bytes: bytes of one row over all columns, its reference count included.
       kept: the columns that stay when no client has declared them.
     """
 
@@ -90,9 +87,8 @@ class Stream:
         self.name = name
         self.kept: set[str] = set()
         self.capacity = store.capacity
-        self.columns: dict[str, Any] = {}
+        self.columns: dict[str, np.ndarray] = {}
         self.specs: dict[str, ColumnSpec] = {}
-        self._compressed: list[CompressedColumn] = []
         self._store = store
         self._lock = threading.Lock()
         # References to each row: of a writer that holds it, and of items.
@@ -100,7 +96,7 @@ class Stream:
         self._free = np.empty(1024, np.int64)  # a stack
         self._num_free = 0
         self.num_leased = 0
-        self._reserved = 0
+        self.num_reserved = 0
         self.row_bytes = 4
 
     @property
@@ -108,14 +104,9 @@ class Stream:
         """Rows in use."""
         return self.num_leased - self._num_free
 
-    @property
-    def num_reserved(self) -> int:
-        """Rows that have memory."""
-        return self._reserved
-
     def arrays(self) -> list[np.ndarray]:
-        """Returns the arrays `[capacity, ...]` of the columns that are not compressed, and of the counts."""
-        return [*(array for array in self.columns.values() if type(array) is np.ndarray), self._counts]
+        """Returns the arrays `[capacity, ...]` of the columns and of the counts."""
+        return [*self.columns.values(), self._counts]
 
     def declare(self, columns: Mapping[str, ColumnSpec]) -> dict[str, str]:
         """Adds the columns that the stream does not have.
@@ -143,21 +134,15 @@ class Stream:
                 names[name] = own
         return names
 
-    def _make(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+    def _make(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         if dtype.hasobject:
             raise ValueError(
                 f"stream {self.name!r}, column {name!r}: got dtype {dtype}, expected numbers, booleans or "
                 "strings of fixed width."
             )
         store = self._store
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in store.compress):
-            packed = CompressedColumn(
-                (self.capacity, *shape), dtype, lambda num_bytes: store.account(self.name, num_bytes)
-            )
-            self._compressed.append(packed)
-            return packed
         bytes_per_row = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        num_bytes = bytes_per_row * self._reserved
+        num_bytes = bytes_per_row * self.num_reserved
         store.account(self.name, num_bytes)
         try:
             array = store.allocator.allocate(self.name, name, (self.capacity, *shape), dtype)
@@ -173,29 +158,25 @@ class Stream:
         """Removes a column that nobody uses any more."""
         with self._lock:
             array, _ = self.columns.pop(column), self.specs.pop(column)
-            if type(array) is CompressedColumn:
-                self._compressed.remove(array)
-                return
             self.row_bytes -= array[:1].nbytes
-            self._store.account(self.name, -self._reserved * array[:1].nbytes)
+            self._store.account(self.name, -self.num_reserved * array[:1].nbytes)
             self._store.allocator.free(self.name, column)
 
     def trim(self) -> int:
         """Gives back the memory of the rows after the last one in use; returns how many bytes these had."""
         with self._lock:
             used = np.flatnonzero(self._counts[: self.num_leased])
-            end, reserved = int(used[-1]) + 1 if len(used) else 0, self._reserved
+            end, reserved = int(used[-1]) + 1 if len(used) else 0, self.num_reserved
             if end == reserved:
                 return 0
             free = self._free[: self._num_free]
             free = free[free < end]
             self._free[: len(free)] = free
             # First: rows that are given back must never count as reserved, even after an interrupt.
-            self._num_free, self.num_leased, self._reserved = len(free), min(end, self.num_leased), end
+            self._num_free, self.num_leased, self.num_reserved = len(free), min(end, self.num_leased), end
             for name, array in self.columns.items():
-                if type(array) is not CompressedColumn:
-                    size = array[:1].nbytes
-                    self._store.allocator.give_back(self.name, name, array, end * size, reserved * size)
+                size = array[:1].nbytes
+                self._store.allocator.give_back(self.name, name, array, end * size, reserved * size)
             num_bytes = (reserved - end) * self.row_bytes
             self._store.account(self.name, -num_bytes)
             return num_bytes
@@ -210,7 +191,7 @@ class Stream:
             begin, fresh = self._num_free - reused, n - reused
             rows = self._free[begin : self._num_free].copy()
             if fresh:
-                if self.num_leased + fresh > self._reserved:
+                if self.num_leased + fresh > self.num_reserved:
                     self._reserve(self.num_leased + fresh)
                 rows = np.concatenate([rows, np.arange(self.num_leased, self.num_leased + fresh)])
                 self.num_leased += fresh
@@ -255,8 +236,6 @@ class Stream:
                 self._free = grown(self._free, end)
             self._free[self._num_free : end] = free
             self._num_free = end
-            for column in self._compressed:
-                column.clear(free)
 
     def _reserve(self, rows: int) -> None:
         """Backs at least `rows` rows with memory. Called with the lock held."""
@@ -265,22 +244,19 @@ class Stream:
                 f"stream {self.name!r}: got a need for {rows} rows at once, expected at most the capacity, "
                 f"{self.capacity}. Remove items sooner (max_size), or give RowStore a larger capacity."
             )
-        # Beside compressed columns the rest is small, and must not take the room that they need.
-        megabyte = 0 if self._compressed else (1 << 20) // self.row_bytes
-        step = max(256 if self._compressed else 1, megabyte, self._reserved // 8)
-        target = min(self.capacity, max(rows, self._reserved + step))
-        target = max(rows, min(target, self._reserved + self._store.room() // self.row_bytes))
-        num_bytes = (target - self._reserved) * self.row_bytes
+        step = max(1, (1 << 20) // self.row_bytes, self.num_reserved // 8)
+        target = min(self.capacity, max(rows, self.num_reserved + step))
+        target = max(rows, min(target, self.num_reserved + self._store.room() // self.row_bytes))
+        num_bytes = (target - self.num_reserved) * self.row_bytes
         self._store.account(self.name, num_bytes)
         try:
             for name, array in self.columns.items():
-                if type(array) is not CompressedColumn:  # which takes memory when it is written
-                    size = array[:1].nbytes
-                    self._store.allocator.reserve(self.name, name, self._reserved * size, target * size)
+                size = array[:1].nbytes
+                self._store.allocator.reserve(self.name, name, self.num_reserved * size, target * size)
         except BaseException:
             self._store.account(self.name, -num_bytes)
             raise
-        self._reserved = target
+        self.num_reserved = target
 
 
 class RowStore:
@@ -291,13 +267,11 @@ class RowStore:
       allocator: allocates the columns; None uses this process's own memory.
       capacity: rows that one stream can address; virtual, so it costs nothing until it is used. Streams of
         wide rows, from 64 KiB on, can address 4 TiB, and half of it after each eight streams, down to 16 GiB.
-      compress: patterns, as of file names, of columns whose rows are kept compressed: `("*pixels*",)`;
-        `framework.replay.rows.compression` says when that pays. They are in this process's memory, whatever
-        the allocator.
 
     Attributes:
       streams: by name.
       num_bytes: physical memory reserved for rows, in bytes.
+      writers: the writers of this process.
     """
 
     def __init__(
@@ -305,23 +279,17 @@ class RowStore:
         max_bytes: int | None = None,
         allocator: Allocator | None = None,
         capacity: int = 1 << 26,
-        compress: Sequence[str] = (),
     ):
-        if isinstance(compress, str):
-            raise ValueError(f"compress: got the string {compress!r}, expected a sequence: ({compress!r},).")
         if max_bytes is not None and max_bytes <= 0:
             raise ValueError(f"max_bytes: got {max_bytes}, expected a positive number of bytes or None.")
         self.allocator = allocator or Allocator()
         self.capacity = capacity
         self.max_bytes = max_bytes
-        self.compress = tuple(compress)
         self.streams: dict[str, Stream] = {}
         self.num_bytes = 0
-        #: Writers that were dropped without `close`; see `end_dropped_writers`.
-        self.dropped_writers: collections.deque[Any] = collections.deque()
+        self.writers = Writers()
         self._numbers = itertools.count(2)
         self._has_dropped = False
-        self._writers: tuple[weakref.WeakMethod[Callable[[], None]], ...] = ()
         self._claims = threading.RLock()  # around the locks of the streams
         self._lock = threading.Lock()  # of `num_bytes`, within them
 
@@ -395,33 +363,6 @@ class RowStore:
             if not sum(stream.trim() for stream in list(self.streams.values())):
                 raise
         return make()
-
-    def add_writer(self, reference: weakref.WeakMethod[Callable[[], None]]) -> None:
-        """Adds the method with which a writer of this process inserts what it holds back, before a read."""
-        with self._lock:
-            self._writers = (*self._writers, reference)
-
-    def remove_writer(self, reference: weakref.WeakMethod[Callable[[], None]]) -> None:
-        """Inverts `add_writer`."""
-        with self._lock:
-            self._writers = tuple(each for each in self._writers if each is not reference)
-
-    def show_writers(self) -> None:
-        """Has the writers of this process insert what they hold back, before a table is read."""
-        if self.dropped_writers:
-            self.end_dropped_writers()
-        for reference in self._writers:
-            show = reference()
-            if show is not None:
-                show()
-
-    def end_dropped_writers(self) -> None:
-        """Ends the writers that were dropped without `close`; those whose items wait for room stay."""
-        for _ in range(len(self.dropped_writers)):
-            with contextlib.suppress(IndexError):  # another thread was faster
-                writer = self.dropped_writers.popleft()
-                if not writer.end():
-                    self.dropped_writers.append(writer)
 
     def rows_of(self, columns: Mapping[str, ColumnSpec]) -> int:
         """Returns how many rows a new stream with these columns can address: fewer if they are wide."""

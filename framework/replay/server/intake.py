@@ -56,6 +56,7 @@ class Intake:
 
     Attributes:
       cut: number of connections that were closed.
+      peers: the connections to look at, by ZeroMQ's descriptor.
     """
 
     def __init__(self, address: str, max_bytes: int, watches: bool) -> None:
@@ -63,30 +64,27 @@ class Intake:
         self._address = address
         self._max_bytes = max_bytes
         self._watches = watches and sys.platform == "linux"
-        self._peers: dict[int, _Peer] = {}  # by ZeroMQ's descriptor
+        self.peers: dict[int, _Peer] = {}
         self._heard: set[int] = set()  # their messages came since the last look
-
-    @property
-    def has_peers(self) -> bool:
-        """Whether there is anything to look at."""
-        return bool(self._peers)
 
     def note(self, event: int, descriptor: int) -> None:
         """Takes an event of the socket's monitor."""
         if event != zmq.EVENT_ACCEPTED:
-            self._peers.pop(descriptor, None)
+            self.peers.pop(descriptor, None)
         elif self._watches:
-            self._peers[descriptor] = _Peer(_memory())
+            self.peers[descriptor] = _Peer(_memory())
 
-    def hear(self, frame: zmq.Frame) -> None:
-        """Notes a message, of which this is a frame."""
+    def hear(self, frame: zmq.Frame) -> int:
+        """Notes a message, of which this is a frame; returns ZeroMQ's descriptor of its connection."""
+        descriptor = int(frame.get(zmq.SRCFD))
         if self._watches:
-            self._heard.add(descriptor_of(frame))
+            self._heard.add(descriptor)
+        return descriptor
 
     def look(self) -> None:
         """Closes the connections whose messages are too large."""
         memory, arriving = _memory(), {}
-        for descriptor, peer in list(self._peers.items()):
+        for descriptor, peer in list(self.peers.items()):
             with self._borrowed(descriptor) as connection:
                 received = None if connection is None else _received(connection)
             if received is None:  # Its end will be an event.
@@ -108,7 +106,7 @@ class Intake:
 
     def close(self, descriptor: int, what: str) -> None:
         """Closes a connection to the server; ZeroMQ drops what it holds of it."""
-        self._peers.pop(descriptor, None)
+        self.peers.pop(descriptor, None)
         with self._borrowed(descriptor) as connection:
             if connection is None:
                 return
@@ -141,11 +139,6 @@ class Intake:
             yield connection if place and self._address.endswith(place) else None
         finally:
             connection.detach()
-
-
-def descriptor_of(frame: zmq.Frame) -> int:
-    """Returns ZeroMQ's descriptor of the connection on which a message came."""
-    return int(frame.get(zmq.SRCFD))
 
 
 def _received(connection: socket.socket) -> int | None:

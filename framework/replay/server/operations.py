@@ -10,8 +10,8 @@ Every message has an `op`, and an `id` if it is to be answered. The operations a
 - `insert`: `layouts [[number, layout]]`, `write [[stream, rows, {column: array}]]`, `items [[table, layout,
   index, lengths, keys, priorities, episodes]]`, `release [[stream, rows]]`, `lease {stream: n}` → `rows
   {stream: rows}`, once all items are in their tables. The inserts of one client are carried out in order.
-- `sample`: `table`, `n`, `timeout`, `local`, `hold`, `pad` → `info`, `define`, and `parts` (rows) or
-  `layout`, `leaves` and `lengths` (arrays), and `delivery` if the client has to end it.
+- `sample`: `table`, `n`, `timeout`, `local`, `hold`, `pad` → `info`, and `define` and `parts` (rows) or
+  `structure`, `leaves`, and `lengths` (arrays), and `delivery` if the client has to end it.
 - `give_back`: `deliveries` that were not used.
 - `mutate`, `reset`, `can_sample`, `can_insert`, `weight`: `table`, `arguments` of that method of `Table` →
   `value`.
@@ -38,7 +38,7 @@ import numpy as np
 
 from framework import nest as nests
 from framework.replay import wire
-from framework.replay.errors import DeadlineExceededError, StoreFullError
+from framework.replay.errors import DeadlineExceededError
 from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import RowStore
 from framework.replay.server.holdings import Held, Holdings
@@ -72,7 +72,6 @@ class ClientSession:
       known: layouts that the server has sent to the client, with the server's numbers.
       deliveries: samples that the client holds: the table, the delivery, and whether the samples are given
         back (True) or released (False) when the session ends.
-      unwritten: the held rows whose data found no room, by stream.
       inserted: number of items that this client has inserted into tables.
     """
 
@@ -83,7 +82,6 @@ class ClientSession:
     layouts: dict[int, Layout] = dataclasses.field(default_factory=dict)
     known: dict[Layout, int] = dataclasses.field(default_factory=dict)
     deliveries: dict[int, tuple[Table, Delivery, bool]] = dataclasses.field(default_factory=dict)
-    unwritten: dict[str, set[int]] = dataclasses.field(default_factory=dict)
     inserted: int = 0
 
     def end(self, numbers: Iterable[int], give_back: bool) -> None:
@@ -129,6 +127,9 @@ class Request:
         return DeadlineExceededError("; ".join([*why, "the timeout expired"]))
 
 
+Operation = Callable[[ClientSession, Reply], Reply | Request]
+
+
 class Operations:
     """What a replay server does; `Service` calls the methods, on its thread.
 
@@ -140,6 +141,7 @@ class Operations:
       max_leased_bytes: bytes of rows that one client may hold; see `Holdings`.
 
     Attributes:
+      operations: what carries out a message, by its `op`. Invalid fields may raise any `Exception`.
       wake: tells the service to try the waiting requests again; set once the service exists.
       has_room: whether an answer of so many bytes may be made now; set once the service exists.
       address: where the server listens; set once it does.
@@ -165,56 +167,32 @@ class Operations:
         self._deliveries = itertools.count(secrets.randbits(48))
         self._server = secrets.token_hex(16)
         self.address = ""
+        own = ("checkpoint", "declare", "give_back", "info", "insert", "lease", "sample", "sync")
+        calls = ("mutate", "reset", "can_sample", "can_insert", "weight")
+        self.operations: dict[str, Operation] = {name: getattr(self, name) for name in own}
+        self.operations.update(dict.fromkeys(calls, self.call_table))
 
     def open(self, session: ClientSession, hello: dict[str, Any]) -> Reply:
         """Answers `hello`."""
         protocol = hello.get("protocol")
         if type(protocol) is not int or protocol != wire.PROTOCOL:
-            raise ValueError(
-                f"protocol: got {protocol!r}, expected {wire.PROTOCOL}. Use the same version on both sides."
-            )
+            raise ValueError(f"protocol: got {protocol!r}, expected {wire.PROTOCOL}. Use one version.")
         nonce = hello.get("nonce")
         proof = Proof(nonce, self.address).answer(self._memory.secret) if type(nonce) is bytes else None
         return {
             "server": self._server,
             "proof": proof,
-            # Clients cannot read compressed columns in place, so all of them get arrays in messages.
-            "directory": "" if self._store.compress else self._memory.directory,
+            "directory": self._memory.directory,
             "tables": sorted(self._tables),
         }
 
-    def handle(self, session: ClientSession, message: dict[str, Any]) -> Reply | Request:
-        """Carries out one message; see the module. Invalid fields may raise any `Exception`."""
-        session.end(message.get("done", ()), False)
-        match message["op"]:
-            case "insert":
-                tables = {self._tables[item[0]] for item in message["items"]}
-                steps = self._insert(session, message)
-                return Request(("insert", session), None, steps, tables, INSERTERS)
-            case "declare":
-                return self._declare(session, message)
-            case "lease":
-                n = _number("n", message["n"], 0, _MAX_LEASE)
-                return {"rows": self._holdings.lease(session.held, message["stream"], n)}
-            case "sync":
-                return {"inserted": session.inserted}
-            case "give_back":
-                session.end(message["deliveries"], True)
-                return {}
-            case "info":
-                return {"tables": [table.info.to_wire() for table in self._tables.values()]}
-            case "checkpoint":
-                return Request(("checkpoint", session), message["timeout"], self._save())
-        table = self._tables[message["table"]]
-        match message["op"]:
-            case "sample":
-                timeout, n = message["timeout"], _number("n", message["n"], 1, _MAX_SAMPLES)
-                delivery = Delivery(table.name)
-                steps = self._sample(session, message, table, n, delivery)
-                return Request(("sample", table.name), timeout, steps, {table}, SAMPLERS, n, delivery)
-            case "mutate" | "reset" | "can_sample" | "can_insert" | "weight" as method:
-                return {"value": getattr(table, method)(*message["arguments"])}
-        raise ValueError(f"op: got {message['op']!r}, expected an operation of this protocol.")
+    def call_table(self, session: ClientSession, message: dict[str, Any]) -> Reply:
+        """Calls the method of a table that the message names."""
+        return {"value": getattr(self._tables[message["table"]], message["op"])(*message["arguments"])}
+
+    def info(self, session: ClientSession, message: dict[str, Any]) -> Reply:
+        """Describes the tables."""
+        return {"tables": [table.info.to_wire() for table in self._tables.values()]}
 
     def close(self, session: ClientSession) -> None:
         """Takes back what a session held. Samples that its client has not confirmed count as never drawn."""
@@ -225,7 +203,8 @@ class Operations:
 
     # --- writing ---
 
-    def _declare(self, session: ClientSession, message: dict[str, Any]) -> Reply:
+    def declare(self, session: ClientSession, message: dict[str, Any]) -> Reply:
+        """Adds columns to a stream of the client."""
         columns = {
             key: (tuple(shape), wire.parse_dtype(kind, f"column {key!r}"))
             for key, (shape, kind) in message["columns"].items()
@@ -237,10 +216,23 @@ class Operations:
         return {"stream": stream, "columns": files}
 
     def _file(self, stream: str, column: str) -> list[Any]:
-        """Returns path, shape and dtype of a column; the path is empty if it cannot be mapped."""
+        """Returns path, shape and dtype of a column."""
         array = self._store.streams[stream].columns[column]
-        path = "" if self._store.compress else self._memory.path(stream, column)
-        return [path, list(array.shape), array.dtype.str]
+        return [self._memory.path(stream, column), list(array.shape), array.dtype.str]
+
+    def lease(self, session: ClientSession, message: dict[str, Any]) -> Reply:
+        """Leases rows to the client."""
+        n = _number("n", message["n"], 0, _MAX_LEASE)
+        return {"rows": self._holdings.lease(session.held, message["stream"], n)}
+
+    def sync(self, session: ClientSession, message: dict[str, Any]) -> Reply:
+        """Says how many items of the client are in tables."""
+        return {"inserted": session.inserted}
+
+    def insert(self, session: ClientSession, message: dict[str, Any]) -> Request:
+        """Inserts the items of a message, which waits until all of them are in their tables."""
+        tables = {self._tables[item[0]] for item in message["items"]}
+        return Request(("insert", session), None, self._insert(session, message), tables, INSERTERS)
 
     def _insert(self, session: ClientSession, message: dict[str, Any]) -> Steps:
         """Inserts the items of a message, in order, as far as the rate limiters allow; then leases rows."""
@@ -258,8 +250,6 @@ class Operations:
             if len(np.unique(rows)) < len(rows):
                 raise ValueError(f"rows of stream {name!r}: got one row twice, expected each once")
             if len(rows):
-                if name in session.unwritten:
-                    session.unwritten[name].difference_update(rows.tolist())
                 self._holdings.release(session.held, name, rows)
         if error is not None:
             raise error
@@ -276,24 +266,18 @@ class Operations:
             if len(session.layouts) >= wire.MAX_LAYOUTS:
                 raise ValueError(f"layouts: got more than {wire.MAX_LAYOUTS} from one client")
             session.layouts[int(number)] = Layout.from_wire(layout)
-        for at, (name, rows, columns) in enumerate(message["write"]):
+        for name, rows, columns in message["write"]:
             session.held.check(name, rows)
-            try:
-                for column, values in columns.items():
-                    self._store.streams[name].write(column, rows, values)
-            except Exception:
-                # The client learns of it later, and may send more items of these rows before.
-                for stream, missing, _ in message["write"][at:]:
-                    session.held.check(stream, missing)
-                    session.unwritten.setdefault(stream, set()).update(missing.tolist())
-                raise
+            for column, values in columns.items():
+                self._store.streams[name].write(column, rows, values)
         batches = []
         for name, number, index, lengths, keys, priorities, episodes in message["items"]:
             table, layout, n = self._tables[name], session.layouts[number], len(index)
+            most = 0 if episodes is None else min(MAX_EPISODES, episodes.shape[-1])
             for label, array, shape, dtype in (
                 ("index", index, (n, layout.width), np.int64),
                 ("keys", keys, (n,), np.uint64),
-                ("episodes", episodes, (n, *_most_episodes(episodes)), np.uint64),
+                ("episodes", episodes, (n, most), np.uint64),
                 ("lengths", lengths, (n, len(layout.groups)), np.int32),
             ):
                 if array is not None and (array.shape != shape or array.dtype != dtype):
@@ -305,17 +289,25 @@ class Operations:
             if lengths is not None:
                 layout.check_lengths(lengths)
             for stream, begin, end in layout.parts:
-                rows = index[:, begin:end].ravel()
-                session.held.check(stream, rows)
-                unwritten = session.unwritten.get(stream)
-                if unwritten and not unwritten.isdisjoint(rows.tolist()):
-                    raise StoreFullError(f"items of table {name!r}: there was no room for some of their rows")
+                session.held.check(stream, index[:, begin:end].ravel())
             items = NewItems(index, keys.copy(), priorities, lengths, episodes)
             table.check_items(layout, items)
             batches.append((table, items))
         return batches
 
     # --- reading ---
+
+    def give_back(self, session: ClientSession, message: dict[str, Any]) -> Reply:
+        """Undoes draws whose samples were not used."""
+        session.end(message["deliveries"], True)
+        return {}
+
+    def sample(self, session: ClientSession, message: dict[str, Any]) -> Request:
+        """Draws samples."""
+        table, n = self._tables[message["table"]], _number("n", message["n"], 1, _MAX_SAMPLES)
+        delivery = Delivery(table.name)
+        steps = self._sample(session, message, table, n, delivery)
+        return Request(("sample", table.name), message["timeout"], steps, {table}, SAMPLERS, n, delivery)
 
     def _sample(
         self, session: ClientSession, message: dict[str, Any], table: Table, n: int, delivery: Delivery
@@ -348,27 +340,22 @@ class Operations:
     ) -> Reply:
         """Returns the answer for drawn samples, and notes which of them the client holds."""
         local, hold = bool(message["local"]), bool(message["hold"])
-        reply: Reply = {"info": list(delivery.info), "define": []}
+        reply: Reply = {"info": list(delivery.info), "define": [], "parts": []}
         if not local:
             sample = delivery.gather(pad=bool(message["pad"]))
-            reply["leaves"] = nests.flatten(sample.data)[0]
+            reply["leaves"], reply["structure"] = nests.flatten(sample.data)
             if isinstance(sample, PaddedSample):
                 reply["lengths"] = nests.flatten(sample.lengths)[0]
-        parts = []
-        for binding, places, index, lengths in delivery.parts:
+        for binding, places, index, lengths in delivery.parts if local else ():
             layout = binding.layout
             number = session.known.get(layout)
             if number is None:
                 number = session.known[layout] = len(session.known)
                 # A layout, and where its columns are: `[[stream, column, path, shape, dtype]]`.
                 columns = {(layout.groups[leaf.group].stream, leaf.column) for leaf in layout.leaves}
-                files = [[*each, *self._file(*each)] for each in sorted(columns)] if local else []
+                files = [[*each, *self._file(*each)] for each in sorted(columns)]
                 reply["define"].append([number, layout.to_wire(), files])
-            parts.append([number, places, index, lengths])
-        if local:
-            reply["parts"] = parts
-        else:
-            reply["layout"] = parts[0][0]
+            reply["parts"].append([number, places, index, lengths])
         if local or hold:
             if len(session.deliveries) >= _MAX_DELIVERIES:
                 raise ValueError(f"samples: got {_MAX_DELIVERIES} that this client has not confirmed")
@@ -379,6 +366,10 @@ class Operations:
         return reply
 
     # --- checkpoints ---
+
+    def checkpoint(self, session: ClientSession, message: dict[str, Any]) -> Request:
+        """Writes a checkpoint."""
+        return Request(("checkpoint", session), message["timeout"], self._save())
 
     def _save(self) -> Steps:
         """Writes a checkpoint in another thread, so that the service continues."""
@@ -400,17 +391,10 @@ def _wait(table: Table, side: int) -> Steps:
     try:
         yield None
     finally:
-        table.waiting.add_seconds(side, time.monotonic() - began)
+        table.waiting.count(side, 0, time.monotonic() - began)
 
 
 def _number(name: str, value: Any, low: int, high: int) -> int:
     if type(value) is not int or not low <= value <= high:
         raise ValueError(f"{name}: got {value!r}, expected a number from {low} to {high}. Ask for less.")
     return value
-
-
-def _most_episodes(episodes: Any) -> tuple[int, ...]:
-    """The second dimension of `episodes` [n, m], if it is within limits."""
-    return (
-        episodes.shape[1:2] if episodes is not None and episodes.size <= MAX_EPISODES * len(episodes) else ()
-    )

@@ -19,10 +19,9 @@ from typing import Any
 import zmq
 
 import launch
-from framework.replay.client import Client
+from framework.replay.client import Client, EmbeddedClient, ServedClient
 from framework.replay.errors import ServerClosed
-from framework.replay.local.client import EmbeddedClient, serve_here
-from framework.replay.remote.client import ServedClient
+from framework.replay.local.client import serve_here
 from framework.replay.rows.store import RowStore
 from framework.replay.server.intake import Intake
 from framework.replay.server.limits import Limits
@@ -50,9 +49,6 @@ class Server:
       concurrent: with `embedded`, whether more than one thread uses the tables.
       max_bytes: memory, in bytes, that the rows of all tables together may take; None for no limit but the
         machine's.
-      compress: patterns of columns whose rows are kept compressed; see `RowStore`. Other processes then get
-        and send arrays in messages, as from another machine, because they cannot read compressed rows in
-        place.
       limits: what the clients may use of the memory; None for the defaults of `Limits`.
       on_failure: called with the error that ended the server's thread, on that thread.
 
@@ -73,7 +69,6 @@ class Server:
         embedded: bool = False,
         concurrent: bool = True,
         max_bytes: int | None = None,
-        compress: Sequence[str] = (),
         limits: Limits | None = None,
         on_failure: Callable[[BaseException], None] | None = None,
     ) -> None:
@@ -90,7 +85,7 @@ class Server:
         self._pid = os.getpid()
         self._stop_lock = threading.Lock()
         memory = None if embedded else SharedMemory()
-        self._store = RowStore(max_bytes=max_bytes, allocator=memory, compress=compress)
+        self._store = RowStore(max_bytes=max_bytes, allocator=memory)
         try:
             self._client = EmbeddedClient(tables, concurrent or not embedded, self._store, checkpointer)
             self.tables = dict(self._client.tables)
@@ -121,7 +116,7 @@ class Server:
         operations.has_room = self._service.has_room
         for table in self.tables.values():
             table.waiting.listeners.append(self._service.wake)
-        self._service.start()
+        self._service.thread.start()
         self._client.address = self.address
         self._client.elsewhere = functools.partial(Client, curve=curve), (self.address,)
         serve_here(self.address, self._client)
@@ -130,16 +125,6 @@ class Server:
     def messages(self) -> int:
         """Number of messages received from other processes; the table of nodes shows their rate."""
         return 0 if self._service is None else self._service.messages
-
-    @property
-    def malformed(self) -> int:
-        """Number of messages that did not follow the protocol."""
-        return 0 if self._service is None else self._service.malformed
-
-    @property
-    def defects(self) -> int:
-        """Number of messages that failed with an error of this package; see `Service`."""
-        return 0 if self._service is None else self._service.defects
 
     def localhost_client(self) -> EmbeddedClient:
         """A client in this process: direct calls."""
@@ -169,9 +154,9 @@ class Server:
         service = self._service
         if service is None:
             return self._stopped.wait(timeout)
-        service.join(timeout)
+        service.thread.join(timeout)
         self._check()
-        return not service.is_alive()
+        return not service.thread.is_alive()
 
     def _check(self) -> None:
         if self._service is not None and self._service.error is not None:

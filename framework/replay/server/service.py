@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import zmq
@@ -59,9 +59,11 @@ class Service:
       watch: the connections of the peers; None if nothing limits them.
 
     Attributes:
+      thread: runs the loop, once it is started.
       error: the error that ended the loop; None before, and after `stop`.
       messages: number of received messages.
-      malformed: number of them that do not follow the protocol; the service ignores them.
+      defects: counts messages that failed with an error of this package.
+      malformed: number of messages that do not follow the protocol; the service ignores them.
       probe_delays_s: seconds between the end of a connection and the probes: the peer looks reachable for a
         moment.
       probe_period_s: least seconds between two probes, because idle clients do not read them.
@@ -81,13 +83,13 @@ class Service:
         self.error: BaseException | None = None
         self.messages = 0
         self.malformed = 0
-        self._defects = Defects()
+        self.defects = Defects()
         self._handler = handler
         self._limits = limits = limits or Limits()
-        self._intake = watch
+        self._intake = watch or Intake("", limits.max_message_bytes, watches=False)
         self._unread = Unread(limits.max_unread_bytes)
         self._on_failure = on_failure
-        self._thread = threading.Thread(target=self._run, name="replay-server", daemon=True)
+        self.thread = threading.Thread(target=self._run, name="replay-server", daemon=True)
         self._socket = listener
         self._sessions: dict[bytes, ClientSession] = {}
         self._lines: OrderedDict[Hashable, OrderedDict[Request, None]] = OrderedDict()
@@ -104,28 +106,11 @@ class Service:
 
     # --- called by any thread ---
 
-    @property
-    def defects(self) -> int:
-        """Returns the number of messages that failed with an error of this package."""
-        return self._defects.count
-
-    def start(self) -> None:
-        """Starts the loop on a thread of its own."""
-        self._thread.start()
-
-    def is_alive(self) -> bool:
-        """Returns whether the loop runs."""
-        return self._thread.is_alive()
-
-    def join(self, timeout: float | None = None) -> None:
-        """Waits until the loop has ended, at most `timeout` seconds."""
-        self._thread.join(timeout)
-
     def wake(self) -> None:
         """Tells the loop to try the waiting requests again, because what they wait for may have changed."""
         # The order matters: the loop first adds a request to a line and then reads `_again`.
         self._again = True
-        if self._lines and threading.get_ident() != self._thread.ident:
+        if self._lines and threading.get_ident() != self.thread.ident:
             self._wake.set()
 
     def stop(self) -> None:
@@ -135,8 +120,8 @@ class Service:
         """
         self._stopping = True
         self._wake.set()
-        if self.is_alive() and threading.current_thread() is not self._thread:
-            self.join()
+        if self.thread.is_alive() and threading.current_thread() is not self.thread:
+            self.thread.join()
 
     # --- the loop ---
 
@@ -162,7 +147,7 @@ class Service:
             poller.register(source, zmq.POLLIN)
         while not self._stopping:
             now = time.monotonic()
-            looks = self._is_full or (self._intake is not None and self._intake.has_peers)
+            looks = self._is_full or self._intake.peers
             longest = intake.LOOK_S if looks else _LONGEST_POLL_S
             due = min([now + longest, *self._deadlines.values(), *self._probes])
             again = self._lines and self._again
@@ -175,8 +160,7 @@ class Service:
                 self._next_look = time.monotonic() + intake.LOOK_S
                 self._again |= self._is_full
                 self._is_full = False
-                if self._intake is not None:
-                    self._intake.look()
+                self._intake.look()
             if self._socket in ready:
                 self._receive()
             if self._lines and self._again:
@@ -190,8 +174,7 @@ class Service:
         while monitor.poll(0):
             event = parse_monitor_message(monitor.recv_multipart())
             ended |= event["event"] != zmq.EVENT_ACCEPTED
-            if self._intake is not None:
-                self._intake.note(event["event"], event["value"])
+            self._intake.note(event["event"], event["value"])
         if ended:
             # Rounded, so that the set stays small when many connections end.
             due_at = (max(self._next_probe, time.monotonic() + delay) for delay in self.probe_delays_s)
@@ -207,8 +190,7 @@ class Service:
                 return
             self.messages += 1
             try:
-                frames = self._receive_frames()
-                op, number, message = _parse(frames)
+                op, number, message, descriptor = self._receive_message()
             except wire.MalformedMessage as error:
                 # No message of one peer may end the service of the others.
                 self.malformed += 1
@@ -218,43 +200,49 @@ class Service:
                     )
                 continue
             try:
-                self._carry_out(identity.bytes, frames[0], op, number, message)
+                self._carry_out(identity.bytes, descriptor, op, number, message)
             except Exception as error:
                 self._note(error, f"message {op!r} of a client")
 
-    def _receive_frames(self) -> list[zmq.Frame]:
-        """Receives the frames of a message, which are all there, but only as many as a message may have.
+    def _receive_message(self) -> tuple[str, int | None, dict[str, Any], int]:
+        """Receives a message, whose frames are all there; returns its operation, its number, and all of it.
+
+        The last value is ZeroMQ's descriptor of its connection.
 
         Raises:
-          MalformedMessage: There are more, or they are too large; the connection is closed.
+          MalformedMessage: It does not follow the protocol. If it has too many or too large frames, the
+            connection is closed.
         """
         frames = [self._socket.recv(copy=False)]
-        if self._intake is not None:
-            self._intake.hear(frames[0])
+        descriptor = self._intake.hear(frames[0])
         while frames[-1].more and len(frames) <= wire.MAX_ARRAYS:
             frames.append(self._socket.recv(copy=False))
         excess = frames[-1].more
         num_bytes = sum(map(len, frames)) if len(frames) > 1 else 0
         if not excess and num_bytes <= self._limits.max_message_bytes:
-            return frames
+            message = wire.decode(frames)
+            op, number = message.get("op"), message.get("id")
+            if type(op) is str and (number is None or type(number) is int):
+                return op, number, message, descriptor
+            raise wire.MalformedMessage(
+                f"op, id: got {type(op).__name__}, {type(number).__name__}, expected a string and an integer"
+            )
         what = f"a message of {len(frames)} frames or more, {num_bytes} bytes"
-        descriptor = -1 if self._intake is None else intake.descriptor_of(frames[0])
         frames.clear()
         # Before the connection is closed: the rest of the message would go with it.
         while excess:
             self._socket.recv()
             excess = bool(self._socket.getsockopt(zmq.RCVMORE))
-        if self._intake is not None:
-            self._intake.close(descriptor, what)
+        self._intake.close(descriptor, what)
         raise wire.MalformedMessage("message: got too many or too large frames")
 
     def _note(self, error: Exception, what: str) -> None:
         """Counts a defect; raises it if it repeats."""
-        if self._defects.repeats(error, what):
+        if self.defects.repeats(error, what):
             raise error
 
     def _carry_out(
-        self, identity: bytes, frame: zmq.Frame, op: str, number: int | None, message: dict[str, Any]
+        self, identity: bytes, descriptor: int, op: str, number: int | None, message: dict[str, Any]
     ) -> None:
         session = self._sessions.get(identity)
         if session is not None and op == "hello":
@@ -270,12 +258,15 @@ class Service:
         answer: Reply | Request | Exception | None
         try:  # only what reads the fields of the message
             if session is None:
-                session = ClientSession(identity, intake.descriptor_of(frame))
+                session = ClientSession(identity, descriptor)
                 answer = self._handler.open(session, message)
                 answer["max_message_bytes"] = self._limits.max_message_bytes
                 self._sessions[identity] = session
             else:
-                answer = self._handler.handle(session, message)
+                session.end(message.get("done", ()), False)
+                if op not in self._handler.operations:
+                    raise ValueError(f"op: got {op!r}, expected an operation of this protocol.")
+                answer = self._handler.operations[op](session, message)
                 if isinstance(answer, Request):
                     answer.session, answer.id = session, number
                     answer = self._begin(answer)
@@ -335,8 +326,7 @@ class Service:
         """Ends the session and the connection of a client that leaves large answers unread."""
         if identity in self._sessions:
             self._close(self._sessions[identity])
-        if self._intake is not None:
-            self._intake.close(descriptor, "it leaves large answers unread")
+        self._intake.close(descriptor, "it leaves large answers unread")
 
     # --- requests that wait ---
 
@@ -346,18 +336,15 @@ class Service:
         if timeout is not None and (type(timeout) not in (int, float) or not timeout >= 0):  # NaN is not
             raise ValueError(f"timeout: got {timeout!r}, expected seconds >= 0 or None.")
         answer = None if request.line in self._lines else next(request.steps)
-        refusal: Exception | None = None
         if answer is None and timeout == 0:
-            refusal = request.late()
+            answer = request.late()
         elif answer is None and len(session.waiting) >= _MAX_WAITING:
             text = f"requests that wait: got more than {_MAX_WAITING} of one client. Wait for answers first."
-            refusal = ValueError(text)
+            answer = ValueError(text)
         elif answer is None and self._num_waiting >= _MAX_ALL_WAITING:
-            refusal = ValueError(f"requests that wait: got more than {_MAX_ALL_WAITING} of all clients.")
-        if answer is not None or refusal is not None:
+            answer = ValueError(f"requests that wait: got more than {_MAX_ALL_WAITING} of all clients.")
+        if answer is not None:
             request.steps.close()
-            if refusal is not None:
-                raise refusal
             return answer
         session.waiting.add(request)
         self._num_waiting += 1
@@ -448,14 +435,3 @@ class Service:
         self._socket.disable_monitor()
         monitor.close(linger=0)
         self._socket.close(linger=1000)  # milliseconds to deliver the last answers
-
-
-def _parse(frames: Sequence[Any]) -> tuple[str, int | None, dict[str, Any]]:
-    """Returns the operation, the client's number and all of a message; raises MalformedMessage."""
-    message = wire.decode(frames)
-    op, number = message.get("op"), message.get("id")
-    if type(op) is not str or not (number is None or type(number) is int):
-        raise wire.MalformedMessage(
-            f"op, id: got {type(op).__name__}, {type(number).__name__}, expected a string and an integer"
-        )
-    return op, number, message

@@ -51,9 +51,7 @@ class RateLimiter:
         if min_size_to_sample < 1:
             raise ValueError(f"min_size_to_sample: got {min_size_to_sample}, expected at least 1.")
         if not max_diff > min_diff:
-            raise ValueError(
-                f"min_diff, max_diff: got [{min_diff}, {max_diff}], expected a window that is not empty."
-            )
+            raise ValueError(f"min_diff, max_diff: got [{min_diff}, {max_diff}], expected min < max.")
         self.samples_per_insert = float(samples_per_insert)
         self.min_size_to_sample = int(min_size_to_sample)
         self.min_diff = float(min_diff)
@@ -227,14 +225,10 @@ class Waiting:
             self.notify(SAMPLERS)
             self.notify(INSERTERS)
 
-    def count(self, side: int, change: int) -> None:
-        """Counts a call of another process that begins (1) or stops (-1) waiting."""
+    def count(self, side: int, change: int, seconds: float = 0.0) -> None:
+        """Counts a call of another process that begins (1) or stops (-1) waiting, and how long it waited."""
         with self._lock:
             self.counts[side] += change
-
-    def add_seconds(self, side: int, seconds: float) -> None:
-        """Counts the time for which a call of another process has waited."""
-        with self._lock:
             self.seconds[side] += seconds
 
     def notify(self, side: int) -> None:

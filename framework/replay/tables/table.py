@@ -80,9 +80,7 @@ class Table:
                 f"most max_size, {max_size}: it could never be sampled."
             )
         if extensions:
-            raise ValueError(
-                f"table {name!r}, extensions: got {extensions}, expected none; they are not supported."
-            )
+            raise ValueError(f"table {name!r}, extensions: got {extensions}, expected none: there are none.")
         owners = {"sampler": sampler.owner, "remover": remover.owner, "rate_limiter": rate_limiter.owner}
         if remover is sampler:
             owners["remover"] = name
@@ -107,9 +105,11 @@ class Table:
 
     def attach(self, store: RowStore, concurrent: bool = True) -> None:
         """Makes `store` the one that items refer to. A server calls it before anything is inserted."""
-        if self.size:
+        if len(self):
             raise ValueError(f"table {self.name!r}: got a new store while it holds items.")
         self.store = store
+        #: Has the writers of this process insert what they hold back.
+        self.drain = store.writers.show
         self.waiting.concurrent = concurrent
         self.bindings = Bindings(store, self.name, self.signature)
         self._empty()
@@ -164,10 +164,6 @@ class Table:
         )
 
     # Wiring.
-
-    def drain(self) -> None:
-        """Has the writers of this process insert what they hold back."""
-        self.store.show_writers()
 
     def set_seed(self, seed: int | None) -> None:
         """Restarts the sampler's random numbers."""
@@ -400,11 +396,6 @@ class Table:
         allowed = self.rate_limiter.allowed_samples(n)
         return min(allowed, self._items.turns()) if allowed and self.max_times_sampled else allowed
 
-    @property
-    def size(self) -> int:
-        """Number of items in the table."""
-        return self.rate_limiter.size
-
     def __len__(self) -> int:
         return self.rate_limiter.size
 
@@ -484,7 +475,7 @@ class Table:
           rows: the new rows of each stream, by its name.
         """
         saved, own = meta["config"], self.config()
-        if self.size:
+        if len(self):
             raise CheckpointError(
                 f"table {self.name!r}: got a table that holds items, expected an empty one. Restore into new "
                 "tables."

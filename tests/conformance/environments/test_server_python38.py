@@ -13,7 +13,7 @@ import subprocess
 import pytest
 
 import launch
-from framework.environments import environment_server
+from framework.environments.remote import environment_server
 from framework.programs import RunConfig, make_agent, make_program
 from launch.rpc.sockets import CurveKeys
 

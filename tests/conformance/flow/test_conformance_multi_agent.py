@@ -13,9 +13,9 @@ from framework.commands.evaluate import evaluate
 from framework.loggers import read_jsonl
 from framework.programs import RunConfig, load_policy, make_program
 
-OF_PPO = {"ppo_unroll_length": 8, "ppo_epochs": 2, "ppo_minibatch_size": 32, "ppo_hidden_sizes": (8,)}
-OF_DQN = {"dqn_min_replay_size": 50, "dqn_batch_size": 16, "dqn_samples_per_insert": 2.0}
-CONFIG = PPODQNConfig(**OF_PPO, **OF_DQN, dqn_hidden_sizes=(8,))
+OF_PPO = {"unroll_length": 8, "epochs": 2, "minibatch_size": 32, "hidden_sizes": (8,)}
+OF_DQN = {"min_replay_size": 50, "batch_size": 16, "samples_per_insert": 2.0, "hidden_sizes": (8,)}
+CONFIG = PPODQNConfig(ppo=OF_PPO, dqn=OF_DQN)
 
 
 def program(directory, steps, **changes):

@@ -13,12 +13,12 @@ from engines import PROGRAM_ENGINES
 import launch
 from agents.a2c import A2C, A2CConfig
 from agents.a3c import A3C
-from agents.flow_dqn import ApeX, ApeXConfig, FlowDQN, FlowDQNConfig
-from agents.flow_impala import FlowIMPALA
-from agents.flow_ppo import FlowPPO
+from agents.apex import ApeX, ApeXConfig
+from agents.dqn import DQNConfig
 from agents.impala import IMPALAConfig
 from agents.maml import MAML, MAMLConfig
 from agents.ppo import PPOConfig
+from examples.flows import DQNPlan, IMPALAPlan, PPOPlan
 from framework.environments.tasks import Navigation2D
 from framework.environments.testing import FakeEnvironment
 from framework.flow import Flow
@@ -33,13 +33,13 @@ AGENTS = {
     "a2c_with_memory": A2C(A2CConfig(**UNROLLS, recurrent="lstm", recurrent_size=8)),
     "a3c": A3C(A2CConfig(**UNROLLS)),
     "apex": ApeX(ApeXConfig(**OFF_POLICY)),
-    "flow_dqn": FlowDQN(FlowDQNConfig(**OFF_POLICY)),
-    "flow_impala": FlowIMPALA(IMPALAConfig(unroll_length=8, batch_size=6, hidden_sizes=(8,))),
-    "flow_ppo": FlowPPO(PPOConfig(**UNROLLS, epochs=2, minibatch_size=16)),
+    "dqn": DQNPlan(DQNConfig(**OFF_POLICY)),
+    "impala": IMPALAPlan(IMPALAConfig(unroll_length=8, batch_size=6, hidden_sizes=(8,))),
+    "ppo": PPOPlan(PPOConfig(**UNROLLS, epochs=2, minibatch_size=16)),
     # 4 steps before and 4 after the inner step.
     "maml": MAML(MAMLConfig(unroll_length=4, tasks_per_worker=1, evaluation_tasks=2, hidden_sizes=(8,))),
 }
-ASYNCHRONOUS = ("a3c", "apex", "flow_dqn", "flow_impala")
+ASYNCHRONOUS = ("a3c", "apex", "dqn", "impala")
 # A round of a synchronous plan is 2 * 3 * 8 env steps, some of them resets. 20 steps are left at the end.
 PERIODS = {"evaluate_period": 500, "log_period": 50, "learner_log_period": 1}
 COUNTS = {"num_actors": 2, "envs_per_actor": 3, "max_env_steps": 500, "num_evaluation_episodes": 2}
@@ -68,7 +68,7 @@ def curve(agent, directory, engine):
     assert (result["reason"], result["env_steps"]) == ("max_env_steps", 500)
     assert sum(actor[-1]["steps"] for actor in actors if actor) == 500
     assert len(learner) == result["learner_steps"] >= 8
-    assert evaluation["variables_version"] == len(learner) or agent == "flow_impala"  # Which looks ahead.
+    assert evaluation["variables_version"] == len(learner) or agent == "impala"  # Which looks ahead.
     learned = [
         {name: value for name, value in row.items() if not name.startswith(("time/", "acting_"))}
         for row in learner

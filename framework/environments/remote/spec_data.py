@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from framework import specs
-from framework.environments.environment_server import is_leaf
+from framework.environments.remote.environment_server import is_leaf
 from framework.types import Nest
 
 _KEYS = {"shape", "dtype", "minimum", "maximum", "num_values", "stacked"}

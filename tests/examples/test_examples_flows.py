@@ -5,8 +5,8 @@ import functools
 import pytest
 
 import launch
-from agents.flow_impala import FlowIMPALA
 from agents.impala import IMPALAConfig
+from examples.flows import IMPALAPlan
 from framework.environments.testing import FakeEnvironment
 from framework.loggers import read_jsonl
 from framework.programs import RunConfig, make_program
@@ -17,7 +17,7 @@ RUN = RunConfig(envs_per_actor=2, max_learner_steps=6, **PERIODS)
 
 def run(directory, **settings):
     config = RunConfig(**{**vars(RUN), "directory": str(directory)})
-    agent = FlowIMPALA(IMPALAConfig(unroll_length=4, hidden_sizes=(4,), **settings))
+    agent = IMPALAPlan(IMPALAConfig(unroll_length=4, hidden_sizes=(4,), **settings))
     environment = functools.partial(FakeEnvironment, episode_length=9)
     launch.launch(make_program(agent, environment, config), engine="serial")
     rows = [row for row in read_jsonl(directory / "metrics.jsonl") if row["label"] == "learner"]

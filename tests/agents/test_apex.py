@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import launch
+from agents.apex import ApeX, ApeXConfig
 from agents.dqn import DQN, DQNConfig
-from agents.flow_dqn import ApeX, ApeXConfig, FlowDQN, FlowDQNConfig
 from framework import environments, replay, specs
 from framework.actors import PolicyActor
 from framework.environments.testing import EchoEnvironment, FakeEnvironment
@@ -100,7 +100,7 @@ def _noting(loss, seen):
 
 
 def test_the_steps_of_a_call_fit_into_the_burst():
-    agent = FlowDQN(FlowDQNConfig(rollout_length=65)).for_program(num_envs=8)
+    agent = ApeX(ApeXConfig(rollout_length=65)).for_program(num_envs=8)
     with pytest.raises(ValueError, match=r"rollout_length: got 260 .* at most 256, insert_burst"):
         agent.plan([Node(None), Node(None)], None)
 

@@ -17,9 +17,9 @@ from framework import nest as nests
 from framework import specs
 from framework.environments.action_masks import MaskChecker
 from framework.environments.base import BatchedEnvironment, EnvironmentFault
-from framework.environments.environment_server import UnreadableMessage
 from framework.environments.fields import STEP_TYPE, FieldChecker, step_checkers
-from framework.environments.spec_data import parse_environment_spec
+from framework.environments.remote.environment_server import UnreadableMessage
+from framework.environments.remote.spec_data import parse_environment_spec
 from framework.types import MultiAgentTimeStep, Nest
 from launch.defects import Defects
 from launch.texts import printable
@@ -94,9 +94,8 @@ class ConnectedEnvironment(BatchedEnvironment):
             raise
         step_type, *leaves = columns
         rewards, discounts, observations, agents = self._build(leaves)
-        timestep = dm_env.TimeStep(step_type, rewards, discounts, observations)
-        if self._is_multi_agent:
-            timestep = MultiAgentTimeStep(step_type, rewards, discounts, observations, agents)
+        agents = (agents,) if agents else ()
+        timestep = self._time_step(step_type, rewards, discounts, observations, *agents)
         # Bounds are not checked: environments of gymnasium often leave theirs.
         for field, check in self._checks.items():
             check(getattr(timestep, field))
@@ -114,7 +113,7 @@ class ConnectedEnvironment(BatchedEnvironment):
         self._checks = step_checkers(self.name, spec, self.num_envs)
         self._check_action = FieldChecker(self.name, "action", spec.actions, self.num_envs)
         self._check_mask = MaskChecker(self.name, spec)
-        self._is_multi_agent = bool(agents)
+        self._time_step = MultiAgentTimeStep if agents else dm_env.TimeStep
 
     def _gather(self, missing: np.ndarray) -> None:
         """Receives until no entry of `missing` is set."""

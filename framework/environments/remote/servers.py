@@ -15,10 +15,10 @@ import numpy as np
 import zmq
 
 import launch
-from framework.environments import environment_server as protocol
 from framework.environments.base import EnvironmentFault
-from framework.environments.connected import ConnectedEnvironment
-from framework.environments.environment_server import UnreadableMessage
+from framework.environments.remote import environment_server as protocol
+from framework.environments.remote.connected import ConnectedEnvironment
+from framework.environments.remote.environment_server import UnreadableMessage
 from launch.rpc.sockets import CurveKeys, admit_peers, make_server_socket
 
 

@@ -1,0 +1,85 @@
+"""Ape-X: distributed prioritized replay (Horgan et al., 2018), as a plan.
+
+Networks, loss and most settings come from `agents.dqn`. Workers write to replay while the learner learns
+from it. The rate limiter of the table holds the replay ratio: the branch that is ahead waits for the other.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from agents.dqn import CARTPOLE, DQN, DQNConfig
+from framework import config_checks as check
+from framework import core, losses
+from framework.adders import Adder
+from framework.flow import Flow, Node, Par, concurrent
+from framework.networks import as_tensors, redraw_noise
+from framework.programs import PlanLearner, Preset, RolloutWorker
+from framework.types import Transition
+
+
+@dataclass(frozen=True)
+class ApeXConfig(DQNConfig):
+    """Settings of Ape-X, in addition to `DQNConfig`'s, with the paper's defaults for exploration."""
+
+    rollout_length: int = 4  # Steps of an env in one call of a worker. More: fewer calls, older parameters.
+    n_step: int = 3  # Rewards summed before bootstrapping. More: faster propagation, but more off-policy.
+    prioritized: bool = True  # Draws items with large errors more often.
+    epsilon_end: float = 0.4  # Chance of a random action after the decay, of the first env.
+    epsilon_ladder: float = 7.0  # Env i of B explores with epsilon ** (1 + this * i / (B - 1)).
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.at_least(self, 1, "rollout_length")
+
+
+class PriorityWorker(RolloutWorker):
+    """A `RolloutWorker` that computes the initial priorities of its items with its own parameters."""
+
+    agent: ApeX
+
+    def make_adder(self, client: Any) -> Adder:
+        priorities = functools.partial(self.agent.priorities, self.networks)
+        return self.agent.make_adder(client, self.spec, priorities)
+
+
+class ApeX(DQN):
+    """Distributed prioritized replay: each env has an exploration rate of its own, workers set priorities."""
+
+    config: ApeXConfig = ApeXConfig()
+    worker_class = PriorityWorker
+
+    def build(self, graph: core.Graph) -> None:
+        graph.add_evaluator(graph.add_plan(graph.add_replay()))
+
+    def plan(self, workers: Sequence[Node], learner: PlanLearner) -> Flow:
+        items, limit = self.config.rollout_length * self.num_envs // len(workers), self.config.insert_burst
+        if items > limit:
+            raise ValueError(
+                f"rollout_length: got {items} items in one call of a worker, expected at most {limit}, "
+                "insert_burst. Lower it, or increase insert_burst."
+            )
+        collect = functools.partial(RolloutWorker.collect, steps=self.config.rollout_length)
+        store = Flow.of(Par(workers, collect).unordered(), learner.replay_accepts)
+        return concurrent(store, learner.batches().map(learner.step))
+
+    @torch.inference_mode()
+    def priorities(self, networks: Any, transitions: Transition) -> np.ndarray:
+        """The priorities `[k]` of new items, from the errors of the acting networks."""
+        redraw_noise(networks, None)  # The noise of the policy has a row for each env, not for each item.
+        _, priorities, _ = self.item_losses(networks, networks.q_network, as_tensors(transitions))
+        return losses.item_priorities(priorities).numpy()
+
+
+PRESETS: Mapping[str, Preset] = {
+    "gymnasium:CartPole-v1": Preset(
+        agent=CARTPOLE,
+        run={"num_actors": 2, "envs_per_actor": 2, "max_env_steps": 50_000, "evaluate_period": 10_000},
+    ),
+}
