@@ -25,8 +25,8 @@ import tree
 
 from framework import core
 from framework.pickling import ObjectPickler, pickle_module
+from framework.replay.client import EmbeddedClient
 from framework.replay.errors import WouldBlockError
-from framework.replay.local.client import EmbeddedClient
 from framework.specs import EnvironmentSpec, path_name, wrong_value
 from framework.types import FIRST, LAST, MID, Nest, Progress
 
@@ -361,16 +361,7 @@ class Session:
 
 
 # Attributes of the session that `save` stores as they are.
-_SAVED = (
-    "_adders",
-    "_dataset",
-    "_state",
-    "_places",
-    "_free",
-    "_chosen",
-    "env_steps",
-    "learner_steps",
-)
+_SAVED = ("_adders", "_dataset", "_state", "_places", "_free", "_chosen", "env_steps", "learner_steps")
 
 
 def _leaves(name: str, spec: Nest, values: Nest) -> list[Any]:

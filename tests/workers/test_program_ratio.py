@@ -10,7 +10,7 @@ import pytest
 from small_programs import SMALL, small_program
 
 import launch
-from agents.dqn import DQN, DQNConfig
+from agents.dqn import DQN
 from agents.r2d2 import R2D2, R2D2Config
 from examples.flows import DQNPlan
 from framework import replay
@@ -18,9 +18,9 @@ from framework.checkpoints import Checkpointer
 from framework.workers.last_samples import LastSamples
 
 SIZES = {"hidden_sizes": (8,), "lstm_size": 8, "head_sizes": (8,), "samples_per_insert": 4.0}
-PLAN = {**dataclasses.asdict(SMALL), "insert_burst": 12, "n_step": 3}  # A call of a worker must fit in.
+PLAN = dataclasses.replace(SMALL, insert_burst=12, n_step=3)  # A call of a worker must fit in.
 AGENTS = {
-    "a plan": DQNPlan(DQNConfig(**PLAN)),
+    "plan": DQNPlan(PLAN),
     "dqn": DQN(dataclasses.replace(SMALL, insert_burst=8, n_step=3)),
     "r2d2": R2D2(R2D2Config(unroll_length=6, burn_in=2, period=3, batch_size=8, insert_burst=8, **SIZES)),
 }
@@ -29,7 +29,7 @@ AGENTS = {
 CASES = [("dqn", "serial"), ("dqn", "threads"), ("dqn", "processes"), ("r2d2", "threads")]
 
 
-@pytest.mark.parametrize(("name", "engine"), [*CASES, ("a plan", "serial"), ("a plan", "threads")])
+@pytest.mark.parametrize(("name", "engine"), [*CASES, ("plan", "serial"), ("plan", "threads")])
 def test_the_learner_ends_where_the_limiter_stops_it(name, engine, tmp_path):
     """On every engine, however late it ran the learner: within the limiter's window, at its lower end."""
     agent, steps = AGENTS[name], 600
