@@ -24,7 +24,7 @@ from agents.dqn import DQN, DQNConfig
 from framework import environments, replay, specs
 from framework.actors import EnvironmentLoop, PolicyActor
 from framework.programs import RunConfig, make_program
-from framework.replay.remote.client import ServedClient
+from framework.replay.client import ServedClient
 from framework.workers.learner_worker import LearnerWorker
 
 ROOT = pathlib.Path(framework.__file__).parent.parent

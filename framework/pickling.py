@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from framework.environments.states import StatePickler
-from framework.replay.local.client import EmbeddedClient
+from framework.replay.client import EmbeddedClient
 from framework.replay.rows.store import Allocator, Stream
 
 _LOCKS = {type(threading.Lock()): threading.Lock, type(threading.RLock()): threading.RLock}

@@ -25,8 +25,8 @@ import tree
 
 from framework import core
 from framework.pickling import ObjectPickler, pickle_module
+from framework.replay.client import EmbeddedClient
 from framework.replay.errors import WouldBlockError
-from framework.replay.local.client import EmbeddedClient
 from framework.specs import EnvironmentSpec, path_name, wrong_value
 from framework.types import FIRST, LAST, MID, Nest, Progress
 

@@ -60,14 +60,15 @@ def main(arguments: Sequence[str]) -> int:
 def evaluate(
     policy: LoadedPolicy, episodes: int, envs: int, seed: int, max_episode_steps: int | None = None
 ) -> dict[str, Any]:
-    """Plays `episodes` episodes, `envs` at a time, each of at most `max_episode_steps` steps.
+    """Plays `episodes` episodes, `envs` at a time, each of at most `max_episode_steps` steps (the run's).
 
     Episode i begins with the seed 10,000 + `seed` + i, whatever `envs` is.
     """
     environment = policy.make_environment(envs, seed)
     try:
         actor = policy.make_actor(envs, seed)
-        loop = EnvironmentLoop(environment, actor, should_update=False, max_episode_steps=max_episode_steps)
+        limit = max_episode_steps or policy.config.evaluation_limit
+        loop = EnvironmentLoop(environment, actor, should_update=False, max_episode_steps=limit)
         played = policy.agent.play(loop, actor.policy, episodes)
         seeded = find_seeded_episodes(environment)
     finally:

@@ -11,6 +11,8 @@ from framework.replay import checkpointers as checkpointers
 from framework.replay import errors as errors
 from framework.replay import platform as platform
 from framework.replay.client import Client as Client
+from framework.replay.client import EmbeddedClient as EmbeddedClient
+from framework.replay.client import ServedClient as ServedClient
 from framework.replay.errors import CheckpointError as CheckpointError
 from framework.replay.errors import DeadlineExceededError as DeadlineExceededError
 from framework.replay.errors import ReverbError as ReverbError
@@ -19,10 +21,8 @@ from framework.replay.errors import ServerLost as ServerLost
 from framework.replay.errors import StoreFullError as StoreFullError
 from framework.replay.errors import UnknownTableError as UnknownTableError
 from framework.replay.errors import WouldBlockError as WouldBlockError
-from framework.replay.local.client import EmbeddedClient as EmbeddedClient
 from framework.replay.node import ReplayNode as ReplayNode
 from framework.replay.node import ReverbNode as ReverbNode
-from framework.replay.remote.client import ServedClient as ServedClient
 from framework.replay.reverb_api import pybind as pybind
 from framework.replay.reverb_api import replay_sample as replay_sample
 from framework.replay.reverb_api import reverb_types as reverb_types

@@ -1,13 +1,25 @@
-"""`Client`: connects to a replay server in this process, on this machine or elsewhere."""
+"""The clients of replay, with Reverb's methods: of tables in this process, of a server, and `Client`."""
 
 from __future__ import annotations
 
 import abc
+from typing import Any
 
-from framework.replay.local.client import EmbeddedClient, client_here
-from framework.replay.remote.client import ServedClient
+from framework.replay.local.client import LocalClient, client_here
+from framework.replay.remote.client import RemoteClient
 from framework.replay.remote.connection import DEFAULT_RECONNECT_TIMEOUT
+from framework.replay.reverb_api.client import ReverbApi
 from launch.rpc import sockets
+
+
+class EmbeddedClient(ReverbApi, LocalClient):
+    """A client of tables in this process; see `LocalClient`."""
+
+
+class ServedClient(ReverbApi, RemoteClient):
+    """A client of a server in another process; see `RemoteClient`."""
+
+    address: str
 
 
 class Client(abc.ABC):  # noqa: B024
@@ -41,7 +53,7 @@ class Client(abc.ABC):  # noqa: B024
             )
         if host == "localhost":
             address = f"tcp://127.0.0.1:{port}"
-        here = None if local is False else client_here(address)
+        here: Any = None if local is False else client_here(address)
         return here or ServedClient(address, curve, local, reconnect_timeout)
 
 

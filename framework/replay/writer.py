@@ -90,7 +90,7 @@ def check_held(what: str, held: HeldRows | None, rows: np.ndarray) -> HeldRows:
 
 def joined(items: Iterable[tuple[_Table, NewItems]]) -> Iterator[tuple[_Table, NewItems]]:
     """Joins consecutive items of one kind and table, because inserting many costs hardly more than one."""
-    for (table, *_), run in itertools.groupby(items, lambda item: (item[0], *item[1].kind())):
+    for (table, *_), run in itertools.groupby(items, lambda item: (item[0], item[1].kind())):
         yield table, NewItems.join([new for _, new in run])
 
 
@@ -142,7 +142,7 @@ class BatchWriter:
         if max_in_flight_items is not None and max_in_flight_items < 1:
             raise ValueError(f"max_in_flight_items: got {max_in_flight_items}, expected at least 1 or None.")
         self._max_in_flight = max_in_flight_items or self._default_in_flight
-        self._store = store
+        self._store: Any = store
         self._writers = writers
         self._has_room = has_room
         self._lock = threading.RLock()
@@ -450,7 +450,6 @@ class BatchWriter:
 
     def _declare(self, stream: str, held: HeldRows | None, columns: Mapping[str, ColumnSpec]) -> HeldRows:
         """Adds columns to a stream of this writer, which may be new: then `held` is None."""
-        assert self._store is not None
         found, names = self._store.claim(stream, columns, None if held is None else held.stream)
         held = held or HeldRows(found.name)
         held.names.update(names)
@@ -459,12 +458,10 @@ class BatchWriter:
 
     def _lease(self, held: HeldRows, n: int) -> np.ndarray:
         """Returns `n` rows, int64 `[n]`, that are free."""
-        assert self._store is not None
         return self._store.streams[held.stream].lease(n)
 
     def _free(self, stream: str, rows: np.ndarray) -> None:
         """Gives rows back to the stream that the store calls `stream`; copies `rows` if it keeps them."""
-        assert self._store is not None
         self._store.streams[stream].release(rows)
 
     def _send_rows(self, held: HeldRows, rows: np.ndarray, arrays: Mapping[str, np.ndarray]) -> None:

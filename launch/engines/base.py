@@ -165,7 +165,7 @@ class Outcome:
 
 
 class Record:
-    """The entry of a node in `Job.status`, across its restarts.
+    """The record of a node, which `Job.status` shows, across its restarts.
 
     Attributes:
       usage: `cpu_seconds`, `memory_bytes` and `calls` of its process, as far as they are known.

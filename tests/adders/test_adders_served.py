@@ -6,7 +6,7 @@ import tree
 from adder_steps import FIRST, MID, TABLE, feed, make_client, read, stacked_episodes, step
 
 from framework import adders, replay
-from framework.replay.remote.client import ServedClient
+from framework.replay.client import ServedClient
 
 MAKERS = {
     "transitions": lambda client: adders.NStepTransitionAdder(client, 3, 0.9),

@@ -6,7 +6,7 @@ import pytest
 from background import Background, until
 
 from framework import adders, replay
-from framework.replay.remote.client import ServedClient
+from framework.replay.client import ServedClient
 
 TABLE = adders.QUEUE_TABLE
 FIRST, MID, LAST = 0, 1, 2

@@ -5,7 +5,7 @@ import contextlib
 import numpy as np
 
 from framework import replay
-from framework.replay.remote.client import ServedClient
+from framework.replay.client import ServedClient
 from launch.rpc import sockets
 
 KEYS = sockets.CurveKeys.generate()

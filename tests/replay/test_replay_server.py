@@ -7,8 +7,8 @@ from dm_env import specs
 from served_table import connections, counts, num_rows, table, write, write_columns
 
 from framework import replay
+from framework.replay.client import ServedClient
 from framework.replay.remote import writer as remote_writer
-from framework.replay.remote.client import ServedClient
 
 
 def test_what_was_written_is_read_at_once(connect):

@@ -16,7 +16,7 @@ from served_table import counts, num_rows, table, write
 
 from framework import replay
 from framework.datasets import Dataset
-from framework.replay.remote.client import ServedClient
+from framework.replay.client import ServedClient
 from framework.replay.remote.connection import ReplayConnection, SessionLost
 from framework.replay.server import operations, service
 from launch.rpc import sockets

@@ -15,7 +15,7 @@ from served_table import counts, num_rows, table, write, write_columns
 from framework import replay
 from framework.datasets import Dataset
 from framework.replay.__main__ import main
-from framework.replay.remote.client import ServedClient
+from framework.replay.client import ServedClient
 from framework.replay.remote.connection import ReplayConnection
 from launch.rpc.sockets import CurveKeys
 

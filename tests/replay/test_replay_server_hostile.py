@@ -14,7 +14,7 @@ from served_table import counts, num_rows, table, write
 
 from framework import replay
 from framework.replay import wire
-from framework.replay.remote.client import ServedClient
+from framework.replay.client import ServedClient
 from launch.rpc import sockets
 
 NAN, INF = float("nan"), float("inf")

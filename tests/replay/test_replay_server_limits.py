@@ -15,7 +15,7 @@ from served_table import table, write, write_columns
 
 from framework import replay
 from framework.replay import wire
-from framework.replay.remote.client import ServedClient
+from framework.replay.client import ServedClient
 from framework.replay.rows.store import RowStore
 from framework.replay.server.holdings import Held, Holdings
 from framework.replay.server.intake import Intake

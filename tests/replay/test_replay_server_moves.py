@@ -6,7 +6,7 @@ from served_table import table, write
 
 from framework import replay
 from framework.replay import checkpointers
-from framework.replay.remote.client import ServedClient
+from framework.replay.client import ServedClient
 
 PATIENCE = 30.0
 

@@ -11,7 +11,7 @@ from served_table import table, write_columns
 from framework import replay
 from framework.datasets import Dataset
 from framework.losses import importance_weights
-from framework.replay.remote.client import ServedClient
+from framework.replay.client import ServedClient
 from framework.replay.sharded import ShardedClient, shard_of
 from framework.replay.tables.rate_limiters import SAMPLERS
 

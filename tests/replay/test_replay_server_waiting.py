@@ -8,7 +8,7 @@ from background import Background, until
 from served_table import write
 
 from framework import replay
-from framework.replay.remote.client import ServedClient
+from framework.replay.client import ServedClient
 from framework.replay.server import service
 
 

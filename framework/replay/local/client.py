@@ -18,7 +18,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -26,7 +26,6 @@ from framework.replay.base import BaseClient, BaseSource
 from framework.replay.checkpointers import CheckpointerBase, default_checkpointer
 from framework.replay.contracts import Source
 from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBlockError
-from framework.replay.reverb_api.client import ReverbApi
 from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import RowStore
 from framework.replay.tables.items import Delivery, NewItems
@@ -37,12 +36,15 @@ from framework.replay.writer import BatchWriter, joined
 from launch.rpc import sockets
 
 # The clients of the servers of this process, by address: their tables need no messages.
-_served_here: weakref.WeakValueDictionary[str, EmbeddedClient] = weakref.WeakValueDictionary()
+_served_here: weakref.WeakValueDictionary[str, LocalClient] = weakref.WeakValueDictionary()
 # A forked child has copies of the tables, and the server keeps the originals.
 os.register_at_fork(after_in_child=_served_here.clear)
 
 
-class EmbeddedClient(ReverbApi, BaseClient):
+_Client = TypeVar("_Client", bound="LocalClient")
+
+
+class LocalClient(BaseClient):
     """Reads and writes tables of this process; see the module docstring.
 
     Args:
@@ -81,7 +83,7 @@ class EmbeddedClient(ReverbApi, BaseClient):
         if checkpointer is not None:
             checkpointer.load(self.tables, self.store)
 
-    def another(self) -> EmbeddedClient:
+    def another(self: _Client) -> _Client:
         """Returns a client of the same tables with writers and an `interrupt` of its own."""
         client = object.__new__(type(self))
         client.__dict__.update(self.__dict__)
@@ -158,7 +160,7 @@ class EmbeddedClient(ReverbApi, BaseClient):
 class EmbeddedSource(BaseSource):
     """What a `Dataset` draws from if the tables are in this process; see `contracts.Source`."""
 
-    def __init__(self, client: EmbeddedClient) -> None:
+    def __init__(self, client: LocalClient) -> None:
         self._client = client
         self._interrupted = False
 
@@ -194,7 +196,7 @@ class EmbeddedSource(BaseSource):
 
 
 class LocalWriter(BatchWriter):
-    """Writes into the row store and the tables of an `EmbeddedClient`. See `contracts.Writer`.
+    """Writes into the row store and the tables of an `LocalClient`. See `contracts.Writer`.
 
     Items that a rate limiter refuses wait here, first in, first out. Rows are released only after the items
     that were created earlier, because those may refer to them. A writer that is dropped without `close` is
@@ -204,7 +206,7 @@ class LocalWriter(BatchWriter):
 
     _held_back = 32
 
-    def __init__(self, client: EmbeddedClient, max_in_flight_items: int | None = None):
+    def __init__(self, client: LocalClient, max_in_flight_items: int | None = None):
         writers, has_room = client.store.writers, lambda table, n: client.tables[table].can_insert(n)
         super().__init__(client.store, max_in_flight_items, writers, has_room)
         self._tables = client.tables
@@ -296,7 +298,7 @@ class LocalWriter(BatchWriter):
                     self._num_waiting -= 1
 
 
-def serve_here(address: str, client: EmbeddedClient | None) -> None:
+def serve_here(address: str, client: LocalClient | None) -> None:
     """Makes `client_here` find a client of the tables that are served at an address; None ends that."""
     if client is None:
         _served_here.pop(_key(address), None)
@@ -304,7 +306,7 @@ def serve_here(address: str, client: EmbeddedClient | None) -> None:
         _served_here[_key(address)] = client
 
 
-def client_here(address: str) -> EmbeddedClient | None:
+def client_here(address: str) -> LocalClient | None:
     """Returns a new client of the tables that this process serves at an address; None if it serves none."""
     client = _served_here.get(_key(address))
     return None if client is None else client.another()

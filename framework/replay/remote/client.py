@@ -10,16 +10,16 @@ import contextlib
 import os
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+from framework import nest as nests
 from framework.replay.base import BaseClient, BaseSource
 from framework.replay.contracts import Source
 from framework.replay.errors import DeadlineExceededError, ServerClosed
 from framework.replay.remote.connection import LAST_WORDS_S, ConnectionPool, ReplayConnection, SessionLost
 from framework.replay.remote.writer import ServedWriter
-from framework.replay.reverb_api.client import ReverbApi
 from framework.replay.rows.layout import Binding, Layout, gather
 from framework.replay.types import PaddedSample, ReplaySample, SampleInfo, TableInfo
 from framework.replay.wire import Wake
@@ -38,9 +38,9 @@ class ServedSource(BaseSource):
       hold: whether samples are given back if the session ends before they are released.
     """
 
-    _client: ServedClient
+    _client: RemoteClient
 
-    def __init__(self, client: ServedClient, connection: ReplayConnection, hold: bool = True) -> None:
+    def __init__(self, client: RemoteClient, connection: ReplayConnection, hold: bool = True) -> None:
         self._client = client
         self._connection = connection
         self._hold = hold
@@ -55,18 +55,16 @@ class ServedSource(BaseSource):
             answer = connection.call(message, timeout, wait=True)
             drawn = connection.session, answer.get("delivery")
             info = SampleInfo(*[array.copy() for array in answer["info"]])
-            layouts, local = connection.layouts, connection.mapped.local
-            for number, description, files in answer["define"]:
-                layout = Layout.from_wire(description)
-                for file in files:
-                    connection.mapped.column(*file)
-                # A mapped store has what a binding gathers from.
-                layouts[number] = Binding(layout, connection.mapped, table) if local else layout.pack  # type: ignore[arg-type]
-            if local:
+            layouts, mapped = connection.layouts, connection.mapped
+            if mapped.local:
+                for number, description, files in answer["define"]:
+                    for file in files:
+                        mapped.column(*file)
+                    # A mapped store has what a binding gathers from.
+                    layouts[number] = Binding(Layout.from_wire(description), mapped, table)  # type: ignore[arg-type]
                 parts = [(layouts[part[0]], *part[1:]) for part in answer["parts"]]
                 return gather(table, info, parts, out, pad), drawn
-            pack = layouts[answer["layout"]]
-            assert callable(pack)
+            pack = nests.packer(answer["structure"])
             leaves = [
                 _into(array, None if out is None else out[at]) for at, array in enumerate(answer["leaves"])
             ]
@@ -103,10 +101,12 @@ class ServedSource(BaseSource):
             self._connection.request(message, timeout=LAST_WORDS_S)
 
 
-class ServedClient(ReverbApi, ConnectionPool, BaseClient):
+_Client = TypeVar("_Client", bound="RemoteClient")
+
+
+class RemoteClient(ConnectionPool, BaseClient):
     """See the module, and `ConnectionPool` for the arguments; made by `replay.Client`."""
 
-    address: str
     concurrent = True
 
     def _begin(self) -> None:
@@ -164,7 +164,7 @@ class ServedClient(ReverbApi, ConnectionPool, BaseClient):
         return self._call({"op": method, "table": table, "arguments": plain})["value"]
 
     def weight(self, table: str) -> tuple[float, int, int]:
-        """See `EmbeddedClient.weight`."""
+        """See `LocalClient.weight`."""
         total, count, allowed = self._call_table(table, "weight")
         return total, count, allowed
 
@@ -200,7 +200,7 @@ class ServedClient(ReverbApi, ConnectionPool, BaseClient):
         finally:
             super().close()
 
-    def __enter__(self) -> ServedClient:
+    def __enter__(self: _Client) -> _Client:
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -208,7 +208,7 @@ class ServedClient(ReverbApi, ConnectionPool, BaseClient):
 
 
 # The clients of this process, so that a forked child can tell them.
-_clients: weakref.WeakSet[ServedClient] = weakref.WeakSet()
+_clients: weakref.WeakSet[RemoteClient] = weakref.WeakSet()
 
 
 def _begin_in_child() -> None:

@@ -23,7 +23,6 @@ from typing import Any
 
 import zmq
 
-from framework.nest import Pack
 from framework.replay.errors import DeadlineExceededError, ServerClosed, ServerLost
 from framework.replay.rows.layout import Binding
 from framework.replay.shm import MappedStore, Proof
@@ -64,9 +63,9 @@ class ReplayConnection:
       wake: ends the waits of this connection.
       welcome: the server's answer to hello, which describes it.
       session: number of sessions so far; 0 before the first.
+      is_open: whether the session is open, as far as this side knows.
       mapped: the columns of the server that this process has mapped.
-      layouts: the layouts that the server has defined in this session: a `Binding` to gather mapped rows, or
-        the function that packs arrays.
+      layouts: the layouts that the server has defined in this session, bound to mapped rows, by number.
       answers: those that were received and not taken yet, by number.
       done: deliveries whose rows were read; the next message reports them. Any thread may append.
     """
@@ -76,7 +75,7 @@ class ReplayConnection:
         self.welcome: dict[str, Any] = {}
         self.session = 0
         self.mapped: MappedStore
-        self.layouts: dict[int, Binding | Pack] = {}
+        self.layouts: dict[int, Binding] = {}
         self.done: collections.deque[int] = collections.deque()
         self._channel = channel
         self._address = ""
@@ -84,16 +83,11 @@ class ReplayConnection:
         self._pid = 0
         self._socket: zmq.Socket | None = None
         self._monitor: zmq.Socket | None = None  # readable once the connection has ended
-        self._greeted = False
+        self.is_open = False
         self._next_id = 0
         self.answers: dict[int, dict[str, Any]] = {}
 
     # --- the session ---
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the session is open, as far as this side knows."""
-        return self._greeted
 
     def open(self, timeout: float | None = None) -> None:
         """Opens a session if none is open.
@@ -102,7 +96,7 @@ class ReplayConnection:
           ServerClosed: the server said that it stops, or did not answer within `reconnect_timeout`.
           DeadlineExceededError: `timeout` seconds passed first.
         """
-        if self._greeted:
+        if self.is_open:
             return
         channel, interrupted = self._channel, self.wake.is_set
         last = time.monotonic() + (float("inf") if timeout is None else timeout)
@@ -158,12 +152,12 @@ class ReplayConnection:
         self.layouts = {}
         self.done.clear()
         self.answers = {}
-        self._greeted = True
+        self.is_open = True
         self._channel.stopped = False
 
     def close(self) -> None:
         """Ends the session; the server takes back what it held."""
-        self._greeted = False  # first: an interrupt may end this
+        self.is_open = False  # first: an interrupt may end this
         if self._socket is not None and self._pid == os.getpid():  # not the parent's
             self._socket.disable_monitor()
             if self._monitor is not None:
@@ -184,7 +178,7 @@ class ReplayConnection:
         Raises:
           SessionLost: there is no session, or it is of another process or another server.
         """
-        if not self._greeted or self._address != self._channel.address or self._pid != os.getpid():
+        if not self.is_open or self._address != self._channel.address or self._pid != os.getpid():
             self.close()
             raise SessionLost
         assert self._socket is not None
@@ -238,7 +232,7 @@ class ReplayConnection:
             begin = time.monotonic()
             left = None if deadline is None else max(0.0, deadline - begin)
             with contextlib.suppress(SessionLost):
-                if not self._greeted:
+                if not self.is_open:
                     # A call with timeout 0 waits a moment for the server, too: it may be about to start.
                     self.open(None if left is None else left + 1.0)
                 message["local"] = self.mapped.local

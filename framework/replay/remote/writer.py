@@ -33,7 +33,7 @@ from framework.replay.errors import (
 )
 from framework.replay.remote.connection import LAST_WORDS_S, Interrupted, ReplayConnection, SessionLost
 from framework.replay.rows.layout import Layout
-from framework.replay.rows.store import ColumnSpec
+from framework.replay.rows.store import ColumnSpec, bytes_of
 from framework.replay.tables.items import NewItems
 from framework.replay.types import check_priorities
 from framework.replay.wire import MAX_LAYOUTS, unpack_error
@@ -120,9 +120,7 @@ class ServedWriter(BatchWriter):
             held.names[name] = own
             if mapped.local:
                 held.columns[name] = mapped.column(held.stream, own, path, shape, dtype)
-        specs = {**held.specs, **columns}.values()
-        row_bytes = sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in specs)
-        held.block = min(_LEASE_ROWS, _LEASE_BYTES // max(1, row_bytes))
+        held.block = min(_LEASE_ROWS, _LEASE_BYTES // max(1, bytes_of({**held.specs, **columns})))
         return held
 
     def _lease(self, held: HeldRows, n: int) -> np.ndarray:
@@ -255,14 +253,11 @@ class ServedWriter(BatchWriter):
             try:
                 while self.num_pending > keep:
                     left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                    if (
-                        not self._collect(left, not interrupted)
-                        and deadline is not None
-                        and time.monotonic() >= deadline
-                    ):
-                        self._settle()  # an answer may be on its way: it comes before the answer to this
-                        if self.num_pending <= keep:
-                            break
+                    came = self._collect(left, not interrupted)
+                    if came or deadline is None or time.monotonic() < deadline:
+                        continue
+                    self._settle()  # an answer may be on its way: it comes before the answer to this
+                    if self.num_pending > keep:
                         if self._connection.wake.is_set:
                             raise Interrupted
                         raise DeadlineExceededError(f"{self.num_pending} items wait for room in their tables")

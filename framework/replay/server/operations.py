@@ -10,8 +10,8 @@ Every message has an `op`, and an `id` if it is to be answered. The operations a
 - `insert`: `layouts [[number, layout]]`, `write [[stream, rows, {column: array}]]`, `items [[table, layout,
   index, lengths, keys, priorities, episodes]]`, `release [[stream, rows]]`, `lease {stream: n}` → `rows
   {stream: rows}`, once all items are in their tables. The inserts of one client are carried out in order.
-- `sample`: `table`, `n`, `timeout`, `local`, `hold`, `pad` → `info`, `define`, and `parts` (rows) or
-  `layout`, `leaves` and `lengths` (arrays), and `delivery` if the client has to end it.
+- `sample`: `table`, `n`, `timeout`, `local`, `hold`, `pad` → `info`, and `define` and `parts` (rows) or
+  `structure`, `leaves`, and `lengths` (arrays), and `delivery` if the client has to end it.
 - `give_back`: `deliveries` that were not used.
 - `mutate`, `reset`, `can_sample`, `can_insert`, `weight`: `table`, `arguments` of that method of `Table` →
   `value`.
@@ -167,12 +167,10 @@ class Operations:
         self._deliveries = itertools.count(secrets.randbits(48))
         self._server = secrets.token_hex(16)
         self.address = ""
-        own = (self.checkpoint, self.declare, self.give_back, self.info, self.insert, self.lease)
+        own = ("checkpoint", "declare", "give_back", "info", "insert", "lease", "sample", "sync")
         calls = ("mutate", "reset", "can_sample", "can_insert", "weight")
-        self.operations: dict[str, Operation] = {
-            **{each.__name__: each for each in (*own, self.sample, self.sync)},
-            **dict.fromkeys(calls, self.call_table),
-        }
+        self.operations: dict[str, Operation] = {name: getattr(self, name) for name in own}
+        self.operations.update(dict.fromkeys(calls, self.call_table))
 
     def open(self, session: ClientSession, hello: dict[str, Any]) -> Reply:
         """Answers `hello`."""
@@ -342,27 +340,22 @@ class Operations:
     ) -> Reply:
         """Returns the answer for drawn samples, and notes which of them the client holds."""
         local, hold = bool(message["local"]), bool(message["hold"])
-        reply: Reply = {"info": list(delivery.info), "define": []}
+        reply: Reply = {"info": list(delivery.info), "define": [], "parts": []}
         if not local:
             sample = delivery.gather(pad=bool(message["pad"]))
-            reply["leaves"] = nests.flatten(sample.data)[0]
+            reply["leaves"], reply["structure"] = nests.flatten(sample.data)
             if isinstance(sample, PaddedSample):
                 reply["lengths"] = nests.flatten(sample.lengths)[0]
-        parts = []
-        for binding, places, index, lengths in delivery.parts:
+        for binding, places, index, lengths in delivery.parts if local else ():
             layout = binding.layout
             number = session.known.get(layout)
             if number is None:
                 number = session.known[layout] = len(session.known)
                 # A layout, and where its columns are: `[[stream, column, path, shape, dtype]]`.
                 columns = {(layout.groups[leaf.group].stream, leaf.column) for leaf in layout.leaves}
-                files = [[*each, *self._file(*each)] for each in sorted(columns)] if local else []
+                files = [[*each, *self._file(*each)] for each in sorted(columns)]
                 reply["define"].append([number, layout.to_wire(), files])
-            parts.append([number, places, index, lengths])
-        if local:
-            reply["parts"] = parts
-        else:
-            reply["layout"] = parts[0][0]
+            reply["parts"].append([number, places, index, lengths])
         if local or hold:
             if len(session.deliveries) >= _MAX_DELIVERIES:
                 raise ValueError(f"samples: got {_MAX_DELIVERIES} that this client has not confirmed")

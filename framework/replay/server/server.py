@@ -19,10 +19,9 @@ from typing import Any
 import zmq
 
 import launch
-from framework.replay.client import Client
+from framework.replay.client import Client, EmbeddedClient, ServedClient
 from framework.replay.errors import ServerClosed
-from framework.replay.local.client import EmbeddedClient, serve_here
-from framework.replay.remote.client import ServedClient
+from framework.replay.local.client import serve_here
 from framework.replay.rows.store import RowStore
 from framework.replay.server.intake import Intake
 from framework.replay.server.limits import Limits

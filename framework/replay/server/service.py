@@ -336,18 +336,15 @@ class Service:
         if timeout is not None and (type(timeout) not in (int, float) or not timeout >= 0):  # NaN is not
             raise ValueError(f"timeout: got {timeout!r}, expected seconds >= 0 or None.")
         answer = None if request.line in self._lines else next(request.steps)
-        refusal: Exception | None = None
         if answer is None and timeout == 0:
-            refusal = request.late()
+            answer = request.late()
         elif answer is None and len(session.waiting) >= _MAX_WAITING:
             text = f"requests that wait: got more than {_MAX_WAITING} of one client. Wait for answers first."
-            refusal = ValueError(text)
+            answer = ValueError(text)
         elif answer is None and self._num_waiting >= _MAX_ALL_WAITING:
-            refusal = ValueError(f"requests that wait: got more than {_MAX_ALL_WAITING} of all clients.")
-        if answer is not None or refusal is not None:
+            answer = ValueError(f"requests that wait: got more than {_MAX_ALL_WAITING} of all clients.")
+        if answer is not None:
             request.steps.close()
-            if refusal is not None:
-                raise refusal
             return answer
         session.waiting.add(request)
         self._num_waiting += 1

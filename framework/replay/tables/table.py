@@ -105,7 +105,7 @@ class Table:
 
     def attach(self, store: RowStore, concurrent: bool = True) -> None:
         """Makes `store` the one that items refer to. A server calls it before anything is inserted."""
-        if self.size:
+        if len(self):
             raise ValueError(f"table {self.name!r}: got a new store while it holds items.")
         self.store = store
         #: Has the writers of this process insert what they hold back.
@@ -396,11 +396,6 @@ class Table:
         allowed = self.rate_limiter.allowed_samples(n)
         return min(allowed, self._items.turns()) if allowed and self.max_times_sampled else allowed
 
-    @property
-    def size(self) -> int:
-        """Number of items in the table."""
-        return self.rate_limiter.size
-
     def __len__(self) -> int:
         return self.rate_limiter.size
 
@@ -480,7 +475,7 @@ class Table:
           rows: the new rows of each stream, by its name.
         """
         saved, own = meta["config"], self.config()
-        if self.size:
+        if len(self):
             raise CheckpointError(
                 f"table {self.name!r}: got a table that holds items, expected an empty one. Restore into new "
                 "tables."
