@@ -358,8 +358,8 @@ class RunFolder:
         for name, value in values.items():
             if isinstance(value, dict) and _UNRECORDED in value:
                 raise RunError(
-                    f"{self.path}: {where}{name} was {value[_UNRECORDED]}, which config.yaml cannot hold. Use "
-                    "numbers, strings, None, and tuples or lists of them."
+                    f"{self.path}: {where}{name} was {value[_UNRECORDED]}, which config.yaml cannot hold. "
+                    "Use numbers, strings, None, and tuples or lists of them."
                 )
 
     def environment_factory(self) -> str:
