@@ -336,7 +336,7 @@ class RunFolder:
                 return entry.make()
         except (ValueError, TypeError) as error:
             raise RunError(f"{self.path}: {error}") from error
-        self._check_recorded(self.agent_config, f" of {self.agent!r}")
+        self._check_recorded(self.agent_config, f"{self.agent!r}: ")
         try:
             config = config_file.from_plain(config, self.agent_config, f"{self.path}/config.yaml")
         except ValueError as error:
@@ -354,12 +354,12 @@ class RunFolder:
                 raise RunError(f"{self.path}: networks_fn {self.networks_fn!r}: {error}") from error
         return agent
 
-    def _check_recorded(self, values: Mapping[str, Any], of: str) -> None:
+    def _check_recorded(self, values: Mapping[str, Any], where: str) -> None:
         for name, value in values.items():
             if isinstance(value, dict) and _UNRECORDED in value:
                 raise RunError(
-                    f"{self.path}: {name}{of} was {value[_UNRECORDED]}, which config.yaml cannot hold. Use "
-                    "numbers, strings, None, and tuples or lists of them."
+                    f"{self.path}: {where}{name} was {value[_UNRECORDED]}, which config.yaml cannot hold. "
+                    "Use numbers, strings, None, and tuples or lists of them."
                 )
 
     def environment_factory(self) -> str:
@@ -369,8 +369,8 @@ class RunFolder:
                 f"{self.path}: its environment was a function that cannot be imported by name. Give "
                 "make_program the environment's name, or a function of a module."
             )
-        self._check_recorded(self.config.environment_options, " of environment_options")
-        self._check_recorded(self.config.evaluation_options, " of evaluation_options")
+        self._check_recorded(self.config.environment_options, "environment_options: ")
+        self._check_recorded(self.config.evaluation_options, "evaluation_options: ")
         return self.environment
 
     @contextlib.contextmanager
