@@ -1,4 +1,4 @@
-"""BatchPPO: settings of PPO, those of its experiment (Hafner, Davidson and Vanhoucke, 2017).
+"""BatchPPO: settings of PPO, as in its experiment (Hafner, Davidson and Vanhoucke, 2017).
 
 Networks, loss, and learner come from `agents.ppo`. A batch is 25 whole episodes. An iteration makes 25
 steps on the whole batch, with separate learning rates for policy and value. The penalty on the divergence

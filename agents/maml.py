@@ -15,10 +15,9 @@ from torch import nn
 from framework import config_checks as check
 from framework import core, learners, losses, networks
 from framework.datasets import Dataset
-from framework.environments import BatchedEnvironment
 from framework.environments.seeded_episodes import find_seeded_episodes
 from framework.environments.single import takes
-from framework.environments.tasks import find_task_environment
+from framework.environments.tasks import find_task_environment, require_tasks
 from framework.flow import Flow, Node, Par
 from framework.learners import LossContext, LossOutput, Prepared
 from framework.losses.meta import Parameters
@@ -162,11 +161,6 @@ def collect(collector: Collector, step: Callable[[], Any], dataset: Dataset, len
     return next(dataset)
 
 
-def _with_tasks(environment: BatchedEnvironment) -> BatchedEnvironment:
-    find_task_environment(environment)  # Which raises an error before a node starts.
-    return environment
-
-
 class MAML(OnPolicyAgent):
     """Model-agnostic meta-learning for the environments of `tasks:`.
 
@@ -183,7 +177,7 @@ class MAML(OnPolicyAgent):
         return Par(workers, TaskWorker.sample_tasks).sync().map(concatenate).map(learner.step)
 
     def environment_wrappers(self) -> Sequence[Any]:
-        return (_with_tasks,)
+        return (require_tasks,)  # So that others are refused before a node starts.
 
     def make_networks(self, spec: EnvironmentSpec) -> MAMLNetworks:
         return self.custom_networks(spec, MAMLNetworks, ("actions", "encoder", "forward"))

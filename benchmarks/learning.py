@@ -81,13 +81,17 @@ def train(name: str, row: Row, seed: int, folder: pathlib.Path) -> dict[str, Any
     if not (directory / "result.json").exists():
         try:
             run(
-                [*command, "train", *(["--resume", str(directory)] if directory.exists() else flags)],
+                [
+                    *command,
+                    "train",
+                    *(["--resume", str(directory), *row.allow] if directory.exists() else flags),
+                ],
                 sittings,
             )
         finally:
             if directory.exists():
                 file.write_text(json.dumps(sittings), encoding="utf-8")
-    run([*command, "eval", str(directory), "--episodes", "100"], [])
+    run([*command, "eval", str(directory), "--episodes", "100", *row.allow], [])
     result = json.loads((directory / "evaluation.json").read_text(encoding="utf-8"))
     return {
         "seed": seed,

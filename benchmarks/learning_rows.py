@@ -33,6 +33,12 @@ class Row:
     flags: tuple[str, ...] = ()
     exception: str = ""
 
+    @property
+    def allow(self) -> tuple[str, ...]:
+        """Flags of commands that read a run of an agent without a name of its own."""
+        module, separator, _ = self.agent.partition(":")
+        return ("--allow", module) if separator else ()
+
 
 HIDDEN_CARTPOLE = "testing:CartPoleWithoutVelocities"
 # Masks and tuples of actions: small networks and few steps.

@@ -84,7 +84,7 @@ def run(python: str, name: str, row: learning.Row, engine: str, seed: int) -> di
             *row.flags, "--num-actors", str(actors), "--envs-per-actor", str(envs),
         )  # fmt: skip
         begin = time.monotonic()
-        for each in (train, (*command, "eval", str(directory), "--episodes", "100")):
+        for each in (train, (*command, "eval", str(directory), "--episodes", "100", *row.allow)):
             try:
                 done = subprocess.run(each, capture_output=True, text=True, cwd=ROOT, timeout=TIMEOUT)
             except subprocess.TimeoutExpired:

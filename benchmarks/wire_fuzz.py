@@ -27,6 +27,7 @@ import zmq
 
 from framework import replay
 from framework.replay import wire as replay_wire
+from launch import directories
 from launch.rpc import sockets, wire
 from launch.rpc.client import Connection
 from launch.rpc.server import RpcServer
@@ -214,7 +215,7 @@ def run(seconds: float, seed: int) -> int:
     table = replay.Table(
         "t", replay.selectors.Uniform(), replay.selectors.Fifo(), 1000, replay.rate_limiters.MinSize(1)
     )
-    folder = sockets.make_private_directory()
+    folder = directories.make_private_directory()
     local = RpcServer(Echo(), f"ipc://{folder}/node", keys, name="local", max_frame_bytes=1 << 24).start()
     with replay.Server([table], address="tcp://127.0.0.1:*", curve=keys) as server:
         assert server.address is not None

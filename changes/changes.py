@@ -1,4 +1,4 @@
-"""News of the next release, a file for each change: `NAME.KIND.md`, where KIND is one of KINDS.
+"""Changes for the next release, a file for each: `NAME.KIND.md`, where KIND is one of KINDS.
 
     python changes/changes.py              prints the unreleased part of the changelog with these files
     python changes/changes.py 0.3.0        writes it into CHANGELOG.md as that release, and deletes the files

@@ -361,16 +361,7 @@ class Session:
 
 
 # Attributes of the session that `save` stores as they are.
-_SAVED = (
-    "_adders",
-    "_dataset",
-    "_state",
-    "_places",
-    "_free",
-    "_chosen",
-    "env_steps",
-    "learner_steps",
-)
+_SAVED = ("_adders", "_dataset", "_state", "_places", "_free", "_chosen", "env_steps", "learner_steps")
 
 
 def _leaves(name: str, spec: Nest, values: Nest) -> list[Any]:

@@ -11,9 +11,10 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from launch.engines.base import Job, find_engine
+from launch.engines.base import ENGINES, Job
 from launch.engines.options import Resources, make_options
 from launch.program import Program
+from launch.texts import nearest
 
 
 class ProgramInterrupted(KeyboardInterrupt):
@@ -57,7 +58,11 @@ def start(
             f"program: got {program!r}, expected a Program. Give an instance: launch.Program(NAME), or what "
             "make_program(agent, environment) returns."
         )
-    module, name = find_engine(engine)
+    if engine not in ENGINES:
+        raise ValueError(
+            f"engine: got {engine!r}, expected one of {', '.join(ENGINES)}.{nearest(engine, ENGINES)}"
+        )
+    module, name = ENGINES[engine]
     options = make_options(
         program,
         resources,

@@ -1,4 +1,4 @@
-"""News of the next release: their files, and what becomes of them in the changelog."""
+"""Changes for the next release: their files, and what becomes of them in the changelog."""
 
 import pathlib
 import re
@@ -12,13 +12,13 @@ CHANGES = runpy.run_path(str(ROOT / "changes" / "changes.py"))
 LOG = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
-def test_a_file_of_news_names_its_kind_and_is_short():
+def test_the_file_of_a_change_names_its_kind_and_is_short():
     for file in (ROOT / "changes").glob("*.md"):
         assert file.suffixes in [[f".{kind}", ".md"] for kind in CHANGES["KINDS"]]
         assert len(file.read_text(encoding="utf-8").split()) <= 25
 
 
-def test_news_come_first_in_the_part_of_their_kind():
+def test_changes_come_first_in_the_part_of_their_kind():
     log = "# Log\n\n## Unreleased\n\nText.\n\n### Added\n\nAgents\n\n- a\n\n### Fixed\n\n- b\n\n## 0.1.0\n"
     before, part, older = CHANGES["fold"](log, {"added": ["x"], "fixed": ["y", "z"], "removed": ["w"]})
     assert part == (

@@ -97,7 +97,7 @@ def results_table(script, names):
 def graph_picture(agent):
     """The program graph of the agent with this name as SVG inside HTML."""
     graph = module_of("framework.commands.graph")
-    groups = graph.groups_of(graph.build(agent, graph.GraphOptions()))
+    groups, _ = graph.build(agent)
     return f"<div>{''.join(graph.as_svg(agent, groups).splitlines())}</div>"
 
 

@@ -22,7 +22,7 @@ from launch.errors import frames_of, hide_our_frames, message_of
 from launch.texts import printable
 
 
-def check_installed(engine: str) -> None:
+def _check_installed(engine: str) -> None:
     """Raises `CommandError` if the engine is unknown, or needs a package that is missing."""
     if engine not in ENGINES:
         hint = config_checks.nearest(engine, ENGINES)
@@ -74,6 +74,7 @@ def build_program(
     Raises:
       CommandError: It cannot be built, or would fail at its start on the engine.
     """
+    _check_installed(engine)
     try:
         program = make.make_program(agent, environment, config)
         options = make_options(program)

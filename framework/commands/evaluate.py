@@ -11,8 +11,10 @@ import numpy as np
 import tree
 
 from framework import interrupts
+from framework.actors import EnvironmentLoop
 from framework.checkpoints.checkpointer import explain
 from framework.commands.options import Allow, Checkpoint, CommandError, Run, check_at_least, parse
+from framework.environments.seeded_episodes import find_seeded_episodes
 from framework.programs.loading import LoadedPolicy, load_policy
 from framework.runs.run_folder import RunFolder
 
@@ -58,17 +60,15 @@ def main(arguments: Sequence[str]) -> int:
 def evaluate(
     policy: LoadedPolicy, episodes: int, envs: int, seed: int, max_episode_steps: int | None = None
 ) -> dict[str, Any]:
-    """Plays `episodes` episodes, `envs` at a time, each of at most `max_episode_steps` steps.
+    """Plays `episodes` episodes, `envs` at a time, each of at most `max_episode_steps` steps (the run's).
 
     Episode i begins with the seed 10,000 + `seed` + i, whatever `envs` is.
     """
-    from framework.actors import EnvironmentLoop
-    from framework.environments.seeded_episodes import find_seeded_episodes
-
     environment = policy.make_environment(envs, seed)
     try:
         actor = policy.make_actor(envs, seed)
-        loop = EnvironmentLoop(environment, actor, should_update=False, max_episode_steps=max_episode_steps)
+        limit = max_episode_steps or policy.config.evaluation_limit
+        loop = EnvironmentLoop(environment, actor, should_update=False, max_episode_steps=limit)
         played = policy.agent.play(loop, actor.policy, episodes)
         seeded = find_seeded_episodes(environment)
     finally:

@@ -14,7 +14,6 @@ from tyro import constructors
 
 from framework import config_checks
 from framework.runs import config_file
-from framework.runs.run_config import RunConfig
 from framework.runs.run_folder import RunError
 from launch.texts import integer
 
@@ -44,15 +43,21 @@ class TrainOptions:
     # serial, threads, processes, ray or launchpad.
     engine: Annotated[str, tyro.conf.arg(metavar="ENGINE")] = "processes"
     restarts: int = 0  # How often each node may fail and be restarted before the run ends with its error.
-    # A module whose objects the file of --config or --resume may name. Give it once for each module.
+    # A module whose objects the file of --config, or the run, may name. Give it once for each module.
     allow: Allow = ()
-    resume: Annotated[str | None, tyro.conf.arg(metavar="RUN")] = None  # Folder of a run, to go on with it.
-    # With --resume, where to go on. Newer checkpoints are set aside.
-    checkpoint: Annotated[str, tyro.conf.arg(metavar="latest|previous|STEP|PATH")] = "latest"
 
     def __post_init__(self) -> None:
         config_checks.types(self)
         config_checks.at_least(self, 0, "restarts")
+
+
+@dataclasses.dataclass(frozen=True)
+class ResumeOptions:
+    """What `repertory train --resume` takes beside the flags of `repertory train`."""
+
+    resume: Annotated[str, tyro.conf.arg(metavar="RUN")]  # Folder of the run.
+    # Where to go on. Newer checkpoints are set aside.
+    checkpoint: Annotated[str, tyro.conf.arg(metavar="latest|previous|STEP|PATH")] = "latest"
 
 
 # The defaults of `repertory train`, before the preset and the flags.
@@ -144,23 +149,21 @@ def check_at_least(options: Any, **least: int) -> None:
             raise UsageError(f"--{name.replace('_', '-')}: got {value}, expected at least {number}.")
 
 
-def parse_train(
-    settings: Sequence[Any], arguments: Sequence[str], prog: str, description: str
-) -> tuple[TrainOptions, RunConfig, Any]:
-    """Parses one flat set of flags into the options, the run's config and the agent's config.
+def parse_groups(settings: Sequence[Any], arguments: Sequence[str], prog: str, description: str) -> list[Any]:
+    """Parses one flat set of flags into several dataclasses.
 
     Args:
-      settings: these three, with the defaults of their flags.
+      settings: the dataclasses, with the defaults of their flags.
       arguments: the command line; invalid arguments print the reason and exit with 2.
       prog: the command, for the help.
       description: description of the command, for the help.
     """
-    groups = dict(zip(("program", "run", "agent"), settings, strict=True))
+    groups = dict(zip(("program", "run", "agent", "output"), settings, strict=False))
     annotated: Any = Annotated  # These annotations are values.
     members: list[Any] = [
         (name, annotated[type(group), tyro.conf.OmitArgPrefixes], group) for name, group in groups.items()
     ]
     flags = dataclasses.make_dataclass("Flags", members, frozen=True)
-    _check_flags(arguments, [name for _, _, group in members for name in _fields(group)], prog)
+    _check_flags(arguments, [name for group in settings for name in _fields(group)], prog)
     parsed: Any = tyro.cli(flags, args=list(arguments), prog=prog, description=description, registry=_FLAGS)
-    return parsed.program, parsed.run, parsed.agent
+    return [getattr(parsed, name) for name in groups]

@@ -6,45 +6,36 @@ import argparse
 import contextlib
 import dataclasses
 import datetime
-import errno
 import itertools
 import os
 import shlex
-import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import tree
 
-import launch
 from framework import config_checks, core, interrupts
-from framework.checkpoints import CheckpointError
 from framework.commands import building
 from framework.commands.options import (
     DEFAULTS,
     CommandError,
+    ResumeOptions,
     TrainOptions,
     UsageError,
-    parse_train,
+    parse_groups,
 )
-from framework.commands.plot import draw_run
-from framework.loggers import ProgressDisplay
-from framework.loggers.files import explained, is_explained
+from framework.commands.running import run, writing
+from framework.loggers.files import explained
 from framework.runs import config_file, trust
 from framework.runs.presets import Preset, presets_of
 from framework.runs.registry import AgentEntry, agent_names, find_agent
 from framework.runs.run_config import RunConfig
 from framework.runs.run_folder import RunError, RunFolder, keeps_settings
-from framework.runs.run_lock import unwritable
-from launch.running import stopped_by_signals
 from launch.texts import printable
-from launch.view import NodesView
 
-_OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
-_NOT_IN_FILES = ("config", "allow", "resume", "checkpoint")  # A file does not say what it may name.
-_POLL_S = 0.5  # Seconds between two updates of the display.
+_NOT_IN_FILES = ("config", "allow")  # A file does not say what it may name.
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -67,8 +58,7 @@ def main(arguments: Sequence[str]) -> int:
 def start(name: str | None, arguments: Sequence[str]) -> int:
     """Trains the agent `name`, or the agent in the file of `--config`, in a new folder."""
     entry, options, config, agent_config = parse_new(name, arguments)
-    building.check_installed(options.engine)
-    agent = entry.make(None if isinstance(agent_config, _NoSettings) else agent_config)
+    agent = make_agent(entry, agent_config)
     interrupts.clean_up_first()
     if config.directory is not None:
         return _start(agent, options, config)
@@ -95,7 +85,7 @@ def _start(agent: core.Agent, options: TrainOptions, config: RunConfig) -> int:
         folder.save()  # The first file. What fails before this leaves no folder.
         for line in agent.describe_inputs(spec):
             print(line)
-        with _writing(folder), folder.lock.held() as lock:
+        with writing(folder), folder.lock.held() as lock:
             return run(folder, program, lock)
 
 
@@ -104,10 +94,18 @@ class _NoSettings:
     """The config of an agent that has none."""
 
 
-def parse_new(name: str | None, arguments: Sequence[str]) -> tuple[AgentEntry, TrainOptions, RunConfig, Any]:
-    """Returns the agent's entry, the options, the run's config and the agent's.
+def make_agent(entry: AgentEntry, config: Any) -> core.Agent:
+    """Returns the agent with a config of `parse_new`."""
+    return entry.make(None if isinstance(config, _NoSettings) else config)
 
-    Flags override the file of `--config`, which overrides the preset, which overrides the defaults.
+
+def parse_new(
+    name: str | None, arguments: Sequence[str], command: str = "train", *more: Any
+) -> tuple[Any, ...]:
+    """Returns the agent's `AgentEntry`, the `TrainOptions`, the `RunConfig`, the agent's config, and `more`.
+
+    `more` are dataclasses whose fields are flags of the command, too. Flags override the file of `--config`,
+    which overrides the preset, which overrides the defaults.
     """
     # The file says which agent, the environment which preset, and both give the defaults of the other flags.
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -155,10 +153,8 @@ def parse_new(name: str | None, arguments: Sequence[str]) -> tuple[AgentEntry, T
             made.append(config_file.from_plain(base, {**values, **in_file}, where))
     except ValueError as error:
         raise UsageError(str(error)) from error
-    parsed = parse_train(
-        made, arguments, prog=f"repertory train {entry.name}", description=f"{entry.summary()}."
-    )
-    return entry, *parsed
+    prog, description = f"repertory {command} {entry.name}", f"{entry.summary()}."
+    return entry, *parse_groups([*made, *more], arguments, prog, description)
 
 
 def _hidden(agent_config: Any) -> list[str]:
@@ -228,8 +224,9 @@ def resume(arguments: Sequence[str], name: str | None = None) -> int:
     # Fields with the names of other settings have no flags.
     own = getattr(agent, "config", None)
     own = own if folder.agent_config and not _hidden(own) else _NoSettings()
-    options, config, agent_config = parse_train(
-        (TrainOptions(None, environment, folder.engine, folder.restarts), folder.config, own),
+    options = TrainOptions(None, environment, folder.engine, folder.restarts)
+    options, config, agent_config, given = parse_groups(
+        (options, folder.config, own, ResumeOptions(early.resume)),
         arguments,
         prog="repertory train",
         description="Resumes a run with its settings, except for its limits, devices, engine, and restarts.",
@@ -253,11 +250,10 @@ def resume(arguments: Sequence[str], name: str | None = None) -> int:
         advice = f"Leave the others out, or start a new run with them: {command}"
         raise UsageError(keeps_settings(folder.path, changed, advice))
     folder = new
-    building.check_installed(folder.engine)
     agent = folder.make_agent(early.allow)
     program = building.build_program(agent, environment, folder.config, folder.engine)
     interrupts.clean_up_first()
-    with _writing(folder), folder.lock.held() as lock, chosen_checkpoint(folder, options.checkpoint):
+    with writing(folder), folder.lock.held() as lock, chosen_checkpoint(folder, given.checkpoint):
         folder.save()
         (folder.path / "result.json").unlink(missing_ok=True)  # If this run is interrupted, it has no result.
         return run(folder, program, lock)
@@ -337,127 +333,3 @@ def _aside(path: Path) -> Path:
     """Returns a free name for a checkpoint that is set aside, which may have happened before."""
     names = (f"set-aside-{path.name}{f'-{n}' if n > 1 else ''}" for n in itertools.count(1))
     return next(free for name in names if not (free := path.with_name(name)).exists())
-
-
-def run(folder: RunFolder, program: launch.Program, lock: IO[str]) -> int:
-    """Runs the program of `folder`, which `lock` locks, and reports its end; returns the exit code."""
-    program.contexts = (lambda: contextlib.nullcontext(lock),)  # Its own would lock the folder.
-    in_words = f"{folder.agent} in {folder.environment_name}, engine {folder.engine}, folder {folder.path}"
-    print(printable(in_words))
-    try:
-        result, stopped_by = _run(program, folder)
-    except launch.LaunchError as error:
-        raise CommandError(_explain(error, folder)) from error
-    draw_run(folder)
-    if stopped_by is not None:
-        latest = folder.checkpointer.latest()
-        where = f"at {latest.name}" if latest else "before the first checkpoint"
-        print(f"Stopped by {signal.Signals(stopped_by).name} {where}.")
-        if latest:
-            print(f"Go on with: repertory train --resume {folder.quoted}")
-        return 128 + stopped_by
-    result = dict(result or {})
-    folder.write_json("result.json", result)
-    print(describe_result(result, folder.config))
-    best = "" if result.get("episode_return") is None else " --checkpoint best"
-    print(f"Results are in {folder.path}. Look at them: repertory eval {folder.quoted}{best}")
-    return 0
-
-
-def _run(program: launch.Program, folder: RunFolder) -> tuple[Any, int | None]:
-    """Returns the result, and the signal that ended the run or None."""
-    restarts = dict.fromkeys(program.groups, folder.restarts) if folder.restarts else None
-    target, limit = folder.config.target_return, folder.config.max_env_steps
-    shown: dict[str, Any] = {"counts": {}, "labels": {}}
-    with (
-        launch.start(program, folder.engine, directory=folder.path, restarts=restarts) as job,
-        stopped_by_signals(job) as received,
-        ProgressDisplay(limit, target, below=NodesView(job.status)) as display,
-    ):
-        try:
-            while not job.over:
-                try:
-                    job.wait(timeout=_POLL_S)
-                except TimeoutError:
-                    if job.over:
-                        raise
-                    newest = None if received else _snapshot(job)
-                    shown = newest or shown
-                    display.update(newest)
-        finally:
-            # Shows how the nodes ended, and the last numbers, which the result has.
-            display.update(None if received else _at_the_end(shown, job.result))
-        return job.result, (received[0] if received else None)
-
-
-def _snapshot(job: Any) -> Any:
-    """Returns the monitor's newest numbers; None while the program starts or ends."""
-    try:
-        return job.client("monitor").with_timeout(5.0).snapshot()
-    except (launch.LaunchError, ValueError):  # ValueError: its sockets are closed; wait() raises its error.
-        return None
-
-
-def _at_the_end(snapshot: dict[str, Any], result: Any) -> dict[str, Any] | None:
-    """Returns the last snapshot with the newer numbers of the result; None without a result."""
-    if not isinstance(result, dict):
-        return None
-    counts, labels = dict(snapshot["counts"]), dict(snapshot["labels"])
-    for name in ("env_steps", "learner_steps"):
-        if name in result:
-            counts[name] = max(counts.get(name, 0), result[name])
-    if "episode_return" in result:
-        labels["evaluator"] = result
-    return {**snapshot, "counts": counts, "labels": labels}
-
-
-def describe_result(result: dict[str, Any], config: RunConfig) -> str:
-    """Returns a sentence on why the run ended and what it reached."""
-    reason, steps, reached = (result.get(name) for name in ("reason", "env_steps", "episode_return"))
-    after = f" after {steps:,} env steps" if steps is not None else ""
-    mean = ""
-    if reached is not None:
-        # The learner goes on while an evaluation is played, so these may not be the last parameters.
-        version = result.get("variables_version")
-        of = f" (parameters of learner step {version:,})" if version else ""
-        mean = f"; greedy mean return over {result.get('episodes')} episodes{of}: {reached:.1f}"
-    if reason == "target_return":
-        return f"Reached the target return of {config.target_return:g}{after}{mean}."
-    if reason == "max_env_steps":
-        target = config.target_return
-        missed = target is not None and (reached is None or reached < target)
-        short = f" The target return of {target:g} was not reached." if missed else ""
-        return f"The budget of {config.max_env_steps:,} env steps is spent{mean}.{short}"
-    if reason == "max_learner_steps":
-        return f"The budget of {config.max_learner_steps:,} learner steps is spent{after}."
-    if reason == "plan_ended":
-        return f"The plan has ended after {result['learner_steps']:,} learner steps."
-    return f"The program ended{after}{f' ({reason})' if reason else ''}."
-
-
-def _explain(error: Exception, folder: RunFolder) -> str:
-    cause = error.__cause__
-    node = getattr(error, "node", None)
-    if isinstance(cause, CheckpointError):
-        return str(cause)  # Names the file; the node that asked for the checkpoint did not fail.
-    if node is not None and isinstance(cause, OSError) and is_explained(cause):
-        return f"node {node!r}: {unwritable(folder.path, cause)}"
-    reason, _, log = str(error).partition("\n\n")
-    if shown := getattr(error, "frames", "") or log:
-        print(printable(shown), file=sys.stderr)  # First, so that the reason is at the bottom.
-    path = folder.path
-    logs = f"; logs of its nodes are in {path / 'logs'}" if (path / "logs").is_dir() else ""
-    return f"{reason}\nThe run ended in {path}{logs}."
-
-
-@contextlib.contextmanager
-def _writing(folder: RunFolder) -> Iterator[None]:
-    """Turns errors of files into one clear error. Those of the nodes are of another kind."""
-    try:
-        yield
-    except CheckpointError as error:
-        raise CommandError(str(error)) from error
-    except OSError as error:
-        if error.filename is None and error.errno not in _OF_DISKS and not is_explained(error):
-            raise
-        raise CommandError(str(unwritable(folder.path, error))) from error

@@ -204,14 +204,14 @@ class DmEnvAdapter(SingleEnv):
         return seeder if callable(seeder) else None
 
     def reset(self) -> Nest:
-        timestep = self._environment.reset()
+        timestep = _timestep(self._environment.reset())
         if not timestep.first():
             found = f"returned step_type {timestep.step_type!r}, expected FIRST"
             raise UnexpectedReturn(found, "Return dm_env.restart(observation)")
         return timestep.observation
 
     def step(self, action: Nest) -> tuple[Nest, Any, Any, int]:
-        step_type, reward, discount, observation = self._environment.step(action)
+        step_type, reward, discount, observation = _timestep(self._environment.step(action))
         if step_type == FIRST:
             raise UnexpectedReturn(
                 "returned FIRST although the previous step was not LAST", "End the episode with LAST"
@@ -228,6 +228,13 @@ class DmEnvAdapter(SingleEnv):
         if not callable(getattr(self._environment, "render", None)):
             raise NotImplementedError(f"{type(self._environment).__name__} has no render() method.")
         return self._environment.render()
+
+
+def _timestep(result: Any) -> dm_env.TimeStep:
+    if isinstance(result, dm_env.TimeStep):
+        return result
+    found = f"returned {_outline(result)}, expected a dm_env.TimeStep"
+    raise UnexpectedReturn(found, "Return dm_env.restart(observation), dm_env.transition(…)")
 
 
 class BatchOfOne(DmEnvAdapter):

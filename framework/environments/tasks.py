@@ -57,6 +57,12 @@ def find_task_environment(environment: BatchedEnvironment) -> TaskEnvironment:
     return inner
 
 
+def require_tasks(environment: BatchedEnvironment) -> BatchedEnvironment:
+    """A wrapper that raises TypeError for an environment without tasks, and returns others as they are."""
+    find_task_environment(environment)
+    return environment
+
+
 class Navigation2D(TaskEnvironment):
     """A point in the plane moves to a goal that it does not see (Finn et al., 2017, section 5.3).
 

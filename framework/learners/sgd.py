@@ -196,7 +196,6 @@ class SGDLearner(core.Learner):
                 f"optimizer: got one without {', '.join(left)}. Add them in make_optimizer, or give them "
                 "requires_grad=False."
             )
-        self._rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self._optimizer_settings = [
             {name: value for name, value in group.items() if name != "params"}
             for group in self.optimizer.param_groups
@@ -245,8 +244,8 @@ class SGDLearner(core.Learner):
     def _set_learning_rate(self) -> None:
         if self._schedule is not None:
             factor = self._schedule(self.env_steps)
-            for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
-                group["lr"] = rate * factor
+            for group, settings in zip(self.optimizer.param_groups, self._optimizer_settings, strict=True):
+                group["lr"] = settings["lr"] * factor
 
     def _context(self) -> LossContext:
         steps, env_steps = torch.tensor(self.steps), torch.tensor(self.env_steps)

@@ -200,4 +200,5 @@ class SquashedGaussian:
         return self.base.kl(other.base)
 
     def _log_prob_of_preimage(self, x: torch.Tensor) -> torch.Tensor:
-        return self.base.log_prob(x) - entropies.log_one_minus_tanh_squared(x).sum(-1)
+        volume = entropies.log_one_minus_tanh_squared(x)
+        return self.base.log_prob(x) - volume.sum(-1)

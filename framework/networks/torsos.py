@@ -158,19 +158,14 @@ class _Stack(_Images):
     network of Young and Tian (2019) instead: 16 filters of 3 x 3 and a layer of 128.
     """
 
-    def __init__(
-        self,
-        shape: Sequence[int],
-        kernels: Sequence[tuple[int, int, int]],
-        hidden_size: int | None,
-        usual_size: int,
-    ):
+    kernels: Sequence[tuple[int, int, int]]
+    usual_size: int  # of the last layer
+
+    def __init__(self, shape: Sequence[int], hidden_size: int | None = None):
         super().__init__(shape)
         small = min(self.height, self.width) < 36
-        if small:
-            kernels = [(16, 3, 1)]
-        if hidden_size is None:
-            hidden_size = 128 if small else usual_size
+        kernels, size = ([(16, 3, 1)], 128) if small else (self.kernels, self.usual_size)
+        hidden_size = size if hidden_size is None else hidden_size
         layers: list[nn.Module] = []
         channels, height, width = self.channels, self.height, self.width
         for filters, size, stride in kernels:
@@ -188,8 +183,7 @@ class _Stack(_Images):
 class NatureConv(_Stack):
     """Mnih et al. (2015), with a last layer of 512; images smaller than 36 pixels get MinAtar's network."""
 
-    def __init__(self, shape: Sequence[int], hidden_size: int | None = None):
-        super().__init__(shape, [(32, 8, 4), (64, 4, 2), (64, 3, 1)], hidden_size, 512)
+    kernels, usual_size = ((32, 8, 4), (64, 4, 2), (64, 3, 1)), 512
 
 
 class ShallowConv(_Stack):
@@ -198,8 +192,7 @@ class ShallowConv(_Stack):
     Images smaller than 36 pixels get MinAtar's network.
     """
 
-    def __init__(self, shape: Sequence[int], hidden_size: int | None = None):
-        super().__init__(shape, [(16, 8, 4), (32, 4, 2)], hidden_size, 256)
+    kernels, usual_size = ((16, 8, 4), (32, 4, 2)), 256
 
 
 class DataEfficientConv(_Stack):
@@ -208,8 +201,7 @@ class DataEfficientConv(_Stack):
     It takes a seventh of the operations of `NatureConv`. Images smaller than 36 pixels get MinAtar's network.
     """
 
-    def __init__(self, shape: Sequence[int], hidden_size: int | None = None):
-        super().__init__(shape, [(32, 5, 5), (64, 5, 5)], hidden_size, 256)
+    kernels, usual_size = ((32, 5, 5), (64, 5, 5)), 256
 
 
 class ResidualConv(_Images):

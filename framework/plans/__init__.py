@@ -14,14 +14,4 @@ if TYPE_CHECKING:
     from framework.plans.rollout_worker import concatenate as concatenate
     from framework.plans.rollout_worker import stack as stack
 
-_MODULES = {
-    "GradientWorker": "framework.plans.rollout_worker",
-    "MultiAgentPlanAgent": "framework.plans.multi_agent",
-    "MultiAgentWorker": "framework.plans.multi_agent",
-    "PlanAgent": "framework.plans.plan_agent",
-    "PlanLearner": "framework.plans.plan_worker",
-    "RolloutWorker": "framework.plans.rollout_worker",
-    "concatenate": "framework.plans.rollout_worker",
-    "stack": "framework.plans.rollout_worker",
-}
-__getattr__, __dir__ = exports(__name__, _MODULES)
+__getattr__, __dir__ = exports(__name__)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from framework.lazy import exports
 
 if TYPE_CHECKING:
+    from framework.core import Graph as Graph
     from framework.plans.multi_agent import MultiAgentPlanAgent as MultiAgentPlanAgent
     from framework.plans.multi_agent import MultiAgentWorker as MultiAgentWorker
     from framework.plans.plan_agent import PlanAgent as PlanAgent
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from framework.plans.rollout_worker import stack as stack
     from framework.programs.loading import LoadedPolicy as LoadedPolicy
     from framework.programs.loading import load_policy as load_policy
-    from framework.programs.make import Graph as Graph
     from framework.programs.make import make_program as make_program
     from framework.runs.callbacks import Callback as Callback
     from framework.runs.presets import Preset as Preset
@@ -23,23 +23,4 @@ if TYPE_CHECKING:
     from framework.runs.run_config import RunConfig as RunConfig
     from framework.session import Session as Session
 
-_MODULES = {
-    "Callback": "framework.runs.callbacks",
-    "GradientWorker": "framework.plans.rollout_worker",
-    "Graph": "framework.programs.make",
-    "LoadedPolicy": "framework.programs.loading",
-    "MultiAgentPlanAgent": "framework.plans.multi_agent",
-    "MultiAgentWorker": "framework.plans.multi_agent",
-    "PlanAgent": "framework.plans.plan_agent",
-    "PlanLearner": "framework.plans.plan_worker",
-    "Preset": "framework.runs.presets",
-    "RolloutWorker": "framework.plans.rollout_worker",
-    "RunConfig": "framework.runs.run_config",
-    "Session": "framework.session",
-    "concatenate": "framework.plans.rollout_worker",
-    "load_policy": "framework.programs.loading",
-    "make_agent": "framework.runs.registry",
-    "make_program": "framework.programs.make",
-    "stack": "framework.plans.rollout_worker",
-}
-__getattr__, __dir__ = exports(__name__, _MODULES)
+__getattr__, __dir__ = exports(__name__)

@@ -1,51 +1,27 @@
-"""Makes the program graph of an agent: the nodes, and their handles to each other."""
+"""Makes the program of an agent, and its environments."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import launch
-from framework import config_checks, core, environments, flow, specs
-from framework.devices import check_before_start
+from framework import config_checks, core, environments, specs
 from framework.environments import BatchedEnvironment
 from framework.environments.single import takes
 from framework.loggers import Logger
-from framework.plans.plan_worker import PlanWorker
-from framework.plans.rollout_worker import RolloutWorker
-from framework.programs.groups import connect_one, connect_shards, member, nearest
-from framework.programs.snapshot import Snapshot
+from framework.programs.graph import ProgramGraph
 from framework.runs.callbacks import Callback, OnWrite
-from framework.runs.parts import check_packages, check_parts, make_logger, wrappers_of
+from framework.runs.parts import check_packages, check_parts, wrappers_of
 from framework.runs.run_config import RunConfig
-from framework.runs.run_folder import RecordRun, RunFolder
-from framework.runs.services import (
-    Monitor,
-    RunCheckpointer,
-    make_counter,
-    newest_checkpoint,
-    replay_checkpointer,
-    replay_parts,
-)
-from framework.workers.actor_worker import ActorWorker
-from framework.workers.evaluator import Evaluator
-from framework.workers.inference_worker import InferenceWorker
-from framework.workers.learner_replica import LearnerReplica
-from framework.workers.learner_worker import LearnerWorker
-from framework.workers.variable_source import VariableSource
-from framework.workers.worker import Setup, derive_seed, make_tables
+from framework.runs.run_folder import RunFolder
+from framework.workers.worker import Setup
 
 _LOG = logging.getLogger(__name__)
-_REPLAY_MODULES = {"repertory": "framework.replay", "reverb": "framework.replay.dm_reverb"}
-# Seconds that a program waits at its end for the step of a learner, and for the last checkpoint.
-_STEP_S, _SAVE_S = 60.0, 600.0
 # Options with which an episode ends at a lost life: of `atari:`, of EnvPool, and of gymnasium's wrapper.
 _LIFE_OPTIONS = ("life_loss_terminates", "episodic_life", "terminal_on_life_loss")
-# Names of services and of parts of a checkpoint.
-_RESERVED = ("counter", "monitor", "checkpointer", "best", "program")
 
 
 def make_program(
@@ -106,354 +82,12 @@ def make_program(
     make_envs = functools.partial(make_environment, agent, environment_factory, config)
     setup = Setup(agent.for_program(config.num_envs, config.num_learners), make_envs, spec, config)
     callbacks = (*callbacks, *([] if on_write is None else [OnWrite(on_write)]))
-    graph = Graph(setup, run, logger_factory, callbacks)
+    graph = ProgramGraph(setup, run, logger_factory, callbacks)
     setup.agent.build(graph)
     check_packages(config)  # After what the agent cannot use at all.
     program = graph.make_program(name or type(agent).__name__.lower())
     program.contexts = () if run is None else (run.continuing, run.begun)
     return program
-
-
-class Graph(core.Graph):
-    """The nodes of a program, to which `Agent.build` adds; see `core.Graph`.
-
-    Args:
-      setup: what every worker is made from.
-      run: the folder of the run, if it has one.
-      logger_factory: see `make_program`.
-      callbacks: see `make_program`.
-
-    Attributes:
-      config: the settings of the program.
-      spec: the `EnvironmentSpec` of one env.
-    """
-
-    def __init__(
-        self,
-        setup: Setup,
-        run: RunFolder | None = None,
-        logger_factory: Callable[[], Logger | None] | None = None,
-        callbacks: Sequence[Callback] = (),
-    ):
-        self.config, self.spec = setup.config, setup.spec
-        self._setup, self._snapshot = setup, None if run is None else Snapshot(run, callbacks, logger_factory)
-        self._names = {*_RESERVED}
-        self._devices: list[tuple[str, str, str]] = []  # Group, name of the setting, device.
-        self._min_nodes: dict[str, int] = {}
-        # By a variable source that may be lost, the learner, from which evaluators take the parameters.
-        self._of_evaluators: dict[launch.Handle, launch.Handle] = {}
-        self._replays: list[tuple[str, str, launch.ProgramNode]] = []  # With the part of a checkpoint.
-        self._services: list[tuple[str, launch.ProgramNode]] = []
-        self._workers: list[tuple[str, launch.ProgramNode]] = []
-        self._strategies: dict[str, str] = {}
-        # The learner's name and agent, by its variable source.
-        self._learners: dict[launch.Handle | None, tuple[str, core.Agent | None]] = {}
-        self.counter = self._add(self._services, "counter", make_counter, self.config)
-        make_rows = logger_factory or functools.partial(make_logger, self.config)
-        self.monitor = self._add(
-            self._services, "monitor", _make_monitor, run, make_rows, callbacks, counter=self.counter
-        )
-        self.checkpointer = None
-        if run is not None:
-            self.checkpointer = self._add(self._services, "checkpointer", RunCheckpointer, self.config)
-
-    def add_replay(
-        self, shards: int | None = None, *, agent: core.Agent | None = None, name: str = "replay"
-    ) -> launch.Handle | None:
-        setup = self._setup_of(agent)
-        self._claim(name)
-        if not setup.agent.make_tables(self.spec):
-            return None
-        shards = shards or self.config.replay_shards
-        if shards > 1 and setup.agent.max_policy_lag is not None:
-            raise ValueError(
-                f"replay_shards: got {shards}, expected 1: {type(setup.agent).__name__} learns from one "
-                "unroll of every env at a time, and all of them are in one table."
-            )
-        backend = _REPLAY_MODULES[self.config.replay_backend]
-        handles = []
-        for index, part in enumerate(replay_parts(name, shards)):
-            tables_fn = functools.partial(make_tables, setup, self._seed_of(part), shards)
-            checkpointer_fn = None
-            if self.config.directory is not None:
-                checkpointer_fn = functools.partial(replay_checkpointer, self.config, name, index, shards)
-            node = launch.ReplayNode(tables_fn, checkpointer_fn=checkpointer_fn, backend=backend)
-            self._replays.append((name, part, node))
-            handles.append(node.create_handle())
-        if shards == 1:
-            return handles[0]
-        return launch.HandleGroup(handles, functools.partial(connect_shards, self._seed_of(name)))
-
-    def add_learner(
-        self,
-        replay: launch.Handle | None,
-        *,
-        agent: core.Agent | None = None,
-        name: str = "learner",
-        clients: Mapping[str, launch.Handle] | None = None,
-    ) -> launch.Handle | None:
-        if name == "env":
-            raise ValueError("name: got 'env', whose steps would count as env steps. Give another name.")
-        self._claim(name)
-        if replay is None:
-            return None
-        self._uses_device(name, agent)
-        data = {"replay": replay, "clients": dict(clients or {})}
-        learner = self._add_worker(name, LearnerWorker, agent, name=name, **data, **self._handles)
-        self._learners[learner] = name, agent
-        if self.config.num_learners > 1:
-            self._strategies[name] = "PACK"  # Gradients travel between them at each step.
-        for rank in range(1, self.config.num_learners):
-            seed = self._seed_of(f"{name}-{rank}")
-            self._add_worker(name, LearnerReplica, agent, rank=rank, seed=seed, first=learner, **data)
-        return learner
-
-    def add_variable_source(self, learner: launch.Handle | None) -> launch.Handle | None:
-        if learner is None or not self.config.variable_sources:
-            return learner
-        handles = [
-            self._add_worker("variable_source", VariableSource, self._agent_of(learner), learner=learner)
-            for _ in range(self.config.variable_sources)
-        ]
-        self._strategies["variable_source"] = "SPREAD"
-        sources = handles[0] if len(handles) == 1 else launch.HandleGroup(handles, connect_one)
-        self._learners[sources] = self._learners.get(learner, ("learner", None))
-        if self.config.min_actors is not None:  # They are lost with the machines of actors.
-            self._min_nodes["variable_source"] = 1
-            self._of_evaluators[sources] = learner
-        return sources
-
-    def add_inference(
-        self, variables: launch.Handle | None, *, agent: core.Agent | None = None, name: str = "inference"
-    ) -> launch.Handle | None:
-        self._claim(name)
-        if not self.config.inference.endswith("server"):
-            return None
-        self._devices.append((name, "inference_device", self.config.inference_device))
-        count, handles = self.config.inference_nodes, []
-        for index in range(count):
-            own = name if count == 1 else f"{name}-{index}"
-            node = self._add_worker(
-                name,
-                InferenceWorker,
-                agent or self._agent_of(variables),
-                learner=nearest(variables, index),
-                monitor=self.monitor,
-                checkpointer=self.checkpointer,
-                name=own,
-                # The same random choices as one actor with the policy.
-                seed=self._seed_of(f"actor-{index}" if name == "inference" else own),
-                repeat=False,
-            )
-            handles.append(node)
-        return handles[0] if count == 1 else launch.HandleGroup(handles, connect_one)
-
-    def add_actors(
-        self,
-        replay: launch.Handle | None,
-        variables: launch.Handle | None,
-        *,
-        agent: core.Agent | None = None,
-        name: str = "actor",
-    ) -> None:
-        self._claim(name)
-        agent = agent or self._agent_of(variables)
-        lag = self._setup_of(agent).agent.max_policy_lag
-        lockstep = lag is not None
-        if self.config.min_actors is not None and lag:
-            raise ValueError(
-                f"min_actors: got {self.config.min_actors} with max_policy_lag {lag}, expected None: a lost "
-                "actor may leave items of several versions. Set the agent's max_policy_lag to 0."
-            )
-        if self.config.min_actors is not None and lockstep and self.config.num_learners > 1:
-            raise ValueError(
-                f"min_actors: got {self.config.min_actors} with num_learners {self.config.num_learners}, "
-                f"expected None: the learners of {type(agent or self._setup.agent).__name__} divide the "
-                "unrolls of all actors."
-            )
-        if self.config.min_actors is not None:
-            self._min_nodes[name] = self.config.min_actors
-        inference = self.add_inference(
-            variables, agent=agent, name="inference" if name == "actor" else f"{name}.inference"
-        )
-        self._strategies[name] = "SPREAD"
-        for index in range(self.config.num_actors):
-            self._add_worker(
-                name,
-                ActorWorker,
-                agent,
-                name=name,
-                index=index,
-                seed=self._seed_of(f"{name}-{index}"),
-                replay=member(replay, index),
-                learner=nearest(variables, index),
-                inference=member(inference, index),
-                steps_name=self._steps_name(variables),
-                **self._handles,
-            )
-
-    def add_plan(
-        self, replay: launch.Handle | None = None, *, agent: core.Agent | None = None
-    ) -> launch.Handle:
-        setup = self._setup_of(agent)
-        if type(setup.agent).plan is core.Agent.plan:
-            raise TypeError(f"add_plan: got {type(setup.agent).__name__}, expected an agent with a plan.")
-        expected = {
-            "num_learners": 1,
-            "inference": "local",
-            "variable_sources": 0,
-            "min_actors": None,
-            **({} if replay else {"replay_shards": 1, "replay_backend": "repertory"}),
-        }
-        for field, value in expected.items():
-            if (given := getattr(self.config, field)) != value:
-                raise ValueError(
-                    f"{field}: got {given!r}, expected {value!r} for {type(setup.agent).__name__}."
-                )
-        self._claim("learner")
-        self._claim("actor")
-        self._uses_device("learner", agent)
-        node = launch.CourierNode(PlanWorker, courier_client_kwargs={"repeat_lost": True})
-        self._workers.append(("learner", node))
-        learner = node.create_handle()
-        self._learners[learner] = "learner", agent
-        self._strategies["actor"] = "SPREAD"
-        own = setup.agent.for_worker(self.config.envs_per_actor) if replay is None else setup.agent
-        of_workers = dataclasses.replace(setup, agent=own)
-        workers = []
-        for index in range(self.config.num_actors):
-            worker = flow.worker_node(
-                setup.agent.worker_class or RolloutWorker,
-                of_workers,
-                index=index,
-                seed=self._seed_of(f"actor-{index}"),
-                replay=member(replay, index),
-                learner=learner,
-                **self._handles,
-            )
-            self._workers.append(("actor", worker))
-            workers.append(worker.create_handle())
-        seed = self._seed_of("learner")
-        node.configure(setup, workers=workers, replay=replay, seed=seed, **self._handles)
-        return learner
-
-    def add_evaluator(
-        self,
-        variables: launch.Handle | None,
-        *,
-        agent: core.Agent | None = None,
-        name: str = "evaluator",
-    ) -> None:
-        self._claim(name)
-        if self.config.evaluate_period is None:
-            return
-        self._setup.evaluators.append(name)
-        agent = agent or self._agent_of(variables)
-        steps_name = self._steps_name(variables)
-        if variables in self._of_evaluators:
-            variables = self._of_evaluators[variables]
-        self._add_worker(
-            name, Evaluator, agent, learner=variables, name=name, steps_name=steps_name, **self._handles
-        )
-
-    def _steps_name(self, variables: launch.Handle | None) -> str:
-        """The count of the steps of the learner of `variables`."""
-        return f"{self._learners.get(variables, ('learner', None))[0]}_steps"
-
-    def add_node(self, name: str, node: launch.ProgramNode) -> launch.Handle:
-        if name in self._names:
-            raise ValueError(f"name: got {name!r}, which the graph uses or reserves. Give another name.")
-        self._workers.append((name, node))
-        return node.create_handle()
-
-    def make_program(self, name: str) -> launch.Program:
-        """The program. Its nodes close in the opposite order: workers, the checkpointer, replay."""
-        program = launch.Program(name)
-        program.snapshot, program.seed = self._snapshot, self.config.seed
-        program.preload = ["torch", "framework.programs.make", *self._setup.agent.preload]
-        program.resources, program.strategies = self.config.resources, self._strategies
-        program.min_nodes, program.min_nodes_timeout = self._min_nodes, self.config.min_actors_timeout
-        replays = [(label, node) for label, _, node in self._replays]
-        for label, node in (*replays, *self._services, *self._workers):
-            if label == "checkpointer":
-                node.configure(
-                    self.config,
-                    counter=self.counter,
-                    monitor=self.monitor,
-                    replays={part: replay.create_handle() for _, part, replay in self._replays},
-                    learners=sorted({learner for learner, _ in self._learners.values()}),
-                )
-            program.add_node(node, label=label)
-        if self._snapshot is not None:
-            self._snapshot.num_nodes = {group: len(nodes) for group, nodes in program.groups.items()}
-        learners = {learner for learner, _ in self._learners.values()}
-        times = {**dict.fromkeys(learners, _STEP_S), "checkpointer": _SAVE_S}
-        program.stop_timeouts = {group: times[group] for group in program.groups if group in times}
-        program.checks = (self._check_engine, functools.partial(check_before_start, self._devices))
-        config_checks.names("resources", self.config.resources, list(program.groups))
-        return program
-
-    @property
-    def _handles(self) -> dict[str, launch.Handle | None]:
-        return {"counter": self.counter, "monitor": self.monitor, "checkpointer": self.checkpointer}
-
-    def _check_engine(self, engine: str, options: Any) -> None:
-        if engine in ("serial", "threads") and self.config.num_learners > 1:
-            raise ValueError(
-                f"num_learners: got {self.config.num_learners} on engine {engine!r}, which has one process "
-                "for all nodes, expected 1. Use engine 'processes'."
-            )
-
-    def _uses_device(self, group: str, agent: core.Agent | None) -> None:
-        own = self._setup_of(agent).agent
-        device = getattr(own, "device", getattr(getattr(own, "config", None), "device", "cpu"))
-        self._devices.append((group, "device", str(device)))
-
-    def _agent_of(self, variables: launch.Handle | None) -> core.Agent | None:
-        """The agent of the learner whose parameters `variables` serves; None is the program's."""
-        return self._learners.get(variables, ("", None))[1]
-
-    def _setup_of(self, agent: core.Agent | None) -> Setup:
-        if agent is None:
-            return self._setup
-        agent = agent.for_program(self.config.num_envs, self.config.num_learners)
-        return dataclasses.replace(self._setup, agent=agent)
-
-    def _claim(self, name: str) -> None:
-        """Checks that `name` is new: it is the name of a group, of rows and of parts of a checkpoint."""
-        if name in self._names or any(name == label for label, _ in self._workers):
-            raise ValueError(f"name: got {name!r}, which the graph uses or reserves. Give another name.")
-        self._names.add(name)
-
-    def _add_worker(
-        self, label: str, constructor: Callable[..., Any], agent: core.Agent | None = None, **kwargs: Any
-    ) -> launch.Handle:
-        kwargs.setdefault("seed", self._seed_of(label))
-        setup, make = self._setup_of(agent), self._setup.make_environment
-        if constructor is Evaluator and isinstance(make, functools.partial):
-            setup = dataclasses.replace(setup, make_environment=functools.partial(make, evaluation=True))
-        return self._add(self._workers, label, constructor, setup, **kwargs)
-
-    def _add(
-        self,
-        nodes: list[tuple[str, launch.ProgramNode]],
-        label: str,
-        constructor: Callable[..., Any],
-        *args: Any,
-        repeat: bool = True,
-        **kwargs: Any,
-    ) -> launch.Handle:
-        """Adds a node.
-
-        With `repeat`, its methods may run twice: a call that a restart of the node interrupted is repeated,
-        so that its caller does not fail.
-        """
-        kwargs["courier_client_kwargs"] = {"repeat_lost": repeat}
-        nodes.append((label, launch.CourierNode(constructor, *args, **kwargs)))
-        return nodes[-1][1].create_handle()
-
-    def _seed_of(self, name: str) -> int:
-        return derive_seed(self.config.seed, name)
 
 
 def environment_spec(
@@ -499,19 +133,3 @@ def make_environment(
         options={**environments.options_in(config.directory, factory, evaluation), **options},
         wrappers=(*seeded, *wrappers_of(config), *agent.environment_wrappers()),
     )
-
-
-def _make_monitor(
-    run: RunFolder | None, logger_factory: Any, callbacks: Sequence[Callback], *, counter: Any
-) -> Monitor:
-    reader = None if run is None else newest_checkpoint(run.config)
-    if run is not None and reader is not None:
-        callbacks = (RecordRun(run), *callbacks)
-    elif run is not None:
-        run.record()
-    resumed_at = None
-    if reader is not None or (run is not None and run.has_rows):  # Rows of a run that has no checkpoint yet.
-        # After a restart of this node alone, what was written since the checkpoint still holds.
-        step = 0 if reader is None else reader.step
-        resumed_at = max(step, counter.get_counts().get("env_steps", 0))
-    return Monitor(logger_factory(), callbacks=callbacks, counter=counter, resumed_at=resumed_at)

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 import launch
 from framework.checkpoints import package_versions
@@ -82,8 +83,6 @@ class Snapshot:
         A part that cannot be pickled (an environment in another process, a compiled loss) is logged. The run
         then resumes with new episodes.
         """
-        import torch
-
         _current.config = self._config
         file, monitor = io.BytesIO(), state.objects["monitor-0"]
         logger = monitor.logger
@@ -134,13 +133,8 @@ class Snapshot:
             _LOG.warning("The exact state was saved by another user or machine, so new episodes begin.")
             return None
         file = io.BytesIO(data)
-        about = json.loads(file.readline())
-        now = self._about()
-        parts = ("versions", "config", "agent", "nodes")
-        changed = [differences(about[name], now[name]) for name in parts]
-        changed.append(
-            differences(*({name: of[name] for name in now if name not in parts} for of in (about, now)))
-        )
+        about, now = json.loads(file.readline()), self._about()
+        changed = [differences(about[part], now[part]) for part in now]
         if any(changed):
             _LOG.warning(
                 "The run's nodes, settings or packages have changed, so new episodes begin: %s.",
@@ -152,8 +146,6 @@ class Snapshot:
             # Finished actors would not act again, and granted steps would exceed a lower limit.
             _LOG.warning("max_env_steps has changed at the end of the budget, so new episodes begin.")
             return None
-        import torch
-
         prepare_process(self._config.seed)
         keep_freed_memory()
         _current.config = self._config
@@ -177,8 +169,7 @@ class Snapshot:
             "config": {key: value for key, value in vars(self._config).items() if key not in _MAY_DIFFER},
             "agent": self._run.agent_config,
             "nodes": {f"nodes of {group}": count for group, count in self.num_nodes.items()},
-            "environment": self._run.environment,
-            "own_logger": self._logger_factory is not None,
+            "run": {"environment": self._run.environment, "own_logger": self._logger_factory is not None},
         }
         return json.loads(json.dumps(about))
 

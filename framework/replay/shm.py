@@ -56,8 +56,7 @@ import launch
 from framework.replay import wire
 from framework.replay.errors import ServerClosed, StoreFullError
 from framework.replay.rows.allocator import Allocator
-from launch import platforms
-from launch.rpc import sockets
+from launch import directories, platforms
 
 PREFIX = "repertory-"
 PROOF, SECRET_BYTES = "proof", 32  # the file with a server's secret
@@ -84,12 +83,12 @@ class SharedMemory(Allocator):
 
     def __init__(self, root: str | None = None) -> None:
         root = root or default_root()
-        sockets.remove_abandoned_directories(root, PREFIX)
+        directories.remove_abandoned_directories(root, PREFIX)
         self._lock = threading.Lock()
         self._paths: dict[tuple[str, str], str] = {}
         self._numbers = itertools.count()
         self.directory = tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=root)  # mode 0700
-        owner = sockets.share_directory(self.directory)
+        owner = directories.share_directory(self.directory)
         self.secret = secrets.token_bytes(SECRET_BYTES)
         descriptor = os.open(os.path.join(self.directory, PROOF), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(descriptor, "wb") as file:

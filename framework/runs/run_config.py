@@ -18,22 +18,7 @@ Inference = Literal["local", "server", "alternating+server"]
 ReplayBackend = Literal["repertory", "reverb"]
 Stepping = Literal["auto", "inline", "vector", "processes"]
 
-_AT_LEAST_1 = (
-    *(
-        "num_actors",
-        "min_actors",
-        "envs_per_actor",
-        "num_learners",
-        "replay_shards",
-        "inference_nodes",
-        "inference_min_batch",
-        "inference_max_batch",
-    ),
-    *("max_env_steps", "max_learner_steps", "evaluate_period", "num_evaluation_episodes", "publish_period"),
-    "max_evaluation_steps",
-    *("update_period", "log_period", "learner_log_period", "checkpoint_period", "keep_checkpoints"),
-    "learner_threads",
-)
+_MAY_BE_0 = ("seed", "variable_sources", "inference_timeout")  # Other counts are at least 1.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,8 +113,9 @@ class RunConfig(config_checks.NamedFields):
                     f"directory: got {path!r}, expected a name in UTF-8. Rename or move the folder."
                 )
         config_checks.types(self)
-        config_checks.at_least(self, 1, *_AT_LEAST_1)
-        config_checks.at_least(self, 0, "seed", "inference_timeout", "variable_sources")
+        counts = [each.name for each in dataclasses.fields(self) if str(each.type).startswith("int")]
+        config_checks.at_least(self, 1, *(name for name in counts if name not in _MAY_BE_0))
+        config_checks.at_least(self, 0, *_MAY_BE_0)
         config_checks.above(self, 0, "checkpoint_minutes", "min_actors_timeout")
         config_checks.device(self, "inference_device")
         known = [field.name for field in dataclasses.fields(Resources)]
@@ -146,11 +132,12 @@ class RunConfig(config_checks.NamedFields):
             )
         if self.min_actors is not None:
             config_checks.ordered(self, "min_actors", "num_actors")
-        if self.num_actors % self.replay_shards:
-            raise ValueError(
-                f"replay_shards: got {self.replay_shards}, expected a divisor of num_actors "
-                f"({self.num_actors}), since each actor writes to one of them."
-            )
+        for field, does in (("replay_shards", "writes to"), ("inference_nodes", "uses")):
+            if self.num_actors % (got := getattr(self, field)):
+                raise ValueError(
+                    f"{field}: got {got}, expected a divisor of num_actors ({self.num_actors}), since each "
+                    f"actor {does} one of them."
+                )
         if self.replay_shards > 1 and self.replay_backend != "repertory":
             raise ValueError(
                 f"replay_shards: got {self.replay_shards} with replay_backend {self.replay_backend!r}, "
@@ -165,11 +152,6 @@ class RunConfig(config_checks.NamedFields):
             raise ValueError(
                 f"inference_nodes: got {self.inference_nodes} with inference {self.inference!r}, expected 1. "
                 "Use inference 'server'."
-            )
-        if self.num_actors % self.inference_nodes:
-            raise ValueError(
-                f"inference_nodes: got {self.inference_nodes}, expected a divisor of num_actors "
-                f"({self.num_actors}), since each actor uses one of them."
             )
         missing = self.num_actors - (self.min_actors or self.num_actors)
         served = max(1, self.num_actors // self.inference_nodes - missing) * self.envs_per_actor

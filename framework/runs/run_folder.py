@@ -336,32 +336,31 @@ class RunFolder:
                 return entry.make()
         except (ValueError, TypeError) as error:
             raise RunError(f"{self.path}: {error}") from error
-        for name, value in self.agent_config.items():
-            if isinstance(value, dict) and _UNRECORDED in value:
-                raise RunError(
-                    f"{self.path}: {name} of {self.agent!r} was {value[_UNRECORDED]}, which config.yaml "
-                    "cannot hold. Use numbers, strings, None, and tuples of them in the agent's config."
-                )
+        self._check_recorded(self.agent_config, f"{self.agent!r}: ")
         try:
             config = config_file.from_plain(config, self.agent_config, f"{self.path}/config.yaml")
         except ValueError as error:
             raise RunError(str(error)) from error
         agent = entry.make(config)
-        if self.networks_fn is not None:
-            agent.networks_fn = self._networks_fn()
-        return agent
-
-    def _networks_fn(self) -> core.NetworksFn:
-        if not self.networks_fn:
+        if self.networks_fn == "":
             raise RunError(
                 f"{self.path}: its networks_fn was a function that cannot be imported by name. Give the "
                 "agent a function of a module."
             )
-        try:
-            networks_fn: core.NetworksFn = load_object(self.networks_fn)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise RunError(f"{self.path}: networks_fn {self.networks_fn!r}: {error}") from error
-        return networks_fn
+        if self.networks_fn is not None:
+            try:
+                agent.networks_fn = load_object(self.networks_fn)
+            except (ImportError, AttributeError, ValueError) as error:
+                raise RunError(f"{self.path}: networks_fn {self.networks_fn!r}: {error}") from error
+        return agent
+
+    def _check_recorded(self, values: Mapping[str, Any], where: str) -> None:
+        for name, value in values.items():
+            if isinstance(value, dict) and _UNRECORDED in value:
+                raise RunError(
+                    f"{self.path}: {where}{name} was {value[_UNRECORDED]}, which config.yaml cannot hold. "
+                    "Use numbers, strings, None, and tuples or lists of them."
+                )
 
     def environment_factory(self) -> str:
         """The argument of `environments.make`. Raises RunError if it was a factory that has no name."""
@@ -370,13 +369,8 @@ class RunFolder:
                 f"{self.path}: its environment was a function that cannot be imported by name. Give "
                 "make_program the environment's name, or a function of a module."
             )
-        for field in ("environment_options", "evaluation_options"):
-            for name, value in getattr(self.config, field).items():
-                if isinstance(value, dict) and _UNRECORDED in value:
-                    raise RunError(
-                        f"{self.path}: {field}: {name} was {value[_UNRECORDED]}, which config.yaml "
-                        "cannot hold. Use numbers, strings, None, and lists of them."
-                    )
+        self._check_recorded(self.config.environment_options, "environment_options: ")
+        self._check_recorded(self.config.evaluation_options, "evaluation_options: ")
         return self.environment
 
     @contextlib.contextmanager

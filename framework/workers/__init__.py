@@ -11,11 +11,4 @@ if TYPE_CHECKING:
     from framework.workers.gates import Gate as Gate
     from framework.workers.report import Report as Report
 
-_MODULES = {
-    "Budget": "framework.workers.budget",
-    "Collector": "framework.workers.collector",
-    "Gate": "framework.workers.gates",
-    "Report": "framework.workers.report",
-    "Steps": "framework.workers.collector",
-}
-__getattr__, __dir__ = exports(__name__, _MODULES)
+__getattr__, __dir__ = exports(__name__)

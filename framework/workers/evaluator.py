@@ -115,7 +115,7 @@ class Evaluator(ProgramWorker):
             self._actor,
             observers=[*make_observers(setup.config), _Stop()],
             should_update=False,
-            max_episode_steps=setup.config.max_evaluation_steps,
+            max_episode_steps=setup.config.evaluation_limit,
         )
         self._results = Results(name, networks, policy.variables, checkpointer)
 

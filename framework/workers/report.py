@@ -47,8 +47,6 @@ class Report:
             self._episodes += len(steps.ended["episode_length"])
         if self.steps - self._logged_at >= self._config.log_period:
             self.log()
-        else:
-            self._rows.poll()
 
     def save(self) -> dict[str, Any]:
         """Counts of the run."""
@@ -92,10 +90,7 @@ class Report:
 
 
 class RowSender:
-    """Sends the rows of one actor. At most one row is on its way, so that rows keep their order.
-
-    A row takes three calls: the state for the next checkpoint, the counts of the program, and the row itself,
-    which contains those counts. On a far host each of them would cost the actor a round trip.
+    """Sends the rows of one actor, with the counts of the program, and waits for the row before.
 
     Args:
       name: label of the rows and name of the state.
@@ -108,8 +103,6 @@ class RowSender:
     def __init__(self, name: str, steps_name: str, counter: Any, monitor: Any, checkpointer: Any = None):
         self._name, self._steps_name = name, steps_name
         self._counter, self._monitor, self._checkpointer = counter, monitor, checkpointer
-        self._row: dict[str, Any] | None = None  # Waits for the counts.
-        self._counts: Future | None = None
         self._calls: list[Future] = []  # They have no results; only their errors matter.
 
     def keep(self, state: Mapping[str, Any]) -> None:
@@ -120,20 +113,14 @@ class RowSender:
 
     def send(self, row: dict[str, Any]) -> None:
         """Sends a row, whose `env_steps` are those that the counter does not know yet."""
-        self._write()
-        self._row, self._counts = row, self._counter.futures.get_counts()
-        self.poll()
-
-    def poll(self) -> None:
-        """Sends the row if its counts have arrived. Raises the error of a call that failed."""
-        if self._counts is not None and self._counts.done():
-            self._write()
-        while self._calls and self._calls[0].done():
-            self._calls.pop(0).result()
+        counts = self._counter.get_counts()
+        row["env_steps"] += counts.get("env_steps", 0)
+        if "variables_version" in row:
+            row["acting_staleness"] = counts.get(self._steps_name, 0) - row["variables_version"]
+        self._calls.append(self._monitor.futures.write(self._name, row))
 
     def wait(self) -> None:
         """Waits until the last row has arrived. Raises the error of a call that failed."""
-        self._write()
         while self._calls:
             self._calls.pop(0).result()
 
@@ -141,13 +128,3 @@ class RowSender:
         """Ends the program if all of its env steps are made."""
         if self._counter.remaining() == 0:
             self._monitor.finish("max_env_steps", self._counter.get_counts())
-
-    def _write(self) -> None:
-        if self._row is None or self._counts is None:
-            return
-        counts, row = self._counts.result(), self._row
-        self._row = self._counts = None
-        row["env_steps"] += counts.get("env_steps", 0)
-        if "variables_version" in row:
-            row["acting_staleness"] = counts.get(self._steps_name, 0) - row["variables_version"]
-        self._calls.append(self._monitor.futures.write(self._name, row))

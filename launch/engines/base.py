@@ -25,7 +25,6 @@ from launch.engines.options import Options
 from launch.errors import LaunchError, NodeError, ProgramStopped, describe
 from launch.nodes import MultiProcessingColocation, ProgramNode
 from launch.program import Program
-from launch.texts import nearest
 
 FIRST_BACK_OFF = 0.1  # seconds before the first restart of a node; doubles with each restart
 LONGEST_BACK_OFF = 5.0
@@ -58,15 +57,6 @@ class Unit:
     group: str
     index: int
     leaves: tuple[Leaf, ...]
-
-
-def find_engine(engine: str) -> tuple[str, str]:
-    """Returns the entry of `ENGINES`; raises `ValueError` with the nearest name."""
-    if engine not in ENGINES:
-        raise ValueError(
-            f"engine: got {engine!r}, expected one of {', '.join(ENGINES)}.{nearest(engine, ENGINES)}"
-        )
-    return ENGINES[engine]
 
 
 def plan(program: Program, engine: str, options: Options) -> tuple[str, list[Unit]]:
@@ -165,7 +155,7 @@ class Outcome:
 
 
 class Record:
-    """The entry of a node in `Job.status`, across its restarts.
+    """The record of a node, which `Job.status` shows, across its restarts.
 
     Attributes:
       usage: `cpu_seconds`, `memory_bytes` and `calls` of its process, as far as they are known.

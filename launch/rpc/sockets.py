@@ -17,12 +17,10 @@ key is never parsed. One thread per process, the `Authenticator`, decides which 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import hmac
 import ipaddress
 import os
-import shutil
 import stat
 import tempfile
 import threading
@@ -32,14 +30,11 @@ from dataclasses import dataclass, field
 import zmq
 from zmq.utils import z85
 
-from launch.errors import LaunchError
+from launch.directories import MAX_IPC_PATH
 
 DEFAULT_MAX_FRAME_BYTES = 1 << 30
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 _USER = b"launch"
-_OWNER = "owner"  # the file in a directory that its processes keep locked
-# Longest path of a unix socket that the kernel accepts (108 bytes with the terminating zero).
-MAX_IPC_PATH = 107
 
 
 @dataclass(frozen=True)
@@ -157,7 +152,7 @@ class Authenticator:
         return False
 
 
-class _Process:
+class _Transport:
     """The ZeroMQ context of this process and its authenticator; recreated after a fork."""
 
     def __init__(self) -> None:
@@ -180,80 +175,18 @@ class _Process:
             return self._authenticator
 
 
-_process = _Process()
-os.register_at_fork(after_in_child=lambda: setattr(_process, "_lock", threading.Lock()))
+_transport = _Transport()
+os.register_at_fork(after_in_child=lambda: setattr(_transport, "_lock", threading.Lock()))
 
 
 def context() -> zmq.Context:
     """Returns the ZeroMQ context that this process uses for all sockets of programs."""
-    return _process.context()
+    return _transport.context()
 
 
 def refused_peers() -> int:
     """Returns the number of peers that this process has refused because they did not have the key."""
-    return _process.authenticator().refused
-
-
-def private_parents() -> list[str]:
-    """Returns the folders in which `make_private_directory` may create a directory, best first."""
-    parents = [os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"]
-    return list(dict.fromkeys(parent for parent in parents if parent))
-
-
-def make_private_directory(prefix: str = "lp-") -> str:
-    """Creates a directory of mode 0700 for `ipc://` sockets."""
-    for parent in private_parents():
-        # Room for "/" + the prefix + "xxxxxxxx" + "/" + a file name of 45 characters.
-        if len(parent) + len(prefix) <= MAX_IPC_PATH - 55 and os.access(parent, os.W_OK | os.X_OK):
-            return tempfile.mkdtemp(prefix=prefix, dir=parent)  # mkdtemp creates it with mode 0700
-    raise ValueError(f"TMPDIR: got {private_parents()}, expected a short, writable path. Set TMPDIR to one.")
-
-
-def share_directory(path: str) -> int:
-    """Makes a directory of mode 0700, if there is none, and returns a descriptor that locks it.
-
-    Processes of one machine can share it. The kernel closes their descriptors, and copies of them in forked
-    processes, however they end. After that, `remove_abandoned_directories` removes it.
-    """
-    while True:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(path, 0o700)
-        with contextlib.suppress(FileNotFoundError):  # it was removed before it was locked
-            _check_private(path)
-            owner = os.open(os.path.join(path, _OWNER), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-            fcntl.flock(owner, fcntl.LOCK_SH)
-            with contextlib.suppress(FileNotFoundError):
-                if os.stat(os.path.join(path, _OWNER)).st_ino == os.fstat(owner).st_ino:
-                    return owner
-            os.close(owner)
-
-
-def _check_private(path: str) -> None:
-    """Raises `LaunchError` unless `path` is a directory of this user alone, and no link."""
-    found = os.lstat(path)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise LaunchError(
-            f"{path}: got something else, expected a directory of mode 0700 of this user. Remove it."
-        )
-
-
-def remove_abandoned_directories(parent: str, prefix: str) -> list[str]:
-    """Removes this user's directories of a prefix whose lock is free; returns their paths."""
-    removed = []
-    with contextlib.suppress(OSError), os.scandir(parent) as entries:
-        for entry in entries:
-            if not entry.name.startswith(prefix) or not entry.is_dir(follow_symlinks=False):
-                continue
-            with contextlib.suppress(OSError):  # another user's, in use, being removed, or of something else
-                owner = os.open(os.path.join(entry.path, _OWNER), os.O_RDWR | os.O_NOFOLLOW)
-                try:
-                    fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    if os.fstat(owner).st_uid == os.getuid():
-                        shutil.rmtree(entry.path, ignore_errors=True)
-                        removed.append(entry.path)
-                finally:
-                    os.close(owner)
-    return removed
+    return _transport.authenticator().refused
 
 
 def make_server_socket(
@@ -291,7 +224,7 @@ def make_server_socket(
         socket.router_mandatory = True  # sending to a disconnected peer is an error, not a silent loss
         if curve is not None:
             socket.zap_domain = domain or curve.domain
-            _process.authenticator().admit(socket.zap_domain, curve)
+            _transport.authenticator().admit(socket.zap_domain, curve)
             if transport == "ipc":
                 socket.plain_server = True
             else:
@@ -332,7 +265,7 @@ def make_client_socket(
 
 def admit_peers(domain: bytes, curve: CurveKeys | None) -> None:
     """Makes the server socket of `domain` admit peers with the keys `curve`; None refuses all peers."""
-    _process.authenticator().admit(domain, curve)
+    _transport.authenticator().admit(domain, curve)
 
 
 def bound_address(socket: zmq.Socket) -> str:

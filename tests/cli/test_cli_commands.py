@@ -18,7 +18,7 @@ import warm_python
 
 import framework
 from framework import environments, specs
-from framework.commands import dispatch, serve_environment, train, video
+from framework.commands import dispatch, running, serve_environment, train, video
 from framework.commands.options import CommandError, TrainOptions
 from framework.programs import Preset, RunConfig, make_agent
 from framework.runs import config_file, registry
@@ -356,7 +356,7 @@ RESULTS = {
 def test_what_a_run_says_at_its_end(case):
     config = RunConfig(max_env_steps=50_000, max_learner_steps=70, target_return=475.0)
     (numbers, text), reason = RESULTS[case], case.partition(",")[0]
-    assert train.describe_result({**numbers, "reason": reason} if reason else {}, config) == text
+    assert running.describe_result({**numbers, "reason": reason} if reason else {}, config) == text
 
 
 def test_options_of_served_environments_are_those_of_train(repertory, monkeypatch):

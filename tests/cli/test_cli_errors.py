@@ -16,7 +16,7 @@ import pytest
 import launch
 from agents.dqn import DQN, DQNConfig
 from framework.checkpoints import torch_part
-from framework.commands import train
+from framework.commands import running, train
 from framework.programs import RunConfig
 from framework.runs import registry, run_folder
 
@@ -182,7 +182,7 @@ def test_a_file_of_an_environment_is_no_error_of_the_disk(make_run):
 
     with pytest.raises(launch.NodeError) as caught:
         launch.launch(build(), "threads")
-    text = train._explain(caught.value, make_run())
+    text = running._explain(caught.value, make_run())
     assert "/nowhere/level7.txt" in text and "Free some space" not in text
 
 
@@ -319,7 +319,7 @@ def test_an_error_of_the_code_that_makes_an_environment_names_it(repertory, tmp_
 class TestResume:
     @pytest.fixture
     def interrupted(self, monkeypatch):
-        monkeypatch.setattr(train, "_run", lambda *_: (None, signal.SIGINT))
+        monkeypatch.setattr(running, "_run", lambda *_: (None, signal.SIGINT))
 
     def test_with_other_settings(self, repertory, make_run):
         folder = make_run(steps=[1000], agent="dqn")

@@ -209,6 +209,8 @@ def _odd(reset=lambda timestep: timestep, step=lambda timestep: timestep):
 _MID, _FIRST = dm_env.StepType.MID, dm_env.StepType.FIRST
 _ODD = {
     "not first": (_odd(lambda first: first._replace(step_type=_MID)), "reset()", "dm_env.restart"),
+    "no time step": (_odd(step=lambda timestep: timestep[:3]), "step()", "dm_env.transition"),
+    "observation only": (_odd(lambda first: first.observation), "reset()", "dm_env.restart"),
     "too soon": (
         _odd(step=lambda timestep: timestep._replace(step_type=_FIRST)),
         "step()",

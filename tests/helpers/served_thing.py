@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pytest
 
+from launch import directories
 from launch.rpc import sockets
 from launch.rpc.client import Connection
 from launch.rpc.server import RpcServer
@@ -58,7 +59,7 @@ def keys():
 
 @pytest.fixture
 def directory():
-    path = sockets.make_private_directory()
+    path = directories.make_private_directory()
     yield path
     shutil.rmtree(path, ignore_errors=True)
 

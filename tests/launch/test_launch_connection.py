@@ -15,7 +15,7 @@ import zmq
 from background import Background
 
 import launch as lp
-from launch import CallLost, CallTimeout, ClientClosed, ProgramStopped
+from launch import CallLost, CallTimeout, ClientClosed, ProgramStopped, directories
 from launch.rpc import client
 from launch.rpc.client import Connection
 from launch.rpc.server import RpcServer
@@ -209,7 +209,7 @@ def impatient(monkeypatch):
 
 @pytest.fixture
 def address():
-    folder = client.sockets.make_private_directory()
+    folder = directories.make_private_directory()
     yield f"ipc://{folder}/node"
     shutil.rmtree(folder, ignore_errors=True)
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from served_thing import PATIENCE, Thing, ask
 
 import launch as lp
+from launch import directories
 from launch.rpc import sockets, wire
 from launch.rpc.client import Connection
 from launch.rpc.server import RpcServer
@@ -175,7 +176,7 @@ def test_oversized_frame_ends_the_connection(keys, directory):
 
 @pytest.fixture(scope="module")
 def fuzzed():
-    keys, directory = sockets.CurveKeys.generate(), sockets.make_private_directory()
+    keys, directory = sockets.CurveKeys.generate(), directories.make_private_directory()
     server = RpcServer(Thing(), f"ipc://{directory}/s", keys).start()
     connection = Connection(server.address, keys)
     yield server, connection, keys

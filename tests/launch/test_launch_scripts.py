@@ -15,8 +15,7 @@ import psutil
 import pytest
 
 import launch as lp
-from launch import platforms
-from launch.engines.processes import folders
+from launch import directories, platforms
 
 PATIENCE = 60.0
 
@@ -181,7 +180,7 @@ def test_what_a_killed_program_left_the_next_one_removes(short_tmp):
     job = folder.name.split("-")[1]
     assert os.path.isdir(f"/dev/shm/lp-{job}")
     (server,) = [p for p in psutil.Process(script.process.pid).children() if p not in script.nodes]
-    folders.sweep()
+    directories.sweep()
     assert os.path.isdir(f"/dev/shm/lp-{job}"), "its processes live"
     server.suspend()  # else it cleans up
     script.process.kill()

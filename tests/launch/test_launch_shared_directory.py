@@ -5,20 +5,20 @@ import os
 import pytest
 
 import launch
-from launch.rpc import sockets
+from launch import directories
 
 
 def test_a_shared_directory_lives_as_long_as_one_of_its_processes(tmp_path):
     path = str(tmp_path / "lp-job")
-    first, second = sockets.share_directory(path), sockets.share_directory(path)
+    first, second = directories.share_directory(path), directories.share_directory(path)
     (tmp_path / "lp-job" / "file").touch()
     assert os.stat(path).st_mode & 0o777 == 0o700
-    assert sockets.remove_abandoned_directories(str(tmp_path), "lp-") == []
+    assert directories.remove_abandoned_directories(str(tmp_path), "lp-") == []
     os.close(first)
-    assert sockets.remove_abandoned_directories(str(tmp_path), "lp-") == []
+    assert directories.remove_abandoned_directories(str(tmp_path), "lp-") == []
     os.close(second)
-    assert sockets.remove_abandoned_directories(str(tmp_path), "lp-") == [path]
-    os.close(sockets.share_directory(path))  # A later node makes it again.
+    assert directories.remove_abandoned_directories(str(tmp_path), "lp-") == [path]
+    os.close(directories.share_directory(path))  # A later node makes it again.
     assert os.path.isdir(path)
 
 
@@ -33,4 +33,4 @@ def test_what_others_may_have_made_is_refused(kind, tmp_path):
     else:
         path.symlink_to(tmp_path / "nothing")
     with pytest.raises(launch.LaunchError, match="expected a directory of mode 0700"):
-        sockets.share_directory(str(path))
+        directories.share_directory(str(path))

@@ -96,7 +96,7 @@ def test_a_worker_of_several_policies_collects_its_unrolls_again(call, monkeypat
     LOG.rows.clear()
     config = PPODQNConfig(ppo={"unroll_length": 8}, dqn={"min_replay_size": 50, "batch_size": 16})
     agent = PPODQN(config)
-    agent.parts["dqn"] = LosingDQN(config.dqn())
+    agent.parts["dqn"] = LosingDQN(config.dqn_config())
     run = RunConfig(envs_per_actor=2, max_env_steps=300, evaluate_period=None, learner_log_period=1)
     program = make_program(agent, "multi_agent:CartPole", run, logger_factory=lambda: LOG)
     assert launch.launch(program, engine="threads")["env_steps"] == 300

@@ -81,6 +81,13 @@ def test_an_evaluation_always_has_a_limit(steps, given, limit):
     assert RunConfig(max_env_steps=steps, max_evaluation_steps=given).evaluation_limit == limit
 
 
+def test_an_evaluation_of_an_endless_environment_ends():
+    endless = lambda: FakeEnvironment(episode_length=10**9)  # noqa: E731
+    config = RunConfig(max_env_steps=20, num_evaluation_episodes=1)
+    result = launch.launch(make_program(RandomActions(), endless, config), engine="serial")
+    assert result["env_steps"] == 20 and result["episode_length"] == 1_000 and result["cut_episodes"] == 1
+
+
 def test_a_stop_ends_an_evaluation():
     """Its episodes may take longer than a node has to end."""
 

@@ -276,7 +276,7 @@ def start(config: RunConfig, agent=None, **kwargs):
 
 
 def objects(job) -> dict:
-    return {place.label: place.object for place in job._places}
+    return {place.label: place.object for place in job._instances}
 
 
 def stop_when(job, condition) -> None:

@@ -12,7 +12,7 @@ from framework.replay import shm
 from framework.replay.client import ServedClient
 from framework.replay.errors import StoreFullError
 from framework.replay.rows.store import RowStore
-from launch.rpc import sockets
+from launch import directories
 
 F4 = np.dtype(np.float32)
 I8 = np.dtype(np.int64)
@@ -66,12 +66,12 @@ def _own(pipe, root):
 
 def test_a_killed_owner_is_cleaned_up_by_the_next_and_a_live_one_is_not(tmp_path, fork):
     dead, live = (fork(_own, str(tmp_path)) for _ in range(2))
-    directories = [child.word() for child in (dead, live)]
+    folders = [child.word() for child in (dead, live)]
     dead.kill()
-    assert all(map(os.path.isdir, directories))
+    assert all(map(os.path.isdir, folders))
     memory = shm.SharedMemory(str(tmp_path))
-    assert [os.path.isdir(each) for each in (*directories, memory.directory)] == [False, True, True]
-    assert sockets.remove_abandoned_directories(str(tmp_path), shm.PREFIX) == []
+    assert [os.path.isdir(each) for each in (*folders, memory.directory)] == [False, True, True]
+    assert directories.remove_abandoned_directories(str(tmp_path), shm.PREFIX) == []
     memory.close()
 
 

@@ -16,7 +16,7 @@ from framework.commands.curves import kept_rows
 from framework.environments.testing import FakeEnvironment
 from framework.loggers import InMemoryLogger
 from framework.programs import Callback, RunConfig, make_program
-from framework.programs.make import _make_monitor
+from framework.programs.graph import _make_monitor
 from framework.runs.run_folder import RunFolder
 from framework.runs.services import Counter, Monitor
 

@@ -80,7 +80,6 @@ def test_the_budget_is_made_exactly_however_late_the_counter_answers(actors, env
 
     workers = [ActorWorker(setup, replay=None, learner=None, index=i, **services) for i in range(actors)]
     for worker in workers:
-        worker._budget._asks_ahead = order.random() < 0.8  # As on engines with processes.
         # Sometimes hardly any, as agents do whose unroll is nearly complete.
         worker._budget._limit = lambda: order.choice((1, 20, 1000))
     running = list(workers)
@@ -146,7 +145,6 @@ def test_actors_in_lockstep_make_the_budget_exactly(actors, envs, unroll_length,
         unrolls = Unrolls(unroll_length, lag)
         # The learner stands for the collector, whose parameters are the newest.
         worker._gates.insert(0, Waits(f"actor-{index}", learner, counter, learner, unrolls))
-        worker._budget._asks_ahead = order.random() < 0.8  # As on engines with processes.
         worker._budget._limit = functools.partial(unrolls.limit, envs)
         learner.unrolls.append(unrolls)
         workers.append(worker)

@@ -20,13 +20,13 @@ import sys
 import threading
 from typing import Any
 
+from launch import directories
 from launch.engines.base import Unit
 from launch.engines.options import Options, Resources
 from launch.engines.supervised.job import SupervisedJob
 from launch.engines.supervised.process import Process, ProcessHost, Report
 from launch.errors import LaunchError
 from launch.program import Program
-from launch.rpc import sockets
 
 _TAIL = 4000  # bytes of Launchpad's log in an error
 _END = 10.0  # seconds to wait for Launchpad's end
@@ -53,7 +53,7 @@ class LaunchpadJob(SupervisedJob):
         super().__init__(program, engine, options)
 
     def _open(self) -> tuple[str, ProcessHost]:
-        folder = sockets.make_private_directory()
+        folder = directories.make_private_directory()
         self._options.at_end.callback(shutil.rmtree, folder, ignore_errors=True)
         launch_type = "local_mp" if self._engine == "launchpad" else "local_mt"
         name = self._program.name

@@ -10,15 +10,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Sequence
 
-from launch import platforms
+from launch import directories, platforms
+from launch.context import shared_memory_path
 from launch.engines.options import Options, Resources
-from launch.engines.processes.folders import Folders
 from launch.engines.processes.fork_server import command, kill_group
 from launch.engines.supervised.channel import Channel
 from launch.engines.supervised.job import SupervisedJob
@@ -32,10 +33,15 @@ class ProcessesJob(SupervisedJob):
     """A program of processes on this machine."""
 
     def _open(self) -> tuple[str, ProcessHost]:
-        folders = Folders(self._job)
-        self._options.at_end.callback(folders.remove)
-        self._say_differences(folders.paths[-1])
-        return folders.sockets, ForkServer(folders, self._options, self._report)
+        directories.sweep()
+        paths = [directories.make_private_directory(f"lp-{self._job}-"), shared_memory_path(self._job)]
+        files = [*self._options.files]  # The kernel frees what is locked with the last process.
+        for path in paths:
+            self._options.at_end.callback(shutil.rmtree, path, ignore_errors=True)
+            files.append(directories.share_directory(path))
+            self._options.at_end.callback(os.close, files[-1])
+        self._say_differences(paths[-1])
+        return paths[0], ForkServer(paths, files, self._options, self._report)
 
     def _say_differences(self, memory: str) -> None:
         """Logs what is slower in a run on this platform than on Linux."""
@@ -69,11 +75,14 @@ class ForkServer(ProcessHost):
 
     Args:
       folders: the run's, which it removes if the launcher dies.
+      files: descriptors that it and the nodes inherit.
       options: of the run.
       report: see `launch.engines.supervised.process.Report`.
     """
 
-    def __init__(self, folders: Folders, options: Options, report: Report) -> None:
+    def __init__(
+        self, folders: Sequence[str], files: Sequence[int], options: Options, report: Report
+    ) -> None:
         ours, theirs = socket.socketpair()
         self._line = Channel(ours)
         self._grace = options.time_to_end  # if the launcher dies
@@ -82,12 +91,12 @@ class ForkServer(ProcessHost):
         self._pids: dict[int, int] = {}  # of the live nodes, by number
         self._given_up = ""  # why this process killed it
         self._sent: dict[int, socket.socket] = {}  # the nodes' ends of their channels, by number
-        self._process = start_interpreter(theirs.fileno(), [*folders.locks, *options.files])
+        self._process = start_interpreter(theirs.fileno(), files)
         theirs.close()
         preload = options.preload
         if preload is None:
             preload = ["torch"] if "torch" in sys.modules else []
-        self._line.send({"preload": preload, "folders": folders.paths})
+        self._line.send({"preload": preload, "folders": folders})
         self._reader = threading.Thread(target=self._read, name="launch-fork-server", daemon=True)
         self._reader.start()
 

@@ -17,6 +17,7 @@ import contextlib
 import importlib
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -27,7 +28,6 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from launch import platforms
-from launch.engines.processes.folders import remove
 from launch.engines.supervised import node_process
 from launch.engines.supervised.channel import Channel
 
@@ -180,7 +180,8 @@ class _Parent:
         while self._children:
             pid, _ = os.waitpid(-1, 0)
             self._children.pop(pid, None)
-        remove(self._settings["folders"])
+        for folder in self._settings["folders"]:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _wait(self, for_pid: Callable[[int], bool]) -> None:
         """Waits until all children that `for_pid` selects have ended, at most for their grace periods."""

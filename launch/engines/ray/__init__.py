@@ -100,7 +100,7 @@ class RayHost(ProcessHost):
         threading.Thread(target=self._watch_head, name="ray-head", daemon=True).start()
 
     def fork(self, process: Process, line: socket.socket, resources: Resources) -> None:
-        self._lives[process.number] = _Life(self, process.number, process.unit, resources, line)
+        self._lives[process.number] = _Life(self, process, line, resources)
 
     def kill(self, number: int) -> None:
         self._lives[number].kill()
@@ -179,11 +179,9 @@ class RayHost(ProcessHost):
 class _Life:
     """One life of a node: its actor, and the threads that carry its messages."""
 
-    def __init__(
-        self, host: RayHost, number: int, unit: Unit, resources: Resources, line: socket.socket
-    ) -> None:
-        self._host, self._number, self._unit, self._resources = host, number, unit, resources
-        self._line = line
+    def __init__(self, host: RayHost, process: Process, line: socket.socket, resources: Resources) -> None:
+        self._host, self._line, self._resources = host, line, resources
+        self._number, self._unit = process.number, process.unit
         self._ray = host._ray
         self._actor: Any = None
         self._born: dict[str, Any] | None = None
@@ -191,7 +189,7 @@ class _Life:
         self._undelivered: Exception | None = None
         self._over = False
         self._lock = threading.Lock()
-        self.thread = threading.Thread(target=self._run, name=f"ray-{unit.label}", daemon=True)
+        self.thread = threading.Thread(target=self._run, name=f"ray-{process.unit.label}", daemon=True)
         self.thread.start()
 
     def kill(self) -> None:

@@ -15,11 +15,10 @@ import sys
 import threading
 from typing import Any
 
-from launch import platforms
+from launch import directories, platforms
 from launch.context import shared_memory_path
 from launch.engines.supervised import node_process
 from launch.engines.supervised.channel import Channel
-from launch.rpc import sockets
 
 _PIECE = 1 << 16
 #: The concurrency groups: each method names the one whose thread runs it.
@@ -74,7 +73,7 @@ class HostActor:
         output.close()
         os.close(memory)
         root = platforms.shared_memory_root()
-        sockets.remove_abandoned_directories(root, f"lp-{self._job}")  # if it was the last
+        directories.remove_abandoned_directories(root, f"lp-{self._job}")  # if it was the last
         return code
 
     def leave(self) -> None:
@@ -93,8 +92,8 @@ class HostActor:
 
 def _share_memory(job: str) -> int:
     """Makes and locks the run's folder in shared memory, and removes killed runs' folders."""
-    sockets.remove_abandoned_directories(platforms.shared_memory_root(), "lp-")
-    return sockets.share_directory(shared_memory_path(job))
+    directories.remove_abandoned_directories(platforms.shared_memory_root(), "lp-")
+    return directories.share_directory(shared_memory_path(job))
 
 
 class _Output:

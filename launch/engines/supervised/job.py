@@ -33,7 +33,7 @@ from launch.engines.supervised.channel import Channel
 from launch.engines.supervised.elastic import ElasticGroups
 from launch.engines.supervised.files import Files
 from launch.engines.supervised.process import Process, ProcessHost, how_it_ended
-from launch.engines.supervised.runtime import Entry, ProcessSetup, RemoteRuntime
+from launch.engines.supervised.runtime import NodeEntry, ProcessSetup, RemoteRuntime
 from launch.errors import LaunchError, NodeError, StopTimeoutWarning
 from launch.program import Program
 from launch.rpc import sockets, wire
@@ -81,11 +81,11 @@ class SupervisedJob(Job):
         self._inbox, self._outbox = map(Channel, socket.socketpair())  # of the supervisor, from any thread
         folder, self._server = self._open()
         self._nodes_move = folder is None  # whether each life of a node has an address of its own
-        self._entries: dict[int, Entry] = {}
+        self._entries: dict[int, NodeEntry] = {}
         for leaf in (leaf for unit in self._units for leaf in unit.leaves):
             node, label = leaf.node, leaf.context.label
             address = None if folder is None else f"ipc://{folder}/{node.node_id}"
-            self._entries[node.node_id] = Entry(
+            self._entries[node.node_id] = NodeEntry(
                 label, node.description, node.serves, address, node.client_options
             )
         self._runtime: RemoteRuntime = RemoteRuntime(self._job, self._entries, self._keys, self.stop)
@@ -286,7 +286,6 @@ class SupervisedJob(Job):
         elif what == "alive":
             process.usage = value
         elif what == "closed":
-            process.closed = True
             process.state = "closed"
             process.kill_at = time.monotonic() + _EXIT_GRACE
         elif what == "failed":
@@ -307,8 +306,7 @@ class SupervisedJob(Job):
         self._drop(process)
         if self._nodes_move:
             self._move({leaf.node.node_id: None for leaf in process.unit.leaves})
-        if process.closed and process.failure is None:
-            process.state = "closed"
+        if process.state == "closed" and process.failure is None:
             return
         if process.failure is None and self._state != "running" and process.kill_reason is not None:
             process.state = "killed"

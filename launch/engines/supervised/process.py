@@ -34,7 +34,6 @@ class Process(Record):
       kill_at: time at which it will be killed (`time.monotonic`), or None.
       kill_reason: why it was killed, or None.
       failure: the result of `launch.rpc.wire.describe_error` in the process, or None.
-      closed: whether it reported that it has closed cleanly.
       silent_since: time at which its channel broke, because it ended (`time.monotonic`), or None.
     """
 
@@ -57,7 +56,6 @@ class Process(Record):
         self.kill_at: float | None = None
         self.kill_reason: str | None = None
         self.failure: dict[str, Any] | None = None
-        self.closed = False
         self.silent_since: float | None = None
 
     @property

@@ -17,7 +17,7 @@ from launch.rpc.sockets import CurveKeys
 
 
 @dataclass(frozen=True)
-class Entry:
+class NodeEntry:
     """How to reach a node.
 
     Attributes:
@@ -38,7 +38,7 @@ class ProcessSetup:
     """The launcher's first message to a node's process."""
 
     unit: bytes  # pickled `Unit`; unpickled, and its code imported, only after the channel is in use
-    entries: dict[int, Entry]
+    entries: dict[int, NodeEntry]
     keys: CurveKeys
     heartbeat: float | None
     stop_timeout: float  # seconds that this process has to end
@@ -53,7 +53,7 @@ class RemoteRuntime(Runtime):
     def __init__(
         self,
         job: str,
-        entries: dict[int, Entry],
+        entries: dict[int, NodeEntry],
         keys: CurveKeys,
         request_stop: Callable[..., None],
         report_failure: Callable[[str, BaseException], None] | None = None,
@@ -79,7 +79,7 @@ class RemoteRuntime(Runtime):
                 self._clients[node_id] = self._connect(node_id, entry)
             return self._clients[node_id]
 
-    def _connect(self, node_id: int, entry: Entry) -> Any:
+    def _connect(self, node_id: int, entry: NodeEntry) -> Any:
         if entry.serves == "server":
             with entered(self, self.only_context):
                 client = entry.options(self._wait_for_address(node_id), self._keys)
