@@ -63,6 +63,7 @@ setup(
         "tensorboard>=2.8",
         "matplotlib>=3.7",
         "imageio[ffmpeg]>=2.31",
+        "lz4>=4",
         "pyyaml>=6",
     ],
     extras_require={

@@ -59,7 +59,7 @@ class BlockAdder(Adder):
     _min_steps = 1
     # The stream of `_rows`.
     _stream = "steps"
-    # Of observations with stacks of k frames: int64 [time, B, k], like `_rows`, the row of each frame.
+    # Stacks of k frames have an int64 [time, B, k], like `_rows`: the row of each frame.
     _frames: Frames | None = None
     _frame_rows: np.ndarray = np.zeros((0, 1, 1), np.int64)
 

@@ -242,7 +242,7 @@ class Returns:
             for (r, _), shape in zip(pairs, shapes, strict=True)
         ]
         self._discounts = [_with_axes(d, len(shape)) for (_, d), shape in zip(pairs, shapes, strict=True)]
-        # Of one reward, then of one discount, in the items.
+        # The items hold one reward, then one discount.
         self._shapes = [*shapes, *(d.shape[2:] for _, d in pairs)]
         self._dtypes = [np.result_type(r.dtype, d.dtype) for r, d in pairs]  # of the sums
         # In the dtype of the environment's discount: float32 rewards stay float32.

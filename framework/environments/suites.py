@@ -20,7 +20,7 @@ from framework.environments.remote import ExternalEnvironment, RemoteEnvironment
 from framework.environments.single import SingleEnv, call_factory, make_env, takes
 from framework.objects import load_object
 
-Finder = Callable[[str, str, dict[str, Any]], "EnvironmentSource"]  # Of its full name, NAME, and options.
+Finder = Callable[[str, str, dict[str, Any]], "EnvironmentSource"]  # Gets its full name, NAME, and options.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,7 +193,7 @@ def _dm_control(full: str, name: str, options: dict[str, Any]) -> EnvironmentSou
 
     domain, _, task = name.partition("/")
     if (domain, task) not in suite.ALL_TASKS:
-        known = sorted(suite.ALL_TASKS, key=lambda each: each[0] != domain)  # Those of the domain first.
+        known = sorted(suite.ALL_TASKS, key=lambda each: each[0] != domain)  # The domain comes first.
         raise _unknown(full, map("/".join, known))
     return EnvironmentSource(full, functools.partial(_make_dm_control, domain, task), options)
 

@@ -35,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         add(
             f"--{limit.name.replace('_', '-')}", type=integer, default=limit.default, help="see replay.Limits"
         )
+    add("--compress", nargs="*", default=(), help="patterns of columns to compress, such as '*pixels*'")
     chosen, unknown = parser.parse_known_args(arguments)
     if unknown:
         flag = unknown[0].split("=")[0]
@@ -54,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             address=chosen.address,
             curve=None if chosen.keys is None else CurveKeys.from_file(chosen.keys),
             max_bytes=chosen.max_bytes,
+            compress=tuple(chosen.compress),
             limits=Limits(*[getattr(chosen, limit.name) for limit in dataclasses.fields(Limits)]),
         )
     except (ValueError, OSError, CheckpointError) as error:

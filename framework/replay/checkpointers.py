@@ -16,6 +16,7 @@ import abc
 import contextlib
 import functools
 import logging
+import math
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -193,7 +194,7 @@ def _files(saved: _Saved, rows: dict[str, _PinnedRows]) -> tuple[dict[str, Part]
     for at, (name, used) in enumerate(sorted(rows.items())):
         columns: dict[str, list[Any]] = {}
         # The widest column is the last, because its rows are released while it is written.
-        widths = {column: array[:1].nbytes for column, array in sorted(used.stream.columns.items())}
+        widths = {column: _row_bytes(array) for column, array in sorted(used.stream.columns.items())}
         for which, column in enumerate(sorted(widths, key=widths.__getitem__)):
             array, file = used.stream.columns[column], f"stream-{at}-{which}"
             columns[column] = [file, array.dtype.str, list(array.shape[1:])]
@@ -212,7 +213,12 @@ def _blocks(column: np.ndarray, used: _PinnedRows, releases: bool) -> Iterator[n
 
 
 def _block_rows(column: np.ndarray) -> int:
-    return max(1, _BLOCK // max(1, column[:1].nbytes))
+    return max(1, _BLOCK // max(1, _row_bytes(column)))
+
+
+def _row_bytes(column: np.ndarray) -> int:
+    """Bytes of a row, uncompressed."""
+    return math.prod(column.shape[1:]) * column.dtype.itemsize
 
 
 # Reading.

@@ -60,7 +60,7 @@ class HeldRows:
     stream: str
     names: dict[str, str] = dataclasses.field(default_factory=dict)
     specs: dict[str, ColumnSpec] = dataclasses.field(default_factory=dict)
-    columns: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    columns: dict[str, Any] = dataclasses.field(default_factory=dict)
     held: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(1024, np.bool_))
     spare: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
     block: int = 0
@@ -221,8 +221,13 @@ class BatchWriter:
             if not held.columns:
                 self._send_rows(held, rows, arrays)
                 return rows
-            for name, array in arrays.items():
-                held.columns[name][at] = array
+            try:
+                for name, array in arrays.items():
+                    held.columns[name][at] = array
+            except BaseException:  # no room for what is compressed
+                if fresh:
+                    self.release(stream, rows)
+                raise
             return rows
 
     def slice(self, stream: str, column: str, rows: Any, lengths: Any = None) -> Slice:

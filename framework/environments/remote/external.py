@@ -324,7 +324,7 @@ class ExternalEnvironment(ConnectedEnvironment):
             raise UnreadableMessage(f"message: got {_short(message)} without an observation, expected one.")
         value, spec = message["observation"], self.spec.observations
         try:
-            # Of a part that is missing, the check tells.
+            # The check reports a missing part.
             with contextlib.suppress(KeyError, IndexError, TypeError):
                 parts = [_decoded(specs.pick(value, path), leaf) for path, leaf in specs.leaves(spec)]
                 value = self._checks["observation"].build(parts)

@@ -15,16 +15,18 @@ that were freed last are leased first, so that memory stays near the peak of row
 
 from __future__ import annotations
 
+import fnmatch
 import itertools
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
 from framework.replay.errors import StoreFullError
 from framework.replay.rows.allocator import Allocator
+from framework.replay.rows.compression import CompressedColumn
 from framework.replay.writers import Writers
 
 # Bytes of addresses of one stream of wide rows: more than a machine has memory, but far less than the 128 TiB
@@ -75,11 +77,11 @@ class Stream:
     """One row space. All methods may be called from several threads.
 
     Attributes:
-      columns: arrays `[capacity, ...]` by name.
+      columns: arrays `[capacity, ...]` by name; `CompressedColumn` where `RowStore` compresses.
       specs: shape of one row and dtype of each column.
       num_leased: number of rows that were ever in use. They are the first rows.
       num_reserved: number of rows that have memory.
-      row_bytes: bytes of one row over all columns, its reference count included.
+      row_bytes: bytes of one row over all columns that are not compressed, its reference count included.
       kept: the columns that stay when no client has declared them.
     """
 
@@ -87,8 +89,9 @@ class Stream:
         self.name = name
         self.kept: set[str] = set()
         self.capacity = store.capacity
-        self.columns: dict[str, np.ndarray] = {}
+        self.columns: dict[str, Any] = {}
         self.specs: dict[str, ColumnSpec] = {}
+        self._compressed: list[CompressedColumn] = []
         self._store = store
         self._lock = threading.Lock()
         # References to each row: of a writer that holds it, and of items.
@@ -105,8 +108,8 @@ class Stream:
         return self.num_leased - self._num_free
 
     def arrays(self) -> list[np.ndarray]:
-        """Returns the arrays `[capacity, ...]` of the columns and of the counts."""
-        return [*self.columns.values(), self._counts]
+        """Returns the arrays `[capacity, ...]` of the columns that are not compressed, and of the counts."""
+        return [*(array for array in self.columns.values() if type(array) is np.ndarray), self._counts]
 
     def declare(self, columns: Mapping[str, ColumnSpec]) -> dict[str, str]:
         """Adds the columns that the stream does not have.
@@ -134,13 +137,19 @@ class Stream:
                 names[name] = own
         return names
 
-    def _make(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    def _make(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> Any:
         if dtype.hasobject:
             raise ValueError(
                 f"stream {self.name!r}, column {name!r}: got dtype {dtype}, expected numbers, booleans or "
                 "strings of fixed width."
             )
         store = self._store
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in store.compress):
+            packed = CompressedColumn(
+                (self.capacity, *shape), dtype, lambda num_bytes: store.account(self.name, num_bytes)
+            )
+            self._compressed.append(packed)
+            return packed
         bytes_per_row = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         num_bytes = bytes_per_row * self.num_reserved
         store.account(self.name, num_bytes)
@@ -158,6 +167,9 @@ class Stream:
         """Removes a column that nobody uses any more."""
         with self._lock:
             array, _ = self.columns.pop(column), self.specs.pop(column)
+            if type(array) is CompressedColumn:
+                self._compressed.remove(array)
+                return
             self.row_bytes -= array[:1].nbytes
             self._store.account(self.name, -self.num_reserved * array[:1].nbytes)
             self._store.allocator.free(self.name, column)
@@ -175,8 +187,9 @@ class Stream:
             # First: rows that are given back must never count as reserved, even after an interrupt.
             self._num_free, self.num_leased, self.num_reserved = len(free), min(end, self.num_leased), end
             for name, array in self.columns.items():
-                size = array[:1].nbytes
-                self._store.allocator.give_back(self.name, name, array, end * size, reserved * size)
+                if type(array) is not CompressedColumn:
+                    size = array[:1].nbytes
+                    self._store.allocator.give_back(self.name, name, array, end * size, reserved * size)
             num_bytes = (reserved - end) * self.row_bytes
             self._store.account(self.name, -num_bytes)
             return num_bytes
@@ -236,6 +249,8 @@ class Stream:
                 self._free = grown(self._free, end)
             self._free[self._num_free : end] = free
             self._num_free = end
+            for column in self._compressed:
+                column.clear(free)
 
     def _reserve(self, rows: int) -> None:
         """Backs at least `rows` rows with memory. Called with the lock held."""
@@ -244,15 +259,18 @@ class Stream:
                 f"stream {self.name!r}: got a need for {rows} rows at once, expected at most the capacity, "
                 f"{self.capacity}. Remove items sooner (max_size), or give RowStore a larger capacity."
             )
-        step = max(1, (1 << 20) // self.row_bytes, self.num_reserved // 8)
+        # Beside compressed columns the rest is small, and must not take the room that they need.
+        megabyte = 0 if self._compressed else (1 << 20) // self.row_bytes
+        step = max(256 if self._compressed else 1, megabyte, self.num_reserved // 8)
         target = min(self.capacity, max(rows, self.num_reserved + step))
         target = max(rows, min(target, self.num_reserved + self._store.room() // self.row_bytes))
         num_bytes = (target - self.num_reserved) * self.row_bytes
         self._store.account(self.name, num_bytes)
         try:
             for name, array in self.columns.items():
-                size = array[:1].nbytes
-                self._store.allocator.reserve(self.name, name, self.num_reserved * size, target * size)
+                if type(array) is not CompressedColumn:  # which takes memory when it is written
+                    size = array[:1].nbytes
+                    self._store.allocator.reserve(self.name, name, self.num_reserved * size, target * size)
         except BaseException:
             self._store.account(self.name, -num_bytes)
             raise
@@ -267,6 +285,9 @@ class RowStore:
       allocator: allocates the columns; None uses this process's own memory.
       capacity: rows that one stream can address; virtual, so it costs nothing until it is used. Streams of
         wide rows, from 64 KiB on, can address 4 TiB, and half of it after each eight streams, down to 16 GiB.
+      compress: patterns, as of file names, of columns whose rows are kept compressed: `("*pixels*",)`;
+        `framework.replay.rows.compression` says when that pays. They are in this process's memory, whatever
+        the allocator.
 
     Attributes:
       streams: by name.
@@ -279,12 +300,16 @@ class RowStore:
         max_bytes: int | None = None,
         allocator: Allocator | None = None,
         capacity: int = 1 << 26,
+        compress: Sequence[str] = (),
     ):
+        if isinstance(compress, str):
+            raise ValueError(f"compress: got the string {compress!r}, expected a sequence: ({compress!r},).")
         if max_bytes is not None and max_bytes <= 0:
             raise ValueError(f"max_bytes: got {max_bytes}, expected a positive number of bytes or None.")
         self.allocator = allocator or Allocator()
         self.capacity = capacity
         self.max_bytes = max_bytes
+        self.compress = tuple(compress)
         self.streams: dict[str, Stream] = {}
         self.num_bytes = 0
         self.writers = Writers()

@@ -38,7 +38,7 @@ import numpy as np
 
 from framework import nest as nests
 from framework.replay import wire
-from framework.replay.errors import DeadlineExceededError
+from framework.replay.errors import DeadlineExceededError, StoreFullError
 from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import RowStore
 from framework.replay.server.holdings import Held, Holdings
@@ -72,6 +72,7 @@ class ClientSession:
       known: layouts that the server has sent to the client, with the server's numbers.
       deliveries: samples that the client holds: the table, the delivery, and whether the samples are given
         back (True) or released (False) when the session ends.
+      unwritten: the held rows whose data found no room, by stream.
       inserted: number of items that this client has inserted into tables.
     """
 
@@ -82,6 +83,7 @@ class ClientSession:
     layouts: dict[int, Layout] = dataclasses.field(default_factory=dict)
     known: dict[Layout, int] = dataclasses.field(default_factory=dict)
     deliveries: dict[int, tuple[Table, Delivery, bool]] = dataclasses.field(default_factory=dict)
+    unwritten: dict[str, set[int]] = dataclasses.field(default_factory=dict)
     inserted: int = 0
 
     def end(self, numbers: Iterable[int], give_back: bool) -> None:
@@ -182,7 +184,8 @@ class Operations:
         return {
             "server": self._server,
             "proof": proof,
-            "directory": self._memory.directory,
+            # Clients cannot read compressed columns in place, so all of them get arrays in messages.
+            "directory": "" if self._store.compress else self._memory.directory,
             "tables": sorted(self._tables),
         }
 
@@ -216,9 +219,10 @@ class Operations:
         return {"stream": stream, "columns": files}
 
     def _file(self, stream: str, column: str) -> list[Any]:
-        """Returns path, shape and dtype of a column."""
+        """Returns path, shape and dtype of a column; the path is empty if it cannot be mapped."""
         array = self._store.streams[stream].columns[column]
-        return [self._memory.path(stream, column), list(array.shape), array.dtype.str]
+        path = "" if self._store.compress else self._memory.path(stream, column)
+        return [path, list(array.shape), array.dtype.str]
 
     def lease(self, session: ClientSession, message: dict[str, Any]) -> Reply:
         """Leases rows to the client."""
@@ -250,6 +254,8 @@ class Operations:
             if len(np.unique(rows)) < len(rows):
                 raise ValueError(f"rows of stream {name!r}: got one row twice, expected each once")
             if len(rows):
+                if name in session.unwritten:
+                    session.unwritten[name].difference_update(rows.tolist())
                 self._holdings.release(session.held, name, rows)
         if error is not None:
             raise error
@@ -266,10 +272,17 @@ class Operations:
             if len(session.layouts) >= wire.MAX_LAYOUTS:
                 raise ValueError(f"layouts: got more than {wire.MAX_LAYOUTS} from one client")
             session.layouts[int(number)] = Layout.from_wire(layout)
-        for name, rows, columns in message["write"]:
+        for at, (name, rows, columns) in enumerate(message["write"]):
             session.held.check(name, rows)
-            for column, values in columns.items():
-                self._store.streams[name].write(column, rows, values)
+            try:
+                for column, values in columns.items():
+                    self._store.streams[name].write(column, rows, values)
+            except Exception:
+                # The client learns of it later, and may send more items of these rows before.
+                for stream, missing, _ in message["write"][at:]:
+                    session.held.check(stream, missing)
+                    session.unwritten.setdefault(stream, set()).update(missing.tolist())
+                raise
         batches = []
         for name, number, index, lengths, keys, priorities, episodes in message["items"]:
             table, layout, n = self._tables[name], session.layouts[number], len(index)
@@ -289,7 +302,11 @@ class Operations:
             if lengths is not None:
                 layout.check_lengths(lengths)
             for stream, begin, end in layout.parts:
-                session.held.check(stream, index[:, begin:end].ravel())
+                rows = index[:, begin:end].ravel()
+                session.held.check(stream, rows)
+                unwritten = session.unwritten.get(stream)
+                if unwritten and not unwritten.isdisjoint(rows.tolist()):
+                    raise StoreFullError(f"items of table {name!r}: there was no room for some of their rows")
             items = NewItems(index, keys.copy(), priorities, lengths, episodes)
             table.check_items(layout, items)
             batches.append((table, items))

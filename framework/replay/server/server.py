@@ -49,6 +49,9 @@ class Server:
       concurrent: with `embedded`, whether more than one thread uses the tables.
       max_bytes: memory, in bytes, that the rows of all tables together may take; None for no limit but the
         machine's.
+      compress: patterns of columns whose rows are kept compressed; see `RowStore`. Other processes then get
+        and send arrays in messages, as from another machine, because they cannot read compressed rows in
+        place.
       limits: what the clients may use of the memory; None for the defaults of `Limits`.
       on_failure: called with the error that ended the server's thread, on that thread.
 
@@ -69,6 +72,7 @@ class Server:
         embedded: bool = False,
         concurrent: bool = True,
         max_bytes: int | None = None,
+        compress: Sequence[str] = (),
         limits: Limits | None = None,
         on_failure: Callable[[BaseException], None] | None = None,
     ) -> None:
@@ -85,7 +89,7 @@ class Server:
         self._pid = os.getpid()
         self._stop_lock = threading.Lock()
         memory = None if embedded else SharedMemory()
-        self._store = RowStore(max_bytes=max_bytes, allocator=memory)
+        self._store = RowStore(max_bytes=max_bytes, allocator=memory, compress=compress)
         try:
             self._client = EmbeddedClient(tables, concurrent or not embedded, self._store, checkpointer)
             self.tables = dict(self._client.tables)
