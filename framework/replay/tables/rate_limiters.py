@@ -170,6 +170,22 @@ class Stack(Queue):
     """The same rule as `Queue`. The selectors determine the order."""
 
 
+class Change:
+    """Marks a table while it changes. The mark stays after an interrupt, which may leave half a change.
+
+    Attributes:
+      open: whether the table is being changed.
+    """
+
+    open = False
+
+    def __enter__(self) -> None:
+        self.open = True
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.open = kind is not None and not issubclass(kind, Exception)
+
+
 class Waiting:
     """The calls of a table that its rate limiter holds back; a `side` is `SAMPLERS` or `INSERTERS`.
 
@@ -186,7 +202,7 @@ class Waiting:
         only the first one counts.
       listeners: called, with the lock held, when calls of other processes should look again.
       closed: why the table is closed; None if it is not.
-      changing: whether the table is being changed. It stays so after an interrupt or an error in a change.
+      change: surrounds every change of the table.
       look_s: seconds after which a call that waits looks again, though nothing has woken it.
     """
 
@@ -199,7 +215,7 @@ class Waiting:
         self.seconds = [0.0, 0.0]
         self.listeners: list[Callable[[], None]] = []
         self.closed: str | None = None
-        self.changing = False
+        self.change = Change()
         self._table = table
         self._lock = lock
         self._conditions = [threading.Condition(lock) for _ in range(2)]
@@ -208,7 +224,7 @@ class Waiting:
         """Raises `ServerClosed` if the table is closed or broken. Called with the lock held."""
         if self.closed is not None:
             raise ServerClosed(self.closed)
-        if self.changing:
+        if self.change.open:
             raise ServerClosed(
                 f"table {self._table!r}: got a call after an interrupt in the middle of a change, expected a "
                 "whole table. Make new tables, and restore a checkpoint."

@@ -197,12 +197,11 @@ class Table:
         n, before, limiter = len(new.keys), new.done, self.rate_limiter
         with self.lock:
             self.waiting.check_open()
-            self.waiting.changing = True
-            while new.done < n and (allowed := limiter.allowed_inserts(min(n - new.done, self.max_size))):
-                self._items.insert(new if allowed == n else new.part(new.done, new.done + allowed))
-                limiter.inserts += allowed
-                new.done += allowed
-            self.waiting.changing = False
+            with self.waiting.change:
+                while new.done < n and (allowed := limiter.allowed_inserts(min(n - new.done, self.max_size))):
+                    self._items.insert(new if allowed == n else new.part(new.done, new.done + allowed))
+                    limiter.inserts += allowed
+                    new.done += allowed
             if new.done > before:
                 self.waiting.notify(SAMPLERS)
         return new.done - before
@@ -270,29 +269,30 @@ class Table:
         self.drain()
         with self.lock:
             self.waiting.check_open()
-            self.waiting.changing = True
-            items, limiter = self._items, self.rate_limiter
-            if delivery.items is not items:
-                if delivery.items is not None:
-                    delivery.items.release(delivery.slots)
-                delivery.items, delivery.slots, delivery.age = items, delivery.slots[:0], 0
-            known = len(delivery.slots)
-            picks = [(delivery.slots, delivery.info)] if known else []
-            missing = min(_MAX_DRAW, n - known)
-            while missing and (allowed := limiter.allowed_samples(missing)):
-                slots, info = items.draw(allowed)
-                missing -= len(slots)
-                limiter.samples += len(slots)
-                age = len(slots) * items.stamp - int(np.add.reduce(items.stamps.take(slots)))
-                delivery.age += age
-                items.sampled_age += age
-                picks.append((slots, info))
-            if len(picks) > bool(known):
-                if len(picks) > 1:
-                    slots = np.concatenate([slots for slots, _ in picks])
-                    info = SampleInfo(*map(np.concatenate, zip(*[info for _, info in picks], strict=True)))
-                delivery.slots, delivery.info, delivery.parts = slots, info, items.parts(slots)
-            self.waiting.changing = False
+            with self.waiting.change:
+                items, limiter = self._items, self.rate_limiter
+                if delivery.items is not items:
+                    if delivery.items is not None:
+                        delivery.items.release(delivery.slots)
+                    delivery.items, delivery.slots, delivery.age = items, delivery.slots[:0], 0
+                known = len(delivery.slots)
+                picks = [(delivery.slots, delivery.info)] if known else []
+                missing = min(_MAX_DRAW, n - known)
+                while missing and (allowed := limiter.allowed_samples(missing)):
+                    slots, info = items.draw(allowed)
+                    missing -= len(slots)
+                    limiter.samples += len(slots)
+                    age = len(slots) * items.stamp - int(np.add.reduce(items.stamps.take(slots)))
+                    delivery.age += age
+                    items.sampled_age += age
+                    picks.append((slots, info))
+                if len(picks) > bool(known):
+                    if len(picks) > 1:
+                        slots = np.concatenate([slots for slots, _ in picks])
+                        info = SampleInfo(
+                            *map(np.concatenate, zip(*[info for _, info in picks], strict=True))
+                        )
+                    delivery.slots, delivery.info, delivery.parts = slots, info, items.parts(slots)
             if len(picks) > bool(known):
                 self.waiting.notify(INSERTERS)
             return len(delivery.slots) == n
@@ -301,24 +301,22 @@ class Table:
         """Ends a delivery whose samples were copied: its rows may be used again."""
         with self.lock:
             items, delivery.items = delivery.items, None
-            if items is not None and not self.waiting.changing:
-                self.waiting.changing = True
-                items.release(delivery.slots)
-                self.waiting.changing = False
+            if items is not None and not self.waiting.change.open:
+                with self.waiting.change:
+                    items.release(delivery.slots)
 
     def give_back(self, delivery: Delivery) -> None:
         """Undoes a draw whose samples were not used. Items take their old places again."""
         with self.lock:
             items, delivery.items = delivery.items, None
-            if items is None or self.waiting.changing:  # an interrupt has ended the table
+            if items is None or self.waiting.change.open:  # an interrupt has ended the table
                 return
-            self.waiting.changing = True
-            items.give_back(delivery.slots)
-            if items is self._items:  # no reset since the draw
-                items.sampled_age -= delivery.age
-                self.rate_limiter.samples -= len(delivery.slots)
-                self.waiting.notify(SAMPLERS)
-            self.waiting.changing = False
+            with self.waiting.change:
+                items.give_back(delivery.slots)
+                if items is self._items:  # no reset since the draw
+                    items.sampled_age -= delivery.age
+                    self.rate_limiter.samples -= len(delivery.slots)
+                    self.waiting.notify(SAMPLERS)
 
     # Changes of items.
 
@@ -340,23 +338,22 @@ class Table:
         self.drain()
         with self.lock:
             self.waiting.check_open()
-            self.waiting.changing = True
-            items, changed = self._items, 0
-            if len(deletes):
-                slots = np.unique(items.find(deletes))
-                slots = slots[slots >= 0]
-                items.remove(slots)
-                changed += len(slots)
-                self.waiting.notify(INSERTERS)
-            if len(keys):
-                slots = items.find(keys)
-                here = slots >= 0
-                if np.count_nonzero(here) < len(slots):
-                    slots, priorities = slots[here], priorities[here]
-                if len(slots):
-                    items.update(slots, priorities)
+            with self.waiting.change:
+                items, changed = self._items, 0
+                if len(deletes):
+                    slots = np.unique(items.find(deletes))
+                    slots = slots[slots >= 0]
+                    items.remove(slots)
                     changed += len(slots)
-            self.waiting.changing = False
+                    self.waiting.notify(INSERTERS)
+                if len(keys):
+                    slots = items.find(keys)
+                    here = slots >= 0
+                    if np.count_nonzero(here) < len(slots):
+                        slots, priorities = slots[here], priorities[here]
+                    if len(slots):
+                        items.update(slots, priorities)
+                        changed += len(slots)
             return changed
 
     def reset(self) -> None:
@@ -364,13 +361,12 @@ class Table:
         self.drain()  # items that were created before and that the limiter allows go too
         with self.lock:
             self.waiting.check_open()
-            self.waiting.changing = True
-            self._items.remove(np.flatnonzero(self._items.keys))
-            self._empty()
-            self.rate_limiter.reset()
-            self.waiting.notify(INSERTERS)
-            self.waiting.notify(SAMPLERS)
-            self.waiting.changing = False
+            with self.waiting.change:
+                self._items.remove(np.flatnonzero(self._items.keys))
+                self._empty()
+                self.rate_limiter.reset()
+                self.waiting.notify(INSERTERS)
+                self.waiting.notify(SAMPLERS)
 
     # State.
 
@@ -407,7 +403,7 @@ class Table:
         """The description in `server_info`."""
         self.drain()
         with self.lock:
-            if self.waiting.changing:
+            if self.waiting.change.open:
                 self.waiting.check_open()
             limiter, items, waiting = self.rate_limiter, self._items, self.waiting.counts
             why_not_sample, why_not_insert = limiter.refusals()
@@ -458,7 +454,7 @@ class Table:
 
         The caller holds the lock.
         """
-        if self.waiting.changing:
+        if self.waiting.change.open:
             self.waiting.check_open()
         numbers, arrays, parts = self._items.save()
         limits = [self.rate_limiter.inserts, self.rate_limiter.samples]
@@ -481,9 +477,8 @@ class Table:
                 "tables."
             )
         with self.lock:
-            self.waiting.changing = True
-            self._empty()
-            roles = [role for role in ("sampler", "remover") if own[role] == saved[role]]
-            self._items.restore(meta, arrays, rows, roles)
-            self.rate_limiter.inserts, self.rate_limiter.samples = meta["limiter"]
-            self.waiting.changing = False
+            with self.waiting.change:
+                self._empty()
+                roles = [role for role in ("sampler", "remover") if own[role] == saved[role]]
+                self._items.restore(meta, arrays, rows, roles)
+                self.rate_limiter.inserts, self.rate_limiter.samples = meta["limiter"]
