@@ -476,9 +476,8 @@ class Table:
                 f"table {self.name!r}: got a table that holds items, expected an empty one. Restore into new "
                 "tables."
             )
-        with self.lock:
-            with self.waiting.change:
-                self._empty()
-                roles = [role for role in ("sampler", "remover") if own[role] == saved[role]]
-                self._items.restore(meta, arrays, rows, roles)
-                self.rate_limiter.inserts, self.rate_limiter.samples = meta["limiter"]
+        with self.lock, self.waiting.change:
+            self._empty()
+            roles = [role for role in ("sampler", "remover") if own[role] == saved[role]]
+            self._items.restore(meta, arrays, rows, roles)
+            self.rate_limiter.inserts, self.rate_limiter.samples = meta["limiter"]
