@@ -430,17 +430,26 @@ class Closing:
     def __init__(self, path, fails):
         self._path, self._fails = path, fails
 
+    def ready(self):
+        return True
+
     def close(self):
         self._path.write_text("closed")
         if self._fails:
             raise Refused("at the close")
 
 
+def stop_once_ready(*nodes):  # A node that has not begun is not closed.
+    assert all(node.ready() for node in nodes)
+    lp.stop()
+
+
 def test_an_error_at_the_close_of_a_node_does_not_keep_the_others_open(engine, tmp_path):
     program = lp.Program("test")
     nodes = [lp.CourierNode(Closing, tmp_path / name, name == "last") for name in ("first", "last")]
+    handles = [node.create_handle() for node in nodes]
     program.add_node(lp.MultiThreadingColocation(nodes), label="both")
-    program.add_node(lp.PyNode(lp.stop), label="main")
+    program.add_node(lp.PyNode(stop_once_ready, *handles), label="main")
     with pytest.raises(lp.NodeError, match="Refused: at the close"):
         lp.launch(program, engine)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "last"]
