@@ -7,8 +7,10 @@ import math
 import torch
 from torch import nn
 
+from framework.networks.modules import Linear
 
-class NoisyLinear(nn.Linear):
+
+class NoisyLinear(Linear):
     """A linear layer with factorized Gaussian noise on its parameters (Fortunato et al., 2018, section 3).
 
     `y = (W + S * f(b) f(a)^T) x + w + s * f(b)` with `f(x) = sign(x) sqrt(|x|)` and normal noise `a` of the
