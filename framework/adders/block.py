@@ -20,7 +20,8 @@ from framework.adders.base import REPLAY_TABLE, Adder
 from framework.adders.fields import Field, grown, is_absent
 from framework.adders.frames import Frames
 from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBlockError
-from framework.replay.writer import DEFAULT_MAX_IN_FLIGHT_ITEMS, BatchWriter, hurry
+from framework.replay.writer import DEFAULT_MAX_IN_FLIGHT_ITEMS, BatchWriter
+from framework.replay.writers import hurry
 from framework.types import FIRST, LAST, MID, Nest
 
 NO_ROW = -1
@@ -211,10 +212,6 @@ class BlockAdder(Adder):
             finally:
                 self._lock.release()
 
-    def _flush_late(self) -> None:
-        """`flush_pending` for the writer's late thread."""
-        self.flush_pending(wait=True)
-
     def ready(self) -> bool:
         with self._lock:
             if self._closed:
@@ -368,7 +365,7 @@ class BlockAdder(Adder):
             self._write_block()
         elif t == history + 1 and self._concurrent and self._writes_early:
             # The delay starts with the first staged step.
-            self._writer.call_later(self._flush_late, self._max_delay)
+            self._writer.late.call_later(self.flush_pending, self._max_delay, True)
 
     def _write_block(self, timeout: float | None = None) -> None:
         """Writes the items of all complete rows.

@@ -32,12 +32,13 @@ from framework.replay.errors import (
     UnknownTableError,
 )
 from framework.replay.remote.connection import LAST_WORDS_S, Interrupted, ReplayConnection, SessionLost
+from framework.replay.rows.held import HeldRows
 from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import ColumnSpec, bytes_of
-from framework.replay.tables.items import NewItems
+from framework.replay.tables.new_items import NewItems, joined
 from framework.replay.types import check_priorities
 from framework.replay.wire import MAX_LAYOUTS, unpack_error
-from framework.replay.writer import BatchWriter, HeldRows, joined
+from framework.replay.writer import BatchWriter
 from framework.replay.writers import Writers
 
 # While this many messages wait at the server, single items wait for others longer.
@@ -52,7 +53,7 @@ _Answer = TypeVar("_Answer")
 
 
 class ServedWriter(BatchWriter):
-    """See the module, and `framework.replay.contracts.Writer` for the methods.
+    """See the module, and `BatchWriter` for the methods.
 
     Args:
       connection: the writer's own.
@@ -161,7 +162,7 @@ class ServedWriter(BatchWriter):
         if table not in tables:
             raise UnknownTableError(f"table {table!r} was not found; the server has {tables}")
         if items.priorities is not None:
-            check_priorities(table, items.priorities, len(items.keys))
+            items.priorities = check_priorities(table, items.priorities, len(items.keys))
         if layout not in self._layouts:
             if len(self._layouts) == MAX_LAYOUTS:
                 raise ValueError(
@@ -204,7 +205,7 @@ class ServedWriter(BatchWriter):
                 if len(self._in_flight) < _MAX_MESSAGES:
                     self._push()
                 elif self._items:
-                    self._late.call_later(self._push_late, self.look_s)
+                    self.late.call_later(self._push_late, self.look_s)
 
     def _settle(self) -> None:
         """Asks the server which of the items created so far it could insert."""

@@ -14,9 +14,9 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from framework.replay.errors import StoreFullError
-from framework.replay.rows.store import ColumnSpec, RowStore, bytes_of, grown
+from framework.replay.rows.held import HeldRows, check_held
+from framework.replay.rows.store import ColumnSpec, RowStore, bytes_of
 from framework.replay.tables.table import Table
-from framework.replay.writer import HeldRows, check_held
 
 MAX_COLUMNS, MAX_ALL_COLUMNS = 1 << 12, 1 << 13  # declared by one client, and by all
 MAX_NAME = 1 << 10  # characters in the name of a stream or a column
@@ -100,9 +100,7 @@ class Holdings:
         """
         self._check_bytes(held, n * self._store.streams[stream].row_bytes)
         rows = self._store.streams[stream].lease(n)
-        mine = held.rows.setdefault(stream, HeldRows(stream))
-        mine.held = grown(mine.held, int(rows.max(initial=-1)) + 1)
-        mine.held[rows] = True
+        held.rows.setdefault(stream, HeldRows(stream)).hold(rows)
         held.leased[stream] += n
         self._leased[stream] += n
         return rows

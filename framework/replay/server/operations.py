@@ -43,7 +43,8 @@ from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import RowStore
 from framework.replay.server.holdings import Held, Holdings
 from framework.replay.shm import Proof, SharedMemory
-from framework.replay.tables.items import MAX_EPISODES, Delivery, NewItems
+from framework.replay.tables.items import Delivery
+from framework.replay.tables.new_items import MAX_EPISODES, NewItems
 from framework.replay.tables.rate_limiters import INSERTERS, SAMPLERS
 from framework.replay.tables.table import Table
 from framework.replay.types import ByName, PaddedSample
