@@ -16,7 +16,7 @@ import numpy as np
 from framework.replay.errors import ReverbError, ServerClosed
 from framework.replay.rows.held import HeldRows, check_held
 from framework.replay.rows.layout import Layout, LayoutBuilder, Slice
-from framework.replay.rows.store import ColumnSpec, RowStore, span
+from framework.replay.rows.store import ColumnSpec, RowStore
 from framework.replay.tables.new_items import NewItems
 from framework.replay.writers import LateFlush, Writers, hurry
 from framework.types import Nest
@@ -146,8 +146,9 @@ class BatchWriter:
                         f"stream {stream!r}, column {name!r}: got {array.dtype}{list(array.shape[1:])}, "
                         f"expected {spec[1]}{list(spec[0])} in each row as in the first append."
                     )
+            at: slice | np.ndarray
             if rows is not None:
-                check_held("append", held, rows)
+                at = check_held("append", held, rows)
             if held is None or new:
                 held = self._declare(stream, held, new)
                 held.specs.update(new)
@@ -155,7 +156,7 @@ class BatchWriter:
             fresh = rows is None
             if rows is None:
                 rows = self._lease(held, len(array))
-            at = held.hold(rows) if fresh else span(rows)
+                at = held.hold(rows)
             if not held.columns:
                 self._send_rows(held, rows, arrays)
                 return rows
@@ -217,7 +218,7 @@ class BatchWriter:
                 self._raise()
             layout, index, lengths = self._builder.build(trajectory)
             for stream, begin, end in layout.parts:
-                check_held("create_items", self._owned.get(stream), index[:, begin:end])
+                check_held("create_items", self._owned.get(stream), index[:, begin:end].ravel())
             # Copies, because the items may wait.
             priorities = None if priorities is None else np.array(priorities)
             if episodes is not None:
@@ -256,11 +257,12 @@ class BatchWriter:
             if self._ended:  # late errors are left to the next call that writes, which has no effect then
                 self._raise()
             rows = np.asarray(rows, np.int64).ravel()
-            held = check_held("release", self._streams.get(stream), rows)
-            ascending = np.count_nonzero(rows[1:] > rows[:-1]) >= len(rows) - 1  # usual, and needs no sort
-            if not ascending and not np.diff(np.sort(rows)).all():
+            held = self._streams.get(stream)
+            at = check_held("release", held, rows)
+            if type(at) is not slice and not np.diff(np.sort(rows)).all():
                 raise ValueError("release: got one row twice. Release each row once.")
-            held.held[rows] = False
+            assert held is not None
+            held.held[at] = False
             self._free(held.stream, rows)
 
     def flush(self, timeout: float | None = None, keep: int = 0) -> None:

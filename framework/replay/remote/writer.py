@@ -152,7 +152,7 @@ class ServedWriter(BatchWriter):
             self._push()
 
     def _free(self, stream: str, rows: np.ndarray) -> None:
-        self._message["release"].append((stream, rows.copy()))
+        self._released.setdefault(stream, []).append(rows.copy())
         self._fill(len(rows) / _SEND_ROWS)
 
     # --- items ---
@@ -175,15 +175,17 @@ class ServedWriter(BatchWriter):
         return table
 
     def _begin_message(self) -> None:
-        self._message = {"op": "insert", "layouts": [], "write": [], "release": [], "lease": {}}
+        self._message = {"op": "insert", "layouts": [], "write": [], "lease": {}}
+        self._released: dict[str, list[np.ndarray]] = {}  # rows, by stream
         self._items.clear()
         self._filled = 0.0
 
     def _push(self) -> None:
         """Sends the message, if it holds anything other than a request for rows."""
         message = self._message
-        if not (self._items or message["write"] or message["release"]):
+        if not (self._items or message["write"] or self._released):
             return
+        message["release"] = [[stream, np.concatenate(rows)] for stream, rows in self._released.items()]
         message["items"] = [
             [table, new.layout, new.index, new.lengths, new.keys, new.priorities, new.episodes]
             for table, new in joined(self._items)

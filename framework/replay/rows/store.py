@@ -63,7 +63,7 @@ def span(numbers: np.ndarray) -> slice | np.ndarray:
     if not n:
         return numbers
     begin = int(numbers[0])
-    if int(numbers[-1]) - begin != n - 1 or np.count_nonzero(numbers[1:] > numbers[:-1]) != n - 1:
+    if n > 1 and (int(numbers[-1]) - begin != n - 1 or np.count_nonzero(numbers[1:] > numbers[:-1]) != n - 1):
         return numbers
     return slice(begin, begin + n)
 
@@ -240,22 +240,31 @@ class Stream:
 
     def acquire(self, rows: np.ndarray) -> None:
         """Counts one more reference to each of `rows`, which may repeat and which the caller holds."""
+        at = span(rows)
         with self._lock:
-            np.add.at(self._counts, rows, _ONE)
+            if type(at) is slice:
+                self._counts[at] += _ONE
+            else:
+                np.add.at(self._counts, rows, _ONE)
 
     def release(self, rows: np.ndarray) -> None:
         """Removes one reference to each of `rows`, which may repeat; rows without references are free."""
+        at = span(rows)
         with self._lock:
-            np.subtract.at(self._counts, rows, _ONE)
-            left = self._counts.take(rows)
+            if type(at) is slice:
+                self._counts[at] -= _ONE
+            else:
+                np.subtract.at(self._counts, rows, _ONE)
+            left = self._counts[at]
             count = len(rows) - np.count_nonzero(left)
             if not count:
                 return
             free = rows.copy() if count == len(rows) else rows[left == 0]
-            free.sort()  # so that the next lease gets consecutive rows
-            new = free[1:] != free[:-1]
-            if np.count_nonzero(new) < count - 1:
-                free = np.concatenate([free[:1], free[1:][new]])  # several times faster than numpy.unique
+            if type(at) is not slice:
+                free.sort()  # so that the next lease gets consecutive rows
+                new = free[1:] != free[:-1]
+                if np.count_nonzero(new) < count - 1:
+                    free = np.concatenate([free[:1], free[1:][new]])  # several times faster than numpy.unique
             end = self._num_free + len(free)
             if end > len(self._free):
                 self._free = grown(self._free, end)

@@ -38,10 +38,11 @@ class Held:
     columns: set[tuple[str, str]] = dataclasses.field(default_factory=set)
     added: int = 0
 
-    def check(self, stream: str, rows: np.ndarray) -> None:
-        """Raises ValueError unless the client holds all of `rows`."""
-        if len(rows) or rows.ndim != 1:
-            check_held(f"stream {stream!r}", self.rows.get(stream) if rows.ndim == 1 else None, rows)
+    def check(self, stream: str, rows: np.ndarray) -> slice | np.ndarray:
+        """Returns the fastest index of `rows`; raises ValueError unless the client holds all of them."""
+        if rows.shape == (0,):
+            return rows
+        return check_held(f"stream {stream!r}", self.rows.get(stream), rows)
 
 
 class Holdings:

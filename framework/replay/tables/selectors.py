@@ -254,8 +254,9 @@ class _ByAge(Selector):
     def __init__(self) -> None:
         super().__init__()
         self._order = np.zeros(0, np.int32)
-        self._where = np.zeros(0, np.int32)  # slot -> place in _order
-        self._head = self._tail = self._size = 0
+        # The place of each slot in the order, before `_num_placed`: only deletions out of order need it.
+        self._where = np.zeros(0, np.int32)
+        self._head = self._tail = self._size = self._num_placed = 0
 
     def reserve(self, num_slots: int) -> None:
         # At least a fifth of the order is free after `_compact`, which makes it O(1), amortized.
@@ -270,10 +271,8 @@ class _ByAge(Selector):
         n = len(slots)
         if self._tail + n > len(self._order):
             self._compact(stamps)
-        begin, end = self._tail, self._tail + n
-        self._order[begin:end] = slots
-        self._where[slots] = np.arange(begin, end)
-        self._tail = end
+        begin, self._tail = self._tail, self._tail + n
+        self._order[begin : self._tail] = slots
         self._size += n
         if begin > self._head and stamps[slots[0]] < stamps[self._order[begin - 1]]:
             self._compact(stamps)  # an item that was given back takes its old place again
@@ -285,20 +284,23 @@ class _ByAge(Selector):
         ages = stamps.take(slots)
         if np.count_nonzero(ages[1:] < ages[:-1]):
             slots = slots[np.argsort(ages, kind="stable")]
-        self._head, self._tail = 0, len(slots)
+        self._head, self._tail, self._num_placed = 0, len(slots), 0
         self._order[: self._tail] = slots
-        self._where[slots] = np.arange(self._tail)
 
     def delete(self, slots: np.ndarray) -> None:
-        self._order[self._where[slots]] = -1
-        self._size -= len(slots)
-        self._trim()
-
-    def _trim(self) -> None:
-        """Moves head and tail past deleted places."""
-        if not self._size:
-            self._head = self._tail = 0
+        n, head, tail = len(slots), self._head, self._tail
+        self._size -= n
+        if self._size and np.count_nonzero(self._order[head : head + n] == slots) == n:
+            self._head += n
+        elif self._size:
+            begin = max(head, self._num_placed)
+            self._where[self._order[begin:tail]] = np.arange(begin, tail)
+            self._order[self._where[slots]] = -1
+            self._num_placed = tail
+        else:
+            self._head = self._tail = self._num_placed = 0
             return
+        # Moves head and tail past deleted places.
         while self._order[self._head] < 0:
             live = self._order[self._head : self._head + 1024] >= 0
             step = int(live.argmax())
@@ -307,18 +309,7 @@ class _ByAge(Selector):
             live = self._order[max(self._head, self._tail - 1024) : self._tail][::-1] >= 0
             step = int(live.argmax())
             self._tail -= step if live[step] else len(live)
-
-    def replace(self, slots: np.ndarray, priorities: np.ndarray, stamps: np.ndarray) -> None:
-        n = len(slots)
-        oldest = self._order[self._head : self._head + n]
-        if n < self._size and np.count_nonzero(oldest == slots) == n:  # each insert into a full table
-            self._head += n
-            self._size -= n
-            if self._order[self._head] < 0:
-                self._trim()
-        else:
-            self.delete(slots)
-        self.insert(slots, priorities, stamps)
+        self._num_placed = min(self._num_placed, self._tail)
 
     def sample(self, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         at = self._tail - 1 if self._newest_first else self._head
