@@ -45,7 +45,7 @@ class NewItems:
     def part(self, begin: int, end: int) -> NewItems:
         """Returns items `begin` to `end`."""
         cut: Any = [array if array is None else array[begin:end] for array in _arrays(self)]
-        return NewItems(*cut, layout=self.layout)
+        return NewItems(*[*cut, self.layout])
 
 
 # The fields that are arrays or None, in the order of the constructor.
@@ -62,7 +62,7 @@ def joined(items: Iterable[tuple[_Table, NewItems]]) -> Iterator[tuple[_Table, N
         if len(parts) > 1:
             columns = zip(*map(_arrays, parts), strict=True)
             arrays: Any = [each[0] if each[0] is None else np.concatenate(each) for each in columns]
-            parts = [NewItems(*arrays, layout=layout)]
+            parts = [NewItems(*[*arrays, layout])]
         yield table, parts[0]
 
 
