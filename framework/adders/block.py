@@ -134,7 +134,9 @@ class BlockAdder(Adder):
     def add_first(self, timestep: Any) -> None:
         with self._lock:
             self._check_usable()
-            kinds = self._read_kinds(timestep)
+            kinds = np.asarray(timestep.step_type)
+            if kinds.shape != self._batch:
+                self._set_batch(kinds)
             if np.any(kinds != FIRST):
                 raise ValueError(
                     f"add_first: got step types {kinds.tolist()}, expected FIRST in every env. Pass what "
@@ -147,7 +149,9 @@ class BlockAdder(Adder):
             if not self._open or self._closed or self._error is not None:
                 self._check_usable()
                 raise ValueError("add: there is no open episode. Call add_first(timestep) after a reset.")
-            kinds = self._read_kinds(next_timestep)
+            kinds = np.asarray(next_timestep.step_type)
+            if kinds.shape != self._batch:
+                self._set_batch(kinds)
             t = self._t
             # count_nonzero() is many times faster than any() and all(), and FIRST is 0.
             ended = self._kinds[t] == LAST
@@ -323,19 +327,16 @@ class BlockAdder(Adder):
             error, self._error = self._error, None
             raise error
 
-    def _read_kinds(self, timestep: Any) -> np.ndarray:
-        """Returns the step types of all envs, `[B]`, or `[]` of a single time step."""
-        kinds = np.asarray(timestep.step_type)
-        if kinds.shape != self._batch:
-            if self._fields:
-                raise ValueError(
-                    f"step_type: got shape {kinds.shape}, expected {self._batch} as in the first time step. "
-                    "Use one adder for each batch of environments."
-                )
-            if kinds.ndim > 1 or kinds.size == 0:
-                raise ValueError(f"step_type: got shape {kinds.shape}, expected [envs] or a single one.")
-            self._batch, self._width = kinds.shape, kinds.size
-        return kinds
+    def _set_batch(self, kinds: np.ndarray) -> None:
+        """Takes the number of envs from the first step types, `[B]`, or `[]` of a single time step."""
+        if self._fields:
+            raise ValueError(
+                f"step_type: got shape {kinds.shape}, expected {self._batch} as in the first time step. "
+                "Use one adder for each batch of environments."
+            )
+        if kinds.ndim > 1 or kinds.size == 0:
+            raise ValueError(f"step_type: got shape {kinds.shape}, expected [envs] or a single one.")
+        self._batch, self._width = kinds.shape, kinds.size
 
     def _start(self, observation: Nest) -> None:
         """Opens an episode in every env with rows of kind FIRST. Open episodes end there."""

@@ -185,17 +185,16 @@ class NStepTransitionAdder(BlockAdder):
             parts = (before, stored[:num_before_next], after, one_step, *first, stored[num_before_extras:])
             return self._pack([leaf for part in parts for leaf in part])
 
-        def slices(rows: np.ndarray) -> list[Any]:
-            return [self._writer.slice(stream, name, rows) for name in self._observation.names]
-
         def data() -> Nest:
             taken = [self._observation.take(index).values() for index in observations]
             return pack(taken, [value.copy() for value in columns.values()])
 
         stored = [self._writer.slice(_TRANSITIONS, name, own) for name in columns]
-        trajectory = pack([slices(flat[index]) for index in observations], stored)
+        seen = []
+        for rows in [flat[index] for index in observations]:  # Leaves with the same rows share the array.
+            seen.append([self._writer.slice(stream, name, rows) for name in self._observation.names])
         try:
-            self._write_items(trajectory, len(own), data)
+            self._write_items(pack(seen, stored), len(own), data)
         finally:  # A priority function may fail.
             self._release(_TRANSITIONS, own)
 

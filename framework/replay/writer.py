@@ -261,9 +261,9 @@ class BatchWriter:
             at = check_held("release", held, rows)
             if type(at) is not slice and not np.diff(np.sort(rows)).all():
                 raise ValueError("release: got one row twice. Release each row once.")
-            assert held is not None
-            held.held[at] = False
-            self._free(held.stream, rows)
+            if held is not None:
+                held.held[at] = False
+                self._free(held.stream, rows)
 
     def flush(self, timeout: float | None = None, keep: int = 0) -> None:
         """Waits until at most `keep` items are pending.

@@ -261,7 +261,7 @@ class LocalWriter(BatchWriter):
                     break
                 self._items.popleft()
             # Counted anew, because an interrupt may have come before the last count.
-            self.num_pending = sum([items.left for _, items in self._items]) if self._items else 0
+            self.num_pending = sum(len(items.keys) - items.done for _, items in self._items)
             if self._releases:
                 self._release_rows(self._created - self.num_pending)
 

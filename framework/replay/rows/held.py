@@ -36,13 +36,16 @@ class HeldRows:
         """Notes that the writer holds `rows`, int64 `[n]`; returns the fastest index of them."""
         at = span(rows)
         end = at.stop if isinstance(at, slice) else int(at.max(initial=-1)) + 1
-        self.held = grown(self.held, end)
+        if end > len(self.held):
+            self.held = grown(self.held, end)
         self.held[at] = True
         return at
 
 
 def check_held(what: str, held: HeldRows | None, rows: np.ndarray) -> slice | np.ndarray:
     """Returns the fastest index of `rows`; raises `ValueError` unless they are int64 `[n]` and all held."""
+    if rows.shape == (0,):
+        return rows
     if held is not None and rows.dtype == np.int64 and rows.ndim == 1:
         at = span(rows)
         if type(at) is slice:

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from framework.replay.errors import StoreFullError
-from framework.replay.rows.held import HeldRows, check_held
+from framework.replay.rows.held import HeldRows
 from framework.replay.rows.store import ColumnSpec, RowStore, bytes_of
 from framework.replay.tables.table import Table
 
@@ -37,12 +37,6 @@ class Held:
     leased: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     columns: set[tuple[str, str]] = dataclasses.field(default_factory=set)
     added: int = 0
-
-    def check(self, stream: str, rows: np.ndarray) -> slice | np.ndarray:
-        """Returns the fastest index of `rows`; raises ValueError unless the client holds all of them."""
-        if rows.shape == (0,):
-            return rows
-        return check_held(f"stream {stream!r}", self.rows.get(stream), rows)
 
 
 class Holdings:

@@ -86,15 +86,14 @@ class Items:
         self.sampler.reserve(size)
         self.remover.reserve(size)
 
-    def put(self, name: str, at: slice | np.ndarray, values: np.ndarray | int, columns: int) -> None:
-        """Writes `values` into the first `columns` of the array `name`, which gets more if it has less."""
-        array = getattr(self, name)
-        if columns > array.shape[1]:
-            wider = zeros((len(array), columns), array.dtype, huge=True)
-            wider[: self.num_used, : array.shape[1]] = array[: self.num_used]
-            setattr(self, name, wider)
-            array = wider
-        array[at, :columns] = values
+    def widen(self, **columns: int) -> None:
+        """Gives arrays so many columns, unless they have them."""
+        for name, number in columns.items():
+            array = getattr(self, name)
+            if number > array.shape[1]:
+                wider = zeros((len(array), number), array.dtype, huge=True)
+                wider[: self.num_used, : array.shape[1]] = array[: self.num_used]
+                setattr(self, name, wider)
 
     # Insertion and removal.
 
@@ -146,15 +145,19 @@ class Items:
         self.times[at] = 0
         self.done[at] = 0
         self.stamps[at] = stamps
-        self.put("index", at, new.index, new.index.shape[1])
-        if new.layout or self.layouts.shape[1]:
-            self.put("layouts", at, new.layout, 1)
-        if new.lengths is not None:
-            self.put("lengths", at, new.lengths, new.lengths.shape[1])
+        width = new.index.shape[1]
+        if width > self.index.shape[1] or new.layout or new.lengths is not None or new.episodes is not None:
+            groups, episodes = (0 if each is None else each.shape[1] for each in (new.lengths, new.episodes))
+            self.widen(index=width, layouts=int(new.layout > 0), lengths=groups, episodes=episodes)
+            if new.lengths is not None:
+                self.lengths[at, :groups] = new.lengths
+        self.index[at, :width] = new.index
+        if self.layouts.shape[1]:
+            self.layouts[at] = new.layout
         if self.episodes.shape[1]:
             self.episodes[at] = 0
-        if new.episodes is not None:
-            self.put("episodes", at, new.episodes, new.episodes.shape[1])
+            if new.episodes is not None:
+                self.episodes[at, : new.episodes.shape[1]] = new.episodes
         self.keys[at] = new.keys
         if self._key_map is not None:
             self._key_map.add(slots, new.keys)

@@ -37,11 +37,6 @@ class NewItems:
     layout: int = 0
     done: int = 0
 
-    @property
-    def left(self) -> int:
-        """Number of items that are not in the table."""
-        return len(self.keys) - self.done
-
     def part(self, begin: int, end: int) -> NewItems:
         """Returns items `begin` to `end`."""
         cut: Any = [array if array is None else array[begin:end] for array in _arrays(self)]

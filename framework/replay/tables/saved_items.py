@@ -68,10 +68,9 @@ def restore_items(
     if arrays["episodes"].ndim == 1:  # in earlier versions
         arrays["episodes"] = arrays["episodes"][:, None]
     items.grow(max(1, used))
+    items.widen(**{name: arrays[name].shape[1] for name in ("index", "lengths", "episodes")})
     for name in _SAVED:
-        if arrays[name].ndim > 1:
-            items.put(name, slice(used), arrays[name], arrays[name].shape[1])
-        elif name != "layouts":
+        if name != "layouts":
             getattr(items, name)[:used] = arrays[name]
     items.done[:] = items.times
     items.num_used, items.free, items.num_free = used, arrays["free"], len(arrays["free"])
@@ -81,8 +80,9 @@ def restore_items(
         own = items.bindings[Layout.from_wire(numbers["layouts"][number])]
         binding = items.bindings.known[own]
         slots = np.flatnonzero(live & (arrays["layouts"] == number))
+        items.widen(layouts=int(own > 0))
         if own:
-            items.put("layouts", slots, own, 1)
+            items.layouts[slots] = own
         for stream, begin, end in binding.parts:
             items.index[slots, begin:end] = rows[stream.name][arrays["index"][slots, begin:end]]
         binding.acquire(items.index[slots, : binding.width])
