@@ -43,6 +43,8 @@ class Module(nn.Module):
         super().__setattr__(name, value)
         if isinstance(value, nn.Module):
             self.__dict__[name] = value
+        elif value is None and name in self.__dict__.get("_modules", ()):
+            self.__dict__.pop(name, None)
 
     def __delattr__(self, name: str) -> None:
         if name in self._modules:

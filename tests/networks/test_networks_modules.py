@@ -58,6 +58,12 @@ def test_a_child_that_is_replaced_is_not_called_any_more(way):
     assert copy.deepcopy(mlp).layers is not mlp.layers
 
 
+def test_a_child_that_is_set_to_none_is_gone():
+    mlp = MLP(3, (), 2)
+    mlp.layers = None
+    assert mlp.layers is None and not list(mlp.parameters())
+
+
 def test_other_parameters_for_one_call():
     mlp = MLP(3, (), 2)
     zeros = {name: torch.zeros_like(value) for name, value in mlp.named_parameters()}
