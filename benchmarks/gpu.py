@@ -12,6 +12,7 @@ its rows only. `gpu.json` and `gpu.md` in `--output` are written after each part
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
@@ -32,7 +33,8 @@ ROOT = HERE.parent
 ALSO = ("pytest>=8", "pytest-timeout", "hypothesis", "tensordict")
 AGENTS = ("dqn", "impala", "impala_deep", "ppo", "sac", "td3")
 Row = dict[str, Any]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+PATHS = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+ENVIRONMENT = {**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 MODULES = ("ale_py", "pytest", "tensordict")
 FACTS = f"""
 import importlib.util, json, sys, torch
@@ -65,7 +67,7 @@ class Part:
 def parts(device: str, tiny: bool, facts: dict[str, Any]) -> list[Part]:
     """The parts in their order. What compiles comes last, since it may take long."""
     needs = {name: "" if name in facts["modules"] else f"{name} is not installed" for name in MODULES}
-    agents = AGENTS[-1:] if tiny else AGENTS
+    agents, some = (["td3"], ["td3"]) if tiny else (AGENTS, ["dqn", "ppo", "sac"])
     one_gpu = "" if device == "cpu" or len(facts["gpus"]) > 1 else "there is one GPU"
 
     def learners(names: Sequence[str], ways: Sequence[str], processes: int = 1) -> Any:
@@ -97,26 +99,19 @@ def parts(device: str, tiny: bool, facts: dict[str, Any]) -> list[Part]:
 
     def tests(seconds: float, path: pathlib.Path) -> list[Any]:
         files = [file for file in (ROOT / "tests").rglob("test_*.py") if "cuda.is_av" in file.read_text()]
-        flags = ["-q", "-p", "no:cacheprovider", "--tb=line", "-k", "cuda or gpu", "--rootdir", ROOT]
+        flags = ["-q", "-p", "no:cacheprovider", "--tb=line", "-k", "cuda or gpu"]
         return ["-m", "pytest", *flags, *sorted(files)]
 
     return [
         Part("tests that need a GPU", 100, tests, read_tests, needs["pytest"]),
-        *each_learner("learner", "cuda_graph"),
-        Part("learners, NCCL", 25, learners(["td3"] if tiny else ["dqn", "ppo", "sac"], ["group"])),
-        Part(
-            "learners, NCCL",
-            25,
-            learners(["td3"] if tiny else ["dqn", "sac"], ["group"], 2),
-            left_out=one_gpu,
-        ),
+        *each_learner("eager", "cuda_graph"),
+        Part("learners, NCCL", 25, learners(some, ["group"])),
+        Part("learners, NCCL", 25, learners(some, ["group"], 2), left_out=one_gpu),
         Part("prefetch", 25, prefetch),
         Part("inference", 45, inference, read_inference),
         Part("IMPALA in Pong", 30 if tiny else 160, pong, read_pong, needs["ale_py"]),
         *each_learner("compile"),
-        *each_learner(
-            "leanrl", left_out=needs["tensordict"] or ("it needs a GPU" if device == "cpu" else "")
-        ),
+        *each_learner("leanrl", left_out="it needs a GPU" if device == "cpu" else needs["tensordict"]),
     ]
 
 
@@ -124,7 +119,8 @@ def read_tests(path: pathlib.Path, output: str) -> list[Row]:
     counts = {what: int(count) for count, what in re.findall(r"(\d+) (passed|failed|skipped|error)", output)}
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
     note = ", ".join([f"{count} {what}" for what, count in counts.items() if what != "passed"] + failed)
-    return [{"row": "pytest", "value": counts.get("passed", 0), "unit": "passed", "note": note}]
+    row = {"row": "pytest", "value": counts.get("passed", 0), "unit": "passed", "note": note}
+    return [row] if counts else []
 
 
 def read_inference(path: pathlib.Path, output: str) -> list[Row]:
@@ -135,29 +131,33 @@ def read_inference(path: pathlib.Path, output: str) -> list[Row]:
 
 def read_pong(path: pathlib.Path, output: str) -> list[Row]:
     found = json.loads(output.strip().splitlines()[-1])
-    rate = {"row": "steps per second", "value": found["steps"] / found["seconds"], "unit": "env steps/s"}
-    return [
-        rate,
-        {"row": "steps per CPU-second", "value": found["steps"] / found["cpu"], "unit": "env steps/CPU-s"},
-    ]
+    units = {"env steps/s": found["seconds"], "env steps/CPU-s": found["cpu"]}
+    return [{"row": "IMPALA", "value": found["steps"] / each, "unit": unit} for unit, each in units.items()]
+
+
+def start(command: Sequence[Any], log: pathlib.Path) -> subprocess.Popen[bytes]:
+    with log.open("w") as file:
+        words = [str(each) for each in command]
+        # A session of its own, so that its processes end with it.
+        options: Any = {"stdout": file, "stderr": subprocess.STDOUT, "start_new_session": True}
+        return subprocess.Popen(words, cwd=ROOT, env=ENVIRONMENT, **options)
+
+
+def end(process: subprocess.Popen[bytes], seconds: float) -> int | None:
+    """The code with which it ends within the seconds; None if it is cut off."""
+    try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(max(0.0, seconds))
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(10)
+    return None
 
 
 def run(command: Sequence[Any], seconds: float, log: pathlib.Path) -> tuple[str, str]:
-    """The output of a command, and what was wrong with it, or nothing. It ends within the seconds."""
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            [str(each) for each in command],
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env=ENVIRONMENT,
-            start_new_session=True,
-        )
-        try:
-            code = process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            code = None
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait(10)
+    """The output of a command, and what was wrong with it; empty if nothing was."""
+    code = end(start(command, log), seconds)
     output = log.read_text(errors="replace")
     last = (output.strip().splitlines() or ["no output"])[-1]
     trouble = "" if code == 0 else f"ended with {code}: {last[:200]}"
@@ -229,8 +229,9 @@ def install(seconds: float, folder: pathlib.Path) -> tuple[str, str]:
         troubles.append(run([sys.executable, "-m", "venv", *flags], 60, folder / "venv.log")[1])
     for number, missing in enumerate(wanted):
         if missing:
-            pip = [sys.executable, "-m", "pip", "--python", python, "install", *missing]
-            limit = max(1.0, ends - time.monotonic())
+            pip = [sys.executable, "-m", "pip", "--python", python, "--retries", 1, "--timeout", 15]
+            pip += ["install", *missing]
+            limit = ends - time.monotonic()
             troubles.append(run(pip, limit, folder / f"pip{number}.log")[1])
     return python, "; ".join(filter(None, troubles))
 
@@ -254,12 +255,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(f"There is no GPU for {facts['versions']}; --device cpu --tiny shows whether this runs.")
     rows: list[Row] = [{"part": "installing", "row": "trouble", "note": trouble}] if trouble else []
     todo = parts(options.device, options.tiny, facts)
+    # While nothing is timed, the other cores fill the compiler's cache.
+    ahead, compiled_at = [], time.monotonic() + 0.2 * options.budget
+    if options.device == "cuda" and (os.cpu_count() or 1) > len(AGENTS):
+        for name in AGENTS:
+            flags = ["--device", "cuda", "--ways", "leanrl", "compile", "--seconds", 0, "--turns", 1]
+            command = [python, HERE / "learner_step.py", *flags, "--agents", name]
+            ahead.append(start(command, folder / f"ahead-{name}.log"))
     for number, part in enumerate(todo):
         # What a part leaves over is for the parts after it.
         asked = sum(each.seconds for each in todo[number:] if not each.left_out) or 1.0
         seconds = part.seconds * min(1.0, (ends - time.monotonic()) / asked)
         print(f"{part.name}: {part.left_out or f'{seconds:.0f} s at most'}", flush=True)
         rows += [{"part": part.name, **row} for row in rows_of(part, python, seconds, folder, number)]
+        while ahead:
+            end(ahead.pop(), compiled_at - time.monotonic())
         (folder / "gpu.json").write_text(json.dumps({**facts, "rows": rows}, indent=1))
         (folder / "gpu.md").write_text(table(facts, rows))
     print(table(facts, rows))
