@@ -45,6 +45,7 @@ from framework.networks import (
     as_numpy,
     as_tensors,
     check_action_mask,
+    holds_tensors,
     inputs,
 )
 from framework.replay.contracts import ReplayClient
@@ -167,6 +168,8 @@ class TorchPolicy(core.Policy):
       random: the generator of all random numbers in `act`; seeded, saved and restored with the policy.
     """
 
+    takes_tensors = True
+
     def __init__(self, networks: nn.Module, actions: Actions | JointActions, variables: tuple[str, ...] = ()):
         self.networks = networks.eval()
         self.actions = actions
@@ -187,6 +190,8 @@ class TorchPolicy(core.Policy):
     @torch.inference_mode()
     def step(self, observation: Nest, state: Nest) -> tuple[Nest, Nest, Nest]:
         drawn, extras, state = self.act(as_tensors(observation, self.device), state)
+        if holds_tensors(observation):
+            return self.actions.to_tensors(drawn), extras, state
         has_extras = isinstance(extras, torch.Tensor) or bool(extras)
         return self.actions.to_environment(drawn.cpu().numpy()), as_numpy(extras) if has_extras else (), state
 
