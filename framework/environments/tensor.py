@@ -121,9 +121,10 @@ def _is_like(leaf: Any, like: torch.Tensor) -> bool:
 
 def _is_good(leaf: torch.Tensor, limits: tuple[torch.Tensor, ...] | None) -> torch.Tensor:
     """Whether all numbers are finite, and within the limits: bool, on the device."""
-    if limits is not None:
+    if limits is not None and limits[0].dim():
         return ((leaf >= limits[0]) & (leaf <= limits[1])).all()
-    return leaf.isfinite().all()
+    least, most = leaf.aminmax()  # NaN if there is any.
+    return least.isfinite() & most.isfinite() if limits is None else (least >= limits[0]) & (most <= limits[1])
 
 
 def checker(environment: BatchedEnvironment) -> Any:
