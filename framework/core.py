@@ -79,7 +79,7 @@ class Policy(abc.ABC):
     Attributes:
       variables: names of the children of the networks that acting needs. Empty means all.
       progress: set by `VariableClient` whenever it has refreshed the parameters.
-      takes_tensors: whether `step` also takes tensors, and then returns tensors on the same device.
+      takes_tensors: whether `step` also takes tensors, and then returns the action on the same device.
     """
 
     variables: tuple[str, ...] = ()

@@ -190,10 +190,12 @@ class TorchPolicy(core.Policy):
     @torch.inference_mode()
     def step(self, observation: Nest, state: Nest) -> tuple[Nest, Nest, Nest]:
         drawn, extras, state = self.act(as_tensors(observation, self.device), state)
-        if holds_tensors(observation):
-            return self.actions.to_tensors(drawn), extras, state
         has_extras = isinstance(extras, torch.Tensor) or bool(extras)
-        return self.actions.to_environment(drawn.cpu().numpy()), as_numpy(extras) if has_extras else (), state
+        if holds_tensors(observation):
+            action = self.actions.to_tensors(drawn)
+        else:
+            action = self.actions.to_environment(drawn.cpu().numpy())
+        return action, as_numpy(extras) if has_extras else (), state
 
     def seed(self, seed: int) -> None:
         self.random.manual_seed(seed)

@@ -10,22 +10,17 @@ import tree
 
 from framework import core
 from framework.config_checks import whole_number
-from framework.environments.tensor import arrays
 from framework.foreign import copies, is_foreign
 from framework.types import Nest
 
 
 def add_first(adder: Any, timestep: Any) -> None:
-    """`adder.add_first`, with arrays in place of tensors; an adder of another package gets copies."""
-    if not isinstance(timestep.step_type, np.ndarray):
-        timestep = arrays(timestep)
+    """`adder.add_first`; an adder of another package gets copies."""
     adder.add_first(copies(timestep) if is_foreign(adder) else timestep)
 
 
 def add(adder: Any, action: Nest, timestep: Any, extras: Nest) -> None:
-    """`adder.add`, with arrays in place of tensors; an adder of another package gets copies."""
-    if not isinstance(timestep.step_type, np.ndarray):
-        action, timestep, extras = arrays((action, timestep, extras))
+    """`adder.add`; an adder of another package gets copies."""
     adder.add(*(copies((action, timestep, extras)) if is_foreign(adder) else (action, timestep, extras)))
 
 
@@ -98,7 +93,7 @@ class PolicyActor(core.Actor):
         if self.adder is not None:
             add(self.adder, action, next_timestep, self._extras)
         if self._has_memory:
-            begins = arrays(self.policy.begins(next_timestep))
+            begins = self.policy.begins(next_timestep)
             if any(np.count_nonzero(mask) for mask in tree.flatten(begins)):
                 self._state = restarted(self._state, self._initial_state(), begins)
 

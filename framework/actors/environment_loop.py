@@ -12,7 +12,6 @@ import numpy as np
 import tree
 
 from framework import core
-from framework.actors.acting import copied
 from framework.actors.observers import EnvironmentLoopObserver
 from framework.environments.base import BatchedEnvironment, unrounded
 from framework.environments.tensor import arrays
@@ -133,20 +132,20 @@ class EnvironmentLoop:
         chosen = clock()
         timestep = self.environment.step(copies(action))  # Environments and wrappers may change theirs.
         stepped = clock()
-        counted = self._counted(timestep)
-        moved = counted.step_type != FIRST
+        seen = timestep
+        if self.environment.device is not None:  # Only the policy sees tensors.
+            action, seen = arrays((action, timestep))
+        moved = seen.step_type != FIRST
         num_steps = int(np.count_nonzero(moved))
         cut = max_steps is not None and num_steps > max_steps
         if cut and max_steps is not None:
-            timestep, moved = _cut(timestep, moved, max_steps)
-            num_steps, counted = max_steps, self._counted(timestep)
-        rewards = unrounded(self.environment, counted)
-        self._actor.observe(action, timestep)
+            seen, moved = _cut(seen, moved, max_steps)
+            num_steps = max_steps
+        rewards = unrounded(self.environment, seen)
+        self._actor.observe(action, seen)
         for observer in self._observers:
             foreign = is_foreign(observer)
-            seen = (timestep, action) if counted is timestep else arrays((timestep, action))
-            seen = copies(seen) if foreign else seen
-            observer.observe(self.environment, *seen)
+            observer.observe(self.environment, *(copies((seen, action)) if foreign else (seen, action)))
         if self._should_update:
             self._actor.update()
         seconds["select_action"] += chosen - start
@@ -162,9 +161,9 @@ class EnvironmentLoop:
             total += reward  # FIRST steps have reward 0
         if not cut:
             self._timestep = timestep
-        over = counted.step_type == LAST
+        over = seen.step_type == LAST
         if self._partial is not None:
-            over = self._without_partial(over, counted.step_type)
+            over = self._without_partial(over, seen.step_type)
         finished = np.flatnonzero(over) if np.count_nonzero(over) else None
         if self._counter is not None and num_steps:
             ended = {} if finished is None else {"episodes": len(finished)}
@@ -271,9 +270,9 @@ class EnvironmentLoop:
         start = time.perf_counter()
         timestep = self.environment.reset()
         made = time.perf_counter()
-        self._actor.observe_first(timestep)
+        seen = timestep if self.environment.device is None else arrays(timestep)
+        self._actor.observe_first(seen)
         for observer in self._observers:
-            seen = timestep if self.environment.device is None else arrays(timestep)
             observer.observe_first(self.environment, copies(seen) if is_foreign(observer) else seen)
         self.seconds["reset"] += made - start
         self.seconds["observe"] += time.perf_counter() - made
@@ -283,12 +282,6 @@ class EnvironmentLoop:
         cut = self.environment.cut
         self._partial = None if cut is None or not cut.any() else cut.copy()
         return timestep
-
-    def _counted(self, timestep: dm_env.TimeStep) -> dm_env.TimeStep:
-        """The time step with arrays of the step types and rewards, which the loop counts."""
-        if self.environment.device is None:
-            return timestep
-        return timestep._replace(step_type=arrays(timestep.step_type), reward=arrays(timestep.reward))
 
     def _without_partial(self, over: np.ndarray, step_type: np.ndarray) -> np.ndarray:
         """Drops the ended episodes that began before the reset; returns the others."""
@@ -350,8 +343,8 @@ def _cut(timestep: dm_env.TimeStep, moved: np.ndarray, limit: int) -> tuple[dm_e
     """Keeps the first `limit` transitions and makes FIRST steps of the others."""
     beyond = moved & (np.cumsum(moved) > limit)
 
-    def put(array: Any, value: float) -> Any:  # Of an array or a tensor.
-        array = copied(array)
+    def put(array: np.ndarray, value: float) -> np.ndarray:
+        array = np.array(array)
         array[beyond] = value
         return array
 
