@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import abc
 import math
+import types
 
 import dm_env
 import numpy as np
 import torch
 
-from framework import specs
+from framework import config_checks, specs
 from framework.config_checks import whole_number
 from framework.devices import check_visible
 from framework.environments.base import FIRST, MID
@@ -50,6 +51,7 @@ class TensorDynamics(TensorEnvironment):
           max_episode_steps: steps after which an episode is truncated; None for no limit.
         """
         self.num_envs, self.spec = whole_number("num_envs", num_envs, 1), spec
+        config_checks.device(types.SimpleNamespace(device=device), "device")
         self.device = torch.empty(0, device=check_visible("device", device)).device  # "cuda:0" for "cuda"
         limit = _INT32 if max_episode_steps is None else max_episode_steps
         self._limit = min(whole_number("max_episode_steps", limit, 1), _INT32)
