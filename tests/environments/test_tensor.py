@@ -1,5 +1,6 @@
 """Environments of tensors: gymnasium's dynamics, ends of episodes, the border, and PPO on them."""
 
+import dataclasses
 import functools
 
 import dm_env
@@ -9,11 +10,11 @@ import pytest
 import torch
 
 import launch
-from agents.ppo import PPO, PPOConfig
+from agents.ppo import PPO, PPOConfig, PPOPolicy
 from framework import environments, specs
 from framework.actors import EnvironmentLoop, EnvironmentLoopObserver, PolicyActor
 from framework.environments import FIRST, LAST, MID, TensorEnvironment, tensor
-from framework.environments.tensor_dynamics import CartPole, Pendulum
+from framework.environments.tensor_dynamics import CartPole, Pendulum, TensorDynamics
 from framework.programs import RunConfig, make_program
 
 
@@ -180,14 +181,54 @@ PPO_SMALL = PPOConfig(unroll_length=8, epochs=1, minibatch_size=16, hidden_sizes
 
 
 @pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1"])
-def test_ppo_learns_the_same_from_tensors_as_from_arrays(name):
-    rows = []
+def test_ppo_learns_the_same_from_tensors_as_from_arrays(name, monkeypatch):
+    rows, taken, step = [], [], TensorDynamics.step
+    monkeypatch.setattr(
+        TensorDynamics, "step", lambda env, action: (taken.append(action), step(env, action))[1]
+    )
+    config = RunConfig(envs_per_actor=4, max_env_steps=150, evaluate_period=75, num_evaluation_episodes=3)
     for factory in (f"tensor:{name}", functools.partial(_as_arrays, name)):
-        config = RunConfig(envs_per_actor=4, max_env_steps=150, evaluate_period=75, num_evaluation_episodes=3)
         result = launch.launch(make_program(PPO(PPO_SMALL), factory, config), engine="serial")
         rows.append({key: result[key] for key in ("env_steps", "learner_steps", "episode_return")})
+        rows[-1]["acts"] = sum(isinstance(action, torch.Tensor) for action in taken) > 35
+        taken.clear()
+    assert [row.pop("acts") for row in rows] == [True, False]
     assert rows[0] == rows[1] and rows[0]["env_steps"] == 150
 
 
 def _as_arrays(name, num_envs=1, seed=None):
     return tensor.as_arrays(environments.make(f"tensor:{name}", num_envs=num_envs, seed=seed))
+
+
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@on_a_gpu
+@pytest.mark.parametrize("kind", [CartPole, Pendulum])
+def test_episodes_on_a_gpu_are_those_of_the_cpu(kind):
+    here, there = (kind(64, seed=1, device=device, max_episode_steps=9) for device in ("cpu", "cuda"))
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        chosen = actions(here, rng)
+        expected, found = here.step(chosen), there.step(chosen.cuda())
+        assert all(leaf.device == there.device for leaf in found)
+        for one, other in zip(expected, found, strict=True):
+            torch.testing.assert_close(other.cpu(), one, rtol=1e-5, atol=1e-6)
+
+
+@on_a_gpu
+@pytest.mark.parametrize("recurrent", [None, "lstm"])
+def test_ppo_acts_on_the_gpu_of_its_environment(recurrent, monkeypatch):
+    seen, act = set(), PPOPolicy.act
+
+    def watched(policy, observation, state):
+        seen.add((observation.device.type, policy.device.type))
+        return act(policy, observation, state)
+
+    monkeypatch.setattr(PPOPolicy, "act", watched)
+    agent = PPO(dataclasses.replace(PPO_SMALL, device="cuda", recurrent=recurrent))
+    settings = RunConfig(
+        envs_per_actor=4, max_env_steps=150, evaluate_period=None, environment_options={"device": "cuda"}
+    )
+    result = launch.launch(make_program(agent, "tensor:Pendulum-v1", settings), engine="serial")
+    assert result["learner_steps"] > 3 and seen == {("cuda", "cuda")}
