@@ -79,9 +79,11 @@ class Policy(abc.ABC):
     Attributes:
       variables: names of the children of the networks that acting needs. Empty means all.
       progress: set by `VariableClient` whenever it has refreshed the parameters.
+      takes_tensors: whether `step` also takes tensors, and then returns the action on the same device.
     """
 
     variables: tuple[str, ...] = ()
+    takes_tensors: bool = False
     progress: Progress = Progress()
 
     @abc.abstractmethod

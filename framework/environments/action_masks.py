@@ -31,11 +31,11 @@ class MaskChecker:
         sizes = specs.choices(spec.actions)
         self._starts = np.cumsum([0, *sizes])[:-1]
         # Several agents are left out: one that is not in the episode has a mask of zeros.
-        self._has_mask = specs.has_action_mask(spec)
+        self.has_mask = specs.has_action_mask(spec)
 
     def __call__(self, step_type: np.ndarray, observation: Nest) -> None:
         """Checks a time step `[B, ...]`; raises EnvironmentFault."""
-        if not self._has_mask:
+        if not self.has_mask:
             return
         legal = _allowed(specs.action_mask(observation))
         stuck = ~np.logical_or.reduceat(legal, self._starts, axis=1).all(1) & (step_type != LAST)

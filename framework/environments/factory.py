@@ -14,6 +14,7 @@ from framework.environments.processes import ProcessEnvironment
 from framework.environments.single import SingleEnv, call_factory, env_seeds, make_env, takes
 from framework.environments.stepping import InlineEnvironment, VectorEnvironment, autoreset_mode
 from framework.environments.suites import EnvironmentSource
+from framework.environments.tensor import as_arrays
 
 STEPPING = ("auto", "inline", "vector", "processes")
 
@@ -83,6 +84,8 @@ def make(
     if batched is None:
         batched = _batch(source, num_envs, seed, stepping, num_processes)
     try:
+        if wrappers:  # They treat arrays.
+            batched = as_arrays(batched)
         for wrapper in wrappers:
             batched = checked(wrapper(batched))
     except BaseException:

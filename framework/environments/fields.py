@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -263,13 +263,18 @@ class FieldChecker:
 
 
 def step_checkers(
-    name: str, spec: specs.EnvironmentSpec, num_envs: int, starts: Sequence[int] = (), first_env: int = 0
+    name: str,
+    spec: specs.EnvironmentSpec,
+    num_envs: int,
+    starts: Sequence[int] = (),
+    first_env: int = 0,
+    make: Callable[..., FieldChecker] = FieldChecker,
 ) -> dict[str, FieldChecker]:
     """The checkers of a time step's fields, but for the step type; `starts` are the observations'."""
     fields = {"observation": spec.observations, "reward": spec.rewards, "discount": spec.discounts}
     if agents := specs.agents(spec):
         fields["agents"] = dict.fromkeys(agents, STEP_TYPE)
     return {
-        field: FieldChecker(name, field, of, num_envs, starts if field == "observation" else (), first_env)
+        field: make(name, field, of, num_envs, starts if field == "observation" else (), first_env)
         for field, of in fields.items()
     }

@@ -265,6 +265,7 @@ class Actions:
         # Bounds of the largest numbers are none.
         ranged = (abs(low.astype(np.float64)) < UNBOUNDED) & (abs(high.astype(np.float64)) < UNBOUNDED)
         self._squash, self._free = self.continuous and squash, np.arange(size)
+        self._on: dict[torch.device, tuple[Any, ...]] = {}  # What `to_tensors` needs, by device.
         if self._squash:
             self._free = np.flatnonzero(low < high)
             if not ranged.all() or not len(self._free):
@@ -306,6 +307,25 @@ class Actions:
         else:
             values = drawn + self._low
         return values.astype(self._dtype).reshape(len(drawn), *self._shape)
+
+    def to_tensors(self, drawn: torch.Tensor) -> torch.Tensor:
+        """`to_environment` of tensors, which stay on their device."""
+        if drawn.device not in self._on:
+            dtype = torch.from_numpy(np.zeros(0, self._dtype)).dtype
+            numbers = (self._middle, self._scale, self._low, self._high) if self.continuous else (self._low,)
+            bounds = [torch.from_numpy(np.array(each)).to(drawn.device) for each in numbers]
+            self._on[drawn.device] = dtype, bounds, torch.from_numpy(self._free).to(drawn.device)
+        dtype, bounds, free = self._on[drawn.device]
+        if self._single:
+            return drawn.to(dtype)
+        if self._squash and len(self._free) < len(self._low):
+            drawn = drawn.new_zeros(len(drawn), len(self._low)).index_copy(1, free, drawn)
+        if self.continuous:
+            middle, scale, low, high = bounds
+            drawn = (middle + scale * drawn).clamp(low, high)
+        else:
+            drawn = drawn + bounds[0]
+        return drawn.to(dtype).reshape(len(drawn), *self._shape)
 
     def drawn(self, data: Any) -> torch.Tensor:
         """The sampled actions of a batch of transitions `[N]` or rows `[N, T]`.
@@ -368,6 +388,13 @@ def as_tensors(nest: Nest, device: str | torch.device | None = None) -> Nest:
     if tree.is_nested(nest):
         return tree.map_structure(lambda leaf: as_tensors(leaf, device), nest)
     return torch.as_tensor(nest, device=device)
+
+
+def holds_tensors(nest: Nest) -> bool:
+    """Whether the leaves of an observation are tensors, not arrays. Looks at one of them."""
+    while isinstance(nest, dict | tuple | list):
+        nest = next(iter(nest.values() if isinstance(nest, dict) else nest))
+    return isinstance(nest, torch.Tensor)
 
 
 def as_numpy(nest: Nest) -> Nest:

@@ -22,7 +22,7 @@ FREE, LIVE, SPENT, GONE = 0, 1, 2, 3
 
 _ONE = np.array(1, np.int32)  # numpy takes several times longer to convert a scalar
 _MAX_PICK = 64  # Samples drawn at once where some may be taken back, because an item has left before them.
-# Those of which there is one for each item, and those with several columns.
+# The first group has one number for each item, the second one several columns.
 _ARRAYS = ("state", "keys", "priorities", "times", "done", "stamps")
 _WIDE = ("layouts", "episodes", "index", "lengths")
 
