@@ -129,8 +129,14 @@ def read_inference(path: pathlib.Path, output: str) -> list[Row]:
     return [named[0], *[{**row, "of": named[0]["row"], "of_value": named[0]["value"]} for row in named[1:]]]
 
 
+def printed(output: str) -> dict[str, Any]:
+    """The last line of JSON: warnings may come after it."""
+    found: dict[str, Any] = json.loads([line for line in output.splitlines() if line.startswith("{")][-1])
+    return found
+
+
 def read_pong(path: pathlib.Path, output: str) -> list[Row]:
-    found = json.loads(output.strip().splitlines()[-1])
+    found = printed(output)
     units = {"env steps/s": found["seconds"], "env steps/CPU-s": found["cpu"]}
     return [{"row": "IMPALA", "value": found["steps"] / each, "unit": unit} for unit, each in units.items()]
 
@@ -186,16 +192,9 @@ def table(facts: dict[str, Any], rows: Sequence[Row]) -> str:
         value, other = row.get("value"), row.get("of_value")
         numbers = [f"{each:,.1f}" if each is not None else "" for each in (value, other)]
         ratio = f"{value / other:.2f}" if value is not None and other else ""
-        cells = [
-            row["part"],
-            row["row"],
-            numbers[0],
-            row.get("unit", ""),
-            row.get("of", ""),
-            numbers[1],
-            ratio,
-        ]
-        lines.append("| " + " | ".join([*cells, row.get("note", "").replace("|", "/")]) + " |")
+        cells = [row["part"], row["row"], numbers[0], row.get("unit", "")]
+        cells += [row.get("of", ""), numbers[1], ratio, row.get("note", "").replace("|", "/")]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -251,7 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     output, failed = run([python, "-c", FACTS], 60, folder / "facts.log")
     if failed:
         sys.exit(f"There is no torch: {failed} {trouble}")
-    facts = json.loads(output.strip().splitlines()[-1])
+    facts = printed(output)
     if options.device == "cuda" and not facts["gpus"]:
         sys.exit(f"There is no GPU for {facts['versions']}; --device cpu --tiny shows whether this runs.")
     rows: list[Row] = [{"part": "installing", "row": "trouble", "note": trouble}] if trouble else []
