@@ -61,6 +61,9 @@ class APPO(IMPALA):
 
     config: APPOConfig = APPOConfig()
 
+    def optimizer_steps(self, env_steps: int) -> float:
+        return super().optimizer_steps(env_steps) * self.config.samples_per_insert
+
     def make_tables(self, spec: EnvironmentSpec) -> list[replay.Table]:
         """IMPALA's queue, or a buffer of unrolls that are drawn `samples_per_insert` times each.
 

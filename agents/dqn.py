@@ -230,13 +230,13 @@ class DQN(OffPolicyAgent):
         config, target = self.config, context.targets["q_network"]
         if config.noisy:
             for network in (networks, target):
-                redraw_noise(network, context.generator)
+                redraw_noise(network, context.normal)
         each, priorities, metrics = self.item_losses(networks, target, batch.data, context)
         if not config.prioritized:
             return LossOutput(each.mean(), metrics)
         start = config.importance_sampling_exponent
-        progress = (context.env_steps / config.importance_sampling_annealing).clamp(max=1.0)
-        weights = context.importance_weights(batch.info, start + (1.0 - start) * progress)
+        exponent = schedules.linear(start, 1.0, config.importance_sampling_annealing)(context.env_steps)
+        weights = context.importance_weights(batch.info, exponent)
         metrics["importance_weight"] = weights.mean()
         return LossOutput((weights * each).mean(), metrics, losses.item_priorities(priorities))
 

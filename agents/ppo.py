@@ -165,6 +165,10 @@ class PPO(OnPolicyAgent):
     def extras_of_first_row(self) -> tuple[str, ...]:
         return (*super().extras_of_first_row, *[adders.RUNNING_RETURN] * self.carries_returns)
 
+    def optimizer_steps(self, env_steps: int) -> float:
+        rows = self.config.minibatch_size or self.unroll_length * self.items_per_step
+        return env_steps / rows * self.config.epochs
+
     def make_networks(self, spec: EnvironmentSpec) -> PPONetworks:
         parts = ("actions", "normalizer", "reward_scale", "kl_coefficient")
         return self.custom_networks(spec, PPONetworks, (*parts, "initial_state", "act", "forward"))
@@ -239,11 +243,9 @@ class PPO(OnPolicyAgent):
         new, values = networks(rows.observation, rows.state, rows.starts)
         log_probs = new.log_prob(rows.action)
         if config.target_kl is None:
-            falls = schedules.linear_decay(config.learning_rate_decay, config.clip_end)
-            clip = config.clip * falls(int(context.env_steps))
-            surrogate = losses.clipped_surrogate(
-                log_probs, rows.log_prob, rows.advantage, mask, clip, statistics=context.wants_metrics
-            )
+            left = schedules.linear_decay(config.learning_rate_decay, config.clip_end)(context.env_steps)
+            inputs = (log_probs, rows.log_prob, rows.advantage, mask, config.clip * left)
+            surrogate = losses.clipped_surrogate(*inputs, statistics=context.wants_metrics)
         else:
             kl = networks.actions.distribution(rows.policy).kl(new)
             surrogate = losses.kl_penalty_surrogate(

@@ -200,6 +200,9 @@ class R2D2(OffPolicyAgent):
         """Adds the last action and reward to the observation with `previous_action_and_reward`."""
         return previous_action_and_reward(self.config)
 
+    def env_steps_per_item(self) -> int:
+        return self.config.period
+
     def make_networks(self, spec: EnvironmentSpec) -> R2D2Networks:
         members = ("actions", "q_network.initial_state", "q_network.step", "q_network.unroll")
         return self.custom_networks(spec, R2D2Networks, members)

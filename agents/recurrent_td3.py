@@ -97,6 +97,9 @@ class RecurrentTD3(TD3):
         """Adds the last action and reward to the observation with `previous_action_and_reward`."""
         return previous_action_and_reward(self.config)
 
+    def env_steps_per_item(self) -> int:
+        return self.config.period
+
     def make_networks(self, spec: EnvironmentSpec) -> RecurrentTD3Networks:
         memory = ("memory.initial_state", "memory.step", "memory.unroll")
         members = ("actions", "policy", "critics", "values", *memory)

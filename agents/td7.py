@@ -157,8 +157,8 @@ class TD7(TD3):
 
     def loss(self, networks: Any, batch: replay.ReplaySample, context: LossContext) -> LossOutput:
         """The sum of the losses of critics, policy and embeddings on a batch of `Transition`s."""
-        steps, data = int(context.learner_steps), batch.data
-        if steps and steps % self.config.target_update_period == 0:
+        data = batch.data
+        if context.is_due(self.config.target_update_period, 0):
             # The targets were updated after the last step: they have the embeddings before these.
             networks.renew()
         result = super().loss(networks, batch, context)

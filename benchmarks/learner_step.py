@@ -1,7 +1,7 @@
 """Learner steps per second, beside loops written in plain torch, on data that lies on the device already.
 
     python benchmarks/learner_step.py                                  # one thread of the CPU
-    python benchmarks/learner_step.py --device cuda --ways learner group compile_loss autocast
+    python benchmarks/learner_step.py --device cuda --ways learner group compile cuda_graph autocast
 
 DQN and IMPALA learn at the shapes of Atari, PPO and SAC at those of HalfCheetah. The loops have the agents'
 networks and distributions; their losses, targets and optimizers are plain torch. `learner` is
@@ -51,7 +51,8 @@ HALF_CHEETAH = (
 WAYS: dict[str, dict[str, Any]] = {
     "learner": {},
     "group": {},
-    "compile_loss": {"compile_loss": True},
+    "compile": {"step_mode": "compile"},
+    "cuda_graph": {"step_mode": "cuda_graph"},
     "autocast": {"autocast": True},
 }
 

@@ -27,7 +27,7 @@ given are left out, and said to be. Figures of one run can be compared with each
 machine's load changes them.
 
 PPO acts and learns in turns, so its windows go from the end of one learner step to that of another. A turn of
-``ppo-pong`` takes seconds: give it ``--seconds 40`` or more. Rows with `compile_loss` compile at the first
+``ppo-pong`` takes seconds: give it ``--seconds 40`` or more. Rows with `step_mode` compile at the first
 learner step: give them ``--warm-up 90``.
 """
 
@@ -133,7 +133,7 @@ BF16 = {"autocast": True, "actor_autocast": True}
 GROUPS: dict[str, dict[str, Ours | Peer]] = {
     "ppo": {
         "repertory PPO, serial": ppo("serial"),
-        "repertory PPO, compile_loss": ppo("serial", compile_loss=True),
+        "repertory PPO, compiled": ppo("serial", step_mode="compile"),
         "a loop written by hand": Peer("hand-written-ppo", "hand"),
         "repertory PPO, processes, 2 actors x 4 envs": ppo("processes", 2, 4),
         "the same, acting while learning": ppo("processes", 2, 4, lag=1),
@@ -191,12 +191,12 @@ GROUPS: dict[str, dict[str, Ours | Peer]] = {
     },
     "control": {
         "repertory SAC, serial": control("sac", "serial"),
-        "repertory SAC, compile_loss": control("sac", "serial", compile_loss=True),
+        "repertory SAC, compiled": control("sac", "serial", step_mode="compile"),
         "repertory SAC, processes": control("sac", "processes"),
         "Stable-Baselines3 SAC": Peer("stable-baselines3-sac", "sb3"),
         "CleanRL's SAC": Peer("cleanrl-sac", "sb3"),
         "repertory TD3, serial": control("td3", "serial"),
-        "repertory TD3, compile_loss": control("td3", "serial", compile_loss=True),
+        "repertory TD3, compiled": control("td3", "serial", step_mode="compile"),
         "repertory TD3, processes": control("td3", "processes"),
         "Stable-Baselines3 TD3": Peer("stable-baselines3-td3", "sb3"),
         "CleanRL's TD3": Peer("cleanrl-td3", "sb3"),

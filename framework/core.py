@@ -369,6 +369,18 @@ class Agent(abc.ABC):
             agent.check_shards()
         return agent
 
+    def decided(self, config: Any, recorded: Mapping[str, Any]) -> Self:
+        """A copy whose settings leave nothing to be decided. `make_program` calls this before nodes start.
+
+        Args:
+          config: the program's `RunConfig`.
+          recorded: fields of the agent's config in the folder of a run that goes on; empty for a new one.
+
+        Raises:
+          ValueError: This machine cannot do what a setting asks for.
+        """
+        return self
+
     def for_worker(self, num_envs: int) -> Self:
         """A copy for a worker of a plan with tables of its own: its batches have its `num_envs` envs."""
         return self.for_program(num_envs)

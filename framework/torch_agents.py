@@ -20,10 +20,12 @@ only to change a part.
 from __future__ import annotations
 
 import abc
+import copy
 import dataclasses
 import functools
+import logging
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -39,6 +41,7 @@ from framework.adders.block import PriorityFn
 from framework.datasets import Dataset
 from framework.devices import check_visible, device_of_learner, restore_generator
 from framework.learners import LossContext, LossOutput, schedules
+from framework.learners.gradient import PAYS_FROM_STEPS, STEP_MODES, why_not
 from framework.networks import (
     ACTIVATIONS,
     Actions,
@@ -51,6 +54,8 @@ from framework.networks import (
 from framework.replay.contracts import ReplayClient
 from framework.session import Session
 from framework.types import Nest, Transition
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,9 @@ class AgentConfig(check.NamedFields):
     # numbers.
     inputs: tuple[str, ...] = ()
     device: str = "cpu"  # Device of the learner.
-    compile_loss: bool = False  # Uses torch.compile. Slower on the CPU, 0.7 to 1.5 times as fast on a GPU.
+    # How losses and their gradients are computed: eager (as written), compile (a minute to begin with, then
+    # faster), cuda_graph (for GPUs), or auto: compile, if the run is long enough for it to pay.
+    step_mode: str = "eager"
     autocast: bool = False  # bfloat16 mixed precision in the learner.
 
     def __post_init__(self) -> None:
@@ -80,6 +87,7 @@ class AgentConfig(check.NamedFields):
         check.at_least(self, 1, "learning_rate_decay")
         check.above(self, 0, "max_gradient_norm")
         check.device(self, "device")
+        check.one_of(self, ("auto", *STEP_MODES), "step_mode")
 
 
 @dataclass(frozen=True)
@@ -325,12 +333,36 @@ class TorchAgent(core.Agent):
             "max_gradient_norm": config.max_gradient_norm,
             "seed": int(torch.randint(2**31, ())),  # From the global generator, as the initial parameters.
             "device": check_visible("device", self.device),
-            "compile_loss": config.compile_loss,
+            "step_mode": "eager" if config.step_mode == "auto" else config.step_mode,
             "autocast_dtype": torch.bfloat16 if config.autocast else None,
         }
 
     def make_learner(self, networks: Any, spec: specs.EnvironmentSpec) -> core.Learner:
         return learners.SGDLearner(networks, self.loss, **self.learner_settings(networks))
+
+    def decided(self, config: Any, recorded: Mapping[str, Any]) -> Self:
+        """See `Agent.decided`: chooses a `step_mode` in place of "auto", and tells which."""
+        mode, device = self.config.step_mode, torch.device(self.config.device)
+        if mode == "auto":
+            count = 0.0
+            if config.max_env_steps is not None:
+                count = self.for_program(config.num_envs).optimizer_steps(config.max_env_steps)
+            pays = count >= PAYS_FROM_STEPS and config.num_learners == 1
+            mode = recorded.get("step_mode") or (
+                "compile" if pays and not why_not("compile", device) else "eager"
+            )
+            _LOG.info("step_mode auto: %s, for about %s optimizer steps", mode, f"{count:,.0f}")
+        elif reason := why_not(mode, device):
+            raise ValueError(f"step_mode: got {mode!r} {reason}")
+        if mode != "eager" and config.num_learners > 1:
+            _LOG.warning("step_mode: got %r, but several learners compute as in 'eager'.", mode)
+        agent = copy.copy(self)
+        agent.config = dataclasses.replace(self.config, step_mode=mode)
+        return agent
+
+    def optimizer_steps(self, env_steps: int) -> float:
+        """About how many steps of the optimizer `env_steps` env steps of the program make; 0: not known."""
+        return 0.0
 
     def for_worker(self, num_envs: int) -> Self:
         """See `Agent.for_worker`: its batches are on the CPU."""
@@ -384,6 +416,13 @@ class OffPolicyAgent(TorchAgent):
     @property
     def items_per_step(self) -> int:
         return self.config.batch_size
+
+    def env_steps_per_item(self) -> int:
+        """How many env steps of one env there are for each new item."""
+        return 1
+
+    def optimizer_steps(self, env_steps: int) -> float:
+        return env_steps / self.env_steps_per_item() * self.config.samples_per_insert / self.config.batch_size
 
     def make_sampler(self) -> Any:
         """The selector that samples items; uniform by default."""
@@ -457,6 +496,9 @@ class OnPolicyAgent(TorchAgent):
     @property
     def items_per_step(self) -> int:
         return self.episodes_per_batch or self.num_envs
+
+    def optimizer_steps(self, env_steps: int) -> float:
+        return env_steps / (self.unroll_length * self.items_per_step)
 
     @property
     def queue_batches(self) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
 
 from framework.config_checks import whole_number
 from framework.replay.batches import JoinedSource
@@ -21,12 +22,13 @@ _MAX_LONG_KEYS = 1 << 16
 MAX_TABLES = 8
 
 
-def table_numbers(keys: Any) -> np.ndarray:
+def table_numbers(keys: Any) -> Any:
     """The table of each item `[N]` of a mixed batch, by its `sample.info.key`.
 
-    A table's number is its place in the `weights` of the `Mixture`, from 0.
+    A table's number is its place in the `weights` of the `Mixture`, from 0. Arrays give an array; the keys of
+    a compiled loss, a tensor of int64, give a tensor.
     """
-    signed = np.asarray(keys, np.uint64).view(np.int64)  # torch.compile cannot shift a uint64.
+    signed = keys if isinstance(keys, torch.Tensor) else np.asarray(keys, np.uint64).view(np.int64)
     return (signed >> _TABLE_SHIFT) & (MAX_TABLES - 1)
 
 

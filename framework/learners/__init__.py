@@ -1,5 +1,7 @@
 """Learners, which update parameters from batches."""
 
+from framework.learners.context import LossContext as LossContext
+from framework.learners.context import LossOutput as LossOutput
 from framework.learners.distributed import LearnerGroup as LearnerGroup
 from framework.learners.minibatches import MinibatchLearner as MinibatchLearner
 from framework.learners.minibatches import Prepared as Prepared
@@ -8,6 +10,4 @@ from framework.learners.optimizers import with_own_rate as with_own_rate
 from framework.learners.optimizers import with_rates as with_rates
 from framework.learners.schedules import linear as linear
 from framework.learners.schedules import linear_decay as linear_decay
-from framework.learners.sgd import LossContext as LossContext
-from framework.learners.sgd import LossOutput as LossOutput
 from framework.learners.sgd import SGDLearner as SGDLearner

@@ -11,7 +11,8 @@ from torch import nn
 
 from framework import nest as nests
 from framework.config_checks import whole_number
-from framework.learners.sgd import LossContext, LossFn, LossOutput, SGDLearner
+from framework.learners.context import LossContext, LossFn, LossOutput
+from framework.learners.sgd import SGDLearner
 from framework.replay.types import ReplaySample
 from framework.types import Nest
 
@@ -63,6 +64,8 @@ class MinibatchLearner(SGDLearner):
       options: others of `SGDLearner`.
     """
 
+    fixed_sizes = False
+
     def __init__(
         self,
         networks: nn.Module,
@@ -104,7 +107,7 @@ class MinibatchLearner(SGDLearner):
                     telling.append(output)
         metrics = dict(prepared.metrics)
         for name in each[0].metrics:
-            metrics[name] = torch.stack([output.metrics[name].detach() for output in telling or each]).mean()
+            metrics[name] = torch.stack([output.metrics[name] for output in telling or each]).mean()
         if self._finish_fn is not None:
             with torch.no_grad():
                 metrics.update(self._finish_fn(self.networks, batch, prepared, context))

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
+
+import torch
 
 from framework.config_checks import whole_number
 
 
-def linear(start: float, end: float, steps: int) -> Callable[[int], float]:
-    """Linear from `start` at step 0 to `end` at step `steps`; constant after that."""
+def linear(start: float, end: float, steps: int) -> Callable[[Any], Any]:
+    """Linear from `start` at step 0 to `end` at step `steps`; constant after that.
+
+    The function takes and returns a number, or in a loss a tensor.
+    """
     whole_number("steps", steps, 1)
-    return lambda step: start + (end - start) * min(max(step / steps, 0.0), 1.0)
+
+    def value(step: Any) -> Any:
+        if isinstance(step, torch.Tensor):
+            return start + (end - start) * (step.double() / steps).clamp(0.0, 1.0)
+        return start + (end - start) * min(max(step / steps, 0.0), 1.0)
+
+    return value
 
 
-def linear_decay(steps: int | None, end: float = 0.0) -> Callable[[int], float]:
+def linear_decay(steps: int | None, end: float = 0.0) -> Callable[[Any], Any]:
     """A factor that falls linearly from 1 to `end` over `steps` env steps; always 1 if `steps` is None."""
     return (lambda step: 1.0) if steps is None else linear(1.0, end, steps)

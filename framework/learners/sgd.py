@@ -7,7 +7,7 @@ import copy
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 import tree
@@ -16,105 +16,11 @@ from torch import nn
 from framework import core
 from framework.config_checks import whole_number
 from framework.devices import restore_generator
+from framework.learners.context import LossContext, LossFn, LossOutput, is_due
 from framework.learners.distributed import LearnerGroup
-from framework.losses import importance_weights
-from framework.replay.types import ReplaySample, SampleInfo
+from framework.learners.gradient import STEP_MODES, CapturedGradient, CompiledGradient, LossGradient, why_not
+from framework.replay.types import ReplaySample
 from framework.types import Gradients, StepResult
-
-# Up to this number of elements, one copy of all gradients is faster than one operation per gradient.
-_SMALL = 1 << 16
-
-
-class LossOutput(NamedTuple):
-    """The result of a loss function.
-
-    Attributes:
-      loss: scalar to minimize.
-      metrics: name to scalar tensor, for the logs. They stay on the device until a row is logged.
-      priorities: `[N]` new priorities of the items of the batch, or None.
-      weight: number of elements of which the loss is the mean, if it may differ between the shards of several
-        learners. None if it is equal for all of them.
-    """
-
-    loss: torch.Tensor
-    metrics: dict[str, torch.Tensor]
-    priorities: torch.Tensor | None = None
-    weight: torch.Tensor | None = None
-
-
-class LossContext(NamedTuple):
-    """Inputs of a loss function in addition to the networks and the batch.
-
-    Counts are 0-d int64 tensors on the CPU: they work in arithmetic with tensors on any device, reading them
-    does not synchronize a device, and a compiled loss is not compiled again when they change.
-
-    Attributes:
-      targets: the target networks, by the name of the child that they follow.
-      learner_steps: number of learner steps before this one.
-      env_steps: env steps of the program so far, for schedules.
-      generator: random generator on the learner's device; part of the checkpoint. It is equal in all
-        learners, so use `normal_like` and `uniform_like` for numbers that differ between items.
-      wants_metrics: whether the metrics of this loss are logged. If not, the loss may omit them.
-      group: the group of learners that share the batch; None with one learner.
-    """
-
-    targets: nn.ModuleDict
-    learner_steps: torch.Tensor
-    env_steps: torch.Tensor
-    generator: torch.Generator
-    wants_metrics: bool = True
-    group: LearnerGroup | None = None
-
-    @property
-    def total(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
-        """A function that sums a tensor over all learners, which must all call it; None with one learner."""
-        return None if self.group is None else self.group.total
-
-    @property
-    def largest(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
-        """A function for the elementwise maximum over all learners, which must all call it; None with one."""
-        return None if self.group is None else self.group.largest
-
-    def is_due(self, period: int) -> bool:
-        """Whether this step is the last one of `period` learner steps, as those that move the targets are."""
-        return period == 1 or (int(self.learner_steps) + 1) % period == 0
-
-    def normal_like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Standard normals of the shape `[N, ...]`, dtype and device of `tensor`, whose rows are items.
-
-        Each of several learners draws the noise of the whole batch and takes its shard, so that together they
-        use the noise of a single learner.
-        """
-        return self._shard(self._whole_like(tensor).normal_(generator=self.generator))
-
-    def uniform_like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Uniform numbers in [0, 1) for items; otherwise like `normal_like`."""
-        return self._shard(self._whole_like(tensor).uniform_(generator=self.generator))
-
-    def _whole_like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """An empty tensor for the items of all learners, where `tensor` is for this one's."""
-        if self.group is None:
-            return torch.empty_like(tensor)
-        return tensor.new_empty((self.group.size * len(tensor), *tensor.shape[1:]))
-
-    def _shard(self, whole: torch.Tensor) -> torch.Tensor:
-        """The rows of this learner."""
-        if self.group is None:
-            return whole
-        rank, count = self.group.rank, len(whole) // self.group.size
-        return whole[rank * count : (rank + 1) * count]
-
-    def importance_weights(self, info: SampleInfo, exponent: torch.Tensor | float) -> torch.Tensor:
-        """`losses.importance_weights` of the items of a batch, float32`[N]` on the learner's device."""
-        probability, size = (
-            torch.as_tensor(each, device=self.generator.device)
-            for each in (info.probability, info.table_size)
-        )
-        return importance_weights(probability, size, exponent, self.largest)
-
-
-# Networks, batch, context. The batch is a `ReplaySample`, or a minibatch of one.
-LossFn = Callable[[Any, Any, LossContext], LossOutput]
 
 
 class SGDLearner(core.Learner):
@@ -137,7 +43,9 @@ class SGDLearner(core.Learner):
       device: "cpu", "cuda", "cuda:1" …
       seed: seed of `context.generator`.
       autocast_dtype: mixed precision of the loss: `torch.bfloat16`. None: the precision of the parameters.
-      compile_loss: compiles the loss function with `torch.compile`. The first steps are slow.
+      step_mode: how the loss, its gradients and their norm are computed. "eager": as they are written;
+        "compile": as one function by `torch.compile`, whose first steps take a minute; "cuda_graph": as a
+        captured graph of a GPU. The results are equal up to rounding. Several learners use "eager".
       check_period: steps between checks for non-finite values on a GPU.
       partial_gradients: whether the loss leaves out some parameters at some steps; for several learners.
 
@@ -145,6 +53,8 @@ class SGDLearner(core.Learner):
       ValueError: A setting has an invalid value. The text names it.
       KeyError: `target_names` has a name that is not a child of `networks`.
     """
+
+    fixed_sizes: ClassVar[bool] = True  # Whether all batches of the loss function have the same sizes.
 
     def __init__(
         self,
@@ -160,7 +70,7 @@ class SGDLearner(core.Learner):
         device: str | torch.device = "cpu",
         seed: int = 0,
         autocast_dtype: torch.dtype | None = None,
-        compile_loss: bool = False,
+        step_mode: str = "eager",
         check_period: int = 100,
         partial_gradients: bool = False,
     ):
@@ -171,6 +81,10 @@ class SGDLearner(core.Learner):
         if max_gradient_norm is not None and not max_gradient_norm > 0:
             raise ValueError(f"max_gradient_norm: got {max_gradient_norm}, expected more than 0, or None.")
         self.device = torch.device(device)
+        if step_mode not in STEP_MODES:
+            raise ValueError(f"step_mode: got {step_mode!r}, expected one of {', '.join(STEP_MODES)}.")
+        if reason := why_not(step_mode, self.device):
+            raise ValueError(f"step_mode: got {step_mode!r} {reason}")
         if autocast_dtype not in (None, torch.bfloat16):
             raise ValueError(f"autocast_dtype: got {autocast_dtype}, expected torch.bfloat16 or None.")
         self.networks = networks.to(self.device)
@@ -188,7 +102,6 @@ class SGDLearner(core.Learner):
         self._target_update_rate = target_update_rate
 
         self._parameters = [p for p in networks.parameters() if p.requires_grad]
-        self._small = sum(p.numel() for p in self._parameters) <= _SMALL
         self.optimizer = optimizer_fn(self._parameters)
         held = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
         if left := [name for name, p in networks.named_parameters() if p.requires_grad and id(p) not in held]:
@@ -201,10 +114,12 @@ class SGDLearner(core.Learner):
             for group in self.optimizer.param_groups
         ]
         self._schedule, self._max_gradient_norm = learning_rate_schedule, max_gradient_norm
-        self._precision: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+        precision: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         if autocast_dtype is not None:
-            self._precision = functools.partial(torch.autocast, self.device.type, dtype=autocast_dtype)
-        self._loss_fn = self._own_loss_fn = torch.compile(loss_fn) if compile_loss else loss_fn
+            precision = functools.partial(torch.autocast, self.device.type, dtype=autocast_dtype)
+        self._loss_fn = loss_fn
+        self._eager = LossGradient(networks, self._parameters, loss_fn, precision)
+        self._gradient = self._make_gradient(step_mode)
         self._partial_gradients = partial_gradients
         self._check_period = check_period
         self._unchecked: list[tuple[int, torch.Tensor]] = []
@@ -224,22 +139,22 @@ class SGDLearner(core.Learner):
 
     def gradients(self, batch: ReplaySample) -> Gradients:
         """The gradients of the loss on `batch`. Changes no parameters."""
-        output = self._backward(batch, self._context())
-        values = [() if p.grad is None else p.grad for p in self._parameters]
-        metrics = {name: value.detach() for name, value in output.metrics.items()}
-        return Gradients(values, output.loss.detach(), metrics, torch.tensor(self.steps))
+        output, gradients, _ = self._gradient(batch, self._context())
+        values = [() if gradient is None else gradient for gradient in gradients]
+        return Gradients(values, output.loss, output.metrics, torch.tensor(self.steps))
 
     def apply(self, gradients: Gradients) -> StepResult:
         """One optimizer step with the gradients of another learner's batch, on this learner's device.
 
         Metrics are `step`'s, and `gradient_age`: the learner steps since the gradients' parameters.
         """
-        for parameter, value in zip(self._parameters, gradients.values, strict=True):
-            parameter.grad = value if isinstance(value, torch.Tensor) else None
+        values = [value if isinstance(value, torch.Tensor) else None for value in gradients.values]
+        norm = self._eager.norm([value for value in values if value is not None])
         self._set_learning_rate()
         age = self.steps - gradients.learner_steps
         output = LossOutput(gradients.loss, {**gradients.metrics, "gradient_age": age})
-        return self._finish_step(output, self._descend(output))
+        self._descend(output, values, norm)
+        return self._finish_step(output, norm)
 
     def _set_learning_rate(self) -> None:
         if self._schedule is not None:
@@ -254,7 +169,7 @@ class SGDLearner(core.Learner):
     def _finish_step(self, output: LossOutput, norm: torch.Tensor) -> StepResult:
         """Counts the step, moves the target networks, and returns the result."""
         self.steps += 1
-        if self._target and self.steps % self._target_update_period == 0:
+        if self._target and is_due(self.steps, self._target_update_period, 0):
             with torch.no_grad():
                 if self._target_update_rate == 1.0:
                     torch._foreach_copy_(self._target, self._online)
@@ -262,38 +177,29 @@ class SGDLearner(core.Learner):
                     torch._foreach_lerp_(self._target, self._online, self._target_update_rate)
                 for target, online in self._buffers:
                     target.copy_(online)
-        metrics = {name: value.detach() for name, value in output.metrics.items()}
-        metrics["loss"], metrics["gradient_norm"] = output.loss.detach(), norm
+        metrics = {**output.metrics, "loss": output.loss, "gradient_norm": norm}
         metrics["learning_rate"] = torch.tensor(self.optimizer.param_groups[0]["lr"])
         # Replay takes priorities on the host, so the caller would have to wait for them anyway.
-        priorities = None if output.priorities is None else output.priorities.detach().cpu()
+        priorities = None if output.priorities is None else output.priorities.cpu()
         return StepResult(metrics, priorities)
 
     def _minimize(self, batch: Any, context: LossContext) -> tuple[LossOutput, torch.Tensor]:
         """One optimizer step on `batch`. Returns the loss output, and the gradient's norm before clipping."""
-        output = self._backward(batch, context)
-        return output, self._descend(output)
+        output, gradients, norm = self._gradient(batch, context)
+        self._descend(output, gradients, norm)
+        return output, norm
 
-    def _backward(self, batch: Any, context: LossContext) -> LossOutput:
-        """Computes the loss and its gradients."""
-        with self._precision():
-            output = self._loss_fn(self.networks, batch, context)
-        for parameter in self._parameters:
-            parameter.grad = None  # As optimizer.zero_grad, without its hooks for profilers.
-        output.loss.backward()
-        return output
+    def _make_gradient(self, step_mode: str) -> Callable[..., Any]:
+        """The gradient in this mode."""
+        if step_mode == "compile":
+            return CompiledGradient(self._eager, self.fixed_sizes)
+        if step_mode == "cuda_graph":
+            return CapturedGradient(self._eager)
+        return self._eager
 
-    def _descend(self, output: LossOutput) -> torch.Tensor:
-        """One optimizer step with the gradients. Returns their norm before clipping."""
-        gradients = [p.grad for p in self._parameters if p.grad is not None]
-        # As nn.utils.get_total_norm, for tensors on one device.
-        if not gradients:
-            norm = torch.zeros(())
-        elif self._small:  # One copy costs less than one call per gradient.
-            norm = torch.linalg.vector_norm(torch.cat([gradient.flatten() for gradient in gradients]))
-        else:
-            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-        limit = self._max_gradient_norm
+    def _descend(self, output: LossOutput, values: Sequence[torch.Tensor | None], norm: torch.Tensor) -> None:
+        """One optimizer step with the gradients `values`, whose norm is given."""
+        limit, scale = self._max_gradient_norm, None
         if self.device.type == "cpu":
             length = norm.item()
             if not math.isfinite(length + output.loss.item()):
@@ -302,16 +208,21 @@ class SGDLearner(core.Learner):
             # there.
             if limit is not None and length + 1e-6 > limit:
                 # A tensor, because torch would convert a Python number to a tensor for each gradient.
-                torch._foreach_mul_(gradients, torch.tensor(limit / (length + 1e-6)))
+                scale = torch.tensor(limit / (length + 1e-6))
         else:
-            self._unchecked.append((self.steps, (output.loss + norm).detach()))
+            self._unchecked.append((self.steps, output.loss + norm))
             if len(self._unchecked) >= self._check_period:
                 self._check()
-            if limit is not None and gradients:
-                # As nn.utils.clip_grads_with_norm_, for tensors on one device.
-                torch._foreach_mul_(gradients, (limit / (norm + 1e-6)).clamp(max=1.0))
+            if limit is not None:  # As nn.utils.clip_grads_with_norm_, for tensors on one device.
+                scale = (limit / (norm + 1e-6)).clamp(max=1.0)
+        gradients: Any = [value for value in values if value is not None]
+        if scale is not None and gradients:
+            # Two parameters with equal gradients, such as an LSTM's biases, may share a compiled one.
+            gradients = torch._foreach_mul(gradients, scale)
+        scaled = iter(gradients)
+        for parameter, value in zip(self._parameters, values, strict=True):
+            parameter.grad = None if value is None else next(scaled)
         self.optimizer.step()
-        return norm
 
     def parameters(self) -> dict[str, dict[str, torch.Tensor]]:
         """The tensors of each child of the networks. Raises FloatingPointError after a non-finite step."""
@@ -363,7 +274,8 @@ class SGDLearner(core.Learner):
         Buffers of the networks (statistics of data) are rank 0's. A later call replaces the group.
         """
         self._group = group
-        self._loss_fn = group.averaged(self.networks, self._own_loss_fn, self._partial_gradients)
+        self._eager.loss_fn = group.averaged(self.networks, self._loss_fn, self._partial_gradients)
+        self._gradient = self._eager
 
     def _check(self) -> None:
         """Raises FloatingPointError if a step since the last check was not finite."""
@@ -374,7 +286,7 @@ class SGDLearner(core.Learner):
         self._unchecked.clear()
 
     def _raise_unsound(self, step: int, metrics: dict[str, torch.Tensor]) -> None:
-        seen = ", ".join(f"{name}={float(value.detach()):.6g}" for name, value in metrics.items())
+        seen = ", ".join(f"{name}={float(value):.6g}" for name, value in metrics.items())
         seen = f" ({seen})" if seen else ""
         raise FloatingPointError(
             f"Learner step {step}: the loss or its gradient is not finite{seen}. Look for NaN in "

@@ -24,5 +24,6 @@ def check_alike(mask: torch.Tensor | None = None, **tensors: torch.Tensor) -> No
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if mask is not None:
         shapes["mask"] = tuple(mask.shape)
-    if len(set(shapes.values())) > 1:
+    first, *others = shapes.values()
+    if any(shape != first for shape in others):  # A set of them would fix the sizes of a compiled loss.
         raise ValueError(f"shapes: got {shapes}, expected the same for all.")

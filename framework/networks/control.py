@@ -99,12 +99,20 @@ def restored(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def frozen(module: nn.Module) -> Iterator[None]:
-    """Freezes the parameters of `module`. Gradients still pass through it to its inputs."""
-    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    for parameter in parameters:
-        parameter.requires_grad_(False)
+    """Detaches the parameters of `module`. Gradients still pass through it to its inputs.
+
+    Not for torch's recurrent layers, which keep their parameters in a second place.
+    """
+    kept = [
+        (layer, name, parameter)
+        for layer in module.modules()
+        for name, parameter in layer._parameters.items()
+        if parameter is not None
+    ]
+    for layer, name, parameter in kept:  # `requires_grad_` could not be compiled.
+        layer._parameters[name] = parameter.detach()  # type: ignore[assignment]
     try:
         yield
     finally:
-        for parameter in parameters:
-            parameter.requires_grad_(True)
+        for layer, name, parameter in kept:
+            layer._parameters[name] = parameter

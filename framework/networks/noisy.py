@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 
 import torch
 from torch import nn
 
 from framework.networks.modules import Linear
+
+# A shape to standard normals.
+Normal = Callable[..., torch.Tensor]
 
 
 class NoisyLinear(Linear):
@@ -32,13 +37,12 @@ class NoisyLinear(Linear):
         self.bias_noise = nn.Parameter(torch.full((out_features,), size))
         self._noise: tuple[torch.Tensor, torch.Tensor] | None = None
 
-    def redraw(self, generator: torch.Generator | None, rows: int = 1) -> None:
+    def redraw(self, normal: Normal | None, rows: int = 1) -> None:
         """See `redraw_noise`."""
-        if generator is None:
+        if normal is None:
             self._noise = None
             return
-        width = self.in_features + self.out_features
-        noise = torch.randn((rows, width), generator=generator, device=generator.device)
+        noise = normal(rows, self.in_features + self.out_features)
         noise = noise.sign() * noise.abs().sqrt()
         self._noise = noise[:, : self.in_features], noise[:, self.in_features :]
 
@@ -55,16 +59,21 @@ class NoisyLinear(Linear):
         return super().forward(inputs) + noisy * of_outputs
 
 
-def redraw_noise(module: nn.Module, generator: torch.Generator | None, rows: int = 1) -> None:
+def redraw_noise(module: nn.Module, source: torch.Generator | Normal | None, rows: int = 1) -> None:
     """Draws new noise for all `NoisyLinear` layers in `module`.
 
     Args:
       module: a network.
-      generator: source of the noise, on the device of the network. None removes the noise, so that the
-        layers compute with the means, as in an evaluation.
+      source: a generator on the device of the network, or in a loss `context.normal`. None removes the noise,
+        so that the layers compute with the means, as in an evaluation.
       rows: 1 for noise that all rows of a batch share, or the number of rows of the next batch `[rows, *]`
         for noise that is independent for each row.
     """
+    normal = (
+        functools.partial(torch.randn, generator=source, device=source.device)
+        if isinstance(source, torch.Generator)
+        else source
+    )
     for layer in module.modules():
         if isinstance(layer, NoisyLinear):
-            layer.redraw(generator, rows)
+            layer.redraw(normal, rows)

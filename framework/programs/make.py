@@ -72,6 +72,9 @@ def make_program(
                 f"{part_name}: got the class {part.__name__}, expected an instance, {part.__name__}()."
             )
     check_parts(config)
+    agent = agent.decided(
+        config, {} if config.directory is None else RunFolder.agent_config_in(config.directory)
+    )
     spec = environment_spec(agent, environment_factory, config)
     for line in agent.describe_inputs(spec):
         _LOG.info("%s", line)

@@ -149,6 +149,8 @@ class RunFolder:
                 )
             own = {name: content.pop(name) for name in ("agent", "environment", "engine", "restarts")}
             content.pop("inference_messages", None)  # A setting of version 0.2 that changed no result.
+            if content.pop("compile_loss", False):  # The name of this mode in version 0.2.
+                content["step_mode"] = "compile"
             if content.get("inference") == "alternating":  # So did this value.
                 content["inference"] = "local"
             fields = [field.name for field in dataclasses.fields(RunConfig) if field.name in content]
@@ -163,6 +165,11 @@ class RunFolder:
         except ValueError as error:
             raise RunError(str(error)) from error
         return cls(agent_config=content, config=config, **own)
+
+    @classmethod
+    def agent_config_in(cls, path: str | os.PathLike[str]) -> Mapping[str, Any]:
+        """The fields of the agent's config in a run's folder; empty without a run."""
+        return cls.open(path).agent_config if (Path(path) / "config.yaml").exists() else {}
 
     def restore(self, which: str | int | os.PathLike[str] | None = None) -> CheckpointReader:
         """Opens a checkpoint, as `Checkpointer.restore` does. Raises RunError with the run's own advice."""

@@ -215,7 +215,7 @@ FIELDS = {
     **by(learned, clip=0.01, epochs=2, minibatch_tasks=2),
     **by(learned, needs={"learning_rate_decay": 100}, learning_rate_end=0.5),
     **by(learned, needs={"adam_epsilon": 1.0}, max_gradient_norm=1e-4),
-    **by(config_fields.made, compile_loss=None, autocast=None),
+    **by(config_fields.made, step_mode="compile", autocast=None),
     **by(rows_of_a_worker, tasks_per_worker=3, unroll_length=5, inner_steps=2),
     **by(evaluated, evaluation_tasks=3, evaluation_inner_steps=2),
     **by(config_fields.network, hidden_sizes=(4, 4), activation="elu", initial_std=0.5),

@@ -31,11 +31,9 @@ def learned(agent, spec):
 
 
 def made(agent, spec):
-    """Whether the learner compiles its loss, and its precision."""
-    # Compiling takes half a minute of a slow machine; that it is asked for is what matters here.
-    with mock.patch("torch.compile", return_value="compiled") as compiled:
-        learner = make_learner(agent, spec)
-    return compiled.called, learner._precision is contextlib.nullcontext
+    """How the learner computes gradients, and its precision."""
+    learner = make_learner(agent, spec)
+    return type(learner._gradient), learner._eager._precision is contextlib.nullcontext
 
 
 def _actions(policy, times):
@@ -135,7 +133,7 @@ FIELDS = {
     **by(learned, discount=0.5, learning_rate=3e-2, learning_rate_decay=3, adam_epsilon=1e-1),
     **by(learned, max_gradient_norm=1e-9),
     **by(learned, needs=DECAY, learning_rate_end=0.9),
-    **by(made, compile_loss=None, autocast=None),
+    **by(made, step_mode="compile", autocast=None),
     **by(described, inputs=("observation=bytes",)),
     # Replay.
     **by(table, max_replay_size=5000, min_replay_size=17, batch_size=32, samples_per_insert=3),

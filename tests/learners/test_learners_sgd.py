@@ -76,7 +76,7 @@ def test_a_step_is_one_step_of_the_optimizer():
 @pytest.mark.parametrize("limit, scaled", [(1e-3, True), (1e6, False)])
 def test_gradients_are_clipped_by_their_global_norm(limit, scaled, small, monkeypatch):
     if not small:
-        monkeypatch.setattr("framework.learners.sgd._SMALL", 0)
+        monkeypatch.setattr("framework.learners.gradient._SMALL", 0)
     learner, free = make_learner(max_gradient_norm=limit), make_learner()
     before = weights(free).copy()
     batch = make_batch(scale=10.0)

@@ -1,0 +1,201 @@
+"""Step modes: a compiled loss with its gradients does what the loss does as it is written."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import types
+
+import pytest
+import torch
+import tree
+from agent_batches import ENVS, batch_of, flat, learn, make_learner
+from agent_cases import SMALL, spec_of
+from torch import nn
+
+from agents.dqn import DQN, DQNConfig
+from agents.impala import IMPALA
+from agents.ppo import PPO, PPOConfig
+from framework.learners import LossOutput, SGDLearner, gradient
+from framework.learners.gradient import CompiledGradient
+from framework.networks import frozen
+from framework.programs import RunConfig
+from framework.replay import ReplaySample
+
+# One for each kind of loss. Others add nothing that a compiler could stumble over, and are in `make release`.
+KINDS = ("a2c", "dqn", "impala", "ppo", "r2d2", "rainbow", "sac", "td3")
+as_traced = functools.partial(torch.compile, fullgraph=True, backend="aot_eager", isolate_recompiles=True)
+STEPS = 20
+
+
+def pair(name, compiler, **fields):
+    """Two equal learners of an agent, of which the second one compiles with `compiler`."""
+    agent = type(SMALL[name])(dataclasses.replace(SMALL[name].config, **fields))
+    eager, compiled = make_learner(agent, spec_of(name)), make_learner(agent, spec_of(name))
+    compiled._gradient = CompiledGradient(compiled._eager, compiled.fixed_sizes, compiler)
+    return agent, eager, compiled
+
+
+def difference(agent, eager, compiled, name, steps):
+    largest = 0.0
+    for step in range(steps):
+        batch = batch_of(agent, spec_of(name), step % 5)
+        for learner in (eager, compiled):
+            learner.env_steps = 7 * step
+        one, other = learn(eager, batch), learn(compiled, batch)
+        if one.priorities is not None:
+            largest = max(largest, float((one.priorities - other.priorities).abs().max()))
+        largest = max(largest, float((flat(eager.networks) - flat(compiled.networks)).abs().max()))
+    for name in one.metrics:
+        torch.testing.assert_close(other.metrics[name], one.metrics[name], rtol=1e-4, atol=1e-4)
+    return largest
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in KINDS else pytest.mark.release) for n in SMALL]
+)
+def test_every_loss_compiles_as_a_whole(name):
+    """Any break in the graph is an error. Without the compiler's arithmetic, results are equal bit by bit."""
+    fields = {"learning_rate_decay": 100}
+    if name == "ppo":
+        fields |= {"clip_end": 0.1, "minibatch_size": 7}  # Of 25 rows or fewer: sizes differ.
+    agent, eager, compiled = pair(name, as_traced, **fields)
+    assert difference(agent, eager, compiled, name, STEPS) == 0.0
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("name", SMALL)
+def test_the_real_compiler_rounds_only(name):
+    agent, eager, compiled = pair(name, None)
+    # Adam's first steps have the size of the learning rate, however small a gradient is.
+    assert difference(agent, eager, compiled, name, 3) < 1e-4
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.model, self.critic = nn.Linear(3, 1), nn.Linear(3, 1)
+        self.register_buffer("seen", torch.zeros(()))
+
+
+def ask(network, batch, context):
+    """A loss that draws, chooses, counts, masks and changes a buffer."""
+    network.seen.add_(1.0)
+    inputs = tree.map_structure(lambda leaf: leaf.float(), batch.data)["x"]
+    loss = (network.model(inputs) - context.normal_like(inputs[:, :1])).square().mean()
+    loss = loss + (context.env_steps / 100) * network.model(inputs + context.normal(3)).mean()
+    with frozen(network.critic):
+        loss = loss + network.critic(inputs).mean()
+    if context.is_due(3):
+        loss = loss + (network.critic(inputs) * context.uniform_like(inputs[:, :1])).mean()
+    if context.is_due(2, 0):
+        loss = 2 * loss
+    return LossOutput(loss, {"seen": network.seen.clone()})
+
+
+def batches(rows=4):
+    for step in range(8):
+        yield ReplaySample(None, {"x": torch.randn(rows, 3, generator=torch.Generator().manual_seed(step))})
+
+
+def ask_learner(compiled):
+    learner = SGDLearner(Net(), ask, functools.partial(torch.optim.SGD, lr=0.1), seed=3)
+    if compiled:
+        learner._gradient = CompiledGradient(learner._eager, compiler=as_traced)
+    return learner
+
+
+def test_a_compiled_loss_asks_its_context():
+    eager, compiled = ask_learner(False), ask_learner(True)
+    for step, batch in enumerate(batches()):
+        eager.env_steps = compiled.env_steps = 10 * step
+        for learner in (eager, compiled):
+            result = learner.step(batch)
+            assert float(result.metrics["seen"]) == step + 1, "a rehearsal must not change buffers"
+        assert flat(eager.networks).equal(flat(compiled.networks)), step
+        assert eager._generator.get_state().equal(compiled._generator.get_state())
+    # Due or not, by both periods: (3, 2) are (no, no), (no, no), (yes, yes), (no, no), (no, yes), (yes, no).
+    assert len(compiled._gradient._compiled) == 4
+
+
+def test_a_compiled_learner_resumes_exactly():
+    straight, (first, second) = ask_learner(True), (ask_learner(True), ask_learner(True))
+    for step, batch in enumerate(batches()):
+        straight.step(batch)
+        if step == 3:
+            second.restore(first.save())
+        (first if step < 3 else second).step(batch)
+    assert flat(straight.networks).equal(flat(second.networks))
+
+
+def test_equal_gradients_are_clipped_once():
+    class Twins(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(1, 1), nn.Linear(1, 1)
+
+    def loss(network, batch, context):
+        return LossOutput(100.0 * (network.a.bias + network.b.bias + network.a.weight.sum() * 0.0).sum(), {})
+
+    learners = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        learner = SGDLearner(Twins(), loss, functools.partial(torch.optim.SGD, lr=1.0), max_gradient_norm=1.0)
+        if compiled:
+            learner._gradient = CompiledGradient(learner._eager, compiler=as_traced)
+        learner.step(ReplaySample(None, torch.zeros(1)))
+        learners.append(flat(learner.networks))
+    assert learners[0].equal(learners[1])
+
+
+def test_a_loss_that_reads_a_tensor_is_refused_with_its_line():
+    def loss(network, batch, context):
+        value = network.model(batch.data["x"]).mean()
+        return LossOutput(value if value > 0 else -value, {})
+
+    learner = SGDLearner(Net(), loss, functools.partial(torch.optim.SGD, lr=0.1))
+    learner._gradient = CompiledGradient(learner._eager, compiler=as_traced)
+    with pytest.raises(ValueError, match=r"step_mode(.|\n)*value if value > 0(.|\n)*use step_mode 'eager'"):
+        learner.step(next(batches()))
+
+
+# --- what a program chooses ---
+
+
+def decided(agent, caplog, recorded=types.MappingProxyType({}), **run):
+    with caplog.at_level(logging.INFO):
+        return agent.decided(RunConfig(**run), recorded).config.step_mode
+
+
+def test_auto_compiles_a_long_run_and_says_so(caplog):
+    agent = DQN(DQNConfig(step_mode="auto", samples_per_insert=128.0))
+    assert decided(agent, caplog, max_env_steps=1_000_000) == "compile"
+    assert "step_mode auto: compile, for about 1,000,000 optimizer steps" in caplog.text
+    assert decided(agent, caplog, max_env_steps=10_000) == "eager"
+    assert decided(agent, caplog) == "eager", "a run without a limit may be short"
+    assert decided(agent, caplog, num_learners=2, max_env_steps=1_000_000) == "eager"
+    assert decided(agent, caplog, {"step_mode": "eager"}, max_env_steps=1_000_000) == "eager"
+
+
+@pytest.mark.parametrize(
+    "agent, steps",
+    [
+        (DQN(DQNConfig(samples_per_insert=8.0, batch_size=32)), 250),
+        (PPO(PPOConfig(unroll_length=10, epochs=4, minibatch_size=20)), 200),
+        (PPO(PPOConfig(unroll_length=10, epochs=4, minibatch_size=None)), 80),
+        (IMPALA(dataclasses.replace(SMALL["impala"].config, unroll_length=10, batch_size=2)), 50),
+    ],
+)
+def test_the_number_of_optimizer_steps_is_known(agent, steps):
+    assert agent.for_program(ENVS).optimizer_steps(1_000) == steps
+
+
+@pytest.mark.parametrize("mode", ["compile", "cuda_graph"])
+def test_a_mode_that_this_machine_has_not_is_refused_before_nodes_start(mode, monkeypatch, caplog):
+    monkeypatch.setattr(gradient.shutil, "which", lambda name: None)
+    agent = DQN(DQNConfig(step_mode=mode))
+    with pytest.raises(ValueError, match=rf"step_mode: got '{mode}' (without a C\+\+|which needs a GPU)"):
+        decided(agent, caplog)
+    assert decided(DQN(DQNConfig(step_mode="auto")), caplog, max_env_steps=10**9) == "eager"
