@@ -137,7 +137,10 @@ class EnvironmentLoop:
         if cut and max_steps is not None:
             timestep, moved = _cut(timestep, moved, max_steps)
             num_steps = max_steps
-        rewards = unrounded(self.environment, timestep)
+        if self.environment.exact_rewards is None:
+            rewards = tree.flatten(timestep.reward)
+        else:
+            rewards = unrounded(self.environment, timestep)
         self._actor.observe(action, timestep)
         for observer in self._observers:
             foreign = is_foreign(observer)

@@ -86,7 +86,8 @@ class Border(EnvironmentWrapper):
         if self._exact is None and self._environment.exact_rewards:
             self._exact = unrounded(self._environment, timestep._replace(reward=taken["reward"]))
         step_type = taken["step_type"]
-        self._check_mask(step_type, taken["observation"])
+        if self._check_mask.has_mask:
+            self._check_mask(step_type, taken["observation"])
         for name, kinds in taken.get("agents", {}).items():
             # The agents begin with the environment, and none goes on beyond its end.
             wrong = ((step_type == FIRST) & (kinds != FIRST)) | ((step_type == LAST) & (kinds == MID))
