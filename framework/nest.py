@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -172,7 +173,7 @@ def unflattener(template: Nest) -> Pack:
 def _builder(template: Nest, at: int) -> tuple[Pack, int]:
     """The function for the leaves from index `at` on, and the index of the first leaf after them."""
     if not isinstance(template, (Mapping, tuple, list)):
-        return lambda leaves: leaves[at], at + 1
+        return operator.itemgetter(at), at + 1
     keys = sorted(template) if isinstance(template, Mapping) else range(len(template))
     builds: dict[Any, Pack] = {}
     for key in keys:

@@ -195,9 +195,9 @@ class TorchPolicy(core.Policy):
     def initial_state(self, batch_size: int) -> Nest:
         return ()
 
-    @torch.inference_mode()
     def step(self, observation: Nest, state: Nest) -> tuple[Nest, Nest, Nest]:
-        drawn, extras, state = self.act(as_tensors(observation, self._place), state)
+        with torch.inference_mode():
+            drawn, extras, state = self.act(as_tensors(observation, self._place), state)
         return self.actions.to_environment(as_numpy(drawn)), as_numpy(extras), state
 
     def versions(self, drawn: torch.Tensor) -> np.ndarray:

@@ -56,10 +56,10 @@ class Module(nn.Module):
 
 class Linear(Module, nn.Linear):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        weight, bias = self._parameters.get("weight"), self._parameters.get("bias")
-        if weight is None or bias is None:  # They are computed, as by `torch.nn.utils.parametrize`.
-            return super().forward(inputs)
-        return nn.functional.linear(inputs, weight, bias)
+        own: Any = self._parameters
+        if "weight" in own and "bias" in own:
+            return nn.functional.linear(inputs, own["weight"], own["bias"])
+        return super().forward(inputs)  # They are computed, as by `torch.nn.utils.parametrize`.
 
 
 class ReLU(Module, nn.ReLU):
