@@ -10,6 +10,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import ELU as TorchELU
+from torch.nn import Linear as TorchLinear
+from torch.nn import ReLU as TorchReLU
+from torch.nn import SiLU as TorchSiLU
+from torch.nn import Tanh as TorchTanh
 from torch.nn.modules.module import (
     _global_backward_hooks,
     _global_backward_pre_hooks,
@@ -54,7 +59,7 @@ class Module(nn.Module):
         super().add_module(name, module)
 
 
-class Linear(Module, nn.Linear):
+class Linear(Module, TorchLinear):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         own: Any = self._parameters
         if "weight" in own and "bias" in own:
@@ -62,19 +67,19 @@ class Linear(Module, nn.Linear):
         return super().forward(inputs)  # They are computed, as by `torch.nn.utils.parametrize`.
 
 
-class ReLU(Module, nn.ReLU):
+class ReLU(Module, TorchReLU):
     pass
 
 
-class Tanh(Module, nn.Tanh):
+class Tanh(Module, TorchTanh):
     pass
 
 
-class ELU(Module, nn.ELU):
+class ELU(Module, TorchELU):
     pass
 
 
-class SiLU(Module, nn.SiLU):
+class SiLU(Module, TorchSiLU):
     pass
 
 
