@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn import ELU as TorchELU
 from torch.nn import Linear as TorchLinear
+from torch.nn import Module as TorchModule
 from torch.nn import ReLU as TorchReLU
 from torch.nn import SiLU as TorchSiLU
 from torch.nn import Tanh as TorchTanh
@@ -23,7 +24,7 @@ from torch.nn.modules.module import (
 )
 
 
-class Module(nn.Module):
+class Module(TorchModule):
     """A module whose call is a call of its `forward`, unless it has hooks or was compiled.
 
     Its children are attributes like others, found without `__getattr__`.
