@@ -49,6 +49,8 @@ class Module(TorchModule):
         super().__setattr__(name, value)
         if isinstance(value, nn.Module):
             self.__dict__[name] = value
+        elif name in self.__dict__.get("_modules", ()):  # None in place of a child.
+            self.__dict__.pop(name, None)
 
     def __delattr__(self, name: str) -> None:
         if name in self._modules:
