@@ -381,10 +381,13 @@ def as_numpy(nest: Nest) -> Nest:
     """Tensors, wherever they are, to arrays. Arrays stay as they are."""
     if isinstance(nest, torch.Tensor):
         return nest.numpy(force=True)
+    if type(nest) is dict:  # dm-tree costs more than these conversions
+        arrays = {}
+        for name, entry in nest.items():
+            arrays[name] = as_numpy(entry)
+        return arrays
     if isinstance(nest, np.ndarray):
         return nest
-    if type(nest) is dict:  # dm-tree costs more than these conversions
-        return {name: as_numpy(entry) for name, entry in nest.items()}
     if type(nest) is tuple:
         return tuple([as_numpy(entry) for entry in nest])
     return tree.map_structure(as_numpy, nest)
