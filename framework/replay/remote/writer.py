@@ -32,14 +32,12 @@ from framework.replay.errors import (
     UnknownTableError,
 )
 from framework.replay.remote.connection import LAST_WORDS_S, Interrupted, ReplayConnection, SessionLost
-from framework.replay.rows.held import HeldRows
 from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import ColumnSpec, bytes_of
-from framework.replay.tables.new_items import NewItems, joined
 from framework.replay.types import check_priorities
 from framework.replay.wire import MAX_LAYOUTS, unpack_error
 from framework.replay.writer import BatchWriter
-from framework.replay.writers import Writers
+from framework.replay.writers import HeldRows, NewItems, Writers, joined
 
 # While this many messages wait at the server, single items wait for others longer.
 _MAX_MESSAGES = 64

@@ -27,7 +27,6 @@ import numpy as np
 from framework.replay.errors import StoreFullError
 from framework.replay.rows.allocator import Allocator, zeros
 from framework.replay.rows.compression import CompressedColumn
-from framework.replay.writers import Writers
 
 # Bytes of addresses of one stream of wide rows: more than a machine has memory, but far less than the 128 TiB
 # of addresses that a process has, and less than the largest file of some file systems. After each
@@ -313,7 +312,6 @@ class RowStore:
     Attributes:
       streams: by name.
       num_bytes: physical memory reserved for rows, in bytes.
-      writers: the writers of this process.
     """
 
     def __init__(
@@ -333,7 +331,6 @@ class RowStore:
         self.compress = tuple(compress)
         self.streams: dict[str, Stream] = {}
         self.num_bytes = 0
-        self.writers = Writers()
         self._numbers = itertools.count(2)
         self._has_dropped = False
         self._claims = threading.RLock()  # around the locks of the streams

@@ -11,10 +11,10 @@ from framework.replay.rows.allocator import zeros
 from framework.replay.rows.layout import Bindings, Part, gather
 from framework.replay.rows.store import grown, span
 from framework.replay.tables.keys import KeyMap
-from framework.replay.tables.new_items import NewItems
 from framework.replay.tables.rate_limiters import RateLimiter
 from framework.replay.tables.selectors import Fifo, Selector
 from framework.replay.types import PaddedSample, ReplaySample, SampleInfo
+from framework.replay.writers import NewItems
 
 # Items that have left the table keep their slots and rows until their readers are done: `SPENT` ones had
 # their last turn, which may be given back; `GONE` ones were removed.
