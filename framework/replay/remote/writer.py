@@ -144,17 +144,15 @@ class ServedWriter(BatchWriter):
     def _send_rows(self, held: HeldRows, rows: np.ndarray, arrays: Mapping[str, np.ndarray]) -> None:
         copies = {held.names[name]: array.copy() for name, array in arrays.items()}
         self._written.append([held.stream, rows, copies])
-        self._fill(sum(array.nbytes + _ARRAY_BYTES for array in copies.values()) / _SEND_BYTES)
-
-    def _fill(self, share: float) -> None:
-        """Notes that the message has more in it; sends it once it is full."""
-        self._filled += share
+        self._filled += sum(array.nbytes + _ARRAY_BYTES for array in copies.values()) / _SEND_BYTES
         if self._filled >= 1.0:
             self._push()
 
     def _free(self, stream: str, rows: np.ndarray) -> None:
         self._released.append((stream, rows.copy()))
-        self._fill(len(rows) / _SEND_ROWS)
+        self._filled += len(rows) / _SEND_ROWS
+        if self._filled >= 1.0:
+            self._push()
 
     # --- items ---
 
