@@ -216,7 +216,6 @@ class LocalWriter(BatchWriter):
             lambda table, n: client.tables[table].can_insert(n),
         )
         self._tables = client.tables
-        self._rows = client.store
         self._concurrent = client.concurrent
         self._interrupted = client.is_interrupted
         self._held_back = min(self._held_back, self._max_in_flight)
@@ -274,13 +273,13 @@ class LocalWriter(BatchWriter):
         if self.num_pending:
             self._releases.append((self._created, stream, rows.copy()))
         else:
-            self._rows.streams[stream].release(rows)
+            self._store.streams[stream].release(rows)
 
     def _release_rows(self, done: int) -> None:
         """Releases the rows to which only the first `done` items may refer."""
         while self._releases and self._releases[0][0] <= done:
             _, stream, rows = self._releases.popleft()
-            self._rows.streams[stream].release(rows)
+            self._store.streams[stream].release(rows)
 
     def _wait(self, timeout: float | None, keep: int) -> None:
         if 0 < self.num_pending <= keep:  # those go in with others, or when a table is read
