@@ -260,7 +260,7 @@ class _ByAge(Selector):
 
     def reserve(self, num_slots: int) -> None:
         # At least a fifth of the order is free after `_compact`, which makes it O(1), amortized.
-        num_places = num_slots + num_slots // 4 + 8
+        num_places = num_slots + num_slots // 4 + 1
         self._order = grown(self._order, num_places, num_places)
         self._where = grown(self._where, num_slots, num_slots)
 
@@ -291,8 +291,7 @@ class _ByAge(Selector):
         if self._size and np.count_nonzero(self._order[head : head + n] == slots) == n:
             self._head += n
         elif self._size:
-            begin = max(head, self._num_placed)
-            self._where[self._order[begin:tail]] = np.arange(begin, tail)
+            self._where[self._order[self._num_placed : tail]] = np.arange(self._num_placed, tail)
             self._order[self._where[slots]] = -1
             self._num_placed = tail
         else:
