@@ -41,11 +41,12 @@ ColumnSpec = tuple[tuple[int, ...], Any]
 def grown(array: np.ndarray, size: int, to: int | None = None) -> np.ndarray:
     """Returns `array`, or a copy with zeros at its end if it has less than `size` entries.
 
-    The copy has `to` entries, or at least twice as many as before.
+    The copy has `to` entries, or at least eight times as many as before: those that are not used take no
+    memory.
     """
     if size <= len(array):
         return array
-    to = max(size, 2 * len(array)) if to is None else to
+    to = max(size, 8 * len(array)) if to is None else to
     longer = zeros((to, *array.shape[1:]), array.dtype, huge=True)
     longer[: len(array)] = array
     return longer
