@@ -7,14 +7,20 @@ import uuid
 from typing import Any
 
 from framework.replay.errors import ServerClosed
-from framework.replay.limiter_state import describe_tables
 from framework.workers.budget import Budget
 from framework.workers.collector import Collector, Turns, make_collector, make_served
 from framework.workers.gates import Gate, LastActor, LostSteps
 from framework.workers.last_samples import LastSamples
 from framework.workers.lockstep import Lockstep, Unrolls
 from framework.workers.report import Report, RowSender
-from framework.workers.worker import ProgramWorker, Setup, is_elastic, next_seed, prepare_process
+from framework.workers.worker import (
+    ProgramWorker,
+    Setup,
+    describe_tables,
+    is_elastic,
+    next_seed,
+    prepare_process,
+)
 
 _SILENT_S = 60.0  # Wait for the source of parameters, which may be lost with its host for good.
 
