@@ -29,7 +29,7 @@ from framework.replay.contracts import ReplayClient, Source
 from framework.replay.errors import DeadlineExceededError, ServerClosed, ServerLost
 from launch.locks import InterruptSafeCondition
 
-_KEPT = 8  # batches whose samples are drawn ahead from several servers, unless the caller says how many
+_KEPT = 16  # batches whose samples are drawn ahead from several servers, unless the caller says how many
 _EXIT_S = 5.0  # for which the end of the interpreter waits for a dataset that was not closed
 
 
@@ -56,7 +56,7 @@ class Dataset:
         limit.
       device: torch device of the batches' tensors; None for numpy arrays. Pinned memory is used for a GPU.
       prefetch: number of batches that a thread fetches ahead; 0 for no thread. There is no thread either if
-        the client is not concurrent. None means 2, or 8 from several servers if the items are small.
+        the client is not concurrent. None means 2, or 16 from several servers if the items are small.
       ragged: `"error"` refuses items of different lengths; `"pad"` pads them with zeros and returns
         `PaddedSample`s, which hold the lengths.
       only_first: number of batches of the first table alone, before batches of all tables; see `Mixture`.

@@ -162,7 +162,7 @@ def test_a_dataset_over_shards_counts_exactly(shards, served, prefetch):
     with Dataset(client, "t", 64, prefetch=prefetch) as dataset:
         for taken in range(1, 21):
             seen = next(dataset)
-            assert sampled(client) <= 64 * (taken + (8 if prefetch is None else prefetch))
+            assert sampled(client) <= 64 * (taken + (16 if prefetch is None else prefetch))
         dataset.update_priorities(seen.info.key, np.full(64, 9.0))
     assert sampled(client) == 64 * 20
     assert client.sample_batch("t", 500).info.priority.max() == 9
