@@ -359,7 +359,8 @@ class ShardedSource(JoinedSource):
     def _note(self, table: str) -> None:
         """Notes what the servers told with the samples of a batch."""
         for number, source in enumerate(self._sources):
-            self._told[table].note(number, source.told)
+            weight, source.told = source.told, None
+            self._told[table].note(number, weight)
 
     def _allot(self, spare: int | None, table: str, counts: list[int], share: np.ndarray) -> None:
         """Divides what is left of `spare` among the servers that a batch needs samples of."""

@@ -206,11 +206,12 @@ def test_shares_of_what_is_fetched_ahead_follow_the_priorities(shards):
     with Dataset(client, "t", 100, prefetch=4) as dataset:
         for _ in range(8):
             next(dataset)
-        first = keys[0] >> np.uint64(56)
-        client.update_priorities("t", keys[0], np.zeros(100))
-        late = [next(dataset).info for _ in range(64)][40:]
-        assert all((info.key >> np.uint64(56) != first[0]).all() for info in late)
-        np.testing.assert_allclose([info.probability for info in late], 0.01)
+        for priority, share, probability in ((0.0, 0.0, 0.01), (1.0, 0.5, 0.005)):
+            client.update_priorities("t", keys[0], np.full(100, priority))
+            late = [next(dataset).info for _ in range(64)][40:]
+            of_first = [np.mean(info.key >> np.uint64(56) == keys[0][0] >> np.uint64(56)) for info in late]
+            assert np.mean(of_first) == pytest.approx(share, abs=0.06)
+            np.testing.assert_allclose([info.probability for info in late], probability)
 
 
 @pytest.mark.parametrize("prefetch", [2, None])

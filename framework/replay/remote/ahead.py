@@ -38,7 +38,7 @@ class AheadSource(BaseSource):
 
     Attributes:
       stock: number of samples that are kept.
-      told: what `Table.weight` was after the last draw; None if that needed no message.
+      told: what `Table.weight` was after the last draw; None if that needed no message. The caller resets it.
     """
 
     def __init__(self, source: ServedSource) -> None:
