@@ -363,7 +363,7 @@ class Delivery:
       slots: the table's numbers of the items, int64 `[n]`.
       info: `SampleInfo` of arrays `[n]`.
       parts: the samples by layout; see `rows.layout`.
-      age: number of items that were inserted after those drawn; see `TableInfo.sampled_age`.
+      ages: number of items that were inserted after each, int64 `[n]`; see `TableInfo.sampled_age`.
     """
 
     table: str
@@ -371,7 +371,7 @@ class Delivery:
     slots: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
     info: SampleInfo = dataclasses.field(init=False)
     parts: list[Part] = dataclasses.field(init=False)
-    age: int = 0
+    ages: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
 
     def gather(self, out: list[Any] | None = None, pad: bool = False) -> ReplaySample | PaddedSample:
         """Copies the rows into arrays `[n, ...]`; see `rows.layout.gather`."""
