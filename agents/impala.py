@@ -140,8 +140,7 @@ class IMPALAPolicy(TorchPolicy):
             policy, next_state = self._actor_critic.step(observation, state)
         drawn = policy.mode() if self._greedy else policy.sample(self.random)
         log_prob = policy.log_prob(drawn).float()
-        version = torch.full(log_prob.shape, self.progress.version)
-        extras = {"log_prob": log_prob, "version": version}
+        extras = {"log_prob": log_prob, "version": self.versions(log_prob)}
         if self.actions.continuous:
             extras["action"] = drawn  # As sampled; the environment gets it clipped.
         return drawn, {**extras, "state": state} if state else extras, next_state

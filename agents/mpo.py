@@ -188,7 +188,10 @@ class MPO(OffPolicyAgent):
 
     def make_optimizer(self, networks: MPONetworks) -> torch.optim.Optimizer:
         config = self.config
-        rates = {networks.policy: config.learning_rate, networks.critics: config.critic_learning_rate}
+        rates: dict[nn.Module, float] = {
+            networks.policy: config.learning_rate,
+            networks.critics: config.critic_learning_rate,
+        }
         groups = learners.with_rates({**rates, networks.duals: config.dual_learning_rate})
         groups[-1]["minimum"] = _LEAST_DUAL
         return learners.Adam(groups, eps=config.adam_epsilon)

@@ -105,7 +105,7 @@ class PPOPolicy(TorchPolicy):
         drawn = distribution.mode() if self._greedy else distribution.sample(self.random)
         extras: dict[str, Nest] = {
             "policy": self.actions.parameters(distribution),
-            "version": torch.full((len(drawn),), self.progress.version),
+            "version": self.versions(drawn),
         }
         if self.actions.continuous:
             extras["action"] = drawn

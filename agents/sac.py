@@ -165,7 +165,10 @@ class SAC(OffPolicyAgent):
 
     def make_optimizer(self, networks: SACNetworks) -> torch.optim.Optimizer:
         config = self.config
-        rates = {networks.policy: config.learning_rate, networks.critics: config.critic_learning_rate}
+        rates: dict[nn.Module, float] = {
+            networks.policy: config.learning_rate,
+            networks.critics: config.critic_learning_rate,
+        }
         if config.temperature is None:
             rates[networks.temperature] = config.temperature_learning_rate
         return learners.Adam(learners.with_rates(rates), eps=config.adam_epsilon)

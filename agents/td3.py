@@ -175,7 +175,10 @@ class TD3(OffPolicyAgent):
 
     def make_optimizer(self, networks: TD3Networks) -> torch.optim.Optimizer:
         config = self.config
-        rates = {networks.policy: config.learning_rate, networks.critics: config.critic_learning_rate}
+        rates: dict[nn.Module, float] = {
+            networks.policy: config.learning_rate,
+            networks.critics: config.critic_learning_rate,
+        }
         return learners.Adam(learners.with_rates(rates), eps=config.adam_epsilon)
 
     def learner_settings(self, networks: nn.Module) -> dict[str, Any]:

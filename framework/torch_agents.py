@@ -29,6 +29,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 import tree
 from torch import nn
@@ -184,12 +185,14 @@ class TorchPolicy(core.Policy):
         self.variables = variables
         self.device = next((p.device for p in networks.parameters()), torch.device("cpu"))
         self.random = torch.Generator(self.device).manual_seed(0)
+        self._place = None if self.device.type == "cpu" else self.device
+        self._versions = (-1, np.zeros(0, np.int64))
 
     @abc.abstractmethod
     def act(self, observation: Nest, state: Nest) -> tuple[torch.Tensor, Nest, Nest]:
         """`(observation [B, ...], state)` to `(sampled actions [B, ...], extras [B, ...], next state)`.
 
-        All are tensors on `device`. No gradients are recorded.
+        All are tensors on `device`; extras may be arrays. No gradients are recorded.
         """
 
     def initial_state(self, batch_size: int) -> Nest:
@@ -197,13 +200,19 @@ class TorchPolicy(core.Policy):
 
     @torch.inference_mode()
     def step(self, observation: Nest, state: Nest) -> tuple[Nest, Nest, Nest]:
-        drawn, extras, state = self.act(as_tensors(observation, self.device), state)
-        has_extras = isinstance(extras, torch.Tensor) or bool(extras)
+        drawn, extras, state = self.act(as_tensors(observation, self._place), state)
         if holds_tensors(observation):
-            action = self.actions.to_tensors(drawn)
-        else:
-            action = self.actions.to_environment(drawn.cpu().numpy())
-        return action, as_numpy(extras) if has_extras else (), state
+            return self.actions.to_tensors(drawn), as_numpy(extras), state
+        return self.actions.to_environment(as_numpy(drawn)), as_numpy(extras), state
+
+    def versions(self, drawn: torch.Tensor) -> np.ndarray:
+        """The version of the parameters with each of the sampled actions, int64[B]."""
+        version, known = self._versions
+        if version != self.progress.version or known.shape[0] != drawn.shape[0]:
+            version = self.progress.version
+            known = np.full(drawn.shape[:1], version)
+            self._versions = (version, known)  # The same array until one of them changes.
+        return known
 
     def seed(self, seed: int) -> None:
         self.random.manual_seed(seed)

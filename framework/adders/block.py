@@ -20,7 +20,8 @@ from framework.adders.base import REPLAY_TABLE, Adder
 from framework.adders.fields import Field, grown, is_absent
 from framework.adders.frames import Frames
 from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBlockError
-from framework.replay.writer import DEFAULT_MAX_IN_FLIGHT_ITEMS, BatchWriter, hurry
+from framework.replay.writer import DEFAULT_MAX_IN_FLIGHT_ITEMS, BatchWriter
+from framework.replay.writers import hurry
 from framework.types import FIRST, LAST, MID, Nest
 
 NO_ROW = -1
@@ -134,7 +135,9 @@ class BlockAdder(Adder):
     def add_first(self, timestep: Any) -> None:
         with self._lock:
             self._check_usable()
-            kinds = self._read_kinds(timestep)
+            kinds = np.asarray(timestep.step_type)
+            if kinds.shape != self._batch:
+                self._set_batch(kinds)
             if np.any(kinds != FIRST):
                 raise ValueError(
                     f"add_first: got step types {kinds.tolist()}, expected FIRST in every env. Pass what "
@@ -147,7 +150,9 @@ class BlockAdder(Adder):
             if not self._open or self._closed or self._error is not None:
                 self._check_usable()
                 raise ValueError("add: there is no open episode. Call add_first(timestep) after a reset.")
-            kinds = self._read_kinds(next_timestep)
+            kinds = np.asarray(next_timestep.step_type)
+            if kinds.shape != self._batch:
+                self._set_batch(kinds)
             t = self._t
             # count_nonzero() is many times faster than any() and all(), and FIRST is 0.
             ended = self._kinds[t] == LAST
@@ -211,10 +216,6 @@ class BlockAdder(Adder):
                 self._error = error
             finally:
                 self._lock.release()
-
-    def _flush_late(self) -> None:
-        """`flush_pending` for the writer's late thread."""
-        self.flush_pending(wait=True)
 
     def ready(self) -> bool:
         with self._lock:
@@ -327,19 +328,16 @@ class BlockAdder(Adder):
             error, self._error = self._error, None
             raise error
 
-    def _read_kinds(self, timestep: Any) -> np.ndarray:
-        """Returns the step types of all envs, `[B]`, or `[]` of a single time step."""
-        kinds = np.asarray(timestep.step_type)
-        if kinds.shape != self._batch:
-            if self._fields:
-                raise ValueError(
-                    f"step_type: got shape {kinds.shape}, expected {self._batch} as in the first time step. "
-                    "Use one adder for each batch of environments."
-                )
-            if kinds.ndim > 1 or kinds.size == 0:
-                raise ValueError(f"step_type: got shape {kinds.shape}, expected [envs] or a single one.")
-            self._batch, self._width = kinds.shape, kinds.size
-        return kinds
+    def _set_batch(self, kinds: np.ndarray) -> None:
+        """Takes the number of envs from the first step types, `[B]`, or `[]` of a single time step."""
+        if self._fields:
+            raise ValueError(
+                f"step_type: got shape {kinds.shape}, expected {self._batch} as in the first time step. "
+                "Use one adder for each batch of environments."
+            )
+        if kinds.ndim > 1 or kinds.size == 0:
+            raise ValueError(f"step_type: got shape {kinds.shape}, expected [envs] or a single one.")
+        self._batch, self._width = kinds.shape, kinds.size
 
     def _start(self, observation: Nest) -> None:
         """Opens an episode in every env with rows of kind FIRST. Open episodes end there."""
@@ -369,7 +367,7 @@ class BlockAdder(Adder):
             self._write_block()
         elif t == history + 1 and self._concurrent and self._writes_early:
             # The delay starts with the first staged step.
-            self._writer.call_later(self._flush_late, self._max_delay)
+            self._writer.late.call_later(self.flush_pending, self._max_delay, True)
 
     def _write_block(self, timeout: float | None = None) -> None:
         """Writes the items of all complete rows.

@@ -9,7 +9,7 @@ import numpy as np
 import tree
 
 from framework.adders.fields import Field
-from framework.replay.contracts import BatchWriter
+from framework.replay.writer import BatchWriter
 from framework.types import FIRST, Nest
 
 

@@ -10,8 +10,8 @@ import tree
 from dm_env import specs as dm_specs
 
 from framework import nest as nests
-from framework.adders.block import NO_EXTRAS, BlockAdder, PriorityFns, transitions
-from framework.adders.fields import Field, dtype_of, is_absent, result_dtype
+from framework.adders.block import BlockAdder, PriorityFns, transitions
+from framework.adders.fields import Field, is_absent, result_dtype
 from framework.config_checks import whole_number
 from framework.specs import path_name
 from framework.types import FIRST, LAST, Nest, OneStep, Transition
@@ -137,12 +137,6 @@ class NStepTransitionAdder(BlockAdder):
                 )
         self._store_frames(self._observation.names, self._frame_stack)
 
-    def add(self, action: Nest, next_timestep: Any, extras: Nest = NO_EXTRAS) -> None:
-        if (limit := self._reward_clip) is not None:
-            clipped = tree.map_structure(lambda reward: _clipped(reward, limit), next_timestep.reward)
-            next_timestep = next_timestep._replace(reward=clipped)
-        super().add(action, next_timestep, extras)
-
     def _declare(self, action: Nest, timestep: Any, extras: Nest) -> None:
         rewards, discounts = broadcast_structures(timestep.reward, timestep.discount)
         super()._declare(action, timestep, extras)
@@ -165,6 +159,9 @@ class NStepTransitionAdder(BlockAdder):
         else:
             stream, rows = self._frames.stream, self._frame_rows
             self._append_frames(t)
+        if (limit := self._reward_clip) is not None:
+            for rewards in self._reward.arrays:
+                np.clip(rewards[history:t], -limit, limit, out=rewards[history:t])
         windows = self._returns.windows(self._kinds[: t + 1], history)
         if windows is None:
             return
@@ -188,26 +185,18 @@ class NStepTransitionAdder(BlockAdder):
             parts = (before, stored[:num_before_next], after, one_step, *first, stored[num_before_extras:])
             return self._pack([leaf for part in parts for leaf in part])
 
-        def slices(rows: np.ndarray) -> list[Any]:
-            return [self._writer.slice(stream, name, rows) for name in self._observation.names]
-
         def data() -> Nest:
             taken = [self._observation.take(index).values() for index in observations]
             return pack(taken, [value.copy() for value in columns.values()])
 
         stored = [self._writer.slice(_TRANSITIONS, name, own) for name in columns]
-        trajectory = pack([slices(flat[index]) for index in observations], stored)
+        seen = []
+        for rows in [flat[index] for index in observations]:  # Leaves with the same rows share the array.
+            seen.append([self._writer.slice(stream, name, rows) for name in self._observation.names])
         try:
-            self._write_items(trajectory, len(own), data)
+            self._write_items(pack(seen, stored), len(own), data)
         finally:  # A priority function may fail.
             self._release(_TRANSITIONS, own)
-
-
-def _clipped(reward: Any, limit: float) -> Any:
-    """Returns `reward` clipped to +- `limit`, in the dtype that it is kept in without a limit."""
-    if reward is None:  # a FIRST step of dm_env
-        return None
-    return np.clip(reward, -limit, limit).astype(result_dtype(dtype_of(reward)), copy=False)
 
 
 class Returns:

@@ -238,7 +238,16 @@ class Dataset:
         """Draws a batch of `n` items and starts to copy it to the device."""
         pinned = self._pinned
         out = None if pinned is None or self._pad or n != self.batch_size else pinned.buffers(n)
-        sample, drawn = self._draw(n, timeout, out)
+        looks = timeout is None and self._while_waiting is not None
+        while True:
+            try:
+                left = self.look_s if looks else timeout
+                sample, drawn = self._source.draw(self._table, n, left, out, self._pad)
+                break
+            except DeadlineExceededError:
+                if not looks or self._while_waiting is None:
+                    raise
+                self._while_waiting()
         try:
             if self._device is not None and out is None:
                 device = self._device if pinned is None else "cpu"
@@ -253,14 +262,6 @@ class Dataset:
         except BaseException:
             self._source.give_back(drawn)
             raise
-
-    def _draw(self, n: int, timeout: float | None, out: list[Any] | None) -> _Batch:
-        while self._while_waiting is not None and timeout is None:
-            try:
-                return self._source.draw(self._table, n, self.look_s, out, self._pad)
-            except DeadlineExceededError:
-                self._while_waiting()
-        return self._source.draw(self._table, n, timeout, out, self._pad)
 
     def _start(self) -> None:
         self._is_ahead = True

@@ -141,7 +141,7 @@ class CompiledGradient:
     Args:
       gradient: the gradient.
       fixed_sizes: whether all batches have the same sizes. If not, the first axis of a batch's leaves may
-        change without compiling again.
+        change without compiling again; a leaf that does not begin where its memory does is compiled again.
       compiler: what compiles a function; `torch.compile`, if not given.
 
     Raises:
@@ -170,11 +170,7 @@ class CompiledGradient:
         self, batch: Any, context: LossContext
     ) -> tuple[LossOutput, Sequence[torch.Tensor | None], torch.Tensor]:
         generator, batch = context.generator, _as_tensors(batch, context.generator.device)
-        rows = 0
-        if not self._fixed_sizes:
-            # The compiler would compile again for a slice that does not begin where its memory does.
-            batch = tree.map_structure(lambda leaf: leaf.clone() if leaf.storage_offset() else leaf, batch)
-            rows = len(tree.flatten(batch)[0])
+        rows = 0 if self._fixed_sizes else len(tree.flatten(batch)[0])
         steps = int(context.learner_steps)
         answers = tuple([is_due(steps, *question) for question in self._questions])
         if (draws := self._draws.get((answers, rows))) is None:

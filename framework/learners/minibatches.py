@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -132,5 +132,7 @@ class MinibatchLearner(SGDLearner):
             order = order[mine] - before
         build = nests.unflattener(data)
         # Shuffled once per epoch: each minibatch is then a slice and needs no copy.
-        pieces = [leaf[order].split(cuts) for leaf in leaves]
+        pieces: list[Sequence[torch.Tensor]] = [leaf[order].split(cuts) for leaf in leaves]
+        if self._gradient is not self._eager:  # A compiled function takes no slices: see its `fixed_sizes`.
+            pieces = [[piece.clone() for piece in each] for each in pieces]
         return ((size, build(list(piece))) for size, *piece in zip(cuts, *pieces, strict=True))

@@ -13,11 +13,12 @@ from torch import nn
 from framework.networks.heads import UNBOUNDED, GaussianHead
 from framework.networks.joint import make_actions
 from framework.networks.masks import masked_policy
+from framework.networks.modules import Module
 from framework.networks.torsos import MLP, ObservationEncoder, RecurrentCore
 from framework.specs import EnvironmentSpec
 
 
-class ActorCritic(nn.Module):
+class ActorCritic(Module):
     """The distribution over actions, and the value, of an observation.
 
     Args:

@@ -13,11 +13,12 @@ from torch import nn
 
 from framework.networks.distributions import DiagonalGaussian
 from framework.networks.masks import masked_policy
+from framework.networks.modules import Linear, Module
 from framework.networks.torsos import MLP, ObservationEncoder, in_float32, orthogonal_
 from framework.types import Nest
 
 
-class PolicyNetwork(nn.Module):
+class PolicyNetwork(Module):
     """Encoder, hidden layers and a head: observation `[..., *]` to what the head makes of the features.
 
     Args:
@@ -43,7 +44,7 @@ class PolicyNetwork(nn.Module):
         return masked_policy(self.head, self.body(self.encoder(observation)), observation)
 
 
-class DeterministicHead(nn.Module):
+class DeterministicHead(Module):
     """`[..., input_size]` to actions `[..., size]` between -1 and 1, by a tanh (Lillicrap et al., 2016).
 
     The last layer begins with weights between -0.003 and 0.003, as in the paper: the first actions are near
@@ -52,7 +53,7 @@ class DeterministicHead(nn.Module):
 
     def __init__(self, input_size: int, size: int):
         super().__init__()
-        self.actions = nn.Linear(input_size, size)
+        self.actions = Linear(input_size, size)
         for parameter in self.actions.parameters():
             nn.init.uniform_(parameter, -3e-3, 3e-3)
 
@@ -61,7 +62,7 @@ class DeterministicHead(nn.Module):
         return torch.tanh(in_float32(self.actions, features))
 
 
-class SoftplusGaussianHead(nn.Module):
+class SoftplusGaussianHead(Module):
     """`[..., input_size]` to a `DiagonalGaussian` whose mean and standard deviation depend on the features.
 
     The standard deviation is a scaled softplus, as in Acme's MPO. A small last layer makes the first mean
@@ -77,7 +78,7 @@ class SoftplusGaussianHead(nn.Module):
 
     def __init__(self, input_size: int, size: int, initial_std: float = 1.0):
         super().__init__()
-        self.both = nn.Linear(input_size, 2 * size)
+        self.both = Linear(input_size, 2 * size)
         orthogonal_(self.both, 0.01)
         self._scale = initial_std / math.log(2.0)  # softplus(0) is log 2.
 

@@ -31,7 +31,7 @@ class Categorical:
     """
 
     def __init__(self, logits: torch.Tensor, legal: torch.Tensor | None = None):
-        self.logits = entropies.mask_logits(logits, legal)
+        self.logits = logits if legal is None else entropies.mask_logits(logits, legal)
         self._normalized: torch.Tensor | None = None
 
     def sample(self, generator: torch.Generator | None = None) -> torch.Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from framework.networks.control import DeterministicHead
+from framework.networks.modules import Linear, Module
 from framework.networks.torsos import MLP, ObservationEncoder
 from framework.types import Nest
 
@@ -22,7 +23,7 @@ def avg_l1_norm(inputs: torch.Tensor, epsilon: float = 1e-8) -> torch.Tensor:
     return inputs / inputs.abs().mean(-1, keepdim=True).clamp(min=epsilon)
 
 
-class StateActionEmbeddings(nn.Module):
+class StateActionEmbeddings(Module):
     """Embeddings of observations, z^s = f(s), and of actions in them, z^sa = g(z^s, a).
 
     Args:
@@ -53,7 +54,7 @@ class StateActionEmbeddings(nn.Module):
         return self.of_action(torch.cat([state, action], -1))
 
 
-class _Embedded(nn.Module):
+class _Embedded(Module):
     """Holds its own frozen copy of embeddings, so that its inputs do not drift while it learns."""
 
     def __init__(self, embeddings: StateActionEmbeddings):
@@ -90,7 +91,7 @@ class EmbeddedPolicy(_Embedded):
     ):
         super().__init__(embeddings)
         self.encoder = ObservationEncoder(observation_spec)
-        self.features = nn.Linear(self.encoder.output_size, hidden_sizes[0])
+        self.features = Linear(self.encoder.output_size, hidden_sizes[0])
         width = hidden_sizes[0] + embeddings.of_features.output_size
         self.body = MLP(width, hidden_sizes, layer_norm=layer_norm)
         self.head = DeterministicHead(self.body.output_size, action_size)
@@ -126,7 +127,7 @@ class EmbeddedCritics(_Embedded):
         encoders = [ObservationEncoder(observation_spec) for _ in range(count)]
         self.encoders = nn.ModuleList(encoders)
         inputs, width = encoders[0].output_size + action_size, hidden_sizes[0]
-        self.features = nn.ModuleList(nn.Linear(inputs, width) for _ in range(count))
+        self.features = nn.ModuleList(Linear(inputs, width) for _ in range(count))
         width += 2 * embeddings.of_features.output_size
         self.heads = nn.ModuleList(
             MLP(width, hidden_sizes, 1, activation="elu", layer_norm=layer_norm) for _ in range(count)

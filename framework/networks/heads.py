@@ -17,6 +17,7 @@ from dm_env import specs as dm_specs
 from torch import nn
 
 from framework.networks import distributions
+from framework.networks.modules import Linear, Module
 from framework.networks.noisy import NoisyLinear
 from framework.networks.torsos import CONVOLUTIONS, MLP, ObservationEncoder, in_float32, orthogonal_
 from framework.types import Nest
@@ -26,25 +27,25 @@ _GAIN = 0.01
 UNBOUNDED = 1e30  # Environments without bounds may name the largest number of their dtype.
 
 
-class CategoricalHead(nn.Module):
+class CategoricalHead(Module):
     """`[..., input_size]` to a `Categorical` over `num_actions`."""
 
     def __init__(self, input_size: int, num_actions: int):
         super().__init__()
-        self.logits = nn.Linear(input_size, num_actions)
+        self.logits = Linear(input_size, num_actions)
         orthogonal_(self.logits, _GAIN)
 
     def forward(self, features: torch.Tensor, legal: torch.Tensor | None = None) -> distributions.Categorical:
         return distributions.Categorical(in_float32(self.logits, features), legal)
 
 
-class MultiCategoricalHead(nn.Module):
+class MultiCategoricalHead(Module):
     """`[..., input_size]` to a `MultiCategorical` over choices of `sizes`."""
 
     def __init__(self, input_size: int, sizes: tuple[int, ...]):
         super().__init__()
         self.sizes = sizes
-        self.logits = nn.Linear(input_size, sum(sizes))
+        self.logits = Linear(input_size, sum(sizes))
         orthogonal_(self.logits, _GAIN)
 
     def forward(
@@ -53,7 +54,7 @@ class MultiCategoricalHead(nn.Module):
         return distributions.MultiCategorical(in_float32(self.logits, features), self.sizes, legal)
 
 
-class GaussianHead(nn.Module):
+class GaussianHead(Module):
     """`[..., input_size]` to a `DiagonalGaussian` whose standard deviation is a parameter.
 
     Args:
@@ -66,7 +67,7 @@ class GaussianHead(nn.Module):
     def __init__(self, input_size: int, size: int, initial_std: float = 1.0, tanh_mean: bool = False):
         super().__init__()
         self.tanh_mean = tanh_mean
-        self.mean = nn.Linear(input_size, size)
+        self.mean = Linear(input_size, size)
         orthogonal_(self.mean, _GAIN)
         self.log_std = nn.Parameter(torch.full((size,), float(np.log(initial_std))))
 
@@ -75,7 +76,7 @@ class GaussianHead(nn.Module):
         return distributions.DiagonalGaussian(mean.tanh() if self.tanh_mean else mean, self.log_std)
 
 
-class SquashedGaussianHead(nn.Module):
+class SquashedGaussianHead(Module):
     """`[..., input_size]` to a `SquashedGaussian` of D dimensions (Haarnoja et al., 2018).
 
     Mean and log standard deviation both depend on the features. A tanh keeps the latter between -5 and 2.
@@ -86,7 +87,7 @@ class SquashedGaussianHead(nn.Module):
 
     def __init__(self, input_size: int, size: int):
         super().__init__()
-        self.both = nn.Linear(input_size, 2 * size)
+        self.both = Linear(input_size, 2 * size)
 
     def forward(self, features: torch.Tensor) -> distributions.SquashedGaussian:
         mean, log_std = in_float32(self.both, features).chunk(2, -1)
@@ -116,7 +117,7 @@ def make_policy_head(input_size: int, action_spec: Any, squash: bool = False) ->
     )
 
 
-class QNetwork(nn.Module):
+class QNetwork(Module):
     """Values of all discrete actions: observation `[..., *]` to `[..., num_actions]`.
 
     With `outputs_per_action` K above 1, `[..., num_actions, K]`: the parameters of a distribution of the
@@ -161,7 +162,7 @@ class QNetwork(nn.Module):
         else:
             self.body = mlp(width, hidden_sizes)
             width = self.body.output_size
-            self.head = NoisyLinear(width, outputs, noise) if noise else nn.Linear(width, outputs)
+            self.head = NoisyLinear(width, outputs, noise) if noise else Linear(width, outputs)
             self.value = None
 
     def forward(self, observation: Nest) -> torch.Tensor:
@@ -176,7 +177,7 @@ class QNetwork(nn.Module):
         return value + advantages - advantages.mean(axis, keepdim=True)
 
 
-class Critics(nn.Module):
+class Critics(Module):
     """Several estimates of the value of an action: observation and action to `[count, ...]`.
 
     With `num_actions`, values of all discrete actions: observation to `[count, ..., num_actions]`. With
@@ -358,11 +359,12 @@ class Actions:
         return distributions.MultiCategorical(parameters["logits"], sizes)
 
 
-def as_tensors(nest: Nest, device: str | torch.device = "cpu") -> Nest:
-    """Arrays to tensors on `device`, without a copy where memory can be shared."""
+def as_tensors(nest: Nest, device: str | torch.device | None = None) -> Nest:
+    """Arrays to tensors on `device` (None: the CPU), without a copy where memory can be shared."""
     if isinstance(nest, np.ndarray):
         # torch warns about, and cannot protect, memory that must not be written.
-        return torch.from_numpy(nest if nest.flags.writeable else nest.copy()).to(device)
+        tensor = torch.from_numpy(nest if nest.flags.writeable else nest.copy())
+        return tensor if device is None else tensor.to(device)
     if tree.is_nested(nest):
         return tree.map_structure(lambda leaf: as_tensors(leaf, device), nest)
     return torch.as_tensor(nest, device=device)
@@ -376,9 +378,13 @@ def holds_tensors(nest: Nest) -> bool:
 
 
 def as_numpy(nest: Nest) -> Nest:
-    """Tensors, wherever they are, to arrays."""
+    """Tensors, wherever they are, to arrays. Arrays stay as they are."""
     if isinstance(nest, torch.Tensor):
-        return nest.detach().cpu().numpy()
+        return nest.numpy(force=True)
+    if isinstance(nest, np.ndarray):
+        return nest
     if type(nest) is dict:  # dm-tree costs more than these conversions
         return {name: as_numpy(entry) for name, entry in nest.items()}
+    if type(nest) is tuple:
+        return tuple([as_numpy(entry) for entry in nest])
     return tree.map_structure(as_numpy, nest)

@@ -19,9 +19,10 @@ from framework import nest as nests
 from framework import specs
 from framework.networks.distributions import Joint, join, split_joint
 from framework.networks.heads import Actions, make_policy_head
+from framework.networks.modules import Module
 
 
-class JointHead(nn.Module):
+class JointHead(Module):
     """`[..., input_size]` to a `Joint`, with a head for each part.
 
     Args:

@@ -26,6 +26,8 @@ from framework.types import Nest
 
 def legal_actions(observation: Nest) -> torch.Tensor | None:
     """The mask `[..., A]` in an observation of tensors; None without one."""
+    if isinstance(observation, torch.Tensor):
+        return None
     mask = specs.action_mask(observation)
     return torch.cat(tree.flatten(mask), -1) if tree.is_nested(mask) else mask
 

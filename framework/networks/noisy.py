@@ -9,11 +9,13 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from framework.networks.modules import Linear
+
 # A shape to standard normals.
 Normal = Callable[..., torch.Tensor]
 
 
-class NoisyLinear(nn.Linear):
+class NoisyLinear(Linear):
     """A linear layer with factorized Gaussian noise on its parameters (Fortunato et al., 2018, section 3).
 
     `y = (W + S * f(b) f(a)^T) x + w + s * f(b)` with `f(x) = sign(x) sqrt(|x|)` and normal noise `a` of the

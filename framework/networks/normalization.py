@@ -15,12 +15,13 @@ import tree
 from torch import nn
 
 from framework.networks import inputs
+from framework.networks.modules import Module
 
 # Sums a tensor over several learners.
 Total = Callable[[torch.Tensor], torch.Tensor]
 
 
-class Moments(nn.Module):
+class Moments(Module):
     """Count, mean and variance of a stream, merged batch by batch (Chan, Golub and LeVeque, 1979)."""
 
     count: torch.Tensor
@@ -60,7 +61,7 @@ class Moments(nn.Module):
         return ((values - self.mean.float()) / self.std()).clamp(-10.0, 10.0)
 
 
-class ObservationNormalizer(nn.Module):
+class ObservationNormalizer(Module):
     """Scales numbers and float pictures to mean 0 and variance 1, clipped at +-10.
 
     Pictures of integers and codes stay as they are; see `framework.networks.inputs`.
@@ -94,7 +95,7 @@ class ObservationNormalizer(nn.Module):
             moments.update(leaves[index][rows], total)
 
 
-class RewardScale(nn.Module):
+class RewardScale(Module):
     """Rewards divided by the standard deviation of all running returns so far, clipped at +-10.
 
     A running return is the discounted sum of an env's rewards since its episode began, newest last:

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 
 import torch
-from torch import nn
 
 from framework.networks.heads import QNetwork
+from framework.networks.modules import Linear
 from framework.types import Nest
 
 
@@ -52,7 +52,7 @@ class ImplicitQuantileNetwork(QNetwork):
         )
         if not dueling:
             self.value = None
-        self.embedding = nn.Linear(num_cosines, self.body.output_size)
+        self.embedding = Linear(num_cosines, self.body.output_size)
         # Neither saved nor published: they follow from the config.
         self.register_buffer("fractions", torch.tensor(fractions).unsqueeze(0), persistent=False)
         self.register_buffer("frequencies", math.pi * torch.arange(num_cosines), persistent=False)

@@ -8,17 +8,17 @@ from typing import Any
 import torch
 import tree
 from dm_env import specs as dm_specs
-from torch import nn
 
 from framework.networks import inputs
 from framework.networks.heads import QNetwork
+from framework.networks.modules import Module
 from framework.networks.torsos import NatureConv, ObservationEncoder, RecurrentCore
 from framework.types import Nest
 
 State = tuple[torch.Tensor, ...]
 
 
-class RecurrentEncoder(nn.Module):
+class RecurrentEncoder(Module):
     """Features of observations with a memory: encoder and optional LSTM.
 
     Args:

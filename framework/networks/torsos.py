@@ -16,18 +16,13 @@ import tree
 from torch import nn
 
 from framework.networks import inputs
+from framework.networks.modules import ACTIVATIONS, Linear, Module
 from framework.networks.noisy import NoisyLinear
 from framework.types import Nest
 
 State = tuple[torch.Tensor, ...]
 
 _RELU_GAIN = nn.init.calculate_gain("relu")
-ACTIVATIONS: dict[str, type[nn.Module]] = {
-    "relu": nn.ReLU,
-    "tanh": nn.Tanh,
-    "elu": nn.ELU,
-    "silu": nn.SiLU,
-}
 
 
 def orthogonal_(module: nn.Linear | nn.Conv2d, gain: float) -> None:
@@ -42,14 +37,14 @@ def in_float32(layer: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
 
     In bfloat16, values of actions that differ by less than 0.4 % are often equal.
     """
-    device = inputs.device.type
+    device = "cpu" if inputs.is_cpu else inputs.device.type
     if not torch.is_autocast_enabled(device):
         return layer(inputs)
     with torch.autocast(device, enabled=False):
         return layer(inputs.float())
 
 
-class MLP(nn.Module):
+class MLP(Module):
     """`[..., input_size]` to `[..., output_size]` through hidden layers with an activation after each.
 
     Args:
@@ -78,7 +73,7 @@ class MLP(nn.Module):
         super().__init__()
         if activation not in ACTIVATIONS:
             raise ValueError(f"activation: got {activation!r}, expected one of {sorted(ACTIVATIONS)}.")
-        linear = functools.partial(NoisyLinear, initial_noise=noise) if noise else nn.Linear
+        linear = functools.partial(NoisyLinear, initial_noise=noise) if noise else Linear
         layers: list[nn.Module] = []
         width = input_size
         for size in hidden_sizes:
@@ -104,7 +99,7 @@ class MLP(nn.Module):
         return inputs
 
 
-class _Images(nn.Module):
+class _Images(Module):
     """Converts images of any layout to float `[M, C, H, W]` and restores the leading axes of the features.
 
     The frames of a stack of images, four axes, become channels.
@@ -174,7 +169,7 @@ class _Stack(_Images):
             layers += [convolution, nn.ReLU()]
             channels = filters
             height, width = (height - size) // stride + 1, (width - size) // stride + 1
-        linear = nn.Linear(channels * height * width, hidden_size)
+        linear = Linear(channels * height * width, hidden_size)
         orthogonal_(linear, _RELU_GAIN)
         self.layers = nn.Sequential(*layers, nn.Flatten(1), linear, nn.ReLU())
         self.output_size = hidden_size
@@ -221,12 +216,12 @@ class ResidualConv(_Images):
             layers += [_ResidualBlock(count), _ResidualBlock(count)]
             channels = count
             height, width = (height + 1) // 2, (width + 1) // 2
-        linear = nn.Linear(channels * height * width, hidden_size)
+        linear = Linear(channels * height * width, hidden_size)
         self.layers = nn.Sequential(*layers, nn.ReLU(), nn.Flatten(1), linear, nn.ReLU())
         self.output_size = hidden_size
 
 
-class _ResidualBlock(nn.Module):
+class _ResidualBlock(Module):
     def __init__(self, channels: int):
         super().__init__()
         self.layers = nn.Sequential(
@@ -249,7 +244,7 @@ CONVOLUTIONS: dict[str, type[NatureConv | ShallowConv | DataEfficientConv | Resi
 }
 
 
-class ObservationEncoder(nn.Module):
+class ObservationEncoder(Module):
     """Encodes a nest of observations, with any leading axes, as one feature vector `[..., output_size]`.
 
     `framework.networks.inputs` says what is a picture, which goes through `make_convolution`, what are codes,
@@ -308,7 +303,7 @@ class ObservationEncoder(nn.Module):
 
     def forward(self, observation: Nest) -> torch.Tensor:
         if self.is_vector:
-            return observation.float()
+            return observation if observation.dtype == torch.float32 else observation.float()
         leaves = [observation] if self._single else tree.flatten(observation)
         if len(leaves) != len(self._inputs):
             raise ValueError(
@@ -337,7 +332,7 @@ def _as_float(leaf: torch.Tensor, divides: bool) -> torch.Tensor:
     return leaf / 255.0 if divides and not leaf.is_floating_point() else leaf.float()
 
 
-class RecurrentCore(nn.Module):
+class RecurrentCore(Module):
     """An LSTM (Hochreiter and Schmidhuber, 1997) or a GRU (Cho et al., 2014) of one layer.
 
     ```python

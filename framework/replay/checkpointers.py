@@ -28,7 +28,7 @@ import numpy as np
 from framework.checkpoints import Checkpointer, Part
 from framework.replay.errors import CheckpointError
 from framework.replay.rows.store import RowStore, Stream, span
-from framework.replay.tables.items import SavedPart
+from framework.replay.tables.saved_items import SavedPart
 from framework.replay.tables.table import Table
 
 _LOG = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""What replay promises, independent of where the tables are: `ReplayClient`, `Source` and `BatchWriter`."""
+"""What replay promises, independent of where the tables are: `ReplayClient` and `Source`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from framework.replay.types import PaddedSample, ReplaySample, TableInfo
-from framework.replay.writer import BatchWriter as BatchWriter
+from framework.replay.writer import BatchWriter
 
 
 class Source(Protocol):

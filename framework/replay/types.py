@@ -163,21 +163,17 @@ class ByName(dict[str, _T]):
         raise UnknownTableError(f"table {name!r} was not found; there are {sorted(self)}")
 
 
-def as_priorities(priorities: Any) -> np.ndarray:
-    """Returns `priorities` as float64; `TypeError` for text, which numpy would convert."""
-    array = np.asarray(priorities)
-    if array.dtype.kind in "SU":
-        raise TypeError(f"priorities: got {array.ravel()[:3].tolist()}, expected numbers.")
-    return array.astype(np.float64, copy=False)
-
-
 def check_priorities(table: str, priorities: Any, n: int) -> np.ndarray:
     """Returns `priorities` of a table's items as float64 `[n]`.
 
     Raises:
       ValueError: There are not n, or one of them is negative or not finite.
+      TypeError: They are text, which numpy would convert.
     """
-    array = as_priorities(priorities)
+    array = np.asarray(priorities)
+    if array.dtype.kind in "SU":
+        raise TypeError(f"priorities: got {array.ravel()[:3].tolist()}, expected numbers.")
+    array = array.astype(np.float64, copy=False)
     # The smallest and the largest are NaN if one is NaN.
     if array.shape != (n,) or (
         n and not 0.0 <= np.minimum.reduce(array) <= np.maximum.reduce(array) < np.inf

@@ -114,6 +114,7 @@ def decode(frames: Sequence[Any]) -> dict[str, Any]:
     return message
 
 
+@functools.lru_cache(maxsize=256)
 def parse_dtype(kind: Any, what: str = "array") -> np.dtype:
     """Returns the dtype that a peer has named as `dtype.str` does, of `what` it says.
 

@@ -1,28 +1,24 @@
-"""What the writers of all back ends share: rows, checks of what is written, and calls that are made late."""
+"""The writer of all back ends: it appends rows, and creates items that refer to them."""
 
 from __future__ import annotations
 
-import atexit
 import collections
 import contextlib
-import dataclasses
-import itertools
 import logging
 import secrets
 import threading
 import time
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
 
 from framework.replay.errors import ReverbError, ServerClosed
+from framework.replay.rows.held import HeldRows, check_held
 from framework.replay.rows.layout import Layout, LayoutBuilder, Slice
-from framework.replay.rows.store import ColumnSpec, RowStore, grown, span
-from framework.replay.tables.items import NewItems
-from framework.replay.types import as_priorities
-from framework.replay.writers import Writers
+from framework.replay.rows.store import ColumnSpec, RowStore
+from framework.replay.tables.new_items import NewItems
+from framework.replay.writers import LateFlush, Writers, hurry
 from framework.types import Nest
 
 _LOG = logging.getLogger(__name__)
@@ -35,63 +31,9 @@ SHARD_SHIFT = 56
 # Seconds after which a reader goes on without what a writer stages, whose priority function may wait for it.
 _READ_S = 5.0
 _DELAY_S = 0.005  # for which single items wait for others
-_LATE_NAME = "replay-late-flush"  # of a thread
-_EXIT_S = 10.0  # for which the end of the interpreter waits for writers that were not closed
 _KEY_BIT = 1 << 55  # is set in every key: none is 0
 
-_Table = TypeVar("_Table")
 _Self = TypeVar("_Self", bound="BatchWriter")
-
-
-@dataclasses.dataclass(slots=True, eq=False)
-class HeldRows:
-    """A stream as one writer knows it, and which of its rows the writer holds.
-
-    Attributes:
-      stream: the store's name of the stream.
-      names: the store's names of the columns, by the writer's.
-      specs: shape of one row and dtype of each column, by the writer's names.
-      columns: the arrays, by the writer's names; empty if rows travel to a server on another machine.
-      held: bool `[rows]`.
-      spare: where rows are leased in blocks: the rows that are not used yet, int64.
-      block: number of rows in a block.
-    """
-
-    stream: str
-    names: dict[str, str] = dataclasses.field(default_factory=dict)
-    specs: dict[str, ColumnSpec] = dataclasses.field(default_factory=dict)
-    columns: dict[str, Any] = dataclasses.field(default_factory=dict)
-    held: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(1024, np.bool_))
-    spare: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
-    block: int = 0
-
-
-class _Hurry(threading.local):
-    """Whether the calling thread reads without waiting for writers, because they may wait for it."""
-
-    on = False
-
-
-hurry = _Hurry()
-
-
-def check_held(what: str, held: HeldRows | None, rows: np.ndarray) -> HeldRows:
-    """Returns `held`; raises `ValueError` unless it holds all of `rows`, int64 of any shape."""
-    if (
-        held is None
-        or rows.dtype != np.int64
-        # As unsigned numbers, negative rows are too large.
-        or np.count_nonzero(rows.view(np.uint64) >= np.array(len(held.held), np.uint64))
-        or np.count_nonzero(held.held.take(rows)) < rows.size
-    ):
-        raise ValueError(f"{what}: got rows that this writer does not hold. Release each row once.")
-    return held
-
-
-def joined(items: Iterable[tuple[_Table, NewItems]]) -> Iterator[tuple[_Table, NewItems]]:
-    """Joins consecutive items of one kind and table, because inserting many costs hardly more than one."""
-    for (table, *_), run in itertools.groupby(items, lambda item: (item[0], item[1].kind())):
-        yield table, NewItems.join([new for _, new in run])
 
 
 class BatchWriter:
@@ -120,6 +62,7 @@ class BatchWriter:
 
     Attributes:
       num_pending: number of created items that are not known to be in their tables.
+      late: makes calls of this writer's user later; if one fails, the writer's next call raises its error.
       shard: the server's number, which is part of the keys that `create_items` returns; 0 for a single
         server.
     """
@@ -158,7 +101,7 @@ class BatchWriter:
         self._ended: ServerClosed | None = None  # every later call raises it
         # The latest error of what this writer did between two calls; the next call raises it.
         self._errors: collections.deque[BaseException] = collections.deque(maxlen=1)
-        self._late = LateFlush(self, self._errors)
+        self.late = LateFlush(self, self._errors)
 
     def append(self, stream: str, columns: Mapping[str, Any], rows: np.ndarray | None = None) -> np.ndarray:
         """Copies `{column: array [n, ...]}` into n new rows, which the writer holds until `release`.
@@ -203,8 +146,9 @@ class BatchWriter:
                         f"stream {stream!r}, column {name!r}: got {array.dtype}{list(array.shape[1:])}, "
                         f"expected {spec[1]}{list(spec[0])} in each row as in the first append."
                     )
+            at: slice | np.ndarray
             if rows is not None:
-                check_held("append", held, rows)
+                at = check_held("append", held, rows)
             if held is None or new:
                 held = self._declare(stream, held, new)
                 held.specs.update(new)
@@ -212,12 +156,7 @@ class BatchWriter:
             fresh = rows is None
             if rows is None:
                 rows = self._lease(held, len(array))
-            at = span(rows)
-            if fresh:
-                end = at.stop if isinstance(at, slice) else int(at.max(initial=-1)) + 1
-                if end > len(held.held):
-                    held.held = grown(held.held, end)
-                held.held[at] = True
+                at = held.hold(rows)
             if not held.columns:
                 self._send_rows(held, rows, arrays)
                 return rows
@@ -279,9 +218,9 @@ class BatchWriter:
                 self._raise()
             layout, index, lengths = self._builder.build(trajectory)
             for stream, begin, end in layout.parts:
-                check_held("create_items", self._owned.get(stream), index[:, begin:end])
+                check_held("create_items", self._owned.get(stream), index[:, begin:end].ravel())
             # Copies, because the items may wait.
-            priorities = None if priorities is None else as_priorities(priorities).copy()
+            priorities = None if priorities is None else np.array(priorities)
             if episodes is not None:
                 episodes = np.array(episodes, np.uint64).reshape(len(index), -1)
             # Keys are made here, because the caller needs them before the server answers.
@@ -297,7 +236,7 @@ class BatchWriter:
                 if self._filled >= 1.0:
                     self._push()
                 if self._items and self._concurrent:
-                    self._late.call_later(self._push_late, _DELAY_S)
+                    self.late.call_later(self._push_late, _DELAY_S)
         if self.num_pending > self._max_in_flight:
             self._wait(timeout, self._max_in_flight)
         return items.keys | np.uint64(self.shard << SHARD_SHIFT) if self.shard else items.keys
@@ -318,12 +257,13 @@ class BatchWriter:
             if self._ended:  # late errors are left to the next call that writes, which has no effect then
                 self._raise()
             rows = np.asarray(rows, np.int64).ravel()
-            held = check_held("release", self._streams.get(stream), rows)
-            ascending = np.count_nonzero(rows[1:] > rows[:-1]) >= len(rows) - 1  # usual, and needs no sort
-            if not ascending and not np.diff(np.sort(rows)).all():
+            held = self._streams.get(stream)
+            at = check_held("release", held, rows)
+            if type(at) is not slice and not np.diff(np.sort(rows)).all():
                 raise ValueError("release: got one row twice. Release each row once.")
-            held.held[rows] = False
-            self._free(held.stream, rows)
+            if held is not None:
+                held.held[at] = False
+                self._free(held.stream, rows)
 
     def flush(self, timeout: float | None = None, keep: int = 0) -> None:
         """Waits until at most `keep` items are pending.
@@ -352,7 +292,7 @@ class BatchWriter:
                     dropped = self._finish()
                     self._closed, self._ended = True, ServerClosed("the writer was closed")
                     self._before_read = None
-                    self._late.close()
+                    self.late.close()
                     self._writers.remove(self)
         return dropped
 
@@ -363,13 +303,6 @@ class BatchWriter:
         except Exception:  # not an error of the call that reads
             _LOG.exception("a writer that was dropped without close failed")
         return True
-
-    def call_later(self, method: Callable[[], object], delay: float) -> None:
-        """Calls a bound method once, after `delay` seconds, in the writer's late-flush thread.
-
-        If the method fails, the writer's next call raises its error. The method's object is not kept alive.
-        """
-        self._late.call_later(method, delay)
 
     def show(self) -> None:
         """Inserts everything that was staged and created so far, as far as there is room; does not wait.
@@ -479,63 +412,3 @@ class BatchWriter:
             self._free(held.stream, np.flatnonzero(held.held))
         self._streams.clear()
         self._owned.clear()
-
-
-@atexit.register
-def end_late_threads() -> None:
-    """Ends the threads of writers that were not closed: native code would abort the interpreter's end."""
-    LateFlush.over = True
-    until = time.monotonic() + _EXIT_S
-    for thread in threading.enumerate():
-        if isinstance(thread, threading.Timer) and thread.name == _LATE_NAME:
-            thread.cancel()
-            thread.join(max(0.0, until - time.monotonic()))
-
-
-class LateFlush:
-    """Calls methods after a delay, in timer threads that live no longer than their owner.
-
-    A writer stages small pieces until they fill a block, but an actor may wait for parameters that the
-    learner can make only from the staged pieces. These are therefore written after a delay at the latest,
-    even if the actor makes no further call.
-
-    Methods are referenced weakly: a method whose object is gone is not called.
-
-    Args:
-      owner: the object that keeps this one; when it is collected, the threads end.
-      errors: takes the errors that methods raise.
-
-    Attributes:
-      over: whether the interpreter ends: no thread begins.
-    """
-
-    over = False
-
-    def __init__(self, owner: object, errors: collections.deque[BaseException]) -> None:
-        self._errors = errors
-        self._timers: dict[weakref.WeakMethod[Callable[[], object]], threading.Timer] = {}
-        weakref.finalize(owner, self.close)
-
-    def call_later(self, method: Callable[[], object], delay: float) -> None:
-        """Calls `method` once, after `delay` seconds; a call that is already scheduled keeps its time."""
-        reference = weakref.WeakMethod(method)
-        timer = self._timers.get(reference)
-        if (timer is None or timer.ident is None) and not self.over:  # None: its start was interrupted
-            timer = threading.Timer(min(delay, threading.TIMEOUT_MAX), self._call, [reference])
-            timer.name, timer.daemon = _LATE_NAME, True
-            self._timers[reference] = timer
-            timer.start()
-
-    def close(self) -> None:
-        """Cancels the calls that have not begun; does not wait for others."""
-        for timer in list(self._timers.values()):
-            timer.cancel()
-
-    def _call(self, reference: weakref.WeakMethod[Callable[[], object]]) -> None:
-        self._timers.pop(reference, None)  # first: the method may ask for another call
-        method = reference()
-        try:
-            if method is not None:
-                method()
-        except Exception as error:  # raised by the owner's next call
-            self._errors.append(error)

@@ -357,7 +357,7 @@ class ProgramLearner:
         self.published.count()
         steps = self.published.steps
         if self.finished or steps % self._publish_period == 0:
-            self.saves.commit_if_due(self.publish().get("env_steps", 0))
+            self.saves.commit_if_due(self.published.publish().get("env_steps", 0))
         if self.finished or steps % self._config.learner_log_period == 0:
             self.report.log()
         self.end_if_finished()

@@ -65,7 +65,7 @@ def test_distribution_after_many_changes(exponent):
         selector.update(old[1::2], priorities)
         weights[old[1::2]] = priorities
         priorities = rng.random(len(new)) + 0.1
-        selector.insert(new, priorities, new)
+        selector.insert(new, priorities, np.arange(3000))
         weights[new] = priorities
     assert len(selector) == np.count_nonzero(weights)
     counts = np.bincount(selector.sample(500_000, rng)[0], minlength=3000)
@@ -130,13 +130,14 @@ class Listed:
     )
 )
 def test_order(kind, operations):
-    selector, reference = getattr(selectors, kind)(), Listed(kind)
+    selector, reference, stamps = getattr(selectors, kind)(), Listed(kind), np.zeros(8, np.int64)
     selector.reserve(8)
     for operation, slot, priority in operations:
         one, value = np.array([slot]), np.array([float(priority)])
         if operation == "insert" and slot not in reference.entries:
             reference.insert(slot, priority)
-            selector.insert(one, value, np.array([reference.turn]))
+            stamps[slot] = reference.turn
+            selector.insert(one, value, stamps)
         elif operation == "delete" and slot in reference.entries:
             del reference.entries[slot]
             selector.delete(one)
@@ -155,10 +156,11 @@ def test_order(kind, operations):
 def test_memory_stays_bounded(kind):
     selector = getattr(selectors, kind)()
     selector.reserve(9)
-    zero = np.zeros(1)
-    selector.insert(np.array([0]), zero, np.array([0]))  # the oldest stays
+    zero, stamps = np.zeros(1), np.zeros(9, np.int64)
+    selector.insert(np.array([0]), zero, stamps)  # the oldest stays
     for turn in range(1, 5000):
-        selector.insert(np.array([1 + turn % 8]), zero, np.array([turn]))
+        stamps[1 + turn % 8] = turn
+        selector.insert(np.array([1 + turn % 8]), zero, stamps)
         selector.update(np.array([0]), zero)
         selector.delete(np.array([1 + turn % 8]))
     held = [v for v in vars(selector).values() if isinstance(v, (np.ndarray, list, dict))]
@@ -187,6 +189,6 @@ class OldestFirst(Selector):
 
 def test_the_first_slots_of_a_selector_of_ones_own():
     selector = OldestFirst()
-    selector.insert(np.array([4, 2, 9]), np.ones(3), np.arange(3))
+    selector.insert(np.array([4, 2, 9]), np.ones(3), np.arange(10))
     assert selector.first(2).tolist() == [4, 2] and selector.first(0).tolist() == []
     assert selector.held == [4, 2, 9]

@@ -14,7 +14,7 @@ from framework import replay
 from framework.replay import rate_limiters as rl
 from framework.replay import selectors
 from framework.replay.rows.layout import LayoutBuilder
-from framework.replay.tables.items import NewItems
+from framework.replay.tables.new_items import NewItems
 from framework.replay.tables.rate_limiters import INSERTERS, SAMPLERS
 
 
@@ -116,6 +116,16 @@ def test_keys_are_found_where_their_cells_collide(steps):
         np.testing.assert_array_equal(np.flatnonzero(slots >= 0), sorted(live))
         np.testing.assert_array_equal(items.keys[slots[slots >= 0]], sorted(live))
     assert len(table) == len(live)
+
+
+def test_an_item_takes_few_bytes_beside_its_rows():
+    client, writer, n = make(size=3000), None, 500
+    for begin in range(0, 4000, n):  # the last ones replace the first ones
+        writer = writer or client.batch_writer()
+        insert(client, np.arange(begin, begin + n), writer=writer)
+    items = client.tables["t"]._items
+    kept = [*vars(items).values(), *vars(items.sampler).values(), *vars(items.remover).values()]
+    assert sum(array.nbytes for array in kept if isinstance(array, np.ndarray)) / 3000 <= 52
 
 
 # Whose calls wait, what happens to a table of the items `keys`, and whether it ends the calls.

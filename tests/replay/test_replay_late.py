@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from framework.replay.writer import LateFlush, end_late_threads
+from framework.replay.writers import LateFlush, end_late_threads
 
 
 class Owner:

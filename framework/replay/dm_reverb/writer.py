@@ -35,7 +35,7 @@ from framework.replay.errors import (
 )
 from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import RowStore
-from framework.replay.tables.items import NewItems
+from framework.replay.tables.new_items import NewItems
 from framework.replay.types import ByName, TableInfo, check_priorities
 from framework.replay.writer import BatchWriter
 from framework.replay.writers import Writers
@@ -152,7 +152,7 @@ class ServerTables:
 
 
 class ReverbWriter(BatchWriter):
-    """See `contracts.Writer`.
+    """See `BatchWriter`.
 
     It differs in two ways. `create_items` returns no keys, because dm-reverb does not report them. When it
     returns, items may still be in flight, at most `max_in_flight_items` if the client is concurrent. A writer

@@ -28,11 +28,12 @@ from framework.replay.contracts import Source
 from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBlockError
 from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import RowStore
-from framework.replay.tables.items import Delivery, NewItems
+from framework.replay.tables.items import Delivery
+from framework.replay.tables.new_items import NewItems, joined
 from framework.replay.tables.rate_limiters import SAMPLERS
 from framework.replay.tables.table import Table
 from framework.replay.types import ByName, PaddedSample, ReplaySample, TableInfo
-from framework.replay.writer import BatchWriter, joined
+from framework.replay.writer import BatchWriter
 from launch.rpc import sockets
 
 # The clients of the servers of this process, by address: their tables need no messages.
@@ -107,7 +108,7 @@ class LocalClient(BaseClient):
         return self._interrupted
 
     def batch_writer(self, max_in_flight_items: int | None = None) -> LocalWriter:
-        """Returns a writer for B envs; see `contracts.Writer`."""
+        """Returns a writer for B envs; see `BatchWriter`."""
         self.store.writers.end_dropped()  # It shows none: a priority function may wait for the new one.
         writer = LocalWriter(self, max_in_flight_items)
         self.store.writers.add(writer)
@@ -196,7 +197,7 @@ class EmbeddedSource(BaseSource):
 
 
 class LocalWriter(BatchWriter):
-    """Writes into the row store and the tables of an `LocalClient`. See `contracts.Writer`.
+    """Writes into the row store and the tables of an `LocalClient`. See `BatchWriter`.
 
     Items that a rate limiter refuses wait here, first in, first out. Rows are released only after the items
     that were created earlier, because those may refer to them. A writer that is dropped without `close` is
@@ -260,7 +261,7 @@ class LocalWriter(BatchWriter):
                     break
                 self._items.popleft()
             # Counted anew, because an interrupt may have come before the last count.
-            self.num_pending = sum([items.left for _, items in self._items]) if self._items else 0
+            self.num_pending = sum(len(items.keys) - items.done for _, items in self._items)
             if self._releases:
                 self._release_rows(self._created - self.num_pending)
 

@@ -143,7 +143,7 @@ class RemoteClient(ConnectionPool, BaseClient):
     # Writing.
 
     def batch_writer(self, max_in_flight_items: int | None = None) -> ServedWriter:
-        """Returns a writer for B envs; see `contracts.Writer`.
+        """Returns a writer for B envs; see `BatchWriter`.
 
         Args:
           max_in_flight_items: items that may wait for room before `create_items` waits too; None for 512.

@@ -32,12 +32,13 @@ from framework.replay.errors import (
     UnknownTableError,
 )
 from framework.replay.remote.connection import LAST_WORDS_S, Interrupted, ReplayConnection, SessionLost
+from framework.replay.rows.held import HeldRows
 from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import ColumnSpec, bytes_of
-from framework.replay.tables.items import NewItems
+from framework.replay.tables.new_items import NewItems, joined
 from framework.replay.types import check_priorities
 from framework.replay.wire import MAX_LAYOUTS, unpack_error
-from framework.replay.writer import BatchWriter, HeldRows, joined
+from framework.replay.writer import BatchWriter
 from framework.replay.writers import Writers
 
 # While this many messages wait at the server, single items wait for others longer.
@@ -52,7 +53,7 @@ _Answer = TypeVar("_Answer")
 
 
 class ServedWriter(BatchWriter):
-    """See the module, and `framework.replay.contracts.Writer` for the methods.
+    """See the module, and `BatchWriter` for the methods.
 
     Args:
       connection: the writer's own.
@@ -68,7 +69,6 @@ class ServedWriter(BatchWriter):
     look_s = 0.25
 
     _held_back = 64
-    _message: dict[str, Any]
 
     def __init__(
         self,
@@ -81,7 +81,11 @@ class ServedWriter(BatchWriter):
         self.num_lost = 0
         self._connection = connection
         self._layouts: dict[Layout, int] = {}  # those that the server knows
-        self._begin_message()
+        # What the next message brings beside items.
+        self._defined: list[list[Any]] = []  # layouts
+        self._written: list[list[Any]] = []  # rows, to a server elsewhere
+        self._released: list[tuple[str, np.ndarray]] = []  # streams and rows
+        self._wanted: dict[str, int] = {}  # numbers of rows, by stream
         self._in_flight: dict[int, int] = {}  # the number of items of each message that was not answered
         self._failed = 0  # items that the server has refused
         self._closed = False
@@ -136,12 +140,12 @@ class ServedWriter(BatchWriter):
             held.spare = np.concatenate([held.spare, answer["rows"]])
         rows, held.spare = held.spare[:n].copy(), held.spare[n:]
         if len(held.spare) < n:
-            self._message["lease"][held.stream] = max(2 * n, held.block)
+            self._wanted[held.stream] = max(2 * n, held.block)
         return rows
 
     def _send_rows(self, held: HeldRows, rows: np.ndarray, arrays: Mapping[str, np.ndarray]) -> None:
         copies = {held.names[name]: array.copy() for name, array in arrays.items()}
-        self._message["write"].append([held.stream, rows, copies])
+        self._written.append([held.stream, rows, copies])
         self._fill(sum(array.nbytes + _ARRAY_BYTES for array in copies.values()) / _SEND_BYTES)
 
     def _fill(self, share: float) -> None:
@@ -151,7 +155,7 @@ class ServedWriter(BatchWriter):
             self._push()
 
     def _free(self, stream: str, rows: np.ndarray) -> None:
-        self._message["release"].append((stream, rows.copy()))
+        self._released.append((stream, rows.copy()))
         self._fill(len(rows) / _SEND_ROWS)
 
     # --- items ---
@@ -161,7 +165,7 @@ class ServedWriter(BatchWriter):
         if table not in tables:
             raise UnknownTableError(f"table {table!r} was not found; the server has {tables}")
         if items.priorities is not None:
-            check_priorities(table, items.priorities, len(items.keys))
+            items.priorities = check_priorities(table, items.priorities, len(items.keys))
         if layout not in self._layouts:
             if len(self._layouts) == MAX_LAYOUTS:
                 raise ValueError(
@@ -169,28 +173,35 @@ class ServedWriter(BatchWriter):
                     "writer. Write columns of varying length with `lengths`: they all count as one."
                 )
             self._layouts[layout] = len(self._layouts)
-            self._message["layouts"].append([self._layouts[layout], layout.to_wire()])
+            self._defined.append([self._layouts[layout], layout.to_wire()])
         items.layout = self._layouts[layout]
         return table
 
-    def _begin_message(self) -> None:
-        self._message = {"op": "insert", "layouts": [], "write": [], "release": [], "lease": {}}
-        self._items.clear()
-        self._filled = 0.0
-
     def _push(self) -> None:
         """Sends the message, if it holds anything other than a request for rows."""
-        message = self._message
-        if not (self._items or message["write"] or message["release"]):
+        if not (self._items or self._written or self._released):
             return
-        message["items"] = [
-            [table, new.layout, new.index, new.lengths, new.keys, new.priorities, new.episodes]
-            for table, new in joined(self._items)
-        ]
-        count = sum(len(new.keys) for _, new in self._items)
+        items, count = [], 0
+        released: dict[str, list[np.ndarray]] = {}
+        for table, new in joined(self._items):
+            fields = new.layout, new.index, new.lengths, new.keys, new.priorities, new.episodes
+            items.append([table, *fields])
+            count += len(new.keys)
+        for stream, rows in self._released:
+            released.setdefault(stream, []).append(rows)
+        message = {
+            "op": "insert",
+            "layouts": self._defined,
+            "write": self._written,
+            "items": items,
+            "release": [[stream, np.concatenate(each)] for stream, each in released.items()],
+            "lease": self._wanted,
+        }
         try:
             self._in_flight[self._call(self._connection.post, message)] = count
-            self._begin_message()
+            for sent in (self._items, self._defined, self._written, self._released, self._wanted):
+                sent.clear()
+            self._filled = 0.0
         except BaseException as error:
             self._end_if_interrupted(error)
             raise
@@ -204,7 +215,7 @@ class ServedWriter(BatchWriter):
                 if len(self._in_flight) < _MAX_MESSAGES:
                     self._push()
                 elif self._items:
-                    self._late.call_later(self._push_late, self.look_s)
+                    self.late.call_later(self._push_late, self.look_s)
 
     def _settle(self) -> None:
         """Asks the server which of the items created so far it could insert."""

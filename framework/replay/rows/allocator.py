@@ -15,23 +15,35 @@ _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux
 _HUGE_PAGE = 2 << 20
 
 
+def zeros(shape: tuple[int, ...], dtype: np.dtype, huge: bool) -> np.ndarray:
+    """Returns an array of zeros whose pages take no memory before they are written.
+
+    Args:
+      shape: of the array.
+      dtype: of the array.
+      huge: whether pages may be of two MiB, which random reads of large arrays find faster.
+    """
+    count = int(np.prod(shape))
+    size = max(1, count * dtype.itemsize)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+    if huge and size >= _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, dtype, count=count).reshape(shape)
+
+
 class Allocator:
     """Allocates columns in this process's own memory, which the kernel commits when it is first touched."""
 
     def allocate(self, stream: str, column: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """Returns a zeroed array of `shape` (rows first), whose pages need not be backed by memory yet."""
-        size = max(1, int(np.prod(shape)) * dtype.itemsize)
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+        size = int(np.prod(shape)) * dtype.itemsize
         try:
-            memory = mmap.mmap(-1, size, flags=flags)
+            return zeros(shape, dtype, huge=size // max(1, shape[0]) >= 1024)
         except (OSError, OverflowError) as error:
             raise StoreFullError(
                 f"stream {stream!r}, column {column!r}: the address space does not hold {size} bytes for "
                 f"{shape[0]} rows ({error}). Give RowStore a smaller capacity."
             ) from error
-        if size >= _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE") and size // max(1, shape[0]) >= 1024:
-            memory.madvise(mmap.MADV_HUGEPAGE)  # random gathers of wide rows miss the TLB less
-        return np.frombuffer(memory, dtype, count=int(np.prod(shape))).reshape(shape)
 
     def reserve(self, stream: str, column: str, begin: int, end: int) -> None:
         """Backs bytes `[begin, end)` of a column with memory; `StoreFullError` if there is not enough."""

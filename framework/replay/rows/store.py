@@ -19,13 +19,13 @@ import fnmatch
 import itertools
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from framework.replay.errors import StoreFullError
-from framework.replay.rows.allocator import Allocator
+from framework.replay.rows.allocator import Allocator, zeros
 from framework.replay.rows.compression import CompressedColumn
 from framework.replay.writers import Writers
 
@@ -35,17 +35,19 @@ from framework.replay.writers import Writers
 _MAX_STREAM_BYTES, _LEAST_STREAM_BYTES, _STREAMS = 1 << 42, 1 << 34, 8
 _ONE = np.array(1, np.int32)  # numpy takes several times longer to convert a scalar
 
-_Made = TypeVar("_Made")
-
 # (shape of one row, dtype) of a column.
 ColumnSpec = tuple[tuple[int, ...], Any]
 
 
-def grown(array: np.ndarray, size: int, fill: int = 0) -> np.ndarray:
-    """Returns `array`, or a copy at least twice as long if it holds less than `size` entries."""
+def grown(array: np.ndarray, size: int, to: int | None = None) -> np.ndarray:
+    """Returns `array`, or a copy with zeros at its end if it has less than `size` entries.
+
+    The copy has `to` entries, or at least twice as many as before.
+    """
     if size <= len(array):
         return array
-    longer = np.full((max(size, 2 * len(array)), *array.shape[1:]), fill, array.dtype)
+    to = max(size, 2 * len(array)) if to is None else to
+    longer = zeros((to, *array.shape[1:]), array.dtype, huge=True)
     longer[: len(array)] = array
     return longer
 
@@ -61,7 +63,7 @@ def span(numbers: np.ndarray) -> slice | np.ndarray:
     if not n:
         return numbers
     begin = int(numbers[0])
-    if int(numbers[-1]) - begin != n - 1 or np.count_nonzero(numbers[1:] > numbers[:-1]) != n - 1:
+    if n > 1 and (int(numbers[-1]) - begin != n - 1 or np.count_nonzero(numbers[1:] > numbers[:-1]) != n - 1):
         return numbers
     return slice(begin, begin + n)
 
@@ -121,7 +123,12 @@ class Stream:
           ValueError: A dtype is not supported.
           StoreFullError: There is no room.
         """
-        return self._store.with_room(lambda: self._declare(columns))
+        try:
+            return self._declare(columns)
+        except StoreFullError:
+            if not self._store.trim():
+                raise
+        return self._declare(columns)
 
     def _declare(self, columns: Mapping[str, ColumnSpec]) -> dict[str, str]:
         names = {}
@@ -196,7 +203,12 @@ class Stream:
 
     def lease(self, n: int) -> np.ndarray:
         """Returns `n` rows for a writer, int64 `[n]`; `StoreFullError` if there is no room."""
-        return self._store.with_room(lambda: self._lease(n))
+        try:
+            return self._lease(n)
+        except StoreFullError:
+            if not self._store.trim():
+                raise
+        return self._lease(n)
 
     def _lease(self, n: int) -> np.ndarray:
         with self._lock:
@@ -228,22 +240,31 @@ class Stream:
 
     def acquire(self, rows: np.ndarray) -> None:
         """Counts one more reference to each of `rows`, which may repeat and which the caller holds."""
+        at = span(rows)
         with self._lock:
-            np.add.at(self._counts, rows, _ONE)
+            if type(at) is slice:
+                self._counts[at] += _ONE
+            else:
+                np.add.at(self._counts, rows, _ONE)
 
     def release(self, rows: np.ndarray) -> None:
         """Removes one reference to each of `rows`, which may repeat; rows without references are free."""
+        at = span(rows)
         with self._lock:
-            np.subtract.at(self._counts, rows, _ONE)
-            left = self._counts.take(rows)
+            if type(at) is slice:
+                self._counts[at] -= _ONE
+            else:
+                np.subtract.at(self._counts, rows, _ONE)
+            left = self._counts[at]
             count = len(rows) - np.count_nonzero(left)
             if not count:
                 return
             free = rows.copy() if count == len(rows) else rows[left == 0]
-            free.sort()  # so that the next lease gets consecutive rows
-            new = free[1:] != free[:-1]
-            if np.count_nonzero(new) < count - 1:
-                free = np.concatenate([free[:1], free[1:][new]])  # several times faster than numpy.unique
+            if type(at) is not slice:
+                free.sort()  # so that the next lease gets consecutive rows
+                new = free[1:] != free[:-1]
+                if np.count_nonzero(new) < count - 1:
+                    free = np.concatenate([free[:1], free[1:][new]])  # several times faster than numpy.unique
             end = self._num_free + len(free)
             if end > len(self._free):
                 self._free = grown(self._free, end)
@@ -380,14 +401,9 @@ class RowStore:
             self.streams.pop(stream.name, None)
             self._has_dropped = True
 
-    def with_room(self, make: Callable[[], _Made]) -> _Made:
-        """Returns what `make` makes; if there is no memory, streams first give back what they do not use."""
-        try:
-            return make()
-        except StoreFullError:
-            if not sum(stream.trim() for stream in list(self.streams.values())):
-                raise
-        return make()
+    def trim(self) -> bool:
+        """Has the streams give back the memory that they do not use; returns whether there was any."""
+        return sum(stream.trim() for stream in list(self.streams.values())) > 0
 
     def rows_of(self, columns: Mapping[str, ColumnSpec]) -> int:
         """Returns how many rows a new stream with these columns can address: fewer if they are wide."""

@@ -14,9 +14,9 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from framework.replay.errors import StoreFullError
-from framework.replay.rows.store import ColumnSpec, RowStore, bytes_of, grown
+from framework.replay.rows.held import HeldRows
+from framework.replay.rows.store import ColumnSpec, RowStore, bytes_of
 from framework.replay.tables.table import Table
-from framework.replay.writer import HeldRows, check_held
 
 MAX_COLUMNS, MAX_ALL_COLUMNS = 1 << 12, 1 << 13  # declared by one client, and by all
 MAX_NAME = 1 << 10  # characters in the name of a stream or a column
@@ -37,11 +37,6 @@ class Held:
     leased: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     columns: set[tuple[str, str]] = dataclasses.field(default_factory=set)
     added: int = 0
-
-    def check(self, stream: str, rows: np.ndarray) -> None:
-        """Raises ValueError unless the client holds all of `rows`."""
-        if len(rows) or rows.ndim != 1:
-            check_held(f"stream {stream!r}", self.rows.get(stream) if rows.ndim == 1 else None, rows)
 
 
 class Holdings:
@@ -100,9 +95,7 @@ class Holdings:
         """
         self._check_bytes(held, n * self._store.streams[stream].row_bytes)
         rows = self._store.streams[stream].lease(n)
-        mine = held.rows.setdefault(stream, HeldRows(stream))
-        mine.held = grown(mine.held, int(rows.max(initial=-1)) + 1)
-        mine.held[rows] = True
+        held.rows.setdefault(stream, HeldRows(stream)).hold(rows)
         held.leased[stream] += n
         self._leased[stream] += n
         return rows

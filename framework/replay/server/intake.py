@@ -86,7 +86,12 @@ class Intake:
         memory, arriving = _memory(), {}
         for descriptor, peer in list(self.peers.items()):
             with self._borrowed(descriptor) as connection:
-                received = None if connection is None else _received(connection)
+                info = b""
+                if connection is not None:
+                    with contextlib.suppress(OSError):
+                        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _SIZE)
+                known = len(info) >= _OFFSET + 8  # since Linux 4.1
+                received = int(struct.unpack_from("=Q", info, _OFFSET)[0]) if known else None
             if received is None:  # Its end will be an event.
                 continue
             if descriptor in self._heard:
@@ -139,15 +144,6 @@ class Intake:
             yield connection if place and self._address.endswith(place) else None
         finally:
             connection.detach()
-
-
-def _received(connection: socket.socket) -> int | None:
-    """Returns how many bytes a connection has received; None if the kernel does not say."""
-    with contextlib.suppress(OSError):
-        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _SIZE)
-        if len(info) >= _OFFSET + 8:  # since Linux 4.1
-            return int(struct.unpack_from("=Q", info, _OFFSET)[0])
-    return None
 
 
 def _memory() -> int:

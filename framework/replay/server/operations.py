@@ -39,11 +39,13 @@ import numpy as np
 from framework import nest as nests
 from framework.replay import wire
 from framework.replay.errors import DeadlineExceededError, StoreFullError
+from framework.replay.rows.held import check_held
 from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import RowStore
 from framework.replay.server.holdings import Held, Holdings
 from framework.replay.shm import Proof, SharedMemory
-from framework.replay.tables.items import MAX_EPISODES, Delivery, NewItems
+from framework.replay.tables.items import Delivery
+from framework.replay.tables.new_items import MAX_EPISODES, NewItems
 from framework.replay.tables.rate_limiters import INSERTERS, SAMPLERS
 from framework.replay.tables.table import Table
 from framework.replay.types import ByName, PaddedSample
@@ -241,17 +243,18 @@ class Operations:
     def _insert(self, session: ClientSession, message: dict[str, Any]) -> Steps:
         """Inserts the items of a message, in order, as far as the rate limiters allow; then leases rows."""
         error: Exception | None = None
+        held = session.held.rows
         try:
             for table, items in self._check(session, message):
                 session.inserted += table.insert_now(items)
-                while items.left:
+                while items.done < len(items.keys):
                     yield from _wait(table, INSERTERS)
                     session.inserted += table.insert_now(items)
         except Exception as raised:
             error = raised
         for name, rows in message["release"]:  # after an error, too: the client does not repeat it
-            session.held.check(name, rows)
-            if len(np.unique(rows)) < len(rows):
+            at = check_held(name, held.get(name), rows)
+            if type(at) is not slice and len(np.unique(rows)) < len(rows):
                 raise ValueError(f"rows of stream {name!r}: got one row twice, expected each once")
             if len(rows):
                 if name in session.unwritten:
@@ -268,19 +271,20 @@ class Operations:
 
     def _check(self, session: ClientSession, message: dict[str, Any]) -> list[tuple[Table, NewItems]]:
         """Writes the rows of the message and checks all of its items, before any of them is inserted."""
+        held = session.held.rows
         for number, layout in message["layouts"]:
             if len(session.layouts) >= wire.MAX_LAYOUTS:
                 raise ValueError(f"layouts: got more than {wire.MAX_LAYOUTS} from one client")
             session.layouts[int(number)] = Layout.from_wire(layout)
         for at, (name, rows, columns) in enumerate(message["write"]):
-            session.held.check(name, rows)
+            check_held(name, held.get(name), rows)
             try:
                 for column, values in columns.items():
                     self._store.streams[name].write(column, rows, values)
             except Exception:
                 # The client learns of it later, and may send more items of these rows before.
                 for stream, missing, _ in message["write"][at:]:
-                    session.held.check(stream, missing)
+                    check_held(stream, held.get(stream), missing)
                     session.unwritten.setdefault(stream, set()).update(missing.tolist())
                 raise
         batches = []
@@ -303,7 +307,7 @@ class Operations:
                 layout.check_lengths(lengths)
             for stream, begin, end in layout.parts:
                 rows = index[:, begin:end].ravel()
-                session.held.check(stream, rows)
+                check_held(stream, held.get(stream), rows)
                 unwritten = session.unwritten.get(stream)
                 if unwritten and not unwritten.isdisjoint(rows.tolist()):
                     raise StoreFullError(f"items of table {name!r}: there was no room for some of their rows")

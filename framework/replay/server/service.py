@@ -27,7 +27,7 @@ from framework.replay.server import intake
 from framework.replay.server.intake import Intake
 from framework.replay.server.limits import Limits, Unread
 from framework.replay.server.operations import ClientSession, Operations, Reply, Request
-from framework.replay.writer import hurry
+from framework.replay.writers import hurry
 from launch.defects import Defects
 from launch.rpc import sockets
 from launch.texts import printable

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from framework.replay.errors import CheckpointError
-from framework.replay.rows.layout import Binding, Bindings, Layout, Part, gather
+from framework.replay.rows.allocator import zeros
+from framework.replay.rows.layout import Bindings, Part, gather
 from framework.replay.rows.store import grown, span
 from framework.replay.tables.keys import KeyMap
+from framework.replay.tables.new_items import NewItems
 from framework.replay.tables.rate_limiters import RateLimiter
 from framework.replay.tables.selectors import Fifo, Selector
 from framework.replay.types import PaddedSample, ReplaySample, SampleInfo
@@ -21,68 +21,10 @@ from framework.replay.types import PaddedSample, ReplaySample, SampleInfo
 FREE, LIVE, SPENT, GONE = 0, 1, 2, 3
 
 _ONE = np.array(1, np.int32)  # numpy takes several times longer to convert a scalar
-MAX_EPISODES = 256  # of the rows of one item; `num_episodes` does not count those before
 _MAX_PICK = 64  # Samples drawn at once where some may be taken back, because an item has left before them.
-# The arrays of `Items` that a checkpoint holds, and all of them.
-_SAVED = ("state", "keys", "priorities", "times", "stamps", "layouts", "episodes", "index", "lengths")
-_ARRAYS = (*_SAVED, "done")
-# The numbers of `Items` that a checkpoint holds.
-_COUNTS = ("max_priority", "sampled_age", "stamp", "num_unique_deleted", "num_deleted_episodes")
-
-# The binding, the slots and the index lines of the items of one layout.
-SavedPart = tuple[Binding, np.ndarray, np.ndarray]
-
-
-@dataclasses.dataclass(slots=True, eq=False)
-class NewItems:
-    """Items of one layout for one table, which has checked them: see `Table.check_items`.
-
-    Attributes:
-      index: int64 `[k, width]`, the rows of each item.
-      keys: uint64 `[k]`.
-      priorities: float64 `[k]`, or None for the largest so far.
-      lengths: int32 `[k, groups]`, or None if the layout is not ragged.
-      episodes: uint64 `[k, m]`, the episodes of each item's rows, filled up with 0; or None.
-      layout: the table's number for the layout.
-      done: how many of them are in the table, the first ones.
-    """
-
-    index: np.ndarray
-    keys: np.ndarray
-    priorities: np.ndarray | None = None
-    lengths: np.ndarray | None = None
-    episodes: np.ndarray | None = None
-    layout: int = 0
-    done: int = 0
-
-    @property
-    def left(self) -> int:
-        """Number of items that are not in the table."""
-        return len(self.keys) - self.done
-
-    def part(self, begin: int, end: int) -> NewItems:
-        """Returns items `begin` to `end`."""
-        cut = [None if array is None else array[begin:end] for array in self._arrays()]
-        fields: list[Any] = [*cut, self.layout]
-        return NewItems(*fields)
-
-    def kind(self) -> tuple[object, ...]:
-        """Returns what is equal for items that `join` can join."""
-        num_episodes = None if self.episodes is None else self.episodes.shape[1]
-        return (self.layout, num_episodes, *[array is None for array in self._arrays()])
-
-    def _arrays(self) -> tuple[np.ndarray | None, ...]:
-        return self.index, self.keys, self.priorities, self.lengths, self.episodes
-
-    @staticmethod
-    def join(parts: Sequence[NewItems]) -> NewItems:
-        """Joins items of the same kind and table, without those that are in it."""
-        if len(parts) == 1:
-            return parts[0]
-        arrays: Any = zip(*[part.part(part.done, len(part.keys))._arrays() for part in parts], strict=True)
-        joined = [None if each[0] is None else np.concatenate(each) for each in arrays]
-        fields: list[Any] = [*joined, parts[0].layout]
-        return NewItems(*fields)
+# Those of which there is one for each item, and those with several columns.
+_ARRAYS = ("state", "keys", "priorities", "times", "done", "stamps")
+_WIDE = ("layouts", "episodes", "index", "lengths")
 
 
 @dataclasses.dataclass(eq=False)
@@ -93,6 +35,8 @@ class Items:
     every call. The number of items in the table is `limiter.size`.
 
     Attributes:
+      num_used: number of slots that were ever used, the first ones.
+      free: int64, a stack of those that are free; the first `num_free` entries.
       num_left: number of items that have left the table and that readers still hold.
       max_priority: the largest priority so far, which items without one get; None before the first.
       sampled_age: over all samples, the number of items inserted after the sampled one, itself included.
@@ -124,36 +68,32 @@ class Items:
         self.times = np.zeros(0, np.int32)  # how often it was sampled
         self.done = np.zeros(0, np.int32)  # how many of these samples were released
         self.stamps = np.zeros(0, np.int64)  # grow with each insertion
-        self.layouts = np.zeros(0, np.int32)  # numbers of bindings
-        self.episodes = np.zeros((0, 1), np.uint64)  # 0 for none
+        self.layouts = np.zeros((0, 0), np.int32)  # numbers of bindings; no column if all are 0
+        self.episodes = np.zeros((0, 0), np.uint64)  # 0 for none
         self.index = np.zeros((0, 0), np.int64)
         self.lengths = np.zeros((0, 0), np.int32)
-        self._free = np.zeros(0, np.int64)  # a stack of free slots
-        self._num_free = 0
+        self.num_used = self.num_free = 0
+        self.free = np.zeros(0, np.int64)
         self._key_map: KeyMap | None = None  # made by the first `find`
-        self._grow(1024)
+        self.grow(1024)
 
-    def _grow(self, size: int) -> None:
-        """Makes room for `size` slots; those that were never used come last."""
-        old = len(self.state)
-        for name in _ARRAYS:
-            setattr(self, name, grown(getattr(self, name), size))
-        size = len(self.state)
-        stack = np.empty(size, np.int64)
-        stack[: size - old] = np.arange(size - 1, old - 1, -1)
-        stack[size - old : size - old + self._num_free] = self._free[: self._num_free]
-        self._free = stack
-        self._num_free += size - old
+    def grow(self, size: int) -> None:
+        """Makes room for `size` slots, or for twice as many as before, as far as the table may hold them."""
+        size = max(size, min(2 * len(self.state), self.max_size))
+        for name in (*_ARRAYS, *_WIDE):
+            setattr(self, name, grown(getattr(self, name), size, size))
         self._key_map = None
         self.sampler.reserve(size)
         self.remover.reserve(size)
 
-    def _widen(self, width: int, groups: int, episodes: int = 1) -> None:
-        """Makes room for index lines of `width` rows, `groups` lengths and `episodes`."""
-        for name, columns in (("index", width), ("lengths", groups), ("episodes", episodes)):
+    def widen(self, **columns: int) -> None:
+        """Gives arrays so many columns, unless they have them."""
+        for name, number in columns.items():
             array = getattr(self, name)
-            if columns > array.shape[1]:
-                setattr(self, name, np.pad(array, ((0, 0), (0, columns - array.shape[1]))))
+            if number > array.shape[1]:
+                wider = zeros((len(array), number), array.dtype, huge=True)
+                wider[: self.num_used, : array.shape[1]] = array[: self.num_used]
+                setattr(self, name, wider)
 
     # Insertion and removal.
 
@@ -190,36 +130,42 @@ class Items:
                 for binding, _, index, _ in self.parts(slots):
                     binding.release(index)
         if not replaces:
-            if n > self._num_free:
-                self._grow(len(self.state) + n)
-            self._num_free -= n
-            slots = self._free[self._num_free : self._num_free + n][::-1].copy()
+            reused = min(n, self.num_free)
+            end, self.num_free = self.num_free, self.num_free - reused
+            slots = self.free[self.num_free : end][::-1].copy()
+            if reused < n:
+                begin, self.num_used = self.num_used, self.num_used + n - reused
+                if self.num_used > len(self.state):
+                    self.grow(self.num_used)
+                slots = np.concatenate([slots, np.arange(begin, self.num_used)])
             at = span(slots)
             self.state[at] = LIVE
             limiter.size += n
-        width, groups = new.index.shape[1], 0 if new.lengths is None else new.lengths.shape[1]
-        if width > self.index.shape[1] or groups > self.lengths.shape[1]:
-            self._widen(width, groups)
         self.priorities[at] = priorities
         self.times[at] = 0
         self.done[at] = 0
         self.stamps[at] = stamps
-        self.layouts[at] = new.layout
+        width = new.index.shape[1]
+        if width > self.index.shape[1] or new.layout or new.lengths is not None or new.episodes is not None:
+            groups, episodes = (0 if each is None else each.shape[1] for each in (new.lengths, new.episodes))
+            self.widen(index=width, layouts=int(new.layout > 0), lengths=groups, episodes=episodes)
+            if new.lengths is not None:
+                self.lengths[at, :groups] = new.lengths
         self.index[at, :width] = new.index
-        if new.lengths is not None:
-            self.lengths[at, :groups] = new.lengths
-        self.episodes[at] = 0
-        if new.episodes is not None:
-            self._widen(0, 0, new.episodes.shape[1])
-            self.episodes[at, : new.episodes.shape[1]] = new.episodes
+        if self.layouts.shape[1]:
+            self.layouts[at] = new.layout
+        if self.episodes.shape[1]:
+            self.episodes[at] = 0
+            if new.episodes is not None:
+                self.episodes[at, : new.episodes.shape[1]] = new.episodes
         self.keys[at] = new.keys
         if self._key_map is not None:
             self._key_map.add(slots, new.keys)
         for selector in (self.sampler, self.remover):
             if replaces:
-                selector.replace(slots, priorities, stamps)
+                selector.replace(slots, priorities, self.stamps)
             else:
-                selector.insert(slots, priorities, stamps)
+                selector.insert(slots, priorities, self.stamps)
         if limiter.size > self.max_size:
             self.trim()
 
@@ -263,9 +209,10 @@ class Items:
             binding.release(index)
         self.state[slots] = FREE
         self.num_left -= len(slots)
-        end = self._num_free + len(slots)
-        self._free[self._num_free : end] = slots[::-1]
-        self._num_free = end
+        end = self.num_free + len(slots)
+        self.free = grown(self.free, end)
+        self.free[self.num_free : end] = slots[::-1]
+        self.num_free = end
 
     def _count_episodes(self, episodes: np.ndarray, change: int) -> None:
         for episode in episodes[episodes > 0].tolist():
@@ -320,7 +267,7 @@ class Items:
         known = self.bindings.known
         if len(known) == 1 and not known[0].ragged:
             return [(known[0], None, self.index.take(slots, 0)[:, : known[0].width], None)]
-        layouts = self.layouts.take(slots)
+        layouts = self.layouts.take(slots, 0).sum(1)
         numbers = sorted(set(layouts.tolist()))
         parts: list[Part] = []
         for number in numbers:
@@ -359,8 +306,13 @@ class Items:
             self.limiter.size += len(revived)
             self.num_left -= len(revived)
             for selector in (self.sampler, self.remover):
-                selector.insert(revived, self.priorities.take(revived), self.stamps.take(revived))
+                selector.insert(revived, self.priorities.take(revived), self.stamps)
         self._end_left(slots)
+
+    def in_order(self) -> np.ndarray:
+        """Returns the slots of the items in the table, oldest first."""
+        slots = np.flatnonzero(self.state == LIVE)
+        return slots[np.argsort(self.stamps[slots], kind="stable")]
 
     def turns(self) -> int:
         """Returns the number of samples before the table is below its minimum size, if turns are limited."""
@@ -385,100 +337,6 @@ class Items:
         for selector in (self.sampler, self.remover):
             if selector.uses_priorities and len(slots):
                 selector.update(slots, priorities)
-
-    # Checkpoints.
-
-    def in_order(self) -> np.ndarray:
-        """Returns the slots of the items in the table, oldest first."""
-        slots = np.flatnonzero(self.state == LIVE)
-        return slots[np.argsort(self.stamps[slots], kind="stable")]
-
-    def save(self) -> tuple[dict[str, Any], dict[str, np.ndarray], list[SavedPart]]:
-        """Returns numbers and copies of arrays, from which `restore` continues in exactly the same way.
-
-        The third result has the rows of the items: one `(binding, slots, index)` for each layout that has
-        any. Samples count when they are drawn, so items that had their last turn are left out.
-        """
-        # Slots that were never used are at the bottom of the stack, the last one lowest.
-        free = self._free[: self._num_free]
-        never = np.cumprod(free == np.arange(len(self.state) - 1, len(self.state) - 1 - len(free), -1)).sum()
-        arrays = {name: getattr(self, name)[: len(self.state) - never].copy() for name in _SAVED}
-        left = np.flatnonzero(arrays["state"] > LIVE)
-        arrays["state"][left] = FREE
-        arrays["keys"][left] = 0
-        arrays["free"] = np.concatenate([free[never:], left])
-        for role, selector in (("sampler", self.sampler), ("remover", self.remover)):
-            order = selector.order()
-            if order is not None:
-                arrays[f"{role}.slots"] = order
-        numbers = {
-            **{name: getattr(self, name) for name in _COUNTS},
-            "num_unique_deleted": self.num_unique_deleted + int(np.count_nonzero(self.state == SPENT)),
-            "rng": self.rng.bit_generator.state,
-            "layouts": [binding.layout.to_wire() for binding in self.bindings.known],
-        }
-        parts = []
-        for number, binding in enumerate(self.bindings.known):
-            slots = np.flatnonzero((arrays["state"] == LIVE) & (arrays["layouts"] == number))
-            if len(slots):
-                parts.append((binding, slots, arrays["index"][slots, : binding.width]))
-        return numbers, arrays, parts
-
-    def restore(
-        self,
-        numbers: dict[str, Any],
-        arrays: dict[str, np.ndarray],
-        rows: dict[str, np.ndarray],
-        roles: Sequence[str],
-    ) -> None:
-        """Fills empty `Items`; the streams of the layouts exist.
-
-        Args:
-          numbers, arrays: what `save` has returned, but with `arrays["index"]` as positions in `rows`.
-          rows: the rows of each stream.
-          roles: of `("sampler", "remover")`, the selectors whose own order is in `arrays`.
-        """
-        used, live = len(arrays["state"]), arrays["state"] == LIVE
-        if arrays["episodes"].ndim == 1:  # in earlier versions
-            arrays["episodes"] = arrays["episodes"][:, None]
-        self._widen(*(arrays[name].shape[1] for name in ("index", "lengths", "episodes")))
-        self._grow(max(1, used))
-        for name in _SAVED:
-            getattr(self, name)[:used] = arrays[name]
-        self.done[:] = self.times
-        self._num_free = len(self.state) - used + len(arrays["free"])
-        self._free[len(self.state) - used : self._num_free] = arrays["free"]
-        self.limiter.size = int(np.count_nonzero(live))
-        # Layouts without items are left out: their streams may not be in the checkpoint.
-        for number in np.unique(arrays["layouts"][live]).tolist():
-            own = self.bindings[Layout.from_wire(numbers["layouts"][number])]
-            binding = self.bindings.known[own]
-            slots = np.flatnonzero(live & (arrays["layouts"] == number))
-            self.layouts[slots] = own
-            for stream, begin, end in binding.parts:
-                self.index[slots, begin:end] = rows[stream.name][arrays["index"][slots, begin:end]]
-            binding.acquire(self.index[slots, : binding.width])
-        slots = self.in_order()
-        for role, selector in (("sampler", self.sampler), ("remover", self.remover)):
-            try:
-                if len(slots):
-                    selector.check(self.priorities[slots])
-            except ValueError as error:  # They were written with another exponent.
-                raise CheckpointError(f"{role}: {error}") from error
-            order = arrays.get(f"{role}.slots", slots) if role in roles else slots
-            if not np.array_equal(np.sort(order), np.sort(slots)):
-                raise CheckpointError(f"{role}: got an order of items that are not the table's.")
-            selector.insert(order, self.priorities[order], self.stamps[order])
-        self.rng.bit_generator.state = numbers["rng"]
-        for name in _COUNTS:
-            setattr(self, name, numbers[name])
-        names, counts = np.unique(self.episodes[slots], return_counts=True)
-        self.episode_sizes = dict(zip(names.tolist(), counts.tolist(), strict=True))
-        self.episode_sizes.pop(0, None)  # items without one
-        # The table may be smaller than it was. Items that all have to be sampled stay: the limiter of a queue
-        # counts them, and takes no insert until there is room.
-        if self.max_times_sampled != 1:
-            self.trim()
 
 
 @dataclasses.dataclass(slots=True, eq=False)

@@ -9,7 +9,7 @@ import abc
 import copy
 import heapq
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +24,8 @@ class Selector(abc.ABC):
     """Chooses among slots. It belongs to one table, whose lock guards every call.
 
     A call with several slots means the same as one call for each of them in order; the slots of one call are
-    distinct. `stamps` grow with each insertion into the table, so they order the items by age.
+    distinct. `stamps` are those of all slots of the table, int64 `[>= num_slots]`: they grow with each
+    insertion into the table, so they order the items by age.
 
     Attributes:
       options: the arguments that it was made with.
@@ -35,14 +36,10 @@ class Selector(abc.ABC):
     deterministic = True
     #: Whether the choice depends on priorities.
     uses_priorities = False
-    #: The int64 arrays whose length depends on the number of slots, and how many entries each slot has there.
-    _arrays: ClassVar[dict[str, int]] = {}
 
     def __init__(self, **options: float) -> None:
         self.options = options
         self.owner: str | None = None
-        for name in self._arrays:
-            setattr(self, name, np.zeros(0, np.int64))
 
     def check(self, priorities: np.ndarray) -> None:
         """Raises `ValueError` if it cannot use one of the priorities, which are finite and >= 0."""
@@ -50,8 +47,7 @@ class Selector(abc.ABC):
 
     def reserve(self, num_slots: int) -> None:
         """Makes room for the slots below `num_slots`; called before they are inserted."""
-        for name, entries in self._arrays.items():
-            setattr(self, name, grown(getattr(self, name), entries * num_slots, -1))
+        return None
 
     @abc.abstractmethod
     def insert(self, slots: np.ndarray, priorities: np.ndarray, stamps: np.ndarray) -> None:
@@ -115,41 +111,56 @@ class Selector(abc.ABC):
 
 
 class _Members(Selector):
-    """The slots in no order, drawn with equal probability."""
+    """The slots in no order, drawn with equal probability.
+
+    They are the first `_size` of `_slots`, and `_where` has the place of each there. As long as none but the
+    last ones are deleted, slot i is in place i, and both arrays are empty.
+    """
 
     deterministic = False
-    _arrays = {"_slots": 1, "_where": 1}
-    _slots: np.ndarray  # the first _size are the slots, in no particular order
-    _where: np.ndarray  # slot -> place in _slots; -1 for none
+    _slots = _where = np.zeros(0, np.int32)
 
     def __init__(self, **options: float) -> None:
         super().__init__(**options)
-        self._size = 0
-        self._identity = True  # _slots[i] == i, until one is deleted out of order
+        self._size = self._num_slots = 0
 
     def __len__(self) -> int:
         return self._size
 
+    def reserve(self, num_slots: int) -> None:
+        self._num_slots = num_slots
+        if len(self._slots):
+            self._slots = grown(self._slots, num_slots, num_slots)
+            self._where = grown(self._where, num_slots, num_slots)
+
+    def _number(self) -> None:
+        """Makes the arrays, unless they are there."""
+        if not len(self._slots):
+            self._slots = np.arange(self._num_slots, dtype=np.int32)
+            self._where = self._slots.copy()
+
     def insert(self, slots: np.ndarray, priorities: np.ndarray, stamps: np.ndarray) -> None:
         begin, end = self._size, self._size + len(slots)
         places = np.arange(begin, end)
-        self._identity = self._identity and not np.count_nonzero(slots != places)
-        self._slots[begin:end] = slots
-        self._where[slots] = places
+        if len(self._slots) or np.count_nonzero(slots != places):
+            self._number()
+            self._slots[begin:end] = slots
+            self._where[slots] = places
         self._size = end
 
     def delete(self, slots: np.ndarray) -> None:
-        # Slots from the end take the places of the deleted ones.
         end = self._size - len(slots)
-        places = self._where[slots]
-        tail = self._slots[end : self._size].copy()
-        self._where[slots] = -1
-        movers = tail[self._where[tail] >= 0]
-        holes = places[places < end]
-        self._slots[holes] = movers
-        self._where[movers] = holes
+        if len(self._slots) or np.count_nonzero(slots < end):
+            self._number()
+            # Slots from the end take the places of the deleted ones.
+            places = self._where[slots]
+            tail = self._slots[end : self._size].copy()
+            self._where[slots] = -1
+            movers = tail[self._where[tail] >= 0]
+            holes = places[places < end]
+            self._slots[holes] = movers
+            self._where[movers] = holes
         self._size = end
-        self._identity = not end or (self._identity and not len(holes))
 
     def replace(self, slots: np.ndarray, priorities: np.ndarray, stamps: np.ndarray) -> None:
         return None  # it holds the same slots as before
@@ -159,10 +170,10 @@ class _Members(Selector):
         chosen *= self._size  # less than _size: the product with the largest double below 1 rounds down
         places = chosen.astype(np.int64)
         chosen.fill(1.0 / self._size)
-        return (places if self._identity else self._slots.take(places)), chosen
+        return (self._slots.take(places).astype(np.int64) if len(self._slots) else places), chosen
 
     def order(self) -> np.ndarray:
-        return self._slots[: self._size].copy()
+        return self._slots[: self._size].astype(np.int64) if len(self._slots) else np.arange(self._size)
 
 
 class Uniform(_Members):
@@ -239,15 +250,19 @@ class _ByAge(Selector):
     """The slots in order of their stamps, oldest at `_head`; -1 in place of a deleted one."""
 
     _newest_first = False
-    # At least half of the order is free after `_compact`, which makes it O(1), amortized.
-    _arrays = {"_order": 2, "_stamps": 2, "_where": 1}
-    _order: np.ndarray
-    _stamps: np.ndarray
-    _where: np.ndarray  # slot -> place in _order
 
     def __init__(self) -> None:
         super().__init__()
-        self._head = self._tail = self._size = 0
+        self._order = np.zeros(0, np.int32)
+        # The place of each slot in the order, before `_num_placed`: only deletions out of order need it.
+        self._where = np.zeros(0, np.int32)
+        self._head = self._tail = self._size = self._num_placed = 0
+
+    def reserve(self, num_slots: int) -> None:
+        # At least a fifth of the order is free after `_compact`, which makes it O(1), amortized.
+        num_places = num_slots + num_slots // 4 + 8
+        self._order = grown(self._order, num_places, num_places)
+        self._where = grown(self._where, num_slots, num_slots)
 
     def __len__(self) -> int:
         return self._size
@@ -255,39 +270,37 @@ class _ByAge(Selector):
     def insert(self, slots: np.ndarray, priorities: np.ndarray, stamps: np.ndarray) -> None:
         n = len(slots)
         if self._tail + n > len(self._order):
-            self._compact()
-        begin, end = self._tail, self._tail + n
-        self._order[begin:end] = slots
-        self._stamps[begin:end] = stamps
-        self._where[slots] = np.arange(begin, end)
-        self._tail = end
+            self._compact(stamps)
+        begin, self._tail = self._tail, self._tail + n
+        self._order[begin : self._tail] = slots
         self._size += n
-        if begin > self._head and stamps[0] < self._stamps[begin - 1]:
-            self._compact()  # an item that was given back takes its old place again
+        if begin > self._head and stamps[slots[0]] < stamps[self._order[begin - 1]]:
+            self._compact(stamps)  # an item that was given back takes its old place again
 
-    def _compact(self) -> None:
+    def _compact(self, stamps: np.ndarray) -> None:
         """Moves the slots, by age, to the front of the order."""
-        live = self._order[self._head : self._tail] >= 0
-        slots = self._order[self._head : self._tail][live]
-        stamps = self._stamps[self._head : self._tail][live]
-        if np.count_nonzero(stamps[1:] < stamps[:-1]):
-            by_age = np.argsort(stamps, kind="stable")
-            slots, stamps = slots[by_age], stamps[by_age]
-        self._head, self._tail = 0, len(slots)
+        block = self._order[self._head : self._tail]
+        slots = block[block >= 0]
+        ages = stamps.take(slots)
+        if np.count_nonzero(ages[1:] < ages[:-1]):
+            slots = slots[np.argsort(ages, kind="stable")]
+        self._head, self._tail, self._num_placed = 0, len(slots), 0
         self._order[: self._tail] = slots
-        self._stamps[: self._tail] = stamps
-        self._where[slots] = np.arange(self._tail)
 
     def delete(self, slots: np.ndarray) -> None:
-        self._order[self._where[slots]] = -1
-        self._size -= len(slots)
-        self._trim()
-
-    def _trim(self) -> None:
-        """Moves head and tail past deleted places."""
-        if not self._size:
-            self._head = self._tail = 0
+        n, head, tail = len(slots), self._head, self._tail
+        self._size -= n
+        if self._size and np.count_nonzero(self._order[head : head + n] == slots) == n:
+            self._head += n
+        elif self._size:
+            begin = max(head, self._num_placed)
+            self._where[self._order[begin:tail]] = np.arange(begin, tail)
+            self._order[self._where[slots]] = -1
+            self._num_placed = tail
+        else:
+            self._head = self._tail = self._num_placed = 0
             return
+        # Moves head and tail past deleted places.
         while self._order[self._head] < 0:
             live = self._order[self._head : self._head + 1024] >= 0
             step = int(live.argmax())
@@ -296,30 +309,19 @@ class _ByAge(Selector):
             live = self._order[max(self._head, self._tail - 1024) : self._tail][::-1] >= 0
             step = int(live.argmax())
             self._tail -= step if live[step] else len(live)
-
-    def replace(self, slots: np.ndarray, priorities: np.ndarray, stamps: np.ndarray) -> None:
-        n = len(slots)
-        oldest = self._order[self._head : self._head + n]
-        if n < self._size and np.count_nonzero(oldest == slots) == n:  # each insert into a full table
-            self._head += n
-            self._size -= n
-            if self._order[self._head] < 0:
-                self._trim()
-        else:
-            self.delete(slots)
-        self.insert(slots, priorities, stamps)
+        self._num_placed = min(self._num_placed, self._tail)
 
     def sample(self, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         at = self._tail - 1 if self._newest_first else self._head
-        return np.full(n, self._order[at]), np.ones(n)
+        return np.full(n, self._order[at], np.int64), np.ones(n)
 
     def first(self, n: int) -> np.ndarray:
         block = self._order[self._head : self._tail]
         block = block[::-1] if self._newest_first else block
         near = block[:n]
-        if len(block) == self._size or (len(near) == n and near.min(initial=0) >= 0):
-            return near.copy()  # no deleted places, or none among these
-        return block[block >= 0][:n]
+        if len(block) > self._size and (len(near) < n or near.min(initial=0) < 0):  # deleted places
+            near = block[block >= 0][:n]
+        return near.astype(np.int64)
 
 
 class Fifo(_ByAge):

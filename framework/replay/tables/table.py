@@ -12,8 +12,10 @@ import numpy as np
 from framework.replay.errors import CheckpointError
 from framework.replay.rows.layout import Bindings, Layout
 from framework.replay.rows.store import RowStore
-from framework.replay.tables.items import Delivery, Items, NewItems, SavedPart
+from framework.replay.tables.items import Delivery, Items
+from framework.replay.tables.new_items import NewItems
 from framework.replay.tables.rate_limiters import INSERTERS, SAMPLERS, Queue, RateLimiter, Stack, Waiting
+from framework.replay.tables.saved_items import SavedPart, restore_items, save_items
 from framework.replay.tables.selectors import Fifo, Lifo, Selector
 from framework.replay.types import (
     CallStats,
@@ -450,20 +452,20 @@ class Table:
         }
 
     def save(self) -> tuple[dict[str, Any], dict[str, np.ndarray], list[SavedPart]]:
-        """Returns numbers and strings, arrays, and the rows of the items; see `Items.save`.
+        """Returns numbers and strings, arrays, and the rows of the items; see `save_items`.
 
         The caller holds the lock.
         """
         if self.waiting.change.open:
             self.waiting.check_open()
-        numbers, arrays, parts = self._items.save()
+        numbers, arrays, parts = save_items(self._items)
         limits = [self.rate_limiter.inserts, self.rate_limiter.samples]
         return {"name": self.name, "config": self.config(), "limiter": limits, **numbers}, arrays, parts
 
     def restore(
         self, meta: dict[str, Any], arrays: dict[str, np.ndarray], rows: dict[str, np.ndarray]
     ) -> None:
-        """Fills an empty table; see `Items.restore`.
+        """Fills an empty table; see `restore_items`.
 
         Args:
           meta: the first value that `save` returned.
@@ -479,5 +481,5 @@ class Table:
         with self.lock, self.waiting.change:
             self._empty()
             roles = [role for role in ("sampler", "remover") if own[role] == saved[role]]
-            self._items.restore(meta, arrays, rows, roles)
+            restore_items(self._items, meta, arrays, rows, roles)
             self.rate_limiter.inserts, self.rate_limiter.samples = meta["limiter"]

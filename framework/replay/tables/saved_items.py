@@ -1,0 +1,109 @@
+"""The items of a table in a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from framework.replay.errors import CheckpointError
+from framework.replay.rows.layout import Binding, Layout
+from framework.replay.tables.items import FREE, LIVE, SPENT, Items
+
+# The arrays and numbers of `Items` that a checkpoint holds.
+_SAVED = ("state", "keys", "priorities", "times", "stamps", "layouts", "episodes", "index", "lengths")
+_COUNTS = ("max_priority", "sampled_age", "stamp", "num_unique_deleted", "num_deleted_episodes")
+
+# The binding, the slots and the index lines of the items of one layout.
+SavedPart = tuple[Binding, np.ndarray, np.ndarray]
+
+
+def save_items(items: Items) -> tuple[dict[str, Any], dict[str, np.ndarray], list[SavedPart]]:
+    """Returns numbers and copies of arrays, from which `restore_items` continues in exactly the same way.
+
+    The third result has the rows of the items: one `(binding, slots, index)` for each layout that has
+    any. Samples count when they are drawn, so items that had their last turn are left out.
+    """
+    arrays = {name: getattr(items, name)[: items.num_used].copy() for name in _SAVED}
+    arrays["layouts"] = arrays["layouts"].sum(1)
+    left = np.flatnonzero(arrays["state"] > LIVE)
+    arrays["state"][left] = FREE
+    arrays["keys"][left] = 0
+    arrays["free"] = np.concatenate([items.free[: items.num_free], left])
+    for role, selector in (("sampler", items.sampler), ("remover", items.remover)):
+        order = selector.order()
+        if order is not None:
+            arrays[f"{role}.slots"] = order
+    numbers = {
+        **{name: getattr(items, name) for name in _COUNTS},
+        "num_unique_deleted": items.num_unique_deleted + int(np.count_nonzero(items.state == SPENT)),
+        "rng": items.rng.bit_generator.state,
+        "layouts": [binding.layout.to_wire() for binding in items.bindings.known],
+    }
+    parts = []
+    for number, binding in enumerate(items.bindings.known):
+        slots = np.flatnonzero((arrays["state"] == LIVE) & (arrays["layouts"] == number))
+        if len(slots):
+            parts.append((binding, slots, arrays["index"][slots, : binding.width]))
+    return numbers, arrays, parts
+
+
+def restore_items(
+    items: Items,
+    numbers: dict[str, Any],
+    arrays: dict[str, np.ndarray],
+    rows: dict[str, np.ndarray],
+    roles: Sequence[str],
+) -> None:
+    """Fills `items`; the streams of the layouts exist.
+
+    Args:
+      items: empty.
+      numbers, arrays: what `save_items` has returned, but with `arrays["index"]` as positions in `rows`.
+      rows: the rows of each stream.
+      roles: of `("sampler", "remover")`, the selectors whose own order is in `arrays`.
+    """
+    used, live = len(arrays["state"]), arrays["state"] == LIVE
+    if arrays["episodes"].ndim == 1:  # in earlier versions
+        arrays["episodes"] = arrays["episodes"][:, None]
+    items.grow(max(1, used))
+    items.widen(**{name: arrays[name].shape[1] for name in ("index", "lengths", "episodes")})
+    for name in _SAVED:
+        if name != "layouts":
+            getattr(items, name)[:used] = arrays[name]
+    items.done[:] = items.times
+    items.num_used, items.free, items.num_free = used, arrays["free"], len(arrays["free"])
+    items.limiter.size = int(np.count_nonzero(live))
+    # Layouts without items are left out: their streams may not be in the checkpoint.
+    for number in np.unique(arrays["layouts"][live]).tolist():
+        own = items.bindings[Layout.from_wire(numbers["layouts"][number])]
+        binding = items.bindings.known[own]
+        slots = np.flatnonzero(live & (arrays["layouts"] == number))
+        items.widen(layouts=int(own > 0))
+        if own:
+            items.layouts[slots] = own
+        for stream, begin, end in binding.parts:
+            items.index[slots, begin:end] = rows[stream.name][arrays["index"][slots, begin:end]]
+        binding.acquire(items.index[slots, : binding.width])
+    slots = items.in_order()
+    for role, selector in (("sampler", items.sampler), ("remover", items.remover)):
+        try:
+            if len(slots):
+                selector.check(items.priorities[slots])
+        except ValueError as error:  # They were written with another exponent.
+            raise CheckpointError(f"{role}: {error}") from error
+        order = arrays.get(f"{role}.slots", slots) if role in roles else slots
+        if not np.array_equal(np.sort(order), np.sort(slots)):
+            raise CheckpointError(f"{role}: got an order of items that are not the table's.")
+        selector.insert(order, items.priorities[order], items.stamps)
+    items.rng.bit_generator.state = numbers["rng"]
+    for name in _COUNTS:
+        setattr(items, name, numbers[name])
+    names, counts = np.unique(items.episodes[slots], return_counts=True)
+    items.episode_sizes = dict(zip(names.tolist(), counts.tolist(), strict=True))
+    items.episode_sizes.pop(0, None)  # items without one
+    # The table may be smaller than it was. Items that all have to be sampled stay: the limiter of a queue
+    # counts them, and takes no insert until there is room.
+    if items.max_times_sampled != 1:
+        items.trim()
