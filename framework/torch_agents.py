@@ -201,7 +201,7 @@ class TorchPolicy(core.Policy):
     @torch.inference_mode()
     def step(self, observation: Nest, state: Nest) -> tuple[Nest, Nest, Nest]:
         drawn, extras, state = self.act(as_tensors(observation, self._place), state)
-        if holds_tensors(observation):
+        if not isinstance(observation, np.ndarray) and holds_tensors(observation):
             return self.actions.to_tensors(drawn), as_numpy(extras), state
         return self.actions.to_environment(as_numpy(drawn)), as_numpy(extras), state
 
