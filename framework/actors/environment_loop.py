@@ -46,6 +46,9 @@ class EnvironmentLoop:
     finished = loop.step()             # one step of all envs, for a caller that drives the loop
     ```
 
+    The observations of a `TensorEnvironment` go to `actor.select_action` as they are, and its actions to the
+    environment. All else that the actor and the observers get are arrays.
+
     A *step* is one transition of one env. The call that begins an env's next episode is not a transition
     and is not counted.
 

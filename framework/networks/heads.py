@@ -24,6 +24,7 @@ from framework.types import Nest
 
 # A small last layer makes the first policy nearly uniform, whatever the features are.
 _GAIN = 0.01
+_NESTS = (dict, tuple, list)
 UNBOUNDED = 1e30  # Environments without bounds may name the largest number of their dtype.
 
 
@@ -372,7 +373,7 @@ def as_tensors(nest: Nest, device: str | torch.device | None = None) -> Nest:
 
 def holds_tensors(nest: Nest) -> bool:
     """Whether the leaves of an observation are tensors, not arrays. Looks at one of them."""
-    while isinstance(nest, dict | tuple | list):
+    while isinstance(nest, _NESTS):
         nest = next(iter(nest.values() if isinstance(nest, dict) else nest))
     return isinstance(nest, torch.Tensor)
 
