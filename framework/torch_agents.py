@@ -372,7 +372,8 @@ class TorchAgent(core.Agent):
     def for_worker(self, num_envs: int) -> Self:
         """See `Agent.for_worker`: its batches are on the CPU."""
         agent = super().for_worker(num_envs)
-        agent.config = dataclasses.replace(agent.config, device="cpu")
+        step_mode = "eager" if agent.config.step_mode == "cuda_graph" else agent.config.step_mode
+        agent.config = dataclasses.replace(agent.config, device="cpu", step_mode=step_mode)
         return agent
 
     @property

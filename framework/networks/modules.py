@@ -1,7 +1,7 @@
 """Modules that are quick to call: a small network takes longer to be called than to compute.
 
-They are torch's in every respect but time. In a policy that acts for a few envs, a call of a module of torch
-takes about 5 us, and so does an attribute that is a module or a parameter.
+They are torch's in every respect but time. A policy that acts for eight envs spends a tenth of its time in
+torch's calls of modules.
 """
 
 from __future__ import annotations
@@ -25,10 +25,7 @@ from torch.nn.modules.module import (
 
 
 class Module(TorchModule):
-    """A module whose call is a call of its `forward`, unless it has hooks or was compiled.
-
-    Its children are attributes like others, found without `__getattr__`.
-    """
+    """A module whose call is a call of its `forward`, unless it has hooks or was compiled."""
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         if (
@@ -44,22 +41,6 @@ class Module(TorchModule):
         ):
             return super().__call__(*inputs, **options)
         return self.forward(*inputs, **options)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-        if isinstance(value, nn.Module):
-            self.__dict__[name] = value
-        elif name in self.__dict__.get("_modules", ()):  # None in place of a child.
-            self.__dict__.pop(name, None)
-
-    def __delattr__(self, name: str) -> None:
-        if name in self._modules:
-            self.__dict__.pop(name, None)
-        super().__delattr__(name)
-
-    def add_module(self, name: str, module: nn.Module | None) -> None:
-        self.__dict__.pop(name, None)
-        super().add_module(name, module)
 
 
 class Linear(Module, TorchLinear):
