@@ -99,8 +99,9 @@ class Policy(abc.ABC):
     def step(self, observation: Nest, state: Nest) -> tuple[Nest, Nest, Nest]:
         """`(observation [B, ...], state)` to `(action [B, ...], extras [B, ...], next state)`.
 
-        Observations, actions and extras are numpy arrays. The policy chooses the type of the state. The
-        networks may be on a device other than the CPU.
+        Observations, actions and extras are numpy arrays; with `takes_tensors`, observations may be tensors,
+        and the action then is. The policy chooses the type of the state. The networks may be on a device
+        other than the CPU.
         """
 
     def begins(self, timestep: Any) -> Nest:

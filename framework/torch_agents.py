@@ -198,14 +198,12 @@ class TorchPolicy(core.Policy):
     def initial_state(self, batch_size: int) -> Nest:
         return ()
 
-    @torch.inference_mode()
     def step(self, observation: Nest, state: Nest) -> tuple[Nest, Nest, Nest]:
-        drawn, extras, state = self.act(as_tensors(observation, self._place), state)
-        if holds_tensors(observation):
-            action = self.actions.to_tensors(drawn)
-        else:
-            action = self.actions.to_environment(as_numpy(drawn))
-        return action, as_numpy(extras), state
+        with torch.inference_mode():
+            drawn, extras, state = self.act(as_tensors(observation, self._place), state)
+            if not isinstance(observation, np.ndarray) and holds_tensors(observation):
+                return self.actions.to_tensors(drawn), as_numpy(extras), state
+        return self.actions.to_environment(as_numpy(drawn)), as_numpy(extras), state
 
     def versions(self, drawn: torch.Tensor) -> np.ndarray:
         """The version of the parameters with each of the sampled actions, int64[B]."""

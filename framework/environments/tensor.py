@@ -98,6 +98,12 @@ class TensorChecker(FieldChecker):
             None if bounds is None else tuple(torch.tensor(bound, device=device) for bound in bounds[:2])
             for *_, bounds, _ in self._leaves
         ]
+        # Leaves that can have wrong values.
+        self._looked = [
+            index
+            for index, (leaf, limits) in enumerate(zip(self._like, self._limits, strict=True))
+            if leaf.numel() and (limits is not None or leaf.is_floating_point())
+        ]
 
     def __call__(self, nest: Nest) -> list[Any]:
         import torch
@@ -108,8 +114,8 @@ class TensorChecker(FieldChecker):
         except (KeyError, IndexError, TypeError):
             leaves = []
         if leaves and all(map(_is_like, leaves, self._like)):
-            good = functools.reduce(operator.and_, map(_is_good, leaves, self._limits))
-            if bool(good):
+            good = [_is_good(leaves[index], self._limits[index]) for index in self._looked]
+            if not good or bool(functools.reduce(operator.and_, good)):
                 return leaves
         return [torch.tensor(array, device=self._device) for array in super().__call__(arrays(nest))]
 
@@ -128,9 +134,9 @@ def _is_good(leaf: torch.Tensor, limits: tuple[torch.Tensor, ...] | None) -> tor
     if limits is not None and limits[0].dim():
         return ((leaf >= limits[0]) & (leaf <= limits[1])).all()
     least, most = leaf.aminmax()  # NaN if there is any.
-    return (
-        least.isfinite() & most.isfinite() if limits is None else (least >= limits[0]) & (most <= limits[1])
-    )
+    if limits is None:
+        return least.isfinite() & most.isfinite()
+    return (least >= limits[0]) & (most <= limits[1])
 
 
 def checker(environment: BatchedEnvironment) -> Any:

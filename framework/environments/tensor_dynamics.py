@@ -96,7 +96,7 @@ class TensorDynamics(TensorEnvironment):
         state, reward, terminated = self.advance(self.state, action)
         self.state = self._begin(first, state)
         self._steps.add_(1).masked_fill_(first, 0)
-        terminated &= ~first
+        terminated.masked_fill_(first, False)
         self._over = (self._steps >= self._limit).logical_or_(terminated)
         reward.masked_fill_(first, 0.0)
         self._exact = reward if reward.dtype == torch.float64 else None
@@ -153,6 +153,7 @@ class CartPole(TensorDynamics):
         self._angle = 12 * 2 * math.pi / 360
         spec = _spec([4.8, math.inf, 2 * self._angle, math.inf], specs.DiscreteArray(2, np.int64, "action"))
         super().__init__(spec, num_envs, seed, device, max_episode_steps)
+        self._left, self._pole = torch.tensor([-10.0 / 1.1, 2.0 / 3.0], dtype=torch.float64).to(self.device)
 
     def begin(self, uniform: torch.Tensor) -> torch.Tensor:
         return 0.1 * uniform - 0.05
@@ -162,15 +163,15 @@ class CartPole(TensorDynamics):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         _, speed, angle, turning = state
         sin, cos = angle.sin(), angle.cos()
-        # 9.8 m/s², a cart of 1 kg, a pole of 0.1 kg and twice 0.5 m, pushed by 10 N for 0.02 s. Operations in
-        # place take half the time of others:
+        # 9.8 m/s², a cart of 1 kg, a pole of 0.1 kg and twice 0.5 m, pushed by 10 N for 0.02 s. The fewer
+        # operations, the faster:
         #   push = (±10 + 0.05 turning² sin) / 1.1
         #   turn = (9.8 sin - cos push) / (0.5 (4/3 - 0.1 cos² / 1.1))
         #   acceleration = push - 0.05 turn cos / 1.1
-        push = action.double().mul_(20.0 / 1.1).sub_(10.0 / 1.1)
-        push.add_(turning.square().mul_(sin), alpha=0.05 / 1.1)
+        push = torch.add(self._left, action, alpha=20.0 / 1.1)
+        push.addcmul_(turning.square(), sin, value=0.05 / 1.1)
         turn = (9.8 * sin).addcmul_(cos, push, value=-1.0)
-        turn.div_(cos.square().mul_(-0.05 / 1.1).add_(2.0 / 3.0))
+        turn.div_(torch.addcmul(self._pole, cos, cos, value=-0.05 / 1.1))
         acceleration = push.addcmul_(turn, cos, value=-0.05 / 1.1)
         state = torch.add(state, torch.stack((speed, acceleration, turning, turn)), alpha=0.02)
         fallen = (state[0].abs() > 2.4) | (state[2].abs() > self._angle)

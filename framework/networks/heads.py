@@ -24,6 +24,7 @@ from framework.types import Nest
 
 # A small last layer makes the first policy nearly uniform, whatever the features are.
 _GAIN = 0.01
+_NESTS = (dict, tuple, list)
 UNBOUNDED = 1e30  # Environments without bounds may name the largest number of their dtype.
 
 
@@ -390,7 +391,7 @@ def as_tensors(nest: Nest, device: str | torch.device | None = None) -> Nest:
 
 def holds_tensors(nest: Nest) -> bool:
     """Whether the leaves of an observation are tensors, not arrays. Looks at one of them."""
-    while isinstance(nest, dict | tuple | list):
+    while isinstance(nest, _NESTS):
         nest = next(iter(nest.values() if isinstance(nest, dict) else nest))
     return isinstance(nest, torch.Tensor)
 
@@ -399,10 +400,13 @@ def as_numpy(nest: Nest) -> Nest:
     """Tensors, wherever they are, to arrays. Arrays stay as they are."""
     if isinstance(nest, torch.Tensor):
         return nest.numpy(force=True)
+    if type(nest) is dict:  # dm-tree costs more than these conversions
+        arrays = {}
+        for name, entry in nest.items():
+            arrays[name] = as_numpy(entry)
+        return arrays
     if isinstance(nest, np.ndarray):
         return nest
-    if type(nest) is dict:  # dm-tree costs more than these conversions
-        return {name: as_numpy(entry) for name, entry in nest.items()}
     if type(nest) is tuple:
         return tuple([as_numpy(entry) for entry in nest])
     return tree.map_structure(as_numpy, nest)

@@ -86,13 +86,17 @@ def test_an_action_that_does_not_fit_is_told_as_of_arrays(action, message):
     assert environment.step(np.array([0, 1], np.int32)).reward.tolist() == [0, 0]
 
 
+OTHERS = {"flags": torch.ones(2, 2).bool(), "none": torch.zeros(2, 0)}
+
+
 class InPlace(TensorEnvironment):
     """A user's: scales its argument, observes in one buffer. `changes` are the fields of its steps."""
 
     def __init__(self, num_envs, changes=()):
         self.num_envs, self.device, self.changes = num_envs, torch.device("cpu"), dict(changes)
-        numbers = specs.Array((1,), np.float32, "observation")
-        self.spec = CartPole().spec._replace(observations={"x": numbers}, actions=numbers)
+        numbers, flags = specs.Array((1,), np.float32, "x"), specs.Array((2,), np.bool_, "flags")
+        seen = {"x": numbers, "flags": flags, "none": specs.Array((0,), np.float32, "none")}
+        self.spec = CartPole().spec._replace(observations=seen, actions=numbers)
 
     def reset(self):
         self.buffer = torch.zeros(self.num_envs, 1)
@@ -105,7 +109,8 @@ class InPlace(TensorEnvironment):
 
     def observed(self, kind):
         rewards = torch.full((self.num_envs,), float(kind))
-        return dm_env.TimeStep(torch.full_like(rewards, kind).long(), rewards, rewards**0, {"x": self.buffer})
+        kinds = torch.full_like(rewards, kind).long()
+        return dm_env.TimeStep(kinds, rewards, rewards**0, {**OTHERS, "x": self.buffer})
 
 
 def test_a_users_environment_gets_and_gives_copies():
@@ -121,8 +126,8 @@ def test_a_users_environment_gets_and_gives_copies():
     [
         ({"reward": torch.tensor([1.0, torch.nan])}, "env 1: reward holds NaN"),
         ({"discount": torch.tensor([1.0, 1.5])}, r"env 1: discount is .*1\.5.*outside 0"),
-        ({"observation": {"x": torch.zeros(2, 3)}}, r"observation/x has shape \(2, 3\)"),
-        ({"observation": {}}, "observation/x is missing"),
+        ({"observation": {**OTHERS, "x": torch.zeros(2, 3)}}, r"observation/x has shape \(2, 3\)"),
+        ({"observation": OTHERS}, "observation/x is missing"),
         ({"step_type": torch.tensor([1, 3])}, r"env 1: step_type is .*3.*outside 0 \.\.\. 2"),
     ],
 )
