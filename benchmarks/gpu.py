@@ -99,7 +99,7 @@ def parts(device: str, tiny: bool, facts: dict[str, Any]) -> list[Part]:
 
     def tests(seconds: float, path: pathlib.Path) -> list[Any]:
         files = [file for file in (ROOT / "tests").rglob("test_*.py") if "cuda.is_av" in file.read_text()]
-        flags = ["-q", "-p", "no:cacheprovider", "--tb=line", "-k", "cuda or gpu"]
+        flags = ["-q", "-p", "no:cacheprovider", "--tb=line", "-k", "cuda or gpu or configured_device"]
         return ["-m", "pytest", *flags, *sorted(files)]
 
     return [
