@@ -79,9 +79,11 @@ class Policy(abc.ABC):
     Attributes:
       variables: names of the children of the networks that acting needs. Empty means all.
       progress: set by `VariableClient` whenever it has refreshed the parameters.
+      takes_tensors: whether `step` also takes tensors, and then returns the action on the same device.
     """
 
     variables: tuple[str, ...] = ()
+    takes_tensors: bool = False
     progress: Progress = Progress()
 
     @abc.abstractmethod
@@ -97,8 +99,9 @@ class Policy(abc.ABC):
     def step(self, observation: Nest, state: Nest) -> tuple[Nest, Nest, Nest]:
         """`(observation [B, ...], state)` to `(action [B, ...], extras [B, ...], next state)`.
 
-        Observations, actions and extras are numpy arrays. The policy chooses the type of the state. The
-        networks may be on a device other than the CPU.
+        Observations, actions and extras are numpy arrays; with `takes_tensors`, observations may be tensors,
+        and the action then is. The policy chooses the type of the state. The networks may be on a device
+        other than the CPU.
         """
 
     def begins(self, timestep: Any) -> Nest:

@@ -31,6 +31,7 @@ import tree
 from framework import nest
 from framework.adders import Adder
 from framework.environments.base import BatchedEnvironment
+from framework.environments.tensor import as_arrays
 from framework.objects import named
 from framework.specs import EnvironmentSpec
 from framework.types import FIRST, LAST, Nest, Step
@@ -54,7 +55,7 @@ def record(environment: BatchedEnvironment, act: Callable[[Nest], Nest], num_epi
     """
     if environment.num_envs != 1:
         raise ValueError(f"environment: got {environment.num_envs} envs, expected 1. Pass num_envs=1.")
-    num_yielded = 0
+    environment, num_yielded = as_arrays(environment), 0
     while num_yielded < num_episodes:
         rows: list[tuple[Any, ...]] = []
         timestep = environment.reset()

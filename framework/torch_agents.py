@@ -49,6 +49,7 @@ from framework.networks import (
     as_numpy,
     as_tensors,
     check_action_mask,
+    holds_tensors,
     inputs,
 )
 from framework.replay.contracts import ReplayClient
@@ -176,6 +177,8 @@ class TorchPolicy(core.Policy):
       random: the generator of all random numbers in `act`; seeded, saved and restored with the policy.
     """
 
+    takes_tensors = True
+
     def __init__(self, networks: nn.Module, actions: Actions | JointActions, variables: tuple[str, ...] = ()):
         self.networks = networks.eval()
         self.actions = actions
@@ -195,9 +198,11 @@ class TorchPolicy(core.Policy):
     def initial_state(self, batch_size: int) -> Nest:
         return ()
 
-    @torch.inference_mode()
     def step(self, observation: Nest, state: Nest) -> tuple[Nest, Nest, Nest]:
-        drawn, extras, state = self.act(as_tensors(observation, self._place), state)
+        with torch.inference_mode():
+            drawn, extras, state = self.act(as_tensors(observation, self._place), state)
+            if not isinstance(observation, np.ndarray) and holds_tensors(observation):
+                return self.actions.to_tensors(drawn), as_numpy(extras), state
         return self.actions.to_environment(as_numpy(drawn)), as_numpy(extras), state
 
     def versions(self, drawn: torch.Tensor) -> np.ndarray:

@@ -14,6 +14,7 @@ import tree
 from framework import core
 from framework.actors.observers import EnvironmentLoopObserver
 from framework.environments.base import BatchedEnvironment, unrounded
+from framework.environments.tensor import arrays
 from framework.foreign import copies, is_foreign
 from framework.specs import path_name
 from framework.types import FIRST, LAST, MID, MultiAgentTimeStep, Nest
@@ -44,6 +45,9 @@ class EnvironmentLoop:
     loop.run(num_episodes=20)          # whole episodes, from a reset
     finished = loop.step()             # one step of all envs, for a caller that drives the loop
     ```
+
+    The observations of a `TensorEnvironment` go to `actor.select_action` as they are, and its actions to the
+    environment. All else that the actor and the observers get are arrays.
 
     A *step* is one transition of one env. The call that begins an env's next episode is not a transition
     and is not counted.
@@ -99,6 +103,7 @@ class EnvironmentLoop:
         self._timestep: dm_env.TimeStep | None = None  # None: reset before the next step
         self._partial: np.ndarray | None = None  # bool[B]: open episodes that began before the reset.
         self._reward_spec = environment.reward_spec()
+        self._has_one_reward = not tree.is_nested(self._reward_spec)
         # float64 [B, *shape] per leaf of the reward spec.
         self._returns = [
             np.zeros((environment.num_envs, *leaf.shape)) for leaf in tree.flatten(self._reward_spec)
@@ -131,18 +136,23 @@ class EnvironmentLoop:
         chosen = clock()
         timestep = self.environment.step(copies(action))  # Environments and wrappers may change theirs.
         stepped = clock()
-        moved = timestep.step_type != FIRST
+        seen = timestep
+        if self.environment.device is not None:  # Only the policy sees tensors.
+            action, seen = arrays((action, timestep))
+        moved = seen.step_type != FIRST
         num_steps = int(np.count_nonzero(moved))
         cut = max_steps is not None and num_steps > max_steps
         if cut and max_steps is not None:
-            timestep, moved = _cut(timestep, moved, max_steps)
+            seen, moved = _cut(seen, moved, max_steps)
             num_steps = max_steps
-        rewards = unrounded(self.environment, timestep)
-        self._actor.observe(action, timestep)
+        if self.environment.exact_rewards is not None:
+            rewards = unrounded(self.environment, seen)
+        else:
+            rewards = [seen.reward] if self._has_one_reward else tree.flatten(seen.reward)
+        self._actor.observe(action, seen)
         for observer in self._observers:
             foreign = is_foreign(observer)
-            seen = copies((timestep, action)) if foreign else (timestep, action)
-            observer.observe(self.environment, *seen)
+            observer.observe(self.environment, *(copies((seen, action)) if foreign else (seen, action)))
         if self._should_update:
             self._actor.update()
         seconds["select_action"] += chosen - start
@@ -158,9 +168,9 @@ class EnvironmentLoop:
             total += reward  # FIRST steps have reward 0
         if not cut:
             self._timestep = timestep
-        over = timestep.step_type == LAST
+        over = seen.step_type == LAST
         if self._partial is not None:
-            over = self._without_partial(over, timestep.step_type)
+            over = self._without_partial(over, seen.step_type)
         finished = np.flatnonzero(over) if np.count_nonzero(over) else None
         if self._counter is not None and num_steps:
             ended = {} if finished is None else {"episodes": len(finished)}
@@ -267,9 +277,10 @@ class EnvironmentLoop:
         start = time.perf_counter()
         timestep = self.environment.reset()
         made = time.perf_counter()
-        self._actor.observe_first(timestep)
+        seen = timestep if self.environment.device is None else arrays(timestep)
+        self._actor.observe_first(seen)
         for observer in self._observers:
-            observer.observe_first(self.environment, copies(timestep) if is_foreign(observer) else timestep)
+            observer.observe_first(self.environment, copies(seen) if is_foreign(observer) else seen)
         self.seconds["reset"] += made - start
         self.seconds["observe"] += time.perf_counter() - made
         for total in self._returns:

@@ -32,9 +32,8 @@ NO_EXTRAS: Nest = ()
 PriorityFn = Callable[[Nest], Any]
 PriorityFns = Mapping[str, "PriorityFn | None"]
 
-# A block has at most this many time steps, rows (time steps x envs) and bytes of observations.
+# A block has at most this many time steps and bytes of observations.
 _MAX_BLOCK_STEPS = 256
-_MAX_BLOCK_ROWS = 2048
 _MAX_BLOCK_BYTES = 4 << 20
 
 
@@ -58,6 +57,8 @@ class BlockAdder(Adder):
     _checks_steps = False
     # Least number of time steps in a block. `add` of a subclass may advance this many times.
     _min_steps = 1
+    # Largest number of rows (time steps x envs) in a block of more time steps than those.
+    _max_rows = 2048
     # The stream of `_rows`.
     _stream = "steps"
     # Stacks of k frames have an int64 [time, B, k], like `_rows`: the row of each frame.
@@ -273,7 +274,7 @@ class BlockAdder(Adder):
     def _allocate(self, observation: Nest) -> None:
         """Allocates the arrays of the observations, which fix the size of a block."""
         step_bytes = max(1, sum(np.asarray(leaf).nbytes for leaf in tree.flatten(observation)))
-        steps = min(_MAX_BLOCK_STEPS, _MAX_BLOCK_ROWS // self._width, _MAX_BLOCK_BYTES // step_bytes)
+        steps = min(_MAX_BLOCK_STEPS, self._max_rows // self._width, _MAX_BLOCK_BYTES // step_bytes)
         if self._max_staged is not None:
             steps = min(steps, self._max_staged // self._width)
         self._steps = max(self._min_steps, steps)

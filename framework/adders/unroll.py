@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection
 from typing import Any
 
@@ -44,6 +45,9 @@ class UnrollAdder(SequenceAdder):
 
     # The last step of an unroll advances twice. In a block of one step, the second could wait for room.
     _min_steps = 2
+
+    # Each block looks at all rows of its unroll. A whole unroll is one block, if it has the room.
+    _max_rows = sys.maxsize
 
     def __init__(
         self,

@@ -14,6 +14,7 @@ from framework import environments, interrupts
 from framework import nest as nests
 from framework.commands.options import UsageError, read_pairs
 from framework.environments.remote import environment_server
+from framework.environments.tensor import as_arrays
 
 
 class _Exported(argparse.Action):
@@ -37,7 +38,7 @@ class _Environments:
         self.spec = {field: environment_server.describe_spec(of) for field, of in spec._asdict().items()}
 
     def __call__(self, num_envs: int, seed: int | None) -> _ListBatch:
-        return _ListBatch(environments.make(**self._arguments, num_envs=num_envs, seed=seed))
+        return _ListBatch(as_arrays(environments.make(**self._arguments, num_envs=num_envs, seed=seed)))
 
 
 class _ListBatch:

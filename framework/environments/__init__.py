@@ -14,6 +14,7 @@ from framework.environments.seeded_episodes import EVALUATION_SEED as EVALUATION
 from framework.environments.seeded_episodes import SeededEpisodes as SeededEpisodes
 from framework.environments.suites import options_in as options_in
 from framework.environments.tasks import TaskEnvironment as TaskEnvironment
+from framework.environments.tensor import TensorEnvironment as TensorEnvironment
 from framework.environments.wrappers import ActionRepeat as ActionRepeat
 from framework.environments.wrappers import ClipAction as ClipAction
 from framework.environments.wrappers import EnvironmentWrapper as EnvironmentWrapper

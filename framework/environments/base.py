@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from typing import Any
 
 import dm_env
 import numpy as np
@@ -70,6 +71,8 @@ class BatchedEnvironment(dm_env.Environment):
     num_envs: int = 1
     #: The spec of one env. The four `*_spec` methods return its fields, unless a subclass overrides them.
     spec: specs.EnvironmentSpec
+    #: The torch device of its time steps, which are tensors; None: they are numpy arrays.
+    device: Any = None
     #: Whether `environments.make` gave it its seed, or None for no seed.
     takes_seed: bool = False
 

@@ -17,7 +17,8 @@ from framework.environments.base import (
     describe,
     unrounded,
 )
-from framework.environments.fields import STEP_TYPE, FieldChecker, step_checkers
+from framework.environments.fields import STEP_TYPE, step_checkers
+from framework.environments.tensor import arrays, checker, copied
 from framework.environments.wrappers import EnvironmentWrapper
 from framework.foreign import close, is_foreign
 from framework.types import MultiAgentTimeStep, Nest
@@ -34,10 +35,12 @@ class Border(EnvironmentWrapper):
     def __init__(self, environment: BatchedEnvironment):
         super().__init__(environment)
         name, num_envs, spec = self.name, self.num_envs, self.spec
-        self._check_action = FieldChecker(name, "action", spec.actions, num_envs)
+        self.device = environment.device
+        check = checker(environment)
+        self._check_action = check(name, "action", spec.actions, num_envs)
         self._checks = {
-            "step_type": FieldChecker(name, "step_type", STEP_TYPE, num_envs),
-            **step_checkers(name, spec, num_envs),
+            "step_type": check(name, "step_type", STEP_TYPE, num_envs),
+            **step_checkers(name, spec, num_envs, make=check),
         }
         self._check_mask = MaskChecker(name, spec)
         self._time_step = MultiAgentTimeStep if "agents" in self._checks else dm_env.TimeStep
@@ -63,7 +66,7 @@ class Border(EnvironmentWrapper):
         self._environment.end_episodes(envs.copy())
 
     def _copied(self, action: Nest) -> Nest:
-        return self._check_action.build([leaf.copy() for leaf in self._check_action(action)])
+        return self._check_action.build(copied(self._check_action(action)))
 
     def _call(self, method: str, *arguments: Nest) -> dm_env.TimeStep:
         try:
@@ -79,14 +82,16 @@ class Border(EnvironmentWrapper):
 
     def _take(self, timestep: dm_env.TimeStep) -> dm_env.TimeStep:
         taken = {
-            field: check.build([leaf.copy() for leaf in check(getattr(timestep, field))])
+            field: check.build(copied(check(getattr(timestep, field))))
             for field, check in self._checks.items()
         }
         self._exact = self._checks["reward"].exact
         if self._exact is None and self._environment.exact_rewards:
-            self._exact = unrounded(self._environment, timestep._replace(reward=taken["reward"]))
+            given = timestep._replace(reward=arrays(taken["reward"]))
+            self._exact = unrounded(self._environment, given)
         step_type = taken["step_type"]
-        self._check_mask(step_type, taken["observation"])
+        if self._check_mask.has_mask:
+            self._check_mask(*arrays((step_type, taken["observation"])))
         for name, kinds in taken.get("agents", {}).items():
             # The agents begin with the environment, and none goes on beyond its end.
             wrong = ((step_type == FIRST) & (kinds != FIRST)) | ((step_type == LAST) & (kinds == MID))

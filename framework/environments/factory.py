@@ -14,6 +14,7 @@ from framework.environments.processes import ProcessEnvironment
 from framework.environments.single import SingleEnv, call_factory, env_seeds, make_env, takes
 from framework.environments.stepping import InlineEnvironment, VectorEnvironment, autoreset_mode
 from framework.environments.suites import EnvironmentSource
+from framework.environments.tensor import as_arrays
 
 STEPPING = ("auto", "inline", "vector", "processes")
 
@@ -83,6 +84,8 @@ def make(
     if batched is None:
         batched = _batch(source, num_envs, seed, stepping, num_processes)
     try:
+        if wrappers:  # They treat arrays.
+            batched = as_arrays(batched)
         for wrapper in wrappers:
             batched = checked(wrapper(batched))
     except BaseException:
@@ -103,7 +106,7 @@ def _batch(
     makes_batches = takes(source.make_one, "num_envs") and "num_envs" not in source.options
     if stepping == "vector" and not makes_batches and source.make_vector is not None:
         return VectorEnvironment(source.name, source.make_vector(num_envs, **source.options), seed)
-    seeds = env_seeds(seed, num_envs)
+    seeds = [seed] if makes_batches else env_seeds(seed, num_envs)
     if makes_batches and stepping == "processes":
         raise ValueError(
             f"{source.name}: stepping='processes' makes envs one by one, and the factory has a parameter "
@@ -111,7 +114,7 @@ def _batch(
         )
     if stepping == "processes":
         return ProcessEnvironment(source, seeds, num_processes)
-    first = call_factory(source.make_one, seed if makes_batches else seeds[0], source.options, num_envs)
+    first = call_factory(source.make_one, seeds[0], source.options, num_envs)
     many = isinstance(first, BatchedEnvironment) and (makes_batches or num_envs == 1 or first.num_envs > 1)
     if many or isinstance(first, gymnasium.vector.VectorEnv):
         if first.num_envs != num_envs:

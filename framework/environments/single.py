@@ -16,6 +16,7 @@ import tree
 
 from framework import config_checks, specs
 from framework.environments.base import FIRST, LAST, MID, BatchedEnvironment, UnexpectedReturn, unrounded
+from framework.environments.tensor import as_arrays
 from framework.types import MultiAgentTimeStep, Nest
 
 
@@ -295,7 +296,7 @@ def make_env(environment: Any, seed: int | None) -> SingleEnv:
 
     if isinstance(environment, BatchedEnvironment):
         if environment.num_envs == 1:
-            return BatchOfOne(environment)
+            return BatchOfOne(as_arrays(environment))
         raise ValueError(
             f"environment factory: got a batch of {environment.num_envs} envs, expected one env. Give the "
             "factory a parameter num_envs, so that each node can ask for the envs that it steps."

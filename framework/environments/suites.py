@@ -114,6 +114,13 @@ def _any_of(kind: Callable[..., Any]) -> Finder:
     return lambda full, name, options: EnvironmentSource(full, functools.partial(kind, name), options)
 
 
+def _tensor(full: str, name: str, options: dict[str, Any]) -> EnvironmentSource:
+    if name not in _TENSOR:
+        raise _unknown(full, _TENSOR)
+    # By name: torch takes a second to import.
+    return EnvironmentSource(full, load_object(_TENSOR[name]), options)
+
+
 def module_of(environment: str) -> str | None:
     """The module that making this environment imports, beside its suite's; None if there is none."""
     suite, separator, name = environment.partition(":")
@@ -349,6 +356,8 @@ _MINATAR = {
     name: functools.partial(minatar.MinAtarEnvironment, name)
     for name in (*minatar.GAMES, *minatar.GAMES.values())
 }
+_DYNAMICS = "framework.environments.tensor_dynamics"
+_TENSOR = {"CartPole-v1": f"{_DYNAMICS}:CartPole", "Pendulum-v1": f"{_DYNAMICS}:Pendulum"}
 _NEW = ", on Python 3.11 or newer"
 
 SUITES: dict[str, Suite] = {
@@ -360,6 +369,7 @@ SUITES: dict[str, Suite] = {
     "envpool": Suite(_any_of(EnvPoolEnvironment), "Pong-v5", "envpool", "envpool", _NEW),
     "pettingzoo": Suite(_pettingzoo, "mpe.simple_spread_v3", "pettingzoo", "pettingzoo"),
     "multi_agent": Suite(_one_of({"CartPole": multi_agent.MultiAgentCartPole}), "CartPole"),
+    "tensor": Suite(_tensor, "CartPole-v1"),
     "tasks": Suite(_one_of(tasks.FAMILIES), "Navigation2D"),
     "remote": Suite(_any_of(RemoteEnvironment), "tcp://127.0.0.1:5555"),
     "external": Suite(_any_of(ExternalEnvironment), "tcp://127.0.0.1:5556"),

@@ -26,6 +26,7 @@ from framework.networks.heads import QNetwork as QNetwork
 from framework.networks.heads import SquashedGaussianHead as SquashedGaussianHead
 from framework.networks.heads import as_numpy as as_numpy
 from framework.networks.heads import as_tensors as as_tensors
+from framework.networks.heads import holds_tensors as holds_tensors
 from framework.networks.heads import make_policy_head as make_policy_head
 from framework.networks.joint import Joint as Joint
 from framework.networks.joint import JointActions as JointActions

@@ -24,6 +24,7 @@ from framework.types import Nest
 
 # A small last layer makes the first policy nearly uniform, whatever the features are.
 _GAIN = 0.01
+_NESTS = (dict, tuple, list)
 UNBOUNDED = 1e30  # Environments without bounds may name the largest number of their dtype.
 
 
@@ -265,6 +266,7 @@ class Actions:
         # Bounds of the largest numbers are none.
         ranged = (abs(low.astype(np.float64)) < UNBOUNDED) & (abs(high.astype(np.float64)) < UNBOUNDED)
         self._squash, self._free = self.continuous and squash, np.arange(size)
+        self._on: dict[torch.device, tuple[Any, ...]] = {}  # What `to_tensors` needs, by device.
         if self._squash:
             self._free = np.flatnonzero(low < high)
             if not ranged.all() or not len(self._free):
@@ -300,6 +302,25 @@ class Actions:
         else:
             values = drawn + self._low
         return values.astype(self._dtype).reshape(len(drawn), *self._shape)
+
+    def to_tensors(self, drawn: torch.Tensor) -> torch.Tensor:
+        """`to_environment` of tensors, which stay on their device."""
+        if drawn.device not in self._on:
+            dtype = torch.from_numpy(np.zeros(0, self._dtype)).dtype
+            numbers = (self._middle, self._scale, self._low, self._high) if self.continuous else (self._low,)
+            bounds = [torch.from_numpy(np.array(each)).to(drawn.device) for each in numbers]
+            self._on[drawn.device] = dtype, bounds, torch.from_numpy(self._free).to(drawn.device)
+        dtype, bounds, free = self._on[drawn.device]
+        if self._single:
+            return drawn.to(dtype)
+        if self._squash and len(self._free) < len(self._low):
+            drawn = drawn.new_zeros(len(drawn), len(self._low)).index_copy(1, free, drawn)
+        if self.continuous:
+            middle, scale, low, high = bounds
+            drawn = (middle + scale * drawn).clamp(low, high)
+        else:
+            drawn = drawn + bounds[0]
+        return drawn.to(dtype).reshape(len(drawn), *self._shape)
 
     def drawn(self, data: Any) -> torch.Tensor:
         """The sampled actions of a batch of transitions `[N]` or rows `[N, T]`.
@@ -350,14 +371,24 @@ def as_tensors(nest: Nest, device: str | torch.device | None = None) -> Nest:
     return torch.as_tensor(nest, device=device)
 
 
+def holds_tensors(nest: Nest) -> bool:
+    """Whether the leaves of an observation are tensors, not arrays. Looks at one of them."""
+    while isinstance(nest, _NESTS):
+        nest = next(iter(nest.values() if isinstance(nest, dict) else nest))
+    return isinstance(nest, torch.Tensor)
+
+
 def as_numpy(nest: Nest) -> Nest:
     """Tensors, wherever they are, to arrays. Arrays stay as they are."""
     if isinstance(nest, torch.Tensor):
         return nest.numpy(force=True)
+    if type(nest) is dict:  # dm-tree costs more than these conversions
+        arrays = {}
+        for name, entry in nest.items():
+            arrays[name] = as_numpy(entry)
+        return arrays
     if isinstance(nest, np.ndarray):
         return nest
-    if type(nest) is dict:  # dm-tree costs more than these conversions
-        return {name: as_numpy(entry) for name, entry in nest.items()}
     if type(nest) is tuple:
         return tuple([as_numpy(entry) for entry in nest])
     return tree.map_structure(as_numpy, nest)

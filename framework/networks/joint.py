@@ -78,6 +78,11 @@ class JointActions:
         pieces = split_joint(drawn, self._sizes)
         return self._build([part.to_environment(p) for part, p in zip(self._parts, pieces, strict=True)])
 
+    def to_tensors(self, drawn: torch.Tensor) -> Any:
+        """`to_environment` of tensors, which stay on their device."""
+        pieces = split_joint(drawn, self._sizes)
+        return self._build([part.to_tensors(p) for part, p in zip(self._parts, pieces, strict=True)])
+
     def drawn(self, data: Any) -> torch.Tensor:
         """The joint actions of a batch of transitions `[N, D]` or rows `[N, T, D]`."""
         if self.continuous and not self._squash:

@@ -10,6 +10,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import ELU as TorchELU
+from torch.nn import Linear as TorchLinear
+from torch.nn import Module as TorchModule
+from torch.nn import ReLU as TorchReLU
+from torch.nn import SiLU as TorchSiLU
+from torch.nn import Tanh as TorchTanh
 from torch.nn.modules.module import (
     _global_backward_hooks,
     _global_backward_pre_hooks,
@@ -18,7 +24,7 @@ from torch.nn.modules.module import (
 )
 
 
-class Module(nn.Module):
+class Module(TorchModule):
     """A module whose call is a call of its `forward`, unless it has hooks or was compiled.
 
     Its children are attributes like others, found without `__getattr__`.
@@ -43,6 +49,8 @@ class Module(nn.Module):
         super().__setattr__(name, value)
         if isinstance(value, nn.Module):
             self.__dict__[name] = value
+        elif name in self.__dict__.get("_modules", ()):  # None in place of a child.
+            self.__dict__.pop(name, None)
 
     def __delattr__(self, name: str) -> None:
         if name in self._modules:
@@ -54,27 +62,27 @@ class Module(nn.Module):
         super().add_module(name, module)
 
 
-class Linear(Module, nn.Linear):
+class Linear(Module, TorchLinear):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        weight, bias = self._parameters.get("weight"), self._parameters.get("bias")
-        if weight is None or bias is None:  # They are computed, as by `torch.nn.utils.parametrize`.
-            return super().forward(inputs)
-        return nn.functional.linear(inputs, weight, bias)
+        own: Any = self._parameters
+        if "weight" in own and "bias" in own:
+            return nn.functional.linear(inputs, own["weight"], own["bias"])
+        return super().forward(inputs)  # They are computed, as by `torch.nn.utils.parametrize`.
 
 
-class ReLU(Module, nn.ReLU):
+class ReLU(Module, TorchReLU):
     pass
 
 
-class Tanh(Module, nn.Tanh):
+class Tanh(Module, TorchTanh):
     pass
 
 
-class ELU(Module, nn.ELU):
+class ELU(Module, TorchELU):
     pass
 
 
-class SiLU(Module, nn.SiLU):
+class SiLU(Module, TorchSiLU):
     pass
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import torch
+
 from framework import core
 from framework.actors import EnvironmentLoop, EnvironmentLoopObserver, PolicyActor
 from framework.actors.inference_client import InferenceActor, ServerPort, connect
 from framework.adders import Adder
 from framework.environments.base import BatchedEnvironment
+from framework.environments.tensor import as_arrays
 from framework.replay.errors import ServerClosed, ServerLost
 from framework.runs.parts import make_observers
 from framework.variables import VariableClient
@@ -236,14 +239,17 @@ def make_collector(
       make_policy: makes the policy of the networks.
       make_adder: makes an adder.
     """
+    envs, variables = setup.config.envs_per_actor, None
+    environment = setup.make_environment(envs, seed)
     with seeded(seed):
         networks = setup.agent.make_networks(setup.spec)
+        if environment.device is not None and isinstance(networks, torch.nn.Module):
+            networks.to(environment.device)  # The actor acts where its envs are.
         policy = make_policy(networks)
-    envs, variables = setup.config.envs_per_actor, None
     if learner is not None:
         variables = VariableClient(learner, networks, policy, setup.config.update_period)
     options = {"variables": variables, "seed": seed}
-    return _make(setup, policy, envs, seed, index * envs, make_adder, options)
+    return _make(setup, policy, environment, index * envs, make_adder, options)
 
 
 def make_served(
@@ -261,7 +267,7 @@ def make_served(
     def make(part: int, size: int, env_seed: int) -> Collector:
         offset = index * envs + part * (envs - size)
         port = connect(inference, f"{name}.{part}", size, offset, setup.config.num_envs)
-        return _make(setup, port, size, env_seed, offset, make_adder, {})
+        return _make(setup, port, setup.make_environment(size, env_seed), offset, make_adder, {})
 
     if setup.config.inference == "server":
         return make(0, envs, env_seed)
@@ -271,10 +277,11 @@ def make_served(
 
 
 def _make(
-    setup: Setup, policy: Any, envs: int, env_seed: int, offset: int, make_adder: Any, options: dict[str, Any]
+    setup: Setup, policy: Any, environment: Any, offset: int, make_adder: Any, options: dict[str, Any]
 ) -> Collector:
+    takes_tensors = isinstance(policy, core.Policy) and policy.takes_tensors
     return Collector(
-        setup.make_environment(envs, env_seed),
+        environment if takes_tensors else as_arrays(environment),
         policy,
         make_adder(),
         make_adder=make_adder,

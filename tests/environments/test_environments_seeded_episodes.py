@@ -82,6 +82,8 @@ def by_ale(game):
 
 PEERS = {
     "gymnasium:Pendulum-v1": (None, by_gymnasium, "Pendulum-v1"),
+    "tensor:CartPole-v1": (None, by_gymnasium, "CartPole-v1"),
+    "tensor:Pendulum-v1": (None, by_gymnasium, "Pendulum-v1"),
     "gymnasium:Hopper-v5": ("mujoco", by_gymnasium, "Hopper-v5"),
     "dm_control:walker/walk": ("dm_control", by_dm_control, "walker", "walk"),
     "minatar:Freeway": ("minatar", by_minatar, "freeway"),
@@ -156,6 +158,7 @@ WAYS = {
     "four agents": ("multi_agent:CartPole", {}),
     "fake": ("testing:Fake", {}),
     "navigation": ("tasks:Navigation2D", {"options": {"max_steps": 10}}),
+    "tensor": ("tensor:CartPole-v1", {}),
     "minatar": ("minatar:Freeway", {"options": {"max_steps": 20}}),
 }
 

@@ -55,7 +55,7 @@ def test_the_environment_gets_a_nest_within_its_bounds():
     actions, joint = _made()
     drawn = joint.sample(torch.Generator().manual_seed(1)) * torch.tensor([1.0, 9.0, 9.0, 1.0, 1.0])
     given = actions.to_environment(drawn.numpy())
-    tree.assert_same_structure(given, SPEC)
+    tree.map_structure(np.testing.assert_array_equal, actions.to_tensors(drawn), given)
     for spec, values in zip(tree.flatten(SPEC), tree.flatten(given), strict=True):
         for value in values:
             spec.validate(value)
@@ -75,6 +75,24 @@ def test_the_learner_gets_joint_actions_as_sampled():
     assert not discrete.continuous
     assert torch.equal(discrete.drawn(Step((), taken, (), (), ())), drawn)
     assert isinstance(make_actions(SPEC["pick"]), Actions)
+
+
+@pytest.mark.parametrize(
+    ("spec", "squash"),
+    [
+        (dm_specs.DiscreteArray(3, np.int32), False),
+        (dm_specs.BoundedArray((2, 2), np.int64, 1, 4), False),
+        (dm_specs.BoundedArray((4,), np.float64, [-1, 0, 2, -9], [1, 0, 3, 1]), True),
+        (dm_specs.BoundedArray((4,), np.float32, [-1, 0, 2, -np.inf], [1, 0, 3, 1]), False),
+    ],
+)
+def test_tensors_become_the_same_actions_as_arrays(spec, squash):
+    actions = Actions(spec, squash)
+    head = actions.make_head(5)
+    drawn = head(torch.randn(7, 5, generator=torch.Generator().manual_seed(0))).sample(None)
+    found, expected = actions.to_tensors(drawn), actions.to_environment(drawn.detach().numpy())
+    assert found.numpy().dtype == expected.dtype == spec.dtype
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_the_largest_numbers_are_no_bounds():

@@ -56,6 +56,8 @@ def test_a_child_that_is_replaced_is_not_called_any_more(way):
     way(mlp, nn.Sequential(nn.Linear(3, 7)))
     assert mlp(INPUTS).shape == (2, 7) and list(mlp.state_dict()) == ["layers.0.weight", "layers.0.bias"]
     assert copy.deepcopy(mlp).layers is not mlp.layers
+    mlp.layers = None
+    assert mlp.layers is None and not mlp.state_dict()
 
 
 def test_other_parameters_for_one_call():

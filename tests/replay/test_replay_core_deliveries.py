@@ -226,7 +226,8 @@ def test_an_interrupt_anywhere_leaves_a_whole_table_or_ends_it(name):
         writer, table = client.batch_writer(), client.tables["t"]
         keys = insert(client, range(7), range(1, 8), writer=writer)[2:]
         files = [f"tables/{name}.py" for name in ("items", "keys", "rate_limiters", "selectors", "table")]
-        files += ["local/client.py", "replay/writer.py", "replay/base.py", "tables/sum_tree.py"]
+        files += ["local/client.py", "tables/sum_tree.py"]
+        files += [f"replay/{name}.py" for name in ("base", "writer", "writers")]
         if not interrupt(lambda: use(client, writer, keys), at, *files):  # noqa: B023
             break
         at += 1

@@ -40,16 +40,15 @@ import numpy as np
 from framework import nest as nests
 from framework.replay import wire
 from framework.replay.errors import DeadlineExceededError, StoreFullError
-from framework.replay.rows.held import check_held
 from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import RowStore
 from framework.replay.server.holdings import Held, Holdings
 from framework.replay.shm import Proof, SharedMemory
 from framework.replay.tables.items import Delivery
-from framework.replay.tables.new_items import MAX_EPISODES, NewItems
 from framework.replay.tables.rate_limiters import INSERTERS, SAMPLERS
 from framework.replay.tables.table import Table
 from framework.replay.types import ByName, PaddedSample
+from framework.replay.writers import MAX_EPISODES, NewItems, check_held
 
 # What one request may ask for: rows, samples, and bytes of arrays in one answer.
 _MAX_LEASE = 1 << 20

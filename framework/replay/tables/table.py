@@ -13,7 +13,6 @@ from framework.replay.errors import CheckpointError
 from framework.replay.rows.layout import Bindings, Layout
 from framework.replay.rows.store import RowStore
 from framework.replay.tables.items import Delivery, Items
-from framework.replay.tables.new_items import NewItems
 from framework.replay.tables.rate_limiters import INSERTERS, SAMPLERS, Queue, RateLimiter, Stack, Waiting
 from framework.replay.tables.saved_items import SavedPart, restore_items, save_items
 from framework.replay.tables.selectors import Fifo, Lifo, Selector
@@ -25,6 +24,7 @@ from framework.replay.types import (
     TableWorkerTime,
     check_priorities,
 )
+from framework.replay.writers import NewItems
 from framework.types import Nest
 
 # Samples drawn in one hold of the lock: a larger request lets others in between.
@@ -105,13 +105,20 @@ class Table:
         self.max_times_sampled = max(0, int(max_times_sampled))
         self.attach(RowStore())
 
-    def attach(self, store: RowStore, concurrent: bool = True) -> None:
-        """Makes `store` the one that items refer to. A server calls it before anything is inserted."""
+    def attach(
+        self, store: RowStore, concurrent: bool = True, drain: Callable[[], object] = lambda: None
+    ) -> None:
+        """Makes `store` the one that items refer to. A client calls it before anything is inserted.
+
+        Args:
+          store: has the rows.
+          concurrent: see `Waiting`.
+          drain: has the writers of this process insert what they hold back, before the table is read.
+        """
         if len(self):
             raise ValueError(f"table {self.name!r}: got a new store while it holds items.")
         self.store = store
-        #: Has the writers of this process insert what they hold back.
-        self.drain = store.writers.show
+        self.drain = drain
         self.waiting.concurrent = concurrent
         self.bindings = Bindings(store, self.name, self.signature)
         self._empty()
