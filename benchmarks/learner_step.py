@@ -1,22 +1,31 @@
 """Learner steps per second, beside loops written in plain torch, on data that lies on the device already.
 
     python benchmarks/learner_step.py                                  # one thread of the CPU
-    python benchmarks/learner_step.py --device cuda --ways learner group compile cuda_graph autocast
+    python benchmarks/learner_step.py --device cuda --ways eager cuda_graph compile leanrl group
+    python benchmarks/learner_step.py --device cuda --processes 2      # learners that average gradients
 
-DQN and IMPALA learn at the shapes of Atari, PPO and SAC at those of HalfCheetah. The loops have the agents'
-networks and distributions; their losses, targets and optimizers are plain torch. `learner` is
-`Learner.step` on the same batch, `group` the same in a group of one process (gloo, on GPUs NCCL), the other
-ways are the learner with that field of the config. They take turns; the figures are the medians of the turns,
-and the ratio is the median of those of the turns.
+DQN and IMPALA (with the layers of Nature and with the deep ones) learn at the shapes of Atari, PPO, SAC and
+TD3 at those of HalfCheetah. The loops have the agents' networks and distributions; their losses, targets and
+optimizers are plain torch. `eager` is `Learner.step` on the same batch, `group` the same in a group of one
+process (gloo, on GPUs NCCL); `compile`, `cuda_graph` and `autocast` are the learner with that field of
+the config. `leanrl` is the loop as LeanRL has it: compiled by torch, then captured by tensordict's
+`CudaGraphModule`; it reads the batch where it lies.
+
+The loop and a way take turns. A row has the medians of both, and the ratio is one divided by the other.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import functools
+import itertools
+import json
+import pathlib
 import statistics
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,19 +33,19 @@ import torch
 import tree
 from dm_env import specs as dm_specs
 from torch import nn
-from torch.nn import functional as F
+from torch_loops import LOOPS, Loop, leanrl
 
 from agents.dqn import DQN, DQNConfig
 from agents.impala import IMPALA, IMPALAConfig
 from agents.ppo import PPO, PPOConfig
 from agents.sac import SAC, SACConfig
+from agents.td3 import TD3, TD3Config
 from framework import specs
 from framework.learners import LearnerGroup
 from framework.networks import as_tensors
 from framework.replay import ReplaySample
 from framework.types import Step, Transition
 
-Loop = Callable[[], None]
 ATARI = (
     dm_specs.BoundedArray((84, 84, 4), np.uint8, 0, 255),
     dm_specs.DiscreteArray(6),
@@ -49,18 +58,20 @@ HALF_CHEETAH = (
 
 # The ways of the learner: with which fields of the config, and whether in a group.
 WAYS: dict[str, dict[str, Any]] = {
-    "learner": {},
+    "eager": {},
     "group": {},
     "compile": {"step_mode": "compile"},
     "cuda_graph": {"step_mode": "cuda_graph"},
     "autocast": {"autocast": True},
+    "leanrl": {},
 }
 
 
 def make_agent(name: str, tiny: bool, **fields: Any) -> Any:
     if name == "dqn":
         return DQN(DQNConfig(batch_size=2 if tiny else 32, **fields))
-    if name == "impala":
+    if name.startswith("impala"):
+        fields["torso"] = "deep" if name == "impala_deep" else "nature"
         sizes: dict[str, Any] = (
             {"batch_size": 2, "unroll_length": 3} if tiny else {"batch_size": 32, "unroll_length": 20}
         )
@@ -70,11 +81,14 @@ def make_agent(name: str, tiny: bool, **fields: Any) -> Any:
         if not tiny:
             sizes = {"unroll_length": 128, "epochs": 10, "minibatch_size": 256}
         return PPO(PPOConfig(**sizes, **fields))
-    return SAC(SACConfig(batch_size=2 if tiny else 256, **fields))
+    size = 2 if tiny else 256
+    return (SAC if name == "sac" else TD3)(
+        (SACConfig if name == "sac" else TD3Config)(batch_size=size, **fields)
+    )
 
 
 def make_spec(name: str) -> specs.EnvironmentSpec:
-    observations, actions = ATARI if name in ("dqn", "impala") else HALF_CHEETAH
+    observations, actions = ATARI if name in ("dqn", "impala", "impala_deep") else HALF_CHEETAH
     return specs.EnvironmentSpec(
         observations, actions, dm_specs.Array((), np.float32), dm_specs.BoundedArray((), np.float32, 0, 1)
     )
@@ -111,175 +125,36 @@ def make_batch(agent: Any, spec: specs.EnvironmentSpec, envs: int, device: str) 
     return ReplaySample(info, as_tensors(data, device))
 
 
-# The loops in plain torch.
-
-
-def dqn_loop(agent: DQN, networks: Any, batch: Any) -> Loop:
-    config, online, data = agent.config, networks.q_network, batch.data
-    target = copy.deepcopy(online)
-    optimizer = torch.optim.Adam(online.parameters(), lr=config.learning_rate, eps=config.adam_epsilon)
-
-    def step() -> None:
-        with torch.no_grad():
-            best = online(data.next_observation).argmax(-1, keepdim=True)
-            following = target(data.next_observation).gather(-1, best).squeeze(-1)
-            wanted = data.reward + config.discount * data.discount * following
-        values = online(data.observation).gather(-1, data.action.long().unsqueeze(-1)).squeeze(-1)
-        optimizer.zero_grad()
-        F.huber_loss(values, wanted).backward()
-        clip(online, config.max_gradient_norm)
-        optimizer.step()
-        move(target, online, config.target_update_rate)
-
-    return step
-
-
-def sac_loop(agent: SAC, networks: Any, batch: Any) -> Loop:
-    config, policy, critics = agent.config, networks.policy, networks.critics
-    log_temperature, data, target = networks.temperature.log, batch.data, copy.deepcopy(critics)
-    optimizer = torch.optim.Adam(
-        [
-            {"params": list(policy.parameters()), "lr": config.learning_rate},
-            {"params": list(critics.parameters()), "lr": config.critic_learning_rate},
-            {"params": [log_temperature], "lr": config.temperature_learning_rate},
-        ],
-        eps=config.adam_epsilon,
-    )
-
-    def act(observation: torch.Tensor) -> Any:
-        drawn = policy(observation)
-        return drawn.rsample_with_log_prob(noise=torch.randn_like(drawn.base.mean))
-
-    def step() -> None:
-        temperature = log_temperature.exp().detach()
-        with torch.no_grad():
-            action, log_prob = act(data.next_observation)
-            following = target(data.next_observation, action).amin(0) - temperature * log_prob
-            wanted = data.reward + config.discount * data.discount * following
-        values = critics(data.observation, networks.actions.drawn(data))
-        loss = 0.5 * (values - wanted).square().mean(-1).sum()
-        action, log_prob = act(data.observation)
-        critics.requires_grad_(False)
-        own = critics(data.observation, action).amin(0)
-        critics.requires_grad_(True)
-        loss = loss + (temperature * log_prob - own).mean()
-        loss = loss - (log_temperature * (log_prob.detach() + networks.target_entropy)).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        move(target, critics, config.target_update_rate)
-
-    return step
-
-
-def impala_loop(agent: IMPALA, networks: Any, batch: Any) -> Loop:
-    config, model, data = agent.config, networks.actor_critic, batch.data
-    optimizer = agent.make_optimizer(networks)  # torch's RMSprop
-    length = config.unroll_length
-    rewards, discounts = data.reward[:, :length], config.discount * data.discount[:, :length]
-
-    def step() -> None:
-        policy, values = model.unroll(data.observation, (), data.start_of_episode)
-        log_probs = policy.log_prob(data.action)
-        with torch.no_grad():
-            ratios = (log_probs - data.extras["log_prob"])[:, :length].exp()
-            rhos, cs = ratios.clamp(max=config.clip_rho), ratios.clamp(max=config.clip_c)
-            errors = rhos * (rewards + discounts * values[:, 1:] - values[:, :length])
-            trace, traces = torch.zeros_like(values[:, 0]), []
-            for t in reversed(range(length)):
-                trace = errors[:, t] + discounts[:, t] * cs[:, t] * config.vtrace_lambda * trace
-                traces.append(trace)
-            targets = values[:, :length] + torch.stack(traces[::-1], 1)
-            following = torch.cat([targets[:, 1:], values[:, length:]], 1)
-            advantages = rhos * (rewards + discounts * following - values[:, :length])
-        loss = -(log_probs[:, :length] * advantages).mean()
-        loss = loss + config.value_coefficient * 0.5 * F.mse_loss(values[:, :length], targets)
-        loss = loss - config.entropy_coefficient * policy.entropy()[:, :length].mean()
-        optimizer.zero_grad()
-        loss.backward()
-        clip(networks, config.max_gradient_norm)
-        optimizer.step()
-
-    return step
-
-
-def ppo_loop(agent: PPO, networks: Any, batch: Any) -> Loop:
-    config, data, length = agent.config, batch.data, agent.config.unroll_length
-    optimizer = torch.optim.Adam(networks.parameters(), lr=config.learning_rate, eps=config.adam_epsilon)
-    observation, action = (
-        leaf[:, :length].flatten(0, 1) for leaf in (data.observation, networks.actions.drawn(data))
-    )
-    count = len(observation)
-
-    def step() -> None:
-        with torch.no_grad():
-            values = networks(data.observation)[1]
-            policy = {key: leaf[:, :length].flatten(0, 1) for key, leaf in data.extras["policy"].items()}
-            old = networks.actions.distribution(policy).log_prob(action)
-            trace, traces = torch.zeros_like(values[:, 0]), []
-            for t in reversed(range(length)):
-                discount = config.discount * data.discount[:, t]
-                error = data.reward[:, t] + discount * values[:, t + 1] - values[:, t]
-                trace = error + discount * config.gae_lambda * trace
-                traces.append(trace)
-            advantages = torch.stack(traces[::-1], 1)
-            targets = (advantages + values[:, :length]).flatten()
-            scaled = ((advantages - advantages.mean()) / (advantages.std() + 1e-8)).flatten()
-        for _ in range(config.epochs):
-            for rows in torch.randperm(count, device=observation.device).split(config.minibatch_size):
-                distribution, value = networks(observation[rows])
-                ratios = (distribution.log_prob(action[rows]) - old[rows]).exp()
-                clipped = ratios.clamp(1 - config.clip, 1 + config.clip)
-                loss = -torch.minimum(ratios * scaled[rows], clipped * scaled[rows]).mean()
-                loss = loss + config.value_coefficient * 0.5 * F.mse_loss(value, targets[rows])
-                optimizer.zero_grad()
-                loss.backward()
-                clip(networks, config.max_gradient_norm)
-                optimizer.step()
-
-    return step
-
-
-def clip(module: nn.Module, largest: float | None) -> None:
-    if largest is not None:
-        nn.utils.clip_grad_norm_(module.parameters(), largest)
-
-
-def move(target: nn.Module, online: nn.Module, rate: float) -> None:
-    with torch.no_grad():
-        torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), rate)
-
-
-LOOPS: dict[str, Callable[..., Loop]] = {
-    "dqn": dqn_loop,
-    "impala": impala_loop,
-    "ppo": ppo_loop,
-    "sac": sac_loop,
-}
-
-
 def make_loops(
-    name: str, device: str, tiny: bool, ways: Sequence[str] = ("learner", "group")
+    name: str,
+    device: str,
+    tiny: bool,
+    ways: Sequence[str] = ("eager", "group"),
+    rank: int = 0,
+    store: Any = None,
 ) -> tuple[dict[str, Loop], dict[str, nn.Module], list[LearnerGroup]]:
-    """The ways to make a step, plain torch first, their networks, which begin equal, and open groups."""
+    """The ways to make a step, plain torch first, their networks, which begin equal, and open groups.
+
+    With a `store`, the group is this process, of this rank, and another one.
+    """
     spec, envs = make_spec(name), 2 if tiny else 16
-    agents = {way: make_agent(name, tiny, device=device, **WAYS[way]).for_program(envs) for way in ways}
     agent = make_agent(name, tiny, device=device).for_program(envs)
     torch.manual_seed(0)
     networks = agent.make_networks(spec).to(device)
     batch = make_batch(agent, spec, envs, device)
-    learners = {way: each.make_learner(copy.deepcopy(networks), spec) for way, each in agents.items()}
-    groups = []
-    if "group" in learners:
-        groups = [LearnerGroup(0, 1, torch.distributed.HashStore(), learners["group"].device)]
-        learners["group"].distribute(groups[0])
-
-    def stepper(learner: Any) -> Loop:
-        return lambda: learner.step(batch)
-
-    loops = {"torch": LOOPS[name](agent, networks, batch)}
-    loops |= {way: stepper(learner) for way, learner in learners.items()}
-    modules = {"torch": networks, **{way: learner.networks for way, learner in learners.items()}}
+    modules = {"torch": networks, **{way: copy.deepcopy(networks) for way in ways}}
+    loops, groups = {"torch": LOOPS[name](agent, networks, batch)}, []
+    for way in ways:
+        if way == "leanrl":
+            loops[way] = LOOPS[name](agent, modules[way], batch, leanrl)
+            continue
+        own = make_agent(name, tiny, device=device, **WAYS[way]).for_program(envs)
+        learner = own.make_learner(modules[way], spec)
+        if way == "group":
+            size, store = (1, torch.distributed.HashStore()) if store is None else (2, store)
+            groups.append(LearnerGroup(rank, size, store, learner.device))
+            learner.distribute(groups[0])
+        loops[way] = functools.partial(learner.step, batch)
     return loops, modules, groups
 
 
@@ -296,38 +171,84 @@ def rate(step: Loop, seconds: float, device: str) -> float:
     return made / (clock() - begin)
 
 
+def measure(name: str, way: str, options: argparse.Namespace) -> dict[str, Any]:
+    """A row: the steps per second of the way and of the loop beside it; or why there are none."""
+    row: dict[str, Any] = {"row": f"{name}, {way}"}
+    groups: list[LearnerGroup] = []
+    try:
+        loops, _, groups = make_loops(name, options.device, options.tiny, [way])
+        begin = time.perf_counter()
+        for step in loops.values():
+            for _ in range(2):  # They compile and capture; TD3 has two kinds of steps.
+                step()
+            rate(step, options.seconds, options.device)
+        row["note"] = f"first steps of both: {time.perf_counter() - begin:.1f} s"
+        pairs = [
+            [rate(step, options.seconds, options.device) for step in loops.values()]
+            for _ in range(options.turns)
+        ]
+        row["of"] = "the loop in plain torch"
+        row["of_value"], row["value"] = (statistics.median(turn) for turn in zip(*pairs, strict=True))
+    except Exception as error:
+        row["note"] = f"{type(error).__name__}: {error}".partition("\n")[0]
+    for group in groups:
+        group.close()
+    return row
+
+
+def member(rank: int, path: str, name: str, device: str, tiny: bool, steps: int) -> None:
+    """One of two learners: makes steps, and says how many it makes per second."""
+    torch.set_num_threads(1)
+    store = torch.distributed.FileStore(f"{path}/store", 2)
+    device = f"{device}:{rank}" if device == "cuda" else device
+    loops, _, groups = make_loops(name, device, tiny, ["group"], rank, store)
+    for count in (3, steps):
+        begin = time.perf_counter()
+        for _ in range(count):
+            loops["group"]()
+        if device != "cpu":
+            torch.cuda.synchronize(device)
+    pathlib.Path(path, f"rate{rank}").write_text(str(steps / (time.perf_counter() - begin)))
+    groups[0].close()
+
+
+def measure_two(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """A row: steps per second on the clock of two learners, each with a batch of the size of one."""
+    steps = 3 if options.tiny else 100
+    with tempfile.TemporaryDirectory() as path:
+        arguments = (path, name, options.device, options.tiny, steps)
+        torch.multiprocessing.spawn(member, arguments, nprocs=2)
+        value = float(pathlib.Path(path, "rate0").read_text())
+    return {"row": f"{name}, a group of two processes", "value": value}
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seconds", type=float, default=0.5, help="of a turn")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--agents", nargs="*", default=list(LOOPS), choices=list(LOOPS))
-    parser.add_argument("--ways", nargs="*", default=["learner", "group"], choices=list(WAYS))
+    parser.add_argument("--ways", nargs="*", default=["eager", "group"], choices=list(WAYS))
+    parser.add_argument("--processes", type=int, default=1, choices=(1, 2), help="2 measures groups of two")
     parser.add_argument("--tiny", action="store_true", help="small batches, for tests")
+    parser.add_argument("--json", type=pathlib.Path, help="file for the rows, written after each")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     cuda = torch.device(options.device).type == "cuda"
     device = torch.cuda.get_device_name(options.device) if cuda else "CPU, one thread"
     print(f"{device}, torch {torch.__version__}")
-    unit = "s" if cuda else "CPU-s"
-    print(f"| agent | torch, steps/{unit} | " + "".join(f"{way} | ratio | " for way in options.ways).rstrip())
-    print("|---" * (2 + 2 * len(options.ways)) + "|")
-    for name in options.agents:
-        loops, _, groups = make_loops(name, options.device, options.tiny, options.ways)
-        for step in loops.values():
-            step()  # The first one compiles.
-            rate(step, options.seconds / 5, options.device)
-        turns = [
-            {way: rate(step, options.seconds, options.device) for way, step in loops.items()}
-            for _ in range(options.turns)
-        ]
-        for group in groups:
-            group.close()
-        middle = {way: statistics.median(turn[way] for turn in turns) for way in loops}
-        ratios = {way: statistics.median(turn[way] / turn["torch"] for turn in turns) for way in loops}
-        cells = [f"{middle['torch']:.1f}"]
-        cells += [cell for way in options.ways for cell in (f"{middle[way]:.1f}", f"{ratios[way]:.2f}")]
-        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+    unit = "steps/s" if cuda or options.processes == 2 else "steps/CPU-s"
+    print(f"| agent, way | {unit} | torch, {unit} | ratio | |\n|---|---|---|---|---|", flush=True)
+    rows: list[dict[str, Any]] = []
+    for name, way in itertools.product(options.agents, options.ways if options.processes == 1 else ["group"]):
+        row = measure(name, way, options) if options.processes == 1 else measure_two(name, options)
+        rows.append({"unit": unit, **row})
+        value, beside = row.get("value"), row.get("of_value")
+        cells = [f"{each:.1f}" if each else "" for each in (value, beside)]
+        cells += [f"{value / beside:.2f}" if value and beside else "", row.get("note", "")]
+        print(f"| {row['row']} | {' | '.join(cells)} |", flush=True)
+        if options.json is not None:
+            options.json.write_text(json.dumps(rows, indent=1))
 
 
 if __name__ == "__main__":

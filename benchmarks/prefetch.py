@@ -4,13 +4,16 @@
 
 DQN at the shapes of Atari: a batch is gathered in this process, goes to the device and is learned from. The
 first row learns from one batch that lies on the device already, which is what fetching ahead can reach at
-most. `--idle` leaves the learner out: the rate at which batches arrive.
+most, and by which the others are divided. On a GPU, batches are gathered in pinned memory; the last row
+copies from other memory. `--idle` leaves the learner out: the rate at which batches arrive.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import json
+import pathlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -75,6 +78,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--prefetch", type=int, nargs="+", default=[0, 1, 2, 4])
     parser.add_argument("--seconds", type=float, default=3.0, help="of each row")
     parser.add_argument("--idle", action="store_true", help="without a learner")
+    parser.add_argument("--json", type=pathlib.Path, help="file for the rows")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     client, spec = filled_table(options.items), make_spec("dqn")
@@ -88,21 +92,36 @@ def main(arguments: list[str] | None = None) -> None:
     def fetch_and_learn(dataset: Dataset) -> None:
         learn(next(dataset))
 
+    def copy_and_learn(dataset: Dataset) -> None:
+        sample = next(dataset)
+        learn(sample._replace(data=as_tensors(sample.data, options.device)))
+
     with Dataset(client, "replay", options.batch_size, prefetch=0) as dataset:
         sample = next(dataset)
     size = sum(leaf.nbytes for leaf in sample.data.values()) / 1e6
     print(f"batches of {options.batch_size}, {size:.1f} MB, on {options.device}, torch {torch.__version__}")
     print("| batches fetched ahead | steps/s | MB/s |\n|---|---|---|")
+    rows: list[dict[str, Any]] = []
+
+    def tell(name: str, steps: float, megabytes: str) -> None:
+        rows.append({"row": f"batches ahead: {name}", "unit": "steps/s", "value": steps})
+        if not options.idle:
+            rows[-1] |= {"of": "one batch on the device", "of_value": rows[0]["value"]}
+        print(f"| {name} | {steps:.1f} | {megabytes} |", flush=True)
+
     if not options.idle:
         there = sample._replace(data=as_tensors(sample.data, options.device))
-        print(
-            f"| none needed | {rate(lambda: learn(there), options.seconds, options.device):.1f} | |",
-            flush=True,
-        )
-    for ahead in options.prefetch:
-        with Dataset(client, "replay", options.batch_size, device=options.device, prefetch=ahead) as dataset:
-            steps = rate(functools.partial(fetch_and_learn, dataset), options.seconds, options.device)
-        print(f"| {ahead} | {steps:.1f} | {steps * size:,.0f} |", flush=True)
+        tell("none needed", rate(lambda: learn(there), options.seconds, options.device), "")
+    pinned = torch.device(options.device).type == "cuda"
+    ways = [(str(ahead), ahead, options.device, fetch_and_learn) for ahead in options.prefetch]
+    if pinned:
+        ways.append(("2, not pinned", 2, "cpu", copy_and_learn))
+    for name, ahead, device, step in ways:
+        with Dataset(client, "replay", options.batch_size, device=device, prefetch=ahead) as dataset:
+            steps = rate(functools.partial(step, dataset), options.seconds, options.device)
+        tell(name, steps, f"{steps * size:,.0f}")
+    if options.json is not None:
+        options.json.write_text(json.dumps(rows, indent=1))
 
 
 if __name__ == "__main__":

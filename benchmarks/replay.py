@@ -79,10 +79,10 @@ def rows(quick: bool) -> list[Row]:
             case = f"{kind} 256, server, {clients} client{s}"
             table.append(Row(case, "dm-reverb", lambda a=(kind, clients): peers.ReverbServed(*a)))
     for clients in (4, 8):
-        for kind in ("sample", "insert"):
+        for kind, verb in (("fetch", "sample"), ("sample", "sample_batch"), ("insert", "insert")):
             for shards in (1, 4):
                 name = f"Repertory, {shards} server{'s' if shards > 1 else ''}"
-                case = f"{kind} 256, shards, {clients} clients"
+                case = f"{verb} 256, shards, {clients} clients"
                 table.append(Row(case, name, lambda a=(kind, "local", clients, shards): ours.Served(*a)))
     table += [
         Row("checkpoint", "Repertory", lambda: ours.checkpoint(megabytes, "save"), "MB/s"),

@@ -15,6 +15,7 @@ import numpy as np
 from common import Rate, cpu_seconds, rss
 
 from framework import replay
+from framework.datasets import Dataset
 from framework.types import Transition
 from launch.rpc.sockets import CurveKeys
 
@@ -131,7 +132,7 @@ def prioritized(size: int) -> Run:
 
 
 def sequences(frames: int, bare: bool = False) -> Run:
-    """Items of 80 frames, one beginning at each 40th."""
+    """Items of 80 frames, one beginning at each 40th; ``bare`` takes rows of items drawn as ours are."""
     batch, length = 32, 80
     frames = max(frames, 1000)
     client = replay.EmbeddedClient([table(frames)])
@@ -142,8 +143,10 @@ def sequences(frames: int, bare: bool = False) -> Run:
     index = rows[begins[:, None] + np.arange(length)]
     if bare:
         out = np.empty((batch, length, 84, 84), np.uint8)
-        picks = index[np.arange(batch) % len(index)]
-        return Run(lambda: data.take(picks, 0, out, "clip"), batch, client.close)
+        rng = np.random.default_rng(0)
+        return Run(
+            lambda: data.take(index[rng.integers(0, len(index), batch)], 0, out, "clip"), batch, client.close
+        )
     writer.create_items("t", {"observation": writer.slice("steps", "observation", index)})
     out = [client.sample_batch("t", batch).data["observation"]]
     return Run(lambda: client.sample_batch("t", batch, out=out), batch, client.close)
@@ -152,7 +155,8 @@ def sequences(frames: int, bare: bool = False) -> Run:
 class Served:
     """Servers in processes of their own and clients in others.
 
-    Each client samples from all servers, or writes to one of them, as the nodes of a program with shards do.
+    Each client samples from all servers, or writes to one of them, as the nodes of a program with shards do:
+    "fetch" is through a ``Dataset``, "sample" with ``sample_batch``.
     """
 
     def __init__(self, kind: str, way: str, clients: int, shards: int = 1):
@@ -234,12 +238,15 @@ def _use(pipe: Any, kind: str, way: str, addresses: list[str], keys: CurveKeys |
     local = False if way == "remote" else None
     connect = functools.partial(replay.Client, curve=keys, local=local)
     client: Any
-    if kind == "sample" and len(addresses) > 1:
+    if kind != "insert" and len(addresses) > 1:
         client = replay.ShardedClient([connect(address) for address in addresses])
     else:
         client = connect(addresses[number % len(addresses)])
     if kind == "sample":
         answer(pipe, lambda: client.sample_batch("t", BATCH), BATCH)
+    elif kind == "fetch":
+        with Dataset(client, "t", BATCH) as dataset:
+            answer(pipe, lambda: next(dataset), BATCH)
     else:
         writer = client.batch_writer(max_in_flight_items=16 * BATCH)
         data = columns(BATCH)

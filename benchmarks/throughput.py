@@ -100,7 +100,8 @@ def pong(engine: str = "processes", envs: int = 8, **config: Any) -> Ours:
         "adam_epsilon": 3e-5, "max_gradient_norm": 0.125,
     }  # fmt: skip
     run = {**_actors(2, envs, "inline"), "publish_period": 1}
-    return Ours("impala", engine, {**settings, **config}, run, PONG)
+    # By its class: `gpu.py` runs it where the package is not installed.
+    return Ours("agents.impala:IMPALA", engine, {**settings, **config}, run, PONG)
 
 
 def pong_12_actors(**config: Any) -> Ours:

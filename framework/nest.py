@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -23,6 +24,8 @@ from framework.types import Nest, OneStep, Step, Transition
 
 # The path of the leaf in a nest that is a single leaf: names of columns must not be empty.
 ROOT = "data"
+
+_INNER = (Mapping, tuple, list)
 
 Structure = list[Any]
 Pack = Callable[[Sequence[Any]], Nest]
@@ -147,15 +150,23 @@ def flattener(template: Nest) -> Callable[[Nest], list[Any]]:
 
     The function raises KeyError, TypeError or ValueError for a nest with other keys or another length.
     """
-    if not isinstance(template, (Mapping, tuple, list)):
+    if not isinstance(template, _INNER):
         return lambda nest: [nest]
     keys = sorted(template) if isinstance(template, Mapping) else range(len(template))
-    children = [(key, flattener(template[key])) for key in keys]
+    children = [
+        (key, flattener(template[key]) if isinstance(template[key], _INNER) else None) for key in keys
+    ]
 
     def leaves_of(nest: Nest) -> list[Any]:
         if len(nest) != len(children):
             raise ValueError(f"nest: got {len(nest)} children, expected {list(keys)}")
-        return [leaf for key, flatten_child in children for leaf in flatten_child(nest[key])]
+        leaves = []
+        for key, flatten_child in children:
+            if flatten_child is None:
+                leaves.append(nest[key])
+            else:
+                leaves += flatten_child(nest[key])
+        return leaves
 
     return leaves_of
 
@@ -171,8 +182,8 @@ def unflattener(template: Nest) -> Pack:
 
 def _builder(template: Nest, at: int) -> tuple[Pack, int]:
     """The function for the leaves from index `at` on, and the index of the first leaf after them."""
-    if not isinstance(template, (Mapping, tuple, list)):
-        return lambda leaves: leaves[at], at + 1
+    if not isinstance(template, _INNER):
+        return operator.itemgetter(at), at + 1
     keys = sorted(template) if isinstance(template, Mapping) else range(len(template))
     builds: dict[Any, Pack] = {}
     for key in keys:

@@ -198,11 +198,11 @@ class TorchPolicy(core.Policy):
     def initial_state(self, batch_size: int) -> Nest:
         return ()
 
-    @torch.inference_mode()
     def step(self, observation: Nest, state: Nest) -> tuple[Nest, Nest, Nest]:
-        drawn, extras, state = self.act(as_tensors(observation, self._place), state)
-        if not isinstance(observation, np.ndarray) and holds_tensors(observation):
-            return self.actions.to_tensors(drawn), as_numpy(extras), state
+        with torch.inference_mode():
+            drawn, extras, state = self.act(as_tensors(observation, self._place), state)
+            if not isinstance(observation, np.ndarray) and holds_tensors(observation):
+                return self.actions.to_tensors(drawn), as_numpy(extras), state
         return self.actions.to_environment(as_numpy(drawn)), as_numpy(extras), state
 
     def versions(self, drawn: torch.Tensor) -> np.ndarray:
@@ -372,7 +372,8 @@ class TorchAgent(core.Agent):
     def for_worker(self, num_envs: int) -> Self:
         """See `Agent.for_worker`: its batches are on the CPU."""
         agent = super().for_worker(num_envs)
-        agent.config = dataclasses.replace(agent.config, device="cpu")
+        step_mode = "eager" if agent.config.step_mode == "cuda_graph" else agent.config.step_mode
+        agent.config = dataclasses.replace(agent.config, device="cpu", step_mode=step_mode)
         return agent
 
     @property

@@ -14,16 +14,6 @@ from framework.foreign import copies, is_foreign
 from framework.types import Nest
 
 
-def add_first(adder: Any, timestep: Any) -> None:
-    """`adder.add_first`; an adder of another package gets copies."""
-    adder.add_first(copies(timestep) if is_foreign(adder) else timestep)
-
-
-def add(adder: Any, action: Nest, timestep: Any, extras: Nest) -> None:
-    """`adder.add`; an adder of another package gets copies."""
-    adder.add(*(copies((action, timestep, extras)) if is_foreign(adder) else (action, timestep, extras)))
-
-
 class PolicyActor(core.Actor):
     """Acts for `num_envs` envs with `policy`, writes experience to `adder`, and updates parameters.
 
@@ -65,6 +55,7 @@ class PolicyActor(core.Actor):
         self.num_envs = whole_number("num_envs", num_envs, 1)
         self._offset, self._total = offset, offset + num_envs if total is None else total
         self.adder = adder
+        self._copies = False  # Whether it gets copies, because it is of another package.
         self._variable_client = variable_client
         self._state: Nest = None
         self._has_memory = False
@@ -81,7 +72,8 @@ class PolicyActor(core.Actor):
         self._has_memory = bool(tree.flatten(self._state))
         self._extras = ()
         if self.adder is not None:
-            add_first(self.adder, timestep)
+            self._copies = is_foreign(self.adder)
+            self.adder.add_first(copies(timestep) if self._copies else timestep)
 
     def select_action(self, observation: Nest) -> Nest:
         if self._state is None:
@@ -91,7 +83,8 @@ class PolicyActor(core.Actor):
 
     def observe(self, action: Nest, next_timestep: Any) -> None:
         if self.adder is not None:
-            add(self.adder, action, next_timestep, self._extras)
+            given = action, next_timestep, self._extras
+            self.adder.add(*(copies(given) if self._copies else given))
         if self._has_memory:
             begins = self.policy.begins(next_timestep)
             if any(np.count_nonzero(mask) for mask in tree.flatten(begins)):

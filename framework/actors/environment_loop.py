@@ -103,6 +103,7 @@ class EnvironmentLoop:
         self._timestep: dm_env.TimeStep | None = None  # None: reset before the next step
         self._partial: np.ndarray | None = None  # bool[B]: open episodes that began before the reset.
         self._reward_spec = environment.reward_spec()
+        self._has_one_reward = not tree.is_nested(self._reward_spec)
         # float64 [B, *shape] per leaf of the reward spec.
         self._returns = [
             np.zeros((environment.num_envs, *leaf.shape)) for leaf in tree.flatten(self._reward_spec)
@@ -144,7 +145,10 @@ class EnvironmentLoop:
         if cut and max_steps is not None:
             seen, moved = _cut(seen, moved, max_steps)
             num_steps = max_steps
-        rewards = unrounded(self.environment, seen)
+        if self.environment.exact_rewards is not None:
+            rewards = unrounded(self.environment, seen)
+        else:
+            rewards = [seen.reward] if self._has_one_reward else tree.flatten(seen.reward)
         self._actor.observe(action, seen)
         for observer in self._observers:
             foreign = is_foreign(observer)

@@ -24,9 +24,9 @@ import numpy as np
 
 import launch
 from framework import core
-from framework.actors.acting import add, add_first
 from framework.actors.inference_server import ANSWER, GOODBYE, MAX_ANSWER, PING, REQUEST, InferenceConnection
 from framework.actors.inference_slots import Columns, column_names
+from framework.foreign import copies, is_foreign
 from framework.nest import Structure
 from framework.replay.shm import attach
 from framework.types import FIRST, Nest
@@ -61,6 +61,7 @@ class InferenceActor(core.Actor):
         self.port = port
         self.num_envs = num_envs
         self.adder = adder
+        self._copies = False  # Whether it gets copies, because it is of another package.
         self._observation: Nest = None
         self._first = np.ones(num_envs, np.bool_)
         self._extras: Nest = ()
@@ -71,7 +72,8 @@ class InferenceActor(core.Actor):
         self._first[:] = True
         self._observation = timestep.observation
         if self.adder is not None:
-            add_first(self.adder, timestep)
+            self._copies = is_foreign(self.adder)
+            self.adder.add_first(copies(timestep) if self._copies else timestep)
 
     def request(self) -> None:
         """Requests the actions for the newest observation now. Does nothing without an observation."""
@@ -98,7 +100,8 @@ class InferenceActor(core.Actor):
 
     def observe(self, action: Nest, next_timestep: Any) -> None:
         if self.adder is not None:
-            add(self.adder, action, next_timestep, self._extras)
+            given = action, next_timestep, self._extras
+            self.adder.add(*(copies(given) if self._copies else given))
         self._observation = next_timestep.observation
         np.equal(next_timestep.step_type, FIRST, out=self._first)
 

@@ -29,6 +29,7 @@ from framework.replay.contracts import ReplayClient, Source
 from framework.replay.errors import DeadlineExceededError, ServerClosed, ServerLost
 from launch.locks import InterruptSafeCondition
 
+_KEPT = 16  # batches whose samples are drawn ahead from several servers, unless the caller says how many
 _EXIT_S = 5.0  # for which the end of the interpreter waits for a dataset that was not closed
 
 
@@ -55,7 +56,7 @@ class Dataset:
         limit.
       device: torch device of the batches' tensors; None for numpy arrays. Pinned memory is used for a GPU.
       prefetch: number of batches that a thread fetches ahead; 0 for no thread. There is no thread either if
-        the client is not concurrent.
+        the client is not concurrent. None means 2, or 16 from several servers if the items are small.
       ragged: `"error"` refuses items of different lengths; `"pad"` pads them with zeros and returns
         `PaddedSample`s, which hold the lengths.
       only_first: number of batches of the first table alone, before batches of all tables; see `Mixture`.
@@ -91,7 +92,9 @@ class Dataset:
             whole_number("max_in_flight", max_in_flight, batch_size)
         if ragged not in ("error", "pad"):
             raise ValueError(f"ragged: got {ragged!r}, expected 'error' or 'pad'.")
+        self._ahead = 0  # How many batches' samples may be drawn and not handed out; 0 for `prefetch`.
         if prefetch is None:
+            self._ahead = _KEPT if max_in_flight is None else 0
             prefetch = 2 if max_in_flight is None else max_in_flight // batch_size
         elif max_in_flight is not None:
             prefetch = min(prefetch, max_in_flight // batch_size)
@@ -216,7 +219,7 @@ class Dataset:
         with self._drawing:
             try:
                 while self._batches:
-                    self._source.give_back(self._batches.popleft()[1])
+                    self._source.give_back(self._batches.pop()[1])
             finally:
                 self._source.close()
 
@@ -276,11 +279,15 @@ class Dataset:
             self._thread = threading.current_thread()
         while True:
             with self._changed:
-                while len(self._batches) >= self._prefetch and not self._closed:
+                # A source that keeps samples has those of the other batches, of which a message brings more.
+                most = 1 if self._source.keeps else self._prefetch
+                while len(self._batches) >= most and not self._closed:
                     self._changed.wait()
                 if self._closed:
                     return
                 self._asked = False
+                left = (self._ahead or self._prefetch) - len(self._batches) - 1
+            self._source.spare = left * self.batch_size
             batch = error = None
             try:
                 batch = self._fetch(self.batch_size, self._timeout)

@@ -68,8 +68,8 @@ class Mixture(JoinedSource):
         self._only_first = max(0, self._only_first - 1)
         return batch, drawn
 
-    def mark_keys(self, keys: np.ndarray, number: int, shift: int) -> np.ndarray:
-        marked = super().mark_keys(keys & _KEY, number, shift)
+    def mark_keys(self, keys: np.ndarray, numbers: np.ndarray, shift: int) -> np.ndarray:
+        marked = super().mark_keys(keys & _KEY, numbers, shift)
         if (keys > _KEY).any():
             self._long.update(zip(marked.tolist(), keys.tolist(), strict=True))
             for key in [*itertools.islice(self._long, max(0, len(self._long) - _MAX_LONG_KEYS))]:

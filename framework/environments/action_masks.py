@@ -22,8 +22,11 @@ class MaskChecker:
 
     Args:
       name: the environment's name, for errors.
-      spec: the spec of one env. Without an `action_mask` that fits the actions, nothing is checked.
+      spec: the spec of one env.
       first_env: the number of env 0 in errors.
+
+    Attributes:
+      has_mask: whether there is a mask that fits the actions, to be checked at each step.
     """
 
     def __init__(self, name: str, spec: specs.EnvironmentSpec, first_env: int = 0):
@@ -34,9 +37,7 @@ class MaskChecker:
         self.has_mask = specs.has_action_mask(spec)
 
     def __call__(self, step_type: np.ndarray, observation: Nest) -> None:
-        """Checks a time step `[B, ...]`; raises EnvironmentFault."""
-        if not self.has_mask:
-            return
+        """Checks a time step `[B, ...]` with a mask; raises EnvironmentFault."""
         legal = _allowed(specs.action_mask(observation))
         stuck = ~np.logical_or.reduceat(legal, self._starts, axis=1).all(1) & (step_type != LAST)
         if np.count_nonzero(stuck):

@@ -65,9 +65,9 @@ class FieldChecker:
         """Whether the field is one number of float, whose bounds, if any, hold 0 and 1."""
         if not (self._is_reward or self._is_discount) or len(self._leaves) != 1:
             return False
-        _, shape, dtype, bounds, _ = self._leaves[0]
+        path, shape, dtype, bounds, _ = self._leaves[0]
         inside = bounds is None or (bounds[0] <= 0 and bounds[1] >= 1)
-        return shape == () and dtype.kind == "f" and bool(inside)
+        return path == () and shape == () and dtype.kind == "f" and bool(inside)
 
     def _bounds(self, leaf: Any) -> tuple[Any, Any, bool] | None:
         """The bounds of a leaf, and whether values beyond them are an error, not a warning."""
@@ -88,10 +88,13 @@ class FieldChecker:
           EnvironmentFault: A part is missing, or has another shape or dtype, or is not finite, or is outside
             the bounds that hold.
         """
+        arrays: list[np.ndarray] = []
         try:
-            arrays = [np.asarray(specs.pick(nest, leaf[0]) if leaf[0] else nest) for leaf in self._leaves]
-            if [array.shape for array in arrays] != self._shapes:
-                raise ValueError
+            for leaf, shape in zip(self._leaves, self._shapes, strict=True):
+                array = np.asarray(specs.pick(nest, leaf[0]) if leaf[0] else nest)
+                if array.shape != shape:
+                    raise ValueError
+                arrays.append(array)
         except (*_MISSING, ValueError) as error:
             raise self._find_misfit(self._shapes, [nest], [None]) from error
         if self._rounding:
@@ -102,12 +105,12 @@ class FieldChecker:
 
     def gather(self, values: Sequence[Nest], envs: Sequence[int]) -> list[np.ndarray]:
         """Takes one nest for each of `envs`; returns one new array `[len(envs), ...]` per leaf."""
+        if self._is_quick and (quick := self._gather_quickly(values)) is not None:
+            return [quick]
         arrays = []
         for path, shape, dtype, _, _ in self._leaves:
             try:
                 parts = [specs.pick(value, path) for value in values] if path else values
-                if self._is_quick and (quick := self._gather_quickly(parts, dtype)) is not None:
-                    return [quick]
                 # The spec's dtype comes later: numpy would make numbers of text, and NaN of None.
                 array = np.array(parts)
                 if array.shape != (len(envs), *shape):
@@ -124,18 +127,21 @@ class FieldChecker:
             arrays.append(array)
         return self._check(arrays, envs)
 
-    def _gather_quickly(self, parts: Sequence[Any], dtype: np.dtype) -> np.ndarray | None:
+    def _gather_quickly(self, values: Sequence[Any]) -> np.ndarray | None:
         """Rewards or discounts that obviously fit, else None: comparing lists is faster than arrays."""
         self.exact = None
-        if self._is_discount and parts.count(1.0) + parts.count(0.0) < len(parts):
+        try:
+            if self._is_discount and values.count(1.0) + values.count(0.0) < len(values):
+                return None
+            array = np.array(values, self._leaves[0][2])
+        except (TypeError, ValueError):
             return None
-        array = np.array(parts, dtype)
-        if array.shape != (len(parts),):
+        if array.shape != (len(values),):
             return None
-        if array.tolist() == parts:  # False if one is text, None, or NaN.
-            return None if math.inf in parts or -math.inf in parts else array
+        if array.tolist() == values:  # False if one is text, None, or NaN.
+            return None if math.inf in values or -math.inf in values else array
         if self._is_reward:
-            given = np.array(parts)
+            given = np.array(values)
             if given.dtype == np.float64 and np.abs(given).max() <= _LARGEST_INTEGER:
                 self.exact = [given]
                 return array
@@ -270,8 +276,8 @@ def step_checkers(
     first_env: int = 0,
     make: Callable[..., FieldChecker] = FieldChecker,
 ) -> dict[str, FieldChecker]:
-    """The checkers of a time step's fields, but for the step type; `starts` are the observations'."""
-    fields = {"observation": spec.observations, "reward": spec.rewards, "discount": spec.discounts}
+    """The checkers of a time step's fields after the step type; `starts` are the observations'."""
+    fields = {"reward": spec.rewards, "discount": spec.discounts, "observation": spec.observations}
     if agents := specs.agents(spec):
         fields["agents"] = dict.fromkeys(agents, STEP_TYPE)
     return {

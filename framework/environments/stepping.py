@@ -32,6 +32,7 @@ class InlineEnvironment(BatchedEnvironment):
     """Steps each env in turn."""
 
     takes_seed = True
+    exact_rewards: list[np.ndarray] | None = None
 
     def __init__(self, name: str, make_envs: Sequence[Callable[[], SingleEnv]], *, first_env: int = 0):
         """Builds the envs.
@@ -62,18 +63,12 @@ class InlineEnvironment(BatchedEnvironment):
         self._checks = step_checkers(name, spec, num_envs, first.observation_starts, first_env)
         self._check_mask = MaskChecker(name, spec, first_env)
         self._time_step = MultiAgentTimeStep if "agents" in self._checks else dm_env.TimeStep
-        # Discrete actions of int64 are given as Python's ints, all others as arrays of their spec's dtype.
-        self._discrete = [leaf.shape == () and leaf.dtype == np.int64 for leaf in tree.flatten(spec.actions)]
         self._single_action = not tree.is_nested(spec.actions)
         # The reward and the discount of the step that starts an episode.
         self._first_reward = specs.zeros(spec.rewards)
         self._first_discount = tree.map_structure(np.ones_like, specs.zeros(spec.discounts))
         self._step_types = [LAST] * num_envs  # LAST: the next step starts an episode
         self._num_repeats, self._has_mask = 1, specs.has_action_mask(spec)
-
-    @property
-    def exact_rewards(self) -> list[np.ndarray] | None:
-        return self._checks["reward"].exact
 
     def reset(self) -> dm_env.TimeStep:
         self._step_types = [LAST] * self.num_envs
@@ -98,10 +93,9 @@ class InlineEnvironment(BatchedEnvironment):
 
     def _split(self, action: Nest) -> Sequence[Nest]:
         """The action of each env. Copied, since environments may keep it and policies may reuse theirs."""
-        per_leaf: list[Sequence[Any]] = [
-            array.tolist() if discrete else list(array.copy())
-            for array, discrete in zip(self._check_action(action), self._discrete, strict=True)
-        ]
+        # One number is a scalar of numpy, as `action_space.sample()` gives it, and needs no copy.
+        arrays = self._check_action(action)
+        per_leaf = [list(array if array.ndim == 1 else array.copy()) for array in arrays]
         if self._single_action:
             return per_leaf[0]
         return [self._check_action.build([leaf[env] for leaf in per_leaf]) for env in range(self.num_envs)]
@@ -113,32 +107,34 @@ class InlineEnvironment(BatchedEnvironment):
         rewards: list[Nest] = [self._first_reward] * self.num_envs
         discounts: list[Nest] = [self._first_discount] * self.num_envs
         for env, environment in enumerate(self._envs):
-            if step_types[env] == LAST:
-                observation, step_types[env] = self._call(env, environment.reset), FIRST
+            begins = step_types[env] == LAST
+            try:
+                result: Any = (environment.reset(),) if begins else environment.step(actions[env])
+            except Exception as error:
+                raise self._fault(env, "reset()" if begins else f"step({actions[env]})", error) from error
+            if begins:
+                observation, step_types[env] = result[0], FIRST
             else:
-                result = self._call(env, environment.step, actions[env])
                 if self._num_repeats > 1:
                     result = self._repeat(env, actions[env], batch, result)
                 observation, rewards[env], discounts[env], step_types[env] = result
             observations.append(observation)
-        values = {"observation": observations, "reward": rewards, "discount": discounts}
+        values = [rewards, discounts, observations]
         if "agents" in self._checks:
             types = [(step_types[env], self._envs[env].agents) for env in envs]
-            values["agents"] = [of or dict.fromkeys(self.spec.actions, step_type) for step_type, of in types]
-        fields = {
-            field: check.build(check.gather(values[field], envs)) for field, check in self._checks.items()
-        }
-        timestep = self._time_step(step_type=np.array(step_types, np.int64), **fields)
-        self._check_mask(timestep.step_type, timestep.observation)
-        return timestep
+            values.append([of or dict.fromkeys(self.spec.actions, kind) for kind, of in types])
+        fields = [
+            check.build(check.gather(of_envs, envs))
+            for check, of_envs in zip(self._checks.values(), values, strict=True)
+        ]
+        self.exact_rewards = self._checks["reward"].exact
+        step_type = np.array(step_types, np.int64)
+        if self._check_mask.has_mask:
+            self._check_mask(step_type, fields[2])
+        return self._time_step(step_type, *fields)
 
-    def _call(self, env: int, method: Callable[..., Any], *action: Nest) -> Any:
-        try:
-            return method(*action)
-        except Exception as error:
-            call = f"{method.__name__}({', '.join(map(repr, action))})"
-            where = f"{self.name}, env {self._first_env + env}"
-            raise EnvironmentFault(f"{where}: {describe(call, error)}") from error
+    def _fault(self, env: int, call: str, error: Exception) -> EnvironmentFault:
+        return EnvironmentFault(f"{self.name}, env {self._first_env + env}: {describe(call, error)}")
 
     def _repeat(self, env: int, action: Nest, batch: Nest, result: tuple[Any, ...]) -> tuple[Any, ...]:
         """Gives an action again after the first `result`, see `ActionRepeat`; returns all steps' result."""
@@ -152,7 +148,10 @@ class InlineEnvironment(BatchedEnvironment):
                 one = tree.map_structure(lambda leaf: np.asarray(leaf)[None], observation)
                 if not specs.legal(self.spec, one, mine).all():
                     break
-            observation, more, factor, step_type = self._call(env, self._envs[env].step, action)
+            try:
+                observation, more, factor, step_type = self._envs[env].step(action)
+            except Exception as error:
+                raise self._fault(env, f"step({action})", error) from error
             more, factor = self._numbers(env, more, factor)
             reward, discount = reward + discount * more, discount * factor
         return observation, reward, discount, step_type
@@ -188,6 +187,7 @@ class VectorEnvironment(BatchedEnvironment):
     """
 
     takes_seed = True
+    exact_rewards: list[np.ndarray] | None = None
 
     def __init__(self, name: str, environment: Any, seed: int | None):
         """Takes over `environment`, which must not have been reset yet.
@@ -235,7 +235,8 @@ class VectorEnvironment(BatchedEnvironment):
             discount=np.ones(envs, np.float32),
             observation=self._take(observation),
         )
-        self._check_mask(timestep.step_type, timestep.observation)
+        if self._check_mask.has_mask:
+            self._check_mask(timestep.step_type, timestep.observation)
         return timestep
 
     def seed_episodes(self, seeds: np.ndarray, envs: np.ndarray) -> None:
@@ -262,12 +263,14 @@ class VectorEnvironment(BatchedEnvironment):
         if self._over is None:  # dm_env: a step before any reset is a reset
             return self.reset()
         try:
-            result = step_parts(self._environment.step(action))
-            observation, reward, terminated, truncated = *result[:2], *map(self._flags, _FLAGS, result[2:4])
+            result = self._environment.step(action)
+            observation, reward, *flags, _ = result if len(result) == 5 else step_parts(result)
+            terminated, truncated = map(self._flags, _FLAGS, flags)
         except Exception as error:
             raise EnvironmentFault(f"{self.name}: {describe('step()', error)}") from error
         observation = self._take(observation)
         reward = self._checks["reward"](reward)[0].copy()
+        self.exact_rewards = self._checks["reward"].exact
         over = terminated | truncated
         step_type = np.where(over, LAST, MID)
         discount = 1.0 - terminated.astype(np.float32)
@@ -277,12 +280,9 @@ class VectorEnvironment(BatchedEnvironment):
             discount[self._over] = 1.0
             over = over & ~self._over
         self._over = over
-        self._check_mask(step_type, observation)
+        if self._check_mask.has_mask:
+            self._check_mask(step_type, observation)
         return dm_env.TimeStep(step_type, reward, discount, observation)
-
-    @property
-    def exact_rewards(self) -> list[np.ndarray] | None:
-        return self._checks["reward"].exact
 
     def _flags(self, name: str, value: Any) -> np.ndarray:
         """One flag of each env, bool`[B]`."""

@@ -37,7 +37,6 @@ _SMALL = 1 << 16
 _Draw = tuple[str, tuple[int, ...], torch.dtype]
 # Choices that a loss makes: `is_due` of period and offset.
 _Choices = dict[tuple[int, int], bool]
-_WARM_UP_STEPS = 3
 _COMPILES_SINCE = "2.13"  # Older versions cannot compile a gradient, or not apart from other functions.
 
 
@@ -194,6 +193,9 @@ class CompiledGradient:
             ) from error
         return result
 
+    def _prepare(self) -> None:
+        _prepare_compiler()
+
     def _rehearse(self, batch: Any, context: LossContext, rows: int) -> tuple[tuple[bool, ...], list[_Draw]]:
         """What the loss asks at this step: the answers to its questions, and its draws."""
         generator = torch.Generator(context.generator.device)
@@ -210,7 +212,7 @@ class CompiledGradient:
         return answers, asked.draws
 
     def _compile(self, batch: Any, context: LossContext, answers: tuple[bool, ...]) -> Callable[..., Any]:
-        _prepare_compiler()
+        self._prepare()
         choices = dict(zip(self._questions, answers, strict=True))
         gradient, template = self._gradient, context._replace(wants_metrics=True)
 
@@ -241,8 +243,8 @@ def _as_tensors(batch: Any, device: torch.device) -> Any:
     if not isinstance(batch, ReplaySample) or batch.info is None:
         return batch
     key, *others = batch.info
-    info = [np.asarray(key).view(np.int64), *others]
-    return batch._replace(info=SampleInfo(*[torch.as_tensor(each, device=device) for each in info]))
+    info = [torch.as_tensor(each) for each in (np.asarray(key).view(np.int64), *others)]
+    return batch._replace(info=SampleInfo(*[each.to(device, non_blocking=True) for each in info]))
 
 
 @functools.cache
@@ -270,59 +272,3 @@ _NEST_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "map_structure": _map_structure,
     "unflatten_as": lambda template, leaves: nests.unflattener(template)(leaves),
 }
-
-
-class CapturedGradient:
-    """A `LossGradient` as CUDA graphs: one for each combination of choices and of sizes.
-
-    A graph reads its inputs from tensors of its own, into which each call copies. The gradients stay valid
-    until the next call.
-
-    Args:
-      gradient: the gradient, on a GPU.
-    """
-
-    def __init__(self, gradient: LossGradient):
-        self._gradient = gradient
-        self._by_sizes: dict[Any, CompiledGradient] = {}
-
-    def __call__(
-        self, batch: Any, context: LossContext
-    ) -> tuple[LossOutput, Sequence[torch.Tensor | None], torch.Tensor]:
-        sizes = tuple([leaf.shape for leaf in tree.flatten(batch) if isinstance(leaf, torch.Tensor)])
-        if (compiled := self._by_sizes.get(sizes)) is None:
-            compiled = self._by_sizes[sizes] = CompiledGradient(self._gradient, compiler=_captured)
-        output, gradients, norm = compiled(batch, context)
-        kept = [None if leaf is None else leaf.clone() for leaf in tree.flatten((output, norm))]
-        output, norm = tree.unflatten_as((output, norm), kept)
-        return output, gradients, norm
-
-
-def _captured(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` of nests of tensors on a GPU, captured at its first call and replayed at every other one."""
-    inputs: list[torch.Tensor] = []
-    graph = torch.cuda.CUDAGraph()
-    outputs: Any = None
-
-    def replayed(*arguments: Any) -> Any:
-        nonlocal outputs
-        leaves = tree.flatten(arguments)
-        if outputs is not None:
-            torch._foreach_copy_(inputs, leaves)
-            graph.replay()
-            return outputs
-        device = next(leaf.device for leaf in leaves if leaf.is_cuda)
-        inputs.extend(leaf.to(device, copy=True) for leaf in leaves)
-        arguments = tree.unflatten_as(arguments, inputs)
-        stream = torch.cuda.Stream(device)
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):  # Libraries set themselves up outside of the graph.
-            for _ in range(_WARM_UP_STEPS):
-                function(*arguments)
-        torch.cuda.current_stream(device).wait_stream(stream)
-        with torch.cuda.graph(graph):
-            outputs = function(*arguments)
-        graph.replay()
-        return outputs
-
-    return replayed

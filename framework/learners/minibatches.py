@@ -12,6 +12,7 @@ from torch import nn
 from framework import nest as nests
 from framework.config_checks import whole_number
 from framework.learners.context import LossContext, LossFn, LossOutput
+from framework.learners.gradient import CompiledGradient
 from framework.learners.sgd import SGDLearner
 from framework.replay.types import ReplaySample
 from framework.types import Nest
@@ -133,6 +134,6 @@ class MinibatchLearner(SGDLearner):
         build = nests.unflattener(data)
         # Shuffled once per epoch: each minibatch is then a slice and needs no copy.
         pieces: list[Sequence[torch.Tensor]] = [leaf[order].split(cuts) for leaf in leaves]
-        if self._gradient is not self._eager:  # A compiled function takes no slices: see its `fixed_sizes`.
+        if isinstance(self._gradient, CompiledGradient):  # It takes no slices: see `fixed_sizes`.
             pieces = [[piece.clone() for piece in each] for each in pieces]
         return ((size, build(list(piece))) for size, *piece in zip(cuts, *pieces, strict=True))

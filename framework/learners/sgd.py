@@ -17,8 +17,9 @@ from framework import core
 from framework.config_checks import whole_number
 from framework.devices import restore_generator
 from framework.learners.context import LossContext, LossFn, LossOutput, is_due
+from framework.learners.cuda_graphs import CapturedGradient
 from framework.learners.distributed import LearnerGroup
-from framework.learners.gradient import STEP_MODES, CapturedGradient, CompiledGradient, LossGradient, why_not
+from framework.learners.gradient import STEP_MODES, CompiledGradient, LossGradient, why_not
 from framework.replay.types import ReplaySample
 from framework.types import Gradients, StepResult
 
@@ -140,6 +141,8 @@ class SGDLearner(core.Learner):
     def gradients(self, batch: ReplaySample) -> Gradients:
         """The gradients of the loss on `batch`. Changes no parameters."""
         output, gradients, _ = self._gradient(batch, self._context())
+        if isinstance(self._gradient, CapturedGradient):  # Its next call would change them.
+            gradients = [None if gradient is None else gradient.clone() for gradient in gradients]
         values = [() if gradient is None else gradient for gradient in gradients]
         return Gradients(values, output.loss, output.metrics, torch.tensor(self.steps))
 

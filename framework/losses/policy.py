@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -86,7 +86,7 @@ def clipped_surrogate(
     old_log_probs: torch.Tensor,
     advantages: torch.Tensor,
     mask: torch.Tensor | None = None,
-    epsilon: float = 0.2,
+    epsilon: Any = 0.2,
     statistics: bool = True,
 ) -> Surrogate:
     """PPO's clipped objective (Schulman et al., 2017, equation 7), negated.
@@ -96,12 +96,14 @@ def clipped_surrogate(
       old_log_probs: log pi(a|o) under those that acted.
       advantages: held constant.
       mask: 1 where the element counts.
-      epsilon: the ratio is clipped to 1 +- this.
+      epsilon: the ratio is clipped to 1 +- this; a number, or a tensor `[]` on any device.
       statistics: whether to compute `kl` and `clip_fraction`; they are NaN if not.
     """
     check_alike(mask, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
     log_ratios = where_counted(log_probs - old_log_probs.detach(), mask)
     ratios, advantages = log_ratios.exp(), where_counted(advantages.detach(), mask)
+    if isinstance(epsilon, torch.Tensor):
+        epsilon = epsilon + ratios.new_zeros(())  # On a GPU, `clamp` takes no bounds from the CPU.
     clipped = ratios.clamp(1.0 - epsilon, 1.0 + epsilon)
     loss = masked_mean(-torch.minimum(ratios * advantages, clipped * advantages), mask)
     if not statistics:

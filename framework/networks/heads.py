@@ -285,6 +285,12 @@ class Actions:
         if self.continuous:
             self._middle = np.where(ranged, (np.where(ranged, low, 0) + np.where(ranged, high, 0)) / 2, 0.0)
             self._scale = np.where(ranged, (np.where(ranged, high, 1) - np.where(ranged, low, -1)) / 2, 1.0)
+        arrays: list[np.ndarray] = []  # What `drawn` needs.
+        if self._squash:
+            arrays = [self._free, self._middle[self._free], self._scale[self._free]]
+        elif not self.continuous and not self._single:
+            arrays = [low.astype(np.int64), self.head_spec.maximum]
+        self._constants = [tuple(each.tolist()) for each in arrays]
 
     def make_head(self, input_size: int) -> nn.Module:
         """The head of a policy, made by `make_policy_head`."""
@@ -333,14 +339,14 @@ class Actions:
             return data.action.long()
         flat = data.action.reshape(*data.action.shape[: data.action.dim() - len(self._shape)], -1)
         if self._squash:
-            middle, scale = (
-                torch.as_tensor(each[self._free]).to(flat) for each in (self._middle, self._scale)
-            )
-            return ((flat[..., self._free] - middle) / scale).float()
-        low, last = self._low.astype(np.int64), np.array(self.head_spec.maximum)
-        drawn = flat.long() - torch.as_tensor(low, device=flat.device)
+            free, middle, scale = self._constants
+            if len(free) < flat.shape[-1]:
+                flat = flat.index_select(-1, _constant(free, torch.int64, flat.device))
+            flat = flat - _constant(middle, flat.dtype, flat.device)
+            return (flat / _constant(scale, flat.dtype, flat.device)).float()
+        low, last = (_constant(each, torch.int64, flat.device) for each in self._constants)
         # Closing rows have action 0, which may be below the first action.
-        return drawn.clamp(min=0).minimum(torch.as_tensor(last, device=drawn.device))
+        return (flat.long() - low).clamp(min=0).minimum(last)
 
     def parameters(self, distribution: Any) -> dict[str, torch.Tensor]:
         """The parameters that determine this distribution."""
@@ -358,6 +364,20 @@ class Actions:
             return distributions.Categorical(parameters["logits"])
         sizes = [int(n) + 1 for n in self.head_spec.maximum]
         return distributions.MultiCategorical(parameters["logits"], sizes)
+
+
+def _constant(values: tuple[Any, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor of these values that must not be changed."""
+    # A copy to a GPU waits for it, and a CUDA graph cannot make one. A compiler keeps constants by itself.
+    make = _new_constant if torch.compiler.is_compiling() else _kept_constant
+    return make(values, dtype, device)
+
+
+def _new_constant(values: tuple[Any, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.tensor(values, dtype=dtype, device=device)
+
+
+_kept_constant = functools.lru_cache(maxsize=256)(_new_constant)
 
 
 def as_tensors(nest: Nest, device: str | torch.device | None = None) -> Nest:
@@ -382,10 +402,13 @@ def as_numpy(nest: Nest) -> Nest:
     """Tensors, wherever they are, to arrays. Arrays stay as they are."""
     if isinstance(nest, torch.Tensor):
         return nest.numpy(force=True)
+    if type(nest) is dict:  # dm-tree costs more than these conversions
+        arrays = {}
+        for name, entry in nest.items():
+            arrays[name] = as_numpy(entry)
+        return arrays
     if isinstance(nest, np.ndarray):
         return nest
-    if type(nest) is dict:  # dm-tree costs more than these conversions
-        return {name: as_numpy(entry) for name, entry in nest.items()}
     if type(nest) is tuple:
         return tuple([as_numpy(entry) for entry in nest])
     return tree.map_structure(as_numpy, nest)

@@ -1,7 +1,7 @@
 """Modules that are quick to call: a small network takes longer to be called than to compute.
 
-They are torch's in every respect but time. In a policy that acts for a few envs, a call of a module of torch
-takes about 5 us, and so does an attribute that is a module or a parameter.
+They are torch's in every respect but time. A policy that acts for eight envs spends a tenth of its time in
+torch's calls of modules.
 """
 
 from __future__ import annotations
@@ -10,6 +10,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import ELU as TorchELU
+from torch.nn import Linear as TorchLinear
+from torch.nn import Module as TorchModule
+from torch.nn import ReLU as TorchReLU
+from torch.nn import SiLU as TorchSiLU
+from torch.nn import Tanh as TorchTanh
 from torch.nn.modules.module import (
     _global_backward_hooks,
     _global_backward_pre_hooks,
@@ -18,11 +24,8 @@ from torch.nn.modules.module import (
 )
 
 
-class Module(nn.Module):
-    """A module whose call is a call of its `forward`, unless it has hooks or was compiled.
-
-    Its children are attributes like others, found without `__getattr__`.
-    """
+class Module(TorchModule):
+    """A module whose call is a call of its `forward`, unless it has hooks or was compiled."""
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         if (
@@ -39,42 +42,28 @@ class Module(nn.Module):
             return super().__call__(*inputs, **options)
         return self.forward(*inputs, **options)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-        if isinstance(value, nn.Module):
-            self.__dict__[name] = value
 
-    def __delattr__(self, name: str) -> None:
-        if name in self._modules:
-            self.__dict__.pop(name, None)
-        super().__delattr__(name)
-
-    def add_module(self, name: str, module: nn.Module | None) -> None:
-        self.__dict__.pop(name, None)
-        super().add_module(name, module)
-
-
-class Linear(Module, nn.Linear):
+class Linear(Module, TorchLinear):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        weight, bias = self._parameters.get("weight"), self._parameters.get("bias")
-        if weight is None or bias is None:  # They are computed, as by `torch.nn.utils.parametrize`.
-            return super().forward(inputs)
-        return nn.functional.linear(inputs, weight, bias)
+        own: Any = self._parameters
+        if "weight" in own and "bias" in own:
+            return nn.functional.linear(inputs, own["weight"], own["bias"])
+        return super().forward(inputs)  # They are computed, as by `torch.nn.utils.parametrize`.
 
 
-class ReLU(Module, nn.ReLU):
+class ReLU(Module, TorchReLU):
     pass
 
 
-class Tanh(Module, nn.Tanh):
+class Tanh(Module, TorchTanh):
     pass
 
 
-class ELU(Module, nn.ELU):
+class ELU(Module, TorchELU):
     pass
 
 
-class SiLU(Module, nn.SiLU):
+class SiLU(Module, TorchSiLU):
     pass
 
 

@@ -94,7 +94,7 @@ class MLP(Module):
         self._output = None if output_size is None else len(layers) - 1
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        for index, layer in enumerate(self.layers):  # One call fewer than through the Sequential.
+        for index, layer in enumerate(self.layers._modules.values()):  # Not through the Sequential's calls.
             inputs = in_float32(layer, inputs) if index == self._output else layer(inputs)
         return inputs
 

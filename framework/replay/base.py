@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from framework.replay.contracts import ReplayClient, Source
@@ -13,7 +15,25 @@ from framework.replay.types import PaddedSample, ReplaySample
 class BaseSource(Source):
     """A `Source` of one client."""
 
+    spare: int | None = None
+    keeps = False
     _client: Any
+
+    def ask(self, table: str, n: int, timeout: float | None, pad: bool, least: int | None = None) -> Any:
+        return table, n, None if timeout is None else time.monotonic() + timeout, pad
+
+    def answer(self, asked: Any, out: list[Any] | None) -> tuple[list[Any], Any]:
+        table, n, deadline, pad = asked
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        sample, drawn = self.draw(table, n, left, out, pad)
+        return [sample], drawn
+
+    def drop(self, asked: Any) -> None:
+        pass
+
+    def weight(self, table: str) -> Callable[[], tuple[float, int, int]]:
+        """Asks for what `Table.weight` returns; the result waits for the answer."""
+        return functools.partial(self._client.weight, table)
 
     def release(self, drawn: Any) -> None:
         pass

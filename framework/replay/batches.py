@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,39 @@ from framework.replay.contracts import Source
 from framework.replay.types import PaddedSample, ReplaySample, SampleInfo
 
 
+class Piece(list[np.ndarray]):
+    """A part of a batch, for `join`: the arrays of its `SampleInfo`, and then the leaves of its items.
+
+    Attributes:
+      structure: the structure of the items.
+      pack: makes a nest of leaves.
+    """
+
+    def __init__(
+        self, arrays: Iterable[np.ndarray], structure: nests.Structure, pack: nests.Pack | None = None
+    ) -> None:
+        super().__init__(arrays)
+        self.structure = structure
+        self.pack = pack or nests.packer(structure)
+
+    @classmethod
+    def of(cls, sample: ReplaySample | PaddedSample | Piece) -> Piece:
+        """Returns a batch as a piece."""
+        if isinstance(sample, Piece):
+            return sample
+        leaves, structure = nests.flatten(sample.data)
+        return Piece([*sample.info, *leaves], structure)
+
+    def part(self, begin: int, end: int) -> Piece:
+        """Returns samples `begin` to `end`."""
+        return Piece([each[begin:end] for each in self], self.structure, self.pack)
+
+
+_INFO = len(SampleInfo._fields)
+
+
 def join(
-    samples: Sequence[ReplaySample | PaddedSample], out: list[Any] | None = None
+    samples: Sequence[ReplaySample | PaddedSample | Piece], out: list[Any] | None = None
 ) -> ReplaySample | PaddedSample:
     """Joins batches of the same structure; shorter sequences of padded batches are padded with zeros.
 
@@ -27,25 +59,27 @@ def join(
       ValueError: The structures differ, or the shapes of items in batches that are not padded.
     """
     first = samples[0]
-    if len(samples) == 1:
+    if len(samples) == 1 and not isinstance(first, Piece):
         return first
-    info = SampleInfo(*map(np.concatenate, zip(*[sample.info for sample in samples], strict=True)))
-    flat = [nests.flatten(sample.data) for sample in samples]
-    if any(structure != flat[0][1] for _, structure in flat):
-        raise ValueError(f"batches: got structures {[s for _, s in flat]} of items, expected equal ones.")
-    pack = nests.packer(flat[0][1])
+    pieces = [Piece.of(sample) for sample in samples]
+    structure, pack = pieces[0].structure, pieces[0].pack
+    if any(piece.structure != structure for piece in pieces):
+        structures = [piece.structure for piece in pieces]
+        raise ValueError(f"batches: got structures {structures} of items, expected equal ones.")
+    columns = list(zip(*pieces, strict=True))
+    info = SampleInfo(*map(np.concatenate, columns[:_INFO]))
     if out is not None:
         return ReplaySample(info, pack(out))
-    columns = list(zip(*[leaves for leaves, _ in flat], strict=True))
     if not isinstance(first, PaddedSample):
-        shapes = {tuple(array.shape[1:] for array in leaves) for leaves, _ in flat}
-        if len(shapes) > 1:
+        try:
+            return ReplaySample(info, pack([np.concatenate(arrays) for arrays in columns[_INFO:]]))
+        except ValueError:
+            shapes = sorted({tuple(array.shape[1:] for array in piece[_INFO:]) for piece in pieces})
             raise ValueError(
                 "batches: got items of different lengths from several tables or servers, with shapes "
-                f"{sorted(shapes)}. Ask for padding, or sample one by one."
-            )
-        return ReplaySample(info, pack([np.concatenate(arrays) for arrays in columns]))
-    leaves = [_stack(arrays) for arrays in columns]
+                f"{shapes}. Ask for padding, or sample one by one."
+            ) from None
+    leaves = [_stack(arrays) for arrays in columns[_INFO:]]
     lengths = [nests.flatten(sample.lengths)[0] for sample in samples if isinstance(sample, PaddedSample)]
     joined = [None if each[0] is None else np.concatenate(each) for each in zip(*lengths, strict=True)]
     return PaddedSample(info, pack(leaves), pack(joined))
@@ -80,31 +114,40 @@ class JoinedSource(BaseSource):
     ) -> tuple[ReplaySample | PaddedSample, list[tuple[Source, Any]]]:
         """Draws `counts[i]` samples from the source and table `parts[i]`, in order of the parts: all or none.
 
-        The keys of part i have the number i from bit `shift` on.
+        All sources are asked before the first answer is waited for. The keys of part i have the number i from
+        bit `shift` on.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         drawn: list[tuple[Source, Any]] = []
+        asked: collections.deque[tuple[Source, Any]] = collections.deque()
         samples = []
         begin = 0
+        numbers = np.flatnonzero(counts).tolist()
         try:
-            for number in np.flatnonzero(counts).tolist():
+            for number in numbers:
                 source, table = parts[number]
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                asked.append((source, source.ask(table, int(counts[number]), left, pad)))
+            for number in numbers:
                 end = begin + int(counts[number])
                 piece = None if out is None else [array[begin:end] for array in out]
-                left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                sample, part = source.draw(table, end - begin, left, piece, pad)
+                source, question = asked.popleft()
+                pieces, part = source.answer(question, piece)
                 drawn.append((source, part))
-                key = self.mark_keys(sample.info.key, number, shift)
-                samples.append(sample._replace(info=sample.info._replace(key=key)))
+                samples += pieces
                 begin = end
-            return join(samples, out), drawn
+            sample = join(samples, out)
+            key = self.mark_keys(sample.info.key, np.repeat(np.arange(len(counts)), counts), shift)
+            return sample._replace(info=sample.info._replace(key=key)), drawn
         except BaseException:
+            for source, question in asked:
+                source.drop(question)
             self.give_back(drawn)
             raise
 
-    def mark_keys(self, keys: np.ndarray, number: int, shift: int) -> np.ndarray:
-        """Returns `keys` with `number` from bit `shift` on."""
-        return keys | (np.uint64(number) << np.uint64(shift))
+    def mark_keys(self, keys: np.ndarray, numbers: np.ndarray, shift: int) -> np.ndarray:
+        """Returns `keys` with `numbers` from bit `shift` on."""
+        return keys | (numbers.astype(np.uint64) << np.uint64(shift))
 
     def release(self, drawn: list[tuple[Source, Any]]) -> None:
         for source, part in drawn:

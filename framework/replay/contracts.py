@@ -12,9 +12,19 @@ from framework.replay.writer import BatchWriter
 class Source(Protocol):
     """Draws the samples of a `Dataset`. One thread draws; others may call the other methods.
 
-    Samples count when they are drawn. The caller releases them after use, or gives unused samples back as if
-    they had never been drawn.
+    Samples count when they are drawn. The caller releases them after use, in the order of the draws, or gives
+    unused samples back, those drawn last first, as if they had never been drawn.
+
+    Attributes:
+      spare: number of samples that the source may have drawn beyond those of the next draw, which the caller
+        sets; `close` gives them back. None if it may have none, nor use what it knows from earlier draws.
+      keeps: whether it draws so many.
     """
+
+    spare: int | None
+
+    @property
+    def keeps(self) -> bool: ...
 
     def draw(
         self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
@@ -35,6 +45,23 @@ class Source(Protocol):
           DeadlineExceededError: The timeout expired. Nothing was drawn.
           ServerClosed: The server was stopped or the source interrupted.
         """
+
+    def ask(self, table: str, n: int, timeout: float | None, pad: bool, least: int | None = None) -> Any:
+        """Begins a draw, so that several sources draw at the same time.
+
+        Args:
+          table, n, timeout, pad: see `draw`.
+          least: number of samples to wait for. More come, up to `n`, if they are to be had. None for `n`.
+
+        Returns:
+          The first argument of `answer` or `drop`, one of which must follow.
+        """
+
+    def answer(self, asked: Any, out: list[Any] | None) -> tuple[list[Any], Any]:
+        """Ends a draw that was begun; see `draw`. The samples come in pieces, for `batches.join`."""
+
+    def drop(self, asked: Any) -> None:
+        """Ends a draw that was begun, and gives its samples back."""
 
     def release(self, drawn: Any) -> None:
         """Unpins the rows of used samples and removes items that reached `max_times_sampled`."""

@@ -8,7 +8,12 @@ Each writer writes to one server, because an item's rows must be in one store. W
 servers. Samples are drawn from all servers, so that each item is as likely as if all were in one table: the
 number of samples from a server is proportional to the size of its table or, if the sampler is `Prioritized`,
 to the sum of its weights. A server whose rate limiter allows fewer gives fewer, and the others more.
-Before each batch the client asks each server for these numbers with one small message.
+Before each batch the client asks all servers for these numbers at once, and then for their samples.
+
+A `Dataset` that fetches ahead gets the numbers with the samples, and each message brings samples for several
+batches: a server is asked when less than its part of a batch is left of what it has sent. Numbers and samples
+are then older, by as many batches as are fetched ahead, and by 32 if no batch needed the server. This is not
+done near the limits of a rate limiter, for tables whose items leave after some samples, or for large items.
 """
 
 from __future__ import annotations
@@ -25,11 +30,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from framework import nest as nests
 from framework.replay.base import BaseClient
 from framework.replay.batches import JoinedSource
 from framework.replay.client import Client
 from framework.replay.contracts import Source
 from framework.replay.errors import DeadlineExceededError
+from framework.replay.remote.ahead import AheadSource
+from framework.replay.remote.client import ServedSource
 from framework.replay.reverb_api.client import ReverbApi
 from framework.replay.tables.rate_limiters import RateLimiter
 from framework.replay.tables.table import Table
@@ -40,6 +48,10 @@ from launch.rpc.sockets import CurveKeys
 _SHIFT = np.uint64(SHARD_SHIFT)
 _KEY = np.uint64((1 << SHARD_SHIFT) - 1)  # the bits of a server's own keys
 MAX_SHARDS = 32
+# Samples that are kept count for the rate limiter: one message brings at most this part of what it allows.
+_LIMITER_PARTS = 32
+# Samples that are kept are copied a second time, into their batch. In larger batches, messages cost less.
+_KEPT_BYTES = 1 << 20
 _SUMMED = (
     "current_size",
     "num_episodes",
@@ -171,13 +183,47 @@ class _Servers(NamedTuple):
     Attributes:
       weights: the sum of each server's weights; the sizes if all weights are 0. A server without weight gives
         no samples.
+      share: the part of each server in their sum.
       allowed: number of samples that each server's limiter allows.
       size: number of items of all servers.
+      least: the least of `allowed` of a server with weight.
     """
 
     weights: np.ndarray
+    share: np.ndarray
     allowed: np.ndarray
     size: int
+    least: int
+
+
+class _Told:
+    """What servers told of their tables of one name, last and by server.
+
+    Attributes:
+      numbers: what `Table.weight` was, float64 `[servers, 3]`.
+      draws: number of draws since.
+    """
+
+    def __init__(self, numbers: np.ndarray) -> None:
+        self.numbers = numbers
+        self.draws = [0] * len(numbers)
+        self._servers: _Servers | None = None
+
+    def note(self, number: int, weight: tuple[float, int, int] | None) -> None:
+        """Counts a draw, for which the server told its weight or was not asked."""
+        self.draws[number] += 1
+        if weight is not None:
+            self.numbers[number], self.draws[number], self._servers = weight, 0, None
+
+    def servers(self) -> _Servers | None:
+        """Returns the state of the tables; None if all are empty."""
+        if self._servers is None and self.numbers[:, 1].any():
+            weights, sizes, allowed = self.numbers.T
+            weights = weights.copy() if weights.any() else sizes.copy()
+            allowed = np.where(weights > 0, allowed, 0).astype(np.int64)
+            least, share = int(allowed[weights > 0].min()), weights / weights.sum()
+            self._servers = _Servers(weights, share, allowed, int(sizes.sum()), least)
+        return self._servers
 
 
 class _Division(NamedTuple):
@@ -199,17 +245,26 @@ class ShardedSource(JoinedSource):
 
     Attributes:
       look_s: seconds of a wait for one server, before the others are asked again.
+      recall_draws: number of draws after which a server that none of them needed is asked for its numbers.
     """
 
     look_s = 0.05
+    recall_draws = 32
 
     def __init__(self, client: ShardedClient, seed: int | None) -> None:
         self._client = client
-        self._sources: list[Source] = [each.source() for each in client.shards]
+        sources = [each.source() for each in client.shards]
+        self._sources: list[Any] = [
+            AheadSource(each) if isinstance(each, ServedSource) else each for each in sources
+        ]
+        self._served = all(isinstance(each, AheadSource) for each in self._sources)
         self._rng = np.random.default_rng(seed)
-        self._checked: set[str] = set()  # tables whose samplers are known to be the same on all servers
+        # The tables whose samplers are known to be the same on all servers, and whether samples may be kept:
+        # not if items leave after some samples, because those that are kept would be missing in the weights.
+        self._checked: dict[str, bool] = {}
         # How the next batch is divided, by table and size, if `can_sample` has chosen it.
         self._chosen: dict[tuple[str, int], _Division] = {}
+        self._told: dict[str, _Told] = {}  # by table
 
     def draw(
         self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
@@ -218,8 +273,15 @@ class ShardedSource(JoinedSource):
         deadline = np.inf if timeout is None else time.monotonic() + timeout
         parts = [(source, table) for source in self._sources]
         chosen = self._chosen.pop((table, n), None)
+        ahead = self.spare is not None and self._served and not pad and self._checked.get(table, False)
         while True:
-            counts, share, size = chosen or self._choose(n, self._wait(table, deadline))
+            if chosen is None:
+                known = self._recall(table, n) if ahead else None
+                chosen = self._choose(n, known or self._wait(table, deadline))
+            counts, share, size = chosen
+            if self._served:
+                spare = self.spare if self.keeps else 0
+                self._allot(spare if ahead else None, table, counts.tolist(), share)
             try:
                 left = max(0.0, min(self.look_s, deadline - time.monotonic()))
                 sample, drawn = self.draw_parts(parts, counts, SHARD_SHIFT, left, out, pad)
@@ -227,7 +289,13 @@ class ShardedSource(JoinedSource):
                 if time.monotonic() >= deadline:
                     raise
                 chosen = None  # Other servers may have more by now.
+                self._told[table].draws[0] = self.recall_draws
             else:
+                if ahead:
+                    self._note(table)
+                    # Once and for all: the caller then fetches fewer whole batches ahead.
+                    num_bytes = 0 if self.keeps else sum([x.nbytes for x in nests.flatten(sample.data)[0]])
+                    self.keeps = num_bytes <= _KEPT_BYTES
                 # Both are of the table of all servers together: importance weights multiply them.
                 probability = sample.info.probability * share.repeat(counts)
                 sizes = np.full_like(sample.info.table_size, size)
@@ -251,9 +319,12 @@ class ShardedSource(JoinedSource):
 
     def _choose(self, n: int, servers: _Servers) -> _Division:
         """Divides `n` samples among the servers."""
-        weights, allowed, size = servers
-        share = weights / weights.sum()
+        weights, share, allowed, size, least = servers
         counts = self._rng.multinomial(n, share)
+        if least >= n:
+            return _Division(counts, share, size)
+        if self._served:
+            allowed = allowed + np.where(weights > 0, [source.stock for source in self._sources], 0)
         if (counts <= allowed).all() or allowed.sum() < n:
             return _Division(counts, share, size)
         while (counts > allowed).any():
@@ -265,20 +336,48 @@ class ShardedSource(JoinedSource):
 
     def _servers(self, table: str) -> _Servers | None:
         """Returns the state of the servers' tables; None if all are empty."""
-        shards = self._client.shards
         if table not in self._checked:
-            infos = [shard.server_info()[table] for shard in shards]
+            infos = [shard.server_info()[table] for shard in self._client.shards]
             found = {repr(sorted(info.sampler_options.items())) for info in infos}
             if len(found) > 1:
                 raise ValueError(
                     f"table {table!r}: got the samplers {sorted(found)}, expected the same on all servers."
                 )
-            self._checked.add(table)
-        weights, sizes, allowed = np.array([shard.weight(table) for shard in shards], np.float64).T
-        if not sizes.any():
+            self._checked[table] = not any(info.max_times_sampled > 0 for info in infos)
+        answers = [source.weight(table) for source in self._sources]
+        told = self._told[table] = _Told(np.array([answer() for answer in answers], np.float64))
+        return told.servers()
+
+    def _recall(self, table: str, n: int) -> _Servers | None:
+        """Returns the state that the servers told with samples, unless it is old or a limiter is near."""
+        told = self._told.get(table)
+        if told is None or max(told.draws) >= self.recall_draws:
             return None
-        weights = weights if weights.any() else sizes
-        return _Servers(weights, np.where(weights > 0, allowed, 0).astype(np.int64), int(sizes.sum()))
+        servers = told.servers()
+        return None if servers is None or servers.least < n else servers
+
+    def _note(self, table: str) -> None:
+        """Notes what the servers told with the samples of a batch."""
+        for number, source in enumerate(self._sources):
+            weight, source.told = source.told, None
+            self._told[table].note(number, weight)
+
+    def _allot(self, spare: int | None, table: str, counts: list[int], share: np.ndarray) -> None:
+        """Divides what is left of `spare` among the servers that a batch needs samples of."""
+        lacks = [count > source.stock for source, count in zip(self._sources, counts, strict=True)]
+        if spare is None or not any(lacks):
+            for source in self._sources:
+                source.spare = spare
+            return
+        allowed = self._told[table].numbers[:, 2].tolist()
+        left = spare - sum(
+            [max(0, source.stock - count) for source, count in zip(self._sources, counts, strict=True)]
+        )
+        for at in [at for at, lack in enumerate(lacks) if lack]:
+            # By simulation, messages are fewest if a server gets half as much again as its part of `spare`.
+            more = int(max(0, min(left, 1.5 * share[at] * spare, allowed[at] / _LIMITER_PARTS)))
+            self._sources[at].spare = more
+            left -= more
 
     def _wait(self, table: str, deadline: float) -> _Servers:
         """Waits until a server has items; returns `_servers`."""

@@ -29,7 +29,7 @@ import numpy as np
 from framework.replay import errors
 from launch.errors import MalformedMessage as MalformedMessage
 
-PROTOCOL = 6  # of the messages between clients and servers; see `server.operations`
+PROTOCOL = 7  # of the messages between clients and servers; see `server.operations`
 INLINE_BYTES = 8192
 _TINY_BYTES = 256  # of an array in the first frame if that has many already
 MAX_ARRAYS = 4096  # in one message

@@ -14,11 +14,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from framework.replay.errors import ReverbError, ServerClosed
-from framework.replay.rows.held import HeldRows, check_held
 from framework.replay.rows.layout import Layout, LayoutBuilder, Slice
 from framework.replay.rows.store import ColumnSpec, RowStore
-from framework.replay.tables.new_items import NewItems
-from framework.replay.writers import LateFlush, Writers, hurry
+from framework.replay.writers import HeldRows, LateFlush, NewItems, Writers, check_held, hurry
 from framework.types import Nest
 
 _LOG = logging.getLogger(__name__)

@@ -7,14 +7,20 @@ import uuid
 from typing import Any
 
 from framework.replay.errors import ServerClosed
-from framework.replay.limiter_state import describe_tables
 from framework.workers.budget import Budget
 from framework.workers.collector import Collector, Turns, make_collector, make_served
 from framework.workers.gates import Gate, LastActor, LostSteps
 from framework.workers.last_samples import LastSamples
 from framework.workers.lockstep import Lockstep, Unrolls
 from framework.workers.report import Report, RowSender
-from framework.workers.worker import ProgramWorker, Setup, is_elastic, next_seed, prepare_process
+from framework.workers.worker import (
+    ProgramWorker,
+    Setup,
+    describe_tables,
+    is_elastic,
+    next_seed,
+    prepare_process,
+)
 
 _SILENT_S = 60.0  # Wait for the source of parameters, which may be lost with its host for good.
 
@@ -75,11 +81,13 @@ class ActorWorker(ProgramWorker):
             collector = make_served(setup, own, index, seed, inference, make_adder, ahead)
         self._collector = collector
         self._gates: list[Gate] = []  # Before a step.
+        self._lockstep: Lockstep | None = None  # The one of them that may not be ready.
         self._exits: list[Gate] = []  # Before the end, when no steps are granted any more.
         if unrolls is not None:
             # An elastic actor that fails is restarted, beside another source.
             source = learner.with_timeout(_SILENT_S) if life else learner
-            self._gates.append(Lockstep(own, source, counter, collector, unrolls, life))
+            self._lockstep = Lockstep(own, source, counter, collector, unrolls, life)
+            self._gates.append(self._lockstep)
         # Off-policy, or from a queue; with a limited policy lag, the lockstep waits for the last batch.
         drains = unrolls is None and replay is not None and learner is not None
         limit = None if unrolls is None else functools.partial(unrolls.limit, self._envs)
@@ -98,10 +106,7 @@ class ActorWorker(ProgramWorker):
     def ready(self) -> bool:
         if self._finished or not self._collector.ready():
             return False
-        for gate in self._gates:  # noqa: SIM110  # `all` takes twice as long, which counts at every step.
-            if not gate.ready():
-                return False
-        return True
+        return self._lockstep is None or self._lockstep.ready()
 
     def why_not_ready(self) -> str:
         """The text that the serial engine prints in a deadlock."""
@@ -111,7 +116,7 @@ class ActorWorker(ProgramWorker):
                 f"{self._envs} envs: {describe_tables(self._replay)}. Use fewer envs, or a rate limiter with "
                 "a larger buffer."
             )
-        return next((gate.why() for gate in self._gates if not gate.ready()), "")
+        return "" if self._lockstep is None else self._lockstep.why()
 
     def step(self) -> None:
         if not self._started:  # The constructor is too early: the learner may not have started yet.

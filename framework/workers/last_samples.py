@@ -9,9 +9,9 @@ from typing import Any
 import launch
 from framework.replay import TableInfo
 from framework.replay.errors import DeadlineExceededError, WouldBlockError
-from framework.replay.limiter_state import BOUNDLESS
 from framework.workers.collector import Collector, Turns
 from framework.workers.gates import Gate
+from framework.workers.worker import BOUNDLESS
 
 _WAIT_S = 0.1  # Wait for room, or for a version of the parameters, between two looks.
 _BLOCKED_S = 1.0  # No sample comes, while a reader waits for more than replay gives.

@@ -13,13 +13,12 @@ import torch
 
 import launch
 from framework import core
-from framework.replay import ReplaySample
+from framework.replay import ReplaySample, TableInfo
 from framework.replay.errors import DeadlineExceededError, ServerClosed
-from framework.replay.limiter_state import describe_tables, replay_numbers
 from framework.runs.run_folder import RunError, changed_settings
 from framework.types import Gradients, StepResult
 from framework.variables import VariableBlock, shared_path
-from framework.workers.worker import Setup, learner_threads, seeded
+from framework.workers.worker import Setup, describe_tables, learner_threads, seeded
 
 _LOG = logging.getLogger(__name__)
 
@@ -361,3 +360,24 @@ class ProgramLearner:
         if self.finished or steps % self._config.learner_log_period == 0:
             self.report.log()
         self.end_if_finished()
+
+
+def replay_numbers(info: Mapping[str, TableInfo]) -> dict[str, Any]:
+    """Counters of each table of a `server_info`, since the start of the server.
+
+    They are `size`, `inserted`, `sampled`, `samples_per_insert`, `sample_age` (mean number of items inserted
+    between the insert of an item and its sampling) and `time/…_blocked_s` (seconds that inserts and samples
+    waited for the rate limiter). A back end without the last two reports zeros for them.
+    """
+    numbers: dict[str, Any] = {}
+    for name, table in info.items():
+        prefix = "replay" if len(info) == 1 else f"replay/{name}"
+        inserts, samples = table.rate_limiter_info.insert_stats, table.rate_limiter_info.sample_stats
+        numbers[f"{prefix}/size"] = table.current_size
+        numbers[f"{prefix}/inserted"] = inserts.completed
+        numbers[f"{prefix}/sampled"] = samples.completed
+        numbers[f"{prefix}/samples_per_insert"] = samples.completed / max(inserts.completed, 1)
+        numbers[f"{prefix}/sample_age"] = table.sampled_age / max(samples.completed, 1)
+        numbers[f"time/{prefix}/insert_blocked_s"] = inserts.blocked_ms / 1000
+        numbers[f"time/{prefix}/sample_blocked_s"] = samples.blocked_ms / 1000
+    return numbers

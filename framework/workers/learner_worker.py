@@ -10,10 +10,16 @@ from typing import Any
 import launch
 from framework.learners.group import FirstLearner, GroupMember, Place
 from framework.learners.roster import Roster, StallDetector
-from framework.replay.limiter_state import describe_tables
 from framework.variables import VariableBlock, Variables
 from framework.workers.learner import ProgramLearner
-from framework.workers.worker import ProgramWorker, Setup, is_elastic, keep_freed_memory, prepare_process
+from framework.workers.worker import (
+    ProgramWorker,
+    Setup,
+    describe_tables,
+    is_elastic,
+    keep_freed_memory,
+    prepare_process,
+)
 
 _WAIT_S = 0.5  # Wait for the data of all actors that are there, between two checks for a stop.
 _TAKE_S = 5.0  # Wait for items that replay said it has: a restarted server may have fewer.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import math
 import os
 import random
 import threading
@@ -19,6 +20,7 @@ import launch
 from framework import core
 from framework.environments.base import BatchedEnvironment
 from framework.replay import Table
+from framework.replay.contracts import ReplayClient
 from framework.replay.errors import ServerClosed
 from framework.replay.sharded import shard_of
 from framework.runs.run_config import RunConfig
@@ -30,6 +32,8 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # As in malloc.h.
 _CORES = torch.get_num_threads()  # Before anything sets it: the cores of this machine.
 _PER_THREAD = 50_000  # Parameters of networks for each torch thread of the learner of a serial program.
 _SEEDING = threading.Lock()
+# Reverb's limiters without a bound use the largest float64.
+BOUNDLESS = 10**15
 
 
 @dataclasses.dataclass
@@ -99,6 +103,27 @@ def make_tables(setup: Setup, seed: int, shards: int = 1) -> list[Table]:
     for table in tables:
         table.set_seed(derive_seed(seed, table.name))
     return tables
+
+
+def describe_tables(replay: ReplayClient) -> str:
+    """What each table holds, can take before the next sample, and can give before the next insert."""
+    texts = []
+    for info in replay.server_info(timeout=1).values():
+        limiter = info.rate_limiter_info
+        inserted, sampled = limiter.insert_stats.completed, limiter.sample_stats.completed
+        diff = inserted * limiter.samples_per_insert - sampled
+        missing = limiter.min_size_to_sample - info.current_size
+        room = max(missing, (limiter.max_diff - diff) / limiter.samples_per_insert)
+        stock = diff - limiter.min_diff if missing <= 0 else 0
+        texts.append(
+            f"table {info.name!r} holds {info.current_size} items, can take {_count(room)} more before the "
+            f"next sample and can give {_count(stock)} samples before the next insert"
+        )
+    return "; ".join(texts)
+
+
+def _count(number: float) -> str:
+    return "any number of" if number >= BOUNDLESS else f"{max(math.floor(number), 0):,}"
 
 
 def prepare_process(seed: int) -> None:

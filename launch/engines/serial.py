@@ -138,7 +138,8 @@ class SerialJob(LocalJob):
         if not self._due:
             # In a group, the worker with the fewest turns goes first. Otherwise the first actor takes all the
             # room in replay.
-            self._workers.sort(key=lambda each: (self._groups.index(each.leaf.context.group), each.turns))
+            if len(self._groups) < len(self._workers):
+                self._workers.sort(key=lambda each: (self._groups.index(each.leaf.context.group), each.turns))
             self._due.extend(self._workers)
         while self._due:
             instance = self._due.popleft()

@@ -23,5 +23,5 @@ def test_names_a_program(group, label):
         return
     config = make_agent(row.agent, **row.config).config  # which checks its fields
     envs = row.program["envs_per_actor"]
-    if row.agent == "impala":
+    if "impala" in row.agent:
         assert (config.queue_batches - 1) * config.batch_size >= envs, "an actor could not add its unrolls"

@@ -8,7 +8,7 @@ from framework import replay
 from framework.replay import rate_limiters as rl
 from framework.replay import selectors
 from framework.replay.rows.layout import LayoutBuilder
-from framework.replay.tables.new_items import NewItems
+from framework.replay.writers import NewItems
 
 
 def make(sampler=None, remover=None, size=100, limiter=None, times=0, **options):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -13,13 +14,17 @@ import tree
 from agent_batches import ENVS, batch_of, flat, learn, make_learner
 from agent_cases import SMALL, spec_of
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from agents.a2c import A2CConfig
+from agents.a3c import A3C
 from agents.dqn import DQN, DQNConfig
 from agents.impala import IMPALA
 from agents.ppo import PPO, PPOConfig
-from framework.learners import LossOutput, SGDLearner, gradient
-from framework.learners.gradient import CompiledGradient
-from framework.networks import frozen
+from framework.learners import LossOutput, MinibatchLearner, SGDLearner, cuda_graphs, gradient
+from framework.learners.cuda_graphs import CapturedGradient
+from framework.learners.gradient import CompiledGradient, LossGradient
+from framework.networks import as_tensors, frozen
 from framework.programs import RunConfig
 from framework.replay import ReplaySample
 
@@ -72,6 +77,102 @@ def test_the_real_compiler_rounds_only(name):
     assert difference(agent, eager, compiled, name, 3) < 1e-4
 
 
+# --- CUDA graphs ---
+
+
+def rerun(run, device):
+    """Stands in for a graph: runs again, and leaves the results in the same tensors."""
+    outputs = run()
+
+    def replay():
+        for own, new in zip(tree.flatten(outputs), tree.flatten(run()), strict=True):
+            if isinstance(own, torch.Tensor):
+                own.copy_(new)
+
+    return outputs, replay
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_loss_as_graphs(name, monkeypatch):
+    monkeypatch.setattr(cuda_graphs, "_record", rerun)
+    agent, eager, captured = pair(name, None)
+    captured._gradient = CapturedGradient(captured._eager)
+    assert difference(agent, eager, captured, name, 4) == 0.0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", SMALL)
+def test_every_loss_as_graphs_of_a_gpu(name):
+    agent, eager, captured = pair(name, None, device="cuda")
+    captured._gradient = CapturedGradient(captured._eager)
+    assert difference(agent, eager, captured, name, STEPS) < 1e-4
+
+
+TAKE_NUMBERS = (
+    "add",
+    "sub",
+    "rsub",
+    "mul",
+    "div",
+    "pow",
+    "where",
+    "minimum",
+    "maximum",
+    "ge",
+    "gt",
+    "le",
+    "lt",
+)
+
+
+class OnlyThere(TorchDispatchMode):
+    """Refuses operations that a GPU cannot do, or not in a graph, of tensors on the device `meta`."""
+
+    def __init__(self, in_graph):
+        super().__init__()
+        self._in_graph = in_graph
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        results = func(*args, **(kwargs or {}))
+        places = {
+            leaf.device.type for leaf in tree.flatten((args, results)) if isinstance(leaf, torch.Tensor)
+        }
+        if self._in_graph:
+            assert "cpu" not in places and "lift_fresh" not in func.name(), f"{func} has something of the CPU"
+        elif len(places) > 1:
+            assert func.overloadpacket.__name__ in TAKE_NUMBERS, f"{func} of a GPU takes nothing from the CPU"
+        return results
+
+
+VARIANTS = {name: (name, {}) for name in SMALL}
+VARIANTS |= {"prioritized": ("dqn", {"prioritized": True}), "ppo's clip": ("ppo", {"clip_end": 0.1})}
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_loss_computes_where_its_tensors_are(variant, in_graph, monkeypatch):
+    """A GPU takes counts from the CPU in arithmetic only; a graph takes neither these nor new constants."""
+    name, fields = VARIANTS[variant]
+    agent, learner, _ = pair(name, None, learning_rate_decay=100, **fields)
+    batch, context = batch_of(agent, spec_of(name)), learner._context()
+    batch = batch._replace(data=as_tensors(batch.data))
+    if isinstance(learner, MinibatchLearner):
+        with torch.no_grad():
+            batch = learner._prepare_fn(learner.networks, batch, context).data
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: False)  # It does not know `meta`.
+    move = lambda nest: tree.map_structure(lambda leaf: leaf.to("meta"), nest)  # noqa: E731
+    batch, counts = move(gradient._as_tensors(batch, "cpu")), (context.learner_steps, context.env_steps)
+    learner.targets.to("meta")
+    parameters = list(learner.networks.to("meta").parameters())
+    there = types.SimpleNamespace(device=torch.device("meta"))
+    asked = types.SimpleNamespace(draw=lambda method, empty: empty, is_due=lambda *question: True)
+    counts = dict(zip(("learner_steps", "env_steps"), move(counts) if in_graph else counts, strict=True))
+    compute = LossGradient(learner.networks, parameters, learner._loss_fn, contextlib.nullcontext)
+    for mode in (contextlib.nullcontext(), OnlyThere(in_graph)):  # The first one makes constants.
+        with mode:
+            compute(batch, context._replace(generator=there, asked=asked, **counts))
+
+
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
@@ -118,6 +219,23 @@ def test_a_compiled_loss_asks_its_context():
         assert eager._generator.get_state().equal(compiled._generator.get_state())
     # Due or not, by both periods: (3, 2) are (no, no), (no, no), (yes, yes), (no, no), (no, yes), (yes, no).
     assert len(compiled._gradient._compiled) == 4
+
+
+def test_graphs_ask_the_context_and_return_what_can_be_kept(monkeypatch):
+    monkeypatch.setattr(cuda_graphs, "_record", rerun)
+    monkeypatch.setattr(cuda_graphs, "_MOST_SIZES", 1)  # Others are computed as the loss is written.
+    eager, captured = ask_learner(False), ask_learner(False)
+    captured._gradient = CapturedGradient(captured._eager)
+    kept = []
+    for step, batch in enumerate(batches()):
+        if step == 5:
+            batch = next(batches(rows=3))
+        eager.env_steps = captured.env_steps = 10 * step
+        eager.step(batch)
+        kept.append(captured.step(batch).metrics["seen"])
+        assert flat(eager.networks).equal(flat(captured.networks)), step
+        assert eager._generator.get_state().equal(captured._generator.get_state())
+    assert torch.stack(kept).tolist() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
 
 
 def test_a_compiled_learner_resumes_exactly():
@@ -190,6 +308,11 @@ def test_auto_compiles_a_long_run_and_says_so(caplog):
 )
 def test_the_number_of_optimizer_steps_is_known(agent, steps):
     assert agent.for_program(ENVS).optimizer_steps(1_000) == steps
+
+
+def test_a_worker_on_the_cpu_has_no_graphs():
+    worker = A3C(A2CConfig(device="cuda", step_mode="cuda_graph")).for_worker(2)
+    assert (worker.config.device, worker.config.step_mode) == ("cpu", "eager")
 
 
 @pytest.mark.parametrize("mode", ["compile", "cuda_graph"])

@@ -285,12 +285,14 @@ def test_bfloat16_computes_the_loss_in_low_precision_and_keeps_the_parameters_in
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_on_a_gpu_a_step_does_not_wait_for_the_device_and_nothing_broken_is_published():
+@pytest.mark.parametrize("step_mode", ["eager", "cuda_graph"])
+def test_on_a_gpu_a_step_does_not_wait_for_the_device_and_nothing_broken_is_published(step_mode):
     def loss(networks, batch, context):
         value = networks.model(batch.data["x"]).square().mean()
         return LossOutput(value + torch.where(context.learner_steps == 3, math.nan, 0.0), {})
 
-    learner = make_learner(loss, device="cuda", max_gradient_norm=1.0, target_names=["model"])
+    settings = {"max_gradient_norm": 1.0, "target_names": ["model"], "step_mode": step_mode}
+    learner = make_learner(loss, device="cuda", **settings)
     batch = make_batch()
     on_device = Sample(
         Info(batch.info.key, torch.as_tensor(batch.info.probability).cuda()),

@@ -1,7 +1,5 @@
 """Modules that are quick to call: where torch's do more than call `forward`, these do it too."""
 
-import copy
-
 import pytest
 import torch
 from torch import nn
@@ -39,23 +37,6 @@ def test_hooks_and_parametrizations_count(change):
     torch.testing.assert_close(mlp(INPUTS), before / 2)
     if handle is not None:
         handle.remove()
-
-
-def replace(mlp, layers):
-    mlp.layers = layers
-
-
-def delete_first(mlp, layers):
-    del mlp.layers
-    mlp.layers = layers
-
-
-@pytest.mark.parametrize("way", [replace, delete_first, lambda mlp, layers: mlp.add_module("layers", layers)])
-def test_a_child_that_is_replaced_is_not_called_any_more(way):
-    mlp = MLP(3, (), 2)
-    way(mlp, nn.Sequential(nn.Linear(3, 7)))
-    assert mlp(INPUTS).shape == (2, 7) and list(mlp.state_dict()) == ["layers.0.weight", "layers.0.bias"]
-    assert copy.deepcopy(mlp).layers is not mlp.layers
 
 
 def test_other_parameters_for_one_call():

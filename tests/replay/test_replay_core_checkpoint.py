@@ -86,6 +86,11 @@ def test_continues_exactly(tmp_path, sampler):
     same(work(again, 11, seed=2), work(client, 11, seed=2))
 
 
+def test_a_restored_table_has_room_for_all_of_its_slots(tmp_path):
+    worked(tmp_path, steps=3, sampler="Uniform")
+    work(restored(tmp_path, sampler="Uniform"), 20, seed=2)
+
+
 @pytest.mark.parametrize("left", [0, 2])
 def test_streams_and_layouts_whose_items_are_gone(tmp_path, left):
     checkpointer = at(tmp_path)

@@ -38,13 +38,14 @@ class DeliveryMachine(RuleBasedStateMachine):
         self.client = make(sampler=kind(), size=size, limiter=limiter, times=turns)
         self.table, self.writer = self.client.tables["t"], self.client.batch_writer()
         self.live, self.spent = {}, {}  # value -> how often it was sampled
-        self.inserts = self.samples = self.next = 0
-        self.held = []  # [delivery, values, resets before]
+        self.inserts = self.samples = self.age = self.next = 0
+        self.born = {}  # value -> inserts before
+        self.held = []  # [delivery, values, their ages, resets before]
         self.resets = 0
         self.keys = {}
 
     def readers(self, value):
-        return sum(values.count(value) for _, values, _ in self.held)
+        return sum(values.count(value) for _, values, _, _ in self.held)
 
     def trim(self):
         while len(self.live) > self.size:
@@ -65,7 +66,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         values = range(self.next, self.next + n)
         fits = 0
         while fits < n and self.can_insert():
-            self.live[values[fits]] = 0
+            self.live[values[fits]], self.born[values[fits]] = 0, self.inserts
             self.inserts += 1
             self.trim()
             fits += 1
@@ -98,21 +99,26 @@ class DeliveryMachine(RuleBasedStateMachine):
         assert delivery.gather().data.tolist() == values
         assert delivery.info.times_sampled.tolist() == times
         assert delivery.info.table_size.tolist() == sizes
-        self.held.append((delivery, values, self.resets))
+        ages = [self.inserts - self.born[value] for value in values]
+        self.age += sum(ages)
+        self.held.append((delivery, values, ages, self.resets))
 
     @precondition(lambda self: self.held)
-    @rule(data=st.data(), used=st.booleans())
+    @rule(data=st.data(), used=st.sampled_from([None, 0, 1, 2]))
     def end(self, data, used):
+        """Gives all but the first `used` samples back; None releases all."""
         at = data.draw(st.integers(0, len(self.held) - 1))
-        delivery, values, resets = self.held.pop(at)
+        delivery, values, ages, resets = self.held.pop(at)
         assert delivery.gather().data.tolist() == values, "the rows stay"
-        end = self.table.release if used else self.table.give_back
-        for each in (end, self.table.give_back, self.table.release):
-            each(delivery)  # Only the first counts.
+        if used is not None:
+            self.table.give_back(delivery, used)
+        for each in (self.table.release, self.table.give_back):
+            each(delivery)  # Only the first call counts.
         if resets == self.resets:
-            if not used:
-                self.samples -= len(values)
-                for value in values:
+            if used is not None:
+                self.samples -= len(values[used:])
+                self.age -= sum(ages[used:])
+                for value in values[used:]:
                     if value in self.spent:
                         self.live[value] = self.spent.pop(value)
                     if value in self.live:
@@ -131,7 +137,7 @@ class DeliveryMachine(RuleBasedStateMachine):
     def reset(self):
         self.client.reset("t")
         self.live, self.spent = {}, {}
-        self.inserts = self.samples = 0
+        self.inserts = self.samples = self.age = 0
         self.resets += 1
 
     @invariant()
@@ -141,11 +147,12 @@ class DeliveryMachine(RuleBasedStateMachine):
         info = self.client.server_info()["t"]
         stats = info.rate_limiter_info
         assert info.current_size == len(self.live) == self.limiter.size
+        assert info.sampled_age == self.age
         assert (stats.insert_stats.completed, stats.sample_stats.completed) == (self.inserts, self.samples)
         assert self.client.can_sample("t", 1) == self.can_sample()
         assert self.client.can_insert("t", 1) == self.can_insert()
         if self.next:
-            held = {value for _, values, _ in self.held for value in values}
+            held = {value for _, values, _, _ in self.held for value in values}
             assert self.client.store.streams["s"].num_rows == len(held | set(self.live))
 
 
@@ -219,7 +226,8 @@ def test_an_interrupt_anywhere_leaves_a_whole_table_or_ends_it(name):
         writer, table = client.batch_writer(), client.tables["t"]
         keys = insert(client, range(7), range(1, 8), writer=writer)[2:]
         files = [f"tables/{name}.py" for name in ("items", "keys", "rate_limiters", "selectors", "table")]
-        files += ["local/client.py", "replay/writer.py", "replay/base.py", "tables/sum_tree.py"]
+        files += ["local/client.py", "tables/sum_tree.py"]
+        files += [f"replay/{name}.py" for name in ("base", "writer", "writers")]
         if not interrupt(lambda: use(client, writer, keys), at, *files):  # noqa: B023
             break
         at += 1

@@ -55,7 +55,8 @@ def test_distribution_after_many_changes(exponent):
     rng = np.random.default_rng(5)
     selector = selectors.Prioritized(exponent) if exponent else selectors.Uniform()
     selector.reserve(3000)
-    weights = np.zeros(3000)
+    weights = np.append(np.full(500, 0.5), np.zeros(2500))
+    selector.insert(np.arange(500), weights[:500], np.arange(3000))  # in order, as a table begins
     for _ in range(300):
         slots = rng.choice(3000, rng.integers(1, 100), replace=False)
         new, old = slots[weights[slots] == 0], slots[weights[slots] > 0]

@@ -14,8 +14,8 @@ from framework import replay
 from framework.replay import rate_limiters as rl
 from framework.replay import selectors
 from framework.replay.rows.layout import LayoutBuilder
-from framework.replay.tables.new_items import NewItems
 from framework.replay.tables.rate_limiters import INSERTERS, SAMPLERS
+from framework.replay.writers import NewItems
 
 
 def test_sample_info():

@@ -323,7 +323,8 @@ def test_an_interrupt_anywhere_leaves_a_client_that_works(use):
             "ahead": lambda: next(dataset),
             "write": create,
         }
-        files, at = ("replay/writer.py", "datasets/dataset.py", "zmq/sugar/socket.py", "launch/locks.py"), 0
+        files = ("replay/writer.py", "replay/writers.py", "datasets/dataset.py")
+        files, at = (*files, "zmq/sugar/socket.py", "launch/locks.py"), 0
         files += tuple(f"remote/{name}.py" for name in ("client", "connection", "writer"))
         while interrupt(uses[use], at, *files):
             at += 1

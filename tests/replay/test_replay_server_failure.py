@@ -17,6 +17,7 @@ from framework.datasets import Dataset
 from framework.replay.__main__ import main
 from framework.replay.client import ServedClient
 from framework.replay.remote.connection import ReplayConnection
+from framework.replay.sharded import ShardedClient
 from launch.rpc.sockets import CurveKeys
 
 
@@ -48,6 +49,27 @@ def _fetch_ahead(pipe, address):
     until(lambda: len(dataset._batches) == 3)
     pipe.send("ready")
     pipe.recv()
+
+
+def _keep_samples(pipe, addresses):
+    dataset = Dataset(ShardedClient(addresses), "t", 10)
+    for _ in range(10):
+        next(dataset)
+    pipe.send("ready")
+    pipe.recv()
+
+
+def test_a_killed_sampler_of_several_servers_keeps_no_samples(fork):
+    tables = table(), table()
+    with replay.Server([tables[0]]) as first, replay.Server([tables[1]]) as second:
+        for server in (first, second):
+            write(server.localhost_client().batch_writer(), 50)
+        child = fork(_keep_samples, [first.address, second.address])
+        child.word()
+        assert sum(each.rate_limiter.samples for each in tables) > 100
+        child.kill()
+        until(lambda: all((each._items.times == each._items.done).all() for each in tables))
+        assert sum(each.rate_limiter.samples for each in tables) <= 100
 
 
 def test_a_killed_sampler_pins_no_rows_and_its_reservations_return(fork):

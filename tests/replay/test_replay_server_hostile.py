@@ -25,14 +25,14 @@ ODD = [*NUMBERS, *OTHERS, *ARRAYS]
 LAYOUT = [[["s", 1, False]], [["x", 0, False, False]], [["dict", ["x"], [None]]]]
 ITEM = ["t", 0, np.array([[0]]), None, np.array([1], np.uint64), None, None]
 INSERT = {"layouts": [[0, LAYOUT]], "write": [], "items": [ITEM], "release": [], "lease": {}}
-SAMPLE = {"table": "t", "n": 3, "timeout": 0.01, "local": False, "hold": False, "pad": False}
+SAMPLE = {"table": "t", "n": 3, "least": 2, "timeout": 0.01, "local": False, "hold": False, "pad": False}
 MESSAGES = {
     "hello": {"protocol": wire.PROTOCOL},
     "declare": {"name": "s", "stream": None, "columns": {"x": [[], "<i8"]}},
     "lease": {"stream": "s", "n": 4},
     "insert": INSERT,
     "sample": SAMPLE,
-    "give_back": {"deliveries": [1]},
+    "give_back": {"deliveries": [1], "used": 0},
     "mutate": {"table": "t", "arguments": [np.arange(2), np.ones(2), np.arange(0)]},
     "reset": {"table": "other", "arguments": []},
     "can_sample": {"table": "t", "arguments": [1]},

@@ -149,15 +149,94 @@ def test_servers_that_sample_differently(shards):
         client.sample_batch("t", 1, timeout=60)
 
 
-def test_a_dataset_over_shards_counts_exactly(shards):
-    client = shards(table(), table())
+def sampled(client):
+    return client.server_info()["t"].rate_limiter_info.sample_stats.completed
+
+
+@pytest.mark.parametrize("served", [True, False])
+@pytest.mark.parametrize("prefetch", [0, 1, 3, None])
+def test_a_dataset_over_shards_counts_exactly(shards, served, prefetch):
+    client = shards(table(), table(), served=served)
     for first in (0, 50):
         write(client.batch_writer(), list(range(first, first + 50)))
-    with Dataset(client, "t", 64, prefetch=3) as dataset:
-        seen = [next(dataset) for _ in range(4)]
-        dataset.update_priorities(seen[-1].info.key, np.full(64, 9.0))
-    assert client.server_info()["t"].rate_limiter_info.sample_stats.completed == 256
+    with Dataset(client, "t", 64, prefetch=prefetch) as dataset:
+        for taken in range(1, 21):
+            seen = next(dataset)
+            assert sampled(client) <= 64 * (taken + (16 if prefetch is None else prefetch))
+        dataset.update_priorities(seen.info.key, np.full(64, 9.0))
+    assert sampled(client) == 64 * 20
     assert client.sample_batch("t", 500).info.priority.max() == 9
+
+
+@pytest.mark.parametrize(
+    "sizes, uint8s, messages", [((10, 30, 60), 1, (20, 60)), ((10, 30, 60), 10_000, (300, 320))]
+)
+def test_a_message_brings_samples_for_several_batches(sizes, uint8s, messages):
+    """Unless the items are large. They are drawn from all servers, in proportion to their sizes."""
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(replay.Server([table()])) for _ in sizes]
+        client = ShardedClient([ServedClient(server.address) for server in servers], seed=0)
+        writers = sorted([client.batch_writer() for _ in sizes], key=lambda writer: writer.shard)
+        values = np.arange(sum(sizes))
+        for writer, mine in zip(writers, np.split(values, np.cumsum(sizes)[:-1]), strict=True):
+            write_columns(writer, {"x": mine, "y": np.zeros((len(mine), uint8s), np.uint8)}, "t")
+            writer.flush()
+        before, counts = sum(server.messages for server in servers), np.zeros(len(values))
+        with Dataset(client, "t", 200) as dataset:
+            for _ in range(100):
+                sample = next(dataset)
+                counts += np.bincount(sample.data["x"], minlength=len(values))
+                np.testing.assert_allclose(sample.info.probability, 1 / len(values))
+                assert (
+                    sample.data["y"].shape == (200, uint8s) and (sample.info.table_size == len(values)).all()
+                )
+                keys = sample.info.key >> np.uint64(56)
+                np.testing.assert_array_equal(
+                    keys, np.searchsorted(np.cumsum(sizes), sample.data["x"], "right")
+                )
+            assert messages[0] <= sum(server.messages for server in servers) - before <= messages[1]
+        expected = counts.sum() / len(values)
+        assert ((counts - expected) ** 2 / expected).sum() < 160  # chi² with 99 degrees of freedom: 1e-4
+        client.close()
+
+
+def test_shares_of_what_is_fetched_ahead_follow_the_priorities(shards):
+    client = shards(by_priority(), by_priority())
+    keys = [write(client.batch_writer(), list(range(100)), np.full(100, 1.0)) for _ in range(2)]
+    with Dataset(client, "t", 100, prefetch=4) as dataset:
+        for _ in range(8):
+            next(dataset)
+        for priority, share, probability in ((0.0, 0.0, 0.01), (1.0, 0.5, 0.005)):
+            client.update_priorities("t", keys[0], np.full(100, priority))
+            late = [next(dataset).info for _ in range(64)][40:]
+            of_first = [np.mean(info.key >> np.uint64(56) == keys[0][0] >> np.uint64(56)) for info in late]
+            assert np.mean(of_first) == pytest.approx(share, abs=0.06)
+            np.testing.assert_allclose([info.probability for info in late], probability)
+
+
+@pytest.mark.parametrize("prefetch", [2, None])
+def test_queues_lose_nothing_to_a_dataset(shards, prefetch):
+    client = shards(*[replay.Table.queue("t", 100) for _ in range(2)])
+    for first in (0, 50):
+        write(client.batch_writer(), list(range(first, first + 50)))
+    seen = []
+    for batches in (3, 7):
+        with Dataset(client, "t", 10, prefetch=prefetch, rate_limiter_timeout=20) as dataset:
+            seen += [next(dataset).data["x"] for _ in range(batches)]
+    assert sorted(np.concatenate(seen)) == list(range(100))
+
+
+def test_a_batch_that_is_not_to_be_had_leaves_no_sample_counted(shards):
+    """One server gives its part, the other does not, or has another error."""
+    limiter = replay.rate_limiters.RateLimiter(1.0, 1, 5.0, 1e9)
+    limited = replay.Table("t", replay.selectors.Uniform(), replay.selectors.Fifo(), 100, limiter)
+    client = shards(limited, limited.replace())
+    for values in (range(10), range(10)):
+        write(client.batch_writer(), list(values))
+    with pytest.raises(replay.DeadlineExceededError):
+        client.sample_batch("t", 11, timeout=0.2)
+    assert sampled(client) == 0
+    assert len(client.sample_batch("t", 10, timeout=20).info.key) == sampled(client) == 10
 
 
 def test_empty_shards_are_waited_for(shards):

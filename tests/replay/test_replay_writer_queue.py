@@ -166,7 +166,7 @@ def test_a_writer_that_is_dropped_with_the_object_that_stages_for_it_is_ended():
     assert client.sample_batch("a", 1, timeout=10).data.tolist() == [7]
     assert not client.can_sample("a")
     assert client.store.stream("s").num_rows == 0
-    assert not client.store.writers.dropped
+    assert not client.writers.dropped
 
 
 @pytest.mark.parametrize("connect", ["embedded", "remote"], indirect=True)

@@ -99,7 +99,8 @@ class ConnectedEnvironment(BatchedEnvironment):
         # Bounds are not checked: environments of gymnasium often leave theirs.
         for field, check in self._checks.items():
             check(getattr(timestep, field))
-        self._check_mask(step_type, timestep.observation)
+        if self._check_mask.has_mask:
+            self._check_mask(step_type, timestep.observation)
         return timestep
 
     def _set_spec(self, data: object, spec: specs.EnvironmentSpec) -> None:

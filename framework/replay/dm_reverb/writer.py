@@ -35,10 +35,9 @@ from framework.replay.errors import (
 )
 from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import RowStore
-from framework.replay.tables.new_items import NewItems
 from framework.replay.types import ByName, TableInfo, check_priorities
 from framework.replay.writer import BatchWriter
-from framework.replay.writers import Writers
+from framework.replay.writers import NewItems, Writers
 from framework.types import Nest
 
 # Seconds to wait for a server of another process to start, including TensorFlow's import.

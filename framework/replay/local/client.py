@@ -29,11 +29,11 @@ from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBl
 from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import RowStore
 from framework.replay.tables.items import Delivery
-from framework.replay.tables.new_items import NewItems, joined
 from framework.replay.tables.rate_limiters import SAMPLERS
 from framework.replay.tables.table import Table
 from framework.replay.types import ByName, PaddedSample, ReplaySample, TableInfo
 from framework.replay.writer import BatchWriter
+from framework.replay.writers import NewItems, Writers, joined
 from launch.rpc import sockets
 
 # The clients of the servers of this process, by address: their tables need no messages.
@@ -73,8 +73,9 @@ class LocalClient(BaseClient):
         self.store = store or RowStore()
         self.tables = ByName(zip(names, tables, strict=True))
         self.checkpointer = checkpointer
+        self.writers = Writers()
         for table in tables:
-            table.attach(self.store, concurrent)
+            table.attach(self.store, concurrent, self.writers.show)
         self._interrupted = False
         self._writers: weakref.WeakSet[LocalWriter] = weakref.WeakSet()
         #: Where clients of other processes find these tables; set by `Server`.
@@ -109,9 +110,9 @@ class LocalClient(BaseClient):
 
     def batch_writer(self, max_in_flight_items: int | None = None) -> LocalWriter:
         """Returns a writer for B envs; see `BatchWriter`."""
-        self.store.writers.end_dropped()  # It shows none: a priority function may wait for the new one.
+        self.writers.end_dropped()  # It shows none: a priority function may wait for the new one.
         writer = LocalWriter(self, max_in_flight_items)
-        self.store.writers.add(writer)
+        self.writers.add(writer)
         self._writers.add(writer)
         return writer
 
@@ -208,10 +209,13 @@ class LocalWriter(BatchWriter):
     _held_back = 32
 
     def __init__(self, client: LocalClient, max_in_flight_items: int | None = None):
-        writers, has_room = client.store.writers, lambda table, n: client.tables[table].can_insert(n)
-        super().__init__(client.store, max_in_flight_items, writers, has_room)
+        super().__init__(
+            client.store,
+            max_in_flight_items,
+            client.writers,
+            lambda table, n: client.tables[table].can_insert(n),
+        )
         self._tables = client.tables
-        self._rows = client.store
         self._concurrent = client.concurrent
         self._interrupted = client.is_interrupted
         self._held_back = min(self._held_back, self._max_in_flight)
@@ -269,13 +273,13 @@ class LocalWriter(BatchWriter):
         if self.num_pending:
             self._releases.append((self._created, stream, rows.copy()))
         else:
-            self._rows.streams[stream].release(rows)
+            self._store.streams[stream].release(rows)
 
     def _release_rows(self, done: int) -> None:
         """Releases the rows to which only the first `done` items may refer."""
         while self._releases and self._releases[0][0] <= done:
             _, stream, rows = self._releases.popleft()
-            self._rows.streams[stream].release(rows)
+            self._store.streams[stream].release(rows)
 
     def _wait(self, timeout: float | None, keep: int) -> None:
         if 0 < self.num_pending <= keep:  # those go in with others, or when a table is read

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,7 +19,13 @@ from framework import nest as nests
 from framework.replay.base import BaseClient, BaseSource
 from framework.replay.contracts import Source
 from framework.replay.errors import DeadlineExceededError, ServerClosed
-from framework.replay.remote.connection import LAST_WORDS_S, ConnectionPool, ReplayConnection, SessionLost
+from framework.replay.remote.connection import (
+    LAST_WORDS_S,
+    Asked,
+    ConnectionPool,
+    ReplayConnection,
+    SessionLost,
+)
 from framework.replay.remote.writer import ServedWriter
 from framework.replay.rows.layout import Binding, Layout, gather
 from framework.replay.types import PaddedSample, ReplaySample, SampleInfo, TableInfo
@@ -36,6 +43,9 @@ class ServedSource(BaseSource):
       client: the client; before each draw, its writers insert what they have created.
       connection: a connection of this source only.
       hold: whether samples are given back if the session ends before they are released.
+
+    Attributes:
+      told: what `Table.weight` was after the last draw with `least`.
     """
 
     _client: RemoteClient
@@ -44,48 +54,90 @@ class ServedSource(BaseSource):
         self._client = client
         self._connection = connection
         self._hold = hold
+        self.told: tuple[float, int, int] | None = None
 
     def draw(
         self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
     ) -> tuple[ReplaySample | PaddedSample, tuple[int, int | None]]:
+        samples, drawn = self.answer(self.ask(table, n, timeout, pad), out)
+        return samples[0], drawn
+
+    def ask(self, table: str, n: int, timeout: float | None, pad: bool, least: int | None = None) -> _Draw:
         self._client.writers.show()
+        message = {"op": "sample", "table": table, "n": n, "least": least, "hold": self._hold, "pad": pad}
+        return message, timeout, self._connection.ask(message, timeout, wait=True)
+
+    def answer(self, asked: _Draw, out: list[Any] | None) -> tuple[list[Any], tuple[int, int | None]]:
         connection, hold, drawn = self._connection, self._hold, (-1, None)
+        message, timeout, sent = asked
+        table, pad = message["table"], message["pad"]
         try:
-            message = {"op": "sample", "table": table, "n": n, "hold": hold, "pad": pad}
-            answer = connection.call(message, timeout, wait=True)
+            answer = connection.call(message, timeout, True, sent)
             drawn = connection.session, answer.get("delivery")
+            self.told = answer.get("weight")
             info = SampleInfo(*[array.copy() for array in answer["info"]])
             layouts, mapped = connection.layouts, connection.mapped
             if mapped.local:
-                for number, description, files in answer["define"]:
-                    for file in files:
-                        mapped.column(*file)
-                    # A mapped store has what a binding gathers from.
-                    layouts[number] = Binding(Layout.from_wire(description), mapped, table)  # type: ignore[arg-type]
+                self._define(table, answer)
                 parts = [(layouts[part[0]], *part[1:]) for part in answer["parts"]]
-                return gather(table, info, parts, out, pad), drawn
+                return [gather(table, info, parts, out, pad)], drawn
             pack = nests.packer(answer["structure"])
             leaves = [
                 _into(array, None if out is None else out[at]) for at, array in enumerate(answer["leaves"])
             ]
             if pad:
                 lengths = [None if each is None else _into(each, None) for each in answer["lengths"]]
-                return PaddedSample(info, pack(leaves), pack(lengths)), drawn
-            return ReplaySample(info, pack(leaves)), drawn
+                return [PaddedSample(info, pack(leaves), pack(lengths))], drawn
+            return [ReplaySample(info, pack(leaves))], drawn
         except BaseException as error:
             connection.end_if_interrupted(error)
             (self.give_back if hold else self.release)(drawn)
             raise
+
+    def _define(self, table: str, answer: dict[str, Any]) -> None:
+        """Binds the layouts that the server defines in an answer, once in each session."""
+        mapped = self._connection.mapped
+        for number, description, files in answer["define"]:
+            for file in files:
+                mapped.column(*file)
+            # A mapped store has what a binding gathers from.
+            binding = Binding(Layout.from_wire(description), mapped, table)  # type: ignore[arg-type]
+            self._connection.layouts[number] = binding
 
     def release(self, drawn: tuple[int, int | None]) -> None:
         session, delivery = drawn
         if session == self._connection.session and delivery is not None:
             self._connection.done.append(delivery)
 
-    def give_back(self, drawn: tuple[int, int | None]) -> None:
+    def give_back(self, drawn: tuple[int, int | None], used: int = 0) -> None:
+        """See `Source`; the first `used` samples of the draw are not given back."""
         session, delivery = drawn
         if session == self._connection.session:  # one that has ended has given everything back
-            self._tell({"op": "give_back", "deliveries": [delivery]})
+            self._tell({"op": "give_back", "deliveries": [delivery], "used": used})
+
+    def drop(self, asked: _Draw) -> None:
+        sent = asked[2]
+        if sent is None:
+            return
+        with contextlib.suppress(
+            Exception
+        ):  # Then it has nothing to give back: it is canceled, or has failed.
+            self._connection.post({"op": "cancel"})
+            soon = time.monotonic() + LAST_WORDS_S
+            answer = self._connection.answer(sent._replace(deadline=soon, watch=False))
+            self._define(asked[0]["table"], answer)
+            self.give_back((sent.session, answer["delivery"]))
+
+    def weight(self, table: str) -> Callable[[], tuple[float, int, int]]:
+        self._client.writers.show()
+        message = {"op": "weight", "table": table, "arguments": []}
+        sent = self._connection.ask(message)
+
+        def answer() -> tuple[float, int, int]:
+            total, count, allowed = self._connection.call(message, asked=sent)["value"]
+            return total, count, allowed
+
+        return answer
 
     def interrupt(self) -> None:
         self._connection.wake.set()
@@ -101,6 +153,8 @@ class ServedSource(BaseSource):
             self._connection.request(message, timeout=LAST_WORDS_S)
 
 
+# The message of a draw, its timeout, and the request, if there was a session.
+_Draw = tuple[dict[str, Any], float | None, Asked | None]
 _Client = TypeVar("_Client", bound="RemoteClient")
 
 
@@ -162,11 +216,6 @@ class RemoteClient(ConnectionPool, BaseClient):
     def _call_table(self, table: str, method: str, *arguments: Any) -> Any:
         plain = [each if isinstance(each, int) else np.asarray(each) for each in arguments]
         return self._call({"op": method, "table": table, "arguments": plain})["value"]
-
-    def weight(self, table: str) -> tuple[float, int, int]:
-        """See `LocalClient.weight`."""
-        total, count, allowed = self._call_table(table, "weight")
-        return total, count, allowed
 
     def server_info(self, timeout: float | None = None) -> dict[str, TableInfo]:
         """Returns a description of each table; `DeadlineExceededError` if no answer comes in time."""

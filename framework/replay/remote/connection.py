@@ -19,7 +19,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import zmq
 
@@ -51,6 +51,24 @@ class Interrupted(ServerClosed):
 
     def __init__(self) -> None:
         super().__init__("this client was interrupted: its program stops")
+
+
+class Asked(NamedTuple):
+    """A request that was sent.
+
+    Attributes:
+      session: the number of its session.
+      number: the number of the message.
+      deadline: when the server must have answered; None for no limit.
+      wait: whether a rate limiter may hold it back.
+      watch: whether an interrupt ends the wait for the answer.
+    """
+
+    session: int
+    number: int
+    deadline: float | None
+    wait: bool
+    watch: bool
 
 
 class ReplayConnection:
@@ -219,12 +237,25 @@ class ReplayConnection:
             while self._receive(until, watch):
                 until, watch = 0.0, False  # only those that have arrived
 
+    def ask(self, message: dict[str, Any], timeout: float | None = None, wait: bool = False) -> Asked | None:
+        """Sends a request whose answer `call` then waits for; returns None if there is no session."""
+        with contextlib.suppress(SessionLost):
+            if self.is_open:
+                message["local"] = self.mapped.local
+                return self._send(message, timeout, wait)
+        return None
+
     def call(
-        self, message: dict[str, Any], timeout: float | None = None, wait: bool = False
+        self,
+        message: dict[str, Any],
+        timeout: float | None = None,
+        wait: bool = False,
+        asked: Asked | None = None,
     ) -> dict[str, Any]:
         """Makes a `request`, in a new session if none is open or if the connection ends before the answer.
 
-        Adds the field `local`: whether this process reads rows in place.
+        Adds the field `local`: whether this process reads rows in place. `asked` is what `ask` has returned
+        for the same arguments, if that was called before.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         lost = 0  # sessions in a row that ended at once
@@ -232,6 +263,9 @@ class ReplayConnection:
             begin = time.monotonic()
             left = None if deadline is None else max(0.0, deadline - begin)
             with contextlib.suppress(SessionLost):
+                if asked is not None:
+                    sent, asked = asked, None
+                    return self.answer(sent)
                 if not self.is_open:
                     # A call with timeout 0 waits a moment for the server, too: it may be about to start.
                     self.open(None if left is None else left + 1.0)
@@ -263,6 +297,9 @@ class ReplayConnection:
           SessionLost: the connection ended before the answer.
           Whatever the server answered: see `unpack_error`.
         """
+        return self.answer(self._send(message, timeout, wait))
+
+    def _send(self, message: dict[str, Any], timeout: float | None, wait: bool) -> Asked:
         # An interrupt ends waits only: a program that stops still writes its last checkpoint and metrics.
         watch = wait and not self.wake.is_set
         if wait:
@@ -272,7 +309,17 @@ class ReplayConnection:
             limit = _GRACE_S if timeout is None else timeout
         deadline = None if limit is None else time.monotonic() + limit
         try:
-            number = self.post(message)
+            return Asked(self.session, self.post(message), deadline, wait, watch)
+        except BaseException as error:
+            self.end_if_interrupted(error)
+            raise
+
+    def answer(self, asked: Asked) -> dict[str, Any]:
+        """Waits for the answer to a request; see `request` for the errors."""
+        session, number, deadline, wait, watch = asked
+        if session != self.session:
+            raise SessionLost
+        try:
             while number not in self.answers:
                 try:
                     if not self._receive(deadline, watch):

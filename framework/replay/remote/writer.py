@@ -32,14 +32,12 @@ from framework.replay.errors import (
     UnknownTableError,
 )
 from framework.replay.remote.connection import LAST_WORDS_S, Interrupted, ReplayConnection, SessionLost
-from framework.replay.rows.held import HeldRows
 from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import ColumnSpec, bytes_of
-from framework.replay.tables.new_items import NewItems, joined
 from framework.replay.types import check_priorities
 from framework.replay.wire import MAX_LAYOUTS, unpack_error
 from framework.replay.writer import BatchWriter
-from framework.replay.writers import Writers
+from framework.replay.writers import HeldRows, NewItems, Writers, joined
 
 # While this many messages wait at the server, single items wait for others longer.
 _MAX_MESSAGES = 64
@@ -146,17 +144,15 @@ class ServedWriter(BatchWriter):
     def _send_rows(self, held: HeldRows, rows: np.ndarray, arrays: Mapping[str, np.ndarray]) -> None:
         copies = {held.names[name]: array.copy() for name, array in arrays.items()}
         self._written.append([held.stream, rows, copies])
-        self._fill(sum(array.nbytes + _ARRAY_BYTES for array in copies.values()) / _SEND_BYTES)
-
-    def _fill(self, share: float) -> None:
-        """Notes that the message has more in it; sends it once it is full."""
-        self._filled += share
+        self._filled += sum(array.nbytes + _ARRAY_BYTES for array in copies.values()) / _SEND_BYTES
         if self._filled >= 1.0:
             self._push()
 
     def _free(self, stream: str, rows: np.ndarray) -> None:
         self._released.append((stream, rows.copy()))
-        self._fill(len(rows) / _SEND_ROWS)
+        self._filled += len(rows) / _SEND_ROWS
+        if self._filled >= 1.0:
+            self._push()
 
     # --- items ---
 

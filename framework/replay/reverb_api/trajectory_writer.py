@@ -27,7 +27,7 @@ import numpy as np
 from framework import nest as nests
 from framework.replay import contracts
 from framework.replay.reverb_api.columns import ColumnHistory, TrajectoryColumn, WrittenStep, WrittenSteps
-from framework.replay.tables.new_items import MAX_EPISODES
+from framework.replay.writers import MAX_EPISODES
 from framework.types import Nest
 
 # As in Reverb, `create_item` practically never waits: this many items may wait for room.

@@ -13,6 +13,7 @@ from framework.replay.errors import StoreFullError
 # Python has the flag since 3.13. The number is Linux's; on macOS the flag has no effect.
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 _HUGE_PAGE = 2 << 20
+_SMALL = 1 << 14  # bytes of an array that is no matter of pages
 
 
 def zeros(shape: tuple[int, ...], dtype: np.dtype, huge: bool) -> np.ndarray:
@@ -25,6 +26,8 @@ def zeros(shape: tuple[int, ...], dtype: np.dtype, huge: bool) -> np.ndarray:
     """
     count = int(np.prod(shape))
     size = max(1, count * dtype.itemsize)
+    if size <= _SMALL:
+        return np.zeros(shape, dtype)
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
     if huge and size >= _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)

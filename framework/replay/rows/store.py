@@ -27,7 +27,6 @@ import numpy as np
 from framework.replay.errors import StoreFullError
 from framework.replay.rows.allocator import Allocator, zeros
 from framework.replay.rows.compression import CompressedColumn
-from framework.replay.writers import Writers
 
 # Bytes of addresses of one stream of wide rows: more than a machine has memory, but far less than the 128 TiB
 # of addresses that a process has, and less than the largest file of some file systems. After each
@@ -42,11 +41,12 @@ ColumnSpec = tuple[tuple[int, ...], Any]
 def grown(array: np.ndarray, size: int, to: int | None = None) -> np.ndarray:
     """Returns `array`, or a copy with zeros at its end if it has less than `size` entries.
 
-    The copy has `to` entries, or at least twice as many as before.
+    The copy has `to` entries, or at least eight times as many as before: those that are not used take no
+    memory.
     """
     if size <= len(array):
         return array
-    to = max(size, 2 * len(array)) if to is None else to
+    to = max(size, 8 * len(array)) if to is None else to
     longer = zeros((to, *array.shape[1:]), array.dtype, huge=True)
     longer[: len(array)] = array
     return longer
@@ -313,7 +313,6 @@ class RowStore:
     Attributes:
       streams: by name.
       num_bytes: physical memory reserved for rows, in bytes.
-      writers: the writers of this process.
     """
 
     def __init__(
@@ -333,7 +332,6 @@ class RowStore:
         self.compress = tuple(compress)
         self.streams: dict[str, Stream] = {}
         self.num_bytes = 0
-        self.writers = Writers()
         self._numbers = itertools.count(2)
         self._has_dropped = False
         self._claims = threading.RLock()  # around the locks of the streams

@@ -14,9 +14,9 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from framework.replay.errors import StoreFullError
-from framework.replay.rows.held import HeldRows
 from framework.replay.rows.store import ColumnSpec, RowStore, bytes_of
 from framework.replay.tables.table import Table
+from framework.replay.writers import HeldRows
 
 MAX_COLUMNS, MAX_ALL_COLUMNS = 1 << 12, 1 << 13  # declared by one client, and by all
 MAX_NAME = 1 << 10  # characters in the name of a stream or a column

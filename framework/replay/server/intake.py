@@ -57,6 +57,7 @@ class Intake:
     Attributes:
       cut: number of connections that were closed.
       peers: the connections to look at, by ZeroMQ's descriptor.
+      heard: the descriptors whose messages came since the last look.
     """
 
     def __init__(self, address: str, max_bytes: int, watches: bool) -> None:
@@ -65,7 +66,7 @@ class Intake:
         self._max_bytes = max_bytes
         self._watches = watches and sys.platform == "linux"
         self.peers: dict[int, _Peer] = {}
-        self._heard: set[int] = set()  # their messages came since the last look
+        self.heard: set[int] = set()
 
     def note(self, event: int, descriptor: int) -> None:
         """Takes an event of the socket's monitor."""
@@ -73,13 +74,6 @@ class Intake:
             self.peers.pop(descriptor, None)
         elif self._watches:
             self.peers[descriptor] = _Peer(_memory())
-
-    def hear(self, frame: zmq.Frame) -> int:
-        """Notes a message, of which this is a frame; returns ZeroMQ's descriptor of its connection."""
-        descriptor = int(frame.get(zmq.SRCFD))
-        if self._watches:
-            self._heard.add(descriptor)
-        return descriptor
 
     def look(self) -> None:
         """Closes the connections whose messages are too large."""
@@ -94,7 +88,7 @@ class Intake:
                 received = int(struct.unpack_from("=Q", info, _OFFSET)[0]) if known else None
             if received is None:  # Its end will be an event.
                 continue
-            if descriptor in self._heard:
+            if descriptor in self.heard:
                 peer.begin = received
             size = received - peer.begin
             if size <= _HANDSHAKE:
@@ -103,7 +97,7 @@ class Intake:
                 self.close(descriptor, f"a message of more than {size} bytes")
             else:
                 arriving[descriptor] = size
-        self._heard.clear()
+        self.heard.clear()
         while sum(arriving.values()) > 4 * self._max_bytes:
             largest = max(arriving, key=lambda descriptor: arriving[descriptor])
             self.close(largest, f"with others, messages of more than {sum(arriving.values())} bytes")

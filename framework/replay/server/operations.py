@@ -10,9 +10,10 @@ Every message has an `op`, and an `id` if it is to be answered. The operations a
 - `insert`: `layouts [[number, layout]]`, `write [[stream, rows, {column: array}]]`, `items [[table, layout,
   index, lengths, keys, priorities, episodes]]`, `release [[stream, rows]]`, `lease {stream: n}` → `rows
   {stream: rows}`, once all items are in their tables. The inserts of one client are carried out in order.
-- `sample`: `table`, `n`, `timeout`, `local`, `hold`, `pad` → `info`, and `define` and `parts` (rows) or
-  `structure`, `leaves`, and `lengths` (arrays), and `delivery` if the client has to end it.
-- `give_back`: `deliveries` that were not used.
+- `sample`: `table`, `n`, `least`, `timeout`, `local`, `hold`, `pad` → `info`, and `define` and `parts` (rows)
+  or `structure`, `leaves`, and `lengths` (arrays), and `delivery` if the client has to end it. If there is a
+  `least`, it waits for so many samples only, and the answer has `weight`; see `Table.weight`.
+- `give_back`: `deliveries` that were not used, but for the first `used` samples of each.
 - `mutate`, `reset`, `can_sample`, `can_insert`, `weight`: `table`, `arguments` of that method of `Table` →
   `value`.
 - `sync`: nothing → `inserted`, how many items of this client are in tables. The answer comes after the
@@ -39,16 +40,15 @@ import numpy as np
 from framework import nest as nests
 from framework.replay import wire
 from framework.replay.errors import DeadlineExceededError, StoreFullError
-from framework.replay.rows.held import check_held
 from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import RowStore
 from framework.replay.server.holdings import Held, Holdings
 from framework.replay.shm import Proof, SharedMemory
 from framework.replay.tables.items import Delivery
-from framework.replay.tables.new_items import MAX_EPISODES, NewItems
 from framework.replay.tables.rate_limiters import INSERTERS, SAMPLERS
 from framework.replay.tables.table import Table
 from framework.replay.types import ByName, PaddedSample
+from framework.replay.writers import MAX_EPISODES, NewItems, check_held
 
 # What one request may ask for: rows, samples, and bytes of arrays in one answer.
 _MAX_LEASE = 1 << 20
@@ -88,12 +88,15 @@ class ClientSession:
     unwritten: dict[str, set[int]] = dataclasses.field(default_factory=dict)
     inserted: int = 0
 
-    def end(self, numbers: Iterable[int], give_back: bool) -> None:
-        """Ends deliveries; unknown numbers are ignored."""
+    def end(self, numbers: Iterable[int], give_back: bool, used: int = 0) -> None:
+        """Ends deliveries; unknown numbers are ignored. The first `used` samples are not given back."""
         for number in numbers:
             if number in self.deliveries:
                 table, delivery, _ = self.deliveries.pop(number)
-                (table.give_back if give_back else table.release)(delivery)
+                if give_back:
+                    table.give_back(delivery, used)
+                else:
+                    table.release(delivery)
 
 
 @dataclasses.dataclass(eq=False)
@@ -320,23 +323,30 @@ class Operations:
 
     def give_back(self, session: ClientSession, message: dict[str, Any]) -> Reply:
         """Undoes draws whose samples were not used."""
-        session.end(message["deliveries"], True)
+        used = _number("used", message.get("used", 0), 0, _MAX_SAMPLES)
+        session.end(message["deliveries"], True, used)
         return {}
 
     def sample(self, session: ClientSession, message: dict[str, Any]) -> Request:
         """Draws samples."""
         table, n = self._tables[message["table"]], _number("n", message["n"], 1, _MAX_SAMPLES)
+        least = n if message.get("least") is None else _number("least", message["least"], 1, n)
         delivery = Delivery(table.name)
-        steps = self._sample(session, message, table, n, delivery)
-        return Request(("sample", table.name), message["timeout"], steps, {table}, SAMPLERS, n, delivery)
+        steps = self._sample(session, message, table, (n, least), delivery)
+        return Request(("sample", table.name), message["timeout"], steps, {table}, SAMPLERS, least, delivery)
 
     def _sample(
-        self, session: ClientSession, message: dict[str, Any], table: Table, n: int, delivery: Delivery
+        self,
+        session: ClientSession,
+        message: dict[str, Any],
+        table: Table,
+        sizes: tuple[int, int],
+        delivery: Delivery,
     ) -> Steps:
-        """Draws the samples of a new delivery as the rate limiter of their table allows."""
+        """Draws the samples of a new delivery, at most and at least `sizes`, as the rate limiter allows."""
         try:
-            got = 0
-            while not table.draw(n, delivery):
+            got, (n, least) = 0, sizes
+            while not table.draw(n, delivery) and len(delivery.slots) < least:
                 if len(delivery.slots) > got:
                     self.wake()  # a large request lets others in between its draws
                 got = len(delivery.slots)
@@ -345,12 +355,15 @@ class Operations:
                 num_bytes = max(part[0].item_bytes for part in delivery.parts) * len(delivery.slots)
                 if num_bytes > _MAX_ANSWER_BYTES:
                     raise ValueError(
-                        f"table {table.name!r}: got a request for {n} samples of {num_bytes} bytes, expected "
-                        f"at most {_MAX_ANSWER_BYTES} bytes. Ask for smaller batches."
+                        f"table {table.name!r}: got a request for {len(delivery.slots)} samples of "
+                        f"{num_bytes} bytes, expected at most {_MAX_ANSWER_BYTES} bytes. Ask for smaller "
+                        "batches."
                     )
                 while not self.has_room(num_bytes):
                     yield from _wait(table, SAMPLERS)
             reply = self._describe(session, message, table, delivery)
+            if message.get("least") is not None:
+                reply["weight"] = table.weight()
         except BaseException:
             table.give_back(delivery)
             raise

@@ -214,7 +214,8 @@ class Service:
             connection is closed.
         """
         frames = [self._socket.recv(copy=False)]
-        descriptor = self._intake.hear(frames[0])
+        descriptor = int(frames[0].get(zmq.SRCFD))
+        self._intake.heard.add(descriptor)
         while frames[-1].more and len(frames) <= wire.MAX_ARRAYS:
             frames.append(self._socket.recv(copy=False))
         excess = frames[-1].more

@@ -11,10 +11,10 @@ from framework.replay.rows.allocator import zeros
 from framework.replay.rows.layout import Bindings, Part, gather
 from framework.replay.rows.store import grown, span
 from framework.replay.tables.keys import KeyMap
-from framework.replay.tables.new_items import NewItems
 from framework.replay.tables.rate_limiters import RateLimiter
 from framework.replay.tables.selectors import Fifo, Selector
 from framework.replay.types import PaddedSample, ReplaySample, SampleInfo
+from framework.replay.writers import NewItems
 
 # Items that have left the table keep their slots and rows until their readers are done: `SPENT` ones had
 # their last turn, which may be given back; `GONE` ones were removed.
@@ -22,7 +22,7 @@ FREE, LIVE, SPENT, GONE = 0, 1, 2, 3
 
 _ONE = np.array(1, np.int32)  # numpy takes several times longer to convert a scalar
 _MAX_PICK = 64  # Samples drawn at once where some may be taken back, because an item has left before them.
-# Those of which there is one for each item, and those with several columns.
+# The first group has one number for each item, the second one several columns.
 _ARRAYS = ("state", "keys", "priorities", "times", "done", "stamps")
 _WIDE = ("layouts", "episodes", "index", "lengths")
 
@@ -78,8 +78,11 @@ class Items:
         self.grow(1024)
 
     def grow(self, size: int) -> None:
-        """Makes room for `size` slots, or for twice as many as before, as far as the table may hold them."""
-        size = max(size, min(2 * len(self.state), self.max_size))
+        """Makes room for `size` slots, or for eight times as many as before, as far as the table holds them.
+
+        Memory is taken when a slot is used for the first time.
+        """
+        size = max(size, min(8 * len(self.state), self.max_size))
         for name in (*_ARRAYS, *_WIDE):
             setattr(self, name, grown(getattr(self, name), size, size))
         self._key_map = None
@@ -127,7 +130,7 @@ class Items:
                 replaces = False
             else:
                 self._forget(at)
-                for binding, _, index, _ in self.parts(slots):
+                for binding, _, index, _ in self.parts(at):
                     binding.release(index)
         if not replaces:
             reused = min(n, self.num_free)
@@ -262,11 +265,14 @@ class Items:
                 self._leave(slots[last], SPENT)
         return slots, info
 
-    def parts(self, slots: np.ndarray) -> list[Part]:
+    def parts(self, slots: np.ndarray | slice) -> list[Part]:
         """Returns the samples of items by layout; see `Delivery`."""
         known = self.bindings.known
         if len(known) == 1 and not known[0].ragged:
-            return [(known[0], None, self.index.take(slots, 0)[:, : known[0].width], None)]
+            index = self.index[slots] if type(slots) is slice else self.index.take(slots, 0)
+            return [(known[0], None, index[:, : known[0].width], None)]
+        if type(slots) is slice:
+            slots = np.arange(slots.start, slots.stop)
         layouts = self.layouts.take(slots, 0).sum(1)
         numbers = sorted(set(layouts.tolist()))
         parts: list[Part] = []
@@ -357,7 +363,7 @@ class Delivery:
       slots: the table's numbers of the items, int64 `[n]`.
       info: `SampleInfo` of arrays `[n]`.
       parts: the samples by layout; see `rows.layout`.
-      age: number of items that were inserted after those drawn; see `TableInfo.sampled_age`.
+      ages: number of items that were inserted after each, int64 `[n]`; see `TableInfo.sampled_age`.
     """
 
     table: str
@@ -365,7 +371,7 @@ class Delivery:
     slots: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
     info: SampleInfo = dataclasses.field(init=False)
     parts: list[Part] = dataclasses.field(init=False)
-    age: int = 0
+    ages: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
 
     def gather(self, out: list[Any] | None = None, pad: bool = False) -> ReplaySample | PaddedSample:
         """Copies the rows into arrays `[n, ...]`; see `rows.layout.gather`."""

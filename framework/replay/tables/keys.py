@@ -18,7 +18,7 @@ class KeyMap:
 
     def __init__(self, keys: np.ndarray) -> None:
         self._keys = keys
-        self._cells = np.zeros(1 << (2 * len(keys) - 1).bit_length(), np.int64)
+        self._cells = np.zeros(1 << (2 * len(keys) - 1).bit_length(), np.int32)
         self._mask = np.array(len(self._cells) - 1, np.uint64)  # not a scalar, which takes numpy longer
         self._strays: dict[int, int] = {}
         used = np.flatnonzero(keys)
@@ -42,7 +42,8 @@ class KeyMap:
 
     def find(self, keys: np.ndarray) -> np.ndarray:
         """Returns the slot of each key, int64 `[n]`; -1 for keys that are gone or never existed."""
-        slots = self._cells.take((keys & self._mask).view(np.int64))  # an index of another type is slower
+        # Indices of another type are slower.
+        slots = self._cells.take((keys & self._mask).view(np.int64)).astype(np.int64)
         found = self._keys.take(slots) == keys
         if np.count_nonzero(keys) < len(keys):  # free slots have key 0
             found &= keys != 0

@@ -67,7 +67,7 @@ def restore_items(
     used, live = len(arrays["state"]), arrays["state"] == LIVE
     if arrays["episodes"].ndim == 1:  # in earlier versions
         arrays["episodes"] = arrays["episodes"][:, None]
-    items.grow(max(1, used))
+    items.grow(max(used, len(items.state)))  # which the selectors of an empty table have room for
     items.widen(**{name: arrays[name].shape[1] for name in ("index", "lengths", "episodes")})
     for name in _SAVED:
         if name != "layouts":

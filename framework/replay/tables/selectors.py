@@ -260,7 +260,7 @@ class _ByAge(Selector):
 
     def reserve(self, num_slots: int) -> None:
         # At least a fifth of the order is free after `_compact`, which makes it O(1), amortized.
-        num_places = num_slots + num_slots // 4 + 8
+        num_places = num_slots + num_slots // 4 + 1
         self._order = grown(self._order, num_places, num_places)
         self._where = grown(self._where, num_slots, num_slots)
 
@@ -270,22 +270,20 @@ class _ByAge(Selector):
     def insert(self, slots: np.ndarray, priorities: np.ndarray, stamps: np.ndarray) -> None:
         n = len(slots)
         if self._tail + n > len(self._order):
-            self._compact(stamps)
+            self._compact()
         begin, self._tail = self._tail, self._tail + n
         self._order[begin : self._tail] = slots
         self._size += n
         if begin > self._head and stamps[slots[0]] < stamps[self._order[begin - 1]]:
-            self._compact(stamps)  # an item that was given back takes its old place again
+            self._compact()  # an item that was given back takes its old place again
+            slots = self._order[: self._tail]
+            slots[:] = slots[np.argsort(stamps.take(slots), kind="stable")]
 
-    def _compact(self, stamps: np.ndarray) -> None:
-        """Moves the slots, by age, to the front of the order."""
+    def _compact(self) -> None:
+        """Moves the slots to the front of the order."""
         block = self._order[self._head : self._tail]
-        slots = block[block >= 0]
-        ages = stamps.take(slots)
-        if np.count_nonzero(ages[1:] < ages[:-1]):
-            slots = slots[np.argsort(ages, kind="stable")]
-        self._head, self._tail, self._num_placed = 0, len(slots), 0
-        self._order[: self._tail] = slots
+        self._order[: self._size] = block if len(block) == self._size else block[block >= 0]
+        self._head, self._tail, self._num_placed = 0, self._size, 0
 
     def delete(self, slots: np.ndarray) -> None:
         n, head, tail = len(slots), self._head, self._tail
@@ -293,8 +291,7 @@ class _ByAge(Selector):
         if self._size and np.count_nonzero(self._order[head : head + n] == slots) == n:
             self._head += n
         elif self._size:
-            begin = max(head, self._num_placed)
-            self._where[self._order[begin:tail]] = np.arange(begin, tail)
+            self._where[self._order[self._num_placed : tail]] = np.arange(self._num_placed, tail)
             self._order[self._where[slots]] = -1
             self._num_placed = tail
         else:

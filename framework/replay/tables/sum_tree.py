@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from framework.replay.rows.allocator import zeros
+
 # Children of a node.
 _SHIFT = 4
 _FANOUT = 1 << _SHIFT
@@ -34,7 +36,7 @@ class SumTree:
         sizes = [-(-capacity // _FANOUT) * _FANOUT]
         while sizes[-1] > _HIGHEST:
             sizes.append(-(-sizes[-1] // _FANOUT**2) * _FANOUT)
-        self.levels = [np.zeros(size) for size in sizes]
+        self.levels = [zeros((size,), np.dtype(np.float64), huge=True) for size in sizes]
         self.blocks = [level.reshape(-1, _FANOUT) for level in self.levels[:-1]]
         self._sums: np.ndarray | None = None
 
@@ -56,7 +58,9 @@ class SumTree:
         highest, old = int(np.maximum.reduce(leaves)), self.levels[0]
         if highest >= len(old):
             self._build(max(highest + 1, 2 * len(old)))
-            self.set(np.arange(len(old)), old)
+            self.levels[0][: len(old)] = old
+            for below, above in zip(self.blocks, self.levels[1:], strict=True):
+                above[: len(below)] = below @ _ONES
         self._sums = None
         self.levels[0][leaves] = weights
         nodes = leaves

@@ -13,7 +13,6 @@ from framework.replay.errors import CheckpointError
 from framework.replay.rows.layout import Bindings, Layout
 from framework.replay.rows.store import RowStore
 from framework.replay.tables.items import Delivery, Items
-from framework.replay.tables.new_items import NewItems
 from framework.replay.tables.rate_limiters import INSERTERS, SAMPLERS, Queue, RateLimiter, Stack, Waiting
 from framework.replay.tables.saved_items import SavedPart, restore_items, save_items
 from framework.replay.tables.selectors import Fifo, Lifo, Selector
@@ -25,6 +24,7 @@ from framework.replay.types import (
     TableWorkerTime,
     check_priorities,
 )
+from framework.replay.writers import NewItems
 from framework.types import Nest
 
 # Samples drawn in one hold of the lock: a larger request lets others in between.
@@ -105,13 +105,20 @@ class Table:
         self.max_times_sampled = max(0, int(max_times_sampled))
         self.attach(RowStore())
 
-    def attach(self, store: RowStore, concurrent: bool = True) -> None:
-        """Makes `store` the one that items refer to. A server calls it before anything is inserted."""
+    def attach(
+        self, store: RowStore, concurrent: bool = True, drain: Callable[[], object] = lambda: None
+    ) -> None:
+        """Makes `store` the one that items refer to. A client calls it before anything is inserted.
+
+        Args:
+          store: has the rows.
+          concurrent: see `Waiting`.
+          drain: has the writers of this process insert what they hold back, before the table is read.
+        """
         if len(self):
             raise ValueError(f"table {self.name!r}: got a new store while it holds items.")
         self.store = store
-        #: Has the writers of this process insert what they hold back.
-        self.drain = store.writers.show
+        self.drain = drain
         self.waiting.concurrent = concurrent
         self.bindings = Bindings(store, self.name, self.signature)
         self._empty()
@@ -276,25 +283,26 @@ class Table:
                 if delivery.items is not items:
                     if delivery.items is not None:
                         delivery.items.release(delivery.slots)
-                    delivery.items, delivery.slots, delivery.age = items, delivery.slots[:0], 0
+                    delivery.items = items
+                    delivery.slots, delivery.ages = delivery.slots[:0], delivery.ages[:0]
                 known = len(delivery.slots)
-                picks = [(delivery.slots, delivery.info)] if known else []
+                picks = [(delivery.slots, delivery.ages, delivery.info)] if known else []
                 missing = min(_MAX_DRAW, n - known)
                 while missing and (allowed := limiter.allowed_samples(missing)):
                     slots, info = items.draw(allowed)
                     missing -= len(slots)
                     limiter.samples += len(slots)
-                    age = len(slots) * items.stamp - int(np.add.reduce(items.stamps.take(slots)))
-                    delivery.age += age
-                    items.sampled_age += age
-                    picks.append((slots, info))
+                    ages = items.stamp - items.stamps.take(slots)
+                    items.sampled_age += int(np.add.reduce(ages))
+                    picks.append((slots, ages, info))
                 if len(picks) > bool(known):
                     if len(picks) > 1:
-                        slots = np.concatenate([slots for slots, _ in picks])
+                        slots, ages = (np.concatenate([pick[at] for pick in picks]) for at in (0, 1))
                         info = SampleInfo(
-                            *map(np.concatenate, zip(*[info for _, info in picks], strict=True))
+                            *map(np.concatenate, zip(*[pick[2] for pick in picks], strict=True))
                         )
-                    delivery.slots, delivery.info, delivery.parts = slots, info, items.parts(slots)
+                    delivery.slots, delivery.ages, delivery.info = slots, ages, info
+                    delivery.parts = items.parts(slots)
             if len(picks) > bool(known):
                 self.waiting.notify(INSERTERS)
             return len(delivery.slots) == n
@@ -307,17 +315,20 @@ class Table:
                 with self.waiting.change:
                     items.release(delivery.slots)
 
-    def give_back(self, delivery: Delivery) -> None:
-        """Undoes a draw whose samples were not used. Items take their old places again."""
+    def give_back(self, delivery: Delivery, used: int = 0) -> None:
+        """Undoes a draw but for its first `used` samples. Items take their old places again."""
         with self.lock:
             items, delivery.items = delivery.items, None
             if items is None or self.waiting.change.open:  # an interrupt has ended the table
                 return
             with self.waiting.change:
-                items.give_back(delivery.slots)
+                if used:
+                    items.release(delivery.slots[:used])
+                unused = delivery.slots[used:]
+                items.give_back(unused)
                 if items is self._items:  # no reset since the draw
-                    items.sampled_age -= delivery.age
-                    self.rate_limiter.samples -= len(delivery.slots)
+                    items.sampled_age -= int(np.add.reduce(delivery.ages[used:]))
+                    self.rate_limiter.samples -= len(unused)
                     self.waiting.notify(SAMPLERS)
 
     # Changes of items.

@@ -8,7 +8,7 @@ from agents.impala import IMPALA, IMPALAConfig
 from framework import replay
 from framework.environments.testing import FakeEnvironment
 from framework.programs import RunConfig, make_program
-from framework.replay.limiter_state import describe_tables
+from framework.workers.worker import describe_tables
 
 
 class Narrow(IMPALA):

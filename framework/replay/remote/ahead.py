@@ -1,0 +1,130 @@
+"""A source whose messages bring samples for several draws."""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+from framework.replay.base import BaseSource
+from framework.replay.batches import Piece, join
+from framework.replay.remote.client import ServedSource
+from framework.replay.types import PaddedSample, ReplaySample, SampleInfo
+
+
+class _Block:
+    """The samples of one answer, which are handed out in order.
+
+    Attributes:
+      samples: all of them.
+      drawn: the argument of the source's `release`.
+      kept: whether samples that are given back can be handed out again.
+      size: number of samples.
+      begin: number of samples that were handed out.
+    """
+
+    def __init__(self, samples: Piece, drawn: Any, kept: bool) -> None:
+        self.samples, self.drawn, self.kept = samples, drawn, kept
+        self.size, self.begin = len(samples[0]), 0
+
+
+# The parts of a draw: a block, and where they begin and end in it.
+_Taken = list[tuple[_Block, int, int]]
+
+
+class AheadSource(BaseSource):
+    """Draws from one server, and keeps up to `spare` samples for later draws; see `contracts.Source`.
+
+    What is kept was copied when it arrived, so that the end of the session does not change it.
+
+    Attributes:
+      stock: number of samples that are kept.
+      told: what `Table.weight` was after the last draw; None if that needed no message. The caller resets it.
+    """
+
+    def __init__(self, source: ServedSource) -> None:
+        self.stock = 0
+        self.told: tuple[float, int, int] | None = None
+        self._source = source
+        self._table = ""
+        self._blocks: collections.deque[_Block] = collections.deque()  # with samples that are left
+
+    def ask(self, table: str, n: int, timeout: float | None, pad: bool, least: int | None = None) -> Any:
+        if self.spare is None or pad:
+            return n, False, self._source.ask(table, n, timeout, pad)
+        if table != self._table:
+            self._end()
+            self._table = table
+        missing = max(0, n - self.stock)
+        sent = self._source.ask(table, missing + self.spare, timeout, pad, missing) if missing else None
+        return n, self.stock + self.spare > 0, sent
+
+    def answer(self, asked: Any, out: list[Any] | None) -> tuple[list[Any], _Taken]:
+        n, keeps, sent = asked
+        self.told = None
+        if sent is not None:
+            (sample,), drawn = self._source.answer(sent, None if keeps else out)
+            block, self.told = _Block(Piece.of(sample), drawn, keeps), self._source.told
+            if not keeps:
+                return [sample], [(block, 0, n)]
+            self._blocks.append(block)
+            self.stock += block.size
+        self.stock -= n
+        pieces: list[Any] = []
+        taken: _Taken = []
+        done = 0
+        while done < n:
+            block = self._blocks[0]
+            begin = block.begin
+            block.begin = end = min(begin + n - done, block.size)
+            if end == block.size:
+                self._blocks.popleft()
+            piece = block.samples.part(begin, end)
+            pieces.append(piece)
+            taken.append((block, begin, end))
+            for array, leaf in zip(out or (), piece[len(SampleInfo._fields) :], strict=False):
+                array[done : done + end - begin] = leaf
+            done += end - begin
+        return pieces, taken
+
+    def draw(
+        self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
+    ) -> tuple[ReplaySample | PaddedSample, _Taken]:
+        samples, taken = self.answer(self.ask(table, n, timeout, pad), out)
+        return join(samples, out), taken
+
+    def drop(self, asked: Any) -> None:
+        if asked[-1] is not None:
+            self._source.drop(asked[-1])
+
+    def release(self, drawn: _Taken) -> None:
+        for block, _, end in drawn:
+            if end == block.size:
+                self._source.release(block.drawn)
+
+    def give_back(self, drawn: _Taken) -> None:
+        """See `contracts.Source`: what comes from the stock goes back there."""
+        for block, begin, end in reversed(drawn):
+            if not block.kept:
+                self._source.give_back(block.drawn)
+                continue
+            self.stock += end - begin
+            if block.begin == block.size:
+                self._blocks.appendleft(block)
+            block.begin = begin
+
+    def weight(self, table: str) -> Any:
+        return self._source.weight(table)
+
+    def interrupt(self) -> None:
+        self._source.interrupt()
+
+    def close(self) -> None:
+        self._end()
+        self._source.close()
+
+    def _end(self) -> None:
+        """Gives the stock back."""
+        self.stock = 0
+        while self._blocks:
+            block = self._blocks.popleft()
+            self._source.give_back(block.drawn, block.begin)
