@@ -105,7 +105,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     def tell(name: str, steps: float, megabytes: str) -> None:
         rows.append({"row": f"batches ahead: {name}", "unit": "steps/s", "value": steps})
-        if not options.idle:
+        if rows[:-1] and not options.idle:
             rows[-1] |= {"of": "one batch on the device", "of_value": rows[0]["value"]}
         print(f"| {name} | {steps:.1f} | {megabytes} |", flush=True)
 

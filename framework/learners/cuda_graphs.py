@@ -103,7 +103,9 @@ def _is_tensor(leaf: Any) -> bool:
 
 
 def _is_like(leaf: Any, norm: torch.Tensor) -> bool:
-    return isinstance(leaf, torch.Tensor) and leaf.dim() == 0 and leaf.dtype == norm.dtype
+    if not isinstance(leaf, torch.Tensor):
+        return False
+    return leaf.dim() == 0 and leaf.dtype == norm.dtype and leaf.device == norm.device
 
 
 def _refill(inputs: Sequence[Any], leaves: Sequence[Any]) -> None:

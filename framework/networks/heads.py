@@ -368,16 +368,14 @@ class Actions:
 
 def _constant(values: tuple[Any, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A tensor of these values that must not be changed."""
-    # A copy to a GPU waits for it, and a CUDA graph cannot make one. A compiler keeps constants by itself.
-    make = _new_constant if torch.compiler.is_compiling() else _kept_constant
-    return make(values, dtype, device)
+    if torch.compiler.is_compiling():  # A compiler keeps constants by itself.
+        return torch.tensor(values, dtype=dtype, device=device)
+    return _kept_constant(values, dtype, device)
 
 
-def _new_constant(values: tuple[Any, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+@functools.lru_cache(maxsize=256)  # A copy to a GPU waits for it, and a CUDA graph cannot make one.
+def _kept_constant(values: tuple[Any, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     return torch.tensor(values, dtype=dtype, device=device)
-
-
-_kept_constant = functools.lru_cache(maxsize=256)(_new_constant)
 
 
 def as_tensors(nest: Nest, device: str | torch.device | None = None) -> Nest:
