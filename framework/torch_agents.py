@@ -347,6 +347,8 @@ class TorchAgent(core.Agent):
 
     def decided(self, config: Any, recorded: Mapping[str, Any]) -> Self:
         """See `Agent.decided`: chooses a `step_mode` in place of "auto", and tells which."""
+        if not isinstance(self.config, AgentConfig):  # Agents of several parts have configs of their own.
+            return self
         mode, device = self.config.step_mode, torch.device(self.config.device)
         if mode == "auto":
             count = 0.0
