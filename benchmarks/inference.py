@@ -2,6 +2,7 @@
 
     python benchmarks/inference.py [--seconds 4] [--actors 2] [--envs 8] [--hidden 64]
         [--environment gymnasium:CartPole-v1] [--step-ms 0] [--device cpu] [--modes local server ...]
+    python benchmarks/inference.py --slow        # steps of 5 ms and a large network: where alternating pays
 
 Actors act with IMPALA's network and throw their experience away: no replay, no learner, so that what is
 measured is acting alone. ``--step-ms`` puts a wait without CPU into each environment's step, as a simulator
@@ -24,6 +25,7 @@ from agents.impala import IMPALA, IMPALAConfig
 from framework.programs import RunConfig, make_program
 
 MODES = ("local", "server", "alternating+server")
+SLOW = {"actors": 1, "envs": 4, "step_ms": 5.0, "hidden": 2048}
 
 
 class ActsOnly(IMPALA):
@@ -102,6 +104,9 @@ def main() -> None:
     parser.add_argument("--timeout-ms", type=float, default=1.0, help="of its batches")
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
     parser.add_argument("--json", type=pathlib.Path, default=None)
+    parser.add_argument("--slow", action="store_true", help=f"other defaults: {SLOW}")
+    if parser.parse_args().slow:
+        parser.set_defaults(**SLOW)
     options = parser.parse_args()
     print(f"{options.environment}, {options.actors} actors x {options.envs} envs", flush=True)
     rows = []

@@ -347,7 +347,10 @@ class TorchAgent(core.Agent):
 
     def decided(self, config: Any, recorded: Mapping[str, Any]) -> Self:
         """See `Agent.decided`: chooses a `step_mode` in place of "auto", and tells which."""
-        mode, device = self.config.step_mode, torch.device(self.config.device)
+        own: Any = self.config
+        if not isinstance(own, AgentConfig):  # An agent of several parts has another config.
+            return self
+        mode, device = own.step_mode, torch.device(own.device)
         if mode == "auto":
             count = 0.0
             if config.max_env_steps is not None:
@@ -362,7 +365,7 @@ class TorchAgent(core.Agent):
         if mode != "eager" and config.num_learners > 1:
             _LOG.warning("step_mode: got %r, but several learners compute as in 'eager'.", mode)
         agent = copy.copy(self)
-        agent.config = dataclasses.replace(self.config, step_mode=mode)
+        agent.config = dataclasses.replace(own, step_mode=mode)
         return agent
 
     def optimizer_steps(self, env_steps: int) -> float:

@@ -38,7 +38,6 @@ from framework.networks.masks import legal_actions as legal_actions
 from framework.networks.masks import mask_values as mask_values
 from framework.networks.masks import masked_policy as masked_policy
 from framework.networks.masks import random_actions as random_actions
-from framework.networks.modules import ACTIVATIONS as ACTIVATIONS
 from framework.networks.noisy import NoisyLinear as NoisyLinear
 from framework.networks.noisy import redraw_noise as redraw_noise
 from framework.networks.normalization import Moments as Moments
@@ -47,6 +46,7 @@ from framework.networks.normalization import RewardScale as RewardScale
 from framework.networks.quantiles import ImplicitQuantileNetwork as ImplicitQuantileNetwork
 from framework.networks.recurrent import RecurrentEncoder as RecurrentEncoder
 from framework.networks.recurrent import RecurrentQNetwork as RecurrentQNetwork
+from framework.networks.torsos import ACTIVATIONS as ACTIVATIONS
 from framework.networks.torsos import CONVOLUTIONS as CONVOLUTIONS
 from framework.networks.torsos import MLP as MLP
 from framework.networks.torsos import DataEfficientConv as DataEfficientConv

@@ -10,12 +10,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import ELU as TorchELU
 from torch.nn import Linear as TorchLinear
 from torch.nn import Module as TorchModule
-from torch.nn import ReLU as TorchReLU
-from torch.nn import SiLU as TorchSiLU
-from torch.nn import Tanh as TorchTanh
 from torch.nn.modules.module import (
     _global_backward_hooks,
     _global_backward_pre_hooks,
@@ -49,22 +45,3 @@ class Linear(Module, TorchLinear):
         if "weight" in own and "bias" in own:
             return nn.functional.linear(inputs, own["weight"], own["bias"])
         return super().forward(inputs)  # They are computed, as by `torch.nn.utils.parametrize`.
-
-
-class ReLU(Module, TorchReLU):
-    pass
-
-
-class Tanh(Module, TorchTanh):
-    pass
-
-
-class ELU(Module, TorchELU):
-    pass
-
-
-class SiLU(Module, TorchSiLU):
-    pass
-
-
-ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": ReLU, "tanh": Tanh, "elu": ELU, "silu": SiLU}

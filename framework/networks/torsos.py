@@ -16,13 +16,19 @@ import tree
 from torch import nn
 
 from framework.networks import inputs
-from framework.networks.modules import ACTIVATIONS, Linear, Module
+from framework.networks.modules import Linear, Module
 from framework.networks.noisy import NoisyLinear
 from framework.types import Nest
 
 State = tuple[torch.Tensor, ...]
 
 _RELU_GAIN = nn.init.calculate_gain("relu")
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "relu": nn.ReLU,
+    "tanh": nn.Tanh,
+    "elu": nn.ELU,
+    "silu": nn.SiLU,
+}
 
 
 def orthogonal_(module: nn.Linear | nn.Conv2d, gain: float) -> None:

@@ -200,6 +200,22 @@ def test_a_message_brings_samples_for_several_batches(sizes, uint8s, messages):
         client.close()
 
 
+def test_samples_that_are_kept_go_into_the_given_arrays_and_back(shards):
+    client = shards(table(), table())
+    keys = [write(client.batch_writer(), values) for values in np.arange(100).reshape(2, 50)]
+    values = dict(zip(np.concatenate(keys).tolist(), range(100), strict=True))
+    source, out = client.source(), [np.zeros(40, np.int64)]
+    for batch in range(20):
+        source.spare = 200
+        sample, drawn = source.draw("t", 40, 10.0, out, False)
+        assert sample.data["x"] is out[0]
+        assert out[0].tolist() == [values[key] for key in sample.info.key.tolist()]
+        (source.release if batch < 19 else source.give_back)(drawn)
+    assert 800 <= sampled(client) <= 1000
+    source.close()
+    assert sampled(client) == 19 * 40
+
+
 def test_shares_of_what_is_fetched_ahead_follow_the_priorities(shards):
     client = shards(by_priority(), by_priority())
     keys = [write(client.batch_writer(), list(range(100)), np.full(100, 1.0)) for _ in range(2)]

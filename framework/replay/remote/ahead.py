@@ -15,16 +15,15 @@ class _Block:
     """The samples of one answer, which are handed out in order.
 
     Attributes:
-      samples: all of them.
-      drawn: the argument of the source's `release`.
-      kept: whether samples that are given back can be handed out again.
+      samples: all of them; None if they were handed out at once and are not kept.
       size: number of samples.
+      drawn: the argument of the source's `release`.
       begin: number of samples that were handed out.
     """
 
-    def __init__(self, samples: Piece, drawn: Any, kept: bool) -> None:
-        self.samples, self.drawn, self.kept = samples, drawn, kept
-        self.size, self.begin = len(samples[0]), 0
+    def __init__(self, samples: Piece | None, size: int, drawn: Any) -> None:
+        self.samples, self.size, self.drawn = samples, size, drawn
+        self.begin = 0
 
 
 # The parts of a draw: a block, and where they begin and end in it.
@@ -63,11 +62,12 @@ class AheadSource(BaseSource):
         self.told = None
         if sent is not None:
             (sample,), drawn = self._source.answer(sent, None if keeps else out)
-            block, self.told = _Block(Piece.of(sample), drawn, keeps), self._source.told
+            self.told = self._source.told
             if not keeps:
-                return [sample], [(block, 0, n)]
-            self._blocks.append(block)
-            self.stock += block.size
+                return [sample], [(_Block(None, n, drawn), 0, n)]
+            size = len(sample.info.key)
+            self._blocks.append(_Block(Piece.of(sample), size, drawn))
+            self.stock += size
         self.stock -= n
         pieces: list[Any] = []
         taken: _Taken = []
@@ -78,7 +78,7 @@ class AheadSource(BaseSource):
             block.begin = end = min(begin + n - done, block.size)
             if end == block.size:
                 self._blocks.popleft()
-            piece = block.samples.part(begin, end)
+            piece = block.samples.part(begin, end)  # type: ignore[union-attr]  # It is a block that is kept.
             pieces.append(piece)
             taken.append((block, begin, end))
             for array, leaf in zip(out or (), piece[len(SampleInfo._fields) :], strict=False):
@@ -104,7 +104,7 @@ class AheadSource(BaseSource):
     def give_back(self, drawn: _Taken) -> None:
         """See `contracts.Source`: what comes from the stock goes back there."""
         for block, begin, end in reversed(drawn):
-            if not block.kept:
+            if block.samples is None:
                 self._source.give_back(block.drawn)
                 continue
             self.stock += end - begin
