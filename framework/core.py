@@ -372,8 +372,10 @@ class Agent(abc.ABC):
             agent.check_shards()
         return agent
 
-    def decided(self, config: Any, recorded: Mapping[str, Any]) -> Self:
-        """A copy whose settings leave nothing to be decided. `make_program` calls this before nodes start.
+    def decided(self, config: Any, recorded: Mapping[str, Any]) -> tuple[Self, list[str]]:
+        """A copy whose settings leave nothing to be decided, and a line about each decision.
+
+        `make_program` calls this before nodes start.
 
         Args:
           config: the program's `RunConfig`.
@@ -382,7 +384,7 @@ class Agent(abc.ABC):
         Raises:
           ValueError: This machine cannot do what a setting asks for.
         """
-        return self
+        return self, []
 
     def for_worker(self, num_envs: int) -> Self:
         """A copy for a worker of a plan with tables of its own: its batches have its `num_envs` envs."""

@@ -23,7 +23,6 @@ import abc
 import copy
 import dataclasses
 import functools
-import logging
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -55,8 +54,6 @@ from framework.networks import (
 from framework.replay.contracts import ReplayClient
 from framework.session import Session
 from framework.types import Nest, Transition
-
-_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -345,28 +342,26 @@ class TorchAgent(core.Agent):
     def make_learner(self, networks: Any, spec: specs.EnvironmentSpec) -> core.Learner:
         return learners.SGDLearner(networks, self.loss, **self.learner_settings(networks))
 
-    def decided(self, config: Any, recorded: Mapping[str, Any]) -> Self:
-        """See `Agent.decided`: chooses a `step_mode` in place of "auto", and tells which."""
+    def decided(self, config: Any, recorded: Mapping[str, Any]) -> tuple[Self, list[str]]:
+        """See `Agent.decided`: chooses a `step_mode` in place of "auto"."""
         own: Any = self.config
         if not isinstance(own, AgentConfig):  # An agent of several parts has another config.
-            return self
-        mode, device = own.step_mode, torch.device(own.device)
+            return self, []
+        mode, device, lines = own.step_mode, torch.device(own.device), []
         if mode == "auto":
             count = 0.0
             if config.max_env_steps is not None:
                 count = self.for_program(config.num_envs).optimizer_steps(config.max_env_steps)
-            pays = count >= PAYS_FROM_STEPS and config.num_learners == 1
-            mode = recorded.get("step_mode") or (
-                "compile" if pays and not why_not("compile", device) else "eager"
-            )
-            _LOG.info("step_mode auto: %s, for about %s optimizer steps", mode, f"{count:,.0f}")
+            pays = count >= PAYS_FROM_STEPS and config.num_learners == 1 and not why_not("compile", device)
+            mode = recorded.get("step_mode") or ("compile" if pays else "eager")
+            lines.append(f"step_mode auto: {mode}, for about {count:,.0f} optimizer steps")
         elif reason := why_not(mode, device):
             raise ValueError(f"step_mode: got {mode!r} {reason}")
         if mode != "eager" and config.num_learners > 1:
-            _LOG.warning("step_mode: got %r, but several learners compute as in 'eager'.", mode)
+            lines.append(f"step_mode {mode}: several learners compute as in 'eager'")
         agent = copy.copy(self)
         agent.config = dataclasses.replace(own, step_mode=mode)
-        return agent
+        return agent, lines
 
     def optimizer_steps(self, env_steps: int) -> float:
         """About how many steps of the optimizer `env_steps` env steps of the program make; 0: not known."""

@@ -66,6 +66,14 @@ def check_agent(agent: core.Agent, spec: specs.EnvironmentSpec) -> None:
         raise UsageError(f"{type(agent).__name__} cannot act in this environment: {error}") from error
 
 
+def decide(agent: core.Agent, config: RunConfig) -> tuple[core.Agent, list[str]]:
+    """`agent.decided` for a new run. Raises UsageError if this machine cannot do what a setting asks for."""
+    try:
+        return agent.decided(config, {})
+    except ValueError as error:
+        raise UsageError(f"This run cannot be built: {error}") from error
+
+
 def build_program(
     agent: core.Agent, environment: str | Callable[..., Any], config: RunConfig, engine: str
 ) -> Program:

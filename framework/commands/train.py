@@ -74,6 +74,7 @@ def start(name: str | None, arguments: Sequence[str]) -> int:
 
 def _start(agent: core.Agent, options: TrainOptions, config: RunConfig) -> int:
     path = Path(str(config.directory))
+    agent, lines = building.decide(agent, config)
     spec = building.environment_spec(agent, options.environment, config)
     building.check_agent(agent, spec)
     folder = RunFolder.describe(agent, options.environment, config, spec)
@@ -83,7 +84,7 @@ def _start(agent: core.Agent, options: TrainOptions, config: RunConfig) -> int:
     program = building.build_program(agent, options.environment, config, options.engine)
     with folder.begun():
         folder.save()  # The first file. What fails before this leaves no folder.
-        for line in agent.describe_inputs(spec):
+        for line in (*lines, *agent.describe_inputs(spec)):
             print(line)
         with writing(folder), folder.lock.held() as lock:
             return run(folder, program, lock)

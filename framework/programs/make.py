@@ -72,11 +72,10 @@ def make_program(
                 f"{part_name}: got the class {part.__name__}, expected an instance, {part.__name__}()."
             )
     check_parts(config)
-    agent = agent.decided(
-        config, {} if config.directory is None else RunFolder.agent_config_in(config.directory)
-    )
+    recorded = {} if config.directory is None else RunFolder.agent_config_in(config.directory)
+    agent, lines = agent.decided(config, recorded)
     spec = environment_spec(agent, environment_factory, config)
-    for line in agent.describe_inputs(spec):
+    for line in (*lines, *agent.describe_inputs(spec)):
         _LOG.info("%s", line)
     run = None
     if config.directory is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import logging
 import types
 
 import pytest
@@ -282,19 +281,21 @@ def test_a_loss_that_reads_a_tensor_is_refused_with_its_line():
 # --- what a program chooses ---
 
 
-def decided(agent, caplog, recorded=types.MappingProxyType({}), **run):
-    with caplog.at_level(logging.INFO):
-        return agent.decided(RunConfig(**run), recorded).config.step_mode
+def decided(agent, recorded=types.MappingProxyType({}), **run):
+    agent, lines = agent.decided(RunConfig(**run), recorded)
+    return agent.config.step_mode, lines
 
 
-def test_auto_compiles_a_long_run_and_says_so(caplog):
+def test_auto_compiles_a_long_run_and_says_so(monkeypatch):
+    monkeypatch.setattr(gradient.shutil, "which", lambda name: name)
     agent = DQN(DQNConfig(step_mode="auto", samples_per_insert=128.0))
-    assert decided(agent, caplog, max_env_steps=1_000_000) == "compile"
-    assert "step_mode auto: compile, for about 1,000,000 optimizer steps" in caplog.text
-    assert decided(agent, caplog, max_env_steps=10_000) == "eager"
-    assert decided(agent, caplog) == "eager", "a run without a limit may be short"
-    assert decided(agent, caplog, num_learners=2, max_env_steps=1_000_000) == "eager"
-    assert decided(agent, caplog, {"step_mode": "eager"}, max_env_steps=1_000_000) == "eager"
+    said = ["step_mode auto: compile, for about 1,000,000 optimizer steps"]
+    assert decided(agent, max_env_steps=1_000_000) == ("compile", said)
+    assert decided(agent, max_env_steps=10_000)[0] == "eager"
+    assert decided(agent)[0] == "eager", "a run without a limit may be short"
+    assert decided(agent, num_learners=2, max_env_steps=1_000_000)[0] == "eager"
+    assert decided(agent, {"step_mode": "eager"}, max_env_steps=1_000_000)[0] == "eager"
+    assert len(decided(DQN(DQNConfig(step_mode="compile")), num_learners=2)[1]) == 1
 
 
 @pytest.mark.parametrize(
@@ -316,9 +317,9 @@ def test_a_worker_on_the_cpu_has_no_graphs():
 
 
 @pytest.mark.parametrize("mode", ["compile", "cuda_graph"])
-def test_a_mode_that_this_machine_has_not_is_refused_before_nodes_start(mode, monkeypatch, caplog):
+def test_a_mode_that_this_machine_has_not_is_refused_before_nodes_start(mode, monkeypatch):
     monkeypatch.setattr(gradient.shutil, "which", lambda name: None)
     agent = DQN(DQNConfig(step_mode=mode))
     with pytest.raises(ValueError, match=rf"step_mode: got '{mode}' (without a C\+\+|which needs a GPU)"):
-        decided(agent, caplog)
-    assert decided(DQN(DQNConfig(step_mode="auto")), caplog, max_env_steps=10**9) == "eager"
+        decided(agent)
+    assert decided(DQN(DQNConfig(step_mode="auto")), max_env_steps=10**9)[0] == "eager"
