@@ -203,8 +203,9 @@ class CompiledGradient:
         asked = _Rehearsed(int(context.learner_steps), generator)
         # Copies, because a loss may change buffers of the networks.
         networks, targets = copy.deepcopy((self._gradient.networks, context.targets))
+        context = context._replace(targets=targets, asked=asked, wants_metrics=True)
         with torch.no_grad():
-            self._gradient.loss_fn(networks, batch, context._replace(targets=targets, asked=asked))
+            self._gradient.loss_fn(networks, batch, context)
         self._questions += [question for question in asked.choices if question not in self._questions]
         steps = int(context.learner_steps)
         answers = tuple([is_due(steps, *question) for question in self._questions])
