@@ -258,7 +258,9 @@ def run(seconds: float, seed: int) -> int:
             error = "" if peer.error is None else repr(peer.error)
             print(f"{peer.name:<26}{peer.turns:>8}{1000 * peer.slowest:>12.1f}  {error}")
         print(f"malformed messages counted by the node: {node.malformed}, on this machine: {local.malformed}")
-        defects = {"node": node.defects, "local": local.defects, "replay": server.defects}
+        assert server._service is not None
+        of_replay = server._service.defects.count
+        defects = {"node": node.defects, "local": local.defects, "replay": of_replay}
         print(f"messages that failed with errors of the library: {defects}")
         failed = [name for name, count in defects.items() if count]
         failed += [peer.name for peer in peers if peer.error is not None] + hung
