@@ -94,7 +94,7 @@ in {cpu[0]:.0f} CPU seconds | Stable-Baselines3: {median[1]:.1f} in {cpu[1]:.0f}
 | BatchPPO, Walker2d-v5, 1,000,000 steps, {walker_seeds} seeds | mean return {mean[0]:,.0f} \
 | Stable-Baselines3: {mean[1]:,.0f} |
 
-The speeds are those of commit `{speed["commit"]}` ({datetime.date.fromisoformat(speed["date"]):%B %d, %Y}). \
+The speeds are from commit `{speed["commit"]}` ({datetime.date.fromisoformat(speed["date"]):%B %d, %Y}). \
 {speed["since"]}
 """
     before, found, after = (ROOT / "README.md").read_text(encoding="utf-8").partition(table)
