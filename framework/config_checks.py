@@ -178,6 +178,32 @@ def nearest(name: Any, known: Iterable[str]) -> str:
     return texts.nearest(meant[0] if meant else name, known)
 
 
+class RaisedAs:
+    """Raises an expected error of a block as one of another kind, with more of a text.
+
+    ```python
+    with RaisedAs(RunError, (ValueError, TypeError), before=f"{path}: "):
+        config = make_config()
+    ```
+
+    Args:
+      kind: kind of the new error.
+      expected: kinds of the errors. Others pass.
+      before: text before the message of the error.
+      after: text after it.
+    """
+
+    def __init__(self, kind: type[Exception], expected: Any, before: str = "", after: str = ""):
+        self._kind, self._expected, self._before, self._after = kind, expected, before, after
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if isinstance(error, self._expected):
+            raise self._kind(f"{self._before}{error}{self._after}") from error
+
+
 class NamedFields:
     """A base of dataclasses whose `TypeError` for an unknown field names the nearest one."""
 

@@ -64,9 +64,8 @@ def start(name: str | None, arguments: Sequence[str]) -> int:
         return _start(agent, options, config)
     path = _new_folder(entry.name, options.environment, config.seed)
     try:
-        return _start(agent, options, dataclasses.replace(config, directory=str(path)))
-    except ValueError as error:
-        raise UsageError(str(error)) from error
+        with config_checks.RaisedAs(UsageError, ValueError):
+            return _start(agent, options, dataclasses.replace(config, directory=str(path)))
     finally:
         with contextlib.suppress(OSError):  # It is not empty, but for errors before the first file.
             os.removedirs(path)
@@ -116,10 +115,8 @@ def parse_new(
     early = parser.parse_known_args(arguments)[0]
     given = _read(early.config)
     in_file = {key: value for key, value in given.items() if key != "environment" or not early.environment}
-    try:
+    with config_checks.RaisedAs(UsageError, ValueError, f"{early.config}: "):
         trust.check(in_file, [*early.allow, *trust.module_in(name)])
-    except ValueError as error:
-        raise UsageError(f"{early.config}: {error}") from error
     if given.get("environment", "") is None:  # The run's was a function without a name.
         if early.environment is None:
             raise UsageError(
@@ -145,15 +142,13 @@ def parse_new(
             "expected another name. Rename the field."
         )
     where, made = str(early.config), []
-    try:
+    with config_checks.RaisedAs(UsageError, ValueError):
         config_checks.names(
             where, given, [name for own in names for name in own if name not in _NOT_IN_FILES]
         )
         for (base, values), own in zip(parts, names, strict=True):
             in_file = {name: given[name] for name in own if name in given}
             made.append(config_file.from_plain(base, {**values, **in_file}, where))
-    except ValueError as error:
-        raise UsageError(str(error)) from error
     prog, description = f"repertory {command} {entry.name}", f"{entry.summary()}."
     return entry, *parse_groups([*made, *more], arguments, prog, description)
 
@@ -169,9 +164,8 @@ def _read(path: str | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        given = config_file.read(path)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
+        with config_checks.RaisedAs(UsageError, ValueError):
+            given = config_file.read(path)
     except OSError as error:
         raise CommandError(f"--config {path}: {error.strerror}.") from error
     given.pop(config_file.RECORDED, None)
@@ -201,12 +195,10 @@ def default_environment(entry: AgentEntry) -> str:
 
 def find(name: str) -> AgentEntry:
     """Returns the agent of a command line; raises `UsageError` if there is none."""
-    try:
+    with config_checks.RaisedAs(UsageError, (ValueError, TypeError)):
         entry = find_agent(name)
         entry.make()
-    except (ValueError, TypeError) as error:
-        raise UsageError(str(error)) from error
-    return entry
+        return entry
 
 
 def resume(arguments: Sequence[str], name: str | None = None) -> int:
@@ -301,10 +293,8 @@ def chosen_checkpoint(folder: RunFolder, which: str) -> Iterator[None]:
     reader = folder.restore(which)
     folder.check_limits(reader)
     if folder.engine == "serial":
-        try:
+        with config_checks.RaisedAs(UsageError, RunError):
             folder.check_exact(reader)
-        except RunError as error:
-            raise UsageError(str(error)) from error
     checkpointer = folder.checkpointer
     paths = checkpointer.checkpoints()
     same = [path for path in paths if path.samefile(reader.path)]

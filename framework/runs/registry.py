@@ -19,7 +19,7 @@ from importlib import metadata
 from typing import Any
 
 from framework import config_checks, core
-from framework.objects import load_object, target_of
+from framework.objects import load_callable, target_of
 
 GROUP = "repertory.agents"
 
@@ -38,13 +38,7 @@ class AgentEntry:
 
     def load(self) -> Callable[..., core.Agent]:
         """The agent's class or function. Raises ValueError if it cannot be imported."""
-        try:
-            found: Callable[..., core.Agent] = load_object(self.target)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise ValueError(f"agent: got {self.name!r}, which cannot be imported: {error}.") from error
-        if not callable(found):
-            raise ValueError(f"agent: got {self.name!r}, expected an agent's class, or a function.")
-        return found
+        return load_callable(self.target, f"agent: got {self.name!r}", "an agent's class, or a function")
 
     def make(self, config: Any = None) -> core.Agent:
         """The agent with this config, or with the default one. Raises ValueError if it is no agent."""

@@ -121,10 +121,10 @@ class RunConfig(config_checks.NamedFields):
         known = [field.name for field in dataclasses.fields(Resources)]
         for group, fields in self.resources.items():
             config_checks.names(f"resources: {group}", fields, known)
-            try:
+            with config_checks.RaisedAs(
+                ValueError, (TypeError, ValueError), f"resources of group {group!r}: "
+            ):
                 Resources(**fields)
-            except (TypeError, ValueError) as error:
-                raise ValueError(f"resources of group {group!r}: {error}") from error
         if self.target_return is not None and self.evaluate_period is None:
             raise ValueError(
                 f"target_return: got {self.target_return} without an evaluator, expected None. Give "
