@@ -261,7 +261,7 @@ def batch(name: str, spec: Nest, values: Nest, count: int | None = None, convert
             )
         if converts and not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
             raise ValueError(
-                f"{where}: got dtype {array.dtype}, expected {np.dtype(leaf.dtype)}, as in the spec. Convert it."
+                f"{where}: got dtype {array.dtype}, expected {np.dtype(leaf.dtype)} (the spec's). Convert it."
             )
         array = array.astype(leaf.dtype, copy=False) if converts else array
         if wrong := wrong_value(leaf, array):

@@ -20,7 +20,7 @@ from launch.engines.options import make_options
 from launch.errors import frames_of, hide_our_frames, message_of
 from launch.texts import printable
 
-_NOT_BUILT = "This run cannot be built: "
+NOT_BUILT = "This run cannot be built: "
 
 
 def _check_installed(engine: str) -> None:
@@ -64,12 +64,6 @@ def check_agent(agent: core.Agent, spec: specs.EnvironmentSpec) -> None:
                 leaf.validate(values[env])
 
 
-def decide(agent: core.Agent, config: RunConfig) -> tuple[core.Agent, list[str]]:
-    """`agent.decided` for a new run. Raises UsageError if this machine cannot do what a setting asks for."""
-    with config_checks.RaisedAs(UsageError, ValueError, _NOT_BUILT):
-        return agent.decided(config, {})
-
-
 def build_program(
     agent: core.Agent, environment: str | Callable[..., Any], config: RunConfig, engine: str
 ) -> Program:
@@ -80,8 +74,8 @@ def build_program(
     """
     _check_installed(engine)
     with (
-        config_checks.RaisedAs(UsageError, (ValueError, TypeError), _NOT_BUILT),
-        config_checks.RaisedAs(CommandError, (ImportError, NoDeviceError), _NOT_BUILT),
+        config_checks.RaisedAs(UsageError, (ValueError, TypeError), NOT_BUILT),
+        config_checks.RaisedAs(CommandError, (ImportError, NoDeviceError), NOT_BUILT),
     ):
         program = make.make_program(agent, environment, config)
         options = make_options(program)

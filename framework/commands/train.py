@@ -30,7 +30,7 @@ from framework.commands.running import run, writing
 from framework.loggers.files import explained
 from framework.runs import config_file, trust
 from framework.runs.presets import Preset, presets_of
-from framework.runs.registry import AgentEntry, agent_names, find_agent
+from framework.runs.registry import AgentEntry, NoConfig, agent_names, find_agent
 from framework.runs.run_config import RunConfig
 from framework.runs.run_folder import RunError, RunFolder, keeps_settings
 from launch.texts import printable
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
 def start(name: str | None, arguments: Sequence[str]) -> int:
     """Trains the agent `name`, or the agent in the file of `--config`, in a new folder."""
     entry, options, config, agent_config = parse_new(name, arguments)
-    agent = make_agent(entry, agent_config)
+    agent = entry.make(agent_config)
     interrupts.clean_up_first()
     if config.directory is not None:
         return _start(agent, options, config)
@@ -73,7 +73,8 @@ def start(name: str | None, arguments: Sequence[str]) -> int:
 
 def _start(agent: core.Agent, options: TrainOptions, config: RunConfig) -> int:
     path = Path(str(config.directory))
-    agent, lines = building.decide(agent, config)
+    with config_checks.RaisedAs(UsageError, ValueError, building.NOT_BUILT):
+        agent, lines = agent.decided(config, {})
     spec = building.environment_spec(agent, options.environment, config)
     building.check_agent(agent, spec)
     folder = RunFolder.describe(agent, options.environment, config, spec)
@@ -87,16 +88,6 @@ def _start(agent: core.Agent, options: TrainOptions, config: RunConfig) -> int:
             print(line)
         with writing(folder), folder.lock.held() as lock:
             return run(folder, program, lock)
-
-
-@dataclasses.dataclass(frozen=True)
-class _NoSettings:
-    """The config of an agent that has none."""
-
-
-def make_agent(entry: AgentEntry, config: Any) -> core.Agent:
-    """Returns the agent with a config of `parse_new`."""
-    return entry.make(None if isinstance(config, _NoSettings) else config)
 
 
 def parse_new(
@@ -127,13 +118,11 @@ def parse_new(
     entry = find(_agent_name(name, given.pop("agent", None), early.config))
     environment = early.environment or given.get("environment") or default_environment(entry)
     preset = presets_of(entry.load()).get(str(environment), Preset())
-    agent_config, agent_preset = entry.make_config(), preset.agent
-    if agent_config is None:
-        agent_config, agent_preset = _NoSettings(), {}
+    agent_config = entry.make_config()
     parts: list[tuple[Any, Mapping[str, Any]]] = [
         (TrainOptions(environment=str(environment)), {}),
         (RunConfig(), {**DEFAULTS, **preset.run}),
-        (agent_config, agent_preset),
+        (agent_config, {} if agent_config == NoConfig() else preset.agent),
     ]
     names = [[field.name for field in dataclasses.fields(base)] for base, _ in parts]
     for name in _hidden(agent_config):
@@ -216,7 +205,7 @@ def resume(arguments: Sequence[str], name: str | None = None) -> int:
     agent, environment = folder.make_agent(early.allow), folder.environment_factory()
     # Fields with the names of other settings have no flags.
     own = getattr(agent, "config", None)
-    own = own if folder.agent_config and not _hidden(own) else _NoSettings()
+    own = own if folder.agent_config and not _hidden(own) else NoConfig()
     options = TrainOptions(None, environment, folder.engine, folder.restarts)
     options, config, agent_config, given = parse_groups(
         (options, folder.config, own, ResumeOptions(early.resume)),
@@ -248,7 +237,6 @@ def resume(arguments: Sequence[str], name: str | None = None) -> int:
     interrupts.clean_up_first()
     with writing(folder), folder.lock.held() as lock, chosen_checkpoint(folder, given.checkpoint):
         folder.save()
-        (folder.path / "result.json").unlink(missing_ok=True)  # If this run is interrupted, it has no result.
         return run(folder, program, lock)
 
 

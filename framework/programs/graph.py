@@ -17,7 +17,7 @@ from framework.programs.groups import connect_one, connect_shards, member, neare
 from framework.programs.snapshot import Snapshot
 from framework.runs.callbacks import Callback
 from framework.runs.parts import make_logger
-from framework.runs.run_folder import RecordRun, RunFolder
+from framework.runs.run_folder import RunFolder
 from framework.runs.services import (
     Monitor,
     RunCheckpointer,
@@ -382,9 +382,7 @@ def _make_monitor(
     run: RunFolder | None, logger_factory: Any, callbacks: Sequence[Callback], *, counter: Any
 ) -> Monitor:
     reader = None if run is None else newest_checkpoint(run.config)
-    if run is not None and reader is not None:
-        callbacks = (RecordRun(run), *callbacks)
-    elif run is not None:
+    if run is not None:
         run.record()
     resumed_at = None
     if reader is not None or (run is not None and run.has_rows):  # Rows of a run that has no checkpoint yet.

@@ -25,6 +25,11 @@ GROUP = "repertory.agents"
 
 
 @dataclasses.dataclass(frozen=True)
+class NoConfig:
+    """The config of an agent that has none."""
+
+
+@dataclasses.dataclass(frozen=True)
 class AgentEntry:
     """The location of an agent's class, or of a function that makes the agent. `load` imports it.
 
@@ -43,7 +48,7 @@ class AgentEntry:
     def make(self, config: Any = None) -> core.Agent:
         """The agent with this config, or with the default one. Raises ValueError if it is no agent."""
         found = self.load()
-        agent = found() if config is None else found(config)
+        agent = found() if config is None or isinstance(config, NoConfig) else found(config)
         if not isinstance(agent, core.Agent):
             raise ValueError(f"agent: got {self.name!r}, which makes {agent!r}, expected a core.Agent.")
         if not isinstance(found, type):
@@ -55,7 +60,7 @@ class AgentEntry:
         return (inspect.getdoc(self.load()) or "").partition("\n")[0].rstrip(".")
 
     def make_config(self, **fields: Any) -> Any:
-        """The agent's config with these fields; None if it has none.
+        """The agent's config with these fields; `NoConfig` if it has none.
 
         Raises:
           ValueError: It has no such field.
@@ -63,7 +68,7 @@ class AgentEntry:
         config: Any = getattr(self.make(), "config", None)
         if not _is_config(config) or "config" not in inspect.signature(self.load()).parameters:
             config_checks.names(self.name, fields, ())
-            return None
+            return NoConfig()
         known = [field.name for field in dataclasses.fields(config)]
         config_checks.names(type(config).__name__, fields, known)
         return dataclasses.replace(config, **fields)
@@ -109,7 +114,7 @@ def describe_agent(agent: core.Agent) -> tuple[str, dict[str, Any]]:
     target = agent.made_by or target_of(type(agent)) or type(agent).__qualname__
     name = next((name for name, other in _entry_points().items() if other == target), target)
     config: Any = getattr(agent, "config", None)
-    if not _is_config(config) or (agent.made_by and find_agent(agent.made_by).make_config() is None):
+    if not _is_config(config) or (agent.made_by and find_agent(agent.made_by).make_config() == NoConfig()):
         return name, {}
     return name, {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
 

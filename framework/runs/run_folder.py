@@ -25,11 +25,11 @@ from framework.environments.suites import SUITES
 from framework.loggers.files import read_jsonl
 from framework.objects import load_object, target_of
 from framework.runs import config_file, trust
-from framework.runs.callbacks import Callback
 from framework.runs.registry import describe_agent, find_agent
 from framework.runs.run_config import RunConfig
 from framework.runs.run_lock import RunError as RunError
 from framework.runs.run_lock import RunLock, unwritable
+from framework.runs.services import run_checkpoints
 
 FORMAT = 3
 #: The settings that may differ when a run continues, beside its engine and its restarts.
@@ -107,7 +107,7 @@ class RunFolder:
     @property
     def checkpointer(self) -> Checkpointer:
         """The checkpoints of the run."""
-        return Checkpointer(self.path / "checkpoints", keep=self.config.keep_checkpoints)
+        return run_checkpoints(self.config)
 
     @classmethod
     def describe(
@@ -398,18 +398,6 @@ class RunFolder:
             if reader is not None:
                 self.check_limits(reader)
             yield file
-
-
-class RecordRun(Callback):
-    """Writes the settings of a resumed run with its first row. An attempt that fails earlier keeps them."""
-
-    def __init__(self, run: RunFolder):
-        self._run: RunFolder | None = run
-
-    def on_row(self, label: str, row: dict[str, Any], snapshot: dict[str, Any]) -> None:
-        if self._run is not None:
-            self._run.record()
-            self._run = None
 
 
 def differences(expected: Mapping[str, Any], got: Mapping[str, Any]) -> str:

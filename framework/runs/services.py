@@ -6,6 +6,7 @@ import functools
 import logging
 import math
 import os
+import re
 import shutil
 import threading
 import time
@@ -457,7 +458,11 @@ def replay_checkpointer(
     aside = Path(config.directory) / "checkpoints" / f".{parts[index]}"
     shutil.rmtree(aside, ignore_errors=True)  # From a killed server; part of no checkpoint.
     reader = newest_checkpoint(config)
-    kept = [] if reader is None else [part for part in reader.names if _is_part(part, name)]
+    kept = (
+        []
+        if reader is None
+        else [part for part in reader.names if re.fullmatch(rf"{re.escape(name)}(-\d+)?", part)]
+    )
     if reader is not None and kept and sorted(kept) != sorted(parts):
         raise CheckpointError(
             f"replay_shards: got {shards}, expected {len(kept)}: the checkpoint {reader.path} has the parts "
@@ -465,10 +470,6 @@ def replay_checkpointer(
         )
     part = reader.part(parts[index]) if reader is not None and kept else None
     return DefaultCheckpointer(aside, fallback_checkpoint_path=part)
-
-
-def _is_part(part: str, name: str) -> bool:
-    return part == name or (part.startswith(f"{name}-") and part.removeprefix(f"{name}-").isdigit())
 
 
 def newest_checkpoint(config: RunConfig) -> CheckpointReader | None:

@@ -5,32 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import dm_env
-import numpy as np
 import torch
 
 import launch
-from framework.actors import EnvironmentLoop, EnvironmentLoopObserver, PolicyActor
+from framework.actors import EnvironmentLoop, PolicyActor
 from framework.actors.results import summarize
-from framework.environments import BatchedEnvironment
 from framework.runs.parts import make_observers
 from framework.types import Nest
 from framework.variables import VariableClient
 from framework.workers.worker import ProgramWorker, Setup, prepare_process, seeded
 
 
-class _Stop(EnvironmentLoopObserver):
+class _StoppableActor(PolicyActor):
     """Ends an evaluation when the program stops: whole episodes may take longer than a node has to end."""
 
-    def observe_first(self, environment: BatchedEnvironment, timestep: dm_env.TimeStep) -> None:
-        pass
-
-    def observe(self, environment: BatchedEnvironment, timestep: dm_env.TimeStep, action: Nest) -> None:
+    def select_action(self, observation: Nest) -> Nest:
         if launch.stop_event().is_set():
             raise launch.ProgramStopped("The program stops during an evaluation.")
-
-    def get_metrics(self, envs: np.ndarray) -> dict[str, np.ndarray]:
-        return {}
+        return super().select_action(observation)
 
 
 class Results:
@@ -109,11 +101,11 @@ class Evaluator(ProgramWorker):
             networks = setup.agent.make_networks(setup.spec)
         policy = setup.agent.make_policy(networks, evaluation=True)
         self._variables = VariableClient(learner, networks, policy) if learner is not None else None
-        self._actor = PolicyActor(policy, variable_client=self._variables, num_envs=num_episodes)
+        self._actor = _StoppableActor(policy, variable_client=self._variables, num_envs=num_episodes)
         self._loop = EnvironmentLoop(
             environment,
             self._actor,
-            observers=[*make_observers(setup.config), _Stop()],
+            observers=make_observers(setup.config),
             should_update=False,
             max_episode_steps=setup.config.evaluation_limit,
         )

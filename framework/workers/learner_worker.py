@@ -70,11 +70,11 @@ class LearnerWorker(LearnerNode):
         detects = on_policy and self._roster is None
         self._stall_detector = StallDetector(config.num_actors) if detects else None
         self._stalled_version = -1  # The newest that the stall detector knows.
-        self._first: FirstLearner | None = None
+        self._first: Any = None  # The `FirstLearner` of several.
         if config.num_learners > 1:
             self._first = FirstLearner(self._learner.learner, config.num_learners)
             self._member = GroupMember(self._learner.learner, 0, config.num_learners, self._first)
-            self._learner.saves.put_first()
+            self._learner.published.save_first()
 
     def join(self, actor: str, life: str) -> int:
         """Makes batches from the data of `actor` too, with `min_actors`; returns its first version."""
@@ -137,17 +137,16 @@ class LearnerWorker(LearnerNode):
 
     def join_learners(self, rank: int, place: Place, call_id: str) -> tuple[int, bool, dict[str, Any]] | None:
         """For the other learners: see `FirstLearner.join_learners`."""
-        assert self._first is not None
-        return self._first.join_learners(rank, place, call_id)
+        joined: tuple[int, bool, dict[str, Any]] | None = self._first.join_learners(rank, place, call_id)
+        return joined
 
     def arrive(self, rank: int, number: int, step: int) -> int | None:
         """For the other learners: see `FirstLearner.arrive`."""
-        assert self._first is not None
-        return self._first.arrive(rank, number, step)
+        env_steps: int | None = self._first.arrive(rank, number, step)
+        return env_steps
 
     def exchange(self, number: int, operation: str, *arguments: Any) -> Any:
         """For the other learners: see `FirstLearner.exchange`."""
-        assert self._first is not None
         return self._first.exchange(number, operation, *arguments)
 
     def ready(self) -> bool:
