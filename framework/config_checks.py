@@ -18,7 +18,7 @@ import numbers
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import NoneType, UnionType
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 
@@ -106,13 +106,16 @@ def ordered(config: Any, less: str, more: str) -> None:
     _check(config, (less,), lambda value: value <= most, f"at most {more}, which is {most!r}")
 
 
+def refuse(config: Any, field: str, text: str) -> NoReturn:
+    """Raises ValueError for a field, with `text` after `FIELD: got VALUE`."""
+    raise ValueError(f"{field}: got {getattr(config, field)!r}{text}")
+
+
 def return_limits(config: Any) -> None:
     """Checks that the field `v_min` is less than the field `v_max`."""
     if not config.v_min < config.v_max:
-        raise ValueError(
-            f"v_min: got {config.v_min!r}, expected less than v_max, which is {config.v_max!r}. Set both to "
-            "the smallest and the largest discounted return of the environment."
-        )
+        advice = "Set both to the smallest and the largest discounted return of the environment."
+        refuse(config, "v_min", f", expected less than v_max, which is {config.v_max!r}. {advice}")
 
 
 def one_of(config: Any, choices: Iterable[Any], *fields: str) -> None:

@@ -12,7 +12,7 @@ from framework.workers.collector import Collector, Turns, make_collector, make_s
 from framework.workers.gates import Gate, LastActor, LostSteps
 from framework.workers.last_samples import LastSamples
 from framework.workers.lockstep import Lockstep, Unrolls
-from framework.workers.report import Report, RowSender
+from framework.workers.report import Report
 from framework.workers.worker import (
     ProgramWorker,
     Setup,
@@ -97,8 +97,10 @@ class ActorWorker(ProgramWorker):
             self._exits.append(LastSamples(own, replay, counter, steps_name, collector))
         if life:
             self._exits.append(LastActor(counter, self._budget, config.max_env_steps))
-        rows = RowSender(own, steps_name, counter, monitor, checkpointer)
-        self._report = Report(setup, collector, self._budget, rows, state)
+        services = {"counter": counter, "monitor": monitor, "checkpointer": checkpointer}
+        self._report = Report(
+            setup, collector, self._budget, state, name=own, steps_name=steps_name, **services
+        )
         self._started = False
 
     def ready(self) -> bool:
