@@ -323,6 +323,14 @@ class VariableClient:
             self._look_for_block(wait and self.version == before)
         return self.version != before
 
+    def copy(self) -> dict[str, torch.Tensor]:
+        """A copy of the acting parameters on the CPU, as entries of the networks' state dict."""
+        return {
+            f"{name}.{key}": value.cpu().clone()
+            for name, state in self._targets.items()
+            for key, value in state.items()
+        }
+
     def _look_for_block(self, now: bool) -> None:
         """Asks for the block again from time to time: the node may have been restarted on another machine.
 

@@ -99,11 +99,7 @@ def parse_new(
     which overrides the preset, which overrides the defaults.
     """
     # The file says which agent, the environment which preset, and both give the defaults of the other flags.
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--config", nargs="?")
-    parser.add_argument("--environment", nargs="?")
-    parser.add_argument("--allow", action="append", default=[])
-    early = parser.parse_known_args(arguments)[0]
+    early, _ = _early(arguments, "--config", "--environment")
     given = _read(early.config)
     in_file = {key: value for key, value in given.items() if key != "environment" or not early.environment}
     with config_checks.RaisedAs(UsageError, ValueError, f"{early.config}: "):
@@ -140,6 +136,15 @@ def parse_new(
             made.append(config_file.from_plain(base, {**values, **in_file}, where))
     prog, description = f"repertory {command} {entry.name}", f"{entry.summary()}."
     return entry, *parse_groups([*made, *more], arguments, prog, description)
+
+
+def _early(arguments: Sequence[str], *flags: str) -> tuple[argparse.Namespace, list[str]]:
+    """The values of `flags` and of `--allow`, which say what the other flags are; and those others."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for flag in flags:
+        parser.add_argument(flag, nargs="?")
+    parser.add_argument("--allow", action="append", default=[])
+    return parser.parse_known_args(arguments)
 
 
 def _hidden(agent_config: Any) -> list[str]:
@@ -192,11 +197,7 @@ def find(name: str) -> AgentEntry:
 
 def resume(arguments: Sequence[str], name: str | None = None) -> int:
     """Resumes a run from its checkpoint, with its settings, and perhaps other limits and devices."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for flag in ("--resume", "--checkpoint", "--directory"):
-        parser.add_argument(flag, nargs="?")
-    parser.add_argument("--allow", action="append", default=[])
-    early, others = parser.parse_known_args(arguments)
+    early, others = _early(arguments, "--resume", "--checkpoint", "--directory")
     if early.resume is None:
         raise UsageError("--resume: got no folder, expected a run's: repertory train --resume RUN")
     folder = RunFolder.open(early.resume)
