@@ -30,8 +30,7 @@ from framework.runs.services import (
 from framework.workers.actor_worker import ActorWorker
 from framework.workers.evaluator import Evaluator
 from framework.workers.inference_worker import InferenceWorker
-from framework.workers.learner_replica import LearnerReplica
-from framework.workers.learner_worker import LearnerWorker
+from framework.workers.learner_worker import LearnerReplica, LearnerWorker
 from framework.workers.variable_source import VariableSource
 from framework.workers.worker import Setup, derive_seed, make_tables
 

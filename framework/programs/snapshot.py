@@ -188,13 +188,8 @@ def _progress(state: ProgramState) -> dict[str, Any]:
     }
 
 
-class _Current(threading.local):
-    """What objects refer to that belongs to the program that is saved or loaded."""
-
-    config: RunConfig
-
-
-_current = _Current()
+# What objects refer to that belongs to the program that is saved or loaded: `config`, its settings.
+_current = threading.local()
 
 
 class _Pickler(ObjectPickler):
@@ -228,11 +223,11 @@ def _instance(label: str) -> LocalInstance:
 
 
 def _config() -> RunConfig:
-    return _current.config
+    config: RunConfig = _current.config
+    return config
 
 
 def _directory() -> Path:
-    assert _current.config.directory is not None
     return Path(_current.config.directory)
 
 

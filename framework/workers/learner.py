@@ -247,7 +247,6 @@ class ProgramLearner:
         self.dataset = None if replay is None else agent.make_dataset(replay)
         # Actors with a limited policy lag need every version.
         self._publish_period = 1 if agent.max_policy_lag is not None else self._config.publish_period
-        self._has_ended = False
         self.published = Published(name, setup, self.learner, counter, checkpointer)
         self.report = LearnerReport(name, self.learner, self.published, monitor, replay)
         self.publish()
@@ -308,9 +307,8 @@ class ProgramLearner:
             self.dataset.close()
 
     def end_if_finished(self) -> bool:
-        """Ends the program, once, if all of `max_learner_steps` are made; returns whether they are."""
-        if self.finished and not self._has_ended:
-            self._has_ended = True
+        """Ends the program if all of `max_learner_steps` are made; returns whether they are."""
+        if self.finished:
             self.end_program("max_learner_steps")
         return self.finished
 
