@@ -238,6 +238,7 @@ def resume(arguments: Sequence[str], name: str | None = None) -> int:
     interrupts.clean_up_first()
     with writing(folder), folder.lock.held() as lock, chosen_checkpoint(folder, given.checkpoint):
         folder.save()
+        (folder.path / "result.json").unlink(missing_ok=True)  # If this run is interrupted, it has no result.
         return run(folder, program, lock)
 
 
