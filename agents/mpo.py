@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from framework import config_checks as check
-from framework import learners, losses, networks
+from framework import losses, networks
 from framework.learners import LossContext, LossOutput
 from framework.networks import DiagonalGaussian
 from framework.replay import ReplaySample
@@ -178,6 +178,11 @@ class MPO(OffPolicyAgent):
 
     config: MPOConfig = MPOConfig()
     target_names = ("policy", "critics")
+    learning_rates = {
+        "policy": "learning_rate",
+        "critics": "critic_learning_rate",
+        "duals": "dual_learning_rate",
+    }
 
     def make_networks(self, spec: EnvironmentSpec) -> MPONetworks:
         members = ("actions", "policy", "critics", "duals", "atoms", "expected")
@@ -187,14 +192,9 @@ class MPO(OffPolicyAgent):
         return MPOPolicy(networks, evaluation)
 
     def make_optimizer(self, networks: MPONetworks) -> torch.optim.Optimizer:
-        config = self.config
-        rates: dict[nn.Module, float] = {
-            networks.policy: config.learning_rate,
-            networks.critics: config.critic_learning_rate,
-        }
-        groups = learners.with_rates({**rates, networks.duals: config.dual_learning_rate})
-        groups[-1]["minimum"] = _LEAST_DUAL
-        return learners.Adam(groups, eps=config.adam_epsilon)
+        optimizer = super().make_optimizer(networks)
+        optimizer.param_groups[-1]["minimum"] = _LEAST_DUAL
+        return optimizer
 
     def loss(self, networks: MPONetworks, batch: ReplaySample, context: LossContext) -> LossOutput:
         """The sum of the losses of critic, policy and duals on a batch of `Transition`s."""

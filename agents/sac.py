@@ -21,7 +21,7 @@ from dm_env import specs as dm_specs
 from torch import nn
 
 from framework import config_checks as check
-from framework import learners, losses, networks
+from framework import losses, networks
 from framework.learners import LossContext, LossOutput
 from framework.networks import PolicyNetwork, frozen, legal_actions, random_actions
 from framework.replay import ReplaySample
@@ -154,6 +154,11 @@ class SAC(OffPolicyAgent):
 
     config: SACConfig = SACConfig()
     target_names = ("critics",)
+    learning_rates = {
+        "policy": "learning_rate",
+        "critics": "critic_learning_rate",
+        "temperature": "temperature_learning_rate",
+    }
     takes_action_masks = True
 
     def make_networks(self, spec: EnvironmentSpec) -> SACNetworks:
@@ -162,16 +167,6 @@ class SAC(OffPolicyAgent):
 
     def make_policy(self, networks: SACNetworks, evaluation: bool = False) -> SACPolicy:
         return SACPolicy(networks, self.config.random_start, evaluation)
-
-    def make_optimizer(self, networks: SACNetworks) -> torch.optim.Optimizer:
-        config = self.config
-        rates: dict[nn.Module, float] = {
-            networks.policy: config.learning_rate,
-            networks.critics: config.critic_learning_rate,
-        }
-        if config.temperature is None:
-            rates[networks.temperature] = config.temperature_learning_rate
-        return learners.Adam(learners.with_rates(rates), eps=config.adam_epsilon)
 
     def learner_settings(self, networks: nn.Module) -> dict[str, Any]:
         return super().learner_settings(networks) | {"partial_gradients": self.config.actor_delay > 1}

@@ -13,13 +13,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
 from framework import config_checks as check
-from framework import learners, losses, networks, replay
+from framework import losses, networks, replay
 from framework.learners import LossContext, LossOutput
 from framework.networks import DeterministicHead, PolicyNetwork, frozen
 from framework.runs.presets import Preset
@@ -166,20 +166,16 @@ class TD3(OffPolicyAgent):
 
     config: TD3Config = TD3Config()
     target_names: tuple[str, ...] = ("policy", "critics")
+    learning_rates: ClassVar[Mapping[str, str]] = {
+        "policy": "learning_rate",
+        "critics": "critic_learning_rate",
+    }
 
     def make_networks(self, spec: EnvironmentSpec) -> TD3Networks:
         return self.custom_networks(spec, TD3Networks, ("actions", "policy", "critics", "values"))
 
     def make_policy(self, networks: TD3Networks, evaluation: bool = False) -> TD3Policy:
         return TD3Policy(networks, self.config, evaluation)
-
-    def make_optimizer(self, networks: TD3Networks) -> torch.optim.Optimizer:
-        config = self.config
-        rates: dict[nn.Module, float] = {
-            networks.policy: config.learning_rate,
-            networks.critics: config.critic_learning_rate,
-        }
-        return learners.Adam(learners.with_rates(rates), eps=config.adam_epsilon)
 
     def learner_settings(self, networks: nn.Module) -> dict[str, Any]:
         return super().learner_settings(networks) | {"partial_gradients": self.config.actor_delay > 1}
