@@ -18,6 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from agents.d4pg import DM_CONTROL_RUN
+from agents.td3 import PENDULUM, PENDULUM_RUN
 from framework import config_checks as check
 from framework import losses, networks
 from framework.learners import LossContext, LossOutput
@@ -276,18 +278,14 @@ class MPO(OffPolicyAgent):
 PRESETS: Mapping[str, Preset] = {
     "gymnasium:Pendulum-v1": Preset(
         agent={
+            **PENDULUM,
             "n_step": 1,
             "num_samples": 10,
             "epsilon_mean": 0.01,
             "target_update_period": 50,
-            "min_replay_size": 500,
-            "batch_size": 128,
-            "samples_per_insert": 128.0,
-            "hidden_sizes": (64, 64),
             "learning_rate": 1e-3,
-            "critic_learning_rate": 2e-3,
         },
-        run={"num_actors": 1, "envs_per_actor": 1, "max_env_steps": 20_000, "evaluate_period": 5_000},
+        run=PENDULUM_RUN,
     ),
     # Rewards are between 0 and 1. Acme's settings are for millions of learner steps. Here there are 50,000,
     # each of which follows the best actions more closely, and the targets move 4 times as often.
@@ -311,13 +309,7 @@ PRESETS: Mapping[str, Preset] = {
                 "samples_per_insert": 32.0,
                 "min_replay_size": 2_000,
             },
-            run={
-                "num_actors": 1,
-                "envs_per_actor": 4,
-                "max_env_steps": 200_000,
-                "evaluate_period": 20_000,
-                "num_evaluation_episodes": 4,
-            },
+            run=DM_CONTROL_RUN,
         ),
     ),
 }

@@ -20,6 +20,7 @@ import torch
 from dm_env import specs as dm_specs
 from torch import nn
 
+from agents.td3 import HALF_CHEETAH, MUJOCO_RUN, PENDULUM, PENDULUM_RUN
 from framework import config_checks as check
 from framework import losses, networks
 from framework.learners import LossContext, LossOutput
@@ -243,20 +244,7 @@ class SAC(OffPolicyAgent):
 
 PRESETS: Mapping[str, Preset] = {
     # -157.9 to -160.7, greedy over 100 episodes, at 20,000 steps on seeds 1 to 5.
-    "gymnasium:Pendulum-v1": Preset(
-        agent={
-            "min_replay_size": 500,
-            "batch_size": 128,
-            "samples_per_insert": 128.0,
-            "hidden_sizes": (64, 64),
-            "learning_rate": 1e-3,
-            "critic_learning_rate": 2e-3,
-        },
-        run={"num_actors": 1, "envs_per_actor": 1, "max_env_steps": 20_000, "evaluate_period": 5_000},
-    ),
+    "gymnasium:Pendulum-v1": Preset({**PENDULUM, "learning_rate": 1e-3}, PENDULUM_RUN),
     # 7,951 to 8,400, greedy over 100 episodes, at 200,000 steps on seeds 1 to 3.
-    "gymnasium:HalfCheetah-v5": Preset(
-        agent={"min_replay_size": 5_000, "batch_size": 128, "samples_per_insert": 128.0},
-        run={"num_actors": 1, "envs_per_actor": 1, "max_env_steps": 200_000, "evaluate_period": 20_000},
-    ),
+    "gymnasium:HalfCheetah-v5": Preset(HALF_CHEETAH, {**MUJOCO_RUN, "max_env_steps": 200_000}),
 }

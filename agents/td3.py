@@ -250,23 +250,20 @@ class DDPG(TD3):
     config: DDPGConfig = DDPGConfig()
 
 
-_MUJOCO = {"num_actors": 1, "envs_per_actor": 1, "evaluate_period": 20_000}
+PENDULUM = {
+    "min_replay_size": 500,
+    "batch_size": 128,
+    "samples_per_insert": 128.0,
+    "hidden_sizes": (64, 64),
+    "critic_learning_rate": 2e-3,
+}
+PENDULUM_RUN = {"num_actors": 1, "envs_per_actor": 1, "max_env_steps": 20_000, "evaluate_period": 5_000}
+HALF_CHEETAH = {"min_replay_size": 5_000, "batch_size": 128, "samples_per_insert": 128.0}
+MUJOCO_RUN = {"num_actors": 1, "envs_per_actor": 1, "evaluate_period": 20_000}
 # Both agents have these.
 PRESETS: Mapping[str, Preset] = {
-    "gymnasium:Pendulum-v1": Preset(
-        agent={
-            "min_replay_size": 500,
-            "batch_size": 128,
-            "samples_per_insert": 128.0,
-            "hidden_sizes": (64, 64),
-            "critic_learning_rate": 2e-3,
-        },
-        run={"num_actors": 1, "envs_per_actor": 1, "max_env_steps": 20_000, "evaluate_period": 5_000},
-    ),
-    "gymnasium:HalfCheetah-v5": Preset(
-        agent={"min_replay_size": 5_000, "batch_size": 128, "samples_per_insert": 128.0},
-        run={**_MUJOCO, "max_env_steps": 200_000},
-    ),
+    "gymnasium:Pendulum-v1": Preset(PENDULUM, PENDULUM_RUN),
+    "gymnasium:HalfCheetah-v5": Preset(HALF_CHEETAH, {**MUJOCO_RUN, "max_env_steps": 200_000}),
     # Policies of Hopper come and go if layers are not normalized. With them, correlated noise and a
     # decaying rate, seed 101 stayed at 3,047 or more from 180,000 steps on, and Walker2d's at 3,189.
     **dict.fromkeys(
@@ -282,7 +279,7 @@ PRESETS: Mapping[str, Preset] = {
                 "learning_rate_decay": 300_000,
                 "layer_norm": True,
             },
-            run={**_MUJOCO, "max_env_steps": 300_000},
+            run={**MUJOCO_RUN, "max_env_steps": 300_000},
         ),
     ),
 }
