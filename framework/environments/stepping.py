@@ -200,7 +200,8 @@ class VectorEnvironment(BatchedEnvironment):
         self.name = name
         self._environment = environment
         self.num_envs = int(environment.num_envs)
-        mode = autoreset_mode(environment)
+        mode = (getattr(environment, "metadata", None) or {}).get("autoreset_mode")
+        mode = getattr(mode, "value", mode)
         if mode != "NextStep":
             raise ValueError(
                 f"{name}: the vector environment's autoreset mode is {mode!r}, expected NEXT_STEP: otherwise "
@@ -240,22 +241,14 @@ class VectorEnvironment(BatchedEnvironment):
         return timestep
 
     def seed_episodes(self, seeds: np.ndarray, envs: np.ndarray) -> None:
-        from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
+        from gymnasium.utils import seeding
         from gymnasium.vector import SyncVectorEnv
 
         inner: Any = getattr(self._environment, "unwrapped", None)
-        chosen = {int(env): int(seeds[env]) for env in np.flatnonzero(envs)}
-        if isinstance(inner, SyncVectorEnv):
-            for env, seed in chosen.items():
-                _seed_reset(inner.envs[env], seed)
-        elif isinstance(inner, CartPoleVectorEnv):  # Gymnasium's only one whose envs share a generator.
-            generator: Any = inner.np_random
-            if not isinstance(generator, _SeededStates):
-                generator, self._seed = _SeededStates(inner, self._seed), None
-                inner.np_random = generator
-            generator.seeds.update(chosen)
-        else:
+        if not isinstance(inner, SyncVectorEnv):
             super().seed_episodes(seeds, envs)  # Raises.
+        for env in np.flatnonzero(envs):
+            inner.envs[env].unwrapped.np_random, _ = seeding.np_random(int(seeds[env]))
 
     def step(self, action: Nest) -> dm_env.TimeStep:
         # Copied, since environments may change it.
@@ -307,52 +300,3 @@ class VectorEnvironment(BatchedEnvironment):
 
     def close(self) -> None:
         close(self._environment.close, self.name)
-
-
-def _seed_reset(environment: Any, seed: int) -> None:
-    """Gives the next `reset` of a gymnasium environment this seed."""
-    vars(environment).pop("reset", None)  # A seed that was not used left it.
-    reset = environment.reset
-
-    def seeded(**arguments: Any) -> Any:
-        del environment.reset
-        return reset(**{**arguments, "seed": seed})
-
-    environment.reset = seeded
-
-
-def _generator(seed: int) -> np.random.Generator:
-    """The generator that gymnasium's environments get from a seed."""
-    from gymnasium.utils import seeding
-
-    return seeding.np_random(seed)[0]
-
-
-class _SeededStates:
-    """The generator of CartPole's vector environment, where some envs draw the next first state from a seed.
-
-    Attributes:
-      seeds: by env, the seed of its next episode.
-    """
-
-    def __init__(self, environment: Any, seed: Any):
-        self._environment = environment
-        self._shared = environment.np_random if seed is None else _generator(seed)
-        self.seeds: dict[int, int] = {}
-
-    def uniform(self, low: float, high: float, size: tuple[int, int]) -> np.ndarray:
-        """First states, a column for each env that begins an episode."""
-        states = self._shared.uniform(low, high, size)
-        if size[1]:
-            every = size[1] == self._environment.num_envs
-            envs = range(size[1]) if every else np.flatnonzero(self._environment.prev_done).tolist()
-            for column, env in enumerate(envs):
-                if env in self.seeds:
-                    states[:, column] = _generator(self.seeds.pop(env)).uniform(low, high, size[0])
-        return states
-
-
-def autoreset_mode(environment: Any) -> str | None:
-    """`NextStep`, `SameStep` or `Disabled` as a gymnasium vector environment declares it, or None."""
-    mode = (getattr(environment, "metadata", None) or {}).get("autoreset_mode")
-    return getattr(mode, "value", mode)

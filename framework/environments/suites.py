@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import importlib
 import importlib.util
+import operator
 import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -33,14 +34,12 @@ class EnvironmentSource:
       options: keyword arguments of `make_one`.
       make_vector: `make_vector(num_envs, **options)` returns a gymnasium vector environment; None: there is
         none.
-      has_fast_vector: whether the vector environment computes all envs together instead of in a loop.
     """
 
     name: str
     make_one: Callable[..., Any]
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     make_vector: Callable[..., Any] | None = None
-    has_fast_vector: bool = False
 
     def make_env(self, seed: int | None) -> SingleEnv:
         """One env."""
@@ -145,15 +144,12 @@ def _gymnasium(full: str, name: str, options: dict[str, Any]) -> EnvironmentSour
             f"unknown environment {full!r}: {error}{hint} (gymnasium.envs.registry lists the ids; write "
             "'gymnasium:module:Id' for one that is registered when a module is imported)"
         ) from error
-    fast = spec.vector_entry_point is not None and not spec.additional_wrappers
     # The spec travels instead of the id, so that child processes need not have registered it, too.
     return EnvironmentSource(
         full,
         functools.partial(_make_gymnasium, spec),
         options,
         functools.partial(_make_gymnasium_vector, spec),
-        # Some ids (phys2d) have a vector version for JAX only, which stepping="vector" selects explicitly.
-        has_fast_vector=fast and "jax" not in str(spec.vector_entry_point).lower(),
     )
 
 
@@ -275,29 +271,13 @@ _HIDDEN = {
 }
 
 
-def _show(shown: slice, observation: np.ndarray) -> np.ndarray:
-    return observation[..., shown]
-
-
-def _shown(shown: slice, box: Any) -> Any:
-    return type(box)(_show(shown, box.low), _show(shown, box.high))
-
-
 def _hidden(whole: str, shown: slice, **kwargs: Any) -> Any:
     import gymnasium
 
     environment: Any = _make_gymnasium(gymnasium.spec(whole), **kwargs)
-    show, space = functools.partial(_show, shown), _shown(shown, environment.observation_space)
-    return gymnasium.wrappers.TransformObservation(environment, show, space)
-
-
-def _hidden_vector(whole: str, shown: slice, num_envs: int, **options: Any) -> Any:
-    import gymnasium
-
-    environment = _make_gymnasium_vector(gymnasium.spec(whole), num_envs, **options)
-    boxes = environment.observation_space, environment.single_observation_space
-    show, spaces = functools.partial(_show, shown), [_shown(shown, box) for box in boxes]
-    return gymnasium.wrappers.vector.TransformObservation(environment, show, *spaces)
+    box = environment.observation_space
+    space = gymnasium.spaces.Box(box.low[shown], box.high[shown])
+    return gymnasium.wrappers.TransformObservation(environment, operator.itemgetter(shown), space)
 
 
 _TESTING: dict[str, Callable[..., Any]] = {
@@ -309,14 +289,6 @@ _TESTING: dict[str, Callable[..., Any]] = {
     "Tuple": testing.TupleEnvironment,
     **{name: functools.partial(_hidden, *hidden) for name, hidden in _HIDDEN.items()},
 }
-
-
-def _testing(full: str, name: str, options: dict[str, Any]) -> EnvironmentSource:
-    source = _one_of(_TESTING)(full, name, options)
-    if name != "CartPoleWithoutVelocities":  # The only one that gymnasium computes in batches.
-        return source
-    vector = functools.partial(_hidden_vector, *_HIDDEN[name])
-    return dataclasses.replace(source, make_vector=vector, has_fast_vector=True)
 
 
 def options_in(
@@ -373,5 +345,5 @@ SUITES: dict[str, Suite] = {
     "tasks": Suite(_one_of(tasks.FAMILIES), "Navigation2D"),
     "remote": Suite(_any_of(RemoteEnvironment), "tcp://127.0.0.1:5555"),
     "external": Suite(_any_of(ExternalEnvironment), "tcp://127.0.0.1:5556"),
-    "testing": Suite(_testing, "Memory"),
+    "testing": Suite(_one_of(_TESTING), "Memory"),
 }
