@@ -12,6 +12,7 @@ from framework import nest as nests
 from framework import specs
 from framework.environments import suites, testing
 from framework.environments.base import LAST, UnexpectedReturn
+from framework.environments.border import checked
 from framework.environments.single import SingleEnv, call_factory, make_env
 from framework.environments.stepping import VectorEnvironment
 from framework.types import Nest
@@ -111,7 +112,7 @@ def _single(environment: Any, seed: int) -> SingleEnv:
 
     try:
         if isinstance(environment, gymnasium.vector.VectorEnv):
-            environment = VectorEnvironment(type(environment).__name__, environment, seed)
+            environment = checked(VectorEnvironment(type(environment).__name__, environment, seed))
         return make_env(environment, seed)
     except (AttributeError, TypeError, specs.UnsupportedSpaceError) as error:
         fix = "return a gymnasium.Env, dm_env.Environment or pettingzoo.ParallelEnv with supported spaces"

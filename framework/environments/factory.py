@@ -98,7 +98,7 @@ def _batch(
 
     makes_batches = takes(source.make_one, "num_envs") and "num_envs" not in source.options
     if stepping == "vector" and not makes_batches and source.make_vector is not None:
-        return VectorEnvironment(source.name, source.make_vector(num_envs, **source.options), seed)
+        return checked(VectorEnvironment(source.name, source.make_vector(num_envs, **source.options), seed))
     seeds = [seed] if makes_batches else env_seeds(seed, num_envs)
     if makes_batches and stepping == "processes":
         raise ValueError(
@@ -116,7 +116,7 @@ def _batch(
                 f"{source.name}: the factory returned a batch of {first.num_envs} envs, expected {num_envs}. "
                 "Give it a parameter num_envs, so that each node can ask for the envs that it steps."
             )
-        return checked(first) if many else VectorEnvironment(source.name, first, seed)
+        return checked(first if many else VectorEnvironment(source.name, first, seed))
     if stepping == "vector" and not makes_batches:
         make_env(first, seeds[0]).close()
         raise ValueError(

@@ -59,7 +59,7 @@ def test_time_limit_is_a_truncation(stepping):
 def test_all_envs_together_take_the_limits_that_one_env_takes(limit, steps):
     options = {"max_episode_steps": limit}
     with environments.make(CARTPOLE, num_envs=2, stepping="vector", options=options) as environment:
-        assert environment._environment.unwrapped.max_episode_steps == steps
+        assert environment.wrapped._environment.unwrapped.max_episode_steps == steps
         environment.reset()
         assert environment.step(np.array([0, 1])).step_type.tolist() == [MID, MID]
 
@@ -134,7 +134,7 @@ def test_a_factory_may_return_a_whole_vector_environment(stepping):
         return gymnasium.make_vec("CartPole-v1", num_envs=3)
 
     environment = environments.make(whole, num_envs=3, stepping=stepping)
-    assert isinstance(environment, VectorEnvironment)
+    assert isinstance(environment.wrapped, VectorEnvironment)
     assert environment.reset().observation.shape == (3, 4)
     with pytest.raises(ValueError, match="a batch of 3 envs, expected 2"):
         environments.make(whole, num_envs=2)
