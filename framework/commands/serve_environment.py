@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
         metavar="FILE",
         help="write the server as one file for other Pythons, and exit",
     )
-    chosen = environment_server.parse(parser, arguments)
+    chosen = parser.parse_args(arguments)
     try:
         options = read_pairs(chosen.options)
     except ValueError as error:
