@@ -99,11 +99,14 @@ def _unknown(full: str, known: Iterable[str]) -> ValueError:
     return ValueError(f"unknown environment {full!r}, expected one of {shown}.{nearest(name, known)}")
 
 
-def _one_of(makers: Mapping[str, Callable[..., Any]]) -> Finder:
+def _one_of(makers: Mapping[str, Callable[..., Any] | str]) -> Finder:
+    """Of these callables, or their names `module:object`."""
+
     def find(full: str, name: str, options: dict[str, Any]) -> EnvironmentSource:
         if name not in makers:
             raise _unknown(full, makers)
-        return EnvironmentSource(full, makers[name], options)
+        make = makers[name]
+        return EnvironmentSource(full, load_object(make) if isinstance(make, str) else make, options)
 
     return find
 
@@ -111,13 +114,6 @@ def _one_of(makers: Mapping[str, Callable[..., Any]]) -> Finder:
 def _any_of(kind: Callable[..., Any]) -> Finder:
     """Of a class whose first argument is the name."""
     return lambda full, name, options: EnvironmentSource(full, functools.partial(kind, name), options)
-
-
-def _tensor(full: str, name: str, options: dict[str, Any]) -> EnvironmentSource:
-    if name not in _TENSOR:
-        raise _unknown(full, _TENSOR)
-    # By name: torch takes a second to import.
-    return EnvironmentSource(full, load_object(_TENSOR[name]), options)
 
 
 def module_of(environment: str) -> str | None:
@@ -328,7 +324,7 @@ _MINATAR = {
     name: functools.partial(minatar.MinAtarEnvironment, name)
     for name in (*minatar.GAMES, *minatar.GAMES.values())
 }
-_DYNAMICS = "framework.environments.tensor_dynamics"
+_DYNAMICS = "framework.environments.tensor_dynamics"  # By name: torch takes a second to import.
 _TENSOR = {"CartPole-v1": f"{_DYNAMICS}:CartPole", "Pendulum-v1": f"{_DYNAMICS}:Pendulum"}
 _NEW = ", on Python 3.11 or newer"
 
@@ -341,7 +337,7 @@ SUITES: dict[str, Suite] = {
     "envpool": Suite(_any_of(EnvPoolEnvironment), "Pong-v5", "envpool", "envpool", _NEW),
     "pettingzoo": Suite(_pettingzoo, "mpe.simple_spread_v3", "pettingzoo", "pettingzoo"),
     "multi_agent": Suite(_one_of({"CartPole": multi_agent.MultiAgentCartPole}), "CartPole"),
-    "tensor": Suite(_tensor, "CartPole-v1"),
+    "tensor": Suite(_one_of(_TENSOR), "CartPole-v1"),
     "tasks": Suite(_one_of(tasks.FAMILIES), "Navigation2D"),
     "remote": Suite(_any_of(RemoteEnvironment), "tcp://127.0.0.1:5555"),
     "external": Suite(_any_of(ExternalEnvironment), "tcp://127.0.0.1:5556"),
