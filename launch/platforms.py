@@ -130,32 +130,3 @@ def boot_id() -> str:
             with open(_BOOT_ID) as file:
                 return file.read().strip()
     return ""
-
-
-def oom_kills() -> int | None:
-    """Returns how many processes of this control group the kernel has killed for memory; None if unknown."""
-    folders = ["/sys/fs/cgroup/memory"]  # version 1, in a container
-    with contextlib.suppress(OSError), open("/proc/self/cgroup", encoding="utf-8") as file:
-        for line in file:
-            _, kinds, group = line.rstrip("\n").split(":", 2)
-            if kinds in ("", "memory"):
-                folders.insert(0, f"/sys/fs/cgroup{'/memory' if kinds else ''}{group}")
-    for path in (f"{each}/{name}" for each in folders for name in ("memory.events", "memory.oom_control")):
-        with contextlib.suppress(OSError), open(path, encoding="utf-8") as file:
-            return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), None)
-    return None
-
-
-def why_killed(before: int | None) -> str:
-    """Returns the end of a message on a process that SIGKILL ended: the likely reason, and what to do.
-
-    Args:
-      before: `oom_kills()` when the program began.
-    """
-    now = oom_kills()
-    reason = " If nobody sent it, the memory was full."
-    if before is not None and now is not None and now > before:
-        reason = (
-            f" The memory was full: the kernel has killed {now - before} of this control group meanwhile."
-        )
-    return f"{reason} Use a smaller replay, fewer envs or actors, or give it more memory."

@@ -37,7 +37,7 @@ from framework.environments.states import dumps
 from framework.environments.stepping import InlineEnvironment
 from framework.environments.suites import EnvironmentSource
 from framework.types import MultiAgentTimeStep, Nest
-from launch import platforms
+from launch import platforms, texts
 from launch.errors import message_of
 from launch.seeds import seed_generators
 
@@ -148,7 +148,6 @@ class ProcessEnvironment(BatchedEnvironment):
         start_timeout, _, close_timeout = self._timeouts
         self._children: list[_Child] = []
         self._broken: str | None = None
-        self._oom_kills = platforms.oom_kills()
         self._slot, self._is_rounded = 0, False
         self._finalizer = weakref.finalize(self, _shut_down, self._children, close_timeout)
         memory = _unnamed_file()
@@ -261,9 +260,7 @@ class ProcessEnvironment(BatchedEnvironment):
     def _dead(self, child: _Child) -> EnvironmentFault:
         try:
             code = child.process.wait(timeout=5.0)
-            killed = code < 0
-            how = f"was killed by {signal.Signals(-code).name}" if killed else f"ended with exit code {code}"
-            advice = platforms.why_killed(self._oom_kills) if code == -signal.SIGKILL else ""
+            how, advice = texts.how_it_ended(code), texts.why_killed(code)
         except subprocess.TimeoutExpired:
             how, advice = "closed its connection", ""
         self._broken = f"the process of {child.envs} {how}"
