@@ -15,6 +15,7 @@ import ctypes
 import mmap
 import os
 import platform
+import signal
 import sys
 import tempfile
 import weakref
@@ -26,6 +27,7 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _PIECE = b"\0" * (1 << 20)
 _PR_SET_PDEATHSIG = 1
 _KEEP_SIZE_AND_PUNCH_HOLE = 1 | 2  # of fallocate(2)
+OF_ALL_PROCESSES = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 #: By name, whether this system has it.
 ABILITIES: dict[str, Callable[[], bool]] = {
@@ -117,10 +119,21 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if has("affinity") else os.cpu_count() or 1
 
 
-def end_with_parent(signal: int) -> None:
-    """Makes the kernel send this process `signal` when its parent dies, where it can."""
+def end_with_parent(number: int) -> None:
+    """Makes the kernel send this process the signal `number` when its parent dies, where it can."""
     if has("prctl"):
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal, 0, 0, 0)
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+def outlive_signals() -> None:
+    """Ignores the signals with which Slurm and systemd end all processes of a job, and unblocks them.
+
+    The launcher stops the program; what ended before could not save its state. A handler, because programs
+    that this process starts would inherit SIG_IGN, or the blocked signals.
+    """
+    for number in OF_ALL_PROCESSES:
+        signal.signal(number, lambda number, frame: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, OF_ALL_PROCESSES)
 
 
 def boot_id() -> str:

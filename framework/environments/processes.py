@@ -43,7 +43,6 @@ from launch.seeds import seed_generators
 
 # Seconds that the envs of a child may take to close after the parent has closed its connection.
 CLOSE_GRACE = 2.0
-_OF_ALL_PROCESSES = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class _Child:
@@ -65,7 +64,7 @@ class _Child:
         variables = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ}
         # Ctrl-C goes to the whole process group, and Slurm and systemd signal all processes. The parent alone
         # acts on it; a signal that is blocked here stays blocked in the child, from its first instruction on.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *_OF_ALL_PROCESSES})
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *platforms.OF_ALL_PROCESSES})
         try:
             # multiprocessing's Process would import the user's __main__ again, and need a guard there.
             self.process = subprocess.Popen(
@@ -324,10 +323,7 @@ def _share(
 
 def serve(connection_fd: int, memory: int) -> None:
     """The child process: serves the parent at the other end of `connection_fd` until it closes that."""
-    for number in _OF_ALL_PROCESSES:
-        # A handler, because programs that environments start would inherit SIG_IGN, or the blocked signal.
-        signal.signal(number, lambda number, frame: None)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_ALL_PROCESSES)
+    platforms.outlive_signals()
     parent = os.dup(0)
     with open(os.devnull) as nothing:  # What environments and their programs read.
         os.dup2(nothing.fileno(), 0)
