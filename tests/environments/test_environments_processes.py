@@ -113,9 +113,9 @@ def test_a_dead_child_is_named_with_its_exit_code_and_the_others_end():
     pids = _pids(environment)
     environment.reset()
     environment.step(np.zeros(4, np.int64))
-    with pytest.raises(EnvironmentFault, match=r"envs \d to \d: .*ended with exit code 7"):
+    with pytest.raises(EnvironmentFault, match=r"envs \d to \d: .*exited with code 7"):
         environment.step(np.zeros(4, np.int64))
-    with pytest.raises(EnvironmentFault, match=r"can no longer be used.*exit code 7"):
+    with pytest.raises(EnvironmentFault, match=r"can no longer be used.*exited with code 7"):
         environment.step(np.zeros(4, np.int64))
     environment.close()
     assert _gone(pids, 0)
