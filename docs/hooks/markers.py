@@ -75,8 +75,7 @@ def agents_fields():
     names_of = {}
     for name in registry.agent_names():
         config = registry.find_agent(name).make_config()
-        if config is not None:
-            names_of.setdefault(type(config), []).append(name)
+        names_of.setdefault(type(config), []).append(name)
     sections = (
         f"## {', '.join(names)} {{#{min(names, key=len)}}}\n\n{fields_table(config)}"
         for config, names in names_of.items()
