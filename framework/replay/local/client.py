@@ -202,8 +202,8 @@ class LocalWriter(BatchWriter):
 
     Items that a rate limiter refuses wait here, first in, first out. Rows are released only after the items
     that were created earlier, because those may refer to them. A writer that is dropped without `close` is
-    ended when a table is read or another writer is made: its rows are released, and its items go in as soon
-    as there is room.
+    ended when a table is read or another writer is made: its items go in as far as there is room, and its
+    rows are released.
     """
 
     _held_back = 32
@@ -224,17 +224,6 @@ class LocalWriter(BatchWriter):
         # (items created before, stream, rows)
         self._releases: collections.deque[tuple[int, str, np.ndarray]] = collections.deque()
         self._closed = False
-
-    def end(self) -> bool:
-        """Closes a dropped writer once its items are in their tables; returns whether it is closed."""
-        self.show()
-        with contextlib.suppress(ServerClosed), self._lock:
-            self._push()
-            self._release_all()
-            if self._items:
-                return False
-        self.close(timeout=0)
-        return True
 
     def _finish(self) -> int:
         dropped, self.num_pending = self.num_pending, 0
