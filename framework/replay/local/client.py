@@ -31,7 +31,7 @@ from framework.replay.rows.store import RowStore
 from framework.replay.tables.items import Delivery
 from framework.replay.tables.rate_limiters import SAMPLERS
 from framework.replay.tables.table import Table
-from framework.replay.types import ByName, PaddedSample, ReplaySample, TableInfo
+from framework.replay.types import ByName, Drawn, Out, TableInfo
 from framework.replay.writer import BatchWriter
 from framework.replay.writers import NewItems, Writers, joined
 from launch.rpc import sockets
@@ -166,9 +166,7 @@ class EmbeddedSource(BaseSource):
         self._client = client
         self._interrupted = False
 
-    def draw(
-        self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
-    ) -> tuple[ReplaySample | PaddedSample, tuple[Table, Delivery]]:
+    def draw(self, table: str, n: int, timeout: float | None, out: Out, pad: bool) -> Drawn:
         found = self._client.tables[table]
         delivery = found.sample(n, timeout, self._is_interrupted)
         try:

@@ -387,7 +387,7 @@ class RowStore:
             self._has_dropped = True
 
     def with_room(self, reserve: Callable[..., _Made], *arguments: Any) -> _Made:
-        """Calls `reserve`; if there is no room, the streams first give back the memory that they do not use."""
+        """Calls `reserve`; if there is no room, streams first give back the memory that they do not use."""
         try:
             return reserve(*arguments)
         except StoreFullError:
