@@ -149,6 +149,18 @@ def test_signals_to_all_processes_do_not_end_the_children(monkeypatch):
     assert _gone(pids)
 
 
+def test_a_hanging_step_meets_its_timeout_and_the_child_is_killed(monkeypatch):
+    monkeypatch.setattr(processes, "_CLOSE_SECONDS", 0.5)
+    source = suites.EnvironmentSource("Hanging", testing.FaultyEnvironment, {"fault": "hang", "at": 1})
+    environment = ProcessEnvironment(source, [None, None], 1, step_timeout=2.0)
+    pids = _pids(environment)
+    environment.reset()
+    with pytest.raises(EnvironmentFault, match=r"envs 0 to 1: step\(\) took longer than 2.0 s"):
+        environment.step(np.zeros(2, np.int64))
+    environment.close()
+    assert _gone(pids, 0)
+
+
 class Unbuildable(testing.EchoEnvironment):
     def __init__(self, seed):
         raise FileNotFoundError("no such level")
