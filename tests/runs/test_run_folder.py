@@ -65,7 +65,7 @@ def test_a_run_of_an_earlier_version_with_settings_that_are_gone_is_read(tmp_pat
     file.write_text(old)
     run = RunFolder.open(tmp_path)
     assert "alternating" in old and run.config.inference == "local"
-    assert run.agent_config == {}
+    assert run.make_agent().config == RandomActionsConfig()
 
 
 def test_options_that_the_file_cannot_hold_are_named(tmp_path):
