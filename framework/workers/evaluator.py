@@ -11,7 +11,7 @@ import torch
 
 import launch
 from framework.actors import EnvironmentLoop, EnvironmentLoopObserver, PolicyActor
-from framework.actors.results import summarize
+from framework.actors.environment_loop import summarize
 from framework.environments import BatchedEnvironment
 from framework.runs.parts import make_observers
 from framework.types import Nest

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from framework.actors.results import summarize
+from framework.actors.environment_loop import summarize
 from framework.workers.budget import Budget
 from framework.workers.collector import Collector, Steps, Turns
 from framework.workers.worker import Setup
