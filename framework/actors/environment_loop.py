@@ -62,6 +62,7 @@ class EnvironmentLoop:
 
     Attributes:
       environment: the environment.
+      timestep: the time step that the next actions follow; None if the next step begins with a reset.
       num_steps: transitions of all envs since the construction of the loop.
       num_dropped: number of episodes, also since then, that the environment cut short with FIRST, or that
         began before a reset (`BatchedEnvironment.cut`). They have no return.
@@ -101,7 +102,7 @@ class EnvironmentLoop:
         self._observers = tuple(observers)
         self._should_update = should_update
         self._max_episode_steps = max_episode_steps
-        self._timestep: dm_env.TimeStep | None = None  # None: reset before the next step
+        self.timestep: dm_env.TimeStep | None = None
         self._partial: np.ndarray | None = None  # bool[B]: open episodes that began before the reset.
         self._reward_spec = environment.reward_spec()
         self._has_one_reward = not tree.is_nested(self._reward_spec)
@@ -130,8 +131,8 @@ class EnvironmentLoop:
         if max_steps is not None and max_steps < 1:
             raise ValueError(f"max_steps: got {max_steps}, expected at least 1 or None.")
         clock, seconds = time.perf_counter, self.seconds
-        before = self._reset() if self._timestep is None else self._timestep
-        self._timestep = None  # If the code below fails, the next step begins with a reset.
+        before = self._reset() if self.timestep is None else self.timestep
+        self.timestep = None  # If the code below fails, the next step begins with a reset.
         start = clock()
         action = self._actor.select_action(before.observation)
         chosen = clock()
@@ -168,7 +169,7 @@ class EnvironmentLoop:
         for total, reward in zip(self._returns, rewards, strict=True):
             total += reward  # FIRST steps have reward 0
         if not cut:
-            self._timestep = timestep
+            self.timestep = timestep
         over = seen.step_type == LAST
         if self._partial is not None:
             over = self._without_partial(over, seen.step_type)
@@ -180,7 +181,7 @@ class EnvironmentLoop:
 
     def restart(self) -> None:
         """Makes the next step begin with a reset of all envs."""
-        self._timestep = None
+        self.timestep = None
 
     def run(self, num_episodes: int | None = None, num_steps: int | None = None) -> int:
         """Steps until a limit is reached, or without end if there is no limit.
@@ -245,7 +246,7 @@ class EnvironmentLoop:
                 results.append(tree.map_structure(lambda array: array[wanted], finished))
                 self._log(results[-1])
 
-        self._timestep = None
+        self.timestep = None
         self.environment.start_over()
         while share.any():
             finished = self.step()
@@ -259,8 +260,8 @@ class EnvironmentLoop:
                 take(self._finish(late), np.ones(len(late), np.bool_))
                 waits[late] = True
                 if not np.count_nonzero((share > 0) & ~waits):
-                    self._timestep, waits = None, np.zeros(num_envs, np.bool_)
-        self._timestep = None
+                    self.timestep, waits = None, np.zeros(num_envs, np.bool_)
+        self.timestep = None
         if self.num_cut > cut_before == 0:
             _LOG.warning(
                 "%s: %d of %d episodes had not ended after %s steps and were cut there. Their returns are "
