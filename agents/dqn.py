@@ -96,15 +96,10 @@ class DQNNetworks(nn.Module):
         super().__init__()
         self.num_actions = specs.num_discrete_actions(spec.actions)
         self.actions = networks.Actions(spec.actions)
+        body = config.hidden_sizes, config.dueling, config.layer_norm
+        noise = config.initial_noise if config.noisy else 0.0
         self.q_network = networks.QNetwork(
-            spec.observations,
-            self.num_actions,
-            config.hidden_sizes,
-            config.dueling,
-            config.layer_norm,
-            outputs_per_action,
-            config.initial_noise if config.noisy else 0.0,
-            config.torso,
+            spec.observations, self.num_actions, *body, outputs_per_action, noise, config.torso
         )
 
     def expected(self, outputs: torch.Tensor) -> torch.Tensor:
