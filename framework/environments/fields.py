@@ -59,15 +59,10 @@ class FieldChecker:
         leaves = specs.leaves(spec)
         for (path, leaf), start in zip(leaves, starts or [0] * len(leaves), strict=True):
             self._leaves.append((path, leaf.shape, leaf.dtype, self._bounds(leaf), start))
-        self._is_quick = self._takes_numbers()
-
-    def _takes_numbers(self) -> bool:
-        """Whether the field is one number of float, whose bounds, if any, hold 0 and 1."""
-        if not (self._is_reward or self._is_discount) or len(self._leaves) != 1:
-            return False
-        path, shape, dtype, bounds, _ = self._leaves[0]
-        inside = bounds is None or (bounds[0] <= 0 and bounds[1] >= 1)
-        return path == () and shape == () and dtype.kind == "f" and bool(inside)
+        # Whether the field is one float of each env; a discount's bounds must hold 0 and 1.
+        numbers = [(path, shape, dtype.kind) for path, shape, dtype, *_ in self._leaves] == [((), (), "f")]
+        low, high = self._leaves[0][3][:2] if numbers and self._is_discount else (0, 1)
+        self._is_quick = numbers and (self._is_reward or self._is_discount) and low <= 0 and high >= 1
 
     def _bounds(self, leaf: Any) -> tuple[Any, Any, bool] | None:
         """The bounds of a leaf, and whether values beyond them are an error, not a warning."""
@@ -131,20 +126,14 @@ class FieldChecker:
         """Rewards or discounts that obviously fit, else None: comparing lists is faster than arrays."""
         self.exact = None
         try:
-            if self._is_discount and values.count(1.0) + values.count(0.0) < len(values):
-                return None
             array = np.array(values, self._leaves[0][2])
-        except (TypeError, ValueError):
-            return None
-        if array.shape != (len(values),):
-            return None
-        if array.tolist() == values:  # False if one is text, None, or NaN.
-            return None if math.inf in values or -math.inf in values else array
-        if self._is_reward:
-            given = np.array(values)
-            if given.dtype == np.float64 and np.abs(given).max() <= _LARGEST_INTEGER:
-                self.exact = [given]
+            # Text, None, NaN, and what the dtype rounds differ from the array's values.
+            fits = array.ndim == 1 and array.tolist() == values
+            known = values.count(0.0) + values.count(1.0) == len(values)
+            if fits and (known or (self._is_reward and math.isfinite(sum(values)))):
                 return array
+        except (TypeError, ValueError):
+            pass
         return None
 
     def _warn_of_rounding(self, path: specs.Path, dtype: np.dtype, given: Any) -> None:
