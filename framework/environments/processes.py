@@ -44,6 +44,7 @@ from launch.seeds import seed_generators
 # Seconds that the envs of a child may take to close after the parent has closed its connection.
 CLOSE_GRACE = 2.0
 _CLOSE_SECONDS = 5.0  # After these, children that have not ended are killed.
+BUILD_SECONDS = 120.0
 _OF_ALL_PROCESSES = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -103,8 +104,6 @@ class ProcessEnvironment(BatchedEnvironment):
         source: EnvironmentSource,
         seeds: Sequence[int | None],
         num_processes: int | None = None,
-        *,
-        start_timeout: float = 120.0,
     ):
         """Starts the children and waits until all environments are built.
 
@@ -112,14 +111,13 @@ class ProcessEnvironment(BatchedEnvironment):
           source: makes the environments; cloudpickle sends it to the children.
           seeds: one per env.
           num_processes: number of children; by default one per usable core, at most one per env.
-          start_timeout: seconds that building the environments may take.
         """
         self.name = source.name
         self.num_envs = len(seeds)
         wanted = platforms.num_cores() if num_processes is None else num_processes
         if wanted < 1:
             raise ValueError(f"{self.name}: num_processes: got {num_processes}, expected at least 1.")
-        self._seeds, self._start_timeout = seeds, start_timeout
+        self._seeds = seeds
         groups = np.array_split(np.arange(self.num_envs), min(wanted, self.num_envs))
         self._groups = [slice(int(group[0]), int(group[-1]) + 1) for group in groups]
         make_envs = [functools.partial(source.make_env, seed) for seed in seeds]
@@ -131,7 +129,7 @@ class ProcessEnvironment(BatchedEnvironment):
 
     def __getstate__(self) -> dict[str, Any]:
         """The state of the envs, for pickle. The copy starts processes of its own."""
-        kept = {key: vars(self)[key] for key in ("name", "num_envs", "_start_timeout", "_groups", "_seeds")}
+        kept = {key: vars(self)[key] for key in ("name", "num_envs", "_groups", "_seeds")}
         return {**kept, "envs": self._call("pickle")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -154,7 +152,7 @@ class ProcessEnvironment(BatchedEnvironment):
                 (one, rows, self.num_envs, self._seeds[rows.start])
                 for one, rows in zip(pickles, self._groups, strict=True)
             ]
-            found = [pickle.loads(spec) for spec in self._ask("building", tasks, self._start_timeout)]
+            found = [pickle.loads(spec) for spec in self._ask("building", tasks, BUILD_SECONDS)]
             self.spec = found[0]
             for child, spec in zip(self._children, found, strict=True):
                 if spec != self.spec:
@@ -214,7 +212,7 @@ class ProcessEnvironment(BatchedEnvironment):
                 raise self._dead(child) from None
         deadline = None if timeout is None else time.monotonic() + timeout
         results: list[Any] = []
-        faults: list[Exception] = []
+        fault: Exception | None = None
         for child in self._children:
             try:
                 if deadline is not None and not child.connection.poll(max(0.0, deadline - time.monotonic())):
@@ -223,18 +221,17 @@ class ProcessEnvironment(BatchedEnvironment):
                 succeeded, result = child.connection.recv()
             except (EOFError, OSError):
                 raise self._dead(child) from None
-            if succeeded:
-                results.append(result)
-            else:
+            results.append(result)
+            if not succeeded and fault is None:
                 error, text, trace = result
                 # A fault of the child's batch names environment and env already.
                 named = text.startswith(f"{self.name}, env")
                 headline = text if named else f"{self.name}, {child.envs}: {error}: {text}"
                 kind = NotImplementedError if error == "NotImplementedError" else EnvironmentFault
-                faults.append(kind(f"{headline}\n\nIn child process {child.process.pid}:\n{trace}"))
+                fault = kind(f"{headline}\n\nIn child process {child.process.pid}:\n{trace}")
         self._broken = None
-        if faults:
-            raise faults[0]
+        if fault is not None:
+            raise fault
         return results
 
     def _dead(self, child: _Child) -> EnvironmentFault:

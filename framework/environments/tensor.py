@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import functools
 import operator
-import sys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import dm_env
 import numpy as np
-import tree
 
 from framework import specs
 from framework.environments.base import BatchedEnvironment
 from framework.environments.fields import FieldChecker
+from framework.environments.fields import arrays as arrays
 from framework.environments.wrappers import EnvironmentWrapper
 from framework.types import Nest
 
@@ -42,16 +40,6 @@ class TensorEnvironment(BatchedEnvironment):
     """
 
     device: torch.device
-
-
-def arrays(nest: Nest) -> Nest:
-    """The nest with arrays in place of its tensors: views of those on the CPU, copies of others."""
-    torch = sys.modules.get("torch")  # Whoever has made a tensor has imported it.
-    if torch is None:
-        return nest
-    return tree.map_structure(
-        lambda leaf: leaf.numpy(force=True) if isinstance(leaf, torch.Tensor) else leaf, nest
-    )
 
 
 class AsArrays(EnvironmentWrapper):
@@ -141,8 +129,3 @@ def checker(environment: BatchedEnvironment) -> Any:
     """The class of the checkers of this environment's fields."""
     device = environment.device
     return FieldChecker if device is None else functools.partial(TensorChecker, device)
-
-
-def copied(leaves: Sequence[Any]) -> list[Any]:
-    """Copies of arrays or tensors."""
-    return [leaf.copy() if isinstance(leaf, np.ndarray) else leaf.clone() for leaf in leaves]

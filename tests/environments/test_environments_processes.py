@@ -166,10 +166,11 @@ def test_an_environment_that_cannot_be_built_is_an_error_at_once():
     assert set(psutil.Process().children(recursive=True)) <= before
 
 
-def test_building_has_a_time_limit():
+def test_building_has_a_time_limit(monkeypatch):
+    monkeypatch.setattr(processes, "BUILD_SECONDS", 2.0)
     source = suites.EnvironmentSource("Unending", Unending)
     with pytest.raises(EnvironmentFault, match=r"env 0: building took longer than 2.0 s"):
-        ProcessEnvironment(source, [None], start_timeout=2.0)
+        ProcessEnvironment(source, [None])
 
 
 def test_the_episodes_of_some_envs_can_be_ended():
