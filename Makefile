@@ -124,11 +124,11 @@ ifneq ($(VERSION),)
 	git tag -a v$(VERSION) -m "Repertory $(VERSION)"
 endif
 
-# Runs what docs/results/nightly lacks. ROWS=cartpole-dqn runs one row.
+# Runs what results/records/nightly lacks. ROWS=cartpole-dqn runs one row.
 nightly: $(VENV)/installed-test .venv-reverb/installed .venv-ray/installed .venv-deepmind/installed
-	$(BIN)/python benchmarks/nightly.py $(ROWS) --python reverb=.venv-reverb/bin/python ray=.venv-ray/bin/python launchpad=.venv-deepmind/bin/python
-	$(if $(ROWS),,$(BIN)/python benchmarks/external_clients.py)
-	$(if $(ROWS),,.venv-ray/bin/python benchmarks/failures.py)
+	$(BIN)/python -m results.nightly $(ROWS) --python reverb=.venv-reverb/bin/python ray=.venv-ray/bin/python launchpad=.venv-deepmind/bin/python
+	$(if $(ROWS),,$(BIN)/python -m benchmarks.clusters.external_clients)
+	$(if $(ROWS),,.venv-ray/bin/python -m benchmarks.clusters.failures)
 
 clean:
 	rm -rf .venv .venv-* build site *.egg-info

@@ -27,8 +27,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
-HERE = pathlib.Path(__file__).resolve().parent
-ROOT = HERE.parent
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 # What some parts need in addition to what `setup.py` asks for.
 ALSO = ("pytest>=8", "pytest-timeout", "hypothesis", "tensordict")
 AGENTS = ("dqn", "impala", "impala_deep", "ppo", "sac", "td3")
@@ -73,7 +72,7 @@ def parts(device: str, tiny: bool, facts: dict[str, Any]) -> list[Part]:
     def learners(names: Sequence[str], ways: Sequence[str], processes: int = 1) -> Any:
         flags = ["--device", device, "--seconds", 0.05 if tiny else 0.4, "--turns", 3, *["--tiny"] * tiny]
         flags += ["--agents", *names, "--ways", *ways, "--processes", processes]
-        return lambda seconds, path: [HERE / "learner_step.py", *flags, "--json", path]
+        return lambda seconds, path: ["-m", "benchmarks.learner.step", *flags, "--json", path]
 
     def each_learner(*ways: str, left_out: str = "") -> list[Part]:
         return [
@@ -83,19 +82,21 @@ def parts(device: str, tiny: bool, facts: dict[str, Any]) -> list[Part]:
 
     def prefetch(seconds: float, path: pathlib.Path) -> list[Any]:
         size = ["--items", 50, "--batch-size", 4, "--seconds", 0.2] if tiny else ["--seconds", 1.5]
-        return [HERE / "prefetch.py", "--device", device, "--prefetch", 0, 2, *size, "--json", path]
+        flags = ["--device", device, "--prefetch", 0, 2, *size]
+        return ["-m", "benchmarks.learner.prefetch", *flags, "--json", path]
 
     def inference(seconds: float, path: pathlib.Path) -> list[Any]:
         size = ["--actors", 1, "--envs", 2, "--seconds", 1] if tiny else ["--actors", 12, "--envs", 16]
         game = "gymnasium:CartPole-v1" if tiny or needs["ale_py"] else "atari:Pong"
         flags = ["--device", device, "--environment", game, "--hidden", 512, "--modes", "local", "server"]
-        return [HERE / "inference.py", *flags, *size, "--json", path]
+        return ["-m", "benchmarks.programs.inference", *flags, *size, "--json", path]
 
     def pong(seconds: float, path: pathlib.Path) -> list[Any]:
         row = ["pong", "repertory IMPALA, float32"]
         row = row if device == "cpu" else ["pong-gpu", "12 actors, a learner on a GPU"]
         window = 2.0 if tiny else max(2.0, min(110.0, seconds - 40.0))
-        return [HERE / "throughput.py", "--one", *row, "--seconds", window, "--warm-up", 0 if tiny else 10]
+        flags = ["--seconds", window, "--warm-up", 0 if tiny else 10]
+        return ["benchmarks/throughput.py", "--one", *row, *flags]
 
     def tests(seconds: float, path: pathlib.Path) -> list[Any]:
         files = [file for file in (ROOT / "tests").rglob("test_*.py") if "cuda.is_av" in file.read_text()]
@@ -260,7 +261,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.device == "cuda" and (os.cpu_count() or 1) > len(AGENTS):
         for name in AGENTS:
             flags = ["--device", "cuda", "--ways", "leanrl", "compile", "--seconds", 0, "--turns", 1]
-            command = [python, HERE / "learner_step.py", *flags, "--agents", name]
+            command = [python, "-m", "benchmarks.learner.step", *flags, "--agents", name]
             ahead.append(start(command, folder / f"ahead-{name}.log"))
     for number, part in enumerate(todo):
         # What a part leaves over is for the parts after it.

@@ -45,7 +45,10 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-from throughput_window import Window
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT))  # This file runs by its path.
+
+from benchmarks.common import Window  # noqa: E402
 
 CARTPOLE, PONG = "gymnasium:CartPole-v1", "atari:Pong"
 
@@ -63,7 +66,7 @@ class Ours:
 
 @dataclass(frozen=True)
 class Peer:
-    """A row of ``throughput_peers.py``, and the name of the interpreter in ``--peers``."""
+    """A row of ``programs/peers.py``, and the name of the interpreter in ``--peers``."""
 
     row: str
     interpreter: str
@@ -110,15 +113,13 @@ def pong_12_actors(**config: Any) -> Ours:
     return dataclasses.replace(row, program={**row.program, "num_actors": 12})
 
 
-def ppo_pong(engine: str, actors: int = 1, envs: int = 16, lag: int = 0, threads: int | None = None) -> Ours:
+def ppo_pong() -> Ours:
     # No hidden layers: policy and value are heads of the convolutions' 512 features.
     config = {
-        "unroll_length": 2048 // (actors * envs), "epochs": 4, "minibatch_size": 256, "hidden_sizes": (),
-        "shared": True, "learning_rate": 2.5e-4, "clip": 0.1, "entropy_coefficient": 0.01,
-        "max_policy_lag": lag,
+        "unroll_length": 128, "epochs": 4, "minibatch_size": 256, "hidden_sizes": (), "shared": True,
+        "learning_rate": 2.5e-4, "clip": 0.1, "entropy_coefficient": 0.01,
     }  # fmt: skip
-    run = {**_actors(actors, envs, "inline"), "learner_threads": threads}
-    return Ours("ppo", engine, config, run, PONG)
+    return Ours("ppo", "serial", config, {**_actors(1, 16, "inline"), "learner_threads": 2}, PONG)
 
 
 def control(agent: str, engine: str, **config: Any) -> Ours:
@@ -139,11 +140,8 @@ GROUPS: dict[str, dict[str, Ours | Peer]] = {
         "repertory PPO, processes, 2 actors x 4 envs": ppo("processes", 2, 4),
         "the same, acting while learning": ppo("processes", 2, 4, lag=1),
         "repertory PPO, serial, 32 envs computed together": ppo("serial", 1, 32, "vector"),
-        "repertory PPO, processes, 2 actors x 16 of them": ppo("processes", 2, 16, "vector"),
-        "the same, acting while learning (32 envs)": ppo("processes", 2, 16, "vector", lag=1),
         "Stable-Baselines3 PPO": Peer("stable-baselines3-ppo", "sb3"),
         "RLlib PPO, 1 runner x 8": Peer("rllib-ppo", "rllib"),
-        "RLlib PPO, 2 runners x 4": Peer("rllib-ppo-2-runners", "rllib"),
     },
     "dqn": {
         "repertory DQN, serial": dqn("serial"),
@@ -171,8 +169,6 @@ GROUPS: dict[str, dict[str, Ours | Peer]] = {
     "pong": {
         "repertory IMPALA, float32": pong(),
         "repertory IMPALA, bfloat16": pong(**BF16),
-        "repertory IMPALA, float32, 16 envs": pong(envs=16),
-        "repertory IMPALA, bfloat16, 16 envs": pong(envs=16, **BF16),
         "repertory IMPALA, float32, 32 envs": pong(envs=32),
         "repertory IMPALA, bfloat16, 32 envs": pong(envs=32, **BF16),
         "RLlib IMPALA": Peer("rllib-pong", "rllib"),
@@ -186,8 +182,6 @@ GROUPS: dict[str, dict[str, Ours | Peer]] = {
     "pong-lstm": {
         "repertory IMPALA, float32": pong(lstm_size=256),
         "repertory IMPALA, bfloat16": pong(lstm_size=256, **BF16),
-        "repertory IMPALA, float32, 16 envs": pong(envs=16, lstm_size=256),
-        "repertory IMPALA, bfloat16, 16 envs": pong(envs=16, lstm_size=256, **BF16),
         "Sample Factory APPO": Peer("sample-factory-pong-lstm", "sample-factory"),
     },
     "control": {
@@ -203,16 +197,11 @@ GROUPS: dict[str, dict[str, Ours | Peer]] = {
         "CleanRL's TD3": Peer("cleanrl-td3", "sb3"),
     },
     "ppo-pong": {
-        "repertory PPO, serial": ppo_pong("serial"),
-        "repertory PPO, serial, 2 torch threads": ppo_pong("serial", threads=2),
-        "repertory PPO, processes, 2 actors x 8 envs": ppo_pong("processes", 2, 8),
-        "the same, acting while learning": ppo_pong("processes", 2, 8, lag=1),
-        "Stable-Baselines3 PPO": Peer("stable-baselines3-pong", "sb3"),
-        "Stable-Baselines3 PPO, 2 torch threads": Peer("stable-baselines3-pong-2-threads", "sb3"),
+        "repertory PPO, serial, 2 torch threads": ppo_pong(),
+        "Stable-Baselines3 PPO, 2 torch threads": Peer("stable-baselines3-pong", "sb3"),
         "Stable-Baselines3 PPO, 2 torch threads, a process per env": Peer(
             "stable-baselines3-pong-processes", "sb3"
         ),
-        "RLlib PPO, 2 runners x 8": Peer("rllib-ppo-pong", "rllib"),
     },
 }
 
@@ -254,18 +243,18 @@ def measure(label: str, group: str, interpreters: dict[str, str], options: argpa
     """The result of one row from a process of its own; a string that says why there is none."""
     row = GROUPS[group][label]
     window = ["--seconds", str(options.seconds), "--warm-up", str(options.warm_up)]
-    here = pathlib.Path(__file__).resolve()
     if isinstance(row, Ours):
-        command = [sys.executable, str(here), "--one", group, label, *window]
+        command = [sys.executable, __file__, "--one", group, label, *window]
     elif row.interpreter in interpreters:
-        peers = here.with_name("throughput_peers.py")
-        command = [interpreters[row.interpreter], str(peers), row.row, *window]
+        python = interpreters[row.interpreter]
+        command = [python, "-m", "benchmarks.programs.peers", row.row, *window]
     else:
         return f"left out: no --peers {row.interpreter}=PYTHON"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     limit = 4 * (options.seconds + options.warm_up) + 120
     done = subprocess.Popen(
         command,
+        cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

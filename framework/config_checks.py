@@ -18,7 +18,7 @@ import numbers
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import NoneType, UnionType
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 
@@ -106,13 +106,16 @@ def ordered(config: Any, less: str, more: str) -> None:
     _check(config, (less,), lambda value: value <= most, f"at most {more}, which is {most!r}")
 
 
+def refuse(config: Any, field: str, text: str) -> NoReturn:
+    """Raises ValueError for a field, with `text` after `FIELD: got VALUE`."""
+    raise ValueError(f"{field}: got {getattr(config, field)!r}{text}")
+
+
 def return_limits(config: Any) -> None:
     """Checks that the field `v_min` is less than the field `v_max`."""
     if not config.v_min < config.v_max:
-        raise ValueError(
-            f"v_min: got {config.v_min!r}, expected less than v_max, which is {config.v_max!r}. Set both to "
-            "the smallest and the largest discounted return of the environment."
-        )
+        advice = "Set both to the smallest and the largest discounted return of the environment."
+        refuse(config, "v_min", f", expected less than v_max, which is {config.v_max!r}. {advice}")
 
 
 def one_of(config: Any, choices: Iterable[Any], *fields: str) -> None:
@@ -176,6 +179,32 @@ def nearest(name: Any, known: Iterable[str]) -> str:
     same = {each for group in _SAME if plain in group for each in group}
     meant = [each for each in known if each.lower().replace("-", "_") in {plain, *same}]
     return texts.nearest(meant[0] if meant else name, known)
+
+
+class RaisedAs:
+    """Raises an expected error of a block as one of another kind, with more of a text.
+
+    ```python
+    with RaisedAs(RunError, (ValueError, TypeError), before=f"{path}: "):
+        config = make_config()
+    ```
+
+    Args:
+      kind: kind of the new error.
+      expected: kinds of the errors. Others pass.
+      before: text before the message of the error.
+      after: text after it.
+    """
+
+    def __init__(self, kind: type[Exception], expected: Any, before: str = "", after: str = ""):
+        self._kind, self._expected, self._before, self._after = kind, expected, before, after
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if isinstance(error, self._expected):
+            raise self._kind(f"{self._before}{error}{self._after}") from error
 
 
 class NamedFields:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from framework.config_checks import arguments, nearest
+from framework.config_checks import RaisedAs, arguments, nearest
 
 T = TypeVar("T")
 
@@ -22,6 +22,17 @@ def load_object(target: str) -> Any:
     if module.startswith("."):  # As in ./my_module, for which Python raises a TypeError.
         raise ImportError(f"{module!r} begins with a dot, expected the full name of a module")
     return functools.reduce(getattr, name.split("."), importlib.import_module(module))
+
+
+def load_callable(target: str, got: str, expected: str) -> Callable[..., Any]:
+    """Imports `module:name`. Raises ValueError, whose text begins with `got`, if it cannot be called."""
+    with RaisedAs(
+        ValueError, (ImportError, AttributeError, ValueError), f"{got}, which cannot be imported: ", "."
+    ):
+        found: Callable[..., Any] = load_object(target)
+    if not callable(found):
+        raise ValueError(f"{got}, expected {expected}.")
+    return found
 
 
 def target_of(function: Callable[..., Any]) -> str | None:
@@ -55,20 +66,15 @@ def named(text: str, known: Mapping[str, Callable[..., T]], where: str) -> Calla
     Raises:
       ValueError: There is no such function, or the arguments are not literals.
     """
+    got = f"{where}: got {text!r}"
     name, opened, call_text = text.partition("(")
     if ":" in name:
-        try:
-            function: Callable[..., T] = load_object(name)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise ValueError(f"{where}: got {text!r}, which cannot be imported: {error}.") from error
-        if not callable(function):
-            raise ValueError(f"{where}: got {text!r}, expected the name of a class or a function.")
+        function: Callable[..., T] = load_callable(name, got, "the name of a class or a function")
     elif name in known:
         function = known[name]
     else:
         raise ValueError(
-            f"{where}: got {text!r}, expected one of {', '.join(known)}, or module:object."
-            f"{nearest(name, known)}"
+            f"{got}, expected one of {', '.join(known)}, or module:object.{nearest(name, known)}"
         )
     if not opened:
         return function
@@ -79,10 +85,8 @@ def named(text: str, known: Mapping[str, Callable[..., T]], where: str) -> Calla
             raise ValueError("it has values without a name")
     except (SyntaxError, ValueError, AttributeError) as error:
         raise ValueError(
-            f"{where}: got {text!r}, expected {name}(ARGUMENT=VALUE, ...) with literal values: {error}."
+            f"{got}, expected {name}(ARGUMENT=VALUE, ...) with literal values: {error}."
         ) from error
-    try:
+    with RaisedAs(ValueError, TypeError, f"{got}, but "):
         arguments(name, function, values)
-    except TypeError as error:
-        raise ValueError(f"{where}: got {text!r}, but {error}") from error
     return functools.partial(function, **values)

@@ -23,11 +23,11 @@ import numpy as np
 import torch
 import tree
 
-from framework import core
+from framework import core, specs
 from framework.pickling import ObjectPickler, pickle_module
 from framework.replay.client import EmbeddedClient
 from framework.replay.errors import WouldBlockError
-from framework.specs import EnvironmentSpec, path_name, wrong_value
+from framework.specs import EnvironmentSpec
 from framework.types import FIRST, LAST, MID, Nest, Progress
 
 
@@ -104,8 +104,7 @@ class Session:
             an observation does not fit the spec, is not finite, or is outside a Discrete space.
           WouldBlockError: As for `observe`; it concerns envs that begin an episode.
         """
-        ids = self._ids(env_ids, observation)
-        observation = self._rows("observation", self._spec.observations, observation, len(ids))
+        ids, observation = self._take(env_ids, observation)
         for env in ids:
             if self._places.get(env) in self._chosen:
                 raise ValueError(
@@ -163,13 +162,12 @@ class Session:
           WouldBlockError: Replay has no room, because `learn` was not called often enough. Nothing was taken:
             call `learn`, then this again.
         """
-        ids = self._ids(env_ids, next_observation)
+        ids, observation = self._take(env_ids, next_observation)
         places = [self._places.get(env, -1) for env in ids]
         for env, place in zip(ids, places, strict=True):
             if place not in self._chosen:
                 raise ValueError(f"observe: env {env!r} has no action to observe. Call act() first.")
-        observation = self._rows("observation", self._spec.observations, next_observation, len(ids))
-        rewards = self._rows("reward", self._spec.rewards, reward, len(ids))
+        rewards = specs.batch("reward", self._spec.rewards, reward, len(ids))
         is_terminal = _flags("terminated", terminated, len(ids))
         ends = is_terminal | _flags("truncated", truncated, len(ids))
         self._make_room("observe", places)
@@ -322,54 +320,20 @@ class Session:
         discounts = tree.map_structure(lambda spec: full(spec, discount), self._spec.discounts)
         return dm_env.TimeStep(np.array([kind]), reward, discounts, _row(observation, row))
 
-    def _ids(self, env_ids: Sequence[Hashable] | None, observation: Nest) -> list[Hashable]:
-        if env_ids is None:
-            shape = np.shape(_leaves("observation", self._spec.observations, observation)[0])
-            env_ids = range(shape[0] if shape else 1)
-        ids = list(env_ids)
+    def _take(self, env_ids: Sequence[Hashable] | None, observation: Nest) -> tuple[list[Hashable], Nest]:
+        """The ids of a call, and the observation of each of them as arrays of the spec's dtypes."""
+        ids = None if env_ids is None else list(env_ids)
+        count = None if ids is None else len(ids)
+        observation = specs.batch("observation", self._spec.observations, observation, count)
+        if ids is None:
+            ids = list(range(len(tree.flatten(observation)[0])))
         if len(set(ids)) < len(ids) or not ids:
             raise ValueError(f"env_ids: got {ids}, expected at least one, and each once.")
-        return ids
-
-    @staticmethod
-    def _rows(name: str, spec: Nest, values: Nest, count: int) -> Nest:
-        """`values` as arrays `[count, ...]` of the spec's dtypes."""
-
-        def check(path: Any, leaf: Any, value: Any) -> np.ndarray:
-            array = np.asarray(value)
-            if array.shape != (count, *leaf.shape):
-                expected, advice = (count, *leaf.shape), ""
-                if array.shape == leaf.shape:
-                    expected = (1, *leaf.shape)
-                    advice = f" Add a batch dimension to values of a single env: [{name}], or each leaf."
-                raise ValueError(
-                    f"{path_name(name, path)}: got shape {array.shape}, expected {expected}, one row for "
-                    f"each env.{advice}"
-                )
-            if not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
-                raise ValueError(
-                    f"{path_name(name, path)}: got dtype {array.dtype}, expected {np.dtype(leaf.dtype)}, "
-                    "as in the spec. Convert it."
-                )
-            converted = array.astype(leaf.dtype, copy=False)
-            if wrong := wrong_value(leaf, converted):
-                raise ValueError(f"{path_name(name, path)}: got {wrong}.")
-            return converted
-
-        _leaves(name, spec, values)
-        return tree.map_structure_with_path(check, spec, values)
+        return ids, observation
 
 
 # Attributes of the session that `save` stores as they are.
 _SAVED = ("_adders", "_dataset", "_state", "_places", "_free", "_chosen", "env_steps", "learner_steps")
-
-
-def _leaves(name: str, spec: Nest, values: Nest) -> list[Any]:
-    """The leaves of `values`, a nest like the spec."""
-    try:
-        return tree.flatten_up_to(spec, values)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name}: got a nest that does not fit the spec {spec}: {error}") from error
 
 
 def _flags(name: str, values: Any, count: int) -> np.ndarray:

@@ -18,6 +18,7 @@ import numpy as np
 import tree
 from dm_env.specs import Array, BoundedArray, DiscreteArray
 
+from framework.config_checks import RaisedAs
 from framework.types import Nest
 
 Path = tuple[Any, ...]
@@ -226,6 +227,48 @@ def check_sizes(spec: EnvironmentSpec) -> None:
                     f"{path_name(field, path)}: got a space of {count:,.0f} values, expected at most "
                     f"{MAX_VALUES:,}: networks have weights for each. Use a Box, or your own networks_fn."
                 )
+
+
+def batch(name: str, spec: Nest, values: Nest, count: int | None = None, converts: bool = True) -> Nest:
+    """`values`, a nest like `spec`, as arrays `[B, *shape]`, one row for each env.
+
+    Args:
+      name: what the values are, for errors.
+      spec: the specs of a row.
+      values: arrays, or what `np.asarray` takes, of `[B, *shape]`.
+      count: B. None is the length of the first leaf.
+      converts: whether the arrays get the dtypes of the spec. If not, arrays and tensors are returned as
+        they are.
+
+    Raises:
+      ValueError: The nest, a shape, a dtype, or a value does not fit the spec.
+    """
+    with RaisedAs(
+        ValueError, (TypeError, ValueError), f"{name}: got a nest that does not fit the spec {spec}: "
+    ):
+        first = np.shape(tree.flatten_up_to(spec, values)[0])
+    count = (first[0] if first else 1) if count is None else count
+
+    def check(path: Path, leaf: Array, value: Any) -> Any:
+        array, where = np.asarray(value), path_name(name, path)
+        expected, advice = (count, *leaf.shape), ""
+        if array.shape == leaf.shape:
+            expected = (1, *leaf.shape)
+            advice = f" Add a batch dimension to values of a single env: [{name}], or each leaf."
+        if array.shape != expected:
+            raise ValueError(
+                f"{where}: got shape {array.shape}, expected {expected}, one row for each env.{advice}"
+            )
+        if converts and not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
+            raise ValueError(
+                f"{where}: got dtype {array.dtype}, expected {np.dtype(leaf.dtype)} (the spec's). Convert it."
+            )
+        array = array.astype(leaf.dtype, copy=False) if converts else array
+        if wrong := wrong_value(leaf, array):
+            raise ValueError(f"{where}: got {wrong}.")
+        return array if converts or not hasattr(value, "dtype") else value
+
+    return tree.map_structure_with_path(check, spec, values)
 
 
 def wrong_value(spec: Array, array: np.ndarray) -> str | None:

@@ -15,6 +15,7 @@ import ctypes
 import mmap
 import os
 import platform
+import signal
 import sys
 import tempfile
 import weakref
@@ -26,6 +27,7 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _PIECE = b"\0" * (1 << 20)
 _PR_SET_PDEATHSIG = 1
 _KEEP_SIZE_AND_PUNCH_HOLE = 1 | 2  # of fallocate(2)
+OF_ALL_PROCESSES = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 #: By name, whether this system has it.
 ABILITIES: dict[str, Callable[[], bool]] = {
@@ -117,10 +119,21 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if has("affinity") else os.cpu_count() or 1
 
 
-def end_with_parent(signal: int) -> None:
-    """Makes the kernel send this process `signal` when its parent dies, where it can."""
+def end_with_parent(number: int) -> None:
+    """Makes the kernel send this process the signal `number` when its parent dies, where it can."""
     if has("prctl"):
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal, 0, 0, 0)
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+def outlive_signals() -> None:
+    """Ignores the signals with which Slurm and systemd end all processes of a job, and unblocks them.
+
+    The launcher stops the program; what ended before could not save its state. A handler, because programs
+    that this process starts would inherit SIG_IGN, or the blocked signals.
+    """
+    for number in OF_ALL_PROCESSES:
+        signal.signal(number, lambda number, frame: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, OF_ALL_PROCESSES)
 
 
 def boot_id() -> str:
@@ -130,32 +143,3 @@ def boot_id() -> str:
             with open(_BOOT_ID) as file:
                 return file.read().strip()
     return ""
-
-
-def oom_kills() -> int | None:
-    """Returns how many processes of this control group the kernel has killed for memory; None if unknown."""
-    folders = ["/sys/fs/cgroup/memory"]  # version 1, in a container
-    with contextlib.suppress(OSError), open("/proc/self/cgroup", encoding="utf-8") as file:
-        for line in file:
-            _, kinds, group = line.rstrip("\n").split(":", 2)
-            if kinds in ("", "memory"):
-                folders.insert(0, f"/sys/fs/cgroup{'/memory' if kinds else ''}{group}")
-    for path in (f"{each}/{name}" for each in folders for name in ("memory.events", "memory.oom_control")):
-        with contextlib.suppress(OSError), open(path, encoding="utf-8") as file:
-            return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), None)
-    return None
-
-
-def why_killed(before: int | None) -> str:
-    """Returns the end of a message on a process that SIGKILL ended: the likely reason, and what to do.
-
-    Args:
-      before: `oom_kills()` when the program began.
-    """
-    now = oom_kills()
-    reason = " If nobody sent it, the memory was full."
-    if before is not None and now is not None and now > before:
-        reason = (
-            f" The memory was full: the kernel has killed {now - before} of this control group meanwhile."
-        )
-    return f"{reason} Use a smaller replay, fewer envs or actors, or give it more memory."

@@ -6,6 +6,7 @@ import contextlib
 import decimal
 import difflib
 import re
+import signal
 from collections.abc import Iterable
 
 # The end of a line and the tab may stay. ESC begins a command; CR and what turns text around hide other text.
@@ -41,3 +42,18 @@ def printable(text: str) -> str:
     What comes from a file, a node or a peer may hold commands for the terminal, which must not obey them.
     """
     return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+def how_it_ended(code: int) -> str:
+    """Returns what the exit code of a process says, such as `was killed by SIGKILL`."""
+    if code >= 0:
+        return f"exited with code {code}"
+    names = [each.name for each in signal.Signals if each == -code]  # Few real-time signals have a name.
+    return f"was killed by {names[0] if names else f'signal {-code}'}"
+
+
+def why_killed(code: int) -> str:
+    """Returns the end of a message on a process with this exit code; empty unless SIGKILL ended it."""
+    if code != -signal.SIGKILL:
+        return ""
+    return " If nobody sent it, the memory was full. Use a smaller replay, fewer envs, or fewer actors."

@@ -28,6 +28,7 @@ from typing import Any
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RECORD = ROOT / "tests" / "release.json"
 LIBRARY = ("framework", "agents", "launch", "setup.py")
+HARNESS = tuple(f"results/{file.name}" for file in sorted((ROOT / "results").glob("*.py")))
 TESTS = ("tests", ":!tests/release.json", "pyproject.toml")
 ON_REVERB = "tests/conformance/replay tests/replay/test_reverb_backend.py"
 ON_ENGINES = "tests/conformance/launch tests/conformance/flow tests/conformance/programs"
@@ -54,7 +55,9 @@ def _on_python(version: str) -> Suite:
     digits = version.replace(".", "")
     where = f'PYTHON="$(make -s python{version})" VENV=.venv-py{digits}'
     commands = (f"make test {where}", f"make train {where} RUN=$(mktemp -d)/run")
-    return Suite(commands, (*LIBRARY, *TESTS, "examples", "benchmarks", f"constraints/py{digits}.txt"))
+    return Suite(
+        commands, (*LIBRARY, *TESTS, "examples", "benchmarks", *HARNESS, f"constraints/py{digits}.txt")
+    )
 
 
 def _on_back_end(name: str, *commands: str) -> Suite:
@@ -88,7 +91,7 @@ SUITES: dict[str, Suite] = {
     "server": _on_back_end("server", ".venv/bin/python -m pytest -m '' tests/conformance/environments"),
     "mutants": _on_back_end("py311", ".venv/bin/python tests/mutants.py"),
     "pair": Suite(("make pair BASE={base}",), LIBRARY),
-    "nightly": Suite(("make nightly",), (*LIBRARY, "benchmarks")),
+    "nightly": Suite(("make nightly",), (*LIBRARY, *HARNESS)),
 }
 
 

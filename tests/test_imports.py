@@ -59,7 +59,7 @@ import framework, launch
 from framework import replay
 from framework.runs.services import Counter, RunCheckpointer
 from framework.programs import RunConfig; RunConfig()
-from framework.commands import dispatch, status, stop, plot
+from framework.commands import cli, status, stop, plot
 """
 
 

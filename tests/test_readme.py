@@ -31,7 +31,7 @@ def test_make_targets_of_the_readme_exist():
 
 
 def test_commands_of_the_readme_exist():
-    from framework.commands.dispatch import COMMANDS
+    from framework.commands.cli import COMMANDS
 
     assert {*re.findall(r"^repertory (\w+)", README, re.MULTILINE)} <= {*COMMANDS}
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 OURS = ("framework", "agents", "launch")
-FOLDERS = (*OURS, "benchmarks", "examples")
+FOLDERS = (*OURS, "benchmarks", "results", "examples")
 
 # Classes of the standard library that may be inherited from. They have no private state of their own, or the
 # subclass must be one of them for those who receive it.

@@ -2,10 +2,11 @@
 
 `<!-- fields: MODULE:CLASS -->` stands for all fields of a dataclass.
 `<!-- fields: agents -->` stands for the fields of all agents' configs, each config under a heading.
-`<!-- table: benchmarks/learning.py ROW ROW -->` stands for rows of `docs/results`; without names, for all.
-`<!-- table: benchmarks/nightly.py -->` stands for the rows of `docs/results/nightly`.
+`<!-- table: results.learning ROW ROW -->` stands for rows of `results/records`; without names, for all.
+`<!-- table: results.nightly -->` stands for the rows of `results/records/nightly`.
 `<!-- graph: AGENT -->` stands for the picture of the agent's program graph.
 `<!-- include: FILE -->` stands for a page outside of `docs`, whose links into `docs` become the site's.
+Pictures in `results/records` become files of the site.
 The line below a marker tells readers of the Markdown where to find the table; the table replaces it.
 """
 
@@ -20,16 +21,17 @@ import sys
 import textwrap
 import tokenize
 
+from mkdocs.structure.files import File
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "docs" / "results"
+RECORDS = ROOT / "results" / "records"
 MARKER = re.compile(r"<!-- (fields|table|graph|include): (\S+)(.*) -->\n.*")
 
 
 def module_of(name):
-    """The module of a benchmark or of the library, as this checkout has it."""
-    for folder in (str(ROOT), str(ROOT / "benchmarks")):  # Here, as MkDocs restores the path after loading.
-        if folder not in sys.path:
-            sys.path.insert(0, folder)
+    """The module of this checkout."""
+    if str(ROOT) not in sys.path:  # Here, as MkDocs restores the path after loading.
+        sys.path.insert(0, str(ROOT))
     return importlib.import_module(name)
 
 
@@ -73,8 +75,7 @@ def agents_fields():
     names_of = {}
     for name in registry.agent_names():
         config = registry.find_agent(name).make_config()
-        if config is not None:
-            names_of.setdefault(type(config), []).append(name)
+        names_of.setdefault(type(config), []).append(name)
     sections = (
         f"## {', '.join(names)} {{#{min(names, key=len)}}}\n\n{fields_table(config)}"
         for config, names in names_of.items()
@@ -82,15 +83,15 @@ def agents_fields():
     return "\n\n".join(sections)
 
 
-def results_table(script, names):
-    """What ``script --table`` prints of the recorded results, for the rows named or for all."""
-    learning = module_of("learning")
-    if script == "benchmarks/nightly.py":
-        nightly = module_of("nightly")
-        return nightly.table(RESULTS / "nightly", list(nightly.rows()))
-    results = learning.recorded(names or learning.ROWS, RESULTS)
+def results_table(module, names):
+    """What `python -m MODULE --table` prints of the recorded results, for the rows named or for all."""
+    learning = module_of("results.learning")
+    if module == "results.nightly":
+        nightly = module_of(module)
+        return nightly.table(RECORDS / "nightly", list(nightly.rows()))
+    results = learning.recorded(names or learning.ROWS, RECORDS)
     if missing := set(names) - set(results):
-        raise ValueError(f"{RESULTS} has no results of {sorted(missing)}")
+        raise ValueError(f"{RECORDS} has no results of {sorted(missing)}")
     return learning.table(results)
 
 
@@ -107,8 +108,16 @@ def included(name):
     return re.sub(r"\[([^]]+)\]\((?!https?:)[A-Z]+\.md\)", r"\1", text)
 
 
+def on_files(files, config):
+    """The pages and, as files of the site, the pictures in `results/records`."""
+    for picture in RECORDS.glob("*.png"):
+        path = picture.relative_to(ROOT).as_posix()
+        files.append(File.generated(config, path, abs_src_path=str(picture)))
+    return files
+
+
 def on_page_markdown(markdown, **_):
-    """The page with its tables, as MkDocs calls it."""
+    """The page with its tables, and with links to the site's pictures, as MkDocs calls it."""
 
     def table(marker):
         kind, name, rows = marker.groups()
@@ -123,4 +132,4 @@ def on_page_markdown(markdown, **_):
         module, _, config = name.partition(":")
         return fields_table(getattr(module_of(module), config))
 
-    return MARKER.sub(table, markdown)
+    return MARKER.sub(table, markdown.replace("../results/records/", "results/records/"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -17,7 +18,6 @@ import platform
 import re
 import secrets
 import shutil
-import socket
 import threading
 import warnings
 import zlib
@@ -27,8 +27,6 @@ from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from framework.checkpoints.state import load_state
 
@@ -50,9 +48,6 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 Part = bytes | Iterable[Any] | Callable[[Path], object]
 
 _NAME = re.compile(r"^checkpoint-(\d{6,})(?:-step-(\d+))?$")
-# The host, the process that writes it, and the time at which the process began, in seconds.
-_ASIDE = re.compile(r"^\.writing-checkpoint-.*--(.*)--(\d+)(?:-(\d+))?$")
-_CLOCK = 2.0  # Seconds by which two readings of that time may differ, since clocks are set.
 _PART_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 _PACKAGES = (
     *("repertory", "torch", "numpy", "gymnasium", "dm-env", "dm-tree", "pyzmq", "ale-py", "dm-reverb"),
@@ -144,8 +139,7 @@ class Checkpointer:
             number = 1 + max((_number(path) for path in existing), default=0)
             at_step = "" if step is None else f"-step-{int(step)}"
             final = self.directory / f"checkpoint-{number:06d}{at_step}"
-            process = f"{os.getpid()}-{psutil.Process().create_time():.0f}"
-            writer = f"{secrets.token_hex(4)}--{socket.gethostname()}--{process}"
+            aside = self.directory / f".writing-{final.name}-{secrets.token_hex(4)}"
             about = {
                 "step": None if step is None else int(step),
                 "saved_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -154,7 +148,7 @@ class Checkpointer:
             }
             try:
                 self._remove_unfinished()
-                write_checkpoint(self.directory / f".writing-{final.name}-{writer}", final, parts, about)
+                write_checkpoint(aside, final, parts, about)
             except OSError as error:
                 if error.errno is None:
                     raise  # No file is at fault: a call was lost, say.
@@ -247,33 +241,35 @@ class Checkpointer:
         )
 
     def _remove_unfinished(self) -> None:
-        """Removes unfinished checkpoints of killed processes of this machine."""
+        """Removes unfinished checkpoints, whose lock the kernel released when their process was killed."""
         for path in self.directory.glob(".writing-checkpoint-*"):
-            match = _ASIDE.match(path.name)
-            if match and match[1] == socket.gethostname() and not _still_writes(int(match[2]), match[3]):
+            with contextlib.suppress(OSError), open(path / DONE, "ab") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def _still_writes(pid: int, began: str | None) -> bool:
-    """Whether a process may write a folder whose name has the time `began`, if any.
-
-    Another process may have a killed one's number now. In each life of a container, with the same
-    host name, this is even likely.
-    """
-    try:
-        created = psutil.Process(pid).create_time()
-    except psutil.NoSuchProcess:
-        return False
-    except psutil.AccessDenied:
-        return True
-    if began is None:  # An older version wrote it, so another process did.
-        return pid != os.getpid()
-    return abs(created - float(began)) <= _CLOCK
-
-
 def open_checkpoint(path: str | os.PathLike[str]) -> CheckpointReader:
-    """Verifies every file of the checkpoint in the folder `path` and opens it."""
-    return CheckpointReader(Path(path), verify(Path(path)))
+    """Compares every file of the checkpoint in the folder `path` with its manifest, and opens it.
+
+    Raises:
+      CheckpointError: A file is missing, truncated, altered, or of another format.
+    """
+    path = Path(path)
+    manifest = read_manifest(path)
+    for name, (size, checksum) in manifest["files"].items():
+        file = _inside(path, name)
+        if not file.is_file():
+            raise damaged(path, f"{name} is missing")
+        found = file.stat().st_size
+        if found != size:
+            kind = "truncated" if found < size else "longer than written"
+            raise damaged(path, f"{name} is {kind}: it has {found} bytes, expected {size}")
+        if _crc(file) != checksum:
+            raise damaged(path, f"{name} has been altered: its checksum is not the manifest's")
+    for name in manifest["parts"]:
+        if f"{name}/{MANIFEST}" in manifest["files"]:
+            open_checkpoint(path / name)
+    return CheckpointReader(path, manifest)
 
 
 def package_versions() -> dict[str, str]:
@@ -286,8 +282,7 @@ def package_versions() -> dict[str, str]:
 
 
 def _number(path: Path) -> int:
-    match = _NAME.match(path.name)
-    return int(match[1]) if match else 0
+    return int(path.name.split("-")[1])
 
 
 def write_checkpoint(aside: Path, final: Path, parts: Mapping[str, Part], about: Mapping[str, Any]) -> None:
@@ -305,42 +300,21 @@ def write_checkpoint(aside: Path, final: Path, parts: Mapping[str, Part], about:
     files: dict[str, list[int]] = {}
     aside.mkdir(parents=True)  # Outside of the `try`: a folder of another process stays.
     try:
-        for name, part in parts.items():
-            files.update(_write_part(aside, aside / name, part))
-        manifest = {**about, "format": FORMAT, "parts": list(parts), "files": files}
-        text = json.dumps(manifest, indent=1).encode()
-        _write_file(aside / MANIFEST, [text])
-        _write_file(aside / DONE, [hashlib.sha256(text).hexdigest().encode()])
-        for folder in [path for path in aside.rglob("*") if path.is_dir()] + [aside]:
-            sync(folder)
-        os.rename(aside, final)
+        with open(aside / DONE, "ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            for name, part in parts.items():
+                files.update(_write_part(aside, aside / name, part))
+            manifest = {**about, "format": FORMAT, "parts": list(parts), "files": files}
+            text = json.dumps(manifest, indent=1).encode()
+            _write_file(aside / MANIFEST, [text])
+            _write_file(aside / DONE, [hashlib.sha256(text).hexdigest().encode()])
+            for folder in [path for path in aside.rglob("*") if path.is_dir()] + [aside]:
+                sync(folder)
+            os.rename(aside, final)
         sync(final.parent)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
-
-
-def verify(path: Path) -> dict[str, Any]:
-    """Compares every file of the checkpoint in `path` with its manifest; returns the manifest.
-
-    Raises:
-      CheckpointError: A file is missing, truncated, altered, or of another format.
-    """
-    manifest = read_manifest(path)
-    for name, (size, checksum) in manifest["files"].items():
-        file = _inside(path, name)
-        if not file.is_file():
-            raise damaged(path, f"{name} is missing")
-        found = file.stat().st_size
-        if found != size:
-            kind = "truncated" if found < size else "longer than written"
-            raise damaged(path, f"{name} is {kind}: it has {found} bytes, expected {size}")
-        if _crc(file) != checksum:
-            raise damaged(path, f"{name} has been altered: its checksum is not the manifest's")
-    for name in manifest["parts"]:
-        if f"{name}/{MANIFEST}" in manifest["files"]:
-            verify(path / name)
-    return manifest
 
 
 def read_manifest(path: Path) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import tree
 
 from framework import config_checks, core, specs
@@ -20,6 +19,8 @@ from launch.engines.base import ENGINES
 from launch.engines.options import make_options
 from launch.errors import frames_of, hide_our_frames, message_of
 from launch.texts import printable
+
+NOT_BUILT = "This run cannot be built: "
 
 
 def _check_installed(engine: str) -> None:
@@ -40,38 +41,27 @@ def environment_spec(agent: core.Agent, name: str, config: RunConfig) -> specs.E
     """
     try:
         return make.environment_spec(agent, name, config)
-    except (ValueError, TypeError) as error:
-        raise UsageError(f"--environment {name}: {error}") from error
-    except (ImportError, OSError) as error:
-        raise CommandError(f"--environment {name}: {error}") from error
-    except Exception as error:  # The environment's own code has raised it.
-        hide_our_frames(error)
-        print(printable(frames_of(error)), file=sys.stderr)
-        text = f"--environment {name}: {type(error).__name__}: {message_of(error)}"
-        raise CommandError(text) from error
+    except Exception as error:
+        kind, text = CommandError, str(error)
+        if isinstance(error, (ValueError, TypeError)):
+            kind = UsageError
+        elif not isinstance(error, (ImportError, OSError)):  # The environment's own code has raised it.
+            hide_our_frames(error)
+            print(printable(frames_of(error)), file=sys.stderr)
+            text = f"{type(error).__name__}: {message_of(error)}"
+        raise kind(f"--environment {name}: {text}") from error
 
 
 def check_agent(agent: core.Agent, spec: specs.EnvironmentSpec) -> None:
     """Raises `UsageError` if the agent cannot act on zeros, or gives an action that does not fit the spec."""
-    envs = 2
-    try:
+    envs, failed = 2, f"{type(agent).__name__} cannot act in this environment: "
+    with config_checks.RaisedAs(UsageError, (ValueError, TypeError, IndexError, RuntimeError), failed):
         policy = agent.make_policy(agent.make_networks(spec))
-        zeros = [np.zeros((envs, *leaf.shape), leaf.dtype) for leaf in tree.flatten(spec.observations)]
-        observation = tree.unflatten_as(spec.observations, zeros)
+        observation = specs.zeros(spec.observations, (envs,))
         action, _, _ = policy.step(observation, policy.initial_state(envs))
         for leaf, values in zip(tree.flatten(spec.actions), tree.flatten(action), strict=True):
             for env in range(envs):
                 leaf.validate(values[env])
-    except (ValueError, TypeError, IndexError, RuntimeError) as error:
-        raise UsageError(f"{type(agent).__name__} cannot act in this environment: {error}") from error
-
-
-def decide(agent: core.Agent, config: RunConfig) -> tuple[core.Agent, list[str]]:
-    """`agent.decided` for a new run. Raises UsageError if this machine cannot do what a setting asks for."""
-    try:
-        return agent.decided(config, {})
-    except ValueError as error:
-        raise UsageError(f"This run cannot be built: {error}") from error
 
 
 def build_program(
@@ -83,13 +73,12 @@ def build_program(
       CommandError: It cannot be built, or would fail at its start on the engine.
     """
     _check_installed(engine)
-    try:
+    with (
+        config_checks.RaisedAs(UsageError, (ValueError, TypeError), NOT_BUILT),
+        config_checks.RaisedAs(CommandError, (ImportError, NoDeviceError), NOT_BUILT),
+    ):
         program = make.make_program(agent, environment, config)
         options = make_options(program)
         for check in program.checks:
             check(engine, options)
         return program
-    except (ImportError, NoDeviceError) as error:
-        raise CommandError(f"This run cannot be built: {error}") from error
-    except (ValueError, TypeError) as error:
-        raise UsageError(f"This run cannot be built: {error}") from error

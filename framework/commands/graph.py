@@ -13,10 +13,9 @@ from typing import Annotated, Literal
 import tyro
 
 from framework.commands import building
-from framework.commands.graph_groups import Group, groups_of
-from framework.commands.graph_svg import as_svg
+from framework.commands.graph_svg import Group, as_svg, groups_of
 from framework.commands.options import UsageError
-from framework.commands.train import make_agent, parse_new
+from framework.commands.train import parse_new
 from framework.runs.registry import agent_names
 
 
@@ -57,7 +56,7 @@ def build(name: str, arguments: Sequence[str] = ()) -> tuple[list[Group], GraphO
       CommandError: There is no such agent, or `repertory train` would refuse to start it here.
     """
     entry, options, config, agent_config, own = parse_new(name, arguments, "graph", GraphOptions())
-    agent = make_agent(entry, agent_config)
+    agent = entry.make(agent_config)
     with tempfile.TemporaryDirectory() as folder:  # A run has one, and with it a checkpointer.
         config = dataclasses.replace(config, directory=folder)
         building.check_agent(agent, building.environment_spec(agent, options.environment, config))

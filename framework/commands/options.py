@@ -112,10 +112,9 @@ def read_pairs(pairs: Sequence[str]) -> dict[str, Any]:
                 raise ValueError(f"got {pair!r} after a value of {folder}, expected one of them")
         if name in inner:
             raise ValueError(f"got {pair!r} after another value of {name}, expected one of them")
-        try:
+        wrong = f"got {pair!r}, expected a value that is YAML: "
+        with config_checks.RaisedAs(ValueError, yaml.YAMLError, wrong):
             inner[name] = config_file.parse(text)
-        except yaml.YAMLError as error:
-            raise ValueError(f"got {pair!r}, expected a value that is YAML: {error}") from error
     return made
 
 

@@ -12,6 +12,7 @@ import tyro
 
 from framework.commands.curves import AXES, BANDS, Axis, Band, Curve, join, read_curve, smooth
 from framework.commands.options import CommandError, UsageError, parse
+from framework.config_checks import RaisedAs
 from framework.runs.run_folder import RunFolder
 
 # Settings in which runs of one experiment may differ.
@@ -128,10 +129,8 @@ def draw(
     axes.grid(alpha=0.3)
     axes.legend()
     output.parent.mkdir(parents=True, exist_ok=True)
-    try:
+    with RaisedAs(UsageError, ValueError, f"--output {output}: "):
         figure.savefig(output, dpi=120)
-    except ValueError as error:
-        raise UsageError(f"--output {output}: {error}") from error
     return output
 
 

@@ -13,6 +13,7 @@ import tree
 from framework import environments, interrupts
 from framework import nest as nests
 from framework.commands.options import UsageError, read_pairs
+from framework.config_checks import RaisedAs
 from framework.environments.remote import environment_server
 from framework.environments.tensor import as_arrays
 
@@ -69,9 +70,7 @@ def main(arguments: Sequence[str]) -> int:
         help="write the server as one file for other Pythons, and exit",
     )
     chosen = parser.parse_args(arguments)
-    try:
+    with RaisedAs(UsageError, ValueError, "--options: "):
         options = read_pairs(chosen.options)
-    except ValueError as error:
-        raise UsageError(f"--options: {error}") from error
     interrupts.clean_up_first()
     return environment_server.run(lambda: _Environments(chosen.environment, options, chosen.stepping), chosen)

@@ -31,10 +31,9 @@ def main(arguments: Sequence[str]) -> int:
     if process is None:
         raise CommandError(f"{folder.path} is not running on this machine.")
     pid = process.pid
-    try:
+    failed = f"{folder.path}: process {pid} cannot be stopped: "
+    with config_checks.RaisedAs(CommandError, psutil.Error, failed, "."):
         process.terminate()
-    except psutil.Error as error:
-        raise CommandError(f"{folder.path}: process {pid} cannot be stopped: {error}.") from error
     if not folder.lock.wait_until_free(options.timeout):
         raise CommandError(
             f"{folder.path}: process {pid} has not ended after {options.timeout:g} seconds. Wait longer with "

@@ -30,7 +30,7 @@ from framework.commands.running import run, writing
 from framework.loggers.files import explained
 from framework.runs import config_file, trust
 from framework.runs.presets import Preset, presets_of
-from framework.runs.registry import AgentEntry, agent_names, find_agent
+from framework.runs.registry import AgentEntry, NoConfig, agent_names, find_agent
 from framework.runs.run_config import RunConfig
 from framework.runs.run_folder import RunError, RunFolder, keeps_settings
 from launch.texts import printable
@@ -58,15 +58,14 @@ def main(arguments: Sequence[str]) -> int:
 def start(name: str | None, arguments: Sequence[str]) -> int:
     """Trains the agent `name`, or the agent in the file of `--config`, in a new folder."""
     entry, options, config, agent_config = parse_new(name, arguments)
-    agent = make_agent(entry, agent_config)
+    agent = entry.make(agent_config)
     interrupts.clean_up_first()
     if config.directory is not None:
         return _start(agent, options, config)
     path = _new_folder(entry.name, options.environment, config.seed)
     try:
-        return _start(agent, options, dataclasses.replace(config, directory=str(path)))
-    except ValueError as error:
-        raise UsageError(str(error)) from error
+        with config_checks.RaisedAs(UsageError, ValueError):
+            return _start(agent, options, dataclasses.replace(config, directory=str(path)))
     finally:
         with contextlib.suppress(OSError):  # It is not empty, but for errors before the first file.
             os.removedirs(path)
@@ -74,7 +73,8 @@ def start(name: str | None, arguments: Sequence[str]) -> int:
 
 def _start(agent: core.Agent, options: TrainOptions, config: RunConfig) -> int:
     path = Path(str(config.directory))
-    agent, lines = building.decide(agent, config)
+    with config_checks.RaisedAs(UsageError, ValueError, building.NOT_BUILT):
+        agent, lines = agent.decided(config, {})
     spec = building.environment_spec(agent, options.environment, config)
     building.check_agent(agent, spec)
     folder = RunFolder.describe(agent, options.environment, config, spec)
@@ -90,16 +90,6 @@ def _start(agent: core.Agent, options: TrainOptions, config: RunConfig) -> int:
             return run(folder, program, lock)
 
 
-@dataclasses.dataclass(frozen=True)
-class _NoSettings:
-    """The config of an agent that has none."""
-
-
-def make_agent(entry: AgentEntry, config: Any) -> core.Agent:
-    """Returns the agent with a config of `parse_new`."""
-    return entry.make(None if isinstance(config, _NoSettings) else config)
-
-
 def parse_new(
     name: str | None, arguments: Sequence[str], command: str = "train", *more: Any
 ) -> tuple[Any, ...]:
@@ -109,17 +99,11 @@ def parse_new(
     which overrides the preset, which overrides the defaults.
     """
     # The file says which agent, the environment which preset, and both give the defaults of the other flags.
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--config", nargs="?")
-    parser.add_argument("--environment", nargs="?")
-    parser.add_argument("--allow", action="append", default=[])
-    early = parser.parse_known_args(arguments)[0]
+    early, _ = _early(arguments, "--config", "--environment")
     given = _read(early.config)
     in_file = {key: value for key, value in given.items() if key != "environment" or not early.environment}
-    try:
+    with config_checks.RaisedAs(UsageError, ValueError, f"{early.config}: "):
         trust.check(in_file, [*early.allow, *trust.module_in(name)])
-    except ValueError as error:
-        raise UsageError(f"{early.config}: {error}") from error
     if given.get("environment", "") is None:  # The run's was a function without a name.
         if early.environment is None:
             raise UsageError(
@@ -130,13 +114,11 @@ def parse_new(
     entry = find(_agent_name(name, given.pop("agent", None), early.config))
     environment = early.environment or given.get("environment") or default_environment(entry)
     preset = presets_of(entry.load()).get(str(environment), Preset())
-    agent_config, agent_preset = entry.make_config(), preset.agent
-    if agent_config is None:
-        agent_config, agent_preset = _NoSettings(), {}
+    agent_config = entry.make_config()
     parts: list[tuple[Any, Mapping[str, Any]]] = [
         (TrainOptions(environment=str(environment)), {}),
         (RunConfig(), {**DEFAULTS, **preset.run}),
-        (agent_config, agent_preset),
+        (agent_config, {} if agent_config == NoConfig() else preset.agent),
     ]
     names = [[field.name for field in dataclasses.fields(base)] for base, _ in parts]
     for name in _hidden(agent_config):
@@ -145,17 +127,24 @@ def parse_new(
             "expected another name. Rename the field."
         )
     where, made = str(early.config), []
-    try:
+    with config_checks.RaisedAs(UsageError, ValueError):
         config_checks.names(
             where, given, [name for own in names for name in own if name not in _NOT_IN_FILES]
         )
         for (base, values), own in zip(parts, names, strict=True):
             in_file = {name: given[name] for name in own if name in given}
             made.append(config_file.from_plain(base, {**values, **in_file}, where))
-    except ValueError as error:
-        raise UsageError(str(error)) from error
     prog, description = f"repertory {command} {entry.name}", f"{entry.summary()}."
     return entry, *parse_groups([*made, *more], arguments, prog, description)
+
+
+def _early(arguments: Sequence[str], *flags: str) -> tuple[argparse.Namespace, list[str]]:
+    """The values of `flags` and of `--allow`, which say what the other flags are; and those others."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for flag in flags:
+        parser.add_argument(flag, nargs="?")
+    parser.add_argument("--allow", action="append", default=[])
+    return parser.parse_known_args(arguments)
 
 
 def _hidden(agent_config: Any) -> list[str]:
@@ -169,9 +158,8 @@ def _read(path: str | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        given = config_file.read(path)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
+        with config_checks.RaisedAs(UsageError, ValueError):
+            given = config_file.read(path)
     except OSError as error:
         raise CommandError(f"--config {path}: {error.strerror}.") from error
     given.pop(config_file.RECORDED, None)
@@ -201,21 +189,15 @@ def default_environment(entry: AgentEntry) -> str:
 
 def find(name: str) -> AgentEntry:
     """Returns the agent of a command line; raises `UsageError` if there is none."""
-    try:
+    with config_checks.RaisedAs(UsageError, (ValueError, TypeError)):
         entry = find_agent(name)
         entry.make()
-    except (ValueError, TypeError) as error:
-        raise UsageError(str(error)) from error
-    return entry
+        return entry
 
 
 def resume(arguments: Sequence[str], name: str | None = None) -> int:
     """Resumes a run from its checkpoint, with its settings, and perhaps other limits and devices."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for flag in ("--resume", "--checkpoint", "--directory"):
-        parser.add_argument(flag, nargs="?")
-    parser.add_argument("--allow", action="append", default=[])
-    early, others = parser.parse_known_args(arguments)
+    early, others = _early(arguments, "--resume", "--checkpoint", "--directory")
     if early.resume is None:
         raise UsageError("--resume: got no folder, expected a run's: repertory train --resume RUN")
     folder = RunFolder.open(early.resume)
@@ -224,7 +206,7 @@ def resume(arguments: Sequence[str], name: str | None = None) -> int:
     agent, environment = folder.make_agent(early.allow), folder.environment_factory()
     # Fields with the names of other settings have no flags.
     own = getattr(agent, "config", None)
-    own = own if folder.agent_config and not _hidden(own) else _NoSettings()
+    own = own if folder.agent_config and not _hidden(own) else NoConfig()
     options = TrainOptions(None, environment, folder.engine, folder.restarts)
     options, config, agent_config, given = parse_groups(
         (options, folder.config, own, ResumeOptions(early.resume)),
@@ -301,10 +283,8 @@ def chosen_checkpoint(folder: RunFolder, which: str) -> Iterator[None]:
     reader = folder.restore(which)
     folder.check_limits(reader)
     if folder.engine == "serial":
-        try:
+        with config_checks.RaisedAs(UsageError, RunError):
             folder.check_exact(reader)
-        except RunError as error:
-            raise UsageError(str(error)) from error
     checkpointer = folder.checkpointer
     paths = checkpointer.checkpoints()
     same = [path for path in paths if path.samefile(reader.path)]

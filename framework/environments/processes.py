@@ -37,15 +37,13 @@ from framework.environments.states import dumps
 from framework.environments.stepping import InlineEnvironment
 from framework.environments.suites import EnvironmentSource
 from framework.types import MultiAgentTimeStep, Nest
-from launch import platforms
+from launch import platforms, texts
 from launch.errors import message_of
 from launch.seeds import seed_generators
 
 # Seconds that the envs of a child may take to close after the parent has closed its connection.
 CLOSE_GRACE = 2.0
 _CLOSE_SECONDS = 5.0  # After these, children that have not ended are killed.
-BUILD_SECONDS = 120.0
-_OF_ALL_PROCESSES = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class _Child:
@@ -67,7 +65,7 @@ class _Child:
         variables = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ}
         # Ctrl-C goes to the whole process group, and Slurm and systemd signal all processes. The parent alone
         # acts on it; a signal that is blocked here stays blocked in the child, from its first instruction on.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *_OF_ALL_PROCESSES})
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *platforms.OF_ALL_PROCESSES})
         try:
             # multiprocessing's Process would import the user's __main__ again, and need a guard there.
             self.process = subprocess.Popen(
@@ -104,6 +102,9 @@ class ProcessEnvironment(BatchedEnvironment):
         source: EnvironmentSource,
         seeds: Sequence[int | None],
         num_processes: int | None = None,
+        *,
+        start_timeout: float = 120.0,
+        step_timeout: float | None = None,
     ):
         """Starts the children and waits until all environments are built.
 
@@ -111,13 +112,15 @@ class ProcessEnvironment(BatchedEnvironment):
           source: makes the environments; cloudpickle sends it to the children.
           seeds: one per env.
           num_processes: number of children; by default one per usable core, at most one per env.
+          start_timeout: seconds that building the environments may take.
+          step_timeout: seconds that one call may take; None: as long as the children live.
         """
         self.name = source.name
         self.num_envs = len(seeds)
         wanted = platforms.num_cores() if num_processes is None else num_processes
         if wanted < 1:
             raise ValueError(f"{self.name}: num_processes: got {num_processes}, expected at least 1.")
-        self._seeds = seeds
+        self._seeds, self._timeouts = seeds, (start_timeout, step_timeout)
         groups = np.array_split(np.arange(self.num_envs), min(wanted, self.num_envs))
         self._groups = [slice(int(group[0]), int(group[-1]) + 1) for group in groups]
         make_envs = [functools.partial(source.make_env, seed) for seed in seeds]
@@ -129,7 +132,7 @@ class ProcessEnvironment(BatchedEnvironment):
 
     def __getstate__(self) -> dict[str, Any]:
         """The state of the envs, for pickle. The copy starts processes of its own."""
-        kept = {key: vars(self)[key] for key in ("name", "num_envs", "_groups", "_seeds")}
+        kept = {key: vars(self)[key] for key in ("name", "num_envs", "_timeouts", "_groups", "_seeds")}
         return {**kept, "envs": self._call("pickle")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -141,7 +144,6 @@ class ProcessEnvironment(BatchedEnvironment):
         """Starts one child for each pickle: of its environment or a function that makes it."""
         self._children: list[_Child] = []
         self._broken: str | None = None
-        self._oom_kills = platforms.oom_kills()
         self._slot, self._is_rounded = 0, False
         self._finalizer = weakref.finalize(self, _shut_down, self._children)
         memory = _unnamed_file()
@@ -152,7 +154,7 @@ class ProcessEnvironment(BatchedEnvironment):
                 (one, rows, self.num_envs, self._seeds[rows.start])
                 for one, rows in zip(pickles, self._groups, strict=True)
             ]
-            found = [pickle.loads(spec) for spec in self._ask("building", tasks, BUILD_SECONDS)]
+            found = [pickle.loads(spec) for spec in self._ask("building", tasks, self._timeouts[0])]
             self.spec = found[0]
             for child, spec in zip(self._children, found, strict=True):
                 if spec != self.spec:
@@ -197,7 +199,8 @@ class ProcessEnvironment(BatchedEnvironment):
 
     def _call(self, method: str, arguments: Sequence[tuple[Any, ...]] = ()) -> list[Any]:
         """Calls `method` of the children's environments, with the arguments of each; returns the results."""
-        return self._ask(method, [(method, self._slot, one) for one in arguments or [()] * len(self._groups)])
+        messages = [(method, self._slot, one) for one in arguments or [()] * len(self._groups)]
+        return self._ask(f"{method}()", messages, self._timeouts[1])
 
     def _ask(self, call: str, messages: Sequence[Any], timeout: float | None = None) -> list[Any]:
         """Sends each child its message, and waits for the answers; returns their results."""
@@ -212,7 +215,7 @@ class ProcessEnvironment(BatchedEnvironment):
                 raise self._dead(child) from None
         deadline = None if timeout is None else time.monotonic() + timeout
         results: list[Any] = []
-        fault: Exception | None = None
+        faults: list[Exception] = []
         for child in self._children:
             try:
                 if deadline is not None and not child.connection.poll(max(0.0, deadline - time.monotonic())):
@@ -221,25 +224,24 @@ class ProcessEnvironment(BatchedEnvironment):
                 succeeded, result = child.connection.recv()
             except (EOFError, OSError):
                 raise self._dead(child) from None
-            results.append(result)
-            if not succeeded and fault is None:
+            if succeeded:
+                results.append(result)
+            else:
                 error, text, trace = result
                 # A fault of the child's batch names environment and env already.
                 named = text.startswith(f"{self.name}, env")
                 headline = text if named else f"{self.name}, {child.envs}: {error}: {text}"
                 kind = NotImplementedError if error == "NotImplementedError" else EnvironmentFault
-                fault = kind(f"{headline}\n\nIn child process {child.process.pid}:\n{trace}")
+                faults.append(kind(f"{headline}\n\nIn child process {child.process.pid}:\n{trace}"))
         self._broken = None
-        if fault is not None:
-            raise fault
+        if faults:
+            raise faults[0]
         return results
 
     def _dead(self, child: _Child) -> EnvironmentFault:
         try:
             code = child.process.wait(timeout=5.0)
-            killed = code < 0
-            how = f"was killed by {signal.Signals(-code).name}" if killed else f"ended with exit code {code}"
-            advice = platforms.why_killed(self._oom_kills) if code == -signal.SIGKILL else ""
+            how, advice = texts.how_it_ended(code), texts.why_killed(code)
         except subprocess.TimeoutExpired:
             how, advice = "closed its connection", ""
         self._broken = f"the process of {child.envs} {how}"
@@ -303,10 +305,7 @@ def _share(
 
 def serve(connection_fd: int, memory: int) -> None:
     """The child process: serves the parent at the other end of `connection_fd` until it closes that."""
-    for number in _OF_ALL_PROCESSES:
-        # A handler, because programs that environments start would inherit SIG_IGN, or the blocked signal.
-        signal.signal(number, lambda number, frame: None)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_ALL_PROCESSES)
+    platforms.outlive_signals()
     parent = os.dup(0)
     with open(os.devnull) as nothing:  # What environments and their programs read.
         os.dup2(nothing.fileno(), 0)

@@ -1,6 +1,6 @@
 """Several learners in a program: how they meet, step together, and continue when one of them is lost.
 
-Rank 0 keeps the `Generations` of the group. Every learner is a `GroupMember`, which joins the newest one:
+Rank 0 keeps the `FirstLearner` of the group. Every learner is a `GroupMember`, which joins the newest one:
 
 ```text
   all have joined ──▶ rank 0's state ──▶ addresses, through the store ──▶ step, step, step, …
@@ -151,32 +151,45 @@ class _Generation:
         self.keys.close()
 
 
-class Generations:
-    """Forms a group of `size` learners, and a new one whenever one of them joins again.
+class FirstLearner:
+    """What rank 0 keeps for all learners of a group: who is in it, and the state from which all start.
 
     A learner joins when it starts, and when it has lost the others. A learner that was killed cannot report
-    it; it joins again after its restart. Either way, the present generation ends, and every wait in it.
+    it; it joins again after its restart. Either way, the present generation ends with every wait in it, and a
+    new one begins.
+
+    The other learners have a client of its node. A client repeats a call whose connection was cut, so each
+    call says which one it is.
+
+    Args:
+      learner: the learner of rank 0.
+      size: number of learners.
     """
 
-    def __init__(self, size: int):
-        self._size = size
+    def __init__(self, learner: core.Learner, size: int):
+        self._learner, self._size = learner, size
+        self._state: dict[str, Any] = {}  # Of the learner, until all have it.
         self._changed = threading.Condition()
         self._closed = False
         # The other learners may hold a number of this one from before a restart of rank 0.
         self._current = _Generation(random.SystemRandom().getrandbits(48), Barrier(size))
+        launch.register_stop_handler(self.close)
 
-    def join(self, rank: int, place: Place, call_id: str) -> tuple[int, bool] | None:
+    def join_learners(self, rank: int, place: Place, call_id: str) -> tuple[int, bool, dict[str, Any]] | None:
         """Waits until all have joined.
 
         A call with the `call_id` of one before is the same call, repeated: it does not join again.
 
         Returns:
-          The number of the generation, and whether its learners are on several hosts; None once closed.
+          The number of the generation, whether its learners are on several hosts, and the state of rank 0;
+          None once closed.
 
         Raises:
           GroupChanged: One of them joined again meanwhile. The caller should, too.
           ValueError: Two learners have the same GPU.
         """
+        if rank == 0:
+            self._state = self._learner.save()  # Before the others can have it.
         with self._changed:
             if self._current.call_ids.setdefault(rank, call_id) != call_id:
                 self._current.close()
@@ -193,15 +206,21 @@ class Generations:
             if mine is not self._current:
                 raise GroupChanged(f"The group of {place.label} was formed again.")
             _check_gpus(mine.members.values())
-            return mine.number, len({member.host for member in mine.members.values()}) > 1
+            hosts = {member.host for member in mine.members.values()}
+            return mine.number, len(hosts) > 1, self._state
 
-    def arrive(self, rank: int, number: int, step: int) -> bool:
-        """See `Barrier.arrive`. Raises `GroupChanged` if generation `number` is over."""
-        mine = self._find(number)
-        if mine.barrier.arrive(rank, step):
-            return True
-        self._find(number)
-        return False
+    def arrive(self, rank: int, number: int, step: int) -> int | None:
+        """Waits until all learners have data for a step; returns its `env_steps`, or None at the end.
+
+        Raises:
+          GroupChanged: Generation `number` is over.
+        """
+        if not self._find(number).barrier.arrive(rank, step):
+            self._find(number)
+            return None
+        if rank == 0:
+            self._state = {}  # All have it.
+        return self._learner.env_steps
 
     def exchange(self, number: int, operation: str, *arguments: Any) -> Any:
         """An operation of a `CallStore`, on the keys of generation `number`."""
@@ -210,7 +229,7 @@ class Generations:
         return getattr(self._find(number).keys, operation)(*arguments)
 
     def close(self) -> None:
-        """Ends all current and future waits."""
+        """Ends the group: every wait of a learner returns that it is the end."""
         with self._changed:
             self._closed = True
             self._current.close()
@@ -221,47 +240,6 @@ class Generations:
             if number != self._current.number:
                 raise GroupChanged("The group was formed again.")
             return self._current
-
-
-class FirstLearner:
-    """What the learner of rank 0 keeps for all: the generations of the group, and the state they start from.
-
-    The others have a client of its node. A client repeats a call whose connection was cut, so each call says
-    which one it is.
-
-    Args:
-      learner: the learner of rank 0.
-      size: number of learners.
-    """
-
-    def __init__(self, learner: core.Learner, size: int):
-        self._learner = learner
-        self._generations = Generations(size)
-        self._state: dict[str, Any] = {}
-        launch.register_stop_handler(self.close)
-
-    def join_learners(self, rank: int, place: Place, call_id: str) -> tuple[int, bool, dict[str, Any]] | None:
-        """See `Generations.join`; with the state of rank 0, from which all start."""
-        if rank == 0:
-            self._state = self._learner.save()  # Before the others can have it.
-        joined = self._generations.join(rank, place, call_id)
-        return None if joined is None else (*joined, self._state)
-
-    def arrive(self, rank: int, number: int, step: int) -> int | None:
-        """Waits until all learners have data for a step; returns its `env_steps`, or None at the end."""
-        if not self._generations.arrive(rank, number, step):
-            return None
-        if rank == 0:
-            self._state = {}  # All have it.
-        return self._learner.env_steps
-
-    def exchange(self, number: int, operation: str, *arguments: Any) -> Any:
-        """See `Generations.exchange`."""
-        return self._generations.exchange(number, operation, *arguments)
-
-    def close(self) -> None:
-        """Ends the group: every wait of a learner returns that it is the end."""
-        self._generations.close()
 
 
 class GroupMember:

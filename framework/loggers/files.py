@@ -194,7 +194,9 @@ def is_explained(error: OSError) -> bool:
 
 
 def explained(error: OSError, path: str | os.PathLike) -> OSError:
-    """Returns the same error with a message that names the file and the fix."""
+    """Returns the same error with a message that names the file and the fix, unless it has one."""
+    if is_explained(error):
+        return error
     reason = explain(OSError(error.errno, error.strerror or str(error), os.fspath(path)))
     return OSError(
         error.errno,

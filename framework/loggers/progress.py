@@ -42,6 +42,7 @@ class ProgressDisplay:
         below: Callable[[], Any] | None = None,
     ):
         from rich.console import Console
+        from rich.live import Live
 
         self._max_steps, self._target = max_env_steps, target_return
         self._console = console or Console()
@@ -49,7 +50,8 @@ class ProgressDisplay:
         self._seen: collections.deque[tuple[float, Mapping[str, Any]]] = collections.deque()  # Time, counts.
         self._last_line: tuple[float, str] | None = None  # Time and text.
         self._shown: Mapping[str, Any] | None = None
-        self._live: Any = None
+        # Redrawn at every update, so that no thread is needed.
+        self._live = Live(console=self._console, auto_refresh=False)
 
     def update(self, snapshot: Mapping[str, Any] | None) -> None:
         """Shows `{"counts": {name: count}, "labels": {label: newest row}}`.
@@ -64,7 +66,8 @@ class ProgressDisplay:
                 self._seen.popleft()
         if self._console.is_terminal:
             if snapshot is not None or self._below is not None:
-                self._show()
+                self._live.start()
+                self._live.update(self.render(), refresh=True)
         elif snapshot is not None:
             # The first line is due with the first env steps.
             begun = bool(snapshot.get("counts", {}).get("env_steps"))
@@ -73,10 +76,8 @@ class ProgressDisplay:
 
     def close(self) -> None:
         """Leaves the last state on the terminal."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
-        elif self._shown is not None and not self._console.is_terminal:
+        self._live.stop()
+        if self._shown is not None and not self._console.is_terminal:
             self._print_line()
         self._shown = None
 
@@ -140,15 +141,6 @@ class ProgressDisplay:
         if self._below is not None:
             parts.append(self._below())
         return Group(*parts)
-
-    def _show(self) -> None:
-        if self._live is None:
-            from rich.live import Live
-
-            # Redrawn at every update, so that no thread is needed.
-            self._live = Live(console=self._console, auto_refresh=False, transient=False)
-            self._live.start()
-        self._live.update(self.render(), refresh=True)
 
     def _print_line(self) -> None:
         """Prints the numbers, unless the last line has the same."""

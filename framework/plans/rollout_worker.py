@@ -24,7 +24,7 @@ from framework.workers.budget import Budget
 from framework.workers.collector import make_collector
 from framework.workers.gates import Gate
 from framework.workers.last_samples import LastSamples
-from framework.workers.report import Report, RowSender
+from framework.workers.report import Report
 from framework.workers.worker import Setup, make_tables, next_seed, prepare_process
 
 
@@ -93,8 +93,8 @@ class RolloutWorker:
         seed, make_adder = next_seed(seed, state), functools.partial(self.make_adder, replay)
         self.collector = make_collector(setup, index, seed, learner, self._make_policy, make_adder)
         budget = Budget(self.name, counter, setup.config.envs_per_actor)
-        rows = RowSender(self.name, "learner_steps", counter, monitor, checkpointer)
-        self._report = Report(setup, self.collector, budget, rows, state)
+        services = {"counter": counter, "monitor": monitor, "checkpointer": checkpointer}
+        self._report = Report(setup, self.collector, budget, state, name=self.name, **services)
         self._last = Gate()  # What is in tables of its own is learned from at once.
         if self.dataset is None:
             self._last = LastSamples(self.name, replay, counter, "learner_steps", self.collector)

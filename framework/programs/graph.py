@@ -9,6 +9,7 @@ from typing import Any
 
 import launch
 from framework import config_checks, core, flow
+from framework.config_checks import refuse
 from framework.devices import check_before_start
 from framework.loggers import Logger
 from framework.plans.plan_worker import PlanWorker
@@ -17,7 +18,7 @@ from framework.programs.groups import connect_one, connect_shards, member, neare
 from framework.programs.snapshot import Snapshot
 from framework.runs.callbacks import Callback
 from framework.runs.parts import make_logger
-from framework.runs.run_folder import RecordRun, RunFolder
+from framework.runs.run_folder import RunFolder
 from framework.runs.services import (
     Monitor,
     RunCheckpointer,
@@ -29,8 +30,7 @@ from framework.runs.services import (
 from framework.workers.actor_worker import ActorWorker
 from framework.workers.evaluator import Evaluator
 from framework.workers.inference_worker import InferenceWorker
-from framework.workers.learner_replica import LearnerReplica
-from framework.workers.learner_worker import LearnerWorker
+from framework.workers.learner_worker import LearnerReplica, LearnerWorker
 from framework.workers.variable_source import VariableSource
 from framework.workers.worker import Setup, derive_seed, make_tables
 
@@ -68,7 +68,7 @@ class ProgramGraph(core.Graph):
         self._devices: list[tuple[str, str, str]] = []  # Group, name of the setting, device.
         self._min_nodes: dict[str, int] = {}
         # By a variable source that may be lost, the learner, from which evaluators take the parameters.
-        self._of_evaluators: dict[launch.Handle, launch.Handle] = {}
+        self._of_evaluators: dict[launch.Handle | None, launch.Handle] = {}
         self._replays: list[tuple[str, str, launch.ProgramNode]] = []  # With the part of a checkpoint.
         self._services: list[tuple[str, launch.ProgramNode]] = []
         self._workers: list[tuple[str, launch.ProgramNode]] = []
@@ -185,22 +185,20 @@ class ProgramGraph(core.Graph):
     ) -> None:
         self._claim(name)
         learner_name, own = self._learner_of(variables)
-        agent = agent or own
-        lag = self._setup_of(agent).agent.max_policy_lag
-        lockstep = lag is not None
-        if self.config.min_actors is not None and lag:
-            raise ValueError(
-                f"min_actors: got {self.config.min_actors} with max_policy_lag {lag}, expected None: a lost "
-                "actor may leave items of several versions. Set the agent's max_policy_lag to 0."
-            )
-        if self.config.min_actors is not None and lockstep and self.config.num_learners > 1:
-            raise ValueError(
-                f"min_actors: got {self.config.min_actors} with num_learners {self.config.num_learners}, "
-                f"expected None: the learners of {type(agent or self._setup.agent).__name__} divide the "
-                "unrolls of all actors."
-            )
-        if self.config.min_actors is not None:
-            self._min_nodes[name] = self.config.min_actors
+        agent, config = agent or own, self.config
+        if config.min_actors is not None:
+            acts = self._setup_of(agent).agent
+            if acts.max_policy_lag:
+                why = "a lost actor may leave items of several versions. Set the agent's max_policy_lag to 0."
+                refuse(
+                    config, "min_actors", f" with max_policy_lag {acts.max_policy_lag}, expected None: {why}"
+                )
+            if acts.max_policy_lag is not None and config.num_learners > 1:
+                why = f"the learners of {type(acts).__name__} divide the unrolls of all actors."
+                refuse(
+                    config, "min_actors", f" with num_learners {config.num_learners}, expected None: {why}"
+                )
+            self._min_nodes[name] = config.min_actors
         inference = self.add_inference(
             variables, agent=agent, name="inference" if name == "actor" else f"{name}.inference"
         )
@@ -234,10 +232,8 @@ class ProgramGraph(core.Graph):
             **({} if replay else {"replay_shards": 1, "replay_backend": "repertory"}),
         }
         for field, value in expected.items():
-            if (given := getattr(self.config, field)) != value:
-                raise ValueError(
-                    f"{field}: got {given!r}, expected {value!r} for {type(setup.agent).__name__}."
-                )
+            if getattr(self.config, field) != value:
+                refuse(self.config, field, f", expected {value!r} for {type(setup.agent).__name__}.")
         self._claim("learner")
         self._claim("actor")
         self._uses_device("learner", agent)
@@ -277,8 +273,7 @@ class ProgramGraph(core.Graph):
             return
         self._setup.evaluators.append(name)
         learner_name, own = self._learner_of(variables)
-        if variables in self._of_evaluators:
-            variables = self._of_evaluators[variables]
+        variables = self._of_evaluators.get(variables, variables)
         data = {"learner": variables, "name": name, "steps_name": f"{learner_name}_steps", **self._handles}
         self._add_worker(name, Evaluator, agent or own, **data)
 
@@ -296,6 +291,7 @@ class ProgramGraph(core.Graph):
         program.resources, program.strategies = self.config.resources, self._strategies
         program.min_nodes, program.min_nodes_timeout = self._min_nodes, self.config.min_actors_timeout
         replays = [(label, node) for label, _, node in self._replays]
+        learners = {learner for learner, _ in self._learners.values()}
         for label, node in (*replays, *self._services, *self._workers):
             if label == "checkpointer":
                 node.configure(
@@ -303,12 +299,11 @@ class ProgramGraph(core.Graph):
                     counter=self.counter,
                     monitor=self.monitor,
                     replays={part: replay.create_handle() for _, part, replay in self._replays},
-                    learners=sorted({learner for learner, _ in self._learners.values()}),
+                    learners=sorted(learners),
                 )
             program.add_node(node, label=label)
         if self._snapshot is not None:
             self._snapshot.num_nodes = {group: len(nodes) for group, nodes in program.groups.items()}
-        learners = {learner for learner, _ in self._learners.values()}
         times = {**dict.fromkeys(learners, _STEP_S), "checkpointer": _SAVE_S}
         program.stop_timeouts = {group: times[group] for group in program.groups if group in times}
         program.checks = (self._check_engine, functools.partial(check_before_start, self._devices))
@@ -321,10 +316,8 @@ class ProgramGraph(core.Graph):
 
     def _check_engine(self, engine: str, options: Any) -> None:
         if engine in ("serial", "threads") and self.config.num_learners > 1:
-            raise ValueError(
-                f"num_learners: got {self.config.num_learners} on engine {engine!r}, which has one process "
-                "for all nodes, expected 1. Use engine 'processes'."
-            )
+            which = f" on engine {engine!r}, which has one process for all nodes"
+            refuse(self.config, "num_learners", f"{which}, expected 1. Use engine 'processes'.")
 
     def _uses_device(self, group: str, agent: core.Agent | None) -> None:
         own = self._setup_of(agent).agent
@@ -382,9 +375,7 @@ def _make_monitor(
     run: RunFolder | None, logger_factory: Any, callbacks: Sequence[Callback], *, counter: Any
 ) -> Monitor:
     reader = None if run is None else newest_checkpoint(run.config)
-    if run is not None and reader is not None:
-        callbacks = (RecordRun(run), *callbacks)
-    elif run is not None:
+    if run is not None:
         run.record()
     resumed_at = None
     if reader is not None or (run is not None and run.has_rows):  # Rows of a run that has no checkpoint yet.

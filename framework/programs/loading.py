@@ -6,15 +6,15 @@ import os
 from collections.abc import Collection
 from typing import Any
 
-import numpy as np
 import torch
 import tree
 
+from framework import specs
 from framework.actors import PolicyActor
 from framework.checkpoints import CheckpointError, CheckpointReader
+from framework.config_checks import RaisedAs
 from framework.programs.make import environment_spec, make_environment
 from framework.runs.run_folder import RunError, RunFolder
-from framework.specs import leaves, path_name, wrong_value
 
 
 class LoadedPolicy:
@@ -41,10 +41,8 @@ class LoadedPolicy:
     ):
         self.agent = folder.with_device("cpu").make_agent(allow)  # This machine need not have the run's GPU.
         self._factory, self.config = folder.environment_factory(), folder.config
-        try:
+        with RaisedAs(RunError, (ValueError, TypeError, ImportError), f"{folder.path}: "):
             self.spec = environment_spec(self.agent, self._factory, folder.config)
-        except (ValueError, TypeError, ImportError) as error:
-            raise RunError(f"{folder.path}: {error}") from error
         RunFolder.describe(self.agent, self._factory, folder.config, self.spec).check_same()
         self.networks = self.agent.make_networks(self.spec)
         self.step, self.checkpoint = reader.step, reader.path
@@ -62,7 +60,8 @@ class LoadedPolicy:
           ValueError: A leaf does not have the shape `[B, *shape]` of its spec, with the same B for all
             leaves.
         """
-        envs = _envs(observation, self.spec.observations)
+        observation = specs.batch("observation", self.spec.observations, observation, converts=False)
+        envs = len(tree.flatten(observation)[0])
         if self._state is None or envs != self._envs:
             self._envs, self._state = envs, self._policy.initial_state(envs)
         action, _, self._state = self._policy.step(observation, self._state)
@@ -119,28 +118,6 @@ def _learners(reader: CheckpointReader) -> list[str]:
     return [name for name in reader.names if f"{name}_steps" in counts]
 
 
-def _envs(observation: Any, observation_spec: Any) -> int:
-    """B of a nest of `[B, ...]` that fits the spec."""
-    shapes = [tuple(np.shape(leaf)) for leaf in tree.flatten(observation)]
-    expected = [tuple(spec.shape) for spec in tree.flatten(observation_spec)]
-    envs = {shape[:1] for shape in shapes}
-    if [shape[1:] for shape in shapes] == expected and len(envs) == 1 and () not in envs:
-        for (path, spec), leaf in zip(leaves(observation_spec), tree.flatten(observation), strict=True):
-            if wrong := wrong_value(spec, np.asarray(leaf)):
-                raise ValueError(f"{path_name('observation', path)}: got {wrong}.")
-        return shapes[0][0]
-    came = tree.map_structure(lambda leaf: str(list(np.shape(leaf))), observation)
-    wanted = tree.map_structure(lambda spec: f"[{', '.join(map(str, ('B', *spec.shape)))}]", observation_spec)
-    advice = ""
-    if shapes == expected:
-        advice = (
-            " Add a batch dimension to a single observation: observation[None], for each array of a nest."
-        )
-    raise ValueError(
-        f"observation: got shape {came}, expected {wanted} for B envs, the same B everywhere.{advice}"
-    )
-
-
 def load_policy(
     run: str | os.PathLike[str],
     checkpoint: str | int | os.PathLike[str] | None = None,
@@ -162,7 +139,5 @@ def load_policy(
     folder.check_names(allow)
     best = checkpoint == "best"
     reader = folder.restore(None if best else checkpoint)
-    try:
+    with RaisedAs(RunError, CheckpointError):
         return LoadedPolicy(folder, reader, best, allow)
-    except CheckpointError as error:
-        raise RunError(str(error)) from error

@@ -33,6 +33,7 @@ import torch
 
 import launch
 from framework.checkpoints import package_versions
+from framework.config_checks import RaisedAs
 from framework.loggers import Logger
 from framework.pickling import ObjectPickler, pickle_module
 from framework.runs.callbacks import Callback
@@ -187,13 +188,8 @@ def _progress(state: ProgramState) -> dict[str, Any]:
     }
 
 
-class _Current(threading.local):
-    """What objects refer to that belongs to the program that is saved or loaded."""
-
-    config: RunConfig
-
-
-_current = _Current()
+# What objects refer to that belongs to the program that is saved or loaded: `config`, its settings.
+_current = threading.local()
 
 
 class _Pickler(ObjectPickler):
@@ -227,11 +223,11 @@ def _instance(label: str) -> LocalInstance:
 
 
 def _config() -> RunConfig:
-    return _current.config
+    config: RunConfig = _current.config
+    return config
 
 
 def _directory() -> Path:
-    assert _current.config.directory is not None
     return Path(_current.config.directory)
 
 
@@ -255,17 +251,13 @@ def _signature_key() -> bytes:
         "If that is not possible, set XDG_CACHE_HOME to a folder of your own, on a file system with "
         "permissions and hard links."
     )
-    try:
+    with RaisedAs(ValueError, (ValueError, OSError), after=f" {elsewhere}"):
         folder.mkdir(parents=True, exist_ok=True)
         key = read_secret(os.fspath(path), secrets.token_bytes(_KEY_BYTES))
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{error} {elsewhere}") from error
     owner, user = path.stat().st_uid, os.geteuid()
-    if owner != user:
-        raise ValueError(f"{path}: got a file of user {owner}, expected {user}. Delete it. {elsewhere}")
-    if len(key) != _KEY_BYTES:  # Anybody knows an empty key.
+    if (owner, len(key)) != (user, _KEY_BYTES):  # Anybody knows an empty key.
         raise ValueError(
-            f"{path}: got a key of {len(key)} bytes, expected {_KEY_BYTES}. Delete it: the next run makes "
-            "a new one."
+            f"{path}: got a key of {len(key)} bytes of user {owner}, expected {_KEY_BYTES} of user {user}. "
+            f"Delete it: the next run makes a new one. {elsewhere}"
         )
     return key

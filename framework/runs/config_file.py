@@ -59,10 +59,9 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
       OSError: The file cannot be read.
       ValueError: It is not YAML, or not a mapping, or has a name twice.
     """
-    try:
+    wrong = (yaml.YAMLError, ValueError)  # ValueError: not UTF-8, or a date that does not exist.
+    with config_checks.RaisedAs(ValueError, wrong, f"{path}: got text that is not YAML: "):
         content = parse(Path(path).read_text(encoding="utf-8"))
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or a date that does not exist.
-        raise ValueError(f"{path}: got text that is not YAML: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path}: got {type(content).__name__}, expected lines of the form NAME: VALUE.")
     settings: dict[str, Any] = {}
@@ -107,10 +106,8 @@ def from_plain(base: T, content: Mapping[str, Any], where: str) -> T:
     hints = typing.get_type_hints(type(base))
     config_checks.names(f"{where}: {type(base).__name__}", content, list(hints))
     values = {name: _with_tuples(hints[name], value) for name, value in content.items()}
-    try:
+    with config_checks.RaisedAs(ValueError, ValueError, f"{where}: ", " Correct the file."):
         return dataclasses.replace(base, **values)  # type: ignore[type-var]
-    except ValueError as error:
-        raise ValueError(f"{where}: {error} Correct the file.") from error
 
 
 def _with_tuples(hint: Any, value: Any) -> Any:

@@ -19,9 +19,14 @@ from importlib import metadata
 from typing import Any
 
 from framework import config_checks, core
-from framework.objects import load_object, target_of
+from framework.objects import load_callable, target_of
 
 GROUP = "repertory.agents"
+
+
+@dataclasses.dataclass(frozen=True)
+class NoConfig:
+    """The config of an agent that has none."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,18 +43,12 @@ class AgentEntry:
 
     def load(self) -> Callable[..., core.Agent]:
         """The agent's class or function. Raises ValueError if it cannot be imported."""
-        try:
-            found: Callable[..., core.Agent] = load_object(self.target)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise ValueError(f"agent: got {self.name!r}, which cannot be imported: {error}.") from error
-        if not callable(found):
-            raise ValueError(f"agent: got {self.name!r}, expected an agent's class, or a function.")
-        return found
+        return load_callable(self.target, f"agent: got {self.name!r}", "an agent's class, or a function")
 
     def make(self, config: Any = None) -> core.Agent:
         """The agent with this config, or with the default one. Raises ValueError if it is no agent."""
         found = self.load()
-        agent = found() if config is None else found(config)
+        agent = found() if config is None or isinstance(config, NoConfig) else found(config)
         if not isinstance(agent, core.Agent):
             raise ValueError(f"agent: got {self.name!r}, which makes {agent!r}, expected a core.Agent.")
         if not isinstance(found, type):
@@ -61,7 +60,7 @@ class AgentEntry:
         return (inspect.getdoc(self.load()) or "").partition("\n")[0].rstrip(".")
 
     def make_config(self, **fields: Any) -> Any:
-        """The agent's config with these fields; None if it has none.
+        """The agent's config with these fields; `NoConfig` if it has none.
 
         Raises:
           ValueError: It has no such field.
@@ -69,7 +68,7 @@ class AgentEntry:
         config: Any = getattr(self.make(), "config", None)
         if not _is_config(config) or "config" not in inspect.signature(self.load()).parameters:
             config_checks.names(self.name, fields, ())
-            return None
+            return NoConfig()
         known = [field.name for field in dataclasses.fields(config)]
         config_checks.names(type(config).__name__, fields, known)
         return dataclasses.replace(config, **fields)
@@ -115,7 +114,7 @@ def describe_agent(agent: core.Agent) -> tuple[str, dict[str, Any]]:
     target = agent.made_by or target_of(type(agent)) or type(agent).__qualname__
     name = next((name for name, other in _entry_points().items() if other == target), target)
     config: Any = getattr(agent, "config", None)
-    if not _is_config(config) or (agent.made_by and find_agent(agent.made_by).make_config() is None):
+    if not _is_config(config) or (agent.made_by and find_agent(agent.made_by).make_config() == NoConfig()):
         return name, {}
     return name, {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
 

@@ -7,6 +7,7 @@ read `RunConfig`. A new option is a field here and the line of code that uses it
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -67,9 +68,6 @@ class RunConfig(config_checks.NamedFields):
     inference: Inference = "local"
     inference_nodes: int = 1  # Inference nodes, each of which acts for an equal part of the actors.
     inference_device: str = "cpu"  # Device of the inference nodes.
-    # Smallest batch of envs once `inference_timeout` has passed. A second after its first request, a batch
-    # runs whatever its size.
-    inference_min_batch: int = 1
     inference_max_batch: int | None = None  # Largest batch of envs in one step of the policy. None: all.
     inference_timeout: float = 0.001  # Seconds the first env of a batch waits for others.
 
@@ -121,48 +119,27 @@ class RunConfig(config_checks.NamedFields):
         known = [field.name for field in dataclasses.fields(Resources)]
         for group, fields in self.resources.items():
             config_checks.names(f"resources: {group}", fields, known)
-            try:
+            with config_checks.RaisedAs(
+                ValueError, (TypeError, ValueError), f"resources of group {group!r}: "
+            ):
                 Resources(**fields)
-            except (TypeError, ValueError) as error:
-                raise ValueError(f"resources of group {group!r}: {error}") from error
+        refuse = functools.partial(config_checks.refuse, self)
         if self.target_return is not None and self.evaluate_period is None:
-            raise ValueError(
-                f"target_return: got {self.target_return} without an evaluator, expected None. Give "
-                "evaluate_period (env steps)."
-            )
+            refuse("target_return", " without an evaluator, expected None. Give evaluate_period (env steps).")
         if self.min_actors is not None:
             config_checks.ordered(self, "min_actors", "num_actors")
         for field, does in (("replay_shards", "writes to"), ("inference_nodes", "uses")):
-            if self.num_actors % (got := getattr(self, field)):
-                raise ValueError(
-                    f"{field}: got {got}, expected a divisor of num_actors ({self.num_actors}), since each "
-                    f"actor {does} one of them."
-                )
+            if self.num_actors % getattr(self, field):
+                why = f"since each actor {does} one of them."
+                refuse(field, f", expected a divisor of num_actors ({self.num_actors}), {why}")
         if self.replay_shards > 1 and self.replay_backend != "repertory":
-            raise ValueError(
-                f"replay_shards: got {self.replay_shards} with replay_backend {self.replay_backend!r}, "
-                "expected 1. Use the back end 'repertory'."
-            )
+            backend = f" with replay_backend {self.replay_backend!r}"
+            refuse("replay_shards", f"{backend}, expected 1. Use the back end 'repertory'.")
         if self.inference == "alternating+server" and self.envs_per_actor < 2:
-            raise ValueError(
-                f"envs_per_actor: got {self.envs_per_actor}, expected at least 2, since inference "
-                f"{self.inference!r} divides an actor's envs in two."
-            )
+            why = f"since inference {self.inference!r} divides an actor's envs in two."
+            refuse("envs_per_actor", f", expected at least 2, {why}")
         if self.inference_nodes > 1 and self.inference == "local":
-            raise ValueError(
-                f"inference_nodes: got {self.inference_nodes} with inference {self.inference!r}, expected 1. "
-                "Use inference 'server'."
-            )
-        missing = self.num_actors - (self.min_actors or self.num_actors)
-        served = max(1, self.num_actors // self.inference_nodes - missing) * self.envs_per_actor
-        if self.inference_min_batch > served:
-            raise ValueError(
-                f"inference_min_batch: got {self.inference_min_batch}, expected at most the envs of "
-                f"{'the program' if self.inference_nodes == 1 else 'an inference node'}, {served}"
-                f"{f' with min_actors {self.min_actors}' if missing else ''}."
-            )
-        if self.inference_max_batch is not None:
-            config_checks.ordered(self, "inference_min_batch", "inference_max_batch")
+            refuse("inference_nodes", " with inference 'local', expected 1. Use inference 'server'.")
 
     @property
     def num_envs(self) -> int:

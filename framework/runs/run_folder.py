@@ -20,15 +20,16 @@ import framework
 import launch
 from framework import core, specs
 from framework.checkpoints import Checkpointer, CheckpointError, CheckpointReader, package_versions
+from framework.config_checks import RaisedAs
 from framework.environments.suites import SUITES
 from framework.loggers.files import read_jsonl
 from framework.objects import load_object, target_of
 from framework.runs import config_file, trust
-from framework.runs.callbacks import Callback
 from framework.runs.registry import describe_agent, find_agent
 from framework.runs.run_config import RunConfig
 from framework.runs.run_lock import RunError as RunError
 from framework.runs.run_lock import RunLock, unwritable
+from framework.runs.services import run_checkpoints
 
 FORMAT = 3
 #: The settings that may differ when a run continues, beside its engine and its restarts.
@@ -106,7 +107,7 @@ class RunFolder:
     @property
     def checkpointer(self) -> Checkpointer:
         """The checkpoints of the run."""
-        return Checkpointer(self.path / "checkpoints", keep=self.config.keep_checkpoints)
+        return run_checkpoints(self.config)
 
     @classmethod
     def describe(
@@ -321,10 +322,8 @@ class RunFolder:
             "environment": self.environment,
             "networks_fn": self.networks_fn,
         }
-        try:
+        with RaisedAs(RunError, ValueError, f"{self.path}: "):
             trust.check({"agent_config": self.agent_config, **dataclasses.asdict(self.config), **own}, allow)
-        except ValueError as error:
-            raise RunError(f"{self.path}: {error}") from error
 
     def make_agent(self, allow: Collection[str] = ()) -> core.Agent:
         """The agent as configured in the run. Nothing is imported if one of the run's names is refused.
@@ -336,18 +335,14 @@ class RunFolder:
           RunError: The agent cannot be found, or the run names code of other modules.
         """
         self.check_names(allow)
-        try:
+        with RaisedAs(RunError, (ValueError, TypeError), f"{self.path}: "):
             entry = find_agent(self.agent)
             config = entry.make_config()
             if not self.agent_config:
                 return entry.make()
-        except (ValueError, TypeError) as error:
-            raise RunError(f"{self.path}: {error}") from error
         self._check_recorded(self.agent_config, f"{self.agent!r}: ")
-        try:
+        with RaisedAs(RunError, ValueError):
             config = config_file.from_plain(config, self.agent_config, f"{self.path}/config.yaml")
-        except ValueError as error:
-            raise RunError(str(error)) from error
         agent = entry.make(config)
         if self.networks_fn == "":
             raise RunError(
@@ -355,10 +350,9 @@ class RunFolder:
                 "agent a function of a module."
             )
         if self.networks_fn is not None:
-            try:
+            wrong = f"{self.path}: networks_fn {self.networks_fn!r}: "
+            with RaisedAs(RunError, (ImportError, AttributeError, ValueError), wrong):
                 agent.networks_fn = load_object(self.networks_fn)
-            except (ImportError, AttributeError, ValueError) as error:
-                raise RunError(f"{self.path}: networks_fn {self.networks_fn!r}: {error}") from error
         return agent
 
     def _check_recorded(self, values: Mapping[str, Any], where: str) -> None:
@@ -404,18 +398,6 @@ class RunFolder:
             if reader is not None:
                 self.check_limits(reader)
             yield file
-
-
-class RecordRun(Callback):
-    """Writes the settings of a resumed run with its first row. An attempt that fails earlier keeps them."""
-
-    def __init__(self, run: RunFolder):
-        self._run: RunFolder | None = run
-
-    def on_row(self, label: str, row: dict[str, Any], snapshot: dict[str, Any]) -> None:
-        if self._run is not None:
-            self._run.record()
-            self._run = None
 
 
 def differences(expected: Mapping[str, Any], got: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from typing import IO
 
 import psutil
 
-from framework.loggers.files import explained, is_explained
+from framework.loggers.files import explained
 from framework.runs import config_file
 
 _CLOCK_S = 5.0  # Seconds by which the time of a process's start may differ.
@@ -37,9 +37,7 @@ def unwritable(folder: Path, error: OSError, file: Path | None = None) -> RunErr
       error: the system's error, or one that `explained` returned.
       file: its file, if the error has none.
     """
-    text = str(error.strerror)
-    if not is_explained(error):
-        text = str(explained(error, error.filename or file or "a file").strerror)
+    text = str(explained(error, error.filename or file or "a file").strerror)
     is_own = text.startswith((f"could not write {folder}{os.sep}", f"could not write {folder}:"))
     return RunError(f"{text} Or choose another folder with --directory." if is_own else text)
 

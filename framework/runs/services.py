@@ -6,6 +6,7 @@ import functools
 import logging
 import math
 import os
+import re
 import shutil
 import threading
 import time
@@ -56,7 +57,6 @@ class Counter(Saveable[dict[str, Any]]):
         self._lives: dict[str, str] = {}  # By actor, if it names its life.
         self._lost_lives: set[str] = set()
         self._refused: set[str] = set()  # Actors whose last request got nothing: they stop.
-        self._interrupted = False
 
     def increment(self, **counts: int) -> dict[str, int]:
         """Adds to the named counts and returns all of them."""
@@ -155,7 +155,7 @@ class Counter(Saveable[dict[str, Any]]):
             return remaining and remaining - sum(self._grants.get(who, 0) for who in self._refused)
 
         with self._changed:
-            self._changed.wait_for(lambda: self._interrupted or self.ungranted() or not left(), timeout)
+            self._changed.wait_for(lambda: self.ungranted() or not left(), timeout)
             return left() != 0
 
     def ungranted(self) -> int | None:
@@ -189,17 +189,10 @@ class Counter(Saveable[dict[str, Any]]):
         """Blocks until the count `name` is at least `value`.
 
         Returns:
-          True if it is; False after `timeout` seconds (None: no limit) or after `interrupt`.
+          True if it is; False after `timeout` seconds (None: no limit).
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._interrupted or self._counts[name] >= value, timeout)
-            return self._counts[name] >= value
-
-    def interrupt(self) -> None:
-        """Ends every current and future `wait_for`. For the stop handlers of a program."""
-        with self._changed:
-            self._interrupted = True
-            self._changed.notify_all()
+            return self._changed.wait_for(lambda: self._counts[name] >= value, timeout)
 
     def save(self) -> dict[str, Any]:
         """The counts. Grants are not saved: their unspent steps return to the budget after a restore."""
@@ -457,7 +450,11 @@ def replay_checkpointer(
     aside = Path(config.directory) / "checkpoints" / f".{parts[index]}"
     shutil.rmtree(aside, ignore_errors=True)  # From a killed server; part of no checkpoint.
     reader = newest_checkpoint(config)
-    kept = [] if reader is None else [part for part in reader.names if _is_part(part, name)]
+    kept = (
+        []
+        if reader is None
+        else [part for part in reader.names if re.fullmatch(rf"{re.escape(name)}(-\d+)?", part)]
+    )
     if reader is not None and kept and sorted(kept) != sorted(parts):
         raise CheckpointError(
             f"replay_shards: got {shards}, expected {len(kept)}: the checkpoint {reader.path} has the parts "
@@ -465,10 +462,6 @@ def replay_checkpointer(
         )
     part = reader.part(parts[index]) if reader is not None and kept else None
     return DefaultCheckpointer(aside, fallback_checkpoint_path=part)
-
-
-def _is_part(part: str, name: str) -> bool:
-    return part == name or (part.startswith(f"{name}-") and part.removeprefix(f"{name}-").isdigit())
 
 
 def newest_checkpoint(config: RunConfig) -> CheckpointReader | None:

@@ -12,7 +12,7 @@ from framework.workers.collector import Collector, Turns, make_collector, make_s
 from framework.workers.gates import Gate, LastActor, LostSteps
 from framework.workers.last_samples import LastSamples
 from framework.workers.lockstep import Lockstep, Unrolls
-from framework.workers.report import Report, RowSender
+from framework.workers.report import Report
 from framework.workers.worker import (
     ProgramWorker,
     Setup,
@@ -81,13 +81,11 @@ class ActorWorker(ProgramWorker):
             collector = make_served(setup, own, index, seed, inference, make_adder, ahead)
         self._collector = collector
         self._gates: list[Gate] = []  # Before a step.
-        self._lockstep: Lockstep | None = None  # The one of them that may not be ready.
         self._exits: list[Gate] = []  # Before the end, when no steps are granted any more.
         if unrolls is not None:
             # An elastic actor that fails is restarted, beside another source.
             source = learner.with_timeout(_SILENT_S) if life else learner
-            self._lockstep = Lockstep(own, source, counter, collector, unrolls, life)
-            self._gates.append(self._lockstep)
+            self._gates.append(Lockstep(own, source, counter, collector, unrolls, life))
         # Off-policy, or from a queue; with a limited policy lag, the lockstep waits for the last batch.
         drains = unrolls is None and replay is not None and learner is not None
         limit = None if unrolls is None else functools.partial(unrolls.limit, self._envs)
@@ -99,14 +97,14 @@ class ActorWorker(ProgramWorker):
             self._exits.append(LastSamples(own, replay, counter, steps_name, collector))
         if life:
             self._exits.append(LastActor(counter, self._budget, config.max_env_steps))
-        rows = RowSender(own, steps_name, counter, monitor, checkpointer)
-        self._report = Report(setup, collector, self._budget, rows, state)
+        services = {"counter": counter, "monitor": monitor, "checkpointer": checkpointer}
+        self._report = Report(
+            setup, collector, self._budget, state, name=own, steps_name=steps_name, **services
+        )
         self._started = False
 
     def ready(self) -> bool:
-        if self._finished or not self._collector.ready():
-            return False
-        return self._lockstep is None or self._lockstep.ready()
+        return not self._finished and self._collector.ready() and all(gate.ready() for gate in self._gates)
 
     def why_not_ready(self) -> str:
         """The text that the serial engine prints in a deadlock."""
@@ -116,7 +114,7 @@ class ActorWorker(ProgramWorker):
                 f"{self._envs} envs: {describe_tables(self._replay)}. Use fewer envs, or a rate limiter with "
                 "a larger buffer."
             )
-        return "" if self._lockstep is None else self._lockstep.why()
+        return "".join(gate.why() for gate in self._gates)
 
     def step(self) -> None:
         if not self._started:  # The constructor is too early: the learner may not have started yet.

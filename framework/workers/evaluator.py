@@ -2,73 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import dm_env
-import numpy as np
-import torch
-
 import launch
-from framework.actors import EnvironmentLoop, EnvironmentLoopObserver, PolicyActor
+from framework.actors import EnvironmentLoop, PolicyActor
 from framework.actors.results import summarize
-from framework.environments import BatchedEnvironment
 from framework.runs.parts import make_observers
 from framework.types import Nest
 from framework.variables import VariableClient
 from framework.workers.worker import ProgramWorker, Setup, prepare_process, seeded
 
 
-class _Stop(EnvironmentLoopObserver):
+class _StoppableActor(PolicyActor):
     """Ends an evaluation when the program stops: whole episodes may take longer than a node has to end."""
 
-    def observe_first(self, environment: BatchedEnvironment, timestep: dm_env.TimeStep) -> None:
-        pass
-
-    def observe(self, environment: BatchedEnvironment, timestep: dm_env.TimeStep, action: Nest) -> None:
+    def select_action(self, observation: Nest) -> Nest:
         if launch.stop_event().is_set():
             raise launch.ProgramStopped("The program stops during an evaluation.")
-
-    def get_metrics(self, envs: np.ndarray) -> dict[str, np.ndarray]:
-        return {}
-
-
-class Results:
-    """What an evaluator keeps for the checkpoints: the step of its last evaluation, and the best parameters.
-
-    Args:
-      name: name of the evaluator.
-      networks: the networks that act.
-      variables: names of those children of `networks` that act. Empty means all.
-      checkpointer: keeps them. None keeps nothing.
-
-    Attributes:
-      env_steps: env step of the last evaluation.
-    """
-
-    def __init__(self, name: str, networks: torch.nn.Module, variables: Sequence[str], checkpointer: Any):
-        self._name, self._networks, self._variables = name, networks, variables
-        self._best_part = "best" if name == "evaluator" else f"{name}-best"
-        self._checkpointer, self.env_steps, self._best = checkpointer, 0, float("-inf")
-        if checkpointer is not None:
-            if (best := checkpointer.get(self._best_part)) is not None:
-                self._best = float(best["row"]["episode_return"])
-            self.env_steps = (checkpointer.get(name) or {}).get("env_steps", 0)
-
-    def keep(self, row: dict[str, Any], may_be_best: bool) -> None:
-        """Keeps the step of an evaluation with this `row`, and the parameters if it is the best so far."""
-        self.env_steps = row["env_steps"]
-        if self._checkpointer is None:
-            return
-        if may_be_best and row["episode_return"] >= self._best:
-            self._best = row["episode_return"]
-            networks = {
-                key: value.cpu().clone()
-                for key, value in self._networks.state_dict().items()
-                if not self._variables or key.partition(".")[0] in self._variables
-            }
-            self._checkpointer.put(self._best_part, {"row": row, "networks": networks})
-        self._checkpointer.put(self._name, {"env_steps": row["env_steps"]})
+        return super().select_action(observation)
 
 
 class Evaluator(ProgramWorker):
@@ -102,22 +53,25 @@ class Evaluator(ProgramWorker):
     ):
         prepare_process(seed)
         self._setup, self._name, self._steps_name = setup, name, steps_name
-        self._counter, self._monitor = counter, monitor
+        self._counter, self._monitor, self._checkpointer = counter, monitor, checkpointer
+        best = None if checkpointer is None else checkpointer.get(_best_part(name))
+        self._best = float("-inf") if best is None else float(best["row"]["episode_return"])
+        state = None if checkpointer is None else checkpointer.get(name)
+        self._evaluated_at = 0 if state is None else state["env_steps"]  # Env step of the last evaluation.
         num_episodes = setup.config.num_evaluation_episodes
         environment = setup.make_environment(num_episodes, 0)  # The same episodes in every run.
         with seeded(seed):
             networks = setup.agent.make_networks(setup.spec)
         policy = setup.agent.make_policy(networks, evaluation=True)
         self._variables = VariableClient(learner, networks, policy) if learner is not None else None
-        self._actor = PolicyActor(policy, variable_client=self._variables, num_envs=num_episodes)
+        self._actor = _StoppableActor(policy, variable_client=self._variables, num_envs=num_episodes)
         self._loop = EnvironmentLoop(
             environment,
             self._actor,
-            observers=[*make_observers(setup.config), _Stop()],
+            observers=make_observers(setup.config),
             should_update=False,
             max_episode_steps=setup.config.evaluation_limit,
         )
-        self._results = Results(name, networks, policy.variables, checkpointer)
 
     def ready(self) -> bool:
         return not self._finished and self._counter.get_counts().get("env_steps", 0) >= self._next
@@ -149,7 +103,14 @@ class Evaluator(ProgramWorker):
         if cut := self._loop.num_cut - cut_before:
             row["cut_episodes"] = cut
         self._monitor.write(self._name, row, evaluation=True)
-        self._results.keep(row, may_be_best=self._variables is not None)
+        self._evaluated_at = row["env_steps"]
+        if self._checkpointer is not None:
+            if self._variables is not None and row["episode_return"] >= self._best:
+                self._best = row["episode_return"]
+                self._checkpointer.put(
+                    _best_part(self._name), {"row": row, "networks": self._variables.copy()}
+                )
+            self._checkpointer.put(self._name, {"env_steps": row["env_steps"]})
         target, limit = config.target_return, config.max_env_steps
         reached = target is not None and row["episode_return"] >= target
         if reached or (limit is not None and row["env_steps"] >= limit):
@@ -165,9 +126,14 @@ class Evaluator(ProgramWorker):
         """The env step of the next evaluation. Not stored: a resumed run may have another limit."""
         period, limit = self._setup.config.evaluate_period, self._setup.config.max_env_steps
         assert period is not None
-        due = (self._results.env_steps // period + 1) * period
+        due = (self._evaluated_at // period + 1) * period
         return due if limit is None else min(due, limit)
 
     def close(self) -> None:
         """Closes the environment."""
         self._loop.environment.close()
+
+
+def _best_part(name: str) -> str:
+    """The part of a checkpoint with the parameters of an evaluator's best evaluation."""
+    return "best" if name == "evaluator" else f"{name}-best"

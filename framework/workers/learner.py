@@ -24,41 +24,30 @@ _LOG = logging.getLogger(__name__)
 
 
 class Published:
-    """The newest parameters of a learner. Their version is the number of its steps in this run.
+    """The parameters of a learner, as the program has them: the newest, and the saved ones.
 
-    Steps that a killed learner made after its last checkpoint count, too.
+    Their version is the number of learner steps in this run. Steps that a killed learner made after its last
+    checkpoint count, too.
 
     Args:
+      name: name of the learner's part of a checkpoint. The count of its steps is `NAME_steps`.
+      setup: has the agent and the settings of the program.
       learner: has the parameters.
       counter: counts the steps.
-      steps_name: name of their count.
+      checkpointer: keeps the saved states. None keeps nothing.
 
     Attributes:
-      block: the parameters.
+      block: the newest parameters.
       steps: number of steps, which the next version has.
     """
 
-    def __init__(self, learner: core.Learner, counter: Any, steps_name: str):
-        self._learner, self._counter, self._steps_name = learner, counter, steps_name
+    def __init__(self, name: str, setup: Setup, learner: core.Learner, counter: Any, checkpointer: Any):
+        self._name, self._setup, self._learner = name, setup, learner
+        self._counter, self._checkpointer = counter, checkpointer
         self.block = VariableBlock(learner.parameters(), shared_path())
         self.steps = self._uncounted = 0
-
-    def restore(self, steps: int, first: int) -> int:
-        """Goes on after `steps` steps, with newer versions than any of `first` or above that may be known.
-
-        Returns:
-          The number of steps that were counted before.
-        """
-        counts = self._counter.get_counts()
-        made: int = counts.get(self._steps_name, 0)
-        self._learner.env_steps = counts.get("env_steps", 0)
-        # A learner that restarts from an older checkpoint, or from none, continues with versions above those
-        # of the actors.
-        self.steps = made + 1 if made > steps else steps
-        if self.block.version >= first:
-            self.steps = max(self.steps, self.block.version + 1)
-        self._uncounted = self.steps - made
-        return made
+        self._committed = (0, 0.0)  # Env steps and time of the last checkpoint.
+        self._restore()
 
     def count(self) -> None:
         """Counts a step."""
@@ -67,7 +56,7 @@ class Published:
 
     def report(self) -> dict[str, int]:
         """Tells the counter of the steps; returns all counts."""
-        counts: dict[str, int] = self._counter.increment(**{self._steps_name: self._uncounted})
+        counts: dict[str, int] = self._counter.increment(**{f"{self._name}_steps": self._uncounted})
         self._uncounted = 0
         return counts
 
@@ -79,6 +68,73 @@ class Published:
             if self.block.version < self.steps:
                 self.block.publish(self.steps, self._learner.parameters(), self._learner.env_steps)
         return counts
+
+    def state(self) -> dict[str, Any]:
+        """The state now."""
+        return {"learner": self._learner.save(), "steps": self.steps}
+
+    def save(self) -> None:
+        """Saves the state."""
+        if self._checkpointer is not None:
+            self._checkpointer.put(self._name, self.state())
+
+    def save_first(self) -> None:
+        """Saves the state if none is saved, so that `go_back` has one."""
+        if self._checkpointer is not None and self._checkpointer.get(self._name) is None:
+            self.save()
+
+    def commit_if_due(self, env_steps: int) -> None:
+        """Saves the state and writes a checkpoint, if one is due after `env_steps`."""
+        if self._checkpointer is None:
+            return
+        period, minutes = self._setup.config.checkpoint_period, self._setup.config.checkpoint_minutes
+        now = time.monotonic()
+        made, passed = env_steps - self._committed[0], now - self._committed[1]
+        if (period is not None and made >= period) or (minutes is not None and passed >= 60 * minutes):
+            self._committed = (env_steps, now)
+            self.save()
+            self._checkpointer.commit("periodic", self._name)
+
+    def go_back(self, error: RuntimeError) -> None:
+        """Goes on from the newest saved state after `error` in the middle of a step, with newer versions."""
+        if self._checkpointer is None:
+            raise RuntimeError(
+                "num_learners: lost another learner in the middle of a step, and the run has no directory "
+                "with a checkpoint to go on from. Give it a directory."
+            ) from error
+        _LOG.warning("Lost another learner in step %d, going on from the last saved state.", self.steps)
+        self._restore()
+
+    def _restore(self) -> None:
+        """Goes on from the newest saved state, if there is one, with newer versions than any known one."""
+        state = self._checkpointer.get(self._name) if self._checkpointer is not None else None
+        if state is not None:
+            try:
+                self._learner.restore(state["learner"])
+            except (RuntimeError, ValueError, KeyError, TypeError) as error:
+                directory = str(self._setup.config.directory)
+                changed = changed_settings(directory, self._setup.agent)
+                changed = changed or "its settings are equal, so its code has changed"
+                raise ValueError(
+                    f"agent: got one that does not fit the checkpoint of the run in {directory}: {changed}. "
+                    "Restore the agent, or give the new run another directory."
+                ) from error
+        counts = self._counter.get_counts()
+        made: int = counts.get(f"{self._name}_steps", 0)
+        self._learner.env_steps = counts.get("env_steps", 0)
+        # A learner that restarts from an older checkpoint, or from none, continues with versions above those
+        # of the actors.
+        steps = 0 if state is None else int(state["steps"])
+        self.steps = made + 1 if made > steps else steps
+        # Version 0, which tells policies that no step was made, stays, unless actors wait for the next one.
+        if self.block.version >= (0 if self._setup.agent.max_policy_lag is not None else 1):
+            self.steps = max(self.steps, self.block.version + 1)
+        self._uncounted = self.steps - made
+        if state is None and made:
+            _LOG.warning(
+                "%s: its %d steps before were not saved. It begins with new parameters.", self._name, made
+            )
+        self._committed = (0 if state is None else self._learner.env_steps, time.monotonic())
 
 
 class LearnerReport:
@@ -149,86 +205,6 @@ class LearnerReport:
         )
 
 
-class Saves:
-    """The saved states of a learner.
-
-    Args:
-      name: name of the learner's part of a checkpoint.
-      setup: has the agent and the settings of the program.
-      learner: the learner.
-      published: knows the steps.
-      checkpointer: keeps the states. None keeps nothing.
-    """
-
-    def __init__(
-        self, name: str, setup: Setup, learner: core.Learner, published: Published, checkpointer: Any
-    ):
-        self._name, self._setup = name, setup
-        self._learner, self._published, self._checkpointer = learner, published, checkpointer
-
-    def restore(self) -> None:
-        """Goes on from the newest state, if there is one."""
-        state = self._checkpointer.get(self._name) if self._checkpointer is not None else None
-        if state is not None:
-            try:
-                self._learner.restore(state["learner"])
-            except (RuntimeError, ValueError, KeyError, TypeError) as error:
-                directory = str(self._setup.config.directory)
-                changed = changed_settings(directory, self._setup.agent)
-                changed = changed or "its settings are equal, so its code has changed"
-                raise ValueError(
-                    f"agent: got one that does not fit the checkpoint of the run in {directory}: {changed}. "
-                    "Restore the agent, or give the new run another directory."
-                ) from error
-        # Version 0, which tells policies that no step was made, stays, unless actors wait for the next one.
-        first = 0 if self._setup.agent.max_policy_lag is not None else 1
-        made = self._published.restore(0 if state is None else int(state["steps"]), first)
-        if state is None and made:
-            _LOG.warning(
-                "%s: its %d steps before were not saved. It begins with new parameters.", self._name, made
-            )
-        # Env steps and time of the last checkpoint.
-        self._committed = (0 if state is None else self._learner.env_steps, time.monotonic())
-
-    def state(self) -> dict[str, Any]:
-        """The state now."""
-        return {"learner": self._learner.save(), "steps": self._published.steps}
-
-    def put(self) -> None:
-        """Saves the state."""
-        if self._checkpointer is not None:
-            self._checkpointer.put(self._name, self.state())
-
-    def put_first(self) -> None:
-        """Saves the state if none is saved, so that `go_back` has one."""
-        if self._checkpointer is not None and self._checkpointer.get(self._name) is None:
-            self.put()
-
-    def commit_if_due(self, env_steps: int) -> None:
-        """Saves the state and writes a checkpoint, if one is due after `env_steps`."""
-        if self._checkpointer is None:
-            return
-        period, minutes = self._setup.config.checkpoint_period, self._setup.config.checkpoint_minutes
-        now = time.monotonic()
-        made, passed = env_steps - self._committed[0], now - self._committed[1]
-        if (period is not None and made >= period) or (minutes is not None and passed >= 60 * minutes):
-            self._committed = (env_steps, now)
-            self.put()
-            self._checkpointer.commit("periodic", self._name)
-
-    def go_back(self, error: RuntimeError) -> None:
-        """Goes on from the newest state after `error` in the middle of a step."""
-        if self._checkpointer is None:
-            raise RuntimeError(
-                "num_learners: lost another learner in the middle of a step, and the run has no directory "
-                "with a checkpoint to go on from. Give it a directory."
-            ) from error
-        _LOG.warning(
-            "Lost another learner in step %d, going on from the last saved state.", self._published.steps
-        )
-        self.restore()
-
-
 class ProgramLearner:
     """An agent's learner in a program: it counts its steps, and publishes, logs and saves when due.
 
@@ -246,9 +222,8 @@ class ProgramLearner:
     Attributes:
       learner: the agent's learner.
       dataset: the agent's batches from `replay`; None without it.
-      published: the published parameters.
+      published: the published and the saved parameters.
       report: the rows of metrics.
-      saves: the saved states.
     """
 
     def __init__(
@@ -272,10 +247,7 @@ class ProgramLearner:
         self.dataset = None if replay is None else agent.make_dataset(replay)
         # Actors with a limited policy lag need every version.
         self._publish_period = 1 if agent.max_policy_lag is not None else self._config.publish_period
-        self._has_ended = False
-        self.published = Published(self.learner, counter, self._steps_name)
-        self.saves = Saves(name, setup, self.learner, self.published, checkpointer)
-        self.saves.restore()
+        self.published = Published(name, setup, self.learner, counter, checkpointer)
         self.report = LearnerReport(name, self.learner, self.published, monitor, replay)
         self.publish()
 
@@ -315,7 +287,7 @@ class ProgramLearner:
 
     def go_back(self, error: RuntimeError) -> None:
         """Continues from the last saved state after `error` in the middle of a step, with newer versions."""
-        self.saves.go_back(error)
+        self.published.go_back(error)
         self.report.begin()
         self.publish()
 
@@ -330,14 +302,13 @@ class ProgramLearner:
             launch.stop(RunError(self.report.why_nothing_was_learned(self._config.max_env_steps)))
         self.report.log()
         self.published.report()
-        self.saves.put()
+        self.published.save()
         if self.dataset is not None:
             self.dataset.close()
 
     def end_if_finished(self) -> bool:
-        """Ends the program, once, if all of `max_learner_steps` are made; returns whether they are."""
-        if self.finished and not self._has_ended:
-            self._has_ended = True
+        """Ends the program if all of `max_learner_steps` are made; returns whether they are."""
+        if self.finished:
             self.end_program("max_learner_steps")
         return self.finished
 
@@ -356,7 +327,7 @@ class ProgramLearner:
         self.published.count()
         steps = self.published.steps
         if self.finished or steps % self._publish_period == 0:
-            self.saves.commit_if_due(self.published.publish().get("env_steps", 0))
+            self.published.commit_if_due(self.published.publish().get("env_steps", 0))
         if self.finished or steps % self._config.learner_log_period == 0:
             self.report.log()
         self.end_if_finished()

@@ -1,11 +1,13 @@
-"""The worker of the learner node, which drives a learner with data from replay."""
+"""The workers of the learner nodes, which drive learners with data from replay."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import torch
 
 import launch
 from framework.learners.group import FirstLearner, GroupMember, Place
@@ -70,11 +72,11 @@ class LearnerWorker(LearnerNode):
         detects = on_policy and self._roster is None
         self._stall_detector = StallDetector(config.num_actors) if detects else None
         self._stalled_version = -1  # The newest that the stall detector knows.
-        self._first: FirstLearner | None = None
+        self._first: Any = None  # The `FirstLearner` of several.
         if config.num_learners > 1:
             self._first = FirstLearner(self._learner.learner, config.num_learners)
             self._member = GroupMember(self._learner.learner, 0, config.num_learners, self._first)
-            self._learner.saves.put_first()
+            self._learner.published.save_first()
 
     def join(self, actor: str, life: str) -> int:
         """Makes batches from the data of `actor` too, with `min_actors`; returns its first version."""
@@ -137,17 +139,16 @@ class LearnerWorker(LearnerNode):
 
     def join_learners(self, rank: int, place: Place, call_id: str) -> tuple[int, bool, dict[str, Any]] | None:
         """For the other learners: see `FirstLearner.join_learners`."""
-        assert self._first is not None
-        return self._first.join_learners(rank, place, call_id)
+        joined: tuple[int, bool, dict[str, Any]] | None = self._first.join_learners(rank, place, call_id)
+        return joined
 
     def arrive(self, rank: int, number: int, step: int) -> int | None:
         """For the other learners: see `FirstLearner.arrive`."""
-        assert self._first is not None
-        return self._first.arrive(rank, number, step)
+        env_steps: int | None = self._first.arrive(rank, number, step)
+        return env_steps
 
     def exchange(self, number: int, operation: str, *arguments: Any) -> Any:
         """For the other learners: see `FirstLearner.exchange`."""
-        assert self._first is not None
         return self._first.exchange(number, operation, *arguments)
 
     def ready(self) -> bool:
@@ -216,3 +217,57 @@ class LearnerWorker(LearnerNode):
             self._first.close()
             self._member.leave()
         super().close()
+
+
+class LearnerReplica(ProgramWorker):
+    """A learner of rank 1 or higher. It learns from its shard of each batch and does not publish.
+
+    Args:
+      setup: makes the networks, the dataset and the learner.
+      replay: the replay client to sample from and to write priorities to.
+      first: a client of the learner of rank 0.
+      rank: rank of this learner, from 1.
+      clients: the agent's `clients`.
+      seed: seed of this worker.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        *,
+        replay: Any,
+        first: FirstLearner,
+        rank: int,
+        clients: Mapping[str, Any] | None = None,
+        seed: int = 0,
+    ):
+        prepare_process(seed)
+        size = setup.config.num_learners
+        agent = setup.agent.for_program(setup.config.num_envs, size, rank).for_learner(clients)
+        self._learner = agent.make_learner(agent.make_networks(setup.spec), setup.spec)
+        if setup.config.learner_threads is not None:
+            torch.set_num_threads(setup.config.learner_threads)
+        self._dataset = agent.make_dataset(replay)
+        self._member = GroupMember(self._learner, rank, size, first)
+
+    def step(self) -> None:
+        sample = next(self._dataset, None)
+        env_steps = None if sample is None else self._member.go_on()
+        if sample is None or env_steps is None:
+            self._finished = True
+            return
+        self._learner.env_steps = env_steps
+        try:
+            result = self._learner.step(sample)
+        except RuntimeError as error:
+            if not self._member.has_lost(error):
+                raise
+            return
+        self._member.stepped()
+        if result.priorities is not None:
+            self._dataset.update_priorities(sample.info.key, result.priorities)
+
+    def close(self) -> None:
+        """Leaves the group and returns prefetched samples to replay."""
+        self._member.leave()
+        self._dataset.close()

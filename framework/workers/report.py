@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from concurrent.futures import Future
 from typing import Any
 
 from framework.actors.results import summarize
@@ -13,14 +11,18 @@ from framework.workers.worker import Setup
 
 
 class Report:
-    """Counts what a collector makes since the beginning of the run, and sends a row of it when one is due.
+    """Counts what a collector makes since the beginning of the run, and writes a row of it when one is due.
 
     Args:
       setup: has the settings of the program.
       collector: the collector.
       budget: knows the env steps that the counter has not counted yet.
-      rows: sends the rows and the states.
       state: what `save` returned before the worker was restarted, or the run was resumed. None begins anew.
+      name: label of the rows and name of the state.
+      counter: a client of the `Counter`.
+      monitor: takes the rows.
+      checkpointer: keeps the state. None keeps nothing.
+      steps_name: name of the count of the learner's steps.
 
     Attributes:
       budget: the argument.
@@ -29,10 +31,21 @@ class Report:
     """
 
     def __init__(
-        self, setup: Setup, collector: Collector | Turns, budget: Budget, rows: RowSender, state: Any = None
+        self,
+        setup: Setup,
+        collector: Collector | Turns,
+        budget: Budget,
+        state: Any = None,
+        *,
+        name: str,
+        counter: Any,
+        monitor: Any,
+        checkpointer: Any = None,
+        steps_name: str = "learner_steps",
     ):
-        self._config, self._collector, self.budget, self._rows = setup.config, collector, budget, rows
-        self._ends_program = not setup.evaluators  # Otherwise the evaluators do.
+        self._setup, self._collector, self.budget = setup, collector, budget
+        self._name, self._steps_name = name, steps_name
+        self._counter, self._monitor, self._checkpointer = counter, monitor, checkpointer
         state = state or {}
         self.steps = self._logged_at = int(state.get("steps", 0))
         self._earlier = {name: int(state.get(name, 0)) for name in ("episodes", *collector.losses())}
@@ -45,7 +58,7 @@ class Report:
         if steps.ended is not None:
             self._ended.append(steps.ended)
             self._episodes += len(steps.ended["episode_length"])
-        if self.steps - self._logged_at >= self._config.log_period:
+        if self.steps - self._logged_at >= self._setup.config.log_period:
             self.log()
 
     def save(self) -> dict[str, Any]:
@@ -53,15 +66,15 @@ class Report:
         return {"steps": self.steps, **self._totals()}
 
     def log(self) -> None:
-        """Sends the state, and a row if a step was made since the last one."""
-        # The state before the row, in case writing the row fails.
-        self._rows.keep(self.save())
+        """Keeps the state, and writes a row if a step was made since the last one."""
+        if self._checkpointer is not None:  # Before the row, in case writing that fails.
+            self._checkpointer.put(self._name, self.save())
         if self.steps == self._logged_at:
             return
-        totals = self._totals()
+        totals, counts = self._totals(), self._counter.get_counts()
         row: dict[str, Any] = {
             "steps": self.steps,
-            "env_steps": self.budget.spent,
+            "env_steps": counts.get("env_steps", 0) + self.budget.spent,
             "episodes": totals["episodes"],
             **summarize(self._ended),
         }
@@ -70,61 +83,20 @@ class Report:
         row |= {name: totals[name] for name in self._collector.losses() if totals[name]}
         if (version := self._collector.version) >= 0:
             row["variables_version"] = version
+            row["acting_staleness"] = counts.get(self._steps_name, 0) - version
         # With two collectors that take turns, select_action is time spent waiting.
         row |= {f"time/{name}_s": seconds for name, seconds in self._collector.take_seconds().items()}
         self._ended.clear()
-        self._rows.send(row)
+        self._monitor.write(self._name, row)
         self._logged_at = self.steps
 
     def end(self) -> None:
-        """Sends the last row, waits until it has arrived, and ends the program if all steps are made."""
+        """Writes the last row. Without evaluators, ends the program if all of its env steps are made."""
         self.log()
-        self._rows.wait()
-        if self._ends_program:
-            self._rows.end_program()
+        if not self._setup.evaluators and self._counter.remaining() == 0:
+            self._monitor.finish("max_env_steps", self._counter.get_counts())
 
     def _totals(self) -> dict[str, int]:
         """Counts since the beginning of the run."""
         counts = {"episodes": self._episodes, **self._collector.losses()}
         return {name: self._earlier[name] + count for name, count in counts.items()}
-
-
-class RowSender:
-    """Sends the rows of one actor, with the counts of the program, and waits for the row before.
-
-    Args:
-      name: label of the rows and name of the state.
-      steps_name: name of the count of the learner's steps.
-      counter: a client of the `Counter`.
-      monitor: a client of the `Monitor`.
-      checkpointer: a client of the `Checkpointer`. None keeps no state.
-    """
-
-    def __init__(self, name: str, steps_name: str, counter: Any, monitor: Any, checkpointer: Any = None):
-        self._name, self._steps_name = name, steps_name
-        self._counter, self._monitor, self._checkpointer = counter, monitor, checkpointer
-        self._calls: list[Future] = []  # They have no results; only their errors matter.
-
-    def keep(self, state: Mapping[str, Any]) -> None:
-        """Sends the actor's state, after the row before has arrived."""
-        self.wait()
-        if self._checkpointer is not None:
-            self._calls.append(self._checkpointer.futures.put(self._name, state))
-
-    def send(self, row: dict[str, Any]) -> None:
-        """Sends a row, whose `env_steps` are those that the counter does not know yet."""
-        counts = self._counter.get_counts()
-        row["env_steps"] += counts.get("env_steps", 0)
-        if "variables_version" in row:
-            row["acting_staleness"] = counts.get(self._steps_name, 0) - row["variables_version"]
-        self._calls.append(self._monitor.futures.write(self._name, row))
-
-    def wait(self) -> None:
-        """Waits until the last row has arrived. Raises the error of a call that failed."""
-        while self._calls:
-            self._calls.pop(0).result()
-
-    def end_program(self) -> None:
-        """Ends the program if all of its env steps are made."""
-        if self._counter.remaining() == 0:
-            self._monitor.finish("max_env_steps", self._counter.get_counts())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
-import math
 import os
 import random
 import threading
@@ -106,24 +105,17 @@ def make_tables(setup: Setup, seed: int, shards: int = 1) -> list[Table]:
 
 
 def describe_tables(replay: ReplayClient) -> str:
-    """What each table holds, can take before the next sample, and can give before the next insert."""
+    """What each table holds and has made, and the numbers of its limiter."""
     texts = []
     for info in replay.server_info(timeout=1).values():
         limiter = info.rate_limiter_info
-        inserted, sampled = limiter.insert_stats.completed, limiter.sample_stats.completed
-        diff = inserted * limiter.samples_per_insert - sampled
-        missing = limiter.min_size_to_sample - info.current_size
-        room = max(missing, (limiter.max_diff - diff) / limiter.samples_per_insert)
-        stock = diff - limiter.min_diff if missing <= 0 else 0
         texts.append(
-            f"table {info.name!r} holds {info.current_size} items, can take {_count(room)} more before the "
-            f"next sample and can give {_count(stock)} samples before the next insert"
+            f"table {info.name!r} holds {info.current_size:,} items after {limiter.insert_stats.completed:,} "
+            f"inserts and {limiter.sample_stats.completed:,} samples, with min_size_to_sample "
+            f"{limiter.min_size_to_sample:,}, samples_per_insert {limiter.samples_per_insert:g}, min_diff "
+            f"{limiter.min_diff:g}, and max_diff {limiter.max_diff:g}"
         )
     return "; ".join(texts)
-
-
-def _count(number: float) -> str:
-    return "any number of" if number >= BOUNDLESS else f"{max(math.floor(number), 0):,}"
 
 
 def prepare_process(seed: int) -> None:

@@ -128,7 +128,7 @@ class RpcServer:
             while frames is None:
                 if self._closed:
                     return False
-                frames = self._socket.receive(None)
+                frames = self._socket.receive()
             try:
                 message = self._parse(frames)
             except Exception as error:

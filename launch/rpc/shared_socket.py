@@ -20,89 +20,50 @@ class SharedSocket:
     The receiver waits on the socket's file descriptor outside of the lock. That descriptor is
     edge-triggered and a send may consume its edge, so a sender that finds the socket readable wakes the
     receiver (https://libzmq.readthedocs.io/en/latest/zmq_getsockopt.html, `ZMQ_FD`).
-
-    A signal handler may raise an exception between two frames of a message. The rest of a received message is
-    then dropped; nothing tells which frames were sent.
-
-    Args:
-      socket: a connected or bound socket, or None until `replace`.
-
-    Attributes:
-      cut: whether an interrupt has left an incomplete message: `replace` the socket before the next `send`.
     """
 
-    def __init__(self, socket: zmq.Socket | None = None) -> None:
+    def __init__(self, socket: zmq.Socket) -> None:
         self._socket = socket
         self._lock = threading.Lock()
         self._closed = False
-        self.cut = False
-        self._torn = False  # whether an interrupt has ended the last receive
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
-
-    def replace(self, socket: zmq.Socket | None) -> None:
-        """Closes the socket and continues with another one."""
-        with self._lock:
-            old, self._socket = self._socket, socket
-            self.cut = self._torn = False
-        if old is not None:
-            old.close(linger=0)
-        self.wake()
 
     def send(self, frames: Sequence[Any]) -> None:
         """Sends one message and copies its frames. Does nothing after `close`.
 
         Raises:
-          zmq.ZMQError: `EAGAIN` if the peer refused the connection, `EHOSTUNREACH` if a ROUTER's peer has
-            disconnected.
+          zmq.ZMQError: `EHOSTUNREACH` if a ROUTER's peer has disconnected.
         """
         with self._lock:
-            socket = self._socket
-            if socket is None:
+            if self._closed:
                 return
-            readable = 1  # also if it is interrupted
             try:
-                self.cut = len(frames) > 1
                 for frame in frames[:-1]:
-                    socket.send(frame, _MORE)
-                socket.send(frames[-1], zmq.NOBLOCK)
-                self.cut = False
-                readable = int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN
-            except zmq.ZMQError:
-                self.cut = False
-                raise
+                    self._socket.send(frame, _MORE)
+                self._socket.send(frames[-1], zmq.NOBLOCK)
             finally:
-                if readable:
+                if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                     self._wake()
 
-    def receive(self, timeout: float | None) -> list[zmq.Frame] | None:
-        """Returns the next message, or None after `timeout` seconds (None: no limit) or after `wake`."""
-        waited = False
+    def receive(self) -> list[zmq.Frame] | None:
+        """Returns the next message, or None after `wake`."""
+        woken = False
         while True:
             with self._lock:
                 if self._closed:
                     return None
+                with contextlib.suppress(zmq.Again):
+                    return self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
                 poll = select.poll()
                 poll.register(self._wake_read, select.POLLIN)
-                if self._socket is not None:
-                    if self._torn and self._socket.getsockopt(zmq.RCVMORE):
-                        self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-                    self._torn = True
-                    frames: list[zmq.Frame] | None = None
-                    with contextlib.suppress(zmq.Again):
-                        frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-                    self._torn = False
-                    if frames is not None:
-                        return frames
-                    poll.register(int(self._socket.getsockopt(zmq.FD)), select.POLLIN)
-            if waited:
+                poll.register(int(self._socket.getsockopt(zmq.FD)), select.POLLIN)
+            if woken:
                 return None
-            ready = poll.poll(None if timeout is None else max(0.0, timeout * 1000))
-            if any(descriptor == self._wake_read for descriptor, _ in ready):
+            if any(descriptor == self._wake_read for descriptor, _ in poll.poll()):
                 os.read(self._wake_read, 4096)
-                waited = True
-            waited |= not ready
+                woken = True
 
     def wake(self) -> None:
         """Ends the current or the next wait of `receive`."""
@@ -124,8 +85,6 @@ class SharedSocket:
             if self._closed:
                 return
             self._closed = True
-            if self._socket is not None:
-                self._socket.close(linger=linger)
-                self._socket = None
+            self._socket.close(linger=linger)
             os.close(self._wake_read)
             os.close(self._wake_write)

@@ -1,4 +1,4 @@
-"""Each way to learn works in a whole program. Nightly runs learn with every agent (benchmarks/nightly.py)."""
+"""Each way to learn works in a whole program. Nightly runs learn with every agent (results/nightly.py)."""
 
 import dataclasses
 import functools

@@ -1,14 +1,11 @@
 """The command for machines with a GPU runs to its end on one without."""
 
 import json
-import pathlib
 import sys
 
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "benchmarks"))
-
-import gpu
+from benchmarks import gpu
 
 ROW = {"row": "a", "value": 3.0, "unit": "steps/s", "of": "b", "of_value": 2.0}
 SCRIPTS = {

@@ -1,14 +1,9 @@
 """The loops that the learners are compared with learn the same."""
 
-import pathlib
-import sys
-
 import pytest
 import torch
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "benchmarks"))
-
-import learner_step
+from benchmarks.learner import step as learner_step
 
 
 @pytest.mark.parametrize("name", learner_step.LOOPS)

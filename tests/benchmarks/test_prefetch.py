@@ -1,13 +1,8 @@
 """Each number of batches fetched ahead has a row, with a learner and without."""
 
-import pathlib
-import sys
-
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "benchmarks"))
-
-import prefetch
+from benchmarks.learner import prefetch
 
 
 @pytest.mark.parametrize("flags", [[], ["--idle"]], ids=["learner", "idle"])

@@ -1,15 +1,11 @@
-"""The calculation of `benchmarks/scaling.py`, by values worked by hand, and its check with few actors."""
+"""What scaling calculates, by values worked by hand, and its check with few actors."""
 
 import dataclasses
-import pathlib
-import sys
 
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "benchmarks"))
-
-import scaling
-from scaling import SHAPES, Workload
+from benchmarks.clusters import scaling
+from benchmarks.clusters.scaling import SHAPES, Workload
 
 # 100 actors of 8 envs at 50 batched steps a second: 5,000 batched steps, 40,000 env steps.
 ATARI = Workload(100, SHAPES["atari"], envs=8, rate=50.0)

@@ -1,13 +1,8 @@
 """The sections of the benchmark of shares: each has its own time, none twice."""
 
-import pathlib
-import sys
-
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "benchmarks"))
-
-from shares import Sections
+from benchmarks.programs.shares import Sections
 
 
 class _Clock:

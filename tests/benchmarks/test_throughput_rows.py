@@ -1,16 +1,10 @@
 """The rows of the throughput benchmark: each names a program that there is."""
 
-import pathlib
-import sys
-
 import pytest
 
+from benchmarks import throughput
+from benchmarks.programs import peers
 from framework.programs import make_agent
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "benchmarks"))
-
-import throughput
-import throughput_peers
 
 ROWS = [(group, label) for group, rows in throughput.GROUPS.items() for label in rows]
 
@@ -19,7 +13,7 @@ ROWS = [(group, label) for group, rows in throughput.GROUPS.items() for label in
 def test_names_a_program(group, label):
     row = throughput.GROUPS[group][label]
     if isinstance(row, throughput.Peer):
-        assert row.row in throughput_peers.ROWS
+        assert row.row in peers.ROWS
         return
     config = make_agent(row.agent, **row.config).config  # which checks its fields
     envs = row.program["envs_per_actor"]

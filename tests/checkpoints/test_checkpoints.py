@@ -7,14 +7,10 @@ import hashlib
 import json
 import os
 import resource
-import socket
-import subprocess
-import sys
 from collections import OrderedDict, namedtuple
 from importlib import metadata
 
 import numpy as np
-import psutil
 import pytest
 import warm_python
 
@@ -266,25 +262,6 @@ def test_killed_while_writing(checkpointer):
     assert checkpointer.restore().step == 1
     checkpointer.save(3, parts(3))
     assert not unfinished(checkpointer)
-
-
-def test_killed_while_writing_in_an_earlier_life_of_the_container(checkpointer):
-    """Host names and process numbers are the same in each life."""
-    checkpointer.save(1, parts(1))
-    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    with other:
-        me, began = os.getpid(), round(psutil.Process().create_time())
-        others = round(psutil.Process(other.pid).create_time())
-        gone = [f"{me}", f"{me}-{began - 60}", f"{other.pid}-{others - 60}"]
-        at_work = [f"{me}-{began}", f"{other.pid}-{others}", f"{other.pid}"]  # other checkpointers
-        names = [f".writing-checkpoint-000002-aa--{socket.gethostname()}--{each}" for each in gone + at_work]
-        for name in names:
-            (checkpointer.directory / name).mkdir()
-        checkpointer.save(2, parts(2))
-        assert sorted(unfinished(checkpointer)) == sorted(names[len(gone) :])
-        other.stdin.close()
-    checkpointer.save(3, parts(3))
-    assert unfinished(checkpointer) == names[len(gone) : len(gone) + 1]
 
 
 def test_two_checkpointers_of_one_process_leave_each_other_s_work(checkpointer):

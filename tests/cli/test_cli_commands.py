@@ -18,7 +18,7 @@ import warm_python
 
 import framework
 from framework import environments, specs
-from framework.commands import dispatch, running, serve_environment, train, video
+from framework.commands import cli, running, serve_environment, train, video
 from framework.commands.options import CommandError, TrainOptions
 from framework.programs import Preset, RunConfig, make_agent
 from framework.runs import config_file, registry
@@ -30,7 +30,7 @@ from framework.runs.run_folder import RunError, RunFolder
 def test_help(repertory):
     code, out, _ = repertory("--help")
     assert code == 0
-    for command in dispatch.COMMANDS:
+    for command in cli.COMMANDS:
         assert command in out
         code, of_command, _ = repertory(command, "--help")
         assert code == 0 and "usage: repertory" in of_command
@@ -414,8 +414,8 @@ def test_ctrl_c_prints_one_line(tmp_path, phase, out):
     (tmp_path / "slow.py").write_text(SLOW)
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import framework.commands as commands; "
-        "from framework.commands import cli, dispatch; commands.__path__.append(sys.path[0]); "
-        f"dispatch.COMMANDS['slow'] = 'slow', ''; sys.argv = ['', 'slow', {phase!r}]; sys.exit(cli.main())"
+        "from framework.commands import cli; commands.__path__.append(sys.path[0]); "
+        f"cli.COMMANDS['slow'] = 'slow', ''; sys.argv = ['', 'slow', {phase!r}]; sys.exit(cli.main())"
     )
     check_ctrl_c(warm_python.Popen, ["-c", code], out)
 

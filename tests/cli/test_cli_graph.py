@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from framework.commands.graph import as_text
-from framework.commands.graph_groups import Group
-from framework.commands.graph_svg import as_svg
+from framework.commands.graph_svg import Group, as_svg
 from framework.runs.registry import agent_names
 
 

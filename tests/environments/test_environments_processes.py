@@ -113,9 +113,9 @@ def test_a_dead_child_is_named_with_its_exit_code_and_the_others_end():
     pids = _pids(environment)
     environment.reset()
     environment.step(np.zeros(4, np.int64))
-    with pytest.raises(EnvironmentFault, match=r"envs \d to \d: .*ended with exit code 7"):
+    with pytest.raises(EnvironmentFault, match=r"envs \d to \d: .*exited with code 7"):
         environment.step(np.zeros(4, np.int64))
-    with pytest.raises(EnvironmentFault, match=r"can no longer be used.*exit code 7"):
+    with pytest.raises(EnvironmentFault, match=r"can no longer be used.*exited with code 7"):
         environment.step(np.zeros(4, np.int64))
     environment.close()
     assert _gone(pids, 0)
@@ -149,6 +149,18 @@ def test_signals_to_all_processes_do_not_end_the_children(monkeypatch):
     assert _gone(pids)
 
 
+def test_a_hanging_step_meets_its_timeout_and_the_child_is_killed(monkeypatch):
+    monkeypatch.setattr(processes, "_CLOSE_SECONDS", 0.5)
+    source = suites.EnvironmentSource("Hanging", testing.FaultyEnvironment, {"fault": "hang", "at": 1})
+    environment = ProcessEnvironment(source, [None, None], 1, step_timeout=2.0)
+    pids = _pids(environment)
+    environment.reset()
+    with pytest.raises(EnvironmentFault, match=r"envs 0 to 1: step\(\) took longer than 2.0 s"):
+        environment.step(np.zeros(2, np.int64))
+    environment.close()
+    assert _gone(pids, 0)
+
+
 class Unbuildable(testing.EchoEnvironment):
     def __init__(self, seed):
         raise FileNotFoundError("no such level")
@@ -166,11 +178,10 @@ def test_an_environment_that_cannot_be_built_is_an_error_at_once():
     assert set(psutil.Process().children(recursive=True)) <= before
 
 
-def test_building_has_a_time_limit(monkeypatch):
-    monkeypatch.setattr(processes, "BUILD_SECONDS", 2.0)
+def test_building_has_a_time_limit():
     source = suites.EnvironmentSource("Unending", Unending)
     with pytest.raises(EnvironmentFault, match=r"env 0: building took longer than 2.0 s"):
-        ProcessEnvironment(source, [None])
+        ProcessEnvironment(source, [None], start_timeout=2.0)
 
 
 def test_the_episodes_of_some_envs_can_be_ended():

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import zmq
-from background import Background
+from background import Background, until
 
 import launch as lp
 from launch import CallLost, CallTimeout, ClientClosed, ProgramStopped, directories
@@ -156,6 +156,7 @@ def test_a_move_loses_what_was_under_way_and_serves_what_comes(connection, serve
     called = Background(connection.call, "hold", (), {}, None)
     assert service.entered.wait(PATIENCE)
     future = connection.submit("hold", (), {}, None)
+    until(lambda: server.calls == 2)
     connection.move(None)
     later = connection.submit("name", (), {}, None)
     connection.move(serve("second")[0].address)
@@ -257,7 +258,7 @@ def test_arguments_of_a_repeated_call_are_those_it_was_made_with(serve, connect,
             return values
 
     connection = connect(repeat_lost=True)
-    keys = connection._curve
+    keys = connection.curve
     first, second = Keeper("first"), Keeper("second")
     server = RpcServer(first, address, keys).start()
     values = np.zeros(100_000)
@@ -301,23 +302,6 @@ def test_a_long_call_is_asked_after_and_answered(serve, connect, address, impati
     assert server.calls == 1  # a probe is no call
 
 
-def test_an_answered_call_is_not_repeated(serve, connect, impatient, address, monkeypatch):
-    leave = Connection._leave
-
-    def leave_late(*arguments):
-        threading.Event().wait(0.3)  # Several probes ask for the call.
-        leave(*arguments)
-
-    _, service = serve("first", address)
-    connection = connect(repeat_lost=True)
-    connection.submit("hold", (), {}, None)  # The client's own thread receives.
-    monkeypatch.setattr(Connection, "_leave", leave_late)
-    connection.call("note", (1,), {}, PATIENCE)
-    service.release.set()
-    connection.call("name", (), {}, PATIENCE)
-    assert service.notes == [1]
-
-
 def test_after_the_stop_a_running_call_is_waited_for_and_a_lost_node_is_not(
     serve, connect, address, stopped, impatient
 ):
@@ -332,8 +316,6 @@ def test_after_the_stop_a_running_call_is_waited_for_and_a_lost_node_is_not(
 
 
 def test_deadlines_of_threads_that_share_a_client(serve, connect, address, monkeypatch):
-    """The thread that receives keeps the deadlines of all others."""
-    monkeypatch.setattr(client, "_LATE_S", 60.0)
     monkeypatch.setattr(client.Connection, "probe_interval_s", 60.0)
     _, service = serve("first", address)
     connection = connect()
@@ -347,8 +329,7 @@ def test_deadlines_of_threads_that_share_a_client(serve, connect, address, monke
     assert not receiving.done()
 
 
-def test_threads_and_futures_take_turns_at_receiving(serve, connect, address, monkeypatch):
-    """The thread that receives ends while others wait: one of them goes on."""
+def test_threads_and_futures_use_a_client_together(serve, connect, address, monkeypatch):
     monkeypatch.setattr(client.Connection, "probe_interval_s", 60.0)
     serve("first", address)
     connection = connect()
@@ -427,7 +408,7 @@ def test_a_closing_server_sends_the_answer_of_the_call_in_progress(serve, connec
 
 
 def test_a_closing_client_takes_the_answers_that_have_arrived(serve, connect, address):
-    serve("first", address)
+    _, service = serve("first", address)
     connection = connect()
     entered, release = threading.Event(), threading.Event()
 
@@ -436,16 +417,16 @@ def test_a_closing_client_takes_the_answers_that_have_arrived(serve, connect, ad
         entered.set()
         release.wait(PATIENCE)
 
-    connection.submit("keep", ([1],), {}, None).add_done_callback(occupy)
+    answers = [connection.submit("hold", (), {}, None) for _ in range(2)]
+    for answer in answers:
+        answer.add_done_callback(occupy)
+    until(lambda: service.entered.is_set())
+    service.release.set()
     assert entered.wait(PATIENCE)
-    answer = connection.submit("keep", ([2],), {}, None)
-    open_call = connection.submit("hold", (), {}, None)
-    while not connection._socket._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
-        time.sleep(0.01)
+    until(lambda: connection._line._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN)
     connection.close()
     release.set()
-    assert answer.result(PATIENCE) == [2]
-    assert isinstance(open_call.exception(PATIENCE), ClientClosed)
+    assert [answer.result(PATIENCE) for answer in answers] == ["first", "first"]
 
 
 def test_a_send_that_finds_an_answer_wakes_the_receiver(monkeypatch):

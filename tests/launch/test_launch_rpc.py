@@ -227,7 +227,7 @@ def test_the_limit_of_a_frame_holds_for_answers(keys, directory):
 )
 def test_a_callback_of_a_future_may_use_the_client(served, ask_again):
     _, server, connection = served
-    client = Connection(server.address, connection._curve, max_in_flight=1)
+    client = Connection(server.address, connection.curve, max_in_flight=1)
     done, stop = threading.Semaphore(0), threading.Event()
 
     def then(_):
@@ -263,7 +263,6 @@ def test_an_interrupt_anywhere_leaves_the_client_to_others(keys, directory, make
     client, at = Connection(server.address, keys, max_in_flight=1), 0
     files = (
         "rpc/client.py",
-        "shared_socket.py",
         "locks.py",
         "futures.py",
         "futures/_base.py",

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from framework.learners import LearnerGroup, distributed
 from framework.learners.group import (
-    Generations,
+    FirstLearner,
     GroupChanged,
     GroupLost,
     GroupMember,
@@ -25,8 +25,12 @@ from framework.learners.group import (
     SharedKeys,
 )
 
-PATIENCE = 60.0
+PATIENCE, ENV_STEPS, STATE = 60.0, 7, {"state": "of rank 0"}
 ROUNDS = 4  # Steps that all learners make in the last group.
+
+
+def first_learner(size):
+    return FirstLearner(SimpleNamespace(save=lambda: STATE, env_steps=ENV_STEPS), size)
 
 
 class Simulation:
@@ -42,7 +46,7 @@ class Simulation:
     def __init__(self, deaths, repeats):
         self._deaths, self._size = deaths, len(deaths)
         self._repeats = [itertools.cycle(each) for each in repeats]
-        self._generations = Generations(self._size)
+        self._generations = first_learner(self._size)
         self._threads = []
         self.made = {}  # (generation, step) to the ranks that made it
         self.numbers = [[] for _ in deaths]  # of the generations of each rank
@@ -67,7 +71,7 @@ class Simulation:
             try:
                 if number is None:
                     place = Place(f"learner-{rank}", "host")
-                    number, _ = self._call(rank, self._generations.join, place, uuid.uuid4().hex)
+                    number, *_ = self._call(rank, self._generations.join_learners, place, uuid.uuid4().hex)
                     self.numbers[rank].append(number)
                     step = 0
                 if lives[0] is not None and step == lives[0][0]:
@@ -103,7 +107,7 @@ class Simulation:
             call()
 
     def _arrive(self, rank, number, step):
-        assert self._generations.arrive(rank, number, step)
+        assert self._generations.arrive(rank, number, step) == ENV_STEPS
         self.made.setdefault((number, step), set()).add(rank)
 
 
@@ -129,48 +133,52 @@ def test_all_learners_make_a_step_or_none_does_however_they_die(deaths, repeats)
 
 def joined(generations, *places):
     """The answers or errors of learners that join at the same time."""
-    joins = [Background(generations.join, *each, uuid.uuid4().hex) for each in enumerate(places)]
+    joins = [Background(generations.join_learners, *each, uuid.uuid4().hex) for each in enumerate(places)]
     return [join.exception(PATIENCE) or join.result() for join in joins]
 
 
 def test_learners_learn_whether_they_are_on_one_host():
-    generations = Generations(2)
-    (number, apart), _ = joined(generations, Place("learner-0", "a"), Place("learner-1", "a"))
+    generations = first_learner(2)
+    (number, apart, _), _ = joined(generations, Place("learner-0", "a"), Place("learner-1", "a"))
     assert not apart
     again = joined(generations, Place("learner-0", "a"), Place("learner-1", "b"))
-    assert again == [(number + 1, True)] * 2
+    assert again == [(number + 1, True, STATE)] * 2
 
 
 def test_a_repeated_join_is_the_same_membership_and_a_restarted_learner_forms_a_new_group():
-    generations, places = Generations(2), [Place(f"learner-{rank}", "a") for rank in range(2)]
-    waiting = Background(generations.join, 0, places[0], "a")
-    number, _ = generations.join(1, places[1], "b")
-    assert waiting.result(PATIENCE) == (number, False)
-    assert generations.join(1, places[1], "b") == generations.join(0, places[0], "a") == (number, False)
-    waiting = Background(generations.join, 1, places[1], "restarted")
+    generations, places = first_learner(2), [Place(f"learner-{rank}", "a") for rank in range(2)]
+    waiting = Background(generations.join_learners, 0, places[0], "a")
+    number, *_ = generations.join_learners(1, places[1], "b")
+    assert waiting.result(PATIENCE) == (number, False, STATE)
+    assert (
+        generations.join_learners(1, places[1], "b")
+        == generations.join_learners(0, places[0], "a")
+        == (number, False, STATE)
+    )
+    waiting = Background(generations.join_learners, 1, places[1], "restarted")
     with pytest.raises(GroupChanged):
         generations.arrive(0, number, 0)
-    assert generations.join(0, places[0], "c") == (number + 1, False)
-    assert waiting.result(PATIENCE) == (number + 1, False)
+    assert generations.join_learners(0, places[0], "c") == (number + 1, False, STATE)
+    assert waiting.result(PATIENCE) == (number + 1, False, STATE)
 
 
 def test_two_learners_with_one_gpu_are_refused():
     same = [Place(f"learner-{rank}", "a", "GPU-1") for rank in range(2)]
-    for error in joined(Generations(2), *same):
+    for error in joined(first_learner(2), *same):
         assert isinstance(error, ValueError)
         assert "one GPU for both learner-" in str(error) and "on 'a'" in str(error)
     apart = [Place("learner-0", "a", "GPU-1"), Place("learner-1", "b", "GPU-1")]
-    assert all(answer[1] for answer in joined(Generations(2), *apart))
+    assert all(answer[1] for answer in joined(first_learner(2), *apart))
 
 
 def test_a_closed_group_ends_every_wait():
-    generations = Generations(2)
-    (number, _), _ = joined(generations, Place("learner-0", "a"), Place("learner-1", "a"))
+    generations = first_learner(2)
+    (number, *_), _ = joined(generations, Place("learner-0", "a"), Place("learner-1", "a"))
     arriving = Background(generations.arrive, 0, number, 0)
     exchanging = Background(generations.exchange, number, "wait", ["key"], PATIENCE)
     generations.close()
-    assert arriving.result(PATIENCE) is False and isinstance(exchanging.exception(PATIENCE), GroupChanged)
-    assert generations.join(1, Place("learner-1", "a"), "late") is None
+    assert arriving.result(PATIENCE) is None and isinstance(exchanging.exception(PATIENCE), GroupChanged)
+    assert generations.join_learners(1, Place("learner-1", "a"), "late") is None
 
 
 def test_a_learner_gives_up_when_three_groups_were_lost_before_a_step():

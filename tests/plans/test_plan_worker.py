@@ -88,7 +88,7 @@ def test_gradients_are_applied_with_the_threads_of_the_learner():
 def test_the_age_of_gradients_after_a_restart_of_the_learner():
     counter, written = Counter(), []
     monitor = SimpleNamespace(write=lambda _, row: written.append(row))
-    saved = ProgramLearner(make_setup(DQNPlan), counter=Counter(), monitor=monitor).saves.state()
+    saved = ProgramLearner(make_setup(DQNPlan), counter=Counter(), monitor=monitor).published.state()
     checkpointer = SimpleNamespace(get=lambda _: {**saved, "steps": 5}, put=lambda *_: None)
     counter.increment(learner_steps=8)  # Three are lost.
     services = {"counter": counter, "monitor": monitor, "checkpointer": checkpointer}
@@ -109,7 +109,7 @@ def test_rows_after_the_loss_of_another_learner_are_of_the_steps_since_then():
         monitor=SimpleNamespace(write=lambda _, row: written.append(row)),
         checkpointer=SimpleNamespace(get=state.get, put=state.__setitem__),
     )
-    learner.saves.put_first()
+    learner.published.save_first()
     learner.learner.step = lambda _: StepResult({})
     info = SampleInfo(*[np.full(2, 3)] * len(SampleInfo._fields))
     for _ in range(4):
@@ -143,7 +143,7 @@ def test_a_worker_that_was_restored_without_steps_left_ends_the_program():
     ended, counter = [], Counter()
     counter.increment(learner_steps=5)
     monitor = SimpleNamespace(write=lambda *_: None, finish=lambda *arguments: ended.append(arguments))
-    saved = ProgramLearner(make_setup(TwoBranches), counter=Counter(), monitor=monitor).saves.state()
+    saved = ProgramLearner(make_setup(TwoBranches), counter=Counter(), monitor=monitor).published.state()
     checkpointer = SimpleNamespace(get=lambda _: {**saved, "steps": 5}, put=lambda *_: None)
     services = {"counter": counter, "monitor": monitor, "checkpointer": checkpointer}
     worker = PlanWorker(make_setup(TwoBranches, max_learner_steps=5), workers=[None], **services)

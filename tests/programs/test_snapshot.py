@@ -202,8 +202,8 @@ def test_a_state_of_another_user_is_not_unpickled(tmp_path, caplog, monkeypatch)
 
 BAD_KEYS = {
     # name: (contents, mode, what to do)
-    "of a write that was cut off": (b"", 0o600, "got a key of 0 bytes, expected 32. Delete it"),
-    "too long": (bytes(33), 0o600, "got a key of 33 bytes, expected 32. Delete it"),
+    "of a write that was cut off": (b"", 0o600, "got a key of 0 bytes of user .*, expected 32 .* Delete it"),
+    "too long": (bytes(33), 0o600, "got a key of 33 bytes of user .*, expected 32 .* Delete it"),
     "that others read": (bytes(32), 0o640, "other users may read, expected mode 0600. Run chmod 600"),
     "that others write": (bytes(32), 0o602, "other users may read, expected mode 0600. Run chmod 600"),
 }
@@ -226,7 +226,7 @@ def test_a_key_of_another_user_is_refused(tmp_path, monkeypatch):
     snapshot._signature(b"data")
     other = os.geteuid() + 1
     monkeypatch.setattr(os, "geteuid", lambda: other)
-    with pytest.raises(ValueError, match=f"expected {other}. Delete it. .*XDG_CACHE_HOME"):
+    with pytest.raises(ValueError, match=f"expected 32 of user {other}. Delete it: .*XDG_CACHE_HOME"):
         snapshot._signature(b"data")
 
 

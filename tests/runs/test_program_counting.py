@@ -128,10 +128,3 @@ class TestWaitFor:
         assert counter.wait_for("foo", 0, timeout=0) is True
         assert counter.wait_for("foo", 1, timeout=0) is False
         assert counter.wait_for("foo", 1, timeout=0.01) is False
-
-    def test_interrupt_ends_every_wait(self):
-        counter = Counter()
-        wait = Background(counter.wait_for, "foo", 1)
-        counter.interrupt()
-        assert wait.result(10) is False
-        assert counter.wait_for("foo", 1) is False

@@ -19,6 +19,7 @@ from framework.programs import Callback, RunConfig, make_program
 from framework.programs.graph import _make_monitor
 from framework.runs.run_folder import RunFolder
 from framework.runs.services import Counter, Monitor
+from launch.context import NodeContext, entered
 
 
 def test_rows_since_the_checkpoint_hold_after_a_restart_of_the_monitor(tmp_path):
@@ -27,7 +28,8 @@ def test_rows_since_the_checkpoint_hold_after_a_restart_of_the_monitor(tmp_path)
     counter = Counter()
     for steps, resumed_at in ((100, 100), (70, 170)):  # When the run is resumed, and later.
         counter.increment(env_steps=steps)
-        monitor = _make_monitor(RunFolder.open(tmp_path), InMemoryLogger, (), counter=counter)
+        with entered(None, NodeContext("test", "monitor", 0, "monitor-0", "serial")):
+            monitor = _make_monitor(RunFolder.open(tmp_path), InMemoryLogger, (), counter=counter)
         assert monitor._resumed_at == resumed_at
 
 

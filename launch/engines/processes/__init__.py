@@ -23,7 +23,8 @@ from launch.engines.options import Options, Resources
 from launch.engines.processes.fork_server import command, kill_group
 from launch.engines.supervised.channel import Channel
 from launch.engines.supervised.job import SupervisedJob
-from launch.engines.supervised.process import Process, ProcessHost, Report, how_it_ended
+from launch.engines.supervised.process import Process, ProcessHost, Report
+from launch.texts import how_it_ended
 
 _CLOSE_TIMEOUT = 10.0  # seconds for the fork server to end
 _log = logging.getLogger("launch")

@@ -31,13 +31,11 @@ from launch import platforms
 from launch.engines.supervised import node_process
 from launch.engines.supervised.channel import Channel
 
-_OF_ALL_PROCESSES = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-
 
 def main(descriptor: int) -> None:
     """Runs on the main thread of a fresh interpreter; `descriptor` is the channel to the launcher."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher handles a terminal's Ctrl-C
-    _outlive_signals()
+    platforms.outlive_signals()
     os.set_inheritable(descriptor, False)
     line = Channel(socket.socket(fileno=descriptor))
     settings = line.receive()
@@ -62,20 +60,9 @@ def begin_spawned(descriptor: int, threads: int, log: str | None) -> NoReturn:
 
     def prepare() -> None:
         os.set_inheritable(descriptor, False)
-        _outlive_signals()
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_ALL_PROCESSES)
+        platforms.outlive_signals()
 
     _become_node(prepare, descriptor, threads, log)
-
-
-def _outlive_signals() -> None:
-    """Ignores the signals with which Slurm and systemd end all processes of a job.
-
-    The launcher stops the program; what ended before could not save its state. A handler, because programs
-    that nodes start would inherit SIG_IGN.
-    """
-    for number in _OF_ALL_PROCESSES:
-        signal.signal(number, lambda number, frame: None)
 
 
 class _Parent:
@@ -147,7 +134,7 @@ class _Parent:
         arguments = command("begin_spawned", descriptor, request["threads"], request["log"])
         # A signal before the node has its handlers would end it.
         return os.posix_spawn(
-            sys.executable, arguments, {**os.environ, **request["env"]}, setsigmask=_OF_ALL_PROCESSES
+            sys.executable, arguments, {**os.environ, **request["env"]}, setsigmask=platforms.OF_ALL_PROCESSES
         )
 
     def _reap(self) -> None:

@@ -16,7 +16,6 @@ import logging
 import os
 import pickle
 import selectors
-import signal
 import socket
 import threading
 import time
@@ -24,7 +23,6 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from launch import platforms
 from launch.context import active
 from launch.engines.base import Job
 from launch.engines.options import Options, Resources
@@ -32,13 +30,13 @@ from launch.engines.supervised import code
 from launch.engines.supervised.channel import Channel
 from launch.engines.supervised.elastic import ElasticGroups
 from launch.engines.supervised.files import Files
-from launch.engines.supervised.process import Process, ProcessHost, how_it_ended
+from launch.engines.supervised.process import Process, ProcessHost
 from launch.engines.supervised.runtime import NodeEntry, ProcessSetup, RemoteRuntime
 from launch.errors import LaunchError, NodeError, StopTimeoutWarning
 from launch.program import Program
 from launch.rpc import sockets, wire
 from launch.seeds import of_node
-from launch.texts import printable
+from launch.texts import how_it_ended, printable, why_killed
 
 _STATUS_INTERVAL = 1.0
 _log = logging.getLogger("launch")
@@ -75,7 +73,6 @@ class SupervisedJob(Job):
         self._files = Files()
         self._host_is_lost = False  # Nothing can be forked, and only a broken channel shows an end.
         self._errors = 0
-        self._oom_kills = platforms.oom_kills()
         if options.directory is not None:
             os.makedirs(os.path.join(options.directory, "logs"), exist_ok=True)
         self._inbox, self._outbox = map(Channel, socket.socketpair())  # of the supervisor, from any thread
@@ -315,9 +312,8 @@ class SupervisedJob(Job):
         error: NodeError | None = None
         if process.failure is None:
             early = " before the program was over" if code >= 0 else ""
-            kind, text = "ProcessDied", reason or f"The process {how_it_ended(code)}{early}."
-            if reason is None and code == -signal.SIGKILL:
-                text += platforms.why_killed(self._oom_kills)
+            text = reason or f"The process {how_it_ended(code)}{early}.{why_killed(code)}"
+            kind = "ProcessDied"
             if process.kill_reason is not None:
                 kind, text = "Hung", process.kill_reason
             process.error = f"{kind}: {text}"

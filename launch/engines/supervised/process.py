@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import os
-import signal
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -89,14 +88,6 @@ class Process(Record):
 # `{"exit": number, "code": code, "reason": text or None}`; or the host cannot create processes any more, and
 # may not report their ends, `{"lost": text}`.
 Report = Callable[[dict[str, Any]], None]
-
-
-def how_it_ended(code: int) -> str:
-    """Returns what the exit code of a process says, such as `was killed by SIGKILL`."""
-    if code >= 0:
-        return f"exited with code {code}"
-    names = [each.name for each in signal.Signals if each == -code]  # Few real-time signals have a name.
-    return f"was killed by {names[0] if names else f'signal {-code}'}"
 
 
 class ProcessHost(abc.ABC):
