@@ -259,6 +259,14 @@ class FieldChecker:
         return EnvironmentFault(f"{where}: {what}. {fix}")
 
 
+def time_step_spec(spec: specs.EnvironmentSpec) -> dm_env.TimeStep | MultiAgentTimeStep:
+    """The specs of a whole time step of one env, with several agents of each agent's step type, too."""
+    fields = (STEP_TYPE, spec.rewards, spec.discounts, spec.observations)
+    if agents := specs.agents(spec):
+        return MultiAgentTimeStep(*fields, dict.fromkeys(agents, STEP_TYPE))
+    return dm_env.TimeStep(*fields)
+
+
 class TimeStepChecker:
     """Checks the actions that go to B envs, and the time steps that they return.
 
@@ -281,23 +289,15 @@ class TimeStepChecker:
         """Makes the checkers of all fields; `make` makes that of one. See `FieldChecker`."""
         self._name, self._first_env, self._envs = name, first_env, range(num_envs)
         self.action = make(name, "action", spec.actions, num_envs, action_starts)
-        nests = {
-            "step_type": STEP_TYPE,
-            "reward": spec.rewards,
-            "discount": spec.discounts,
-            "observation": spec.observations,
-        }
-        if agents := specs.agents(spec):
-            nests["agents"] = dict.fromkeys(agents, STEP_TYPE)
-        starts = {"observation": observation_starts}
+        template, starts = time_step_spec(spec), {"observation": observation_starts}
         self.fields = {
             field: make(name, field, of, num_envs, starts.get(field, ()), first_env)
-            for field, of in nests.items()
+            for field, of in template._asdict().items()
         }
         self._gathered = list(self.fields.values())[1:]
-        self._time_step: Any = MultiAgentTimeStep if agents else dm_env.TimeStep
+        self._time_step: Any = type(template)
         # Several agents are left out: one that is not in the episode has a mask of zeros.
-        self._has_mask, self._has_agents = specs.has_action_mask(spec), bool(agents)
+        self._has_mask, self._has_agents = specs.has_action_mask(spec), bool(specs.agents(spec))
         self._mask_starts = np.cumsum([0, *specs.choices(spec.actions)])[:-1]
 
     def __call__(self, timestep: Any) -> Any:

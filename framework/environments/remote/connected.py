@@ -16,10 +16,10 @@ import launch
 from framework import nest as nests
 from framework import specs
 from framework.environments.base import BatchedEnvironment, EnvironmentFault
-from framework.environments.fields import STEP_TYPE, TimeStepChecker
+from framework.environments.fields import TimeStepChecker, time_step_spec
 from framework.environments.remote.environment_server import UnreadableMessage
 from framework.environments.remote.spec_data import parse_environment_spec
-from framework.types import MultiAgentTimeStep, Nest
+from framework.types import Nest
 from launch.defects import Defects
 from launch.texts import printable
 
@@ -91,21 +91,15 @@ class ConnectedEnvironment(BatchedEnvironment):
         except BaseException:
             self._abandon()
             raise
-        step_type, *leaves = columns
-        rewards, discounts, observations, agents = self._build(leaves)
-        agents = (agents,) if agents else ()
-        return self._check(self._time_step(step_type, rewards, discounts, observations, *agents))
+        return self._check(self._build(columns))
 
     def _set_spec(self, data: object, spec: specs.EnvironmentSpec) -> None:
         """Takes the specs of the first peer, with which all others must agree."""
         self._spec_data, self.spec = data, spec
-        agents = specs.agents(spec)
-        rest = (spec.rewards, spec.discounts, spec.observations, dict.fromkeys(agents, STEP_TYPE))
-        leaves = tree.flatten((STEP_TYPE, *rest))
-        self._layout = [(leaf.dtype, leaf.shape) for leaf in leaves]
-        self._build = nests.unflattener(rest)
+        template = time_step_spec(spec)
+        self._layout = [(leaf.dtype, leaf.shape) for leaf in tree.flatten(template)]
+        self._build = nests.unflattener(template)
         self._check = TimeStepChecker(self.name, spec, self.num_envs)
-        self._time_step = MultiAgentTimeStep if agents else dm_env.TimeStep
 
     def _gather(self, missing: np.ndarray) -> None:
         """Receives until no entry of `missing` is set."""
