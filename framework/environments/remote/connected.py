@@ -203,6 +203,15 @@ def _name(envs: np.ndarray) -> str:
     return ", ".join(map(str, envs[:16])) + (" and others" if len(envs) > 16 else "")
 
 
+def require_file(name: str, option: str, path: str, peers: str) -> None:
+    """Raises ValueError if the option that names the file of a secret is empty."""
+    if not path:
+        raise ValueError(
+            f"{name}: got no {option}, expected {option}=FILE among the options of the environment. The file "
+            f"is created if it does not exist, and {peers} need it. A run with a directory has its own."
+        )
+
+
 def parse_address(name: str, address: str) -> tuple[str, int]:
     """The interface, as a number, and the port of `tcp://INTERFACE:PORT`."""
     transport, _, place = address.partition("://")
