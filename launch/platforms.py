@@ -136,6 +136,15 @@ def outlive_signals() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, OF_ALL_PROCESSES)
 
 
+def limit_torch() -> None:
+    """Gives torch, if it is loaded, one thread, or `OMP_NUM_THREADS`, which it read when it was loaded.
+
+    With all cores, small networks are several times slower.
+    """
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
+
+
 def boot_id() -> str:
     """Returns the machine's name since its start; empty where it has none."""
     with contextlib.suppress(OSError):  # A container may hide it.

@@ -102,13 +102,12 @@ class ForkServer(ProcessHost):
         self._reader.start()
 
     def fork(self, process: Process, line: socket.socket, resources: Resources) -> None:
-        number, grace = process.number, self._grace(process.unit.group)
-        request = {"fork": number, "threads": resources.threads, "log": process.log, "grace": grace}
-        env = resources.environment()
+        grace, env = self._grace(process.unit.group), resources.environment()
+        request = {"fork": process.number, "log": process.log, "grace": grace, "env": env}
         # Closed only when it has arrived: macOS loses sockets whose only reference is on its way.
-        self._sent[number] = line
+        self._sent[process.number] = line
         with contextlib.suppress(OSError):  # it has died, which `_read` reports
-            self._line.send({**request, "env": env}, [line.fileno()])
+            self._line.send(request, [line.fileno()])
 
     def note_worker(self, number: int) -> None:
         with contextlib.suppress(OSError):  # it has died
