@@ -21,7 +21,6 @@ import hashlib
 import hmac
 import ipaddress
 import os
-import stat
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -30,7 +29,7 @@ from dataclasses import dataclass, field
 import zmq
 from zmq.utils import z85
 
-from launch.directories import MAX_IPC_PATH
+from launch.directories import MAX_IPC_PATH, check_private
 
 DEFAULT_MAX_FRAME_BYTES = 1 << 30
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"
@@ -289,16 +288,11 @@ def _check_ipc_path(path: str) -> None:
         )
     directory = os.path.dirname(path)
     try:
-        status = os.stat(directory)
+        check_private(directory)
     except FileNotFoundError:
         raise ValueError(
             f"ipc path {path!r}: the directory {directory!r} does not exist. Its program may have ended."
         ) from None
-    if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
-        raise PermissionError(
-            f"ipc path {path!r}: {directory!r} has mode {stat.S_IMODE(status.st_mode):04o} and owner "
-            f"{status.st_uid}, expected mode 0700 and owner {os.getuid()}. Use make_private_directory()."
-        )
 
 
 @contextlib.contextmanager
