@@ -22,6 +22,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from launch.texts import check_known
+
 _SHM = "/dev/shm"
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _PIECE = b"\0" * (1 << 20)
@@ -47,11 +49,7 @@ ABILITIES: dict[str, Callable[[], bool]] = {
 def has(ability: str) -> bool:
     """Returns whether this platform has one of `ABILITIES`, and it is not switched off."""
     without = set(filter(None, os.environ.get("REPERTORY_PLATFORM_WITHOUT", "").split(",")))
-    if unknown := sorted(without - set(ABILITIES)):
-        raise ValueError(
-            f"REPERTORY_PLATFORM_WITHOUT: got {unknown}, expected some of {sorted(ABILITIES)}. "
-            "Separate them with commas."
-        )
+    check_known("REPERTORY_PLATFORM_WITHOUT", without, sorted(ABILITIES))
     return ability not in without and ABILITIES[ability]()
 
 

@@ -79,7 +79,7 @@ class Box:
 
 
 @pytest.mark.parametrize("how", ["an error", "an exit"])
-def test_spawned_nodes_are_restarted_write_logs_and_fail_as_forked_ones(how, temporary, tmp_path, caplog):
+def test_spawned_nodes_are_restarted_write_logs_and_fail_as_forked_ones(how, temporary, tmp_path):
     def main(box):
         folder = lp.shared_memory_directory()
         print(f"folder {folder} {os.stat(folder).st_mode & 0o777:o} threads {os.environ['OMP_NUM_THREADS']}")
@@ -109,8 +109,6 @@ def test_spawned_nodes_are_restarted_write_logs_and_fail_as_forked_ones(how, tem
     log = (tmp_path / "logs" / "main-0.log").read_text()
     assert f"folder {temporary}/lp-{job.status()['job']} 700 threads 2\n" in log
     assert f"interpreter with {tmp_path}/sitecustomize.py\n" in log
-    (said,) = [record.getMessage() for record in caplog.records if "on this machine" in record.getMessage()]
-    assert f"no /dev/shm, so shared memory is in files in {temporary}/lp-" in said and "interpreter" in said
 
 
 def test_nodes_end_with_the_process_that_spawned_them(temporary):
