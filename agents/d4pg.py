@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from agents.td3 import TD3, TD3Config, TD3Networks
+from agents.td3 import PENDULUM, PENDULUM_RUN, TD3, TD3Config, TD3Networks
 from framework import config_checks as check
 from framework import losses
 from framework.runs.presets import Preset
@@ -105,23 +105,26 @@ class D4PG(TD3):
         return each.sum(0), divergences.mean(0), metrics
 
 
+DM_CONTROL_RUN = {
+    "num_actors": 1,
+    "envs_per_actor": 4,
+    "max_env_steps": 200_000,
+    "evaluate_period": 20_000,
+    "num_evaluation_episodes": 4,
+}
 PRESETS: Mapping[str, Preset] = {
     # A step costs up to 16.3, and one of a policy that does not swing up about 6.
     "gymnasium:Pendulum-v1": Preset(
         agent={
+            **PENDULUM,
             "n_step": 1,
-            "min_replay_size": 500,
-            "batch_size": 128,
-            "samples_per_insert": 128.0,
             "target_update_period": 1,
             "target_update_rate": 0.01,
-            "hidden_sizes": (64, 64),
             "learning_rate": 1e-3,
-            "critic_learning_rate": 2e-3,
             "v_min": -800.0,
             "v_max": 0.0,
         },
-        run={"num_actors": 1, "envs_per_actor": 1, "max_env_steps": 20_000, "evaluate_period": 5_000},
+        run=PENDULUM_RUN,
     ),
     # Rewards are between 0 and 1. A learner step for every 2 env steps, where Acme makes one for every 8.
     **dict.fromkeys(
@@ -137,13 +140,7 @@ PRESETS: Mapping[str, Preset] = {
                 "v_min": 0.0,
                 "v_max": 100.0,
             },
-            run={
-                "num_actors": 1,
-                "envs_per_actor": 4,
-                "max_env_steps": 200_000,
-                "evaluate_period": 20_000,
-                "num_evaluation_episodes": 4,
-            },
+            run=DM_CONTROL_RUN,
         ),
     ),
 }

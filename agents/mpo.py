@@ -18,8 +18,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from agents.d4pg import DM_CONTROL_RUN
+from agents.td3 import PENDULUM, PENDULUM_RUN
 from framework import config_checks as check
-from framework import learners, losses, networks
+from framework import losses, networks
 from framework.learners import LossContext, LossOutput
 from framework.networks import DiagonalGaussian
 from framework.replay import ReplaySample
@@ -178,6 +180,11 @@ class MPO(OffPolicyAgent):
 
     config: MPOConfig = MPOConfig()
     target_names = ("policy", "critics")
+    learning_rates = {
+        "policy": "learning_rate",
+        "critics": "critic_learning_rate",
+        "duals": "dual_learning_rate",
+    }
 
     def make_networks(self, spec: EnvironmentSpec) -> MPONetworks:
         members = ("actions", "policy", "critics", "duals", "atoms", "expected")
@@ -187,14 +194,9 @@ class MPO(OffPolicyAgent):
         return MPOPolicy(networks, evaluation)
 
     def make_optimizer(self, networks: MPONetworks) -> torch.optim.Optimizer:
-        config = self.config
-        rates: dict[nn.Module, float] = {
-            networks.policy: config.learning_rate,
-            networks.critics: config.critic_learning_rate,
-        }
-        groups = learners.with_rates({**rates, networks.duals: config.dual_learning_rate})
-        groups[-1]["minimum"] = _LEAST_DUAL
-        return learners.Adam(groups, eps=config.adam_epsilon)
+        optimizer = super().make_optimizer(networks)
+        optimizer.param_groups[-1]["minimum"] = _LEAST_DUAL
+        return optimizer
 
     def loss(self, networks: MPONetworks, batch: ReplaySample, context: LossContext) -> LossOutput:
         """The sum of the losses of critic, policy and duals on a batch of `Transition`s."""
@@ -276,18 +278,14 @@ class MPO(OffPolicyAgent):
 PRESETS: Mapping[str, Preset] = {
     "gymnasium:Pendulum-v1": Preset(
         agent={
+            **PENDULUM,
             "n_step": 1,
             "num_samples": 10,
             "epsilon_mean": 0.01,
             "target_update_period": 50,
-            "min_replay_size": 500,
-            "batch_size": 128,
-            "samples_per_insert": 128.0,
-            "hidden_sizes": (64, 64),
             "learning_rate": 1e-3,
-            "critic_learning_rate": 2e-3,
         },
-        run={"num_actors": 1, "envs_per_actor": 1, "max_env_steps": 20_000, "evaluate_period": 5_000},
+        run=PENDULUM_RUN,
     ),
     # Rewards are between 0 and 1. Acme's settings are for millions of learner steps. Here there are 50,000,
     # each of which follows the best actions more closely, and the targets move 4 times as often.
@@ -311,13 +309,7 @@ PRESETS: Mapping[str, Preset] = {
                 "samples_per_insert": 32.0,
                 "min_replay_size": 2_000,
             },
-            run={
-                "num_actors": 1,
-                "envs_per_actor": 4,
-                "max_env_steps": 200_000,
-                "evaluate_period": 20_000,
-                "num_evaluation_episodes": 4,
-            },
+            run=DM_CONTROL_RUN,
         ),
     ),
 }

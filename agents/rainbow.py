@@ -75,40 +75,25 @@ PRESETS: Mapping[str, Preset] = {
     # A learner step of 32 items for every 4 env steps, and no sticky actions, as in the paper.
     "atari:Pong": Preset(
         agent={
+            **DQN_PRESETS["atari:Pong"].agent,
             "n_step": 5,
-            "batch_size": 32,
-            "samples_per_insert": 8.0,
-            "insert_burst": 64,
             "min_replay_size": 5_000,
-            "max_replay_size": 200_000,
             "learning_rate": 2e-4,
             "learning_rate_decay": 500_000,
-            "learning_rate_end": 0.1,
             "adam_epsilon": 1.5e-4,
-            "autocast": True,
-            "hidden_sizes": (512,),
-            "target_update_rate": 1.0,
             "target_update_period": 500,
             "importance_sampling_annealing": 500_000,
             "initial_noise": 0.1,
             "epsilon_start": 1.0,
-            "epsilon_end": 0.01,
             "epsilon_decay": 50_000,
             # A point is worth 1, and the next one is a rally away.
             "v_min": -3.0,
             "v_max": 3.0,
         },
         run={
-            "num_actors": 1,
-            "envs_per_actor": 8,
+            **DQN_PRESETS["atari:Pong"].run,
             "environment_options": {"sticky_actions": 0.0},
             "max_env_steps": 500_000,
-            "max_evaluation_steps": 27_000,  # Whole games.
-            "evaluate_period": 50_000,
-            "num_evaluation_episodes": 4,
-            "learner_log_period": 1_000,
-            "update_period": 4,
-            "publish_period": 4,
         },
     ),
 }

@@ -92,6 +92,7 @@ class RecurrentTD3(TD3):
     config: RecurrentTD3Config = RecurrentTD3Config()
     memory_field = "lstm_size"
     target_names = ("memory", "policy", "critics")
+    learning_rates = {**TD3.learning_rates, "memory": "critic_learning_rate"}
 
     def environment_wrappers(self) -> Sequence[Any]:
         """Adds the last action and reward to the observation with `previous_action_and_reward`."""
@@ -107,12 +108,6 @@ class RecurrentTD3(TD3):
 
     def make_policy(self, networks: Any, evaluation: bool = False) -> RecurrentTD3Policy:
         return RecurrentTD3Policy(networks, self.config, evaluation)
-
-    def make_optimizer(self, networks: Any) -> torch.optim.Optimizer:
-        optimizer = super().make_optimizer(networks)
-        rate = self.config.critic_learning_rate
-        optimizer.add_param_group({"params": list(networks.memory.parameters()), "lr": rate})
-        return optimizer
 
     def make_adder(
         self, client: ReplayClient, spec: EnvironmentSpec, priority_fn: PriorityFn | None = None

@@ -20,8 +20,9 @@ import torch
 from dm_env import specs as dm_specs
 from torch import nn
 
+from agents.td3 import HALF_CHEETAH, MUJOCO_RUN, PENDULUM, PENDULUM_RUN
 from framework import config_checks as check
-from framework import learners, losses, networks
+from framework import losses, networks
 from framework.learners import LossContext, LossOutput
 from framework.networks import PolicyNetwork, frozen, legal_actions, random_actions
 from framework.replay import ReplaySample
@@ -154,6 +155,11 @@ class SAC(OffPolicyAgent):
 
     config: SACConfig = SACConfig()
     target_names = ("critics",)
+    learning_rates = {
+        "policy": "learning_rate",
+        "critics": "critic_learning_rate",
+        "temperature": "temperature_learning_rate",
+    }
     takes_action_masks = True
 
     def make_networks(self, spec: EnvironmentSpec) -> SACNetworks:
@@ -162,16 +168,6 @@ class SAC(OffPolicyAgent):
 
     def make_policy(self, networks: SACNetworks, evaluation: bool = False) -> SACPolicy:
         return SACPolicy(networks, self.config.random_start, evaluation)
-
-    def make_optimizer(self, networks: SACNetworks) -> torch.optim.Optimizer:
-        config = self.config
-        rates: dict[nn.Module, float] = {
-            networks.policy: config.learning_rate,
-            networks.critics: config.critic_learning_rate,
-        }
-        if config.temperature is None:
-            rates[networks.temperature] = config.temperature_learning_rate
-        return learners.Adam(learners.with_rates(rates), eps=config.adam_epsilon)
 
     def learner_settings(self, networks: nn.Module) -> dict[str, Any]:
         return super().learner_settings(networks) | {"partial_gradients": self.config.actor_delay > 1}
@@ -248,20 +244,7 @@ class SAC(OffPolicyAgent):
 
 PRESETS: Mapping[str, Preset] = {
     # -157.9 to -160.7, greedy over 100 episodes, at 20,000 steps on seeds 1 to 5.
-    "gymnasium:Pendulum-v1": Preset(
-        agent={
-            "min_replay_size": 500,
-            "batch_size": 128,
-            "samples_per_insert": 128.0,
-            "hidden_sizes": (64, 64),
-            "learning_rate": 1e-3,
-            "critic_learning_rate": 2e-3,
-        },
-        run={"num_actors": 1, "envs_per_actor": 1, "max_env_steps": 20_000, "evaluate_period": 5_000},
-    ),
+    "gymnasium:Pendulum-v1": Preset({**PENDULUM, "learning_rate": 1e-3}, PENDULUM_RUN),
     # 7,951 to 8,400, greedy over 100 episodes, at 200,000 steps on seeds 1 to 3.
-    "gymnasium:HalfCheetah-v5": Preset(
-        agent={"min_replay_size": 5_000, "batch_size": 128, "samples_per_insert": 128.0},
-        run={"num_actors": 1, "envs_per_actor": 1, "max_env_steps": 200_000, "evaluate_period": 20_000},
-    ),
+    "gymnasium:HalfCheetah-v5": Preset(HALF_CHEETAH, {**MUJOCO_RUN, "max_env_steps": 200_000}),
 }

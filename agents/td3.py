@@ -13,13 +13,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
 from framework import config_checks as check
-from framework import learners, losses, networks, replay
+from framework import losses, networks, replay
 from framework.learners import LossContext, LossOutput
 from framework.networks import DeterministicHead, PolicyNetwork, frozen
 from framework.runs.presets import Preset
@@ -166,20 +166,16 @@ class TD3(OffPolicyAgent):
 
     config: TD3Config = TD3Config()
     target_names: tuple[str, ...] = ("policy", "critics")
+    learning_rates: ClassVar[Mapping[str, str]] = {
+        "policy": "learning_rate",
+        "critics": "critic_learning_rate",
+    }
 
     def make_networks(self, spec: EnvironmentSpec) -> TD3Networks:
         return self.custom_networks(spec, TD3Networks, ("actions", "policy", "critics", "values"))
 
     def make_policy(self, networks: TD3Networks, evaluation: bool = False) -> TD3Policy:
         return TD3Policy(networks, self.config, evaluation)
-
-    def make_optimizer(self, networks: TD3Networks) -> torch.optim.Optimizer:
-        config = self.config
-        rates: dict[nn.Module, float] = {
-            networks.policy: config.learning_rate,
-            networks.critics: config.critic_learning_rate,
-        }
-        return learners.Adam(learners.with_rates(rates), eps=config.adam_epsilon)
 
     def learner_settings(self, networks: nn.Module) -> dict[str, Any]:
         return super().learner_settings(networks) | {"partial_gradients": self.config.actor_delay > 1}
@@ -254,23 +250,20 @@ class DDPG(TD3):
     config: DDPGConfig = DDPGConfig()
 
 
-_MUJOCO = {"num_actors": 1, "envs_per_actor": 1, "evaluate_period": 20_000}
+PENDULUM = {
+    "min_replay_size": 500,
+    "batch_size": 128,
+    "samples_per_insert": 128.0,
+    "hidden_sizes": (64, 64),
+    "critic_learning_rate": 2e-3,
+}
+PENDULUM_RUN = {"num_actors": 1, "envs_per_actor": 1, "max_env_steps": 20_000, "evaluate_period": 5_000}
+HALF_CHEETAH = {"min_replay_size": 5_000, "batch_size": 128, "samples_per_insert": 128.0}
+MUJOCO_RUN = {"num_actors": 1, "envs_per_actor": 1, "evaluate_period": 20_000}
 # Both agents have these.
 PRESETS: Mapping[str, Preset] = {
-    "gymnasium:Pendulum-v1": Preset(
-        agent={
-            "min_replay_size": 500,
-            "batch_size": 128,
-            "samples_per_insert": 128.0,
-            "hidden_sizes": (64, 64),
-            "critic_learning_rate": 2e-3,
-        },
-        run={"num_actors": 1, "envs_per_actor": 1, "max_env_steps": 20_000, "evaluate_period": 5_000},
-    ),
-    "gymnasium:HalfCheetah-v5": Preset(
-        agent={"min_replay_size": 5_000, "batch_size": 128, "samples_per_insert": 128.0},
-        run={**_MUJOCO, "max_env_steps": 200_000},
-    ),
+    "gymnasium:Pendulum-v1": Preset(PENDULUM, PENDULUM_RUN),
+    "gymnasium:HalfCheetah-v5": Preset(HALF_CHEETAH, {**MUJOCO_RUN, "max_env_steps": 200_000}),
     # Policies of Hopper come and go if layers are not normalized. With them, correlated noise and a
     # decaying rate, seed 101 stayed at 3,047 or more from 180,000 steps on, and Walker2d's at 3,189.
     **dict.fromkeys(
@@ -286,7 +279,7 @@ PRESETS: Mapping[str, Preset] = {
                 "learning_rate_decay": 300_000,
                 "layer_norm": True,
             },
-            run={**_MUJOCO, "max_env_steps": 300_000},
+            run={**MUJOCO_RUN, "max_env_steps": 300_000},
         ),
     ),
 }

@@ -20,7 +20,7 @@ from torch import nn
 from agents.td3 import PRESETS as TD3_PRESETS
 from agents.td3 import TD3, TD3Config
 from framework import config_checks as check
-from framework import learners, losses, networks, replay
+from framework import losses, networks, replay
 from framework.learners import LossContext, LossOutput
 from framework.networks import EmbeddedCritics, EmbeddedPolicy, StateActionEmbeddings
 from framework.runs.presets import Preset
@@ -122,19 +122,11 @@ class TD7(TD3):
     """
 
     config: TD7Config = TD7Config()
+    learning_rates = {**TD3.learning_rates, "embeddings": "embedding_learning_rate"}
 
     def make_networks(self, spec: EnvironmentSpec) -> Any:
         members = ("actions", "policy", "critics", "values", "embeddings", "target_range", "renew")
         return self.custom_networks(spec, TD7Networks, members)
-
-    def make_optimizer(self, networks: Any) -> torch.optim.Optimizer:
-        config = self.config
-        rates = {
-            networks.policy: config.learning_rate,
-            networks.critics: config.critic_learning_rate,
-            networks.embeddings: config.embedding_learning_rate,
-        }
-        return learners.Adam(learners.with_rates(rates), eps=config.adam_epsilon)
 
     def critic_losses(
         self, networks: Any, target: nn.Module, data: Transition, next_actions: torch.Tensor

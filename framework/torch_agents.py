@@ -25,200 +25,28 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 import tree
 from torch import nn
 from typing_extensions import Self
 
 from framework import adders, core, environments, learners, replay, specs
-from framework import config_checks as check
 from framework.adders.block import PriorityFn
+from framework.agent_configs import ActorCriticConfig as ActorCriticConfig
+from framework.agent_configs import AgentConfig as AgentConfig
+from framework.agent_configs import OffPolicyConfig as OffPolicyConfig
+from framework.agent_configs import OnPolicyConfig as OnPolicyConfig
 from framework.datasets import Dataset
-from framework.devices import check_visible, device_of_learner, restore_generator
+from framework.devices import check_visible, device_of_learner
 from framework.learners import LossContext, LossOutput, schedules
-from framework.learners.gradient import PAYS_FROM_STEPS, STEP_MODES, why_not
-from framework.networks import (
-    ACTIVATIONS,
-    Actions,
-    JointActions,
-    as_numpy,
-    as_tensors,
-    check_action_mask,
-    holds_tensors,
-    inputs,
-)
+from framework.learners.gradient import PAYS_FROM_STEPS, why_not
+from framework.networks import check_action_mask, inputs
 from framework.replay.contracts import ReplayClient
 from framework.session import Session
+from framework.torch_policy import TorchPolicy as TorchPolicy
 from framework.types import Nest, Transition
-
-
-@dataclass(frozen=True)
-class AgentConfig(check.NamedFields):
-    """Settings of every agent that learns by gradient descent. A *learner step* is one batch."""
-
-    may_be_infinite: ClassVar[tuple[str, ...]] = ("max_gradient_norm",)  # for the check of types
-
-    discount: float = 0.99  # Per env step. Higher values look further ahead and learn more slowly.
-    learning_rate: float = 1e-3  # Initial learning rate of Adam.
-    learning_rate_decay: int | None = None  # Env steps over which the learning rate falls. None keeps it.
-    learning_rate_end: float = 0.0  # Final learning rate, as a fraction of the initial one.
-    adam_epsilon: float = 1e-8  # Epsilon of Adam. Larger values damp steps where gradients are small.
-    max_gradient_norm: float | None = None  # Larger gradients are scaled down to this.
-    # What networks take observations for, if not for what they look like: NAME=KIND, as in
-    # observation/camera=pixels. Kinds: pixels (a picture, / 255), planes (one as it is), bytes (/ 255),
-    # numbers.
-    inputs: tuple[str, ...] = ()
-    device: str = "cpu"  # Device of the learner.
-    # How losses and their gradients are computed: eager (as written), compile (a minute to begin with, then
-    # faster), cuda_graph (for GPUs), or auto: compile, if the run is long enough for it to pay.
-    step_mode: str = "eager"
-    autocast: bool = False  # bfloat16 mixed precision in the learner.
-
-    def __post_init__(self) -> None:
-        check.types(self, may_be_infinite=self.may_be_infinite)
-        check.fraction(self, "discount", "learning_rate_end")
-        check.at_least(self, 0, "learning_rate", "adam_epsilon")
-        check.at_least(self, 1, "learning_rate_decay")
-        check.above(self, 0, "max_gradient_norm")
-        check.device(self, "device")
-        check.one_of(self, ("auto", *STEP_MODES), "step_mode")
-
-
-@dataclass(frozen=True)
-class OffPolicyConfig(AgentConfig):
-    """Settings of agents that learn from replay. An *item* is one n-step transition.
-
-    An episode of T steps has T + n_step - 1 items: one per env step with `n_step` 1, and more with shorter
-    episodes.
-    """
-
-    n_step: int = 1  # Rewards summed before bootstrapping. More: faster propagation, but more off-policy.
-    reward_clip: float | None = None  # Each reward is clipped to +- this before n are summed; None keeps it.
-    max_replay_size: int = 100_000  # Maximum number of items; the oldest are removed first.
-    min_replay_size: int = 1_000  # Items in replay before learning begins.
-    batch_size: int = 128  # Items per learner step.
-    # Times an item is drawn on average. Divided by `batch_size`: learner steps per item.
-    samples_per_insert: float = 16.0
-    insert_burst: int = 256  # Items by which inserts may lead or trail the ratio; also the limit in flight.
-    target_update_period: int = 1  # Learner steps between updates of the target networks.
-    target_update_rate: float = 0.02  # Weight of the online networks in each target update; 1 copies them.
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check.at_least(self, 1, "n_step", "max_replay_size", "min_replay_size", "batch_size", "insert_burst")
-        check.at_least(self, 1, "target_update_period")
-        check.ordered(self, "min_replay_size", "max_replay_size")
-        check.ordered(self, "batch_size", "max_replay_size")
-        check.above(self, 0, "samples_per_insert", "target_update_rate", "reward_clip")
-        check.fraction(self, "target_update_rate")
-
-
-@dataclass(frozen=True)
-class OnPolicyConfig(AgentConfig):
-    """Settings of agents that learn from fresh unrolls, not from a large replay."""
-
-    unroll_length: int = 128  # Steps of an env in an unroll. More: less bias, and older data.
-    value_coefficient: float = 0.5  # Weight of half the squared error of the values.
-    entropy_coefficient: float = 0.01  # Weight of the policy's entropy in nats. Higher values explore longer.
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check.at_least(self, 2, "unroll_length")
-        check.at_least(self, 0, "value_coefficient", "entropy_coefficient")
-
-
-@dataclass(frozen=True)
-class ActorCriticConfig(OnPolicyConfig):
-    """Settings of agents with `networks.ActorCritic` (PPO, A2C), in addition to `OnPolicyConfig`'s."""
-
-    gae_lambda: float = 0.95  # 0 trusts the values, 1 the returns: less bias, more variance.
-    adam_epsilon: float = 1e-5  # Epsilon of Adam. Larger values damp steps where gradients are small.
-    max_gradient_norm: float | None = 0.5  # Larger gradients are scaled down to this.
-
-    # Networks.
-    hidden_sizes: tuple[int, ...] = (64, 64)  # Hidden layers of the policy and of the value.
-    activation: str = "tanh"  # Activation of the hidden layers: relu, tanh, elu or silu.
-    shared: bool = False  # Policy and value share hidden layers: faster, but the two losses compete.
-    recurrent: str | None = None  # "lstm" or "gru" after the hidden layers, then shared. None: feed-forward.
-    recurrent_size: int = 64  # Width of the recurrent layer.
-    initial_std: float = 1.0  # Initial standard deviation of actions, in half-widths of their range.
-    tanh_mean: bool = False  # A tanh keeps the mean of actions in their range; it learns slower at bounds.
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check.at_least(self, 1, "hidden_sizes", "recurrent_size")
-        check.above(self, 0, "initial_std")
-        check.fraction(self, "gae_lambda")
-        check.one_of(self, ("lstm", "gru"), "recurrent")
-        check.one_of(self, ACTIVATIONS, "activation")
-
-    def network_settings(self) -> dict[str, Any]:
-        """Keyword arguments of `networks.ActorCritic`."""
-        names = ("hidden_sizes", "activation", "shared", "recurrent", "recurrent_size", "initial_std")
-        return {name: getattr(self, name) for name in (*names, "tanh_mean")}
-
-
-class TorchPolicy(core.Policy):
-    """A policy of torch modules: `act` gets tensors on the device of the networks.
-
-    Args:
-      networks: the networks, which each step reads and no step changes. They are put in evaluation mode.
-      actions: converts between sampled actions and the environment's.
-      variables: names of the children of `networks` that `act` uses. Empty means all.
-
-    Attributes:
-      random: the generator of all random numbers in `act`; seeded, saved and restored with the policy.
-    """
-
-    takes_tensors = True
-
-    def __init__(self, networks: nn.Module, actions: Actions | JointActions, variables: tuple[str, ...] = ()):
-        self.networks = networks.eval()
-        self.actions = actions
-        self.variables = variables
-        self.device = next((p.device for p in networks.parameters()), torch.device("cpu"))
-        self.random = torch.Generator(self.device).manual_seed(0)
-        self._place = None if self.device.type == "cpu" else self.device
-        self._versions = (-1, np.zeros(0, np.int64))
-
-    @abc.abstractmethod
-    def act(self, observation: Nest, state: Nest) -> tuple[torch.Tensor, Nest, Nest]:
-        """`(observation [B, ...], state)` to `(sampled actions [B, ...], extras [B, ...], next state)`.
-
-        All are tensors on `device`; extras may be arrays. No gradients are recorded.
-        """
-
-    def initial_state(self, batch_size: int) -> Nest:
-        return ()
-
-    def step(self, observation: Nest, state: Nest) -> tuple[Nest, Nest, Nest]:
-        with torch.inference_mode():
-            drawn, extras, state = self.act(as_tensors(observation, self._place), state)
-            if not isinstance(observation, np.ndarray) and holds_tensors(observation):
-                return self.actions.to_tensors(drawn), as_numpy(extras), state
-        return self.actions.to_environment(as_numpy(drawn)), as_numpy(extras), state
-
-    def versions(self, drawn: torch.Tensor) -> np.ndarray:
-        """The version of the parameters with each of the sampled actions, int64[B]."""
-        version, known = self._versions
-        if version != self.progress.version or known.shape[0] != drawn.shape[0]:
-            version = self.progress.version
-            known = np.full(drawn.shape[:1], version)
-            self._versions = (version, known)  # The same array until one of them changes.
-        return known
-
-    def seed(self, seed: int) -> None:
-        self.random.manual_seed(seed)
-
-    def save(self) -> torch.Tensor:
-        return self.random.get_state()
-
-    def restore(self, state: torch.Tensor) -> None:
-        restore_generator(self.random, state)
 
 
 class TorchAgent(core.Agent):
@@ -230,12 +58,15 @@ class TorchAgent(core.Agent):
 
     Attributes:
       takes_action_masks: whether observations may have an `action_mask`.
+      learning_rates: for children of the networks with a learning rate of their own, the field that has it.
+        Empty: all parameters have `learning_rate`.
       memory_field: the field of the config that is None for networks without a memory; empty for an agent
         whose networks never have one. With a memory, the extras of the policy have its `state`.
     """
 
     config: AgentConfig
     takes_action_masks: ClassVar[bool] = False
+    learning_rates: ClassVar[Mapping[str, str]] = {}
     memory_field: ClassVar[str] = ""
 
     def __init__(self, config: Any = None, networks_fn: core.NetworksFn | None = None):
@@ -321,9 +152,11 @@ class TorchAgent(core.Agent):
         return inputs.describe(spec.observations, self.config.inputs)
 
     def make_optimizer(self, networks: Any) -> torch.optim.Optimizer:
-        """Adam for all parameters that need a gradient."""
-        parameters = [p for p in networks.parameters() if p.requires_grad]
-        return learners.Adam(parameters, lr=self.config.learning_rate, eps=self.config.adam_epsilon)
+        """Adam for all parameters that need a gradient, with the `learning_rates`."""
+        config, rates = self.config, {networks: self.config.learning_rate}
+        if self.learning_rates:
+            rates = {getattr(networks, child): getattr(config, f) for child, f in self.learning_rates.items()}
+        return learners.Adam(learners.with_rates(rates), eps=config.adam_epsilon)
 
     def learner_settings(self, networks: nn.Module) -> dict[str, Any]:
         """Keyword arguments of `SGDLearner` and `MinibatchLearner` that follow from the config."""

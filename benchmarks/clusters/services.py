@@ -27,7 +27,7 @@ import launch
 from agents.random_actions import RandomActions, RandomPolicy
 from benchmarks.common import cpu_seconds
 from framework import replay, specs
-from framework.actors.inference_client import connect
+from framework.actors.inference_client import ServerPort
 from framework.environments.base import FIRST, LAST, MID, BatchedEnvironment
 from framework.programs import RunConfig
 from framework.runs.services import Counter, Monitor
@@ -237,7 +237,7 @@ def samples(client: Any, shape: Shape, envs: int, who: str) -> Callable[[], Any]
 
 
 def actions(server: Any, shape: Shape, envs: int, who: str) -> Callable[[], Any]:
-    port = connect(server, who, envs)
+    port = ServerPort(server, who, envs)
     observation = np.zeros((envs, *shape.observation.shape), shape.observation.dtype)
     first = np.zeros(envs, np.bool_)
 
@@ -303,18 +303,8 @@ CALLS = {
 }
 
 
-# On another machine, as far as one machine can show it: TCP with CURVE, and arrays in messages.
-
-
-class InferenceByMessages(InferenceWorker):
-    """Offers no shared memory."""
-
-    def connect(self, *args: Any, messages: bool = True) -> Any:
-        return super().connect(*args, messages=True)
-
-
 class FarJob(ProcessesJob):
-    """`processes` whose nodes are reached over TCP, with encryption."""
+    """On another machine, as far as one can show it: TCP with CURVE, and arrays in messages."""
 
     def _find_entries(self, folder: str | None) -> Any:
         entries = super()._find_entries(folder)
@@ -370,8 +360,7 @@ class Services:
         }
         services = {label: program.add_node(node, label=label) for label, node in nodes.items()}
         if not actors:
-            server = InferenceByMessages if far else InferenceWorker
-            node = launch.CourierNode(server, acting, learner=None, monitor=services["monitor"])
+            node = launch.CourierNode(InferenceWorker, acting, learner=None, monitor=services["monitor"])
             services["inference"] = program.add_node(node, label="inference")
         with program.group("load"):
             for _ in range(loads):

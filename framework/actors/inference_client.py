@@ -1,7 +1,6 @@
 """Actors whose actions come from an `InferenceServer`.
 
-An `InferenceActor` requests actions through a *port*: a `ServerPort` calls a server in this process, or sends
-it messages; a `SharedMemoryPort` reaches a server in another process of this machine.
+An `InferenceActor` requests actions through a `ServerPort`.
 
 ```python
 port.request(observation, first)        # starts the computation; `first` bool[B]: an episode begins here
@@ -11,32 +10,21 @@ action, extras = port.answer()          # waits for the result
 
 from __future__ import annotations
 
-import contextlib
-import os
-import socket
-import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout  # Another class in Python 3.10.
 from typing import Any
 
 import numpy as np
 
-import launch
 from framework import core
-from framework.actors.inference_server import ANSWER, GOODBYE, MAX_ANSWER, PING, REQUEST, InferenceConnection
-from framework.actors.inference_slots import Columns, column_names
 from framework.foreign import copies, is_foreign
-from framework.nest import Structure
-from framework.replay.shm import attach
 from framework.types import FIRST, Nest
 
-_ALL = slice(None)
 _LIMIT_S = 60.0  # Seconds without an answer after which the request fails.
 
 
 class InferenceError(RuntimeError):
-    """The inference server failed to act, or is closed."""
+    """The inference server does not answer."""
 
 
 class InferenceActor(core.Actor):
@@ -115,7 +103,7 @@ class InferenceActor(core.Actor):
 
 
 class ServerPort:
-    """A connection to an `InferenceServer` that is called directly, or by messages.
+    """A connection to an `InferenceServer` in this process or another.
 
     Args:
       server: the server, or a client of its node.
@@ -140,7 +128,7 @@ class ServerPort:
         total: int | None = None,
         timeout: float = _LIMIT_S,
     ):
-        server.connect(name, envs, offset, total, messages=True)
+        server.connect(name, envs, offset, total)
         self._server, self._name, self._timeout = server, name, timeout
         self._future: Future | None = None
 
@@ -157,7 +145,10 @@ class ServerPort:
         except (TimeoutError, FutureTimeout):
             if future.done():  # The server itself raised this error.
                 raise
-            raise InferenceError(_silent(self._name, self._timeout)) from None
+            raise InferenceError(
+                f"inference server: got no answer for {self._name!r} within {self._timeout} s. Check that "
+                "its node is alive and that its batches are not too slow."
+            ) from None
         return action, extras
 
     def update(self, wait: bool = False) -> None:
@@ -168,103 +159,3 @@ class ServerPort:
     def close(self) -> None:
         """Disconnects from the server."""
         self._server.disconnect(self._name)
-
-
-class SharedMemoryPort(ServerPort):
-    """An `InferenceServer` in another process of this machine.
-
-    Args:
-      server: a client of its node.
-      name: name of this client.
-      connection: the result of `server.connect`.
-      timeout: seconds without an answer after which a request fails.
-
-    Attributes:
-      look_s: seconds of a wait, after which the port asks whether the server is still there.
-    """
-
-    look_s = 0.5
-
-    def __init__(self, server: Any, name: str, connection: InferenceConnection, timeout: float = _LIMIT_S):
-        self._server, self._name, self._timeout = server, name, timeout
-        rows = connection.rows.slice
-        arrays = iter([attach(each.path, each.shape, each.dtype)[rows] for each in connection.columns])
-
-        def columns(field: str, structure: Structure) -> Columns:
-            return Columns(field, structure, [next(arrays) for _ in column_names(field, structure)])
-
-        observation, action, extras = connection.structures
-        self._observation = columns("observation", observation)
-        self._first = next(arrays)
-        self._action, self._extras = columns("action", action), columns("extras", extras)
-        self._stopped = launch.stop_event()
-        self._address = connection.client_address
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.settimeout(self.look_s)
-        self._socket.bind(self._address)
-        self._socket.connect(connection.server_address)
-
-    def request(self, observation: Nest, first: np.ndarray) -> None:
-        self._observation.write(_ALL, observation, len(first))
-        self._first[:] = first
-        self._call(self._socket.send, REQUEST)
-
-    def answer(self) -> tuple[Nest, Nest]:
-        answer = self._call(self._socket.recv, MAX_ANSWER)
-        (self.version,) = ANSWER.unpack_from(answer)
-        if len(answer) > ANSWER.size:
-            text = answer[ANSWER.size :].decode(errors="replace")
-            raise InferenceError(f"the inference server failed: {text}")
-        # Actions are copied because environments may keep them. The adder gets extras before the next
-        # request.
-        return self._action.read(_ALL, copies=True), self._extras.read(_ALL)
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):  # The server is gone.
-            self._socket.send(GOODBYE)
-        self._socket.close()
-        with contextlib.suppress(OSError):
-            os.unlink(self._address)
-
-    def _call(self, function: Callable[..., Any], argument: Any) -> Any:
-        """Sends or receives. Raises if the server is gone or does not respond within `timeout`."""
-        deadline = time.monotonic() + self._timeout
-        try:
-            while True:
-                with contextlib.suppress(TimeoutError):
-                    return function(argument)
-                if time.monotonic() >= deadline:
-                    raise InferenceError(_silent(self._name, self._timeout))
-                with contextlib.suppress(TimeoutError):
-                    self._socket.send(PING)  # Refused if the server no longer receives.
-        except OSError:
-            if self._stopped.is_set():
-                raise launch.ProgramStopped("the inference server was stopped") from None
-            raise InferenceError(
-                f"inference server of {self._name!r}: it was closed, because its node failed or was "
-                "restarted. Use restarts={'actor': n}, so that actors connect again."
-            ) from None
-
-
-def connect(
-    server: Any,
-    name: str,
-    envs: int,
-    offset: int = 0,
-    total: int | None = None,
-) -> ServerPort:
-    """A port of `server`: through shared memory where this process can map its columns, else by messages."""
-    connection = server.connect(name, envs, offset, total)
-    if connection.columns:
-        try:
-            return SharedMemoryPort(server, name, connection)
-        except FileNotFoundError:
-            server.disconnect(name)  # Another machine or file system: use messages.
-    return ServerPort(server, name, envs, offset, total)
-
-
-def _silent(name: str, timeout: float) -> str:
-    return (
-        f"inference server: got no answer for {name!r} within {timeout} s. Check that its node is alive and "
-        "that its batches are not too slow."
-    )

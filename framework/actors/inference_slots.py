@@ -1,23 +1,23 @@
 """The rows of an inference batch: each env owns one row of preallocated columns.
 
-As in SEED (Espeholt et al., 2020), the server never concatenates requests. A client writes observations into
-the rows that it gets when it connects, and reads its actions there. Adjacent rows form a batch without a
+As in SEED (Espeholt et al., 2020), the server never concatenates requests. Observations are copied into the
+rows that a client gets when it connects, and actions out of them. Adjacent rows form a batch without a
 copy; other rows are gathered by one indexing operation per leaf:
 
 ```text
 row            0    1    2    3    4    5    6    7
 client         a    a    a    b    b    b    c    c
-observation  [ .............................. ]      written by the clients
-first        [ .............................. ]      written by the clients: a new episode begins here
+observation  [ .............................. ]      from the clients
+first        [ .............................. ]      from the clients: a new episode begins here
 state        [ .............................. ]      the policy's recurrent state; never leaves the server
-action       [ .............................. ]      written by the server
-extras       [ .............................. ]      written by the server
+action       [ .............................. ]      for the clients
+extras       [ .............................. ]      for the clients
 ```
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -28,8 +28,6 @@ from framework import nest as nests
 from framework.actors.acting import copied, restarted
 from framework.config_checks import whole_number
 from framework.types import Nest
-
-Allocate = Callable[[str, tuple[int, ...], np.dtype], np.ndarray]
 
 
 class Rows(NamedTuple):
@@ -98,17 +96,9 @@ class Slots:
       policy: a pure step. Its owner updates the parameters.
       spec: the `EnvironmentSpec` of one env.
       capacity: number of rows: the envs of all clients together.
-      allocate: `(name, shape, dtype)` to a zeroed array. None allocates private memory.
     """
 
-    def __init__(
-        self,
-        policy: core.Policy,
-        spec: specs.EnvironmentSpec,
-        capacity: int,
-        allocate: Allocate | None = None,
-    ):
-        make = allocate or (lambda name, shape, dtype: np.zeros(shape, dtype))
+    def __init__(self, policy: core.Policy, spec: specs.EnvironmentSpec, capacity: int):
         self.policy = policy
         self.capacity = whole_number("capacity", capacity, 1)
         self._clients: dict[str, Rows] = {}
@@ -117,15 +107,14 @@ class Slots:
         random, observation = policy.save(), specs.zeros(spec.observations, (1,))
         action, extras, state = policy.step(observation, policy.initial_state(1))
         policy.restore(random)
-        self.observations = self._columns("observation", observation, make)
-        self.first = make("first", (capacity,), np.dtype(np.bool_))
-        self.actions = self._columns("action", action, make)
-        self.extras = self._columns("extras", extras, make)
+        self.observations = self._columns("observation", observation)
+        self.first = np.zeros(capacity, np.bool_)
+        self.actions, self.extras = self._columns("action", action), self._columns("extras", extras)
         self._fresh = [copied(leaf) for leaf in tree.flatten(policy.initial_state(capacity))]
         self._state = [copied(leaf) for leaf in self._fresh]
         self._pack_state = nests.packer(nests.flatten(state)[1])
 
-    def _columns(self, field: str, example: Nest, allocate: Allocate) -> Columns:
+    def _columns(self, field: str, example: Nest) -> Columns:
         leaves, structure = nests.flatten(example)
         arrays = []
         for name, leaf in zip(column_names(field, structure), map(np.asarray, leaves), strict=True):
@@ -133,7 +122,7 @@ class Slots:
                 raise ValueError(
                     f"{name}: got shape {leaf.shape} from the policy for 1 env, expected a leading axis of 1."
                 )
-            arrays.append(allocate(name, (self.capacity, *leaf.shape[1:]), leaf.dtype))
+            arrays.append(np.zeros((self.capacity, *leaf.shape[1:]), leaf.dtype))
         return Columns(field, structure, arrays)
 
     def connect(self, name: str, envs: int, offset: int = 0, total: int | None = None) -> Rows:

@@ -69,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
         metavar="FILE",
         help="write the server as one file for other Pythons, and exit",
     )
-    chosen = environment_server.parse(parser, arguments)
+    chosen = parser.parse_args(arguments)
     with RaisedAs(UsageError, ValueError, "--options: "):
         options = read_pairs(chosen.options)
     interrupts.clean_up_first()

@@ -12,7 +12,7 @@ import torch
 from framework.config_checks import whole_number
 from framework.replay.batches import JoinedSource
 from framework.replay.contracts import ReplayClient, Source
-from framework.replay.types import PaddedSample, ReplaySample
+from framework.replay.types import Drawn, Out
 
 # First bit of the table's number in the keys of mixed batches. Bits 56 to 60 belong to shards.
 _TABLE_SHIFT = 61
@@ -58,9 +58,7 @@ class Mixture(JoinedSource):
         self._long: dict[int, int] = {}  # By marked key, the whole key.
         self._only_first = whole_number("only_first", only_first, 0)
 
-    def draw(
-        self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
-    ) -> tuple[ReplaySample | PaddedSample, list[tuple[Source, Any]]]:
+    def draw(self, table: str, n: int, timeout: float | None, out: Out, pad: bool) -> Drawn:
         counts, owed = self._counts(n)
         parts = [(self._source, name) for name in self._tables]
         batch, drawn = self.draw_parts(parts, counts, _TABLE_SHIFT, timeout, out, pad)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from framework import nest as nests
-from framework.replay.types import PaddedSample, ReplaySample
+from framework.replay.types import ReplaySample, Sample
 
 
 class PinnedTransfer:
@@ -54,7 +54,7 @@ class PinnedTransfer:
         self._current = tensors
         return [tensor.numpy() for tensor in tensors]
 
-    def send(self, sample: ReplaySample | PaddedSample, buffered: bool) -> _Moving:
+    def send(self, sample: Sample, buffered: bool) -> _Moving:
         """Starts the copy of a sample: arrays in `buffers()` if `buffered`, else tensors on the CPU."""
         leaves, structure = nests.flatten(sample.data)
         if buffered and self._current is not None:
@@ -75,7 +75,7 @@ class PinnedTransfer:
             self._current = None
         return sample._replace(data=nests.packer(structure)(moved)), moved, event, pinned
 
-    def receive(self, moving: _Moving) -> ReplaySample | PaddedSample:
+    def receive(self, moving: _Moving) -> Sample:
         """Returns the sample; what the caller's stream does next waits for the copy."""
         sample, tensors, event, _ = moving
         stream = torch.cuda.current_stream(self._device)
@@ -87,4 +87,4 @@ class PinnedTransfer:
 
 
 # A sample that is being copied, its tensors on the device, the event of the copy, and the copied memory.
-_Moving = tuple[ReplaySample | PaddedSample, list[Any], Any, list[Any]]
+_Moving = tuple[Sample, list[Any], Any, list[Any]]

@@ -1,4 +1,4 @@
-"""Discrete actions of environments: masks that are checked, and several choices as one action."""
+"""Several discrete choices as one action."""
 
 from __future__ import annotations
 
@@ -11,47 +11,11 @@ import tree
 
 from framework import nest as nests
 from framework import specs
-from framework.environments.base import LAST, BatchedEnvironment, EnvironmentFault
+from framework.environments.base import BatchedEnvironment
 from framework.environments.fields import FieldChecker
+from framework.environments.time_steps import allowed
 from framework.environments.wrappers import EnvironmentWrapper
 from framework.types import Nest
-
-
-class MaskChecker:
-    """Checks that the mask of each step that is not LAST allows an action.
-
-    Args:
-      name: the environment's name, for errors.
-      spec: the spec of one env.
-      first_env: the number of env 0 in errors.
-
-    Attributes:
-      has_mask: whether there is a mask that fits the actions, to be checked at each step.
-    """
-
-    def __init__(self, name: str, spec: specs.EnvironmentSpec, first_env: int = 0):
-        self._name, self._first_env = name, first_env
-        sizes = specs.choices(spec.actions)
-        self._starts = np.cumsum([0, *sizes])[:-1]
-        # Several agents are left out: one that is not in the episode has a mask of zeros.
-        self.has_mask = specs.has_action_mask(spec)
-
-    def __call__(self, step_type: np.ndarray, observation: Nest) -> None:
-        """Checks a time step `[B, ...]` with a mask; raises EnvironmentFault."""
-        legal = _allowed(specs.action_mask(observation))
-        stuck = ~np.logical_or.reduceat(legal, self._starts, axis=1).all(1) & (step_type != LAST)
-        if np.count_nonzero(stuck):
-            env = int(np.flatnonzero(stuck)[0])
-            mask = legal[env].astype(int)
-            raise EnvironmentFault(
-                f"{self._name}, env {self._first_env + env}: {specs.ACTION_MASK} is {mask}, "
-                "expected a legal action for each choice. End the episode where nothing can be done."
-            )
-
-
-def _allowed(mask: Nest) -> np.ndarray:
-    """bool`[B, A]` of a mask, which may be a nest."""
-    return np.concatenate(tree.flatten(mask), axis=-1) > 0
 
 
 class CombineActions(EnvironmentWrapper):
@@ -112,7 +76,7 @@ class CombineActions(EnvironmentWrapper):
         if mask is None:
             return timestep
         combined = np.ones((self.num_envs, 1), bool)
-        for part in np.split(_allowed(mask), np.cumsum(self._sizes)[:-1], axis=1):
+        for part in np.split(allowed(mask), np.cumsum(self._sizes)[:-1], axis=1):
             combined = (combined[:, :, None] & part[:, None, :]).reshape(self.num_envs, -1)
         return timestep._replace(observation=_with_mask(timestep.observation, combined))
 

@@ -12,13 +12,15 @@ from framework import nest as nests
 from framework import specs
 from framework.environments import suites, testing
 from framework.environments.base import LAST, UnexpectedReturn
+from framework.environments.border import checked
 from framework.environments.single import SingleEnv, call_factory, make_env
 from framework.environments.stepping import VectorEnvironment
 from framework.types import Nest
 from launch.errors import message_of
 
-# If no episode has ended, the check goes on for this many times `num_steps`, and at least this many steps.
-_PATIENCE, _LEAST_PATIENCE = 9, 5_000
+# If no episode has ended, the check goes on until this many times `num_steps`, and at least this many steps:
+# episodes of a few thousand steps are common.
+_PATIENCE, _LEAST_PATIENCE = 10, 5_000
 
 
 class Violation(NamedTuple):
@@ -67,13 +69,10 @@ def check_environment(
             built.append(call_factory(source.make_one, seed, source.options))
         first, second = [_single(one, seed) for one in built]
         if _check_spec(first.spec, report):
-            trace, ended = _play(first, report, num_steps, seed)
+            patience = max(_PATIENCE * num_steps, _LEAST_PATIENCE)
+            trace, ended = _play(first, report, num_steps, seed, patience)
             if not report:
                 _compare(trace, _play(second, _Report(), num_steps, seed)[0], report)
-            if not ended:
-                # Longer, since episodes of a few thousand steps are common.
-                patience = max(_PATIENCE * num_steps, _LEAST_PATIENCE)
-                _, ended = _play(first, _Report(), patience, seed, until_end=True)
             if not ended:
                 report.add(
                     "episodes",
@@ -111,7 +110,7 @@ def _single(environment: Any, seed: int) -> SingleEnv:
 
     try:
         if isinstance(environment, gymnasium.vector.VectorEnv):
-            environment = VectorEnvironment(type(environment).__name__, environment, seed)
+            environment = checked(VectorEnvironment(type(environment).__name__, environment, seed))
         return make_env(environment, seed)
     except (AttributeError, TypeError, specs.UnsupportedSpaceError) as error:
         fix = "return a gymnasium.Env, dm_env.Environment or pettingzoo.ParallelEnv with supported spaces"
@@ -136,11 +135,11 @@ def _check_spec(spec: specs.EnvironmentSpec, report: _Report) -> bool:
 
 
 def _play(
-    environment: SingleEnv, report: _Report, num_steps: int, seed: int, until_end: bool = False
+    environment: SingleEnv, report: _Report, num_steps: int, seed: int, patience: int = 0
 ) -> tuple[list[tuple[str, Nest]], bool]:
     """Plays the environment. Returns the results as (call, nest) pairs, and whether an episode has ended.
 
-    With `until_end`, it checks and returns no results, and stops at the end of an episode.
+    If none has, it plays up to `patience` steps, without a check of their results.
     """
     rng, spec = np.random.default_rng(seed), environment.spec
     # Values of a Discrete space count from its start.
@@ -148,7 +147,9 @@ def _play(
     trace: list[tuple[str, Nest]] = []
     over, call, ended = True, "reset()", False
     try:
-        for _ in range(num_steps):
+        for time in range(max(num_steps, patience)):
+            if time >= num_steps and ended:
+                break
             call = "reset()" if over else "step()"
             if over:
                 observation, over = environment.reset(), False
@@ -160,9 +161,7 @@ def _play(
                 observation, reward, discount, step_type = environment.step(action)
                 over = step_type == LAST
                 ended = ended or over
-                if until_end:
-                    if over:
-                        break
+                if time >= num_steps:
                     continue
                 _check_values(report, "step().reward", spec.rewards, reward)
                 _check_values(report, "step().discount", spec.discounts, discount)

@@ -6,13 +6,13 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from framework import config_checks, specs
+from framework import config_checks
 from framework.environments import suites
 from framework.environments.base import BatchedEnvironment
 from framework.environments.border import checked
 from framework.environments.processes import ProcessEnvironment
 from framework.environments.single import SingleEnv, call_factory, env_seeds, make_env, takes
-from framework.environments.stepping import InlineEnvironment, VectorEnvironment, autoreset_mode
+from framework.environments.stepping import InlineEnvironment, VectorEnvironment
 from framework.environments.suites import EnvironmentSource
 from framework.environments.tensor import as_arrays
 
@@ -49,11 +49,10 @@ def make(
         with a parameter `num_envs` is called once and returns all envs; any other is called once for each.
       num_envs: B.
       seed: seed of all envs, from which each env gets its own. None: a different one in every run.
-      stepping: how the envs are stepped. `inline`: one after the other in this thread. `vector`: by
-        gymnasium's vector environment, computed together where the environment has such an implementation.
-        `processes`: by `num_processes` child processes, for slow environments. `auto`: `vector` if there is
-        an implementation for all envs together with the same specs, `num_envs` is above 1 and no wrapper
-        treats envs apart (`ActionRepeat`, `StepLimit`); else `inline`.
+      stepping: how the envs are stepped. `inline`, and `auto`: one after the other in this thread, unless
+        the callable makes all at once. `vector`: by gymnasium's vector environment, computed together where
+        the environment has such an implementation. `processes`: by `num_processes` child processes, for slow
+        environments.
       num_processes: number of child processes with `processes`; by default one per CPU core, and at most
         one per env.
       options: keyword arguments of the environment's constructor (for Atari: of `AtariOptions`).
@@ -76,13 +75,7 @@ def make(
             "Use stepping='processes'."
         )
     source = suites.find(environment, dict(options or {}), render_mode)
-    batched: BatchedEnvironment | None = None
-    if stepping == "auto" and source.has_fast_vector and num_envs > 1:
-        classes = [getattr(wrapper, "func", wrapper) for wrapper in wrappers]  # of functools.partial, too
-        if not any(getattr(each, "needs_envs", False) for each in classes):
-            batched = _fast_vector(source, num_envs, seed)
-    if batched is None:
-        batched = _batch(source, num_envs, seed, stepping, num_processes)
+    batched = _batch(source, num_envs, seed, stepping, num_processes)
     try:
         if wrappers:  # They treat arrays.
             batched = as_arrays(batched)
@@ -105,7 +98,7 @@ def _batch(
 
     makes_batches = takes(source.make_one, "num_envs") and "num_envs" not in source.options
     if stepping == "vector" and not makes_batches and source.make_vector is not None:
-        return VectorEnvironment(source.name, source.make_vector(num_envs, **source.options), seed)
+        return checked(VectorEnvironment(source.name, source.make_vector(num_envs, **source.options), seed))
     seeds = [seed] if makes_batches else env_seeds(seed, num_envs)
     if makes_batches and stepping == "processes":
         raise ValueError(
@@ -123,7 +116,7 @@ def _batch(
                 f"{source.name}: the factory returned a batch of {first.num_envs} envs, expected {num_envs}. "
                 "Give it a parameter num_envs, so that each node can ask for the envs that it steps."
             )
-        return checked(first) if many else VectorEnvironment(source.name, first, seed)
+        return checked(first if many else VectorEnvironment(source.name, first, seed))
     if stepping == "vector" and not makes_batches:
         make_env(first, seeds[0]).close()
         raise ValueError(
@@ -138,21 +131,3 @@ def _batch(
     makers: list[Callable[[], SingleEnv]] = [functools.partial(make_env, first, seeds[0])]
     makers += [functools.partial(source.make_env, env_seed) for env_seed in seeds[1:]]
     return InlineEnvironment(source.name, makers)
-
-
-def _fast_vector(source: EnvironmentSource, num_envs: int, seed: int | None) -> VectorEnvironment | None:
-    """The environment's own vector version, if its specs are the single environment's."""
-    env = source.make_env(None)
-    env.close()
-    assert source.make_vector is not None
-    try:
-        environment = source.make_vector(num_envs, **source.options)
-    except TypeError:
-        return None  # it does not know one of the options
-    if autoreset_mode(environment) == "NextStep":
-        vector = VectorEnvironment(source.name, environment, seed)
-        # ALE's, for one, gives other pictures than the single environment does.
-        if specs.make_environment_spec(vector) == env.spec:
-            return vector
-    environment.close()
-    return None

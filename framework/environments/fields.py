@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -266,21 +266,3 @@ class FieldChecker:
         else:
             fix = f"Make the environment agree with its {self._field}_spec(); see check_environment()."
         return EnvironmentFault(f"{where}: {what}. {fix}")
-
-
-def step_checkers(
-    name: str,
-    spec: specs.EnvironmentSpec,
-    num_envs: int,
-    starts: Sequence[int] = (),
-    first_env: int = 0,
-    make: Callable[..., FieldChecker] = FieldChecker,
-) -> dict[str, FieldChecker]:
-    """The checkers of a time step's fields after the step type; `starts` are the observations'."""
-    fields = {"reward": spec.rewards, "discount": spec.discounts, "observation": spec.observations}
-    if agents := specs.agents(spec):
-        fields["agents"] = dict.fromkeys(agents, STEP_TYPE)
-    return {
-        field: make(name, field, of, num_envs, starts if field == "observation" else (), first_env)
-        for field, of in fields.items()
-    }

@@ -43,6 +43,7 @@ from launch.seeds import seed_generators
 
 # Seconds that the envs of a child may take to close after the parent has closed its connection.
 CLOSE_GRACE = 2.0
+_CLOSE_SECONDS = 5.0  # After these, children that have not ended are killed.
 
 
 class _Child:
@@ -104,7 +105,6 @@ class ProcessEnvironment(BatchedEnvironment):
         *,
         start_timeout: float = 120.0,
         step_timeout: float | None = None,
-        close_timeout: float = 5.0,
     ):
         """Starts the children and waits until all environments are built.
 
@@ -114,15 +114,13 @@ class ProcessEnvironment(BatchedEnvironment):
           num_processes: number of children; by default one per usable core, at most one per env.
           start_timeout: seconds that building the environments may take.
           step_timeout: seconds that one call may take; None: as long as the children live.
-          close_timeout: seconds that children have to close their environments before they are killed.
         """
         self.name = source.name
         self.num_envs = len(seeds)
         wanted = platforms.num_cores() if num_processes is None else num_processes
         if wanted < 1:
             raise ValueError(f"{self.name}: num_processes: got {num_processes}, expected at least 1.")
-        self._timeouts = start_timeout, step_timeout, close_timeout
-        self._seeds = seeds
+        self._seeds, self._timeouts = seeds, (start_timeout, step_timeout)
         groups = np.array_split(np.arange(self.num_envs), min(wanted, self.num_envs))
         self._groups = [slice(int(group[0]), int(group[-1]) + 1) for group in groups]
         make_envs = [functools.partial(source.make_env, seed) for seed in seeds]
@@ -144,20 +142,19 @@ class ProcessEnvironment(BatchedEnvironment):
 
     def _start(self, pickles: Sequence[bytes]) -> None:
         """Starts one child for each pickle: of its environment or a function that makes it."""
-        start_timeout, _, close_timeout = self._timeouts
         self._children: list[_Child] = []
         self._broken: str | None = None
         self._slot, self._is_rounded = 0, False
-        self._finalizer = weakref.finalize(self, _shut_down, self._children, close_timeout)
+        self._finalizer = weakref.finalize(self, _shut_down, self._children)
         memory = _unnamed_file()
         try:
             for rows in self._groups:
                 self._children.append(_Child(rows, memory))
             tasks = [
-                (one, rows, self.num_envs, None if self._seeds is None else self._seeds[rows.start])
+                (one, rows, self.num_envs, self._seeds[rows.start])
                 for one, rows in zip(pickles, self._groups, strict=True)
             ]
-            found = [pickle.loads(spec) for spec in self._ask("building", tasks, start_timeout)]
+            found = [pickle.loads(spec) for spec in self._ask("building", tasks, self._timeouts[0])]
             self.spec = found[0]
             for child, spec in zip(self._children, found, strict=True):
                 if spec != self.spec:
@@ -200,33 +197,18 @@ class ProcessEnvironment(BatchedEnvironment):
     def end_episodes(self, envs: np.ndarray) -> None:
         self._call("end_episodes", [(envs[child.rows],) for child in self._children])
 
-    def render(self, env: int = 0) -> np.ndarray:
-        for child in self._children:
-            if child.rows.start <= env < child.rows.stop:
-                return self._call("render", [(env - child.rows.start,)], [child])[0]
-        raise IndexError(f"{self.name}: env: got {env}, expected a number below {self.num_envs}.")
-
-    def _call(
-        self,
-        method: str,
-        arguments: Sequence[tuple[Any, ...]] | None = None,
-        children: Sequence[_Child] | None = None,
-    ) -> list[Any]:
+    def _call(self, method: str, arguments: Sequence[tuple[Any, ...]] = ()) -> list[Any]:
         """Calls `method` of the children's environments, with the arguments of each; returns the results."""
-        children = children or self._children
-        messages = [(method, self._slot, one) for one in arguments or [()] * len(children)]
-        return self._ask(f"{method}()", messages, self._timeouts[1], children)
+        messages = [(method, self._slot, one) for one in arguments or [()] * len(self._groups)]
+        return self._ask(f"{method}()", messages, self._timeouts[1])
 
-    def _ask(
-        self, call: str, messages: Sequence[Any], timeout: float | None, children: Sequence[_Child] = ()
-    ) -> list[Any]:
+    def _ask(self, call: str, messages: Sequence[Any], timeout: float | None = None) -> list[Any]:
         """Sends each child its message, and waits for the answers; returns their results."""
         if self._broken is not None:
             raise EnvironmentFault(f"{self.name}: the environment can no longer be used: {self._broken}.")
         # Set until the answers are in, so that an interrupt in between leaves a sign.
         self._broken = "a call was interrupted before the children answered. Make a new environment"
-        children = children or self._children
-        for child, message in zip(children, messages, strict=True):
+        for child, message in zip(self._children, messages, strict=True):
             try:
                 child.connection.send_bytes(pickle.dumps(message, protocol=5))
             except OSError:
@@ -234,7 +216,7 @@ class ProcessEnvironment(BatchedEnvironment):
         deadline = None if timeout is None else time.monotonic() + timeout
         results: list[Any] = []
         faults: list[Exception] = []
-        for child in children:
+        for child in self._children:
             try:
                 if deadline is not None and not child.connection.poll(max(0.0, deadline - time.monotonic())):
                     self._broken = f"{call} of {child.envs} took longer than {timeout} s"
@@ -274,11 +256,11 @@ class ProcessEnvironment(BatchedEnvironment):
         self._finalizer()
 
 
-def _shut_down(children: list[_Child], timeout: float) -> None:
+def _shut_down(children: list[_Child]) -> None:
     """Ends all children; called once, by `close()`, garbage collection or the interpreter's end."""
     for child in children:
         child.close()
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + _CLOSE_SECONDS
     for child in children:
         try:
             child.process.wait(timeout=max(0.0, deadline - time.monotonic()))

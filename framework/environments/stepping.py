@@ -10,7 +10,6 @@ import numpy as np
 import tree
 
 from framework import specs
-from framework.environments.action_masks import MaskChecker
 from framework.environments.base import (
     FIRST,
     LAST,
@@ -20,10 +19,10 @@ from framework.environments.base import (
     UnexpectedReturn,
     describe,
 )
-from framework.environments.fields import FieldChecker, step_checkers
 from framework.environments.single import SingleEnv, as_flag, env_seeds, reset_parts, step_parts
+from framework.environments.time_steps import TimeStepChecker
 from framework.foreign import close
-from framework.types import MultiAgentTimeStep, Nest
+from framework.types import Nest
 
 _FLAGS = ("terminated", "truncated")
 
@@ -59,23 +58,33 @@ class InlineEnvironment(BatchedEnvironment):
             raise
         first, num_envs = self._envs[0], self.num_envs
         self.spec = spec = first.spec
-        self._check_action = FieldChecker(name, "action", spec.actions, num_envs, first.action_starts)
-        self._checks = step_checkers(name, spec, num_envs, first.observation_starts, first_env)
-        self._check_mask = MaskChecker(name, spec, first_env)
-        self._time_step = MultiAgentTimeStep if "agents" in self._checks else dm_env.TimeStep
+        self._check = TimeStepChecker(
+            *(name, spec, num_envs),
+            observation_starts=first.observation_starts,
+            action_starts=first.action_starts,
+            first_env=first_env,
+        )
         self._single_action = not tree.is_nested(spec.actions)
         # The reward and the discount of the step that starts an episode.
         self._first_reward = specs.zeros(spec.rewards)
         self._first_discount = tree.map_structure(np.ones_like, specs.zeros(spec.discounts))
         self._step_types = [LAST] * num_envs  # LAST: the next step starts an episode
         self._num_repeats, self._has_mask = 1, specs.has_action_mask(spec)
+        self._has_agents = bool(specs.agents(spec))
 
     def reset(self) -> dm_env.TimeStep:
         self._step_types = [LAST] * self.num_envs
         return self._advance([None] * self.num_envs, None)
 
     def step(self, action: Nest) -> dm_env.TimeStep:
-        return self._advance(self._split(action), action)
+        # One action for each env: copies, since environments may keep it and policies may use theirs again.
+        # One number is a scalar of numpy, as `action_space.sample()` gives it, and needs no copy.
+        arrays = self._check.action(action)
+        actions = [list(array if array.ndim == 1 else array.copy()) for array in arrays]
+        if self._single_action:
+            return self._advance(actions[0], action)
+        build = self._check.action.build
+        return self._advance([build(parts) for parts in zip(*actions, strict=True)], action)
 
     def repeat_actions(self, num_repeats: int) -> None:
         self._num_repeats = num_repeats
@@ -91,18 +100,9 @@ class InlineEnvironment(BatchedEnvironment):
         for env in np.nonzero(envs)[0]:
             self._step_types[env] = LAST
 
-    def _split(self, action: Nest) -> Sequence[Nest]:
-        """The action of each env. Copied, since environments may keep it and policies may reuse theirs."""
-        # One number is a scalar of numpy, as `action_space.sample()` gives it, and needs no copy.
-        arrays = self._check_action(action)
-        per_leaf = [list(array if array.ndim == 1 else array.copy()) for array in arrays]
-        if self._single_action:
-            return per_leaf[0]
-        return [self._check_action.build([leaf[env] for leaf in per_leaf]) for env in range(self.num_envs)]
-
     def _advance(self, actions: Sequence[Nest], batch: Nest) -> dm_env.TimeStep:
         """Steps or resets the envs; `actions` are those of `batch`, one by one."""
-        step_types, envs = self._step_types, range(self.num_envs)
+        step_types = self._step_types
         observations: list[Nest] = []
         rewards: list[Nest] = [self._first_reward] * self.num_envs
         discounts: list[Nest] = [self._first_discount] * self.num_envs
@@ -119,19 +119,13 @@ class InlineEnvironment(BatchedEnvironment):
                     result = self._repeat(env, actions[env], batch, result)
                 observation, rewards[env], discounts[env], step_types[env] = result
             observations.append(observation)
-        values = [rewards, discounts, observations]
-        if "agents" in self._checks:
-            types = [(step_types[env], self._envs[env].agents) for env in envs]
-            values.append([of or dict.fromkeys(self.spec.actions, kind) for kind, of in types])
-        fields = [
-            check.build(check.gather(of_envs, envs))
-            for check, of_envs in zip(self._checks.values(), values, strict=True)
-        ]
-        self.exact_rewards = self._checks["reward"].exact
-        step_type = np.array(step_types, np.int64)
-        if self._check_mask.has_mask:
-            self._check_mask(step_type, fields[2])
-        return self._time_step(step_type, *fields)
+        agents: list[Nest] = []
+        if self._has_agents:
+            types = zip(step_types, self._envs, strict=True)
+            agents = [env.agents or dict.fromkeys(self.spec.actions, kind) for kind, env in types]
+        timestep = self._check.gather(step_types, rewards, discounts, observations, agents)
+        self.exact_rewards = self._check.fields["reward"].exact
+        return timestep
 
     def _fault(self, env: int, call: str, error: Exception) -> EnvironmentFault:
         return EnvironmentFault(f"{self.name}, env {self._first_env + env}: {describe(call, error)}")
@@ -158,9 +152,9 @@ class InlineEnvironment(BatchedEnvironment):
 
     def _numbers(self, env: int, reward: Any, discount: Any) -> tuple[float, float]:
         """A reward and a discount, checked; the reward is not rounded."""
-        check = self._checks["reward"]
+        check = self._check.fields["reward"]
         (given,) = check.gather([reward], [env])
-        (factor,) = self._checks["discount"].gather([discount], [env])
+        (factor,) = self._check.fields["discount"].gather([discount], [env])
         return float((check.exact or [given])[0][0]), float(factor[0])
 
     def render(self, env: int = 0) -> np.ndarray:
@@ -182,12 +176,12 @@ class InlineEnvironment(BatchedEnvironment):
 class VectorEnvironment(BatchedEnvironment):
     """A `gymnasium.vector.VectorEnv` in `NEXT_STEP` autoreset mode, which computes all envs together.
 
-    All envs may share one random generator (CartPole's do). The episodes of env i then depend on the number
-    of envs, unlike with the other ways to step.
+    What it returns is the environment's own: `border.checked` checks and copies it. All envs may share one
+    random generator (CartPole's do). The episodes of env i then depend on the number of envs, unlike with the
+    other ways to step.
     """
 
     takes_seed = True
-    exact_rewards: list[np.ndarray] | None = None
 
     def __init__(self, name: str, environment: Any, seed: int | None):
         """Takes over `environment`, which must not have been reset yet.
@@ -200,7 +194,8 @@ class VectorEnvironment(BatchedEnvironment):
         self.name = name
         self._environment = environment
         self.num_envs = int(environment.num_envs)
-        mode = autoreset_mode(environment)
+        mode = (getattr(environment, "metadata", None) or {}).get("autoreset_mode")
+        mode = getattr(mode, "value", mode)
         if mode != "NextStep":
             raise ValueError(
                 f"{name}: the vector environment's autoreset mode is {mode!r}, expected NEXT_STEP: otherwise "
@@ -213,76 +208,45 @@ class VectorEnvironment(BatchedEnvironment):
             self._seed = env_seeds(seed, self.num_envs)
         space, action_space = environment.single_observation_space, environment.single_action_space
         self.spec = specs.from_spaces(space, action_space)
-        starts = specs.discrete_offsets
-        self._check_action = FieldChecker(
-            name, "action", self.spec.actions, self.num_envs, starts(action_space)
-        )
-        self._checks = step_checkers(name, self.spec, self.num_envs, starts(space))
-        self._check_mask = MaskChecker(name, self.spec)
+        self.observation_starts = specs.discrete_offsets(space)
+        self.action_starts = specs.discrete_offsets(action_space)
         self._over: np.ndarray | None = None  # bool[B]: envs whose last step was LAST; None before a reset
 
     def reset(self) -> dm_env.TimeStep:
         seed, self._seed = self._seed, None
-        try:
-            observation = reset_parts(self._environment.reset(seed=seed))
-        except Exception as error:
-            raise EnvironmentFault(f"{self.name}: {describe('reset()', error)}") from error
+        observation = reset_parts(self._environment.reset(seed=seed))
         envs = self.num_envs
         self._over = np.zeros(envs, bool)
-        timestep = dm_env.TimeStep(
-            step_type=np.full(envs, FIRST, np.int64),
-            reward=np.zeros(envs, np.float32),
-            discount=np.ones(envs, np.float32),
-            observation=self._take(observation),
+        return dm_env.TimeStep(
+            np.full(envs, FIRST, np.int64), np.zeros(envs, np.float32), np.ones(envs, np.float32), observation
         )
-        if self._check_mask.has_mask:
-            self._check_mask(timestep.step_type, timestep.observation)
-        return timestep
 
     def seed_episodes(self, seeds: np.ndarray, envs: np.ndarray) -> None:
-        from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
+        from gymnasium.utils import seeding
         from gymnasium.vector import SyncVectorEnv
 
         inner: Any = getattr(self._environment, "unwrapped", None)
-        chosen = {int(env): int(seeds[env]) for env in np.flatnonzero(envs)}
-        if isinstance(inner, SyncVectorEnv):
-            for env, seed in chosen.items():
-                _seed_reset(inner.envs[env], seed)
-        elif isinstance(inner, CartPoleVectorEnv):  # Gymnasium's only one whose envs share a generator.
-            generator: Any = inner.np_random
-            if not isinstance(generator, _SeededStates):
-                generator, self._seed = _SeededStates(inner, self._seed), None
-                inner.np_random = generator
-            generator.seeds.update(chosen)
-        else:
+        if not isinstance(inner, SyncVectorEnv):
             super().seed_episodes(seeds, envs)  # Raises.
+        for env in np.flatnonzero(envs):
+            inner.envs[env].unwrapped.np_random, _ = seeding.np_random(int(seeds[env]))
 
     def step(self, action: Nest) -> dm_env.TimeStep:
-        # Copied, since environments may change it.
-        action = self._check_action.build([leaf.copy() for leaf in self._check_action(action)])
-        if self._over is None:  # dm_env: a step before any reset is a reset
+        begun = self._over
+        if begun is None:  # dm_env: a step before any reset is a reset
             return self.reset()
-        try:
-            result = self._environment.step(action)
-            observation, reward, *flags, _ = result if len(result) == 5 else step_parts(result)
-            terminated, truncated = map(self._flags, _FLAGS, flags)
-        except Exception as error:
-            raise EnvironmentFault(f"{self.name}: {describe('step()', error)}") from error
-        observation = self._take(observation)
-        reward = self._checks["reward"](reward)[0].copy()
-        self.exact_rewards = self._checks["reward"].exact
-        over = terminated | truncated
-        step_type = np.where(over, LAST, MID)
-        discount = 1.0 - terminated.astype(np.float32)
-        if np.count_nonzero(self._over):
-            step_type[self._over] = FIRST
-            reward = np.where(self._over, np.float32(0), reward)
-            discount[self._over] = 1.0
-            over = over & ~self._over
-        self._over = over
-        if self._check_mask.has_mask:
-            self._check_mask(step_type, observation)
-        return dm_env.TimeStep(step_type, reward, discount, observation)
+        result = self._environment.step(action)
+        observation, reward, *flags, _ = result if len(result) == 5 else step_parts(result)
+        terminated, truncated = map(self._flags, _FLAGS, flags)
+        self._over = (terminated | truncated) & ~begun
+        if np.count_nonzero(begun) and np.shape(reward) == begun.shape:
+            reward = np.where(begun, 0, reward)
+        return dm_env.TimeStep(
+            step_type=np.where(begun, FIRST, np.where(self._over, LAST, MID)),
+            reward=reward,
+            discount=1.0 - (terminated & ~begun),
+            observation=observation,
+        )
 
     def _flags(self, name: str, value: Any) -> np.ndarray:
         """One flag of each env, bool`[B]`."""
@@ -294,11 +258,6 @@ class VectorEnvironment(BatchedEnvironment):
             flags = np.array([as_flag(f"{name} of env {env}", flag) for env, flag in enumerate(flags)])
         return flags
 
-    def _take(self, observation: Nest) -> Nest:
-        """Copies, since the environment may write into the same arrays again."""
-        check = self._checks["observation"]
-        return check.build([leaf.copy() for leaf in check(observation)])
-
     def render(self, env: int = 0) -> np.ndarray:
         pictures = self._environment.render()
         if pictures is None:
@@ -306,53 +265,4 @@ class VectorEnvironment(BatchedEnvironment):
         return np.asarray(pictures[env])
 
     def close(self) -> None:
-        close(self._environment.close, self.name)
-
-
-def _seed_reset(environment: Any, seed: int) -> None:
-    """Gives the next `reset` of a gymnasium environment this seed."""
-    vars(environment).pop("reset", None)  # A seed that was not used left it.
-    reset = environment.reset
-
-    def seeded(**arguments: Any) -> Any:
-        del environment.reset
-        return reset(**{**arguments, "seed": seed})
-
-    environment.reset = seeded
-
-
-def _generator(seed: int) -> np.random.Generator:
-    """The generator that gymnasium's environments get from a seed."""
-    from gymnasium.utils import seeding
-
-    return seeding.np_random(seed)[0]
-
-
-class _SeededStates:
-    """The generator of CartPole's vector environment, where some envs draw the next first state from a seed.
-
-    Attributes:
-      seeds: by env, the seed of its next episode.
-    """
-
-    def __init__(self, environment: Any, seed: Any):
-        self._environment = environment
-        self._shared = environment.np_random if seed is None else _generator(seed)
-        self.seeds: dict[int, int] = {}
-
-    def uniform(self, low: float, high: float, size: tuple[int, int]) -> np.ndarray:
-        """First states, a column for each env that begins an episode."""
-        states = self._shared.uniform(low, high, size)
-        if size[1]:
-            every = size[1] == self._environment.num_envs
-            envs = range(size[1]) if every else np.flatnonzero(self._environment.prev_done).tolist()
-            for column, env in enumerate(envs):
-                if env in self.seeds:
-                    states[:, column] = _generator(self.seeds.pop(env)).uniform(low, high, size[0])
-        return states
-
-
-def autoreset_mode(environment: Any) -> str | None:
-    """`NextStep`, `SameStep` or `Disabled` as a gymnasium vector environment declares it, or None."""
-    mode = (getattr(environment, "metadata", None) or {}).get("autoreset_mode")
-    return getattr(mode, "value", mode)
+        self._environment.close()

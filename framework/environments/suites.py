@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import importlib
 import importlib.util
+import operator
 import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -33,14 +34,12 @@ class EnvironmentSource:
       options: keyword arguments of `make_one`.
       make_vector: `make_vector(num_envs, **options)` returns a gymnasium vector environment; None: there is
         none.
-      has_fast_vector: whether the vector environment computes all envs together instead of in a loop.
     """
 
     name: str
     make_one: Callable[..., Any]
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     make_vector: Callable[..., Any] | None = None
-    has_fast_vector: bool = False
 
     def make_env(self, seed: int | None) -> SingleEnv:
         """One env."""
@@ -100,11 +99,14 @@ def _unknown(full: str, known: Iterable[str]) -> ValueError:
     return ValueError(f"unknown environment {full!r}, expected one of {shown}.{nearest(name, known)}")
 
 
-def _one_of(makers: Mapping[str, Callable[..., Any]]) -> Finder:
+def _one_of(makers: Mapping[str, Callable[..., Any] | str]) -> Finder:
+    """Of these callables, or their names `module:object`."""
+
     def find(full: str, name: str, options: dict[str, Any]) -> EnvironmentSource:
         if name not in makers:
             raise _unknown(full, makers)
-        return EnvironmentSource(full, makers[name], options)
+        make = makers[name]
+        return EnvironmentSource(full, load_object(make) if isinstance(make, str) else make, options)
 
     return find
 
@@ -112,13 +114,6 @@ def _one_of(makers: Mapping[str, Callable[..., Any]]) -> Finder:
 def _any_of(kind: Callable[..., Any]) -> Finder:
     """Of a class whose first argument is the name."""
     return lambda full, name, options: EnvironmentSource(full, functools.partial(kind, name), options)
-
-
-def _tensor(full: str, name: str, options: dict[str, Any]) -> EnvironmentSource:
-    if name not in _TENSOR:
-        raise _unknown(full, _TENSOR)
-    # By name: torch takes a second to import.
-    return EnvironmentSource(full, load_object(_TENSOR[name]), options)
 
 
 def module_of(environment: str) -> str | None:
@@ -145,15 +140,12 @@ def _gymnasium(full: str, name: str, options: dict[str, Any]) -> EnvironmentSour
             f"unknown environment {full!r}: {error}{hint} (gymnasium.envs.registry lists the ids; write "
             "'gymnasium:module:Id' for one that is registered when a module is imported)"
         ) from error
-    fast = spec.vector_entry_point is not None and not spec.additional_wrappers
     # The spec travels instead of the id, so that child processes need not have registered it, too.
     return EnvironmentSource(
         full,
         functools.partial(_make_gymnasium, spec),
         options,
         functools.partial(_make_gymnasium_vector, spec),
-        # Some ids (phys2d) have a vector version for JAX only, which stepping="vector" selects explicitly.
-        has_fast_vector=fast and "jax" not in str(spec.vector_entry_point).lower(),
     )
 
 
@@ -275,29 +267,13 @@ _HIDDEN = {
 }
 
 
-def _show(shown: slice, observation: np.ndarray) -> np.ndarray:
-    return observation[..., shown]
-
-
-def _shown(shown: slice, box: Any) -> Any:
-    return type(box)(_show(shown, box.low), _show(shown, box.high))
-
-
 def _hidden(whole: str, shown: slice, **kwargs: Any) -> Any:
     import gymnasium
 
     environment: Any = _make_gymnasium(gymnasium.spec(whole), **kwargs)
-    show, space = functools.partial(_show, shown), _shown(shown, environment.observation_space)
-    return gymnasium.wrappers.TransformObservation(environment, show, space)
-
-
-def _hidden_vector(whole: str, shown: slice, num_envs: int, **options: Any) -> Any:
-    import gymnasium
-
-    environment = _make_gymnasium_vector(gymnasium.spec(whole), num_envs, **options)
-    boxes = environment.observation_space, environment.single_observation_space
-    show, spaces = functools.partial(_show, shown), [_shown(shown, box) for box in boxes]
-    return gymnasium.wrappers.vector.TransformObservation(environment, show, *spaces)
+    box = environment.observation_space
+    space = gymnasium.spaces.Box(box.low[shown], box.high[shown])
+    return gymnasium.wrappers.TransformObservation(environment, operator.itemgetter(shown), space)
 
 
 _TESTING: dict[str, Callable[..., Any]] = {
@@ -309,14 +285,6 @@ _TESTING: dict[str, Callable[..., Any]] = {
     "Tuple": testing.TupleEnvironment,
     **{name: functools.partial(_hidden, *hidden) for name, hidden in _HIDDEN.items()},
 }
-
-
-def _testing(full: str, name: str, options: dict[str, Any]) -> EnvironmentSource:
-    source = _one_of(_TESTING)(full, name, options)
-    if name != "CartPoleWithoutVelocities":  # The only one that gymnasium computes in batches.
-        return source
-    vector = functools.partial(_hidden_vector, *_HIDDEN[name])
-    return dataclasses.replace(source, make_vector=vector, has_fast_vector=True)
 
 
 def options_in(
@@ -356,7 +324,7 @@ _MINATAR = {
     name: functools.partial(minatar.MinAtarEnvironment, name)
     for name in (*minatar.GAMES, *minatar.GAMES.values())
 }
-_DYNAMICS = "framework.environments.tensor_dynamics"
+_DYNAMICS = "framework.environments.tensor_dynamics"  # By name: torch takes a second to import.
 _TENSOR = {"CartPole-v1": f"{_DYNAMICS}:CartPole", "Pendulum-v1": f"{_DYNAMICS}:Pendulum"}
 _NEW = ", on Python 3.11 or newer"
 
@@ -369,9 +337,9 @@ SUITES: dict[str, Suite] = {
     "envpool": Suite(_any_of(EnvPoolEnvironment), "Pong-v5", "envpool", "envpool", _NEW),
     "pettingzoo": Suite(_pettingzoo, "mpe.simple_spread_v3", "pettingzoo", "pettingzoo"),
     "multi_agent": Suite(_one_of({"CartPole": multi_agent.MultiAgentCartPole}), "CartPole"),
-    "tensor": Suite(_tensor, "CartPole-v1"),
+    "tensor": Suite(_one_of(_TENSOR), "CartPole-v1"),
     "tasks": Suite(_one_of(tasks.FAMILIES), "Navigation2D"),
     "remote": Suite(_any_of(RemoteEnvironment), "tcp://127.0.0.1:5555"),
     "external": Suite(_any_of(ExternalEnvironment), "tcp://127.0.0.1:5556"),
-    "testing": Suite(_testing, "Memory"),
+    "testing": Suite(_one_of(_TESTING), "Memory"),
 }

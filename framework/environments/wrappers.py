@@ -33,9 +33,6 @@ class EnvironmentWrapper(BatchedEnvironment):
     A subclass changes specs by `self.spec = self.spec._replace(...)` in its constructor.
     """
 
-    #: Whether the wrapper treats envs apart, which an environment that computes all together cannot.
-    needs_envs = False
-
     def __init__(self, environment: BatchedEnvironment):
         self._environment = environment
         self.name = environment.name
@@ -85,8 +82,6 @@ class ActionRepeat(EnvironmentWrapper):
     and discounts d_i of the inner steps: reward = Σ_i (Π_{j<i} d_j) r_i and discount = Π_i d_i.
     """
 
-    needs_envs = True
-
     def __init__(self, environment: BatchedEnvironment, num_repeats: int):
         super().__init__(environment)
         num_repeats = whole_number("num_repeats", num_repeats, 1)
@@ -102,8 +97,6 @@ class ActionRepeat(EnvironmentWrapper):
 
 class StepLimit(EnvironmentWrapper):
     """Truncates episodes after `limit` steps: LAST with the environment's own discount."""
-
-    needs_envs = True
 
     def __init__(self, environment: BatchedEnvironment, limit: int):
         super().__init__(environment)

@@ -102,11 +102,9 @@ def _plain(method: Any) -> Any:
 
 
 def with_rates(rates: Mapping[nn.Module, float]) -> list[dict[str, Any]]:
-    """A group for an optimizer for each module: its parameters that need a gradient, with its rate."""
-    return [
-        {"params": [p for p in module.parameters() if p.requires_grad], "lr": rate}
-        for module, rate in rates.items()
-    ]
+    """Groups for an optimizer, one for each module that has parameters which need a gradient."""
+    learned = {module: [p for p in module.parameters() if p.requires_grad] for module in rates}
+    return [{"params": learned[module], "lr": rate} for module, rate in rates.items() if learned[module]]
 
 
 def with_own_rate(networks: nn.Module, prefix: str, rate: float | None, field: str) -> list[dict[str, Any]]:

@@ -262,19 +262,19 @@ class Actions:
             )
         low = np.broadcast_to(spec.minimum if bounded else -np.inf, spec.shape).reshape(size)
         high = np.broadcast_to(spec.maximum if bounded else np.inf, spec.shape).reshape(size)
-        self._low, self._high = low, high
         # Bounds of the largest numbers are none.
         ranged = (abs(low.astype(np.float64)) < UNBOUNDED) & (abs(high.astype(np.float64)) < UNBOUNDED)
-        self._squash, self._free = self.continuous and squash, np.arange(size)
-        self._on: dict[torch.device, tuple[Any, ...]] = {}  # What `to_tensors` needs, by device.
+        self._squash, free = self.continuous and squash, np.arange(size)
+        self._torch_dtype = torch.from_numpy(np.zeros(0, self._dtype)).dtype
+        self._on: dict[torch.device, list[torch.Tensor]] = {}  # `_numbers`, by device.
         if self._squash:
-            self._free = np.flatnonzero(low < high)
-            if not ranged.all() or not len(self._free):
+            free = np.flatnonzero(low < high)
+            if not ranged.all() or not len(free):
                 raise ValueError(
                     f"action spec: got {spec!r}, expected finite bounds, some of them not equal. Wrap the "
                     "environment, or use an agent for such actions."
                 )
-            self.head_spec: Any = dm_specs.BoundedArray((len(self._free),), np.float32, -1.0, 1.0)
+            self.head_spec: Any = dm_specs.BoundedArray((len(free),), np.float32, -1.0, 1.0)
         elif self.continuous:
             self.head_spec = dm_specs.Array((size,), np.float32)
         elif self._single:
@@ -282,12 +282,15 @@ class Actions:
         else:
             counts = high.astype(np.int64) - low.astype(np.int64)
             self.head_spec = dm_specs.BoundedArray((size,), np.int64, 0, counts)
+        # What `to_environment` needs: in a range, middle and half-width.
+        self._numbers: list[np.ndarray] = [low, high, free]
         if self.continuous:
-            self._middle = np.where(ranged, (np.where(ranged, low, 0) + np.where(ranged, high, 0)) / 2, 0.0)
-            self._scale = np.where(ranged, (np.where(ranged, high, 1) - np.where(ranged, low, -1)) / 2, 1.0)
+            middle = np.where(ranged, (np.where(ranged, low, 0) + np.where(ranged, high, 0)) / 2, 0.0)
+            scale = np.where(ranged, (np.where(ranged, high, 1) - np.where(ranged, low, -1)) / 2, 1.0)
+            self._numbers += [middle, scale]
         arrays: list[np.ndarray] = []  # What `drawn` needs.
         if self._squash:
-            arrays = [self._free, self._middle[self._free], self._scale[self._free]]
+            arrays = [free, middle[free], scale[free]]
         elif not self.continuous and not self._single:
             arrays = [low.astype(np.int64), self.head_spec.maximum]
         self._constants = [tuple(each.tolist()) for each in arrays]
@@ -296,37 +299,27 @@ class Actions:
         """The head of a policy, made by `make_policy_head`."""
         return make_policy_head(input_size, self.head_spec, self._squash)
 
-    def to_environment(self, drawn: np.ndarray) -> np.ndarray:
-        """Sampled actions `[B]` or `[B, D]` to actions of the environment, `[B, *shape]`."""
-        if self._single:
-            return drawn.astype(self._dtype, copy=False)
-        if self._squash and len(self._free) < len(self._low):
-            free, drawn = drawn, np.zeros((len(drawn), len(self._low)))
-            drawn[:, self._free] = free
-        if self.continuous:
-            values = np.clip(self._middle + self._scale * drawn, self._low, self._high)
-        else:
-            values = drawn + self._low
-        return values.astype(self._dtype).reshape(len(drawn), *self._shape)
+    def to_environment(self, drawn: Any) -> Any:
+        """Sampled actions `[B]` or `[B, D]` to actions of the environment, `[B, *shape]`.
 
-    def to_tensors(self, drawn: torch.Tensor) -> torch.Tensor:
-        """`to_environment` of tensors, which stay on their device."""
-        if drawn.device not in self._on:
-            dtype = torch.from_numpy(np.zeros(0, self._dtype)).dtype
-            numbers = (self._middle, self._scale, self._low, self._high) if self.continuous else (self._low,)
-            bounds = [torch.from_numpy(np.array(each)).to(drawn.device) for each in numbers]
-            self._on[drawn.device] = dtype, bounds, torch.from_numpy(self._free).to(drawn.device)
-        dtype, bounds, free = self._on[drawn.device]
-        if self._single:
-            return drawn.to(dtype)
-        if self._squash and len(self._free) < len(self._low):
-            drawn = drawn.new_zeros(len(drawn), len(self._low)).index_copy(1, free, drawn)
-        if self.continuous:
-            middle, scale, low, high = bounds
-            drawn = (middle + scale * drawn).clamp(low, high)
-        else:
-            drawn = drawn + bounds[0]
-        return drawn.to(dtype).reshape(len(drawn), *self._shape)
+        Tensors stay on their device, and arrays are arrays.
+        """
+        is_tensor = isinstance(drawn, torch.Tensor)
+        if not self._single:
+            low, high, free, *line = self._on_device(drawn.device) if is_tensor else self._numbers
+            if self._squash and len(free) < len(low):
+                size = len(drawn), len(low)
+                free_ones, drawn = drawn, drawn.new_zeros(size) if is_tensor else np.zeros(size)
+                drawn[:, free] = free_ones
+            drawn = (line[0] + line[1] * drawn).clip(low, high) if self.continuous else drawn + low
+            drawn = drawn.reshape(len(drawn), *self._shape)
+        return drawn.to(self._torch_dtype) if is_tensor else drawn.astype(self._dtype, copy=False)
+
+    def _on_device(self, device: torch.device) -> list[torch.Tensor]:
+        """What `to_environment` computes with, on `device`."""
+        if device not in self._on:
+            self._on[device] = [torch.from_numpy(np.array(each)).to(device) for each in self._numbers]
+        return self._on[device]
 
     def drawn(self, data: Any) -> torch.Tensor:
         """The sampled actions of a batch of transitions `[N]` or rows `[N, T]`.

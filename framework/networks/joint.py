@@ -73,15 +73,10 @@ class JointActions:
         heads = [make_policy_head(input_size, part.head_spec) for part in self._parts]
         return JointHead(heads, self._sizes, [sum(specs.choices(part.head_spec)) for part in self._parts])
 
-    def to_environment(self, drawn: np.ndarray) -> Any:
-        """Joint actions `[B, D]` to a nest of actions of the environment."""
+    def to_environment(self, drawn: Any) -> Any:
+        """Joint actions `[B, D]`, a tensor or an array, to a nest of actions of the environment."""
         pieces = split_joint(drawn, self._sizes)
         return self._build([part.to_environment(p) for part, p in zip(self._parts, pieces, strict=True)])
-
-    def to_tensors(self, drawn: torch.Tensor) -> Any:
-        """`to_environment` of tensors, which stay on their device."""
-        pieces = split_joint(drawn, self._sizes)
-        return self._build([part.to_tensors(p) for part, p in zip(self._parts, pieces, strict=True)])
 
     def drawn(self, data: Any) -> torch.Tensor:
         """The joint actions of a batch of transitions `[N, D]` or rows `[N, T, D]`."""

@@ -117,8 +117,11 @@ def make_environment(
     That of an `evaluation` plays whole games, unless `config.evaluation_options` says otherwise, and its
     episode i begins with the seed `EVALUATION_SEED + seed + i`.
     """
-    options = dict(config.environment_options)
+    options, stepping = dict(config.environment_options), config.stepping
     seeded: tuple[Any, ...] = ()
+    if render_mode or (evaluation and stepping != "processes"):
+        # CartPole's vector environment draws the first states of all envs from one generator.
+        stepping = "inline"
     if evaluation:
         seed += environments.EVALUATION_SEED
         seeded = (functools.partial(environments.SeededEpisodes, first=seed),)
@@ -130,7 +133,7 @@ def make_environment(
         factory,
         num_envs=num_envs,
         seed=seed,
-        stepping="inline" if render_mode else config.stepping,
+        stepping=stepping,
         render_mode=render_mode,
         options={**environments.options_in(config.directory, factory, evaluation), **options},
         wrappers=(*seeded, *wrappers_of(config), *agent.environment_wrappers()),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from framework.replay.contracts import ReplayClient, Source
-from framework.replay.types import PaddedSample, ReplaySample
+from framework.replay.types import Out, Sample
 
 
 class BaseSource(Source):
@@ -22,7 +22,7 @@ class BaseSource(Source):
     def ask(self, table: str, n: int, timeout: float | None, pad: bool, least: int | None = None) -> Any:
         return table, n, None if timeout is None else time.monotonic() + timeout, pad
 
-    def answer(self, asked: Any, out: list[Any] | None) -> tuple[list[Any], Any]:
+    def answer(self, asked: Any, out: Out) -> tuple[list[Any], Any]:
         table, n, deadline, pad = asked
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         sample, drawn = self.draw(table, n, left, out, pad)
@@ -49,13 +49,8 @@ class BaseClient(ReplayClient):
     """A `ReplayClient` whose methods call those of a `Table`, in this process or in the server's."""
 
     def sample_batch(
-        self,
-        table: str,
-        batch_size: int,
-        timeout: float | None = None,
-        out: list[Any] | None = None,
-        pad: bool = False,
-    ) -> ReplaySample | PaddedSample:
+        self, table: str, batch_size: int, timeout: float | None = None, out: Out = None, pad: bool = False
+    ) -> Sample:
         with self._reader() as source:
             sample, drawn = source.draw(table, batch_size, timeout, out, pad)
             source.release(drawn)

@@ -12,7 +12,7 @@ import numpy as np
 from framework import nest as nests
 from framework.replay.base import BaseSource
 from framework.replay.contracts import Source
-from framework.replay.types import PaddedSample, ReplaySample, SampleInfo
+from framework.replay.types import Drawn, Out, PaddedSample, ReplaySample, Sample, SampleInfo
 
 
 class Piece(list[np.ndarray]):
@@ -31,7 +31,7 @@ class Piece(list[np.ndarray]):
         self.pack = pack or nests.packer(structure)
 
     @classmethod
-    def of(cls, sample: ReplaySample | PaddedSample | Piece) -> Piece:
+    def of(cls, sample: Sample | Piece) -> Piece:
         """Returns a batch as a piece."""
         if isinstance(sample, Piece):
             return sample
@@ -46,9 +46,7 @@ class Piece(list[np.ndarray]):
 _INFO = len(SampleInfo._fields)
 
 
-def join(
-    samples: Sequence[ReplaySample | PaddedSample | Piece], out: list[Any] | None = None
-) -> ReplaySample | PaddedSample:
+def join(samples: Sequence[Sample | Piece], out: Out = None) -> Sample:
     """Joins batches of the same structure; shorter sequences of padded batches are padded with zeros.
 
     Args:
@@ -109,9 +107,9 @@ class JoinedSource(BaseSource):
         counts: np.ndarray,
         shift: int,
         timeout: float | None,
-        out: list[Any] | None,
+        out: Out,
         pad: bool,
-    ) -> tuple[ReplaySample | PaddedSample, list[tuple[Source, Any]]]:
+    ) -> Drawn:
         """Draws `counts[i]` samples from the source and table `parts[i]`, in order of the parts: all or none.
 
         All sources are asked before the first answer is waited for. The keys of part i have the number i from

@@ -7,7 +7,7 @@ server.localhost_client().checkpoint()                  # writes /data/replay/ch
 ```
 
 `framework.checkpoints` writes and verifies the folders. Tables stay in use while rows are written: items are
-copied under the tables' locks, and each of their rows is pinned until it is written.
+copied under the tables' locks, and their rows are pinned until the checkpoint is written.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import numpy as np
 
 from framework.checkpoints import Checkpointer, Part
 from framework.replay.errors import CheckpointError
-from framework.replay.rows.store import RowStore, Stream, span
+from framework.replay.rows.store import RowStore, span
 from framework.replay.tables.saved_items import SavedPart
 from framework.replay.tables.table import Table
 
@@ -86,20 +86,15 @@ class DefaultCheckpointer(CheckpointerBase):
             for table in ordered:
                 locked.enter_context(table.lock)
             saved = [table.save() for table in ordered]
-            pinned = [part for _, _, parts in saved for part in parts]
-            for binding, _, index in pinned:
+            pinned = [(binding, index) for _, _, parts in saved for binding, _, index in parts]
+            for binding, index in pinned:
                 binding.acquire(index)
         try:
-            rows = _pin_rows(saved, store)
-        finally:
-            for binding, _, index in pinned:
-                binding.release(index)
-        try:
-            files, note = _files(saved, rows)
+            files, note = _files(saved, store)
             return os.fspath(self._checkpointer.save(None, files, note))
         finally:
-            for each in rows.values():
-                each.release(len(each.rows))
+            for binding, index in pinned:
+                binding.release(index)
 
     def load(self, tables: dict[str, Table], store: RowStore) -> str | None:
         if self.checkpoints():
@@ -153,72 +148,45 @@ default_checkpointer = TempDirCheckpointer
 _Saved = list[tuple[dict[str, Any], dict[str, np.ndarray], list[SavedPart]]]
 
 
-class _PinnedRows:
-    """The rows of a stream that a checkpoint reads, ascending. It holds one reference to each of them."""
-
-    def __init__(self, stream: Stream, rows: np.ndarray) -> None:
-        self.stream, self.rows = stream, rows
-        self._released = 0
-        stream.acquire(rows)
-
-    def release(self, end: int) -> None:
-        """Releases the rows before `end` that were not released before."""
-        self.stream.release(self.rows[self._released : end])
-        self._released = end
-
-
-def _pin_rows(saved: _Saved, store: RowStore) -> dict[str, _PinnedRows]:
-    """Pins the rows of each stream that items refer to, which the caller holds."""
-    lines: dict[str, list[np.ndarray]] = {}
-    for _, _, parts in saved:
-        for binding, _, index in parts:
-            for stream, begin, end in binding.parts:
-                lines.setdefault(stream.name, []).append(np.unique(index[:, begin:end]))
-    rows = {name: np.unique(np.concatenate(each)) for name, each in lines.items()}
-    return {name: _PinnedRows(store.streams[name], each) for name, each in rows.items()}
-
-
-def _files(saved: _Saved, rows: dict[str, _PinnedRows]) -> tuple[dict[str, Part], dict[str, Any]]:
+def _files(saved: _Saved, store: RowStore) -> tuple[dict[str, Part], dict[str, Any]]:
     """Returns the files of a checkpoint, read when they are written, and their entry in the manifest."""
     files: dict[str, Part] = {}
     note: dict[str, Any] = {"tables": [], "streams": {}}
+    used: dict[str, np.ndarray] = {}  # the rows of each stream that items refer to, ascending
+    for _, _, parts in saved:
+        for binding, _, index in parts:
+            for stream, begin, end in binding.parts:
+                rows = index[:, begin:end].ravel()
+                used[stream.name] = np.union1d(used.get(stream.name, rows), rows)
     for at, (meta, arrays, parts) in enumerate(saved):
         # Each row number in the index becomes the row's place in the file.
         arrays["index"][:] = 0
         for binding, slots, index in parts:
             for stream, begin, end in binding.parts:
-                arrays["index"][slots, begin:end] = rows[stream.name].rows.searchsorted(index[:, begin:end])
+                arrays["index"][slots, begin:end] = used[stream.name].searchsorted(index[:, begin:end])
         meta["file"] = f"table-{at}.npz"
         files[meta["file"]] = functools.partial(np.savez, **arrays)  # type: ignore[arg-type]
         note["tables"].append(meta)
-    for at, (name, used) in enumerate(sorted(rows.items())):
+    for at, (name, rows) in enumerate(sorted(used.items())):
         columns: dict[str, list[Any]] = {}
-        # The widest column is the last, because its rows are released while it is written.
-        widths = {column: _row_bytes(array) for column, array in sorted(used.stream.columns.items())}
-        for which, column in enumerate(sorted(widths, key=widths.__getitem__)):
-            array, file = used.stream.columns[column], f"stream-{at}-{which}"
+        for which, (column, array) in enumerate(sorted(store.streams[name].columns.items())):
+            file = f"stream-{at}-{which}"
             columns[column] = [file, array.dtype.str, list(array.shape[1:])]
-            files[file] = _blocks(array, used, which == len(widths) - 1)
-        note["streams"][name] = {"rows": len(used.rows), "columns": columns}
+            files[file] = _blocks(array, rows)
+        note["streams"][name] = {"rows": len(rows), "columns": columns}
     return files, note
 
 
-def _blocks(column: np.ndarray, used: _PinnedRows, releases: bool) -> Iterator[np.ndarray]:
-    """Yields the rows of a column; releases a block's, if wanted, once the next one is asked for."""
+def _blocks(column: np.ndarray, rows: np.ndarray) -> Iterator[np.ndarray]:
+    """Yields the rows of a column."""
     step = _block_rows(column)
-    for begin in range(0, len(used.rows), step):
-        yield column.take(used.rows[begin : begin + step], 0).reshape(-1).view(np.uint8)
-        if releases:
-            used.release(min(begin + step, len(used.rows)))
+    for begin in range(0, len(rows), step):
+        yield column.take(rows[begin : begin + step], 0).reshape(-1).view(np.uint8)
 
 
 def _block_rows(column: np.ndarray) -> int:
-    return max(1, _BLOCK // max(1, _row_bytes(column)))
-
-
-def _row_bytes(column: np.ndarray) -> int:
-    """Bytes of a row, uncompressed."""
-    return math.prod(column.shape[1:]) * column.dtype.itemsize
+    # A compressed column has the bytes of its rows uncompressed.
+    return max(1, _BLOCK // max(1, math.prod(column.shape[1:]) * column.dtype.itemsize))
 
 
 # Reading.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from framework.replay.types import PaddedSample, ReplaySample, TableInfo
+from framework.replay.types import Drawn, Out, Sample, TableInfo
 from framework.replay.writer import BatchWriter
 
 
@@ -26,9 +26,7 @@ class Source(Protocol):
     @property
     def keeps(self) -> bool: ...
 
-    def draw(
-        self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
-    ) -> tuple[ReplaySample | PaddedSample, Any]:
+    def draw(self, table: str, n: int, timeout: float | None, out: Out, pad: bool) -> Drawn:
         """Draws and gathers `n` samples of a table.
 
         Args:
@@ -57,7 +55,7 @@ class Source(Protocol):
           The first argument of `answer` or `drop`, one of which must follow.
         """
 
-    def answer(self, asked: Any, out: list[Any] | None) -> tuple[list[Any], Any]:
+    def answer(self, asked: Any, out: Out) -> tuple[list[Any], Any]:
         """Ends a draw that was begun; see `draw`. The samples come in pieces, for `batches.join`."""
 
     def drop(self, asked: Any) -> None:
@@ -97,13 +95,8 @@ class ReplayClient(Protocol):
         """Returns the source that a `Dataset` draws from."""
 
     def sample_batch(
-        self,
-        table: str,
-        batch_size: int,
-        timeout: float | None = None,
-        out: list[Any] | None = None,
-        pad: bool = False,
-    ) -> ReplaySample | PaddedSample:
+        self, table: str, batch_size: int, timeout: float | None = None, out: Out = None, pad: bool = False
+    ) -> Sample:
         """Draws a batch of samples.
 
         Args:

@@ -41,7 +41,7 @@ from framework.replay.remote.client import ServedSource
 from framework.replay.reverb_api.client import ReverbApi
 from framework.replay.tables.rate_limiters import RateLimiter
 from framework.replay.tables.table import Table
-from framework.replay.types import CallStats, PaddedSample, ReplaySample, TableInfo, check_priorities
+from framework.replay.types import CallStats, Drawn, Out, TableInfo, check_priorities
 from framework.replay.writer import SHARD_SHIFT, BatchWriter
 from launch.rpc.sockets import CurveKeys
 
@@ -266,9 +266,7 @@ class ShardedSource(JoinedSource):
         self._chosen: dict[tuple[str, int], _Division] = {}
         self._told: dict[str, _Told] = {}  # by table
 
-    def draw(
-        self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
-    ) -> tuple[ReplaySample | PaddedSample, list[tuple[Source, Any]]]:
+    def draw(self, table: str, n: int, timeout: float | None, out: Out, pad: bool) -> Drawn:
         """Draws samples of all servers, in their order."""
         deadline = np.inf if timeout is None else time.monotonic() + timeout
         parts = [(source, table) for source in self._sources]

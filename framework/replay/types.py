@@ -51,6 +51,11 @@ class PaddedSample(NamedTuple):
     lengths: Nest
 
 
+Sample = ReplaySample | PaddedSample
+Drawn = tuple[Sample, Any]  # and the argument for a source's `release` or `give_back`
+Out = list[Any] | None  # arrays for the leaves, in the order of the flattened nest; None allocates them
+
+
 @nests.register_structure
 class CallStats(NamedTuple):
     """Counts of one kind of call: `completed` and `pending` (waiting now), and how long they waited."""

@@ -294,13 +294,13 @@ class BatchWriter:
                     self._writers.remove(self)
         return dropped
 
-    def end(self) -> bool:
-        """Closes this writer, which was dropped; returns whether it is closed."""
+    def end(self) -> None:
+        """Inserts what has room, and closes this writer, which was dropped."""
         try:
+            self.show()
             self.close(timeout=0)
         except Exception:  # not an error of the call that reads
             _LOG.exception("a writer that was dropped without close failed")
-        return True
 
     def show(self) -> None:
         """Inserts everything that was staged and created so far, as far as there is room; does not wait.

@@ -160,12 +160,10 @@ class Writers:
                 writer.show()
 
     def end_dropped(self) -> None:
-        """Ends the dropped writers, but for those whose items wait for room."""
-        for _ in range(len(self.dropped)):
-            with contextlib.suppress(IndexError):  # another thread was faster
-                writer = self.dropped.popleft()
-                if not writer.end():
-                    self.dropped.append(writer)
+        """Ends the dropped writers."""
+        with contextlib.suppress(IndexError):  # another thread was faster
+            while self.dropped:
+                self.dropped.popleft().end()
 
     def call_all(self, method: str, *arguments: Any) -> None:
         """Calls a method of each writer, even if one raises an error."""

@@ -68,9 +68,6 @@ class RunConfig(config_checks.NamedFields):
     inference: Inference = "local"
     inference_nodes: int = 1  # Inference nodes, each of which acts for an equal part of the actors.
     inference_device: str = "cpu"  # Device of the inference nodes.
-    # Smallest batch of envs once `inference_timeout` has passed. A second after its first request, a batch
-    # runs whatever its size.
-    inference_min_batch: int = 1
     inference_max_batch: int | None = None  # Largest batch of envs in one step of the policy. None: all.
     inference_timeout: float = 0.001  # Seconds the first env of a batch waits for others.
 
@@ -143,16 +140,6 @@ class RunConfig(config_checks.NamedFields):
             refuse("envs_per_actor", f", expected at least 2, {why}")
         if self.inference_nodes > 1 and self.inference == "local":
             refuse("inference_nodes", " with inference 'local', expected 1. Use inference 'server'.")
-        missing = self.num_actors - (self.min_actors or self.num_actors)
-        served = max(1, self.num_actors // self.inference_nodes - missing) * self.envs_per_actor
-        if self.inference_min_batch > served:
-            raise ValueError(
-                f"inference_min_batch: got {self.inference_min_batch}, expected at most the envs of "
-                f"{'the program' if self.inference_nodes == 1 else 'an inference node'}, {served}"
-                f"{f' with min_actors {self.min_actors}' if missing else ''}."
-            )
-        if self.inference_max_batch is not None:
-            config_checks.ordered(self, "inference_min_batch", "inference_max_batch")
 
     @property
     def num_envs(self) -> int:

@@ -9,7 +9,7 @@ import torch
 
 from framework import core
 from framework.actors import EnvironmentLoop, EnvironmentLoopObserver, PolicyActor
-from framework.actors.inference_client import InferenceActor, ServerPort, connect
+from framework.actors.inference_client import InferenceActor, ServerPort
 from framework.adders import Adder
 from framework.environments.base import BatchedEnvironment
 from framework.environments.tensor import as_arrays
@@ -266,7 +266,7 @@ def make_served(
 
     def make(part: int, size: int, env_seed: int) -> Collector:
         offset = index * envs + part * (envs - size)
-        port = connect(inference, f"{name}.{part}", size, offset, setup.config.num_envs)
+        port = ServerPort(inference, f"{name}.{part}", size, offset, setup.config.num_envs)
         return _make(setup, port, setup.make_environment(size, env_seed), offset, make_adder, {})
 
     if setup.config.inference == "server":

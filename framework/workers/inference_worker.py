@@ -41,7 +41,6 @@ class InferenceWorker(InferenceServer):
         with seeded(seed):
             networks = agent.make_networks(spec).to(device)
         policy = agent.make_policy(networks)
-        engine = launch.get_node_context().engine
         variables = None
         if learner is not None:
             variables = VariableClient(learner, networks, policy, config.update_period)
@@ -51,11 +50,9 @@ class InferenceWorker(InferenceServer):
             config.num_envs // config.inference_nodes,
             variables=variables,
             updates=agent.max_policy_lag is None,
-            min_batch=config.inference_min_batch,
             max_batch=config.inference_max_batch,
             timeout=config.inference_timeout,
-            concurrent=engine != "serial",
-            shared_memory=engine == "processes",
+            concurrent=launch.get_node_context().engine != "serial",
             on_batch=self._count,
             on_failure=launch.make_failure_handler(),
         )

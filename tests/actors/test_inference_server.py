@@ -1,19 +1,16 @@
 """The inference server: whose rows are whose, when a batch is fired, what a client sees of a failure."""
 
 import concurrent.futures
-import socket
 import threading
 import time
 import types
 
 import numpy as np
 import pytest
-from background import Background
 
 from framework import core
 from framework.actors import inference_server
-from framework.actors.inference_client import InferenceError, ServerPort, SharedMemoryPort
-from framework.actors.inference_client import connect as connect_port
+from framework.actors.inference_client import InferenceError, ServerPort
 from framework.actors.inference_server import InferenceServer
 from framework.actors.inference_slots import Slots
 from framework.environments.testing import make_spec
@@ -51,40 +48,31 @@ def observe(values):
     return {"x": np.stack([values, values], 1).astype(np.float32), "y": -values}
 
 
-def ports(kind, server, sizes, total=None):
-    make = {
-        "messages": lambda *a: ServerPort(server, *a),
-        "shared memory": lambda name, envs, *a: SharedMemoryPort(
-            server, name, server.connect(name, envs, *a)
-        ),
-    }[kind]
+def ports(server, sizes, total=None):
     offset, made = 0, []
     for index, size in enumerate(sizes):
-        made.append(make(f"client-{index}", size, *(() if total is None else (offset, total))))
+        made.append(ServerPort(server, f"client-{index}", size, *(() if total is None else (offset, total))))
         offset += size
     return made
 
 
-@pytest.fixture(params=["direct", "messages", "shared memory"])
-def served(request):
-    """``(make, kind)``: ``make(policy, **options)`` gives a server that is closed at the end."""
+@pytest.fixture(params=["direct", "messages"])
+def make(request):
+    """``make(policy, **options)`` gives a server that is closed at the end."""
     servers = []
 
     def make(policy, capacity=8, **options):
         options.setdefault("concurrent", request.param != "direct")
-        shared = request.param == "shared memory"
-        server = InferenceServer(policy, SPEC, capacity, shared_memory=shared, **options)
-        servers.append(server)
-        return server
+        servers.append(InferenceServer(policy, SPEC, capacity, **options))
+        return servers[-1]
 
-    yield make, "messages" if request.param == "direct" else request.param
+    yield make
     for server in servers:
         server.close()
 
 
-def test_every_env_gets_its_own_action_and_keeps_its_own_state(served):
-    make, kind = served
-    one, two = ports(kind, make(CountingPolicy(), timeout=0.0), [2, 3])
+def test_every_env_gets_its_own_action_and_keeps_its_own_state(make):
+    one, two = ports(make(CountingPolicy(), timeout=0.0), [2, 3])
     none, begins = np.zeros, np.ones
     for step in range(4):
         one.request(observe([100, 200]), begins(2, bool) if step == 0 else none(2, bool))
@@ -98,13 +86,12 @@ def test_every_env_gets_its_own_action_and_keeps_its_own_state(served):
         assert action.tolist() == [1 + step, 12 + (step if step < 2 else step - 2), 23 + step]
 
 
-def test_no_step_of_the_policy_is_for_more_than_max_batch(served):
-    make, kind = served
+def test_no_step_of_the_policy_is_for_more_than_max_batch(make):
     counted = []
     policy = CountingPolicy()
     server = make(policy, max_batch=2, timeout=0.0, on_batch=counted.append)
     policy.batches.clear()
-    (port,) = ports(kind, server, [5])
+    (port,) = ports(server, [5])
     for step in range(2):
         port.request(observe([100, 200, 300, 400, 500]), np.full(5, step == 0))
         action, extras = port.answer()
@@ -115,18 +102,16 @@ def test_no_step_of_the_policy_is_for_more_than_max_batch(served):
     assert counted == [2, 2, 1] * 2
 
 
-def test_envs_of_one_actor_may_come_by_two_clients(served):
-    make, kind = served
-    first, second = ports(kind, make(CountingPolicy(), timeout=0.0), [2, 2], total=4)
+def test_envs_of_one_actor_may_come_by_two_clients(make):
+    first, second = ports(make(CountingPolicy(), timeout=0.0), [2, 2], total=4)
     for port, expected in ((first, [0, 10]), (second, [20, 30])):
         port.request(observe([0, 0]), np.ones(2, bool))
         assert port.answer()[0].tolist() == expected
 
 
-def test_a_failure_of_the_policy_reaches_who_asked_and_is_over_then(served):
-    make, kind = served
+def test_a_failure_of_the_policy_reaches_who_asked_and_is_over_then(make):
     policy = CountingPolicy()
-    (port,) = ports(kind, make(policy), [2])
+    (port,) = ports(make(policy), [2])
     policy.fail = True
     port.request(observe([1, 2]), np.ones(2, bool))
     with pytest.raises((ArithmeticError, InferenceError), match="cannot divide"):
@@ -136,9 +121,8 @@ def test_a_failure_of_the_policy_reaches_who_asked_and_is_over_then(served):
     assert port.answer()[0].tolist() == [1, 12]
 
 
-def test_a_wrong_observation_is_named(served):
-    make, kind = served
-    (port,) = ports(kind, make(CountingPolicy()), [2])
+def test_a_wrong_observation_is_named(make):
+    (port,) = ports(make(CountingPolicy()), [2])
     with pytest.raises(ValueError, match=r"observation/x: got shape \(3, 2\), expected \(2, 2\)"):
         port.request(observe([1, 2, 3]), np.ones(2, bool))
         port.answer()
@@ -148,7 +132,7 @@ def test_a_wrong_observation_is_named(served):
 
 
 # The batches of these tests are made by a thread.
-in_threads = pytest.mark.parametrize("served", ["messages", "shared memory"], indirect=True)
+in_threads = pytest.mark.parametrize("make", ["messages"], indirect=True)
 
 
 def ask(port, envs=2):
@@ -159,24 +143,20 @@ BATCHES = {
     # name: (options, clients that ask, of 3 with 2 envs each; sizes of the batches)
     "everybody that is connected": ({"timeout": 60.0}, [0, 1, 2], [[6]]),
     "max_batch at once": ({"timeout": 60.0, "max_batch": 4}, [0, 1], [[4]]),
-    "min_batch after the timeout": ({"timeout": 0.05, "min_batch": 4}, [0, 2], [[4]]),
     "one after the timeout": ({"timeout": 0.05}, [1], [[2]]),
-    "a second at most": ({"timeout": 0.0, "min_batch": 6}, [1], [[2]]),
     "no more than max_batch": ({"timeout": 0.0, "max_batch": 4}, [0, 1, 2], [[2, 4], [4, 2]]),
 }
 
 
 @pytest.mark.parametrize("case", BATCHES)
 @in_threads
-def test_when_a_batch_is_fired(case, served, monkeypatch):
-    monkeypatch.setattr(inference_server, "PATIENCE", 0.2)
+def test_when_a_batch_is_fired(case, make):
     options, asking, expected = BATCHES[case]
-    make, kind = served
     gate = threading.Event()
     gate.set()
     policy = CountingPolicy(gate)
     server = make(policy, **options)
-    clients = ports(kind, server, [2, 2, 2])
+    clients = ports(server, [2, 2, 2])
     policy.batches.clear()
     if case == "no more than max_batch":  # all three are there before the first batch is made
         with server._acting:
@@ -194,10 +174,9 @@ def test_when_a_batch_is_fired(case, served, monkeypatch):
 
 
 @in_threads
-def test_who_has_gone_is_not_waited_for(served, monkeypatch):
-    monkeypatch.setattr(inference_server, "PATIENCE", HOUR_S)
-    make, kind = served
-    clients = ports(kind, make(CountingPolicy(), timeout=HOUR_S), [2, 2])
+def test_who_has_gone_is_not_waited_for(make, monkeypatch):
+    monkeypatch.setattr(inference_server, "PATIENCE_S", HOUR_S)
+    clients = ports(make(CountingPolicy(), timeout=HOUR_S), [2, 2])
     ask(clients[0])
     time.sleep(0.1)  # the server waits for the other one by now
     clients[1].close()
@@ -205,137 +184,47 @@ def test_who_has_gone_is_not_waited_for(served, monkeypatch):
 
 
 @in_threads
-def test_a_client_that_is_silent_for_long_is_not_waited_for(served, monkeypatch):
-    monkeypatch.setattr(inference_server, "PATIENCE", 0.0)
-    make, kind = served
-    clients = ports(kind, make(CountingPolicy(), timeout=HOUR_S), [2, 2])
+def test_a_client_that_is_silent_for_long_is_not_waited_for(make, monkeypatch):
+    monkeypatch.setattr(inference_server, "PATIENCE_S", 0.0)
+    clients = ports(make(CountingPolicy(), timeout=HOUR_S), [2, 2])
     ask(clients[0])
     clients[0].answer()
 
 
 @in_threads
-def test_a_client_that_comes_back_gets_its_rows_and_a_fresh_state(served):
-    make, kind = served
+def test_a_client_that_comes_back_gets_its_rows_and_a_fresh_state(make):
     server = make(CountingPolicy(), capacity=2, timeout=0.0)
     for _ in range(2):
-        (port,) = ports(kind, server, [2])
+        (port,) = ports(server, [2])
         for step in range(2):
             port.request(observe([0, 0]), np.zeros(2, bool))
             assert port.answer()[0].tolist() == [step, 10 + step]
         port.close()
 
 
-def raw(server, name):
-    """The socket of a client of shared memory."""
-    connection = server.connect(name, 2)
-    stream = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    stream.settimeout(10)
-    stream.bind(connection.client_address)
-    stream.connect(connection.server_address)
-    return stream
-
-
-def test_a_client_that_was_killed_is_forgotten_at_its_answer(monkeypatch):
-    monkeypatch.setattr(inference_server, "PATIENCE", HOUR_S)
-    server = InferenceServer(CountingPolicy(), SPEC, 8, shared_memory=True, timeout=HOUR_S)
-    gone = raw(server, "gone")
-    (port,) = ports("shared memory", server, [2])
-    gone.send(inference_server.REQUEST)
-    gone.close()
-    ask(port)
-    port.answer()  # of the batch of both, or of the next
-    ask(port)
-    port.answer()
-    port.close()
-    server.close()
-
-
-def test_what_an_earlier_life_of_a_client_sent_is_not_answered_to_the_next():
-    """An actor is back while its old request waits in the socket of the busy server."""
-    busy, gate, batches = threading.Event(), threading.Event(), []
-
-    def count(rows):
-        batches.append(rows)
-        busy.set()
-        assert gate.wait(10)
-
-    server = InferenceServer(CountingPolicy(), SPEC, 8, shared_memory=True, timeout=0.0, on_batch=count)
-    (other,) = ports("shared memory", server, [2])
-    old = raw(server, "again")
-    ask(other)
-    other.answer()
-    assert busy.wait(10)
-    old.send(inference_server.REQUEST)
-    new = raw(server, "again")
-    gate.set()
-    new.settimeout(0.2)
-    with pytest.raises(TimeoutError):
-        new.recv(inference_server.MAX_ANSWER)
-    new.settimeout(10)
-    new.send(inference_server.REQUEST)
-    assert new.recv(inference_server.MAX_ANSWER) == inference_server.ANSWER.pack(-1)
-    old.close()
-    new.close()
-    server.close()
-    assert batches == [2, 2]
-
-
-def test_an_answer_that_an_earlier_life_of_a_client_cannot_take_leaves_the_next_connected():
-    server = InferenceServer(CountingPolicy(), SPEC, 8, shared_memory=True, timeout=0.0)
-    raw(server, "again").close()
-    earlier = server._clients["again"]
-    new = raw(server, "again")
-    server._answer(earlier)  # in a batch that was made while the client came back
-    new.send(inference_server.REQUEST)
-    assert new.recv(inference_server.MAX_ANSWER) == inference_server.ANSWER.pack(-1)
-    new.close()
-    server.close()
-
-
-def test_more_clients_than_the_socket_holds_requests_of_are_served():
-    gate = threading.Event()
-    gate.set()
-    server = InferenceServer(CountingPolicy(gate), SPEC, 48, shared_memory=True, timeout=0.0)
-    clients = ports("shared memory", server, [1] * 48)
-    gate.clear()
-
-    def act(client):
-        ask(client, 1)
-        return client.answer()[0].tolist()
-
-    acting = [Background(act, client) for client in clients]
-    time.sleep(0.7)  # longer than a client waits before it looks whether the server lives
-    gate.set()
-    assert [each.result(20) for each in acting] == [[0]] * 48
-    server.close()
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_server_that_is_killed_is_noticed_by_those_who_wait(monkeypatch):
-    monkeypatch.setattr(SharedMemoryPort, "look_s", 0.05)
-    gate = threading.Event()
-    gate.set()
-    server = InferenceServer(CountingPolicy(gate), SPEC, 4, shared_memory=True)
-    (port,) = ports("shared memory", server, [2])
-    gate.clear()
-    ask(port)
-    server._socket.close()  # as the kernel does when the process ends
-    with pytest.raises(InferenceError, match="was closed"):
-        port.answer()
-    gate.set()
-    server.close()
+@in_threads
+def test_a_request_of_an_earlier_life_of_a_client_is_in_no_batch(make):
+    policy = CountingPolicy()
+    server = make(policy, timeout=HOUR_S)
+    earlier, other = ports(server, [2, 2])
+    ask(earlier)
+    (again,) = ports(server, [2])
+    policy.batches.clear()
+    for port in (again, other):
+        ask(port)
+    assert [port.answer()[0].tolist() for port in (again, other)] == [[0, 10], [0, 10]]
+    assert policy.batches == [4]
 
 
 @in_threads
-def test_parameters_that_cannot_be_had_are_an_error_of_the_next_request(served):
+def test_parameters_that_cannot_be_had_are_an_error_of_the_next_request(make):
     class Variables:
         version = 3
 
         def update(self, wait=False):
             raise TimeoutError("the variable source is silent")
 
-    make, kind = served
-    (port,) = ports(kind, make(CountingPolicy(), variables=Variables(), timeout=0.0), [2])
+    (port,) = ports(make(CountingPolicy(), variables=Variables(), timeout=0.0), [2])
     ask(port)
     port.answer()
     ask(port)
@@ -344,58 +233,18 @@ def test_parameters_that_cannot_be_had_are_an_error_of_the_next_request(served):
 
 
 @in_threads
-def test_a_closed_server_is_an_error_and_no_wait(served):
-    make, kind = served
+def test_a_closed_server_is_an_error_and_no_wait(make):
     server = make(CountingPolicy())
-    (port,) = ports(kind, server, [2])
+    (port,) = ports(server, [2])
     server.close()
     with pytest.raises((InferenceError, RuntimeError, OSError), match="clos"):
         ask(port)
         port.answer()
 
 
-def test_shared_memory_is_gone_with_the_server():
-    import os
-
-    server = InferenceServer(CountingPolicy(), SPEC, 4, shared_memory=True)
-    connection = server.connect("a", 2)
-    paths = [connection.server_address, *(column.path for column in connection.columns)]
-    assert all(os.path.exists(path) for path in paths)
-    server.close()
-    assert not os.path.exists(os.path.dirname(connection.server_address))
-
-
-class Elsewhere:
-    """A server whose shared memory cannot be seen from here."""
-
-    def __init__(self, server):
-        self._server = server
-        self.futures, self.disconnect = server.futures, server.disconnect
-
-    def connect(self, *args, messages=False):
-        connection = self._server.connect(*args, messages=messages)
-        if connection.columns is None:
-            return connection
-        lost = [column._replace(path=column.path + "-elsewhere") for column in connection.columns]
-        return connection._replace(columns=tuple(lost))
-
-
-def test_another_machine_is_served_by_messages():
-    server = InferenceServer(CountingPolicy(), SPEC, 4, shared_memory=True)
-    here = connect_port(server, "here", 2)
-    there = connect_port(Elsewhere(server), "there", 2)
-    assert type(here) is SharedMemoryPort and type(there) is ServerPort
-    for port in (here, there):
-        ask(port)
-        assert port.answer()[0].tolist() == [0, 10]
-    server.close()
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"min_batch": 0}, "min_batch: got 0"),
-        ({"min_batch": 4, "max_batch": 2}, "max_batch 2, expected"),
         ({"timeout": -1.0}, "timeout: got -1"),
         ({"capacity": 0}, "capacity: got 0"),
     ],

@@ -68,8 +68,8 @@ WRONG = {
     "video somewhere --max-steps -3": (2, "--max-steps: got -3"),
     "video somewhere --fps 0": (2, "--fps: got 0, expected at least 1"),
     "video somewhere --seed -1": (2, "--seed: got -1"),
-    "serve-environment x --connect a:1 --key k --num-envs 1.5": (2, "--num-envs: invalid integer value"),
-    "serve-environment x --connect a:1 --key k --num-envs 1e1 --nim-envs 3": (2, "mean '--num-envs'?"),
+    "serve-environment x --connect a:1 --key k --num-envs 1.5": (2, "--num-envs: invalid int value"),
+    "serve-environment x --connect a:1 --key k --nim-envs 3": (2, "unrecognized arguments: --nim-envs 3"),
     "serve-environment --export no/x.py": (1, "no/x.py: No such file"),
 }
 

@@ -42,7 +42,7 @@ RUNS = {
         --checkpoint-period 60 --checkpoint-minutes None --keep-checkpoints 2""",
     "served": """
         random_actions --engine threads --restarts 1 --num-actors 1 --envs-per-actor 4 --max-env-steps 120
-        --inference server --inference-device cpu --inference-min-batch 4 --inference-max-batch 4
+        --inference server --inference-device cpu --inference-max-batch 4
         --inference-timeout 0.5 --stepping inline
         --evaluate-period 60 --num-evaluation-episodes 2""",
     "target": f"""
@@ -165,7 +165,6 @@ OPTIONS = {
     "inference": ("served", lambda run: bool(run.rows("inference"))),
     "inference_nodes": ("built", lambda run: groups(run)["inference"] == 2),
     "inference_device": ("served", lambda run: run.folder.config.inference_device == "cpu"),
-    "inference_min_batch": ("served", lambda run: run.rows("inference")[-1]["rows_per_batch"] == 4),
     "inference_max_batch": ("served", lambda run: run.rows("inference")[-1]["rows_per_batch"] == 4),
     "inference_timeout": ("served", lambda run: run.folder.config.inference_timeout == 0.5),
     "max_env_steps": ("learns", lambda run: '"env_steps": 240' in result(run)),

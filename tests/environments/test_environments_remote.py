@@ -316,7 +316,7 @@ def test_a_callable_with_a_parameter_seed_gets_the_seed_of_its_env():
         try:
             return batch.reset()[-1]
         finally:
-            batch.close()  # The next batch may have the same envs.
+            batch.close()
 
     one, again, other = first(7), first(7), first(8)
     np.testing.assert_array_equal(one, again)
@@ -416,4 +416,3 @@ def test_a_server_that_is_lost_after_its_answer_is_replaced_within_the_step(serv
         assert timestep.step_type.tolist() == [environments.MID] * 2
         assert environment.malformed == 1
         playing.result(60)
-    envs.close()

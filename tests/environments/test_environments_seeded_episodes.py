@@ -147,7 +147,6 @@ CARTPOLE, LIMIT = "gymnasium:CartPole-v1", functools.partial(environments.StepLi
 REPEAT = functools.partial(environments.ActionRepeat, num_repeats=3)
 WAYS = {
     "inline": (CARTPOLE, {"stepping": "inline"}),
-    "vector": (CARTPOLE, {"stepping": "vector"}),
     "processes": (CARTPOLE, {"stepping": "processes", "num_processes": 1}),
     "limit": (CARTPOLE, {"wrappers": [LIMIT]}),
     "repeat": (CARTPOLE, {"wrappers": [REPEAT, functools.partial(environments.FrameStack, num_frames=2)]}),

@@ -55,7 +55,7 @@ def test_the_environment_gets_a_nest_within_its_bounds():
     actions, joint = _made()
     drawn = joint.sample(torch.Generator().manual_seed(1)) * torch.tensor([1.0, 9.0, 9.0, 1.0, 1.0])
     given = actions.to_environment(drawn.numpy())
-    tree.map_structure(np.testing.assert_array_equal, actions.to_tensors(drawn), given)
+    tree.map_structure(np.testing.assert_array_equal, actions.to_environment(drawn), given)
     for spec, values in zip(tree.flatten(SPEC), tree.flatten(given), strict=True):
         for value in values:
             spec.validate(value)
@@ -90,7 +90,7 @@ def test_tensors_become_the_same_actions_as_arrays(spec, squash):
     actions = Actions(spec, squash)
     head = actions.make_head(5)
     drawn = head(torch.randn(7, 5, generator=torch.Generator().manual_seed(0))).sample(None)
-    found, expected = actions.to_tensors(drawn), actions.to_environment(drawn.detach().numpy())
+    found, expected = actions.to_environment(drawn), actions.to_environment(drawn.detach().numpy())
     assert found.numpy().dtype == expected.dtype == spec.dtype
     np.testing.assert_array_equal(found, expected)
 

@@ -186,12 +186,8 @@ WRONG = [
     ({"mode": "remote"}, "inference: got 'remote'"),
     ({"mode": "alternating+server", "envs_per_actor": 1}, "envs_per_actor: got 1"),
     ({"mode": "local", "inference_nodes": 2}, "inference_nodes: got 2 with inference 'local'"),
-    ({"inference_min_batch": 0}, "inference_min_batch: got 0"),
-    ({"inference_min_batch": 99}, "inference_min_batch: got 99, expected at most the envs"),
     ({"inference_max_batch": 0}, "inference_max_batch: got 0"),
-    ({"inference_min_batch": 4, "inference_max_batch": 3}, "at most inference_max_batch, which is 3"),
     ({"inference_nodes": 3}, "inference_nodes: got 3, expected a divisor"),
-    ({"inference_nodes": 2, "inference_min_batch": 4}, "expected at most the envs of an inference node, 3"),
     ({"inference_device": "gpu"}, "inference_device: got 'gpu'"),
     ({"inference_timeout": -1.0}, r"inference_timeout: got -1.0.*at least 0"),
 ]

@@ -232,12 +232,12 @@ def test_fallback_and_default(tmp_path):
     assert os.path.dirname(again.checkpoint()) == str(tmp_path / "g")
 
 
-def test_rows_are_free_again_as_soon_as_they_are_written(tmp_path, monkeypatch):
+def test_rows_stay_as_they_were_until_they_are_written(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpointers, "_BLOCK", 10_000)
     width = 1000
 
     checkpointer = at(tmp_path)
-    store = RowStore(max_bytes=1_500 * width)
+    store = RowStore(max_bytes=2_500 * width)
     client = make(selectors.Fifo(), size=1000, store=store, checkpointer=checkpointer)
     writer = client.batch_writer()
 

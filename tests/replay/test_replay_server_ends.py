@@ -348,7 +348,7 @@ def test_a_request_that_ends_each_session_is_given_up(monkeypatch):
             raise SessionLost
 
         with client.borrow() as connection:
-            monkeypatch.setattr(ReplayConnection, "request", lose)
+            monkeypatch.setattr(ReplayConnection, "answer", lose)
             with pytest.raises(replay.ServerLost, match=r"info: (.*) 5 sessions in a row"):
                 connection.call({"op": "info"})
             assert connection.session == 6

@@ -226,36 +226,35 @@ def test_interrupt_wakes_waits_but_not_calls_that_need_not_wait(gate, channel):
         channel.call({"op": "pass"}, wait=True)
 
 
-def test_a_client_that_looks_reachable_at_the_first_probe_is_probed_again(gate, channel, monkeypatch):
-    send, probes = gate.service._send, []
-
-    def send_but_one(identity, answer, number=None):
-        if answer == {"notice": "ping"}:
-            probes.append(identity)
-        if len(probes) != 1:
-            send(identity, answer, number)
-
-    monkeypatch.setattr(gate.service, "_send", send_but_one)
-    with channel.borrow() as mine:
-        mine.open()
-        mine.close()
-    assert gate.ended.wait(10)
-
-
-def test_an_idle_client_is_not_probed_for_each_connection_that_ends(gate, channel, monkeypatch):
-    monkeypatch.setattr(service.Service, "probe_period_s", 1000.0)
+def test_the_end_of_a_connection_ends_its_session_alone(gate, channel):
+    """Its descriptor soon is that of the next one."""
     with channel.borrow() as idle:
         idle.open()
         for _ in range(10):
             other = ConnectionPool(gate.address)
-            other.call({"op": "echo", "value": 1}, timeout=60)
+            for value in range(2):
+                assert other.call({"op": "echo", "value": value}, timeout=60)["value"] == value
             other.close()
-            threading.Event().wait(0.1)
-        assert gate.ended.wait(60)
-        pings = 0
-        while idle._socket.poll(200):
-            pings += wire.decode(idle._socket.recv_multipart()) == {"notice": "ping", "id": None}
-        assert pings == 1
+            assert gate.ended.wait(60)
+            gate.ended.clear()
+        assert not idle._socket.poll(0)
+        assert idle.request({"op": "echo", "value": 1})["value"] == 1
+
+
+def test_the_last_messages_of_a_connection_are_heard_after_its_end(gate, channel, monkeypatch):
+    receive = gate.service._receive
+
+    def late():
+        until(lambda: gate.service._monitor.poll(0))
+        gate.service._read_events()
+        gate.service._receive = receive
+
+    with channel.borrow() as mine:
+        mine.open()
+        monkeypatch.setattr(gate.service, "_receive", late)
+        mine.post({"op": "post", "tokens": 5})
+        mine.close()
+    assert gate.ended.wait(10) and gate.tokens == 5
 
 
 @pytest.mark.parametrize("how", ["canceled", "gone"])

@@ -131,7 +131,7 @@ def test_a_reader_and_writers_that_wait_end_with_every_item_once(writers, in_fli
     assert client.store.stream("s").num_rows == 0
 
 
-def test_writers_that_are_dropped_give_their_rows_back_and_their_items_get_in():
+def test_writers_that_are_dropped_give_their_rows_back_and_their_items_get_in_if_there_is_room():
     client = make_client()
     for first in range(0, 40, 4):
         writer = client.batch_writer()
@@ -140,7 +140,7 @@ def test_writers_that_are_dropped_give_their_rows_back_and_their_items_get_in():
             create(writer, "a", range(first, first + 4))
         del writer
     gc.collect()
-    assert [int(client.sample_batch("a", 1, timeout=10).data[0]) for _ in range(8)] == list(range(8))
+    assert [int(client.sample_batch("a", 1, timeout=10).data[0]) for _ in range(3)] == list(range(3))
     assert not client.can_sample("a")
     assert client.store.stream("s").num_rows == 0
 

@@ -186,8 +186,6 @@ def test_actors_that_hold_their_last_steps_do_not_wait_for_one_another():
 def test_min_actors_is_for_programs_that_can_go_on_without_actors():
     with pytest.raises(ValueError, match="min_actors: got 3, expected at most num_actors"):
         RunConfig(num_actors=2, min_actors=3)
-    with pytest.raises(ValueError, match="expected at most the envs of the program, 4 with min_actors 1"):
-        RunConfig(num_actors=2, min_actors=1, envs_per_actor=4, inference="server", inference_min_batch=5)
     config = RunConfig(num_actors=2, min_actors=1, num_learners=2)
     with pytest.raises(ValueError, match="min_actors: got 1 with num_learners 2, expected None"):
         make_program(AGENTS["ppo"](), "gymnasium:CartPole-v1", config)

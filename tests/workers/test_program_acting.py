@@ -1,5 +1,7 @@
 """Halves that alternate: who asks when, what is dropped, what is kept of both."""
 
+import types
+
 import dm_env
 import numpy as np
 import pytest
@@ -21,10 +23,11 @@ from framework.workers.worker import Setup
 class LoggedPort(ServerPort):
     """The action is 1 in every env; writes down who asked when."""
 
-    def __init__(self, name, log):
-        self._name, self._log = name, log
+    def __init__(self, server, name, *envs):
+        self._name, self._log = "ab"[int(name[-1])], server.log
         self._asked = None
         self.updates = 0
+        server.ports.append(self)
 
     def request(self, observation, first):
         assert self._asked is None, "asked twice"
@@ -105,11 +108,10 @@ class Source:
 @pytest.fixture
 def make(monkeypatch):
     def make(envs=4, unroll=None, length=3, ready=(True, True), max_env_steps=None):
-        log = []
-        ports = [LoggedPort(name, log) for name in "ab"]
+        log, ports = [], []
         adders = [LoggedAdder(name, log, is_ready) for name, is_ready in zip("ab", ready, strict=True)]
-        waiting = iter(ports)
-        monkeypatch.setattr(collector, "connect", lambda *args: next(waiting))
+        served = types.SimpleNamespace(log=log, ports=ports)
+        monkeypatch.setattr(collector, "ServerPort", LoggedPort)
 
         def environment(num_envs, seed):
             return environments.make(
@@ -124,7 +126,7 @@ def make(monkeypatch):
         }
         source = None if unroll is None else Source()
         setup = Setup(LoggedAgent(adders, unroll), environment, spec, config)
-        worker = ActorWorker(setup, replay="a client", learner=source, inference="a server", **services)
+        worker = ActorWorker(setup, replay="a client", learner=source, inference=served, **services)
         worker.monitor = monitor
         return worker, log, ports, adders
 
@@ -208,7 +210,7 @@ def test_new_adders_begin_new_episodes(make):
 
 
 def test_an_action_before_the_first_time_step_is_refused():
-    actor = InferenceActor(LoggedPort("a", []))
+    actor = InferenceActor(LoggedPort(types.SimpleNamespace(log=[], ports=[]), "port.0"))
     with pytest.raises(RuntimeError, match="observe_first"):
         actor.select_action(np.zeros(1))
 
@@ -221,7 +223,7 @@ def test_envs_that_begin_are_told_to_the_port():
             seen.append(first.tolist())
             super().request(observation, first)
 
-    actor = InferenceActor(Firsts("a", []), num_envs=2)
+    actor = InferenceActor(Firsts(types.SimpleNamespace(log=[], ports=[]), "port.0"), num_envs=2)
 
     def timestep(kinds):
         return dm_env.TimeStep(np.array(kinds), np.zeros(2), np.ones(2), np.zeros((2, 1)))

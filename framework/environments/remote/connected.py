@@ -15,11 +15,11 @@ import tree
 import launch
 from framework import nest as nests
 from framework import specs
-from framework.environments.action_masks import MaskChecker
 from framework.environments.base import BatchedEnvironment, EnvironmentFault
-from framework.environments.fields import STEP_TYPE, FieldChecker, step_checkers
+from framework.environments.fields import STEP_TYPE
 from framework.environments.remote.environment_server import UnreadableMessage
 from framework.environments.remote.spec_data import parse_environment_spec
+from framework.environments.time_steps import TimeStepChecker
 from framework.types import MultiAgentTimeStep, Nest
 from launch.defects import Defects
 from launch.texts import printable
@@ -80,7 +80,7 @@ class ConnectedEnvironment(BatchedEnvironment):
         return self._exchange(None)
 
     def step(self, action: Nest) -> dm_env.TimeStep:
-        return self._exchange(self._check_action(action))
+        return self._exchange(self._check.action(action))
 
     def _exchange(self, actions: Sequence[np.ndarray] | None) -> dm_env.TimeStep:
         """Steps all envs, or resets them if `actions` is None."""
@@ -95,13 +95,7 @@ class ConnectedEnvironment(BatchedEnvironment):
         step_type, *leaves = columns
         rewards, discounts, observations, agents = self._build(leaves)
         agents = (agents,) if agents else ()
-        timestep = self._time_step(step_type, rewards, discounts, observations, *agents)
-        # Bounds are not checked: environments of gymnasium often leave theirs.
-        for field, check in self._checks.items():
-            check(getattr(timestep, field))
-        if self._check_mask.has_mask:
-            self._check_mask(step_type, timestep.observation)
-        return timestep
+        return self._check(self._time_step(step_type, rewards, discounts, observations, *agents))
 
     def _set_spec(self, data: object, spec: specs.EnvironmentSpec) -> None:
         """Takes the specs of the first peer, with which all others must agree."""
@@ -111,9 +105,7 @@ class ConnectedEnvironment(BatchedEnvironment):
         leaves = tree.flatten((STEP_TYPE, *rest))
         self._layout = [(leaf.dtype, leaf.shape) for leaf in leaves]
         self._build = nests.unflattener(rest)
-        self._checks = step_checkers(self.name, spec, self.num_envs)
-        self._check_action = FieldChecker(self.name, "action", spec.actions, self.num_envs)
-        self._check_mask = MaskChecker(self.name, spec)
+        self._check = TimeStepChecker(self.name, spec, self.num_envs)
         self._time_step = MultiAgentTimeStep if agents else dm_env.TimeStep
 
     def _gather(self, missing: np.ndarray) -> None:

@@ -39,11 +39,9 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) == signal.default_
 
 import argparse
 import contextlib
-import difflib
 import importlib
 import inspect
 import itertools
-import re
 import time
 import traceback
 from typing import Any, Callable, Iterator, Sequence
@@ -193,9 +191,8 @@ def describe_space(space: Any) -> Any:
 class _Gymnasium:
     """One environment of gymnasium, or of gym, whose `step` may return four values."""
 
-    def __init__(self, env: Any):
-        self._env = env
-        self.seed: int | None = None  # of the next reset
+    def __init__(self, env: Any, seed: int | None):
+        self._env, self._seed = env, seed  # The seed is the first reset's.
         self.spec = {
             "observations": describe_space(env.observation_space),
             "actions": describe_space(env.action_space),
@@ -207,7 +204,7 @@ class _Gymnasium:
         ]
 
     def reset(self) -> Any:
-        seed, self.seed = self.seed, None
+        seed, self._seed = self._seed, None
         if seed is not None and callable(getattr(self._env, "seed", None)):  # gym before 0.26
             self._env.seed(seed)
             seed = None
@@ -242,7 +239,6 @@ class _DmEnv:
 
     def __init__(self, env: Any):
         self._env = env
-        self.seed: int | None = None
         keys = ("observations", "actions", "rewards", "discounts")
         self.spec = {key: describe_spec(getattr(env, f"{key[:-1]}_spec")()) for key in keys}
         for key in ("rewards", "discounts"):
@@ -263,9 +259,9 @@ class _DmEnv:
 
 
 class EnvironmentsOf:
-    """Makes batches of environments that `make_one()` returns one by one. Keeps them for later batches.
+    """Makes batches of new environments, which `make_one()` returns one by one.
 
-    With a parameter `seed`, `make_one` is called again for each seed of a run.
+    Its parameter `seed`, if it has one, receives the env's seed.
     """
 
     def __init__(self, make_one: Callable[..., Any]):
@@ -274,46 +270,28 @@ class EnvironmentsOf:
             self._takes_seed = "seed" in inspect.signature(make_one).parameters
         except (TypeError, ValueError):  # a builtin, say
             self._takes_seed = False
-        self._idle = [self._make()]
-        self.spec = self._idle[0].spec
+        first = self._make(None)
+        self.spec = first.spec
+        first.close()
 
-    def _make(self, seed: int | None = None) -> Any:
+    def _make(self, seed: int | None) -> Any:
         env = self._make_one(seed=seed) if self._takes_seed else self._make_one()
-        return _Gymnasium(env) if hasattr(env, "observation_space") else _DmEnv(env)
+        return _Gymnasium(env, seed) if hasattr(env, "observation_space") else _DmEnv(env)
 
     def __call__(self, num_envs: int, seed: int | None) -> _Batch:
-        envs = []
-        for child in np.random.SeedSequence(seed).spawn(num_envs):
-            env_seed = None if seed is None else int(child.generate_state(1)[0])
-            env = self._idle.pop() if self._idle else None
-            if env is not None and self._takes_seed and seed is not None:
-                _close_all([env])  # Made with another seed.
-                env = None
-            envs.append(self._make(env_seed) if env is None else env)
-            envs[-1].seed = env_seed
-        return _Batch(envs, self.spec, self._idle)
-
-    def close(self) -> None:
-        """Closes the environments that no batch has."""
-        _close_all(self._idle)
-        self._idle.clear()
-
-
-def _close_all(envs: Sequence[Any]) -> None:
-    for env in envs:
-        try:
-            env.close()
-        except Exception:  # The others must be closed, too.
-            traceback.print_exc()
+        seeds: list[int | None] = [None] * num_envs
+        if seed is not None:
+            children = np.random.SeedSequence(seed).spawn(num_envs)
+            seeds = [int(child.generate_state(1)[0]) for child in children]
+        return _Batch([self._make(each) for each in seeds], self.spec)
 
 
 class _Batch:
     """Envs that are stepped one after the other, as one batch."""
 
-    def __init__(self, envs: list[Any], spec: Any, idle: list[Any]):
-        self._envs, self._spec, self._idle = envs, spec, idle
+    def __init__(self, envs: list[Any], spec: Any):
+        self._envs, self._spec = envs, spec
         self._step_types = [LAST] * len(envs)
-        self._is_sound = True  # No env has raised an error.
         first = [np.zeros(leaf["shape"], np.float32) for leaf in flatten(spec["rewards"])]
         self._first = first, [np.ones(leaf["shape"], np.float32) for leaf in flatten(spec["discounts"])]
         # Agents begin and end together, and each has a step type.
@@ -347,7 +325,6 @@ class _Batch:
 
     def _advance(self, actions: list[Any]) -> list[np.ndarray]:
         rows = []
-        self._is_sound = False
         for index, env in enumerate(self._envs):
             if self._step_types[index] == LAST:
                 rewards, discounts = self._first
@@ -360,14 +337,14 @@ class _Batch:
         leaves = [np.array(self._step_types, np.int64)]
         for column, leaf, start in zip(zip(*rows), self._layout, self._starts):
             leaves.append(_to_array(column, start, *leaf))
-        self._is_sound = True
         return leaves + leaves[:1] * self._num_agents
 
     def close(self) -> None:
-        if self._is_sound:
-            self._idle += self._envs
-        else:
-            _close_all(self._envs)
+        for env in self._envs:
+            try:
+                env.close()
+            except Exception:  # The others must be closed, too.
+                traceback.print_exc()
 
 
 def _to_array(column: Sequence[Any], start: int, field: str, dtype: np.dtype, shape: Any) -> np.ndarray:
@@ -552,7 +529,7 @@ def serve(
     idle_timeout: float | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Serves until SIGINT, or until no run has had envs for `idle_timeout` seconds.
+    """Serves until an interrupt, or until no run has had envs for `idle_timeout` seconds.
 
     Args:
       make_batch: `EnvironmentsOf(make_one)`; or another object with the attribute `spec`, called with the
@@ -570,12 +547,8 @@ def serve(
     try:
         while not stopped() and (idle_timeout is None or time.monotonic() < server.last_used + idle_timeout):
             server.step()
-    except KeyboardInterrupt:
-        pass
     finally:
         server.close()
-        if isinstance(make_batch, EnvironmentsOf):
-            make_batch.close()
 
 
 def read_key(path: str) -> tuple[bytes, bytes]:
@@ -607,32 +580,13 @@ def _printable(text: str) -> str:
     return "".join(each if each.isprintable() or each in "\n\t" else repr(each)[1:-1] for each in text)
 
 
-def integer(text: str) -> int:
-    """A whole number, such as 100000, 100_000 or 1e5."""
-    number = float(text)
-    if not number.is_integer():
-        raise ValueError
-    return int(number)
-
-
-def parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parses the arguments; the error for an unknown flag names the nearest one."""
-    chosen, unknown = parser.parse_known_args(arguments)
-    if unknown:
-        flags = re.findall(r"--[a-z-]+", parser.format_usage())
-        near = difflib.get_close_matches(unknown[0].split("=")[0], flags, 1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        parser.error(f"there is no {unknown[0]}.{hint}")
-    return chosen
-
-
 def make_parser(prog: str, *, names: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=prog, description="Serves environments to the actors of a run.")
     add = parser.add_argument
     add("environment", help=names)
     add("--connect", nargs="+", required=True, metavar="HOST:PORT", help="where the run's actors listen")
     add("--key", required=True, metavar="FILE", help="the run's environments.key, of mode 0600")
-    add("--num-envs", type=integer, default=1, help="number of envs (default: 1)")
+    add("--num-envs", type=int, default=1, help="number of envs (default: 1)")
     add(
         "--idle-timeout",
         type=float,
@@ -643,35 +597,33 @@ def make_parser(prog: str, *, names: str) -> argparse.ArgumentParser:
 
 
 def run(make: Callable[[], Any], chosen: argparse.Namespace) -> int:
-    """Serves what `make` returns until SIGINT or SIGTERM; returns the exit code."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as SIGINT
+    """Serves what `make` returns until SIGTERM, or an interrupt; returns the exit code."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         serve(make(), chosen.connect, chosen.key, chosen.num_envs, chosen.idle_timeout)
     except (OSError, ValueError, TypeError, ImportError, AttributeError, Refused) as error:
         print(_printable(f"error: {error}"), file=sys.stderr)
         return 2
-    except KeyboardInterrupt:  # While the environment was made.
-        pass
     return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     names = "gymnasium:ID, gym:ID, or module:object of a function that returns an environment"
-    chosen = parse(make_parser("environment_server.py", names=names), arguments)
+    chosen = make_parser("environment_server.py", names=names).parse_args(arguments)
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
-    interrupted: list[bool] = []
 
-    def interrupt(*_: Any) -> None:
-        interrupted.append(True)
-        raise KeyboardInterrupt
+    def make() -> EnvironmentsOf:
+        make_one = find(chosen.environment)
+        if signal.getsignal(signal.SIGINT) is _leave:
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # There is something to close now.
+        return EnvironmentsOf(make_one)
 
-    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-        signal.signal(signal.SIGINT, interrupt)  # From here on there is something to close.
-    code = run(lambda: EnvironmentsOf(find(chosen.environment)), chosen)
-    if interrupted:
+    try:
+        return run(make, chosen)
+    except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
-    return 130 if interrupted else code
+        return 130
 
 
 if __name__ == "__main__":

@@ -327,8 +327,8 @@ class ExternalEnvironment(ConnectedEnvironment):
             # The check reports a missing part.
             with contextlib.suppress(KeyError, IndexError, TypeError):
                 parts = [_decoded(specs.pick(value, path), leaf) for path, leaf in specs.leaves(spec)]
-                value = self._checks["observation"].build(parts)
-            arrays = self._checks["observation"].gather([value], [client.env])
+                value = self._check.fields["observation"].build(parts)
+            arrays = self._check.fields["observation"].gather([value], [client.env])
         except (EnvironmentFault, ValueError, OverflowError) as error:
             raise UnreadableMessage(f"observation: {error}") from None
         return [array[0] for array in arrays]

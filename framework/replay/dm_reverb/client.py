@@ -14,7 +14,7 @@ from framework.replay.base import BaseClient, BaseSource
 from framework.replay.dm_reverb import convert
 from framework.replay.dm_reverb.writer import ReverbWriter, ServerTables
 from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBlockError
-from framework.replay.types import PaddedSample, ReplaySample, TableInfo, check_priorities
+from framework.replay.types import Drawn, Out, TableInfo, check_priorities
 from framework.replay.writers import Writers
 
 # Seconds between two polls of a table without samples: dm-reverb offers no notification.
@@ -176,9 +176,7 @@ class _Source(BaseSource):
         self._client = client
         self._interrupted = False
 
-    def draw(
-        self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
-    ) -> tuple[ReplaySample | PaddedSample, tuple[str, list[Any]]]:
+    def draw(self, table: str, n: int, timeout: float | None, out: Out, pad: bool) -> Drawn:
         signature = self._client.signature(table)
         samples = self._client.take(table, n, timeout, lambda: self._interrupted)
         try:

@@ -14,9 +14,11 @@ from framework import nest as nests
 from framework.replay.tables.rate_limiters import RateLimiter
 from framework.replay.types import (
     CallStats,
+    Out,
     PaddedSample,
     RateLimiterInfo,
     ReplaySample,
+    Sample,
     SampleInfo,
     TableInfo,
     TableWorkerTime,
@@ -137,9 +139,7 @@ def draw(client: Any, table: str, n: int) -> list[Any]:
     return [reverb.ReplaySample(reverb.SampleInfo(*each[:5]), each[5:]) for each in drawn]
 
 
-def stack(
-    table: str, samples: Sequence[Any], signature: Nest, out: list[Any] | None, pad: bool
-) -> ReplaySample | PaddedSample:
+def stack(table: str, samples: Sequence[Any], signature: Nest, out: Out, pad: bool) -> Sample:
     """Returns a batch of samples of `reverb.Client.sample(emit_timesteps=False)`; see `rows.layout.gather`.
 
     Raises:

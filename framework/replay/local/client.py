@@ -31,7 +31,7 @@ from framework.replay.rows.store import RowStore
 from framework.replay.tables.items import Delivery
 from framework.replay.tables.rate_limiters import SAMPLERS
 from framework.replay.tables.table import Table
-from framework.replay.types import ByName, PaddedSample, ReplaySample, TableInfo
+from framework.replay.types import ByName, Drawn, Out, TableInfo
 from framework.replay.writer import BatchWriter
 from framework.replay.writers import NewItems, Writers, joined
 from launch.rpc import sockets
@@ -166,9 +166,7 @@ class EmbeddedSource(BaseSource):
         self._client = client
         self._interrupted = False
 
-    def draw(
-        self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
-    ) -> tuple[ReplaySample | PaddedSample, tuple[Table, Delivery]]:
+    def draw(self, table: str, n: int, timeout: float | None, out: Out, pad: bool) -> Drawn:
         found = self._client.tables[table]
         delivery = found.sample(n, timeout, self._is_interrupted)
         try:
@@ -202,8 +200,8 @@ class LocalWriter(BatchWriter):
 
     Items that a rate limiter refuses wait here, first in, first out. Rows are released only after the items
     that were created earlier, because those may refer to them. A writer that is dropped without `close` is
-    ended when a table is read or another writer is made: its rows are released, and its items go in as soon
-    as there is room.
+    ended when a table is read or another writer is made: its items go in as far as there is room, and its
+    rows are released.
     """
 
     _held_back = 32
@@ -224,17 +222,6 @@ class LocalWriter(BatchWriter):
         # (items created before, stream, rows)
         self._releases: collections.deque[tuple[int, str, np.ndarray]] = collections.deque()
         self._closed = False
-
-    def end(self) -> bool:
-        """Closes a dropped writer once its items are in their tables; returns whether it is closed."""
-        self.show()
-        with contextlib.suppress(ServerClosed), self._lock:
-            self._push()
-            self._release_all()
-            if self._items:
-                return False
-        self.close(timeout=0)
-        return True
 
     def _finish(self) -> int:
         dropped, self.num_pending = self.num_pending, 0

@@ -8,7 +8,7 @@ from typing import Any
 from framework.replay.base import BaseSource
 from framework.replay.batches import Piece, join
 from framework.replay.remote.client import ServedSource
-from framework.replay.types import PaddedSample, ReplaySample, SampleInfo
+from framework.replay.types import Drawn, Out, SampleInfo
 
 
 class _Block:
@@ -57,7 +57,7 @@ class AheadSource(BaseSource):
         sent = self._source.ask(table, missing + self.spare, timeout, pad, missing) if missing else None
         return n, self.stock + self.spare > 0, sent
 
-    def answer(self, asked: Any, out: list[Any] | None) -> tuple[list[Any], _Taken]:
+    def answer(self, asked: Any, out: Out) -> tuple[list[Any], _Taken]:
         n, keeps, sent = asked
         self.told = None
         if sent is not None:
@@ -86,9 +86,7 @@ class AheadSource(BaseSource):
             done += end - begin
         return pieces, taken
 
-    def draw(
-        self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
-    ) -> tuple[ReplaySample | PaddedSample, _Taken]:
+    def draw(self, table: str, n: int, timeout: float | None, out: Out, pad: bool) -> Drawn:
         samples, taken = self.answer(self.ask(table, n, timeout, pad), out)
         return join(samples, out), taken
 

@@ -28,7 +28,7 @@ from framework.replay.remote.connection import (
 )
 from framework.replay.remote.writer import ServedWriter
 from framework.replay.rows.layout import Binding, Layout, gather
-from framework.replay.types import PaddedSample, ReplaySample, SampleInfo, TableInfo
+from framework.replay.types import Drawn, Out, PaddedSample, ReplaySample, SampleInfo, TableInfo
 from framework.replay.wire import Wake
 from framework.replay.writers import Writers
 
@@ -56,9 +56,7 @@ class ServedSource(BaseSource):
         self._hold = hold
         self.told: tuple[float, int, int] | None = None
 
-    def draw(
-        self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
-    ) -> tuple[ReplaySample | PaddedSample, tuple[int, int | None]]:
+    def draw(self, table: str, n: int, timeout: float | None, out: Out, pad: bool) -> Drawn:
         samples, drawn = self.answer(self.ask(table, n, timeout, pad), out)
         return samples[0], drawn
 
@@ -67,7 +65,7 @@ class ServedSource(BaseSource):
         message = {"op": "sample", "table": table, "n": n, "least": least, "hold": self._hold, "pad": pad}
         return message, timeout, self._connection.ask(message, timeout, wait=True)
 
-    def answer(self, asked: _Draw, out: list[Any] | None) -> tuple[list[Any], tuple[int, int | None]]:
+    def answer(self, asked: _Draw, out: Out) -> tuple[list[Any], tuple[int, int | None]]:
         connection, hold, drawn = self._connection, self._hold, (-1, None)
         message, timeout, sent = asked
         table, pad = message["table"], message["pad"]

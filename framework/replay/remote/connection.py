@@ -238,12 +238,34 @@ class ReplayConnection:
                 until, watch = 0.0, False  # only those that have arrived
 
     def ask(self, message: dict[str, Any], timeout: float | None = None, wait: bool = False) -> Asked | None:
-        """Sends a request whose answer `call` then waits for; returns None if there is no session."""
-        with contextlib.suppress(SessionLost):
-            if self.is_open:
-                message["local"] = self.mapped.local
-                return self._send(message, timeout, wait)
-        return None
+        """Sends a message whose answer `answer` or `call` then waits for; None if there is no session.
+
+        Adds the field `local`: whether this process reads rows in place.
+
+        Args:
+          message: see `framework.replay.server.operations`.
+          timeout: seconds for which the *server* may hold the request back (None: without limit, 0: not at
+            all) if `wait`, and otherwise seconds in which it must answer.
+          wait: whether a rate limiter may hold the request back.
+        """
+        if not self.is_open:
+            return None
+        message["local"] = self.mapped.local
+        # An interrupt ends waits only: a program that stops still writes its last checkpoint and metrics.
+        watch = wait and not self.wake.is_set
+        if wait:
+            message["timeout"] = timeout if watch else 0.0
+            limit = None if message["timeout"] is None else message["timeout"] + _GRACE_S
+        else:
+            limit = _GRACE_S if timeout is None else timeout
+        deadline = None if limit is None else time.monotonic() + limit
+        try:
+            return Asked(self.session, self.post(message), deadline, wait, watch)
+        except SessionLost:
+            return None
+        except BaseException as error:
+            self.end_if_interrupted(error)
+            raise
 
     def call(
         self,
@@ -254,8 +276,7 @@ class ReplayConnection:
     ) -> dict[str, Any]:
         """Makes a `request`, in a new session if none is open or if the connection ends before the answer.
 
-        Adds the field `local`: whether this process reads rows in place. `asked` is what `ask` has returned
-        for the same arguments, if that was called before.
+        `asked` is what `ask` has returned for the same arguments, if that was called before.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         lost = 0  # sessions in a row that ended at once
@@ -263,14 +284,12 @@ class ReplayConnection:
             begin = time.monotonic()
             left = None if deadline is None else max(0.0, deadline - begin)
             with contextlib.suppress(SessionLost):
-                if asked is not None:
-                    sent, asked = asked, None
-                    return self.answer(sent)
-                if not self.is_open:
+                if asked is None:
                     # A call with timeout 0 waits a moment for the server, too: it may be about to start.
                     self.open(None if left is None else left + 1.0)
-                message["local"] = self.mapped.local
-                return self.request(message, left, wait)
+                    asked = self.ask(message, left, wait)
+                return self.answer(asked)
+            asked = None
             lost = lost + 1 if time.monotonic() - begin < _AT_ONCE_S else 1
             if lost > _MAX_LOST:
                 raise ServerLost(
@@ -285,40 +304,19 @@ class ReplayConnection:
     def request(
         self, message: dict[str, Any], timeout: float | None = None, wait: bool = False
     ) -> dict[str, Any]:
-        """Sends a message and returns the server's answer.
+        """Sends a message and returns the server's answer; see `ask` for the arguments and `answer`."""
+        return self.answer(self.ask(message, timeout, wait))
 
-        Args:
-          message: see `framework.replay.server.operations`.
-          timeout: seconds for which the *server* may hold the request back (None: without limit, 0: not at
-            all) if `wait`, and otherwise seconds in which it must answer.
-          wait: whether a rate limiter may hold the request back.
+    def answer(self, asked: Asked | None) -> dict[str, Any]:
+        """Waits for the answer to what `ask` has sent.
 
         Raises:
           SessionLost: the connection ended before the answer.
           Whatever the server answered: see `unpack_error`.
         """
-        return self.answer(self._send(message, timeout, wait))
-
-    def _send(self, message: dict[str, Any], timeout: float | None, wait: bool) -> Asked:
-        # An interrupt ends waits only: a program that stops still writes its last checkpoint and metrics.
-        watch = wait and not self.wake.is_set
-        if wait:
-            message["timeout"] = timeout if watch else 0.0
-            limit = None if message["timeout"] is None else message["timeout"] + _GRACE_S
-        else:
-            limit = _GRACE_S if timeout is None else timeout
-        deadline = None if limit is None else time.monotonic() + limit
-        try:
-            return Asked(self.session, self.post(message), deadline, wait, watch)
-        except BaseException as error:
-            self.end_if_interrupted(error)
-            raise
-
-    def answer(self, asked: Asked) -> dict[str, Any]:
-        """Waits for the answer to a request; see `request` for the errors."""
-        session, number, deadline, wait, watch = asked
-        if session != self.session:
+        if asked is None or asked.session != self.session:
             raise SessionLost
+        _, number, deadline, wait, watch = asked
         try:
             while number not in self.answers:
                 try:

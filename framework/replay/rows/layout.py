@@ -21,7 +21,7 @@ import numpy as np
 
 from framework import nest as nests
 from framework.replay.rows.store import RowStore, Stream
-from framework.replay.types import PaddedSample, ReplaySample, SampleInfo, TensorSpec
+from framework.replay.types import Out, PaddedSample, ReplaySample, Sample, SampleInfo, TensorSpec
 from framework.types import Nest
 
 
@@ -296,7 +296,7 @@ class Binding:
         for each in (self.columns, self._plan, self.parts):
             each.clear()
 
-    def gather(self, index: np.ndarray, out: Sequence[Any] | None = None) -> list[np.ndarray]:
+    def gather(self, index: np.ndarray, out: Out = None) -> list[np.ndarray]:
         """Returns the leaves of the items with index lines `[N, width]`: one copy, into `out` if given."""
         n = len(index)
         rows: list[np.ndarray | None] = [None] * len(self.spans)
@@ -318,9 +318,7 @@ class Binding:
 Part = tuple[Binding, np.ndarray | None, np.ndarray, np.ndarray | None]
 
 
-def gather(
-    table: str, info: SampleInfo, parts: Sequence[Part], out: Sequence[np.ndarray] | None, pad: bool
-) -> ReplaySample | PaddedSample:
+def gather(table: str, info: SampleInfo, parts: Sequence[Part], out: Out, pad: bool) -> Sample:
     """Copies the rows of the n samples `parts` of a table into arrays `[n, ...]`.
 
     Args:

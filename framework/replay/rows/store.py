@@ -19,8 +19,8 @@ import fnmatch
 import itertools
 import math
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from framework.replay.rows.compression import CompressedColumn
 _MAX_STREAM_BYTES, _LEAST_STREAM_BYTES, _STREAMS = 1 << 42, 1 << 34, 8
 _ONE = np.array(1, np.int32)  # numpy takes several times longer to convert a scalar
 
+_Made = TypeVar("_Made")
 # (shape of one row, dtype) of a column.
 ColumnSpec = tuple[tuple[int, ...], Any]
 
@@ -95,7 +96,7 @@ class Stream:
         self.specs: dict[str, ColumnSpec] = {}
         self._compressed: list[CompressedColumn] = []
         self._store = store
-        self._lock = threading.Lock()
+        self._lock = store.lock
         # References to each row: of a writer that holds it, and of items.
         self._counts = store.allocator.allocate(name, "", (self.capacity,), np.dtype(np.int32))
         self._free = np.empty(1024, np.int64)  # a stack
@@ -123,14 +124,6 @@ class Stream:
           ValueError: A dtype is not supported.
           StoreFullError: There is no room.
         """
-        try:
-            return self._declare(columns)
-        except StoreFullError:
-            if not self._store.trim():
-                raise
-        return self._declare(columns)
-
-    def _declare(self, columns: Mapping[str, ColumnSpec]) -> dict[str, str]:
         names = {}
         with self._lock:
             if not self.specs:  # the first columns decide
@@ -139,8 +132,9 @@ class Stream:
                 spec = (tuple(shape), np.dtype(kind))
                 own = next(each for each in _names_like(name) if self.specs.get(each, spec) == spec)
                 if own not in self.columns:
+                    column = self._store.with_room(self._make, own, *spec)
                     # Both at once: an interrupt leaves no column without its spec.
-                    self.columns[own], self.specs[own] = self._make(own, *spec), spec
+                    self.columns[own], self.specs[own] = column, spec
                 names[name] = own
         return names
 
@@ -203,21 +197,13 @@ class Stream:
 
     def lease(self, n: int) -> np.ndarray:
         """Returns `n` rows for a writer, int64 `[n]`; `StoreFullError` if there is no room."""
-        try:
-            return self._lease(n)
-        except StoreFullError:
-            if not self._store.trim():
-                raise
-        return self._lease(n)
-
-    def _lease(self, n: int) -> np.ndarray:
         with self._lock:
+            if self.num_leased + n - self._num_free > self.num_reserved:
+                self._store.with_room(self._reserve, n)
             reused = min(n, self._num_free)
             begin, fresh = self._num_free - reused, n - reused
             rows = self._free[begin : self._num_free].copy()
             if fresh:
-                if self.num_leased + fresh > self.num_reserved:
-                    self._reserve(self.num_leased + fresh)
                 rows = np.concatenate([rows, np.arange(self.num_leased, self.num_leased + fresh)])
                 self.num_leased += fresh
             self._num_free = begin
@@ -273,8 +259,9 @@ class Stream:
             for column in self._compressed:
                 column.clear(free)
 
-    def _reserve(self, rows: int) -> None:
-        """Backs at least `rows` rows with memory. Called with the lock held."""
+    def _reserve(self, n: int) -> None:
+        """Backs enough rows with memory to lease `n`. Called with the lock held."""
+        rows = self.num_leased + n - self._num_free
         if rows > self.capacity:
             raise StoreFullError(
                 f"stream {self.name!r}: got a need for {rows} rows at once, expected at most the capacity, "
@@ -313,6 +300,7 @@ class RowStore:
     Attributes:
       streams: by name.
       num_bytes: physical memory reserved for rows, in bytes.
+      lock: guards the streams, too.
     """
 
     def __init__(
@@ -334,8 +322,7 @@ class RowStore:
         self.num_bytes = 0
         self._numbers = itertools.count(2)
         self._has_dropped = False
-        self._claims = threading.RLock()  # around the locks of the streams
-        self._lock = threading.Lock()  # of `num_bytes`, within them
+        self.lock = threading.RLock()
 
     def stream(self, name: str, columns: Mapping[str, ColumnSpec] | None = None) -> Stream:
         """Returns the stream `name`, which the first call creates.
@@ -347,7 +334,7 @@ class RowStore:
         Raises:
           ValueError: The stream has a different column of one of these names.
         """
-        with self._claims:
+        with self.lock:
             if name not in self.streams:
                 self.streams[name] = Stream(name, self)
             stream = self.streams[name]
@@ -371,7 +358,7 @@ class RowStore:
         Returns:
           The stream, and the columns in it: `{the writer's name: the stream's name}`.
         """
-        with self._claims:
+        with self.lock:
             found = self._find(name, columns) if stream is None else self.streams[stream]
             names = found.declare(columns)
             if keep:
@@ -392,16 +379,21 @@ class RowStore:
 
     def drop(self, stream: Stream) -> None:
         """Removes a stream without rows that nobody uses any more, with its columns."""
-        with self._claims:
+        with self.lock:
             for column in list(stream.columns):
                 stream.drop(column)
             stream.trim()
             self.streams.pop(stream.name, None)
             self._has_dropped = True
 
-    def trim(self) -> bool:
-        """Has the streams give back the memory that they do not use; returns whether there was any."""
-        return sum(stream.trim() for stream in list(self.streams.values())) > 0
+    def with_room(self, reserve: Callable[..., _Made], *arguments: Any) -> _Made:
+        """Calls `reserve`; if there is no room, streams first give back the memory that they do not use."""
+        try:
+            return reserve(*arguments)
+        except StoreFullError:
+            if not sum([stream.trim() for stream in self.streams.values()]):
+                raise
+        return reserve(*arguments)
 
     def rows_of(self, columns: Mapping[str, ColumnSpec]) -> int:
         """Returns how many rows a new stream with these columns can address: fewer if they are wide."""
@@ -415,7 +407,7 @@ class RowStore:
 
     def account(self, stream: str, num_bytes: int) -> None:
         """Adds `num_bytes` to `self.num_bytes`; `StoreFullError` if that exceeds `max_bytes`."""
-        with self._lock:
+        with self.lock:
             if num_bytes > self.room():
                 raise StoreFullError(
                     f"stream {stream!r}: {num_bytes} more bytes of rows are needed, {self.num_bytes} of "

@@ -4,8 +4,8 @@ The loop keeps a request that has to wait for a rate limiter, with its deadline,
 table has changed (`Service.wake`). Requests of one line (samples of one table, inserts of one client) go
 through in order.
 
-A `ClientSession` records what its client holds, and ends with the connection: when ZeroMQ's monitor reports
-that some connection has ended, the loop probes all sessions and closes those whose peer is unreachable.
+A `ClientSession` records what its client holds, and ends with the connection, of which ZeroMQ's monitor
+reports the end with the number of its descriptor. Each message has that number, too.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from launch.texts import printable
 _LOG = logging.getLogger(__name__)
 _ROUND = 64  # messages that the loop receives before it tries the waiting requests
 _LONGEST_POLL_S = 3600.0
+_LAST_WORDS_S = 1.0  # for which a busy server waits for the last messages of a client that has gone
 _UNBIND_MS = 5000  # for which `stop` waits until the address is free
 _MAX_WAITING = 1 << 14  # requests of one client
 _MAX_ALL_WAITING = 1 << 16  # requests of all clients
@@ -64,13 +65,7 @@ class Service:
       messages: number of received messages.
       defects: counts messages that failed with an error of this package.
       malformed: number of messages that do not follow the protocol; the service ignores them.
-      probe_delays_s: seconds between the end of a connection and the probes: the peer looks reachable for a
-        moment.
-      probe_period_s: least seconds between two probes, because idle clients do not read them.
     """
-
-    probe_delays_s = (0.02, 1.0)
-    probe_period_s = 1.0
 
     def __init__(
         self,
@@ -91,12 +86,12 @@ class Service:
         self._on_failure = on_failure
         self.thread = threading.Thread(target=self._run, name="replay-server", daemon=True)
         self._socket = listener
+        self._monitor: zmq.Socket  # of the listener; the loop makes it
         self._sessions: dict[bytes, ClientSession] = {}
         self._lines: OrderedDict[Hashable, OrderedDict[Request, None]] = OrderedDict()
         self._num_waiting = 0
         self._deadlines: dict[Request, float] = {}
-        self._probes: set[float] = set()  # when they are due
-        self._next_probe = 0.0  # the earliest time
+        self._ended: dict[ClientSession, float] = {}  # those without a connection, and since when
         self._next_look = 0.0
         self._is_full = False  # whether a request waits until clients have read their answers
         self._again = False  # whether something has changed since the waiting requests were tried
@@ -127,11 +122,11 @@ class Service:
 
     def _run(self) -> None:
         hurry.on = True  # all clients wait for this thread
-        monitor = self._socket.get_monitor_socket(
+        self._monitor = self._socket.get_monitor_socket(
             zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
         )
         try:
-            self._loop(monitor)
+            self._loop()
         except BaseException as error:
             self.error = error
             self._reason = ServerLost(f"the replay server failed: {type(error).__name__}: {error}")
@@ -139,23 +134,23 @@ class Service:
             if self._on_failure is not None:
                 self._on_failure(error)  # before the clients hear of it: theirs would be the first failures
         finally:
-            self._end(monitor)
+            self._end()
 
-    def _loop(self, monitor: zmq.Socket) -> None:
+    def _loop(self) -> None:
         poller = zmq.Poller()
-        for source in (self._socket, monitor, self._wake.descriptor):
+        for source in (self._socket, self._monitor, self._wake.descriptor):
             poller.register(source, zmq.POLLIN)
         while not self._stopping:
             now = time.monotonic()
             looks = self._is_full or self._intake.peers
             longest = intake.LOOK_S if looks else _LONGEST_POLL_S
-            due = min([now + longest, *self._deadlines.values(), *self._probes])
+            due = min([now + longest, *self._deadlines.values()])
             again = self._lines and self._again
             ready = dict(poller.poll(0 if again else max(0, int(1000 * (due - now) + 0.999))))
             if self._wake.descriptor in ready:
                 self._wake.clear()
-            if monitor in ready:
-                self._read_events(monitor)
+            if self._monitor in ready:
+                self._read_events()
             if looks and time.monotonic() >= self._next_look:
                 self._next_look = time.monotonic() + intake.LOOK_S
                 self._again |= self._is_full
@@ -163,22 +158,25 @@ class Service:
                 self._intake.look()
             if self._socket in ready:
                 self._receive()
+            if self._ended:
+                read = not self._socket.poll(0)  # Their last messages may be among those that have arrived.
+                for session, since in list(self._ended.items()):
+                    if read or since < now - _LAST_WORDS_S:
+                        self._close(session)
             if self._lines and self._again:
                 self._try_waiting()
             if due <= time.monotonic():
                 self._keep_time()
 
-    def _read_events(self, monitor: zmq.Socket) -> None:
-        """Reads the monitor's events, and plans probes if a connection has ended."""
-        ended = False
-        while monitor.poll(0):
-            event = parse_monitor_message(monitor.recv_multipart())
-            ended |= event["event"] != zmq.EVENT_ACCEPTED
+    def _read_events(self) -> None:
+        """Reads the monitor's events, and notes the sessions whose connections have ended."""
+        while self._monitor.poll(0):
+            event = parse_monitor_message(self._monitor.recv_multipart())
             self._intake.note(event["event"], event["value"])
-        if ended:
-            # Rounded, so that the set stays small when many connections end.
-            due_at = (max(self._next_probe, time.monotonic() + delay) for delay in self.probe_delays_s)
-            self._probes |= {round(moment, 2) for moment in due_at}
+            if event["event"] != zmq.EVENT_ACCEPTED:
+                now = time.monotonic()
+                gone = [each for each in self._sessions.values() if each.descriptor == event["value"]]
+                self._ended.update(dict.fromkeys(gone, now))
 
     # --- messages ---
 
@@ -259,6 +257,7 @@ class Service:
         answer: Reply | Request | Exception | None
         try:  # only what reads the fields of the message
             if session is None:
+                self._read_events()  # The descriptor may have been another client's.
                 session = ClientSession(identity, descriptor)
                 answer = self._handler.open(session, message)
                 answer["max_message_bytes"] = self._limits.max_message_bytes
@@ -399,15 +398,10 @@ class Service:
             self._send(request.session.identity, answer, request.id)
 
     def _keep_time(self) -> None:
-        """Ends the requests that are late, and probes the peers if that is due."""
+        """Ends the requests that are late."""
         now = time.monotonic()
         for request in [each for each, deadline in self._deadlines.items() if deadline <= now]:
             self._end_request(request, request.late())
-        if any(moment <= now for moment in self._probes):
-            self._next_probe = now + self.probe_period_s
-            self._probes = {max(moment, self._next_probe) for moment in self._probes if moment > now}
-            for identity in list(self._sessions):
-                self._send(identity, {"notice": "ping"})
 
     # --- ends ---
 
@@ -415,11 +409,12 @@ class Service:
         """Ends the session of a client that has gone or said hello again."""
         if self._sessions.get(session.identity) is session:
             del self._sessions[session.identity]
+        self._ended.pop(session, None)
         for request in list(session.waiting):
             self._end_request(request, None)
         self._handler.close(session)
 
-    def _end(self, monitor: zmq.Socket) -> None:
+    def _end(self) -> None:
         for session in list(self._sessions.values()):
             for request in list(session.waiting):
                 self._end_request(request, self._reason)
@@ -430,9 +425,9 @@ class Service:
         # ZeroMQ's thread closes the listener: until then, the address is in use.
         with contextlib.suppress(zmq.ZMQError):
             self._socket.unbind(sockets.bound_address(self._socket))
-            while monitor.poll(_UNBIND_MS):
-                if parse_monitor_message(monitor.recv_multipart())["event"] == zmq.EVENT_CLOSED:
+            while self._monitor.poll(_UNBIND_MS):
+                if parse_monitor_message(self._monitor.recv_multipart())["event"] == zmq.EVENT_CLOSED:
                     break
         self._socket.disable_monitor()
-        monitor.close(linger=0)
+        self._monitor.close(linger=0)
         self._socket.close(linger=1000)  # milliseconds to deliver the last answers

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from framework.replay.rows.store import grown, span
 from framework.replay.tables.keys import KeyMap
 from framework.replay.tables.rate_limiters import RateLimiter
 from framework.replay.tables.selectors import Fifo, Selector
-from framework.replay.types import PaddedSample, ReplaySample, SampleInfo
+from framework.replay.types import Out, Sample, SampleInfo
 from framework.replay.writers import NewItems
 
 # Items that have left the table keep their slots and rows until their readers are done: `SPENT` ones had
@@ -373,6 +372,6 @@ class Delivery:
     parts: list[Part] = dataclasses.field(init=False)
     ages: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
 
-    def gather(self, out: list[Any] | None = None, pad: bool = False) -> ReplaySample | PaddedSample:
+    def gather(self, out: Out = None, pad: bool = False) -> Sample:
         """Copies the rows into arrays `[n, ...]`; see `rows.layout.gather`."""
         return gather(self.table, self.info, self.parts, out, pad)

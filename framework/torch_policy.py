@@ -1,0 +1,73 @@
+"""The base class of policies in PyTorch."""
+
+from __future__ import annotations
+
+import abc
+
+import numpy as np
+import torch
+from torch import nn
+
+from framework import core
+from framework.devices import restore_generator
+from framework.networks import Actions, JointActions, as_numpy, as_tensors, holds_tensors
+from framework.types import Nest
+
+
+class TorchPolicy(core.Policy):
+    """A policy of torch modules: `act` gets tensors on the device of the networks.
+
+    Args:
+      networks: the networks, which each step reads and no step changes. They are put in evaluation mode.
+      actions: converts between sampled actions and the environment's.
+      variables: names of the children of `networks` that `act` uses. Empty means all.
+
+    Attributes:
+      random: the generator of all random numbers in `act`; seeded, saved and restored with the policy.
+    """
+
+    takes_tensors = True
+
+    def __init__(self, networks: nn.Module, actions: Actions | JointActions, variables: tuple[str, ...] = ()):
+        self.networks = networks.eval()
+        self.actions = actions
+        self.variables = variables
+        self.device = next((p.device for p in networks.parameters()), torch.device("cpu"))
+        self.random = torch.Generator(self.device).manual_seed(0)
+        self._place = None if self.device.type == "cpu" else self.device
+        self._versions = (-1, np.zeros(0, np.int64))
+
+    @abc.abstractmethod
+    def act(self, observation: Nest, state: Nest) -> tuple[torch.Tensor, Nest, Nest]:
+        """`(observation [B, ...], state)` to `(sampled actions [B, ...], extras [B, ...], next state)`.
+
+        All are tensors on `device`; extras may be arrays. No gradients are recorded.
+        """
+
+    def initial_state(self, batch_size: int) -> Nest:
+        return ()
+
+    def step(self, observation: Nest, state: Nest) -> tuple[Nest, Nest, Nest]:
+        with torch.inference_mode():
+            drawn, extras, state = self.act(as_tensors(observation, self._place), state)
+            if not isinstance(observation, np.ndarray) and holds_tensors(observation):
+                return self.actions.to_environment(drawn), as_numpy(extras), state
+        return self.actions.to_environment(as_numpy(drawn)), as_numpy(extras), state
+
+    def versions(self, drawn: torch.Tensor) -> np.ndarray:
+        """The version of the parameters with each of the sampled actions, int64[B]."""
+        version, known = self._versions
+        if version != self.progress.version or known.shape[0] != drawn.shape[0]:
+            version = self.progress.version
+            known = np.full(drawn.shape[:1], version)
+            self._versions = (version, known)  # The same array until one of them changes.
+        return known
+
+    def seed(self, seed: int) -> None:
+        self.random.manual_seed(seed)
+
+    def save(self) -> torch.Tensor:
+        return self.random.get_state()
+
+    def restore(self, state: torch.Tensor) -> None:
+        restore_generator(self.random, state)
