@@ -234,20 +234,9 @@ class MultiAgentLearner(core.Learner):
         self._networks, self._learners = networks, dict(learners)
         self._metrics: dict[str, Any] = {}  # The newest of each policy.
 
-    _env_steps = 0
-
-    @property
-    def env_steps(self) -> int:
-        return self._env_steps
-
-    @env_steps.setter
-    def env_steps(self, env_steps: int) -> None:
-        self._env_steps = env_steps
-        for learner in self._learners.values():
-            learner.env_steps = env_steps
-
     def step(self, batch: ReplaySample) -> StepResult:
         ((name, data),) = batch.data.items()
+        self._learners[name].env_steps = self.env_steps
         result = self._learners[name].step(batch._replace(data=data))
         self._networks.steps_of(name).add_(1)
         self._metrics.update({f"{name}/{metric}": value for metric, value in result.metrics.items()})

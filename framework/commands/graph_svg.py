@@ -161,8 +161,9 @@ def _edges(groups: Sequence[Group]) -> list[_Edge]:
 def _columns(groups: Sequence[Group], edges: Sequence[_Edge]) -> dict[str, int]:
     """The column of each group: right of what it takes data from, except that what acts is on the left."""
     takes: dict[str, set[str]] = {group.label: set() for group in groups}
+    act = {edge.source for edge in edges if edge.label in ("items", "samples")}
     for edge in edges:
-        if edge.label not in ("parameters", "actions") or not _acts(edge.target, edges):
+        if edge.label not in ("parameters", "actions") or edge.target not in act:
             takes[edge.target].add(edge.source)
     columns: dict[str, int] = {}
 
@@ -178,10 +179,6 @@ def _columns(groups: Sequence[Group], edges: Sequence[_Edge]) -> dict[str, int]:
     for group in groups:
         column_of(group.label, ())
     return columns
-
-
-def _acts(label: str, edges: Sequence[_Edge]) -> bool:
-    return any(edge.source == label and edge.label in ("items", "samples") for edge in edges)
 
 
 def _arrow(points: Sequence[tuple[float, float]], label: str, x: float, y: float) -> list[str]:

@@ -168,7 +168,7 @@ class FirstLearner:
 
     def __init__(self, learner: core.Learner, size: int):
         self._learner, self._size = learner, size
-        self._state: dict[str, Any] = {}  # Of the learner, until all have it.
+        self._state: dict[str, Any] = {}  # The learner's, until all have it.
         self._changed = threading.Condition()
         self._closed = False
         # The other learners may hold a number of this one from before a restart of rank 0.

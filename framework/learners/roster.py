@@ -91,25 +91,22 @@ class StallDetector:
     def __init__(
         self, num_actors: int, patience: float | None = None, clock: Callable[[], float] = time.monotonic
     ):
-        self._num_actors = num_actors
+        self._num_actors, self._clock = num_actors, clock
         self._patience = PATIENCE_S if patience is None else patience
-        self._clock = clock
-        self._asked: dict[str, float] = {}
-        self._since: float | None = None
+        self._version = -1
+        self._waits: dict[str, tuple[float, float]] = {}  # By actor: when it began to ask, and last asked.
 
-    def moved(self) -> None:
-        """Records that new parameters are published."""
-        self._asked.clear()
-        self._since = None
+    def asked(self, actor: str, version: int) -> bool:
+        """Records that `actor` and the learner wait for a newer version than `version`.
 
-    def asked(self, actor: str) -> bool:
-        """Records that `actor` and the learner wait. Returns whether all have waited for too long."""
+        Returns:
+          Whether all actors have waited for too long.
+        """
         now = self._clock()
-        self._asked[actor] = now
-        self._asked = {each: at for each, at in self._asked.items() if now - at <= _RECENT_S}
-        if len(self._asked) < self._num_actors:
-            self._since = None
-            return False
-        if self._since is None:
-            self._since = now
-        return now - self._since >= self._patience
+        if version != self._version:
+            self._version, self._waits = version, {}
+        began, last = self._waits.get(actor, (now, now))
+        self._waits[actor] = (began if now - last <= _RECENT_S else now, now)
+        return len(self._waits) == self._num_actors and all(
+            now - last <= _RECENT_S and now - began >= self._patience for began, last in self._waits.values()
+        )

@@ -100,22 +100,13 @@ class LoadedPolicy:
             learner.restore(reader.state("learner")["learner"])
             for name, state in learner.parameters().items():
                 getattr(self.networks, name).load_state_dict(state)
-        elif others := _learners(reader):
-            raise RunError(
-                f"{reader.path}: got the learners {', '.join(others)}, expected one with the name 'learner'. "
-                "Give the learner that acts this name in the agent's build."
-            )
         elif isinstance(self.networks, torch.nn.Module) and any(True for _ in self.networks.parameters()):
             raise RunError(
-                f"{reader.path}: got no parameters, because the run ended before its learner saved any. "
-                "Start a new run, or resume this one, which begins with new parameters."
+                f"{reader.path}: got no parameters of a learner called 'learner', but the parts "
+                f"{', '.join(reader.names)}. If the run ended before its learner saved any, resume it, or "
+                "start a new one. If its learners have other names, give the one that acts this name in the "
+                "agent's build."
             )
-
-
-def _learners(reader: CheckpointReader) -> list[str]:
-    """The parts of learners: the counter counts their steps."""
-    counts = reader.state("counter")["counts"] if "counter" in reader.names else {}
-    return [name for name in reader.names if f"{name}_steps" in counts]
 
 
 def load_policy(

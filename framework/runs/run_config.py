@@ -102,14 +102,13 @@ class RunConfig(config_checks.NamedFields):
     replay_backend: ReplayBackend = "repertory"  # Implementation of the tables. reverb is dm-reverb.
 
     def __post_init__(self) -> None:
+        refuse = functools.partial(config_checks.refuse, self)
         if self.directory == "":
-            raise ValueError("directory: got '', expected a path or None. '.' is the current folder.")
+            refuse("directory", ", expected a path or None. '.' is the current folder.")
         if self.directory is not None:
             object.__setattr__(self, "directory", path := os.path.abspath(self.directory))
             if path.encode("utf-8", "replace") != os.fsencode(path):  # Torch writes no file there.
-                raise ValueError(
-                    f"directory: got {path!r}, expected a name in UTF-8. Rename or move the folder."
-                )
+                refuse("directory", ", expected a name in UTF-8. Rename or move the folder.")
         config_checks.types(self)
         counts = [each.name for each in dataclasses.fields(self) if str(each.type).startswith("int")]
         config_checks.at_least(self, 1, *(name for name in counts if name not in _MAY_BE_0))
@@ -123,7 +122,6 @@ class RunConfig(config_checks.NamedFields):
                 ValueError, (TypeError, ValueError), f"resources of group {group!r}: "
             ):
                 Resources(**fields)
-        refuse = functools.partial(config_checks.refuse, self)
         if self.target_return is not None and self.evaluate_period is None:
             refuse("target_return", " without an evaluator, expected None. Give evaluate_period (env steps).")
         if self.min_actors is not None:

@@ -149,7 +149,9 @@ class RunFolder:
                     "Use the version that wrote it (see versions in the file)."
                 )
             own = {name: content.pop(name) for name in ("agent", "environment", "engine", "restarts")}
-            content.pop("inference_messages", None)  # A setting of version 0.2 that changed no result.
+            # Settings of version 0.2, which changed no result.
+            for name in ("inference_messages", "inference_min_batch"):
+                content.pop(name, None)
             if content.pop("compile_loss", False):  # The name of this mode in version 0.2.
                 content["step_mode"] = "compile"
             if content.get("inference") == "alternating":  # So did this value.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import math
@@ -29,6 +30,16 @@ PROGRAM = "program"  # The part of a checkpoint that `Snapshot` writes.
 _LOG = logging.getLogger(__name__)
 
 
+@dataclasses.dataclass
+class _Actor:
+    """What the counter knows of an actor."""
+
+    granted: int = 0  # Steps that it may make.
+    is_trusted: bool = False  # Whether its next report is accepted without a grant.
+    is_refused: bool = False  # Whether its last request got nothing, so that it stops.
+    life: str = ""  # Empty if it names none.
+
+
 class Counter(Saveable[dict[str, Any]]):
     """Named counts and a budget of env steps, safe to use from any thread.
 
@@ -51,12 +62,9 @@ class Counter(Saveable[dict[str, Any]]):
         self.max_steps = max_steps
         self._changed = threading.Condition()
         self._counts: Counts[str] = Counts()
-        self._grants: dict[str, int] = {}
-        self._settled: set[str] | None = None  # Actors that have reported since `restore`; None without one.
-        self._released: set[str] = set()  # Actors that lost their grant and have not reported since.
-        self._lives: dict[str, str] = {}  # By actor, if it names its life.
+        self._actors: dict[str, _Actor] = {}
+        self._is_restored = False
         self._lost_lives: set[str] = set()
-        self._refused: set[str] = set()  # Actors whose last request got nothing: they stop.
 
     def increment(self, **counts: int) -> dict[str, int]:
         """Adds to the named counts and returns all of them."""
@@ -92,36 +100,32 @@ class Counter(Saveable[dict[str, Any]]):
         if n < 0 or spent < 0:
             raise ValueError(f"grant({who!r}): got n={n} and spent={spent}, expected at least 0 for both.")
         with self._changed:
-            held = self._grants.get(who, 0)
+            actor = self._actors.setdefault(who, _Actor(is_trusted=self._is_restored))
             limit = math.inf if self.max_steps is None else self.max_steps
-            left = limit - self._counts[_STEPS] - sum(self._grants.values()) + held
+            left = limit - self._counts[_STEPS] - self.granted() + actor.granted
             if life in self._lost_lives:  # A late report. A grant belongs to the next life.
-                spent = int(max(0, min(spent, left - held)))
+                spent = int(max(0, min(spent, left - actor.granted)))
                 self._counts.update({**counts, _STEPS: spent})
                 self._changed.notify_all()
                 return 0
-            if life:
-                self._lives[who] = life
-            is_new = self._settled is not None and who not in self._settled
-            if is_new or who in self._released:
-                self._released.discard(who)
-                if self._settled is not None:
-                    self._settled.add(who)
+            actor.life = life
+            if actor.is_trusted:
+                actor.is_trusted = False
                 spent = int(max(0, min(spent, left)))
-            elif spent > held:
+            elif spent > actor.granted:
                 raise ValueError(
-                    f"grant({who!r}): spent {spent} steps but holds a grant of {held}; ask for steps before "
-                    "taking them."
+                    f"grant({who!r}): spent {spent} steps but holds a grant of {actor.granted}; ask for "
+                    "steps before taking them."
                 )
             granted = int(max(0, min(n, left - spent)))
             keeps = holds and n > 0 and not granted
             if (spent or counts) and not keeps:
                 self._counts.update({**counts, _STEPS: spent})
-            self._grants[who] = spent if keeps else granted
+            actor.granted = spent if keeps else granted
             if granted:
-                self._refused.discard(who)
+                actor.is_refused = False
             elif n and (holds or not life):  # An actor with a life waits for steps that a lost one leaves.
-                self._refused.add(who)
+                actor.is_refused = True
             self._changed.notify_all()
             return granted
 
@@ -132,15 +136,15 @@ class Counter(Saveable[dict[str, Any]]):
         that an actor with a life holds count instead: the others may have ended.
         """
         with self._changed:
-            held = self._grants.pop(who, None)
-            if who in self._lives:
-                self._lost_lives.add(self._lives.pop(who))
-                if who in self._refused:
-                    self._counts[_STEPS] += held or 0
-                    held = None
-            self._refused.discard(who)
-            if held is not None:
-                self._released.add(who)
+            if (actor := self._actors.get(who)) is None:
+                return
+            if actor.life:
+                self._lost_lives.add(actor.life)
+            if actor.life and actor.is_refused:
+                self._counts[_STEPS] += actor.granted
+            else:
+                actor.is_trusted = True
+            actor.granted, actor.is_refused, actor.life = 0, False, ""
             self._changed.notify_all()
 
     def wait_for_steps(self, timeout: float) -> bool:
@@ -152,7 +156,7 @@ class Counter(Saveable[dict[str, Any]]):
 
         def left() -> int | None:
             remaining = self.remaining()
-            return remaining and remaining - sum(self._grants.get(who, 0) for who in self._refused)
+            return remaining and remaining - sum(a.granted for a in self._actors.values() if a.is_refused)
 
         with self._changed:
             self._changed.wait_for(lambda: self.ungranted() or not left(), timeout)
@@ -162,7 +166,7 @@ class Counter(Saveable[dict[str, Any]]):
         """Steps of the budget that are neither spent nor granted; None without a budget."""
         with self._changed:
             remaining = self.remaining()
-            return None if remaining is None else remaining - sum(self._grants.values())
+            return None if remaining is None else remaining - self.granted()
 
     def is_ending(self) -> bool:
         """Whether an actor has stopped or will: no step is left to grant, or was when it last asked.
@@ -170,12 +174,12 @@ class Counter(Saveable[dict[str, Any]]):
         Later a few steps may return from a grant whose rest another actor does not need.
         """
         with self._changed:
-            return bool(self._refused) or self.ungranted() == 0
+            return any(actor.is_refused for actor in self._actors.values()) or self.ungranted() == 0
 
     def granted(self) -> int:
         """Steps that are granted and not reported as spent."""
         with self._changed:
-            return sum(self._grants.values())
+            return sum(actor.granted for actor in self._actors.values())
 
     def remaining(self) -> int | None:
         """Steps of the budget that are not spent, including granted ones; None without a budget.
@@ -201,8 +205,7 @@ class Counter(Saveable[dict[str, Any]]):
     def restore(self, state: Mapping[str, Any]) -> None:
         with self._changed:
             self._counts = Counts(state["counts"])
-            self._grants, self._settled = {}, set()
-            self._refused = set()
+            self._actors, self._is_restored = {}, True
             self._changed.notify_all()
 
 

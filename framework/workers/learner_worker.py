@@ -71,7 +71,6 @@ class LearnerWorker(LearnerNode):
         self._collecting = True  # Whether an actor that joins contributes to the next batch.
         detects = on_policy and self._roster is None
         self._stall_detector = StallDetector(config.num_actors) if detects else None
-        self._stalled_version = -1  # The newest that the stall detector knows.
         self._first: Any = None  # The `FirstLearner` of several.
         if config.num_learners > 1:
             self._first = FirstLearner(self._learner.learner, config.num_learners)
@@ -117,10 +116,7 @@ class LearnerWorker(LearnerNode):
                 return True
             if actor is None or self._stall_detector is None or not self._waits_for_data:
                 return False
-            if block.version > self._stalled_version:
-                self._stalled_version = block.version
-                self._stall_detector.moved()
-            if not self._stall_detector.asked(actor):
+            if not self._stall_detector.asked(actor, block.version):
                 return False
             _LOG.warning(
                 "All actors wait for version %d of the parameters and the learner waits for their data: some "

@@ -13,7 +13,7 @@ from framework.workers.collector import Collector, Steps, Turns
 from framework.workers.gates import WAIT_S, Gate
 
 _LAST_STEP_S = 60.0  # Limit of the wait for the learner's last step.
-_SAY_PERIOD_S = 60.0  # Seconds between two log messages of a wait.
+_SAY_PERIOD = 120  # Waits of half a second between two log messages.
 _LOG = logging.getLogger(__name__)
 
 
@@ -121,7 +121,7 @@ class Lockstep(Gate):
         self._name, self._learner, self._counter, self._life = name, learner, counter, life
         self._collector, self._unrolls = collector, unrolls
         self._flushed = -1  # The unroll before which all is in replay.
-        self._said_at: float | None = None  # When the wait began, or its last message was logged.
+        self._waits = 0  # In vain, since the last unroll began.
 
     def ready(self) -> bool:
         needed = self._unrolls.needed_version()
@@ -175,21 +175,19 @@ class Lockstep(Gate):
         """
         if self._life and not self._flush_before_unroll():
             return False
-        version, now = self._collector.version, time.monotonic()
+        version = self._collector.version
         if (version >= needed and not self._life) or self._is_available(needed, WAIT_S, self._name):
-            self._said_at = None
+            self._waits = 0
             return True
         held_back = "All its items are in replay."
         try:
             self._flush(0)
         except DeadlineExceededError as error:
             held_back = f"Not all its items are in replay: {error}"
-        waited = now - (self._said_at or now)
-        if self._said_at is None or waited >= _SAY_PERIOD_S:
-            self._said_at = now
-        if waited >= _SAY_PERIOD_S:
+        self._waits += 1
+        if self._waits % _SAY_PERIOD == 0:
             text = "%s has waited %.0f s for version %s of the parameters and has version %s. %s"
-            _LOG.warning(text, self._name, waited, needed, version, held_back)
+            _LOG.warning(text, self._name, self._waits * WAIT_S, needed, version, held_back)
         return False
 
     def _flush(self, timeout: float) -> None:

@@ -135,7 +135,7 @@ def test_the_worker_ends_after_the_last_step_has_ended_the_program():
     )
     while not worker.finished():
         worker.step()
-    assert ended == [("max_learner_steps", {"learner_steps": 5})]
+    assert ended[0] == ("max_learner_steps", {"learner_steps": 5})
     worker.close()
 
 

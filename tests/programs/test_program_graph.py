@@ -131,7 +131,7 @@ def test_a_run_without_a_learner_of_that_name_is_not_loaded_with_untrained_param
     config = RunConfig(directory=str(tmp_path), max_env_steps=150)
     launch.launch(make_program(Renamed(CONFIG), CARTPOLE, config), engine="serial")
     assert "other" in Checkpointer(tmp_path / "checkpoints").restore().names
-    with pytest.raises(RunError, match="got the learners other, expected"):
+    with pytest.raises(RunError, match=r"a learner called 'learner', but .*other"):
         load_policy(tmp_path, allow=(__name__,))
 
 

@@ -116,7 +116,7 @@ def test_a_learner_that_comes_back_without_a_checkpoint_goes_on_above_the_versio
 
 def test_an_actor_that_waits_long_says_so(monkeypatch, caplog):
     """The learner waits for the test, between its first two steps."""
-    monkeypatch.setattr(lockstep, "_SAY_PERIOD_S", 0.0)
+    monkeypatch.setattr(lockstep, "_SAY_PERIOD", 1)
     gate, said = threading.Event(), threading.Event()
     slow = slow_ppo(lambda: gate.wait(30))
 

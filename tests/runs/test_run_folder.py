@@ -60,11 +60,12 @@ def test_fields_of_the_agent_with_names_of_other_settings_are_kept(tmp_path):
 def test_a_run_of_an_earlier_version_with_settings_that_are_gone_is_read(tmp_path):
     _run(RandomActions(), "gymnasium:CartPole-v1", directory=str(tmp_path))
     file = tmp_path / "config.yaml"
-    old = file.read_text().replace("inference: local", "inference: alternating\ninference_messages: false")
+    gone = "inference: alternating\ninference_messages: false\ninference_min_batch: 2"
+    old = file.read_text().replace("inference: local", gone)
     file.write_text(old)
     run = RunFolder.open(tmp_path)
     assert "alternating" in old and run.config.inference == "local"
-    assert "inference_messages" not in run.agent_config
+    assert run.make_agent().config == RandomActionsConfig()
 
 
 def test_options_that_the_file_cannot_hold_are_named(tmp_path):

@@ -26,13 +26,13 @@ def test_what_is_a_stall_detector(case):
     times, expected = CASES[case]
     now = [0.0]
     still = StallDetector(2, patience=20.0, clock=lambda: now[0])
-    found = []
+    found, version = [], 3
     for number, what in enumerate(times):
         now[0] = 4.0 * number
         if what == "moved":
-            still.moved()
+            version += 1
             continue
-        answers = [still.asked(actor) for actor in what]
+        answers = [still.asked(actor, version) for actor in what]
         if any(answers):
             found.append(number)
     assert found == expected
