@@ -380,7 +380,7 @@ class _Line:
                 self._send(call)
             else:
                 text = "The node was restarted while it had this call, which may have been carried out."
-                settle(call, error=CallLost(f"{self._client.name}.{call.method}: {text}"))
+                self._fail(call, CallLost(f"{self._client.name}.{call.method}: {text}"))
 
     def _look(self) -> None:
         """Fails calls that are overdue or cannot be answered, and probes the others."""
@@ -400,20 +400,24 @@ class _Line:
         absent = self._silent_probes > _SILENT_PROBES_AFTER_STOP
         self._look_at = self._probe_at
         for call in list(self._open.values()):
+            what = f"{client.name}.{call.method}"
             if call.deadline <= now:
-                text = f"{client.name}.{call.method} was not answered in time."
-                settle(call, error=CallTimeout(text))
+                self._fail(call, CallTimeout(f"{what} was not answered in time."))
             elif client.stopped.is_set() and (absent if call.sent else not client.here):
-                text = f"{client.name}.{call.method}: the program stopped, and the node does not answer."
-                settle(call, error=ProgramStopped(text))
+                text = "the program stopped, and the node does not answer."
+                self._fail(call, ProgramStopped(f"{what}: {text}"))
             elif refused or (client.here and not call.sent):
                 text = (
                     f"Node {client.name!r} refused this client: it belongs to another program, or an array "
                     f"of an answer is larger than max_frame_bytes={client.max_frame_bytes}."
                 )
-                settle(call, error=LaunchError(text))
+                self._fail(call, LaunchError(text))
             else:
                 self._look_at = min(self._look_at, call.deadline)
+
+    def _fail(self, call: _Call, error: LaunchError) -> None:
+        self._open.pop(call.number, None)
+        settle(call, error=error)
 
     def close(self) -> None:
         """Takes the answers that have arrived, then fails the other calls."""
@@ -425,5 +429,5 @@ class _Line:
         self._ring.close()
         self._client.forget(self)
         for call in [*self._open.values(), *self.new]:
-            error = f"The client of node {self._client.name!r} was closed during a call of {call.method!r}."
-            settle(call, error=ClientClosed(error))
+            text = f"The client of node {self._client.name!r} was closed during a call of {call.method!r}."
+            self._fail(call, ClientClosed(text))

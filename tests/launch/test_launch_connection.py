@@ -315,6 +315,18 @@ def test_after_the_stop_a_running_call_is_waited_for_and_a_lost_node_is_not(
     assert isinstance(answer.exception(PATIENCE), ProgramStopped)
 
 
+def test_a_timeout_leaves_nothing_to_the_next_call(connect, address, stopped, impatient, serve):
+    """Silence before the call must not count as silence after the stop."""
+    connection = connect()
+    with pytest.raises(CallTimeout):
+        connection.call("name", (), {}, 0.5)  # It sends several probes.
+    connection.probe_interval_s = 10.0
+    stopped.set()
+    waiting = Background(connection.call, "name", (), {}, PATIENCE)
+    serve("first", address)
+    assert waiting.result(PATIENCE) == "first"
+
+
 def test_deadlines_of_threads_that_share_a_client(serve, connect, address, monkeypatch):
     monkeypatch.setattr(client.Connection, "probe_interval_s", 60.0)
     _, service = serve("first", address)
