@@ -71,7 +71,7 @@ class C51(DQN):
 
     config: C51Config = C51Config()
     networks_class = C51Networks
-    members = (*DQN.members, "outputs", "expected", "atoms")
+    members = (*DQN.members, "expected", "atoms")
 
     def item_losses(
         self, networks: DQNNetworks, target: nn.Module, data: Transition, context: LossContext | None = None
@@ -81,7 +81,7 @@ class C51(DQN):
             return super().item_losses(networks, target, data, context)
         assert isinstance(networks.atoms, torch.Tensor)
         rewards, discounts = self.rewards(data)
-        outputs = networks.outputs(data.observation).float()
+        outputs = networks.q_network(data.observation).float()
         with torch.no_grad():
             next_outputs = target(data.next_observation).float()
             selector = (

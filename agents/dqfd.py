@@ -87,14 +87,10 @@ class DQfD(DQN):
     def make_tables(self, spec: EnvironmentSpec) -> list[replay.Table]:
         episodes = self.episodes()
         demonstrations.check(episodes, spec)
-        table = replay.Table(
-            name=DEMONSTRATIONS_TABLE,
-            sampler=self.make_sampler(),
-            remover=replay.selectors.Fifo(),
-            # Never full. Each of several servers has a part of this size and any number of the episodes.
-            max_size=MAX_SHARDS * self._num_items(episodes),
-            rate_limiter=replay.rate_limiters.MinSize(1),
-        )
+        # Never full. Each of several servers has a part of this size and any number of the episodes.
+        size, limiter = MAX_SHARDS * self._num_items(episodes), replay.rate_limiters.MinSize(1)
+        sampler, remover = self.make_sampler(), replay.selectors.Fifo()
+        table = replay.Table(DEMONSTRATIONS_TABLE, sampler, remover, size, limiter)
         return [*super().make_tables(spec), table]
 
     def make_adder(

@@ -96,28 +96,11 @@ class DQNNetworks(nn.Module):
         super().__init__()
         self.num_actions = specs.num_discrete_actions(spec.actions)
         self.actions = networks.Actions(spec.actions)
+        body = config.hidden_sizes, config.dueling, config.layer_norm
+        noise = config.initial_noise if config.noisy else 0.0
         self.q_network = networks.QNetwork(
-            spec.observations,
-            self.num_actions,
-            config.hidden_sizes,
-            config.dueling,
-            config.layer_norm,
-            outputs_per_action,
-            config.initial_noise if config.noisy else 0.0,
-            config.torso,
+            spec.observations, self.num_actions, *body, outputs_per_action, noise, config.torso
         )
-        self._shape = (self.num_actions, outputs_per_action)[: 1 if outputs_per_action == 1 else 2]
-
-    def outputs(self, observation: Nest) -> torch.Tensor:
-        """Outputs of the network for all actions, `[N, A]`, or `[N, A, K]` with K above 1."""
-        outputs = self.q_network(observation)
-        # Too few columns would fail only in the loss, and too many would not fail.
-        if outputs.shape[1:] != self._shape:
-            raise ValueError(
-                f"q_network: got values of shape {tuple(outputs.shape)}, expected "
-                f"(envs, {', '.join(map(str, self._shape))}). Fix the network's last layer."
-            )
-        return outputs
 
     def expected(self, outputs: torch.Tensor) -> torch.Tensor:
         """Expected returns `[N, A]` of outputs of the network or of its target network."""
@@ -125,7 +108,14 @@ class DQNNetworks(nn.Module):
 
     def values(self, observation: Nest) -> torch.Tensor:
         """Expected returns of all actions, `[N, A]`, by which the policy chooses."""
-        return self.expected(self.outputs(observation))
+        values = self.expected(self.q_network(observation))
+        # Too few columns would fail only in the loss, and too many would not fail.
+        if values.shape[1:] != (self.num_actions,):
+            raise ValueError(
+                f"q_network: got values of shape {tuple(values.shape)}, expected (envs, {self.num_actions}). "
+                "Fix the network's last layer."
+            )
+        return values
 
 
 class DQNPolicy(TorchPolicy):

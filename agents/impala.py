@@ -223,18 +223,11 @@ class IMPALA(OnPolicyAgent):
     def vtrace(self, data: Step, log_rhos: torch.Tensor, values: torch.Tensor) -> losses.VTrace:
         """V-trace of rows `[N, T + 1]`; `log_rhos` compare the rated policy with the one that acted."""
         config, rewards = self.config, data.reward.float()
+        discounts = config.discount * data.discount.float()
         if config.reward_clip is not None:
             rewards = rewards.clamp(-config.reward_clip, config.reward_clip)
-        return losses.vtrace(
-            log_rhos,
-            rewards,
-            config.discount * data.discount.float(),
-            values,
-            data.mask,
-            config.vtrace_lambda,
-            config.clip_rho,
-            config.clip_c,
-        )
+        settings = config.vtrace_lambda, config.clip_rho, config.clip_c
+        return losses.vtrace(log_rhos, rewards, discounts, values, data.mask, *settings)
 
     def whole_loss(
         self,

@@ -49,16 +49,11 @@ class IQNNetworks(QuantileNetworks):
     def __init__(self, config: IQNConfig, spec: EnvironmentSpec):
         super().__init__(config, spec, config.num_policy_quantiles)
         count = config.num_policy_quantiles
+        fractions = [config.risk * (k + 0.5) / count for k in range(count)]
+        body = config.hidden_sizes, config.dueling, config.layer_norm
+        noise = config.initial_noise if config.noisy else 0.0
         self.q_network = networks.ImplicitQuantileNetwork(
-            spec.observations,
-            self.num_actions,
-            [config.risk * (k + 0.5) / count for k in range(count)],
-            config.hidden_sizes,
-            config.dueling,
-            config.layer_norm,
-            config.initial_noise if config.noisy else 0.0,
-            config.num_cosines,
-            config.torso,
+            spec.observations, self.num_actions, fractions, *body, noise, config.num_cosines, config.torso
         )
 
 

@@ -241,23 +241,15 @@ class PPO(OnPolicyAgent):
         config = self.config
         mask = rows.counted
         new, values = networks(rows.observation, rows.state, rows.starts)
-        log_probs = new.log_prob(rows.action)
+        inputs = new.log_prob(rows.action), rows.log_prob, rows.advantage
         if config.target_kl is None:
             left = schedules.linear_decay(config.learning_rate_decay, config.clip_end)(context.env_steps)
-            inputs = (log_probs, rows.log_prob, rows.advantage, mask, config.clip * left)
-            surrogate = losses.clipped_surrogate(*inputs, statistics=context.wants_metrics)
+            clip, wanted = config.clip * left, context.wants_metrics
+            surrogate = losses.clipped_surrogate(*inputs, mask, clip, statistics=wanted)
         else:
             kl = networks.actions.distribution(rows.policy).kl(new)
-            surrogate = losses.kl_penalty_surrogate(
-                log_probs,
-                rows.log_prob,
-                rows.advantage,
-                kl,
-                networks.kl_coefficient,
-                config.target_kl,
-                mask,
-                total=context.total,
-            )
+            bound = kl, networks.kl_coefficient, config.target_kl
+            surrogate = losses.kl_penalty_surrogate(*inputs, *bound, mask, total=context.total)
         if config.value_clip is None:
             value_loss = losses.value_loss(values, rows.target, mask)
         else:
@@ -273,7 +265,7 @@ class PPO(OnPolicyAgent):
             metrics["clip_fraction"] = surrogate.clip_fraction
         weight = None
         if context.total is not None:
-            weight = loss.new_tensor(len(log_probs)) if mask is None else mask.sum()
+            weight = loss.new_tensor(len(rows.log_prob)) if mask is None else mask.sum()
         return LossOutput(loss, metrics, weight=weight)
 
     def finish(

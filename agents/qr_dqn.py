@@ -52,7 +52,7 @@ class QRDQNNetworks(QuantileNetworks):
 class QuantileDQN(DQN):
     """What QR-DQN and IQN share: the loss of quantiles at given fractions."""
 
-    members = (*DQN.members, "outputs", "expected")
+    members = (*DQN.members, "expected")
 
     def target_samples(
         self, networks: DQNNetworks, target: nn.Module, data: Transition, *fractions: torch.Tensor
@@ -115,7 +115,7 @@ class QRDQN(QuantileDQN):
         self, networks: DQNNetworks, target: nn.Module, data: Transition, context: LossContext | None = None
     ) -> ItemLosses:
         """As `DQN.item_losses`. Priorities are the losses."""
-        outputs = networks.outputs(data.observation)
+        outputs = networks.q_network(data.observation)
         items, count = outputs.shape[0], outputs.shape[2]
         fractions = (torch.arange(count, device=outputs.device) + 0.5) / count
         targets = self.target_samples(networks, target, data)

@@ -121,20 +121,10 @@ class RandomActions(core.Agent):
 
     def make_tables(self, spec: specs.EnvironmentSpec) -> list[replay.Table]:
         config = self.config
-        limiter = replay.rate_limiters.SampleToInsertRatio(
-            config.samples_per_insert,
-            config.batch_size,
-            2.0 * config.batch_size * config.samples_per_insert + 512,
-        )
-        return [
-            replay.Table(
-                name=adders.REPLAY_TABLE,
-                sampler=replay.selectors.Uniform(),
-                remover=replay.selectors.Fifo(),
-                max_size=config.max_replay_size,
-                rate_limiter=limiter,
-            )
-        ]
+        ratio, size = config.samples_per_insert, config.batch_size
+        limiter = replay.rate_limiters.SampleToInsertRatio(ratio, size, 2.0 * size * ratio + 512)
+        sampler, remover = replay.selectors.Uniform(), replay.selectors.Fifo()
+        return [replay.Table(adders.REPLAY_TABLE, sampler, remover, config.max_replay_size, limiter)]
 
     def make_adder(self, client: ReplayClient, spec: specs.EnvironmentSpec) -> adders.Adder:
         return adders.NStepTransitionAdder(client, 1, 1.0, frame_stack=specs.frame_stack(spec.observations))

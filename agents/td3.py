@@ -90,18 +90,12 @@ class TD3Networks(nn.Module):
         self.actions = networks.make_squashed_actions(
             spec.actions, type(config).__name__.removesuffix("Config")
         )
-        size = self.actions.head_spec.shape[0]
-        sizes, layer_norm = config.hidden_sizes, config.layer_norm
+        seen, size, sizes = spec.observations, self.actions.head_spec.shape[0], config.hidden_sizes
         self.policy = PolicyNetwork(
-            spec.observations, sizes, lambda width: DeterministicHead(width, size), layer_norm
+            seen, sizes, lambda width: DeterministicHead(width, size), config.layer_norm
         )
         self.critics = networks.Critics(
-            spec.observations,
-            size,
-            sizes,
-            config.num_critics,
-            layer_norm,
-            outputs_per_action=outputs_per_action,
+            seen, size, sizes, config.num_critics, config.layer_norm, None, outputs_per_action
         )
 
     def values(self, observation: Nest, action: torch.Tensor) -> torch.Tensor:

@@ -273,15 +273,8 @@ class OffPolicyAgent(TorchAgent):
             # The buffer holds a burst of items on either side of the exact ratio, and one batch.
             config.insert_burst * config.samples_per_insert + config.batch_size,
         )
-        return [
-            replay.Table(
-                name=adders.REPLAY_TABLE,
-                sampler=self.make_sampler(),
-                remover=replay.selectors.Fifo(),
-                max_size=config.max_replay_size,
-                rate_limiter=limiter,
-            )
-        ]
+        sampler, remover = self.make_sampler(), replay.selectors.Fifo()
+        return [replay.Table(adders.REPLAY_TABLE, sampler, remover, config.max_replay_size, limiter)]
 
     def make_adder(
         self, client: ReplayClient, spec: specs.EnvironmentSpec, priority_fn: PriorityFn | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 import threading
 import time
@@ -9,7 +10,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from launch import context
-from launch.futures import settle
+from launch.futures import fulfil
 from launch.handles import Methods
 
 
@@ -41,7 +42,7 @@ class Cacher(Methods):
             self._answers = {
                 k: (asked, answer)
                 for k, (asked, answer) in self._answers.items()
-                if now - asked < self._interval or not answer.done()
+                if not answer.done() or (now - asked < self._interval and answer.exception() is None)
             }
             known = self._answers.get(key)
             if known is None:
@@ -49,11 +50,5 @@ class Cacher(Methods):
                 self._answers[key] = (now, future)
         if known is not None:
             return known[1].result()
-        try:
-            settle(future, getattr(self._client, name)(*args, **kwargs))
-        except BaseException as error:
-            with self._lock:
-                if self._answers.get(key, (0.0, None))[1] is future:
-                    del self._answers[key]
-            settle(future, error=error)
+        fulfil(future, functools.partial(getattr(self._client, name), *args, **kwargs))
         return future.result()

@@ -14,7 +14,6 @@ import stat
 import tempfile
 
 from launch import platforms
-from launch.errors import LaunchError
 
 _OWNER = "owner"  # the file in a directory that its processes keep locked
 # Longest path of a unix socket that the kernel accepts (108 bytes with the terminating zero).
@@ -46,7 +45,7 @@ def share_directory(path: str) -> int:
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)
         with contextlib.suppress(FileNotFoundError):  # it was removed before it was locked
-            _check_private(path)
+            check_private(path)
             owner = os.open(os.path.join(path, _OWNER), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             fcntl.flock(owner, fcntl.LOCK_SH)
             with contextlib.suppress(FileNotFoundError):
@@ -55,12 +54,13 @@ def share_directory(path: str) -> int:
             os.close(owner)
 
 
-def _check_private(path: str) -> None:
-    """Raises `LaunchError` unless `path` is a directory of this user alone, and no link."""
+def check_private(path: str) -> None:
+    """Raises `PermissionError` unless `path` is a directory of this user alone, and no link."""
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise LaunchError(
-            f"{path}: got something else, expected a directory of mode 0700 of this user. Remove it."
+        raise PermissionError(
+            f"{path}: got mode {stat.S_IMODE(found.st_mode):04o} and owner {found.st_uid}, expected a "
+            f"directory of mode 0700 and owner {os.getuid()}. Remove it, or use make_private_directory()."
         )
 
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from launch.caching import Cacher
 from launch.handles import Handle, replace_handles, timeout_seconds
+from launch.texts import check_known
 
 _ids = itertools.count(1)
 
@@ -215,9 +216,7 @@ class CacherNode(CourierNode):
 
 
 def _known(field: str, given: Mapping[str, Any] | None, defaults: dict[str, Any]) -> dict[str, Any]:
-    unknown = sorted(set(given or {}) - set(defaults))
-    if unknown:
-        raise ValueError(f"{field}: got {unknown}, expected some of {sorted(defaults)}.")
+    check_known(field, given or {}, defaults)
     options = {**defaults, **(given or {})}
     for name in ("thread_pool_size", "max_in_flight"):
         if options.get(name, 1) < 1:  # Calls would wait without end.

@@ -22,6 +22,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from launch.texts import check_known
+
 _SHM = "/dev/shm"
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _PIECE = b"\0" * (1 << 20)
@@ -47,11 +49,7 @@ ABILITIES: dict[str, Callable[[], bool]] = {
 def has(ability: str) -> bool:
     """Returns whether this platform has one of `ABILITIES`, and it is not switched off."""
     without = set(filter(None, os.environ.get("REPERTORY_PLATFORM_WITHOUT", "").split(",")))
-    if unknown := sorted(without - set(ABILITIES)):
-        raise ValueError(
-            f"REPERTORY_PLATFORM_WITHOUT: got {unknown}, expected some of {sorted(ABILITIES)}. "
-            "Separate them with commas."
-        )
+    check_known("REPERTORY_PLATFORM_WITHOUT", without, sorted(ABILITIES))
     return ability not in without and ABILITIES[ability]()
 
 
@@ -134,6 +132,15 @@ def outlive_signals() -> None:
     for number in OF_ALL_PROCESSES:
         signal.signal(number, lambda number, frame: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, OF_ALL_PROCESSES)
+
+
+def limit_torch() -> None:
+    """Gives torch, if it is loaded, one thread, or `OMP_NUM_THREADS`, which it read when it was loaded.
+
+    With all cores, small networks are several times slower.
+    """
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
 
 
 def boot_id() -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from launch.engines.base import ENGINES, Job
 from launch.engines.options import Resources, make_options
 from launch.program import Program
-from launch.texts import nearest
+from launch.texts import check_known
 
 
 class ProgramInterrupted(KeyboardInterrupt):
@@ -58,10 +58,7 @@ def start(
             f"program: got {program!r}, expected a Program. Give an instance: launch.Program(NAME), or what "
             "make_program(agent, environment) returns."
         )
-    if engine not in ENGINES:
-        raise ValueError(
-            f"engine: got {engine!r}, expected one of {', '.join(ENGINES)}.{nearest(engine, ENGINES)}"
-        )
+    check_known("engine", [engine], ENGINES, "one of")
     module, name = ENGINES[engine]
     options = make_options(
         program,

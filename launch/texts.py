@@ -36,6 +36,14 @@ def nearest(name: object, known: Iterable[str]) -> str:
     return f" Did you mean {plain[close[0]]!r}?" if close else ""
 
 
+def check_known(name: str, given: Iterable[str], known: Iterable[str], what: str = "some of") -> None:
+    """Raises `ValueError` if something given is not known. The text has the nearest name."""
+    known = list(known)
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise ValueError(f"{name}: got {unknown}, expected {what} {known}.{nearest(unknown[0], known)}")
+
+
 def printable(text: str) -> str:
     r"""Returns `text` with its control characters as escapes such as `\x1b`.
 

@@ -38,9 +38,9 @@ class Row:
 
     @property
     def allow(self) -> tuple[str, ...]:
-        """Flags of commands that read a run of an agent without a name of its own."""
-        module, separator, _ = self.agent.partition(":")
-        return ("--allow", module) if separator else ()
+        """Flags of commands that read a run with objects that have no name of their own."""
+        named = [each.partition(":")[0] for each in (self.agent, *self.flags) if ":" in each]
+        return tuple(flag for module in named for flag in ("--allow", module))
 
 
 HIDDEN_CARTPOLE = "testing:CartPoleWithoutVelocities"

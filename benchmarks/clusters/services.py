@@ -319,7 +319,7 @@ serve_node = replay.serve_node
 
 
 def connect_node(address: str, curve: Any = None) -> Any:
-    """A replay client that maps no memory of the server, for `ReplayNode(backend="scaling_services")`."""
+    """A replay client that maps no memory of the server, for `ReplayNode(backend=__name__)`."""
     client = replay.Client(address, curve=curve, local=False)
     launch.register_stop_handler(client.interrupt)
     return client

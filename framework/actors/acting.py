@@ -39,6 +39,9 @@ class PolicyActor(core.Actor):
       offset: index of the first of these envs among all envs that act with this kind of policy. Policies may
         treat envs differently.
       total: number of all envs that act with this kind of policy. None means `offset + num_envs`.
+
+    Attributes:
+      state: the policy's state before the next actions; None before `observe_first`.
     """
 
     def __init__(
@@ -57,7 +60,7 @@ class PolicyActor(core.Actor):
         self.adder = adder
         self._copies = False  # Whether it gets copies, because it is of another package.
         self._variable_client = variable_client
-        self._state: Nest = None
+        self.state: Nest = None
         self._has_memory = False
         self._extras: Nest = ()
         if seed is not None:
@@ -68,17 +71,17 @@ class PolicyActor(core.Actor):
         return self.adder is None or self.adder.ready()
 
     def observe_first(self, timestep: Any) -> None:
-        self._state = self._initial_state()
-        self._has_memory = bool(tree.flatten(self._state))
+        self.state = self._initial_state()
+        self._has_memory = bool(tree.flatten(self.state))
         self._extras = ()
         if self.adder is not None:
             self._copies = is_foreign(self.adder)
             self.adder.add_first(copies(timestep) if self._copies else timestep)
 
     def select_action(self, observation: Nest) -> Nest:
-        if self._state is None:
+        if self.state is None:
             raise RuntimeError("select_action() came before observe_first(); give it the first time step.")
-        action, self._extras, self._state = self.policy.step(observation, self._state)
+        action, self._extras, self.state = self.policy.step(observation, self.state)
         return action
 
     def observe(self, action: Nest, next_timestep: Any) -> None:
@@ -88,7 +91,7 @@ class PolicyActor(core.Actor):
         if self._has_memory:
             begins = self.policy.begins(next_timestep)
             if any(np.count_nonzero(mask) for mask in tree.flatten(begins)):
-                self._state = restarted(self._state, self._initial_state(), begins)
+                self.state = restarted(self.state, self._initial_state(), begins)
 
     def _initial_state(self) -> Nest:
         states = self.policy.initial_state(self._total)

@@ -20,6 +20,7 @@ from framework.specs import path_name
 from framework.types import FIRST, LAST, MID, MultiAgentTimeStep, Nest
 
 _LOG = logging.getLogger(__name__)
+_OF_THE_LOOP = ("episode_return", "episode_length", "env")  # In every result; others are of observers.
 
 
 class StepCounter(Protocol):
@@ -61,6 +62,7 @@ class EnvironmentLoop:
 
     Attributes:
       environment: the environment.
+      timestep: the time step that the next actions follow; None if the next step begins with a reset.
       num_steps: transitions of all envs since the construction of the loop.
       num_dropped: number of episodes, also since then, that the environment cut short with FIRST, or that
         began before a reset (`BatchedEnvironment.cut`). They have no return.
@@ -100,7 +102,7 @@ class EnvironmentLoop:
         self._observers = tuple(observers)
         self._should_update = should_update
         self._max_episode_steps = max_episode_steps
-        self._timestep: dm_env.TimeStep | None = None  # None: reset before the next step
+        self.timestep: dm_env.TimeStep | None = None
         self._partial: np.ndarray | None = None  # bool[B]: open episodes that began before the reset.
         self._reward_spec = environment.reward_spec()
         self._has_one_reward = not tree.is_nested(self._reward_spec)
@@ -129,8 +131,8 @@ class EnvironmentLoop:
         if max_steps is not None and max_steps < 1:
             raise ValueError(f"max_steps: got {max_steps}, expected at least 1 or None.")
         clock, seconds = time.perf_counter, self.seconds
-        before = self._reset() if self._timestep is None else self._timestep
-        self._timestep = None  # If the code below fails, the next step begins with a reset.
+        before = self._reset() if self.timestep is None else self.timestep
+        self.timestep = None  # If the code below fails, the next step begins with a reset.
         start = clock()
         action = self._actor.select_action(before.observation)
         chosen = clock()
@@ -167,7 +169,7 @@ class EnvironmentLoop:
         for total, reward in zip(self._returns, rewards, strict=True):
             total += reward  # FIRST steps have reward 0
         if not cut:
-            self._timestep = timestep
+            self.timestep = timestep
         over = seen.step_type == LAST
         if self._partial is not None:
             over = self._without_partial(over, seen.step_type)
@@ -179,7 +181,7 @@ class EnvironmentLoop:
 
     def restart(self) -> None:
         """Makes the next step begin with a reset of all envs."""
-        self._timestep = None
+        self.timestep = None
 
     def run(self, num_episodes: int | None = None, num_steps: int | None = None) -> int:
         """Steps until a limit is reached, or without end if there is no limit.
@@ -244,7 +246,7 @@ class EnvironmentLoop:
                 results.append(tree.map_structure(lambda array: array[wanted], finished))
                 self._log(results[-1])
 
-        self._timestep = None
+        self.timestep = None
         self.environment.start_over()
         while share.any():
             finished = self.step()
@@ -258,8 +260,8 @@ class EnvironmentLoop:
                 take(self._finish(late), np.ones(len(late), np.bool_))
                 waits[late] = True
                 if not np.count_nonzero((share > 0) & ~waits):
-                    self._timestep, waits = None, np.zeros(num_envs, np.bool_)
-        self._timestep = None
+                    self.timestep, waits = None, np.zeros(num_envs, np.bool_)
+        self.timestep = None
         if self.num_cut > cut_before == 0:
             _LOG.warning(
                 "%s: %d of %d episodes had not ended after %s steps and were cut there. Their returns are "
@@ -363,3 +365,29 @@ def _cut(timestep: dm_env.TimeStep, moved: np.ndarray, limit: int) -> tuple[dm_e
     if isinstance(cut, MultiAgentTimeStep):
         cut = cut._replace(agents=tree.map_structure(lambda kinds: put(kinds, FIRST), cut.agents))
     return cut, moved & ~beyond
+
+
+def summarize(ended: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Mean, minimum and maximum of the results of `EnvironmentLoop.step`; empty if no episode ended.
+
+    With several agents, they are of the mean return of all agents; `episode_return/AGENT` is each agent's.
+    Of arrays of other names, such as metrics of observers, the mean over the results that have them.
+    """
+    if not ended:
+        return {}
+    lengths = np.concatenate([episodes["episode_length"] for episodes in ended])
+    each = tree.map_structure(lambda *parts: np.concatenate(parts), *[one["episode_return"] for one in ended])
+    returns = np.mean(tree.flatten(each), axis=0)
+    of_agents = each if isinstance(each, dict) else {}
+    observed = dict.fromkeys(name for episodes in ended for name in episodes if name not in _OF_THE_LOOP)
+    return {
+        **{
+            name: float(np.mean(np.concatenate([episodes[name] for episodes in ended if name in episodes])))
+            for name in observed
+        },
+        **{f"episode_return/{agent}": float(np.mean(of_agents[agent])) for agent in of_agents},
+        "episode_return": float(np.mean(returns)),
+        "episode_return_min": float(np.min(returns)),
+        "episode_return_max": float(np.max(returns)),
+        "episode_length": float(np.mean(lengths)),
+    }

@@ -27,6 +27,7 @@ from framework import core, specs
 from framework import nest as nests
 from framework.actors.acting import copied, restarted
 from framework.config_checks import whole_number
+from framework.specs import path_name
 from framework.types import Nest
 
 
@@ -50,15 +51,21 @@ class Columns:
 
     Args:
       field: name of the nest, in errors.
-      structure: structure of the nest, as `framework.nest.flatten` returns it.
-      arrays: one array for each leaf.
+      example: the nest for one env, leaves `[1, ...]`.
+      rows: number of rows.
     """
 
-    def __init__(self, field: str, structure: nests.Structure, arrays: Sequence[np.ndarray]):
-        self.structure, self.arrays = structure, list(arrays)
+    def __init__(self, field: str, example: Nest, rows: int):
         self._field = field
-        self._names = column_names(field, structure)
-        self._pack = nests.packer(structure)
+        leaves = {path_name(field, path): np.asarray(leaf) for path, leaf in tree.flatten_with_path(example)}
+        for name, leaf in leaves.items():
+            if leaf.shape[:1] != (1,):
+                raise ValueError(
+                    f"{name}: got shape {leaf.shape} from the policy for 1 env, expected a leading axis of 1."
+                )
+        self._names = list(leaves)
+        self.arrays = [np.zeros((rows, *leaf.shape[1:]), leaf.dtype) for leaf in leaves.values()]
+        self._pack = nests.unflattener(example)
 
     def write(self, rows: slice | np.ndarray, nest: Nest, count: int) -> None:
         """Copies a nest of `[count, ...]` into `rows`.
@@ -107,23 +114,12 @@ class Slots:
         random, observation = policy.save(), specs.zeros(spec.observations, (1,))
         action, extras, state = policy.step(observation, policy.initial_state(1))
         policy.restore(random)
-        self.observations = self._columns("observation", observation)
+        self.observations = Columns("observation", observation, capacity)
         self.first = np.zeros(capacity, np.bool_)
-        self.actions, self.extras = self._columns("action", action), self._columns("extras", extras)
+        self.actions, self.extras = Columns("action", action, capacity), Columns("extras", extras, capacity)
         self._fresh = [copied(leaf) for leaf in tree.flatten(policy.initial_state(capacity))]
         self._state = [copied(leaf) for leaf in self._fresh]
-        self._pack_state = nests.packer(nests.flatten(state)[1])
-
-    def _columns(self, field: str, example: Nest) -> Columns:
-        leaves, structure = nests.flatten(example)
-        arrays = []
-        for name, leaf in zip(column_names(field, structure), map(np.asarray, leaves), strict=True):
-            if leaf.shape[:1] != (1,):
-                raise ValueError(
-                    f"{name}: got shape {leaf.shape} from the policy for 1 env, expected a leading axis of 1."
-                )
-            arrays.append(np.zeros((self.capacity, *leaf.shape[1:]), leaf.dtype))
-        return Columns(field, structure, arrays)
+        self._pack_state = nests.unflattener(state)
 
     def connect(self, name: str, envs: int, offset: int = 0, total: int | None = None) -> Rows:
         """Assigns rows to client `name`. A client that connects again, after a restart, gets the same rows.
@@ -192,8 +188,3 @@ class Slots:
         # Last, because extras may be views of the state before the step, which is in these rows.
         for column, leaf in zip(self._state, tree.flatten(after), strict=True):
             column[rows] = leaf
-
-
-def column_names(field: str, structure: nests.Structure) -> list[str]:
-    """Returns the name of each leaf of a nest, such as `observation/x`."""
-    return [field if path == nests.ROOT else f"{field}/{path}" for path in nests.paths(structure)]

@@ -57,9 +57,7 @@ class EpisodeAdder(RowAdder):
         self._length = whole_number("max_sequence_length", max_sequence_length, 2)
         self._padding_fn, self._limit_name = padding_fn, limit_name
         self._ragged = padding_fn is None
-        super().__init__(
-            client, 0, priority_fns, max_in_flight_items=max_in_flight_items, max_delay=max_delay
-        )
+        super().__init__(client, 0, priority_fns, max_in_flight_items, max_delay)
 
     def end_episodes(self) -> None:
         with self._lock:

@@ -91,14 +91,8 @@ class NStepTransitionAdder(BlockAdder):
         # one step late.
         history = self._n if self._n > 1 else 0
         self._frame_stack = None if frame_stack is None else whole_number("frame_stack", frame_stack, 2)
-        super().__init__(
-            client,
-            history,
-            priority_fns,
-            max_in_flight_items=max_in_flight_items,
-            max_delay=max_delay,
-            max_staged=max_in_flight_items,  # the rate limiter does not know of staged items
-        )
+        max_staged = max_in_flight_items  # The rate limiter does not know of staged items.
+        super().__init__(client, history, priority_fns, max_in_flight_items, max_delay, max_staged)
 
     @classmethod
     def signature(cls, environment_spec: Any, extras_spec: Nest = (), one_step: bool = False) -> Transition:

@@ -228,12 +228,7 @@ class RowAdder(BlockAdder):
         if self._frames is not None:
             frames = self._frame_rows.reshape(-1, self._frame_rows.shape[-1])[index].reshape(len(rows), -1)
             slices.update(dict.fromkeys(self._frames.names, (self._frames.stream, frames, None)))
-        trajectory = self._pack(
-            [
-                self._writer.slice(stream, name, rows, lengths)
-                for name, (stream, rows, lengths) in slices.items()
-            ]
-        )
+        columns = [self._writer.slice(stream, name, *where) for name, (stream, *where) in slices.items()]
 
         def data() -> Nest:
             padding = self._padding_values()
@@ -251,7 +246,7 @@ class RowAdder(BlockAdder):
             return self._pack([values.get(name) for name in self._names])
 
         try:
-            self._write_items(trajectory, len(rows), data)
+            self._write_items(self._pack(columns), len(rows), data)
         finally:  # A priority function may fail.
             if first_rows is not None:
                 self._release(FIRST_ROWS, first_rows)
@@ -329,13 +324,7 @@ class SequenceAdder(RowAdder):
                     self._stacks[path_name("observation", path)] = k
         if len(set(self._stacks.values())) > 1:
             self._stacks = {}  # rows of different numbers of frames
-        super().__init__(
-            client,
-            self._length - 1,
-            priority_fns,
-            max_in_flight_items=max_in_flight_items,
-            max_delay=max_delay,
-        )
+        super().__init__(client, self._length - 1, priority_fns, max_in_flight_items, max_delay)
         self._shows_observations &= priorities_see_observations
 
     def end_episodes(self) -> None:

@@ -12,8 +12,7 @@ import tree
 from framework import nest as nests
 from framework import specs
 from framework.environments.base import BatchedEnvironment
-from framework.environments.fields import FieldChecker
-from framework.environments.time_steps import allowed
+from framework.environments.fields import FieldChecker, allowed
 from framework.environments.wrappers import EnvironmentWrapper
 from framework.types import Nest
 

@@ -50,13 +50,6 @@ class AtariOptions:
         config_checks.at_least(self, 1, "frame_skip", "size", "stack", "max_frames")
 
 
-def check_options(options: dict[str, Any]) -> AtariOptions:
-    """Returns the options; raises a ValueError that names an unknown one and all known ones."""
-    known = [field.name for field in dataclasses.fields(AtariOptions)]
-    config_checks.names("AtariOptions", options, known)
-    return AtariOptions(**options)
-
-
 class AtariEnvironment(dm_env.Environment):
     """One game: uint8[stack * channels, height, width] observations, one of n actions, points as reward."""
 

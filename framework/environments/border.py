@@ -15,9 +15,9 @@ from framework.environments.base import (
     describe,
     unrounded,
 )
+from framework.environments.fields import TimeStepChecker, arrays, copied
 from framework.environments.stepping import VectorEnvironment
-from framework.environments.tensor import arrays, checker, copied
-from framework.environments.time_steps import TimeStepChecker
+from framework.environments.tensor import checker
 from framework.environments.wrappers import EnvironmentWrapper
 from framework.foreign import close, is_foreign
 from framework.types import MultiAgentTimeStep, Nest

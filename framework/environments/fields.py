@@ -1,19 +1,21 @@
-"""Checks of the actions, observations, rewards and discounts of B envs, at every step."""
+"""The border to the code of environments: checks of the actions and time steps of B envs, at every step."""
 
 from __future__ import annotations
 
 import math
+import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import dm_env
 import numpy as np
 import tree
 
 from framework import nest as nests
 from framework import specs
-from framework.environments.base import FIRST, LAST, EnvironmentFault
-from framework.types import Nest
+from framework.environments.base import FIRST, LAST, MID, EnvironmentFault
+from framework.types import MultiAgentTimeStep, Nest
 
 STEP_TYPE = specs.BoundedArray((), np.int64, FIRST, LAST)
 _MISSING = (KeyError, IndexError, TypeError)
@@ -59,15 +61,10 @@ class FieldChecker:
         leaves = specs.leaves(spec)
         for (path, leaf), start in zip(leaves, starts or [0] * len(leaves), strict=True):
             self._leaves.append((path, leaf.shape, leaf.dtype, self._bounds(leaf), start))
-        self._is_quick = self._takes_numbers()
-
-    def _takes_numbers(self) -> bool:
-        """Whether the field is one number of float, whose bounds, if any, hold 0 and 1."""
-        if not (self._is_reward or self._is_discount) or len(self._leaves) != 1:
-            return False
-        path, shape, dtype, bounds, _ = self._leaves[0]
-        inside = bounds is None or (bounds[0] <= 0 and bounds[1] >= 1)
-        return path == () and shape == () and dtype.kind == "f" and bool(inside)
+        # Whether the field is one float of each env; a discount's bounds must hold 0 and 1.
+        numbers = [(path, shape, dtype.kind) for path, shape, dtype, *_ in self._leaves] == [((), (), "f")]
+        low, high = self._leaves[0][3][:2] if numbers and self._is_discount else (0, 1)
+        self._is_quick = numbers and (self._is_reward or self._is_discount) and low <= 0 and high >= 1
 
     def _bounds(self, leaf: Any) -> tuple[Any, Any, bool] | None:
         """The bounds of a leaf, and whether values beyond them are an error, not a warning."""
@@ -131,20 +128,14 @@ class FieldChecker:
         """Rewards or discounts that obviously fit, else None: comparing lists is faster than arrays."""
         self.exact = None
         try:
-            if self._is_discount and values.count(1.0) + values.count(0.0) < len(values):
-                return None
             array = np.array(values, self._leaves[0][2])
-        except (TypeError, ValueError):
-            return None
-        if array.shape != (len(values),):
-            return None
-        if array.tolist() == values:  # False if one is text, None, or NaN.
-            return None if math.inf in values or -math.inf in values else array
-        if self._is_reward:
-            given = np.array(values)
-            if given.dtype == np.float64 and np.abs(given).max() <= _LARGEST_INTEGER:
-                self.exact = [given]
+            # Text, None, NaN, and what the dtype rounds differ from the array's values.
+            fits = array.ndim == 1 and array.tolist() == values
+            known = values.count(0.0) + values.count(1.0) == len(values)
+            if fits and (known or (self._is_reward and math.isfinite(sum(values)))):
                 return array
+        except (TypeError, ValueError):
+            pass
         return None
 
     def _warn_of_rounding(self, path: specs.Path, dtype: np.dtype, given: Any) -> None:
@@ -266,3 +257,111 @@ class FieldChecker:
         else:
             fix = f"Make the environment agree with its {self._field}_spec(); see check_environment()."
         return EnvironmentFault(f"{where}: {what}. {fix}")
+
+
+def time_step_spec(spec: specs.EnvironmentSpec) -> dm_env.TimeStep | MultiAgentTimeStep:
+    """The specs of a whole time step of one env, with several agents of each agent's step type, too."""
+    fields = (STEP_TYPE, spec.rewards, spec.discounts, spec.observations)
+    if agents := specs.agents(spec):
+        return MultiAgentTimeStep(*fields, dict.fromkeys(agents, STEP_TYPE))
+    return dm_env.TimeStep(*fields)
+
+
+class TimeStepChecker:
+    """Checks the actions that go to B envs, and the time steps that they return.
+
+    Attributes:
+      action: the checker of the actions.
+      fields: the checkers of a time step's fields, by name.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        spec: specs.EnvironmentSpec,
+        num_envs: int,
+        *,
+        observation_starts: Sequence[int] = (),
+        action_starts: Sequence[int] = (),
+        first_env: int = 0,
+        make: Callable[..., FieldChecker] = FieldChecker,
+    ):
+        """Makes the checkers of all fields; `make` makes that of one. See `FieldChecker`."""
+        self._name, self._first_env, self._envs = name, first_env, range(num_envs)
+        self.action = make(name, "action", spec.actions, num_envs, action_starts)
+        template, starts = time_step_spec(spec), {"observation": observation_starts}
+        self.fields = {
+            field: make(name, field, of, num_envs, starts.get(field, ()), first_env)
+            for field, of in template._asdict().items()
+        }
+        self._gathered = list(self.fields.values())[1:]
+        self._time_step: Any = type(template)
+        # Several agents are left out: one that is not in the episode has a mask of zeros.
+        self._has_mask, self._has_agents = specs.has_action_mask(spec), bool(specs.agents(spec))
+        self._mask_starts = np.cumsum([0, *specs.choices(spec.actions)])[:-1]
+
+    def __call__(self, timestep: Any) -> Any:
+        """A copy of a time step of B envs, checked."""
+        fields = [
+            check.build(copied(check(getattr(timestep, field)))) for field, check in self.fields.items()
+        ]
+        timestep = self._time_step(*fields)
+        if self._has_mask or self._has_agents:
+            self._check_together(timestep)
+        return timestep
+
+    def gather(self, step_types: Sequence[int], *values: Sequence[Nest]) -> Any:
+        """The time step of B envs, from the values of its fields, one for each env."""
+        fields: list[Nest] = [np.array(step_types, np.int64)]
+        for check, of_envs in zip(self._gathered, values):  # noqa: B905  (one agent has no step types)
+            fields.append(check.build(check.gather(of_envs, self._envs)))
+        timestep = self._time_step(*fields)
+        if self._has_mask or self._has_agents:
+            self._check_together(timestep)
+        return timestep
+
+    def _check_together(self, timestep: Any) -> None:
+        """Checks what several fields say together."""
+        if self._has_mask:
+            step_type, mask = arrays((timestep.step_type, specs.action_mask(timestep.observation)))
+            legal = allowed(mask)
+            stuck = ~np.logical_or.reduceat(legal, self._mask_starts, axis=1).all(1) & (step_type != LAST)
+            if np.count_nonzero(stuck):
+                env = int(np.flatnonzero(stuck)[0])
+                raise EnvironmentFault(
+                    f"{self._name}, env {self._first_env + env}: {specs.ACTION_MASK} is "
+                    f"{legal[env].astype(int)}, expected a legal action for each choice. End the episode "
+                    "where nothing can be done."
+                )
+        if self._has_agents:
+            kind = timestep.step_type
+            for name, kinds in timestep.agents.items():
+                # The agents begin with the environment, and none goes on beyond its end.
+                wrong = ((kind == FIRST) & (kinds != FIRST)) | ((kind == LAST) & (kinds == MID))
+                if np.count_nonzero(wrong):
+                    env = int(np.flatnonzero(wrong)[0])
+                    raise EnvironmentFault(
+                        f"{self._name}, env {self._first_env + env}: agents: {name} has step type "
+                        f"{kinds[env]} where the environment's is {kind[env]}, expected FIRST with FIRST, "
+                        "and FIRST or LAST with LAST."
+                    )
+
+
+def allowed(mask: Nest) -> np.ndarray:
+    """bool`[B, A]` of a mask, which may be a nest."""
+    return np.concatenate(tree.flatten(mask), axis=-1) > 0
+
+
+def arrays(nest: Nest) -> Nest:
+    """The nest with arrays in place of its tensors: views of those on the CPU, copies of others."""
+    torch = sys.modules.get("torch")  # Whoever has made a tensor has imported it.
+    if torch is None:
+        return nest
+    return tree.map_structure(
+        lambda leaf: leaf.numpy(force=True) if isinstance(leaf, torch.Tensor) else leaf, nest
+    )
+
+
+def copied(leaves: Sequence[Any]) -> list[Any]:
+    """Copies of arrays or tensors."""
+    return [leaf.copy() if isinstance(leaf, np.ndarray) else leaf.clone() for leaf in leaves]

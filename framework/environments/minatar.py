@@ -11,13 +11,9 @@ import numpy as np
 from framework import specs
 from framework.config_checks import whole_number
 
-GAMES = {
-    "Asterix": "asterix",
-    "Breakout": "breakout",
-    "Freeway": "freeway",
-    "Seaquest": "seaquest",
-    "SpaceInvaders": "space_invaders",
-}
+_NAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
+#: MinAtar's name of each game, by a name such as `SpaceInvaders`.
+GAMES = {name.title().replace("_", ""): name for name in _NAMES}
 
 # One color per channel for render(), which enlarges each cell to this many pixels.
 _CELL = 16

@@ -32,7 +32,7 @@ import tree
 from framework import nest as nests
 from framework import specs
 from framework.environments.base import BatchedEnvironment, EnvironmentFault, unrounded
-from framework.environments.fields import FieldChecker
+from framework.environments.fields import FieldChecker, time_step_spec
 from framework.environments.states import dumps
 from framework.environments.stepping import InlineEnvironment
 from framework.environments.suites import EnvironmentSource
@@ -285,13 +285,8 @@ def _share(
 
     They are used in turn, so the previous time step is intact while the next is written.
     """
-    step_type = specs.Array((), np.int64)
-    timestep: Nest = dm_env.TimeStep(step_type, spec.rewards, spec.discounts, spec.observations)
-    agents = specs.agents(spec)
-    if agents:
-        timestep = MultiAgentTimeStep(**timestep._asdict(), agents=dict.fromkeys(agents, step_type))
     exact = [specs.Array(leaf.shape, np.float64) for leaf in tree.flatten(spec.rewards)]
-    shared = (timestep, spec.actions, exact)
+    shared = (time_step_spec(spec), spec.actions, exact)
     fields = [
         (str(index), leaf.dtype, (num_envs, *leaf.shape)) for index, leaf in enumerate(tree.flatten(shared))
     ]

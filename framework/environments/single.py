@@ -15,6 +15,7 @@ import numpy as np
 import tree
 
 from framework import config_checks, specs
+from framework import nest as nests
 from framework.environments.base import FIRST, LAST, MID, BatchedEnvironment, UnexpectedReturn, unrounded
 from framework.environments.tensor import as_arrays
 from framework.types import MultiAgentTimeStep, Nest
@@ -190,7 +191,9 @@ class DmEnvAdapter(SingleEnv):
 
     def __init__(self, environment: dm_env.Environment):
         self._environment = environment
-        spec = _plain_dicts(specs.make_environment_spec(environment))
+        spec = specs.make_environment_spec(environment)
+        # dm_control's OrderedDicts become dicts, so that specs and values have equal types.
+        spec = nests.unflattener(spec)(tree.flatten(spec))
         self.spec = spec._replace(
             rewards=tree.map_structure(_as_float32, spec.rewards),
             discounts=tree.map_structure(_as_float32, spec.discounts),
@@ -266,17 +269,6 @@ class BatchOfOne(DmEnvAdapter):
         if isinstance(timestep, MultiAgentTimeStep):
             self.agents = timestep.agents
         return timestep
-
-
-def _plain_dicts(nest: Nest) -> Nest:
-    """OrderedDicts (dm_control's) and other mappings as dicts, so that specs and values have equal types."""
-    if isinstance(nest, Mapping):
-        return {key: _plain_dicts(value) for key, value in nest.items()}
-    if isinstance(nest, tuple) and hasattr(nest, "_fields"):
-        return type(nest)(*map(_plain_dicts, nest))
-    if isinstance(nest, tuple | list):
-        return type(nest)(map(_plain_dicts, nest))
-    return nest
 
 
 def _as_float32(spec: specs.Array) -> specs.Array:

@@ -19,8 +19,8 @@ from framework.environments.base import (
     UnexpectedReturn,
     describe,
 )
+from framework.environments.fields import TimeStepChecker
 from framework.environments.single import SingleEnv, as_flag, env_seeds, reset_parts, step_parts
-from framework.environments.time_steps import TimeStepChecker
 from framework.foreign import close
 from framework.types import Nest
 

@@ -199,7 +199,8 @@ def _dm_control(full: str, name: str, options: dict[str, Any]) -> EnvironmentSou
 
 def _atari(full: str, name: str, options: dict[str, Any]) -> EnvironmentSource:
     # render() always works, whatever render_mode is.
-    checked = atari.check_options(options)
+    config_checks.names("AtariOptions", options, list(atari.AtariOptions.__dataclass_fields__))
+    checked = atari.AtariOptions(**options)
     _require(full, None if checked.size is None else "cv2", SUITES["atari"].install)
     return EnvironmentSource(full, functools.partial(atari.AtariEnvironment, name, checked))
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import functools
 import operator
-import sys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import dm_env
@@ -17,6 +15,7 @@ import numpy as np
 from framework import specs
 from framework.environments.base import BatchedEnvironment
 from framework.environments.fields import FieldChecker
+from framework.environments.fields import arrays as arrays
 from framework.environments.wrappers import EnvironmentWrapper
 from framework.types import Nest
 
@@ -41,19 +40,6 @@ class TensorEnvironment(BatchedEnvironment):
     """
 
     device: torch.device
-
-
-def arrays(nest: Nest) -> Nest:
-    """The nest with arrays in place of its tensors: views of those on the CPU, copies of others."""
-    if isinstance(nest, tuple):  # dm-tree takes ten times as long.
-        parts = [arrays(part) for part in nest]
-        return type(nest)(*parts) if hasattr(nest, "_fields") else tuple(parts)
-    if isinstance(nest, dict):
-        return {name: arrays(part) for name, part in nest.items()}
-    if isinstance(nest, list):
-        return [arrays(part) for part in nest]
-    torch = sys.modules.get("torch")  # Whoever has made a tensor has imported it.
-    return nest.numpy(force=True) if torch is not None and isinstance(nest, torch.Tensor) else nest
 
 
 class AsArrays(EnvironmentWrapper):
@@ -143,8 +129,3 @@ def checker(environment: BatchedEnvironment) -> Any:
     """The class of the checkers of this environment's fields."""
     device = environment.device
     return FieldChecker if device is None else functools.partial(TensorChecker, device)
-
-
-def copied(leaves: Sequence[Any]) -> list[Any]:
-    """Copies of arrays or tensors."""
-    return [leaf.copy() if isinstance(leaf, np.ndarray) else leaf.clone() for leaf in leaves]

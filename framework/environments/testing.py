@@ -5,8 +5,6 @@ All are dm_env environments of one env; `environments.make(EchoEnvironment, num_
 
 from __future__ import annotations
 
-import os
-import threading
 import time
 from typing import Any
 
@@ -303,36 +301,3 @@ class TupleEnvironment(_Episodes):
         choices = [float(given == right) for given, right in parts[: len(self._choices)]]
         numbers = [1.0 - float(np.abs(given - right).mean()) for given, right in parts[len(self._choices) :]]
         return sum(choices + numbers) / len(parts)
-
-
-class FaultyEnvironment(EchoEnvironment):
-    """Breaks at transition `at` (counted from 1, over episodes) in the manner of `fault`."""
-
-    FAULTS = ("raise", "nan_observation", "nan_reward", "shape", "dtype", "exit", "hang")
-
-    def __init__(self, fault: str, at: int = 3, episode_length: int = 5):
-        """`exit` ends the process, `hang` never returns: both are for environments in processes."""
-        super().__init__(episode_length=episode_length)
-        if fault not in self.FAULTS:
-            raise ValueError(f"fault: got {fault!r}, expected one of {', '.join(self.FAULTS)}.")
-        self._fault = fault
-        self._countdown = at
-
-    def step(self, action: int) -> dm_env.TimeStep:
-        timestep = super().step(action)
-        self._countdown -= not timestep.first()
-        if self._countdown != 0:
-            return timestep
-        if self._fault == "raise":
-            raise RuntimeError("the simulator exploded")
-        if self._fault == "exit":
-            os._exit(7)
-        if self._fault == "hang":
-            threading.Event().wait()
-        replaced: dict[str, dict[str, Any]] = {
-            "nan_observation": {"observation": np.array([np.nan], np.float32)},
-            "nan_reward": {"reward": float("nan")},
-            "shape": {"observation": np.zeros(2, np.float32)},
-            "dtype": {"observation": np.array(["a"])},
-        }
-        return timestep._replace(**replaced[self._fault])

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
 import launch
+from launch import platforms
 
 # A step of a plan that runs where a node is: a function of the node's object, and of the item before it.
 Step = Callable[..., Any]
@@ -39,22 +38,13 @@ def run(function: Step, obj: Any, args: tuple) -> Any:
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
 
-def _limit_torch() -> None:
-    """Gives torch, if it is loaded, one thread or `OMP_NUM_THREADS`, as the other nodes of programs do.
-
-    With all cores, small networks are several times slower, on engines within one process, too.
-    """
-    if (torch := sys.modules.get("torch")) is not None:
-        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
-
-
 class Host:
     """Holds the object of a `worker_node` and runs functions on it."""
 
     def __init__(self, constructor: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        _limit_torch()
+        platforms.limit_torch()  # Also on engines within one process.
         self._object = constructor(*args, **kwargs)
-        _limit_torch()
+        platforms.limit_torch()
 
     def call(self, function: Step, args: tuple) -> Any:
         """Returns `function(object, *args)`."""

@@ -178,66 +178,34 @@ class ShardedClient(ReverbApi, BaseClient):
 
 
 class _Servers(NamedTuple):
-    """The state of the servers' tables of one name.
+    """What the servers told of their tables of one name, with samples or when they were asked.
 
     Attributes:
+      numbers: what `Table.weight` was, float64 `[servers, 3]`.
+      draws: number of draws since each server told it.
       weights: the sum of each server's weights; the sizes if all weights are 0. A server without weight gives
         no samples.
       share: the part of each server in their sum.
       allowed: number of samples that each server's limiter allows.
-      size: number of items of all servers.
       least: the least of `allowed` of a server with weight.
     """
 
+    numbers: np.ndarray
+    draws: np.ndarray
     weights: np.ndarray
     share: np.ndarray
     allowed: np.ndarray
-    size: int
     least: int
 
-
-class _Told:
-    """What servers told of their tables of one name, last and by server.
-
-    Attributes:
-      numbers: what `Table.weight` was, float64 `[servers, 3]`.
-      draws: number of draws since.
-    """
-
-    def __init__(self, numbers: np.ndarray) -> None:
-        self.numbers = numbers
-        self.draws = [0] * len(numbers)
-        self._servers: _Servers | None = None
-
-    def note(self, number: int, weight: tuple[float, int, int] | None) -> None:
-        """Counts a draw, for which the server told its weight or was not asked."""
-        self.draws[number] += 1
-        if weight is not None:
-            self.numbers[number], self.draws[number], self._servers = weight, 0, None
-
-    def servers(self) -> _Servers | None:
+    @classmethod
+    def of(cls, numbers: np.ndarray, draws: np.ndarray) -> _Servers | None:
         """Returns the state of the tables; None if all are empty."""
-        if self._servers is None and self.numbers[:, 1].any():
-            weights, sizes, allowed = self.numbers.T
-            weights = weights.copy() if weights.any() else sizes.copy()
-            allowed = np.where(weights > 0, allowed, 0).astype(np.int64)
-            least, share = int(allowed[weights > 0].min()), weights / weights.sum()
-            self._servers = _Servers(weights, share, allowed, int(sizes.sum()), least)
-        return self._servers
-
-
-class _Division(NamedTuple):
-    """How a batch is divided among the servers.
-
-    Attributes:
-      counts: number of samples of each server.
-      share: the factor of the probabilities of each server's samples.
-      size: see `_Servers`.
-    """
-
-    counts: np.ndarray
-    share: np.ndarray
-    size: int
+        weights, sizes, allowed = numbers.T
+        if not sizes.any():
+            return None
+        weights = weights if weights.any() else sizes
+        allowed = np.where(weights > 0, allowed, 0).astype(np.int64)
+        return cls(numbers, draws, weights, weights / weights.sum(), allowed, int(allowed[weights > 0].min()))
 
 
 class ShardedSource(JoinedSource):
@@ -262,50 +230,44 @@ class ShardedSource(JoinedSource):
         # The tables whose samplers are known to be the same on all servers, and whether samples may be kept:
         # not if items leave after some samples, because those that are kept would be missing in the weights.
         self._checked: dict[str, bool] = {}
-        # How the next batch is divided, by table and size, if `can_sample` has chosen it.
-        self._chosen: dict[tuple[str, int], _Division] = {}
-        self._told: dict[str, _Told] = {}  # by table
+        self._told: dict[str, _Servers | None] = {}  # by table
 
     def draw(self, table: str, n: int, timeout: float | None, out: Out, pad: bool) -> Drawn:
         """Draws samples of all servers, in their order."""
         deadline = np.inf if timeout is None else time.monotonic() + timeout
         parts = [(source, table) for source in self._sources]
-        chosen = self._chosen.pop((table, n), None)
         ahead = self.spare is not None and self._served and not pad and self._checked.get(table, False)
+        servers = self._told.get(table) if ahead else None
+        if servers is not None and (servers.least < n or servers.draws.max() >= self.recall_draws):
+            servers = None  # A limiter is near, or what they told is old.
         while True:
-            if chosen is None:
-                known = self._recall(table, n) if ahead else None
-                chosen = self._choose(n, known or self._wait(table, deadline))
-            counts, share, size = chosen
+            servers = servers or self._wait(table, deadline)
+            counts, share = self._choose(n, servers)
             if self._served:
-                spare = self.spare if self.keeps else 0
-                self._allot(spare if ahead else None, table, counts.tolist(), share)
+                self._allot((self.spare if self.keeps else 0) if ahead else None, servers, counts.tolist())
             try:
                 left = max(0.0, min(self.look_s, deadline - time.monotonic()))
                 sample, drawn = self.draw_parts(parts, counts, SHARD_SHIFT, left, out, pad)
+                break
             except DeadlineExceededError:
                 if time.monotonic() >= deadline:
                     raise
-                chosen = None  # Other servers may have more by now.
-                self._told[table].draws[0] = self.recall_draws
-            else:
-                if ahead:
-                    self._note(table)
-                    # Once and for all: the caller then fetches fewer whole batches ahead.
-                    num_bytes = 0 if self.keeps else sum([x.nbytes for x in nests.flatten(sample.data)[0]])
-                    self.keeps = num_bytes <= _KEPT_BYTES
-                # Both are of the table of all servers together: importance weights multiply them.
-                probability = sample.info.probability * share.repeat(counts)
-                sizes = np.full_like(sample.info.table_size, size)
-                info = sample.info._replace(probability=probability, table_size=sizes)
-                return sample._replace(info=info), drawn
+                servers = None  # Other servers may have more by now.
+        size = servers.numbers[:, 1].sum()
+        if ahead:
+            self._note(table, servers)
+            # Once and for all: the caller then fetches fewer whole batches ahead.
+            num_bytes = 0 if self.keeps else sum([x.nbytes for x in nests.flatten(sample.data)[0]])
+            self.keeps = num_bytes <= _KEPT_BYTES
+        # Both are of the table of all servers together: importance weights multiply them.
+        probability = sample.info.probability * share.repeat(counts)
+        sizes = np.full_like(sample.info.table_size, size)
+        info = sample.info._replace(probability=probability, table_size=sizes)
+        return sample._replace(info=info), drawn
 
     def can_sample(self, table: str, n: int) -> bool:
-        servers = self._servers(table)
-        if servers is None or servers.allowed.sum() < n:
-            return False
-        self._chosen[table, n] = self._choose(n, servers)
-        return True
+        servers = self._ask(table)
+        return servers is not None and bool(servers.allowed.sum() >= n)
 
     def interrupt(self) -> None:
         for source in self._sources:
@@ -315,25 +277,25 @@ class ShardedSource(JoinedSource):
         for source in self._sources:
             source.close()
 
-    def _choose(self, n: int, servers: _Servers) -> _Division:
-        """Divides `n` samples among the servers."""
-        weights, share, allowed, size, least = servers
+    def _choose(self, n: int, servers: _Servers) -> tuple[np.ndarray, np.ndarray]:
+        """Divides `n` samples among the servers: numbers, and factors of the samples' probabilities."""
+        weights, share, allowed = servers.weights, servers.share, servers.allowed
         counts = self._rng.multinomial(n, share)
-        if least >= n:
-            return _Division(counts, share, size)
+        if servers.least >= n:
+            return counts, share
         if self._served:
             allowed = allowed + np.where(weights > 0, [source.stock for source in self._sources], 0)
         if (counts <= allowed).all() or allowed.sum() < n:
-            return _Division(counts, share, size)
+            return counts, share
         while (counts > allowed).any():
             left = n - np.minimum(counts, allowed).sum()
             counts = np.minimum(counts, allowed)
             others = np.where(counts < allowed, weights, 0)
             counts = counts + self._rng.multinomial(left, others / others.sum())
-        return _Division(counts, counts / n, size)
+        return counts, counts / n
 
-    def _servers(self, table: str) -> _Servers | None:
-        """Returns the state of the servers' tables; None if all are empty."""
+    def _ask(self, table: str) -> _Servers | None:
+        """Asks the servers for the state of their tables; None if all are empty."""
         if table not in self._checked:
             infos = [shard.server_info()[table] for shard in self._client.shards]
             found = {repr(sorted(info.sampler_options.items())) for info in infos}
@@ -343,31 +305,26 @@ class ShardedSource(JoinedSource):
                 )
             self._checked[table] = not any(info.max_times_sampled > 0 for info in infos)
         answers = [source.weight(table) for source in self._sources]
-        told = self._told[table] = _Told(np.array([answer() for answer in answers], np.float64))
-        return told.servers()
+        numbers = np.array([answer() for answer in answers], np.float64)
+        return _Servers.of(numbers, np.zeros(len(numbers), np.int64))
 
-    def _recall(self, table: str, n: int) -> _Servers | None:
-        """Returns the state that the servers told with samples, unless it is old or a limiter is near."""
-        told = self._told.get(table)
-        if told is None or max(told.draws) >= self.recall_draws:
-            return None
-        servers = told.servers()
-        return None if servers is None or servers.least < n else servers
-
-    def _note(self, table: str) -> None:
+    def _note(self, table: str, servers: _Servers) -> None:
         """Notes what the servers told with the samples of a batch."""
-        for number, source in enumerate(self._sources):
-            weight, source.told = source.told, None
-            self._told[table].note(number, weight)
+        numbers, draws = servers.numbers.copy(), servers.draws + 1
+        told = [number for number, source in enumerate(self._sources) if source.told is not None]
+        for number in told:
+            source = self._sources[number]
+            numbers[number], draws[number], source.told = source.told, 0, None
+        self._told[table] = _Servers.of(numbers, draws) if told else servers._replace(draws=draws)
 
-    def _allot(self, spare: int | None, table: str, counts: list[int], share: np.ndarray) -> None:
+    def _allot(self, spare: int | None, servers: _Servers, counts: list[int]) -> None:
         """Divides what is left of `spare` among the servers that a batch needs samples of."""
         lacks = [count > source.stock for source, count in zip(self._sources, counts, strict=True)]
         if spare is None or not any(lacks):
             for source in self._sources:
                 source.spare = spare
             return
-        allowed = self._told[table].numbers[:, 2].tolist()
+        allowed, share = servers.allowed.tolist(), servers.share
         left = spare - sum(
             [max(0, source.stock - count) for source, count in zip(self._sources, counts, strict=True)]
         )
@@ -378,9 +335,9 @@ class ShardedSource(JoinedSource):
             left -= more
 
     def _wait(self, table: str, deadline: float) -> _Servers:
-        """Waits until a server has items; returns `_servers`."""
+        """Waits until a server has items; returns `_ask`."""
         for source in itertools.cycle(self._sources):
-            servers = self._servers(table)
+            servers = self._ask(table)
             if servers is not None:
                 return servers
             try:

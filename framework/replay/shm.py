@@ -55,7 +55,7 @@ import numpy as np
 import launch
 from framework.replay import wire
 from framework.replay.errors import ServerClosed, StoreFullError
-from framework.replay.rows.allocator import Allocator
+from framework.replay.rows.allocator import Allocator, addresses
 from launch import directories, platforms
 
 PREFIX = "repertory-"
@@ -106,7 +106,7 @@ class SharedMemory(Allocator):
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             try:
                 self._paths[stream, column] = path  # so that `free` removes it if a later step fails
-                with _sized(shape, dtype):
+                with addresses(shape, dtype):
                     os.truncate(descriptor, math.prod(shape) * dtype.itemsize)
                 return _map(descriptor, shape, dtype)
             finally:
@@ -304,20 +304,5 @@ def _map(descriptor: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray
     count = math.prod(shape)
     if count * dtype.itemsize == 0:
         return np.zeros(shape, dtype)
-    with _sized(shape, dtype):
+    with addresses(shape, dtype):
         return np.frombuffer(platforms.map_file(descriptor, count * dtype.itemsize), dtype).reshape(shape)
-
-
-@contextlib.contextmanager
-def _sized(shape: tuple[int, ...], dtype: np.dtype) -> Iterator[None]:
-    """Raises a clear error if a column is too large for the addresses of this process, or for a file."""
-    try:
-        yield
-    except (OSError, OverflowError) as error:
-        if isinstance(error, OSError) and error.errno not in (errno.ENOMEM, errno.EFBIG):
-            raise
-        raise StoreFullError(
-            f"{shape[0]} rows of {dtype}{list(shape[1:])} take {math.prod(shape) * dtype.itemsize} bytes of "
-            f"addresses, more than there are ({error}). Raise the process's limits (ulimit -v, ulimit -f). A "
-            "stream of wide rows has fewer of them if its widest columns are in the first append."
-        ) from None

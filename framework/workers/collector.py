@@ -9,7 +9,7 @@ import torch
 
 from framework import core
 from framework.actors import EnvironmentLoop, EnvironmentLoopObserver, PolicyActor
-from framework.actors.inference_client import InferenceActor, ServerPort
+from framework.actors.inference_client import ServerPort
 from framework.adders import Adder
 from framework.environments.base import BatchedEnvironment
 from framework.environments.tensor import as_arrays
@@ -42,7 +42,7 @@ class Collector:
 
     Args:
       environment: the batched environment of the B envs.
-      policy: chooses the actions, or the port of an inference server that has the policy.
+      policy: chooses the actions; of an inference server, its `ServerPort`.
       adder: takes the experience. None stores nothing.
       variables: updates the networks of the policy. None does not update them.
       seed: seeds the policy's random choices. None does not seed them.
@@ -62,7 +62,7 @@ class Collector:
     def __init__(
         self,
         environment: BatchedEnvironment,
-        policy: core.Policy | ServerPort,
+        policy: core.Policy,
         adder: Adder | None,
         *,
         variables: VariableClient | None = None,
@@ -74,13 +74,9 @@ class Collector:
         updates: bool = True,
     ):
         self.environment, self._make_adder = environment, make_adder
-        self._versioned: Any = variables
-        self.actor: PolicyActor | InferenceActor
-        if isinstance(policy, ServerPort):
-            self._versioned = policy
-            self.actor = InferenceActor(policy, adder, environment.num_envs)
-        else:
-            self.actor = PolicyActor(policy, adder, variables, environment.num_envs, seed, offset, total)
+        self._port = policy if isinstance(policy, ServerPort) else None
+        self._variables = self._port or variables
+        self.actor = PolicyActor(policy, adder, self._variables, environment.num_envs, seed, offset, total)
         self.loop = EnvironmentLoop(environment, self.actor, observers=observers, should_update=updates)
         self.lost_items = 0
         self._renewed_at = -1  # Env steps at the last `recover`.
@@ -88,7 +84,7 @@ class Collector:
     @property
     def version(self) -> int:
         """Version of the acting parameters; -1 without parameters."""
-        return -1 if self._versioned is None else self._versioned.version
+        return -1 if self._variables is None else self._variables.version
 
     @property
     def adders(self) -> list[Adder]:
@@ -106,6 +102,11 @@ class Collector:
         before = loop.num_steps
         ended = loop.step(max_steps)
         return Steps(loop.num_steps - before, ended)
+
+    def ask_ahead(self) -> None:
+        """Asks an inference server for the next actions, which it computes until `step` needs them."""
+        if self._port is not None and self.loop.timestep is not None:
+            self._port.request(self.loop.timestep.observation, self.actor.state)
 
     def update(self) -> None:
         """Waits for the newest parameters, and acts with them from now on."""
@@ -151,8 +152,8 @@ class Collector:
 
     def close(self) -> None:
         """Closes the environment, and the port of an inference server."""
-        if isinstance(self.actor, InferenceActor):
-            self.actor.close()
+        if self._port is not None:
+            self._port.close()
         self.environment.close()
 
 
@@ -185,11 +186,9 @@ class Turns:
 
     def step(self, max_steps: int | None = None) -> Steps:
         """As `Collector.step`, of the collector whose turn it is."""
-        mine, other = self._mine.actor, self._other.actor
-        assert isinstance(mine, InferenceActor) and isinstance(other, InferenceActor)
-        mine.request()  # Does nothing if it was made ahead.
+        self._mine.ask_ahead()
         if self._may_ask_ahead():
-            other.request()
+            self._other.ask_ahead()
         steps = self._mine.step(max_steps)
         self._mine, self._other = self._other, self._mine
         return steps
@@ -277,11 +276,10 @@ def make_served(
 
 
 def _make(
-    setup: Setup, policy: Any, environment: Any, offset: int, make_adder: Any, options: dict[str, Any]
+    setup: Setup, policy: core.Policy, environment: Any, offset: int, make_adder: Any, options: dict[str, Any]
 ) -> Collector:
-    takes_tensors = isinstance(policy, core.Policy) and policy.takes_tensors
     return Collector(
-        environment if takes_tensors else as_arrays(environment),
+        environment if policy.takes_tensors else as_arrays(environment),
         policy,
         make_adder(),
         make_adder=make_adder,

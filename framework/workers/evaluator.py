@@ -6,7 +6,7 @@ from typing import Any
 
 import launch
 from framework.actors import EnvironmentLoop, PolicyActor
-from framework.actors.results import summarize
+from framework.actors.environment_loop import summarize
 from framework.runs.parts import make_observers
 from framework.types import Nest
 from framework.variables import VariableClient

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from framework.actors.results import summarize
+from framework.actors.environment_loop import summarize
 from framework.workers.budget import Budget
 from framework.workers.collector import Collector, Steps, Turns
 from framework.workers.worker import Setup

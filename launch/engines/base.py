@@ -283,8 +283,18 @@ class Job(abc.ABC):
         return [record.status() for record in self._records]
 
     def client(self, label: str, index: int = 0) -> Any:
-        """Returns a client of the node `index` of the group `label`, for the launching process."""
-        return self._runtime.client(find_leaf(self._units, label, index).node.node_id)
+        """Returns a client of the node `index` of the group `label`, for the launching process.
+
+        Raises:
+          LookupError: There is no such node.
+        """
+        for unit in self._units:
+            for leaf in unit.leaves:
+                only = len(unit.leaves) == 1 and (unit.group, unit.index) == (label, index)
+                if only or leaf.context.label == label:
+                    return self._runtime.client(leaf.node.node_id)
+        labels = [leaf.context.label for unit in self._units for leaf in unit.leaves]
+        raise LookupError(f"node: got {label!r} with index {index}, expected one of {labels}.")
 
     def _leave(self) -> None:
         """Leaves what was entered for the run, whose nodes have ended; then it is over."""
@@ -314,20 +324,6 @@ class Job(abc.ABC):
             raise
         if error is None and self.outcome.error is not None:
             raise self.outcome.error
-
-
-def find_leaf(units: Sequence[Unit], label: str, index: int) -> Leaf:
-    """Returns the node of `job.client(label, index)`; raises `LookupError` with the existing nodes."""
-    for unit in units:
-        if unit.group == label and unit.index == index and len(unit.leaves) == 1:
-            return unit.leaves[0]
-        for leaf in unit.leaves:
-            if leaf.context.label == label:
-                return leaf
-    raise LookupError(
-        f"node: got {label!r} with index {index}, expected one of "
-        f"{[leaf.context.label for unit in units for leaf in unit.leaves]}."
-    )
 
 
 def no_worker(program: Program) -> LaunchError:

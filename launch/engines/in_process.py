@@ -29,6 +29,7 @@ class LocalInstance(Record):
 
     Attributes:
       object: the result of the constructor; None before that and for a `PyNode`.
+      target: finds the methods of `object`; None before that, and if `object` is from a life that failed.
     """
 
     def __init__(self, leaf: Leaf, unit: Unit) -> None:
@@ -36,11 +37,10 @@ class LocalInstance(Record):
         self.leaf = leaf
         self.pid = os.getpid()
         self.object: Any = None
-        self.target: Target | None = None  # None until the object is made
+        self.target: Target | None = None
         self.waits_for: LocalInstance | None = None  # the node whose constructor this one's waits for
         self.turns = 0  # number of steps, on the serial engine
         self.born = 0.0  # time at which its present life began, on the engine `threads`
-        self.unclosed = False  # whether `object` is from a life that failed and was not closed
         if isinstance(leaf.node, CourierNode):
             self.room = threading.BoundedSemaphore(leaf.node.client_options["max_in_flight"])
             self.pool = CallThreads(leaf.node.server_options["thread_pool_size"])
@@ -245,20 +245,19 @@ class LocalJob(Job):
             and not self._runtime.stopped.is_set()
         ):
             instance.restarts += 1
-            instance.unclosed, instance.target = instance.target is not None, None
-            instance.state = "restarting"
+            instance.target, instance.state = None, "restarting"
             return True
         self._fail(instance, error)
         return False
 
     def _close_failed(self, instance: LocalInstance) -> None:
         """Closes what the failed life of a node has left, before the next: the end of a process would."""
-        if not instance.unclosed:
+        if instance.target is not None or instance.object is None:
             return
-        instance.unclosed = False
+        failed, instance.object = instance.object, None
         try:
             with entered(self._runtime, instance.leaf.context):
-                instance.leaf.node.close(instance.object)
+                instance.leaf.node.close(failed)
         except (Exception, SystemExit):  # The node has failed, and its failure is known.
             _log.warning("node %r: close() failed after a failure", instance.label, exc_info=True)
 
@@ -269,7 +268,7 @@ class LocalJob(Job):
 
     def _close(self, instances: list[LocalInstance]) -> None:
         """Closes the nodes in reverse order of addition and ends the run."""
-        for instance in reversed([each for each in instances if each.target or each.unclosed]):
+        for instance in reversed([each for each in instances if each.target or each.object is not None]):
             self._close_instance(instance)
         self._leave()
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launch.program import Program
-from launch.texts import nearest
+from launch.texts import check_known
 
 STRATEGIES = (None, "PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
@@ -103,12 +103,8 @@ def make_options(
     """
     known = [field.name for field in dataclasses.fields(Resources)]
     for group, given in (resources or {}).items():
-        for name in given if isinstance(given, Mapping) else ():
-            if name not in known:
-                raise ValueError(
-                    f"resources[{group!r}]: got {name!r}, expected fields of Resources, {', '.join(known)}."
-                    f"{nearest(name, known)}"
-                )
+        if isinstance(given, Mapping):
+            check_known(f"resources[{group!r}]", given, known, "fields of Resources,")
     defaults = {group: {"strategy": strategy} for group, strategy in program.strategies.items()}
     options = Options(
         resources={
@@ -128,12 +124,7 @@ def make_options(
 def _check(program: Program, options: Options) -> None:
     """Raises `ValueError` for unknown groups and for numbers out of range."""
     for name in ("resources", "restarts", "min_nodes", "stop_timeouts"):
-        unknown = sorted(set(getattr(options, name)) - set(program.groups))
-        if unknown:
-            raise ValueError(
-                f"{name}: got {unknown}, expected groups of the program, {list(program.groups)}."
-                f"{nearest(unknown[0], program.groups)}"
-            )
+        check_known(name, getattr(options, name), program.groups, "groups of the program,")
     for group, count in options.restarts.items():
         if count < 0:
             raise ValueError(f"restarts[{group!r}]: got {count}, expected a number >= 0.")

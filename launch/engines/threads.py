@@ -82,8 +82,7 @@ class ThreadsJob(LocalJob):
 
     def _run_again(self, instance: LocalInstance, before: threading.Thread) -> None:
         before.join()  # It may still be in the constructor.
-        instance.unclosed, instance.target = instance.unclosed or instance.target is not None, None
-        instance.state = "restarting"
+        instance.target, instance.state = None, "restarting"
         if self._pause(instance):
             self._close_failed(instance)
             self._run(instance)

@@ -21,7 +21,6 @@ import hashlib
 import hmac
 import ipaddress
 import os
-import stat
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -30,7 +29,7 @@ from dataclasses import dataclass, field
 import zmq
 from zmq.utils import z85
 
-from launch.directories import MAX_IPC_PATH
+from launch.directories import MAX_IPC_PATH, check_private
 
 DEFAULT_MAX_FRAME_BYTES = 1 << 30
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"
@@ -111,20 +110,15 @@ class Authenticator:
     """Decides, on a thread of its own, which peers libzmq admits (ZAP, https://rfc.zeromq.org/spec/27/).
 
     Attributes:
-      refused: number of peers refused since the process began.
+      programs: by domain, the keys of the peers to admit. None refuses all peers, which may try again.
     """
 
     def __init__(self, context: zmq.Context) -> None:
-        self.refused = 0
-        self._programs: dict[bytes, CurveKeys | None] = {}  # by domain; None while no peer may enter
+        self.programs: dict[bytes, CurveKeys | None] = {}
         self._socket = context.socket(zmq.REP)
         self._socket.linger = 0
         self._socket.bind(_ZAP_ENDPOINT)
         threading.Thread(target=self._run, name="launch-authenticator", daemon=True).start()
-
-    def admit(self, domain: bytes, keys: CurveKeys | None) -> None:
-        """Admits peers with `keys` from now on. None refuses all peers, which may try again."""
-        self._programs[domain] = keys
 
     def _run(self) -> None:
         while True:
@@ -135,13 +129,12 @@ class Authenticator:
                 return
             version, request_id = request[:2]
             code, text, user = b"400", b"not a peer of this program", b""
-            if request[2] in self._programs:
-                keys = self._programs[request[2]]
+            if request[2] in self.programs:
+                keys = self.programs[request[2]]
                 if keys is None:
                     code, text = b"500", b"try again"
                 elif self._may_enter(keys, request[5], request[6:]):
                     code, text, user = b"200", b"OK", _USER
-            self.refused += code == b"400"
             self._socket.send_multipart([version, request_id, code, text, user, b""])
 
     def _may_enter(self, keys: CurveKeys, mechanism: bytes, credentials: list[bytes]) -> bool:
@@ -157,22 +150,14 @@ class _Transport:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._pid: int | None = None
-        self._context: zmq.Context | None = None
-        self._authenticator: Authenticator | None = None
+        self._made: dict[int, tuple[zmq.Context, Authenticator]] = {}  # by process id
 
-    def context(self) -> zmq.Context:
+    def get(self) -> tuple[zmq.Context, Authenticator]:
         with self._lock:
-            if self._context is None or self._pid != os.getpid():
-                self._context, self._authenticator, self._pid = zmq.Context(), None, os.getpid()
-            return self._context
-
-    def authenticator(self) -> Authenticator:
-        context = self.context()
-        with self._lock:
-            if self._authenticator is None:
-                self._authenticator = Authenticator(context)
-            return self._authenticator
+            if os.getpid() not in self._made:
+                context = zmq.Context()
+                self._made = {os.getpid(): (context, Authenticator(context))}
+            return self._made[os.getpid()]
 
 
 _transport = _Transport()
@@ -181,12 +166,7 @@ os.register_at_fork(after_in_child=lambda: setattr(_transport, "_lock", threadin
 
 def context() -> zmq.Context:
     """Returns the ZeroMQ context that this process uses for all sockets of programs."""
-    return _transport.context()
-
-
-def refused_peers() -> int:
-    """Returns the number of peers that this process has refused because they did not have the key."""
-    return _transport.authenticator().refused
+    return _transport.get()[0]
 
 
 def make_server_socket(
@@ -224,7 +204,7 @@ def make_server_socket(
         socket.router_mandatory = True  # sending to a disconnected peer is an error, not a silent loss
         if curve is not None:
             socket.zap_domain = domain or curve.domain
-            _transport.authenticator().admit(socket.zap_domain, curve)
+            admit_peers(socket.zap_domain, curve)
             if transport == "ipc":
                 socket.plain_server = True
             else:
@@ -265,7 +245,7 @@ def make_client_socket(
 
 def admit_peers(domain: bytes, curve: CurveKeys | None) -> None:
     """Makes the server socket of `domain` admit peers with the keys `curve`; None refuses all peers."""
-    _transport.authenticator().admit(domain, curve)
+    _transport.get()[1].programs[domain] = curve
 
 
 def bound_address(socket: zmq.Socket) -> str:
@@ -308,16 +288,11 @@ def _check_ipc_path(path: str) -> None:
         )
     directory = os.path.dirname(path)
     try:
-        status = os.stat(directory)
+        check_private(directory)
     except FileNotFoundError:
         raise ValueError(
             f"ipc path {path!r}: the directory {directory!r} does not exist. Its program may have ended."
         ) from None
-    if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
-        raise PermissionError(
-            f"ipc path {path!r}: {directory!r} has mode {stat.S_IMODE(status.st_mode):04o} and owner "
-            f"{status.st_uid}, expected mode 0700 and owner {os.getuid()}. Use make_private_directory()."
-        )
 
 
 @contextlib.contextmanager

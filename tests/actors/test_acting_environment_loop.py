@@ -3,6 +3,7 @@
 import dm_env
 import numpy as np
 import pytest
+from faulty_environment import FaultyEnvironment
 
 from framework import core, environments, specs
 from framework.actors import EnvironmentLoop, observers
@@ -264,7 +265,7 @@ def test_nested_rewards_give_nested_returns():
 
 
 def test_a_fault_of_the_environment_leaves_the_loop():
-    environment = environments.make(testing.FaultyEnvironment, options={"fault": "raise", "at": 4})
+    environment = environments.make(FaultyEnvironment, options={"fault": "raise", "at": 4})
     actor = RecordingActor()
     loop = EnvironmentLoop(environment, actor)
     with pytest.raises(environments.EnvironmentFault, match="env 0"):

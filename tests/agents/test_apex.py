@@ -52,7 +52,7 @@ def test_the_ladder_goes_over_all_envs_of_a_program():
     def rates(envs, offset=0):
         actor = PolicyActor(agent.make_policy(networks), num_envs=envs, offset=offset, total=6)
         actor.observe_first(environments.make(FakeEnvironment, num_envs=envs).reset())
-        return actor._state
+        return actor.state
 
     together = rates(6)
     np.testing.assert_allclose(together, 1.0 + 7.0 * np.arange(6) / 5)

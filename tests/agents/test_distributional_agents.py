@@ -78,6 +78,6 @@ def test_the_parts_of_rainbow():
     q_network = networks.q_network
     assert q_network.value is not None
     assert all(isinstance(each, NoisyLinear) for each in q_network.modules() if hasattr(each, "in_features"))
-    assert networks.outputs(torch.zeros(2, 4)).shape == (2, 3, 51)
+    assert networks.q_network(torch.zeros(2, 4)).shape == (2, 3, 51)
     values = networks.values(torch.zeros(2, 4))
     assert values.shape == (2, 3) and values.abs().max() < 10.0

@@ -4,6 +4,7 @@ import dm_env
 import gymnasium
 import numpy as np
 import pytest
+from faulty_environment import FaultyEnvironment
 from gymnasium import spaces
 from helpers.two_agents import TwoAgents
 
@@ -133,7 +134,7 @@ _CASES = {
     "unsupported space": (Talks, "environment", "supported spaces"),
     "actions without bounds": (Unbounded, "action_spec()", "bound it"),
     "not an environment": (lambda: 3, "environment", "return a gymnasium.Env"),
-    "raises": (lambda: testing.FaultyEnvironment("raise"), "step()", "run it under a debugger"),
+    "raises": (lambda: FaultyEnvironment("raise"), "step()", "run it under a debugger"),
     "cannot be built": (lambda: 1 / 0, "constructor", "make it build"),
     "several envs": (lambda: gymnasium.vector.SyncVectorEnv([Good] * 2), "constructor", "make it build"),
 }

@@ -7,6 +7,7 @@ import warnings
 import gymnasium
 import numpy as np
 import pytest
+from faulty_environment import FaultyEnvironment
 from gymnasium import spaces
 
 from framework import core, environments, specs
@@ -35,7 +36,7 @@ _FAULTS = {
 )
 def test_a_fault_in_mid_episode_names_environment_env_and_field(fault, stepping):
     with environments.make(
-        testing.FaultyEnvironment, num_envs=2, stepping=stepping, options={"fault": fault}, **_few(stepping)
+        FaultyEnvironment, num_envs=2, stepping=stepping, options={"fault": fault}, **_few(stepping)
     ) as environment:
         environment.reset()
         for _ in range(2):
@@ -49,7 +50,7 @@ def test_the_faulty_env_is_named_not_the_first():
 
     def make():
         built.append(None)
-        return testing.FaultyEnvironment("nan_observation", at=9 if len(built) < 3 else 2)
+        return FaultyEnvironment("nan_observation", at=9 if len(built) < 3 else 2)
 
     environment = environments.make(make, num_envs=3)
     environment.reset()

@@ -11,6 +11,7 @@ import numpy as np
 import psutil
 import pytest
 import warm_python
+from faulty_environment import FaultyEnvironment
 
 from framework import environments
 from framework.environments import EnvironmentFault, processes, suites, testing
@@ -94,7 +95,7 @@ def test_no_descriptor_is_left_open():
 
 def test_the_childs_traceback_is_raised_and_a_reset_goes_on():
     with environments.make(
-        testing.FaultyEnvironment, num_envs=2, stepping="processes", options={"fault": "raise", "at": 2}
+        FaultyEnvironment, num_envs=2, stepping="processes", options={"fault": "raise", "at": 2}
     ) as environment:
         environment.reset()
         environment.step(np.zeros(2, np.int64))
@@ -102,14 +103,14 @@ def test_the_childs_traceback_is_raised_and_a_reset_goes_on():
             environment.step(np.zeros(2, np.int64))
         assert "env 0: step(0) raised RuntimeError: the simulator exploded" in str(caught.value)
         assert "Traceback (most recent call last)" in str(caught.value)
-        assert "testing.py" in str(caught.value)
+        assert "faulty_environment.py" in str(caught.value)
         assert (environment.reset().step_type == 0).all()
         assert environment.step(np.zeros(2, np.int64)).step_type.tolist() == [1, 1]
 
 
 def test_a_dead_child_is_named_with_its_exit_code_and_the_others_end():
     where = {"num_envs": 4, "stepping": "processes", "num_processes": 2}
-    environment = environments.make(testing.FaultyEnvironment, options={"fault": "exit", "at": 2}, **where)
+    environment = environments.make(FaultyEnvironment, options={"fault": "exit", "at": 2}, **where)
     pids = _pids(environment)
     environment.reset()
     environment.step(np.zeros(4, np.int64))
@@ -151,7 +152,7 @@ def test_signals_to_all_processes_do_not_end_the_children(monkeypatch):
 
 def test_a_hanging_step_meets_its_timeout_and_the_child_is_killed(monkeypatch):
     monkeypatch.setattr(processes, "_CLOSE_SECONDS", 0.5)
-    source = suites.EnvironmentSource("Hanging", testing.FaultyEnvironment, {"fault": "hang", "at": 1})
+    source = suites.EnvironmentSource("Hanging", FaultyEnvironment, {"fault": "hang", "at": 1})
     environment = ProcessEnvironment(source, [None, None], 1, step_timeout=2.0)
     pids = _pids(environment)
     environment.reset()
@@ -219,12 +220,14 @@ _PARENT = """
     from framework import environments
     from framework.environments import testing
 
+    class Hanging(testing.EchoEnvironment):
+        def step(self, action):
+            timestep = super().step(action)
+            return threading.Event().wait() if self._count == 3 else timestep
+
     # Shells let what they run in the background ignore it, and these tests with it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    environment = environments.make(
-        testing.FaultyEnvironment, num_envs=2, stepping="processes", num_processes=2,
-        options={"fault": "hang", "at": 3},
-    )
+    environment = environments.make(Hanging, num_envs=2, stepping="processes", num_processes=2)
     environment.reset()
     print(*[child.process.pid for child in environment._children], flush=True)
     while True:

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 import launch as lp
-from launch import platforms
+from launch import platforms, texts
 
 PATIENCE = 60.0
 
@@ -38,11 +38,9 @@ def test_each_ability_can_be_switched_off_alone(ability, monkeypatch):
     assert {name: platforms.has(name) for name in platforms.ABILITIES} == {**before, ability: False}
 
 
-def test_a_process_that_the_kernel_killed_for_memory(monkeypatch):
-    assert "If nobody sent it" in platforms.why_killed(platforms.oom_kills())
-    monkeypatch.setattr(platforms, "oom_kills", lambda: 5)
-    assert "the kernel has killed 2 of this control group" in platforms.why_killed(3)
-    assert "If nobody sent it" in platforms.why_killed(None)
+def test_a_process_that_was_killed_has_a_likely_reason():
+    assert "the memory was full" in texts.why_killed(-9)
+    assert not texts.why_killed(-15) and not texts.why_killed(1)
 
 
 def test_linux_has_everything():
@@ -81,7 +79,7 @@ class Box:
 
 
 @pytest.mark.parametrize("how", ["an error", "an exit"])
-def test_spawned_nodes_are_restarted_write_logs_and_fail_as_forked_ones(how, temporary, tmp_path, caplog):
+def test_spawned_nodes_are_restarted_write_logs_and_fail_as_forked_ones(how, temporary, tmp_path):
     def main(box):
         folder = lp.shared_memory_directory()
         print(f"folder {folder} {os.stat(folder).st_mode & 0o777:o} threads {os.environ['OMP_NUM_THREADS']}")
@@ -111,8 +109,6 @@ def test_spawned_nodes_are_restarted_write_logs_and_fail_as_forked_ones(how, tem
     log = (tmp_path / "logs" / "main-0.log").read_text()
     assert f"folder {temporary}/lp-{job.status()['job']} 700 threads 2\n" in log
     assert f"interpreter with {tmp_path}/sitecustomize.py\n" in log
-    (said,) = [record.getMessage() for record in caplog.records if "on this machine" in record.getMessage()]
-    assert f"no /dev/shm, so shared memory is in files in {temporary}/lp-" in said and "interpreter" in said
 
 
 def test_nodes_end_with_the_process_that_spawned_them(temporary):

@@ -115,7 +115,7 @@ def test_nodes_that_make_no_sense(make, error, message):
 OPTIONS = {
     "engine": ({"engine": "steam"}, "serial"),
     "engine, nearly": ({"engine": "proceses"}, "Did you mean 'processes'?"),
-    "field of resources": ({"resources": {"main": {"num_gpu": 1}}}, "got 'num_gpu', .*mean 'num_gpus'?"),
+    "field of resources": ({"resources": {"main": {"num_gpu": 1}}}, r"got \['num_gpu'\], .*mean 'num_gpus'?"),
     "group of restarts": ({"restarts": {"nobody": 1}}, "nobody"),
     "number of restarts": ({"restarts": {"main": -1}}, ">= 0"),
     "group of resources": ({"resources": {"nobody": {}}}, "nobody"),

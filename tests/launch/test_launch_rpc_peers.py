@@ -28,7 +28,6 @@ from launch.rpc.server import RpcServer
 @pytest.mark.parametrize("stranger", ["no keys", "other keys"])
 def test_strangers_are_not_heard(served, stranger):
     _, server, connection = served
-    refused = sockets.refused_peers()
     curve = None if stranger == "no keys" else sockets.CurveKeys.generate()
     socket = sockets.make_client_socket(server.address, curve)
     with contextlib.suppress(zmq.Again):  # refused already: there is nowhere to send to
@@ -37,8 +36,6 @@ def test_strangers_are_not_heard(served, stranger):
     assert ask(connection, 1) == 1
     assert server.calls == 1
     assert server.malformed == 0
-    if stranger == "other keys" and server.address.startswith("ipc"):
-        assert sockets.refused_peers() > refused
     socket.close(linger=0)
 
 

@@ -8,7 +8,7 @@ from helpers.small_programs import small_program
 
 import launch
 from agents.dqn import DQN, DQNConfig
-from framework.actors.results import summarize
+from framework.actors.environment_loop import summarize
 from framework.loggers import InMemoryLogger
 
 LOG = InMemoryLogger()  # Both engines below keep all nodes in this process.

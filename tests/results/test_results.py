@@ -63,6 +63,12 @@ def test_a_row_meets_what_it_asks_or_says_why_not(file):
     assert row.floor is None or worst < 0 or row.exception or row.floor >= round(2 / 3 * worst, 1)
 
 
+def test_a_run_is_read_with_the_modules_that_its_row_names():
+    rows = [learning.ROWS[name] for name in ("cartpole-ppo", "cartpole-flow-ppo", "masked-dqfd")]
+    modules = ["examples.flows", "results.demonstrators"]
+    assert [row.allow for row in rows] == [(), *[("--allow", module) for module in modules]]
+
+
 def test_rows_of_peers_are_rows_and_are_evaluated_in_the_same_states():
     theirs = peers.play("Pendulum-v1", lambda observation: np.zeros(1, np.float32), 3)
     seeded = [environments.SeededEpisodes]

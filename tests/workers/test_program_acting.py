@@ -9,7 +9,8 @@ import torch
 from helpers.node_clients import make_client
 
 from framework import core, environments, specs
-from framework.actors.inference_client import InferenceActor, ServerPort
+from framework.actors import PolicyActor
+from framework.actors.inference_client import ServerPort
 from framework.environments.testing import EchoEnvironment
 from framework.programs import RunConfig
 from framework.replay.errors import ServerLost
@@ -25,17 +26,18 @@ class LoggedPort(ServerPort):
 
     def __init__(self, server, name, *envs):
         self._name, self._log = "ab"[int(name[-1])], server.log
-        self._asked = None
+        self._future = None
         self.updates = 0
         server.ports.append(self)
 
     def request(self, observation, first):
-        assert self._asked is None, "asked twice"
-        self._asked = np.ones(len(observation), np.int64)
+        if self._future is not None:
+            return
+        self._future = np.ones(len(observation), np.int64)
         self._log.append(f"ask {self._name}")
 
     def answer(self):
-        action, self._asked = self._asked, None
+        action, self._future = self._future, None
         assert action is not None, "no request"
         return action, ()
 
@@ -210,7 +212,7 @@ def test_new_adders_begin_new_episodes(make):
 
 
 def test_an_action_before_the_first_time_step_is_refused():
-    actor = InferenceActor(LoggedPort(types.SimpleNamespace(log=[], ports=[]), "port.0"))
+    actor = PolicyActor(LoggedPort(types.SimpleNamespace(log=[], ports=[]), "port.0"))
     with pytest.raises(RuntimeError, match="observe_first"):
         actor.select_action(np.zeros(1))
 
@@ -223,7 +225,7 @@ def test_envs_that_begin_are_told_to_the_port():
             seen.append(first.tolist())
             super().request(observation, first)
 
-    actor = InferenceActor(Firsts(types.SimpleNamespace(log=[], ports=[]), "port.0"), num_envs=2)
+    actor = PolicyActor(Firsts(types.SimpleNamespace(log=[], ports=[]), "port.0"), num_envs=2)
 
     def timestep(kinds):
         return dm_env.TimeStep(np.array(kinds), np.zeros(2), np.ones(2), np.zeros((2, 1)))

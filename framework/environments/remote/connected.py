@@ -16,11 +16,10 @@ import launch
 from framework import nest as nests
 from framework import specs
 from framework.environments.base import BatchedEnvironment, EnvironmentFault
-from framework.environments.fields import STEP_TYPE
+from framework.environments.fields import TimeStepChecker, time_step_spec
 from framework.environments.remote.environment_server import UnreadableMessage
 from framework.environments.remote.spec_data import parse_environment_spec
-from framework.environments.time_steps import TimeStepChecker
-from framework.types import MultiAgentTimeStep, Nest
+from framework.types import Nest
 from launch.defects import Defects
 from launch.texts import printable
 
@@ -92,21 +91,15 @@ class ConnectedEnvironment(BatchedEnvironment):
         except BaseException:
             self._abandon()
             raise
-        step_type, *leaves = columns
-        rewards, discounts, observations, agents = self._build(leaves)
-        agents = (agents,) if agents else ()
-        return self._check(self._time_step(step_type, rewards, discounts, observations, *agents))
+        return self._check(self._build(columns))
 
     def _set_spec(self, data: object, spec: specs.EnvironmentSpec) -> None:
         """Takes the specs of the first peer, with which all others must agree."""
         self._spec_data, self.spec = data, spec
-        agents = specs.agents(spec)
-        rest = (spec.rewards, spec.discounts, spec.observations, dict.fromkeys(agents, STEP_TYPE))
-        leaves = tree.flatten((STEP_TYPE, *rest))
-        self._layout = [(leaf.dtype, leaf.shape) for leaf in leaves]
-        self._build = nests.unflattener(rest)
+        template = time_step_spec(spec)
+        self._layout = [(leaf.dtype, leaf.shape) for leaf in tree.flatten(template)]
+        self._build = nests.unflattener(template)
         self._check = TimeStepChecker(self.name, spec, self.num_envs)
-        self._time_step = MultiAgentTimeStep if agents else dm_env.TimeStep
 
     def _gather(self, missing: np.ndarray) -> None:
         """Receives until no entry of `missing` is set."""
@@ -208,6 +201,15 @@ class ConnectedEnvironment(BatchedEnvironment):
 
 def _name(envs: np.ndarray) -> str:
     return ", ".join(map(str, envs[:16])) + (" and others" if len(envs) > 16 else "")
+
+
+def require_file(name: str, option: str, path: str, peers: str) -> None:
+    """Raises ValueError if the option that names the file of a secret is empty."""
+    if not path:
+        raise ValueError(
+            f"{name}: got no {option}, expected {option}=FILE among the options of the environment. The file "
+            f"is created if it does not exist, and {peers} need it. A run with a directory has its own."
+        )
 
 
 def parse_address(name: str, address: str) -> tuple[str, int]:

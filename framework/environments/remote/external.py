@@ -26,7 +26,7 @@ import tree
 from framework import nest as nests
 from framework import specs
 from framework.environments.base import FIRST, LAST, MID, EnvironmentFault
-from framework.environments.remote.connected import ConnectedEnvironment
+from framework.environments.remote.connected import ConnectedEnvironment, require_file
 from framework.environments.remote.environment_server import UnreadableMessage
 from framework.environments.remote.external_client import keep_alive
 from framework.types import Nest
@@ -125,11 +125,7 @@ class ExternalEnvironment(ConnectedEnvironment):
         timeout: float = 300.0,
     ):
         name = f"external:{address}"
-        if not token:
-            raise ValueError(
-                f"{name}: got no token, expected token=FILE among the options of the environment. The file "
-                "is created if it does not exist, and clients need it. A run with a directory has its own."
-            )
+        require_file(name, "token", token, "clients")
         if certificate is None and not is_loopback(address.partition("://")[2].rpartition(":")[0]):
             raise ValueError(
                 f"{name}: got an interface that others can reach without encryption. Give certificate=FILE "

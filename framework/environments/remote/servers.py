@@ -17,7 +17,7 @@ import zmq
 import launch
 from framework.environments.base import EnvironmentFault
 from framework.environments.remote import environment_server as protocol
-from framework.environments.remote.connected import ConnectedEnvironment
+from framework.environments.remote.connected import ConnectedEnvironment, require_file
 from framework.environments.remote.environment_server import UnreadableMessage
 from launch.rpc.sockets import CurveKeys, admit_peers, make_server_socket
 
@@ -58,11 +58,7 @@ class RemoteEnvironment(ConnectedEnvironment):
         timeout: float = 300.0,
     ):
         name = f"remote:{address}"
-        if not key:
-            raise ValueError(
-                f"{name}: got no key, expected key=FILE among the options of the environment. The file "
-                "is created if it does not exist, and servers need it. A run with a directory has its own."
-            )
+        require_file(name, "key", key, "servers")
         os.makedirs(os.path.dirname(os.path.abspath(key)), exist_ok=True)
         self._keys = CurveKeys.from_file(key)
         self.how_to_connect = (

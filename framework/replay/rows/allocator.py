@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import math
 import mmap
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -34,19 +38,29 @@ def zeros(shape: tuple[int, ...], dtype: np.dtype, huge: bool) -> np.ndarray:
     return np.frombuffer(memory, dtype, count=count).reshape(shape)
 
 
+@contextlib.contextmanager
+def addresses(shape: tuple[int, ...], dtype: np.dtype) -> Iterator[None]:
+    """Raises a clear error if a column is too large for the addresses of this process, or for a file."""
+    try:
+        yield
+    except (OSError, OverflowError) as error:
+        if isinstance(error, OSError) and error.errno not in (errno.ENOMEM, errno.EFBIG):
+            raise
+        raise StoreFullError(
+            f"{shape[0]} rows of {dtype}{list(shape[1:])} take {math.prod(shape) * dtype.itemsize} bytes of "
+            f"addresses, more than there are ({error}). Raise the limits of the process (ulimit -v, -f), or "
+            "give RowStore a smaller capacity. A stream of wide rows has fewer of them if its widest columns "
+            "are in the first append."
+        ) from None
+
+
 class Allocator:
     """Allocates columns in this process's own memory, which the kernel commits when it is first touched."""
 
     def allocate(self, stream: str, column: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """Returns a zeroed array of `shape` (rows first), whose pages need not be backed by memory yet."""
-        size = int(np.prod(shape)) * dtype.itemsize
-        try:
-            return zeros(shape, dtype, huge=size // max(1, shape[0]) >= 1024)
-        except (OSError, OverflowError) as error:
-            raise StoreFullError(
-                f"stream {stream!r}, column {column!r}: the address space does not hold {size} bytes for "
-                f"{shape[0]} rows ({error}). Give RowStore a smaller capacity."
-            ) from error
+        with addresses(shape, dtype):
+            return zeros(shape, dtype, huge=math.prod(shape[1:]) * dtype.itemsize >= 1024)
 
     def reserve(self, stream: str, column: str, begin: int, end: int) -> None:
         """Backs bytes `[begin, end)` of a column with memory; `StoreFullError` if there is not enough."""

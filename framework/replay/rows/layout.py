@@ -219,7 +219,6 @@ class Binding:
     """A layout with the columns of one store: counts references to rows, and gathers items.
 
     Attributes:
-      columns: the column of each leaf.
       kinds: for each leaf, what the items in one batch must have in common: everything except the length.
       item_bytes: bytes of one gathered item.
       parts: as in `Layout`, with the streams themselves.
@@ -232,7 +231,6 @@ class Binding:
         self.layout = layout
         self.width, self.ragged, self.spans = layout.width, layout.ragged, layout.spans
         self.pack, self.paths = layout.pack, layout.paths
-        self.columns: list[np.ndarray] = []
         self.kinds: list[tuple[bool, np.dtype, tuple[int, ...]]] = []
         # What `gather` needs of each leaf, in one tuple.
         self._plan: list[tuple[int, bool, Any, np.dtype, tuple[int, ...]]] = []
@@ -252,7 +250,6 @@ class Binding:
                 )
             column = columns[leaf.column]
             shape = (group.length, *column.shape[1:]) if leaf.time else column.shape[1:]
-            self.columns.append(column)
             self.kinds.append((leaf.time, column.dtype, column.shape[1:]))
             self._plan.append((leaf.group, leaf.time, column.take, column.dtype, shape))
             self.item_bytes += int(np.prod(shape, dtype=np.int64)) * column.itemsize
@@ -293,8 +290,8 @@ class Binding:
     def clear(self) -> None:
         """Lets go of the columns: there are no items, and there will be none."""
         self.ragged = True  # so that no caller takes all items for items of this layout
-        for each in (self.columns, self._plan, self.parts):
-            each.clear()
+        self._plan.clear()
+        self.parts.clear()
 
     def gather(self, index: np.ndarray, out: Out = None) -> list[np.ndarray]:
         """Returns the leaves of the items with index lines `[N, width]`: one copy, into `out` if given."""
@@ -353,9 +350,9 @@ def gather(table: str, info: SampleInfo, parts: Sequence[Part], out: Out, pad: b
             "sample one by one."
         )
     leaves = []
-    for number, (column, each) in enumerate(zip(first.columns, lengths, strict=True)):
-        shape = (n, *(() if each is None else (int(each.max()),)), *column.shape[1:])
-        array = np.empty(shape, column.dtype) if out is None else out[number]
+    for number, ((_, dtype, row), each) in enumerate(zip(first.kinds, lengths, strict=True)):
+        shape = (n, *(() if each is None else (int(each.max()),)), *row)
+        array = np.empty(shape, dtype) if out is None else out[number]
         if array.shape != shape:
             raise ValueError(f"out, leaf {first.paths[number]!r}: got shape {array.shape}, expected {shape}.")
         for at, gathered in pieces:

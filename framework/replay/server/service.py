@@ -165,8 +165,9 @@ class Service:
                         self._close(session)
             if self._lines and self._again:
                 self._try_waiting()
-            if due <= time.monotonic():
-                self._keep_time()
+            now = time.monotonic()
+            for request in [each for each, deadline in self._deadlines.items() if deadline <= now]:
+                self._end_request(request, request.late())
 
     def _read_events(self) -> None:
         """Reads the monitor's events, and notes the sessions whose connections have ended."""
@@ -396,12 +397,6 @@ class Service:
         request.steps.close()
         if answer is not None:
             self._send(request.session.identity, answer, request.id)
-
-    def _keep_time(self) -> None:
-        """Ends the requests that are late."""
-        now = time.monotonic()
-        for request in [each for each, deadline in self._deadlines.items() if deadline <= now]:
-            self._end_request(request, request.late())
 
     # --- ends ---
 

@@ -8,7 +8,6 @@ them where forking is not safe. They communicate through `ipc://` sockets in a p
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import shutil
 import socket
@@ -17,7 +16,7 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from launch import directories, platforms
+from launch import directories
 from launch.context import shared_memory_path
 from launch.engines.options import Options, Resources
 from launch.engines.processes.fork_server import command, kill_group
@@ -27,7 +26,6 @@ from launch.engines.supervised.process import Process, ProcessHost, Report
 from launch.texts import how_it_ended
 
 _CLOSE_TIMEOUT = 10.0  # seconds for the fork server to end
-_log = logging.getLogger("launch")
 
 
 class ProcessesJob(SupervisedJob):
@@ -41,18 +39,7 @@ class ProcessesJob(SupervisedJob):
             self._options.at_end.callback(shutil.rmtree, path, ignore_errors=True)
             files.append(directories.share_directory(path))
             self._options.at_end.callback(os.close, files[-1])
-        self._say_differences(paths[-1])
         return paths[0], ForkServer(paths, files, self._options, self._report)
-
-    def _say_differences(self, memory: str) -> None:
-        """Logs what is slower in a run on this platform than on Linux."""
-        texts = []
-        if not platforms.has("shm"):
-            texts.append(f"it has no /dev/shm, so shared memory is in files in {memory}")
-        if not platforms.has("fork"):
-            texts.append("processes cannot be forked safely, so each node starts an interpreter of its own")
-        if texts:
-            _log.warning("program %r on this machine: %s.", self._program.name, "; ".join(texts))
 
 
 def start_interpreter(line: int, inherited: Sequence[int]) -> subprocess.Popen[bytes]:
@@ -102,13 +89,12 @@ class ForkServer(ProcessHost):
         self._reader.start()
 
     def fork(self, process: Process, line: socket.socket, resources: Resources) -> None:
-        number, grace = process.number, self._grace(process.unit.group)
-        request = {"fork": number, "threads": resources.threads, "log": process.log, "grace": grace}
-        env = resources.environment()
+        grace, env = self._grace(process.unit.group), resources.environment()
+        request = {"fork": process.number, "log": process.log, "grace": grace, "env": env}
         # Closed only when it has arrived: macOS loses sockets whose only reference is on its way.
-        self._sent[number] = line
+        self._sent[process.number] = line
         with contextlib.suppress(OSError):  # it has died, which `_read` reports
-            self._line.send({**request, "env": env}, [line.fileno()])
+            self._line.send(request, [line.fileno()])
 
     def note_worker(self, number: int) -> None:
         with contextlib.suppress(OSError):  # it has died

@@ -13,6 +13,7 @@ interpreter. All else is the same, because a node gets its code through its chan
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import os
@@ -55,14 +56,14 @@ def command(function: str, *arguments: Any) -> list[str]:
     return [sys.executable, *flags, "-c", code]
 
 
-def begin_spawned(descriptor: int, threads: int, log: str | None) -> NoReturn:
+def begin_spawned(descriptor: int, log: str | None) -> NoReturn:
     """Runs a node on the main thread of a fresh interpreter, which `_Parent` spawned."""
 
     def prepare() -> None:
         os.set_inheritable(descriptor, False)
         platforms.outlive_signals()
 
-    _become_node(prepare, descriptor, threads, log)
+    _become_node(prepare, descriptor, log)
 
 
 class _Parent:
@@ -124,14 +125,14 @@ class _Parent:
 
         pid = os.fork()
         if pid == 0:
-            _become_node(prepare, descriptor, request["threads"], request["log"])
+            _become_node(prepare, descriptor, request["log"])
         return pid
 
     def _spawn(self, request: dict[str, Any], descriptor: int) -> int:
         for other in self._line.descriptors:  # Descriptors of nodes that are yet to be spawned came along.
             os.set_inheritable(other, False)
         os.set_inheritable(descriptor, True)
-        arguments = command("begin_spawned", descriptor, request["threads"], request["log"])
+        arguments = command("begin_spawned", descriptor, request["log"])
         # A signal before the node has its handlers would end it.
         return os.posix_spawn(
             sys.executable, arguments, {**os.environ, **request["env"]}, setsigmask=platforms.OF_ALL_PROCESSES
@@ -191,14 +192,15 @@ def kill_group(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _become_node(prepare: Callable[[], None], descriptor: int, threads: int, log: str | None) -> NoReturn:
+def _become_node(prepare: Callable[[], None], descriptor: int, log: str | None) -> NoReturn:
     """Runs a node in this new process, from start to end."""
     code = 1
     try:
         prepare()
         os.setsid()
         node_process.redirect_output(log)
-        code = node_process.main(socket.socket(fileno=descriptor), threads)
+        code = node_process.run(Channel(socket.socket(fileno=descriptor)), parent=os.getppid())
+        atexit._run_exitfuncs()
     except BaseException:
         traceback.print_exc()
     finally:

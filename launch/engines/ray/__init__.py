@@ -162,8 +162,8 @@ class RayHost(ProcessHost):
             )
         elif resources.strategy is not None:
             options["scheduling_strategy"] = resources.strategy
-        env, threads = resources.environment(), resources.threads
-        return self._actor_class.options(**options).remote(unit.label, self._job, sys.path, env, threads)
+        env = resources.environment()
+        return self._actor_class.options(**options).remote(unit.label, self._job, sys.path, env)
 
     def end_process(self, born: dict[str, Any]) -> None:
         """Kills a node's process through another actor on its machine."""

@@ -34,13 +34,11 @@ class HostActor:
       job: random name of the run.
       path: the launcher's `sys.path`.
       env: environment variables.
-      threads: number of threads for OpenMP, BLAS and torch.
     """
 
-    def __init__(self, label: str, job: str, path: list[str], env: dict[str, str], threads: int) -> None:
+    def __init__(self, label: str, job: str, path: list[str], env: dict[str, str]) -> None:
         self._label = label
         self._job = job
-        self._threads = threads
         os.environ.update(env)
         sys.path += [entry for entry in path if entry not in sys.path and os.path.isdir(entry or ".")]
         self._ours, theirs = socket.socketpair()
@@ -66,8 +64,6 @@ class HostActor:
 
         output = _Output(self._channel)
         memory = _share_memory(self._job)
-        if "torch" in sys.modules:
-            sys.modules["torch"].set_num_threads(self._threads)
         address = ray.util.get_node_ip_address()
         code = node_process.run(self._channel, f"[{address}]" if ":" in address else address)
         output.close()

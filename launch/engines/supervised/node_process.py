@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -300,15 +299,6 @@ def _free_port(interface: str) -> int:
         return probe.getsockname()[1]
 
 
-def main(line: socket.socket, threads: int) -> int:
-    """Runs a node; the fork server calls it in a new process."""
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(threads)
-    code = run(Channel(line), parent=os.getppid())
-    atexit._run_exitfuncs()
-    return code
-
-
 def run(channel: Channel, interface: str = "", *, parent: int | None = None) -> int:
     """Runs a node under the launcher at the other end of a channel; returns the exit code.
 
@@ -319,6 +309,7 @@ def run(channel: Channel, interface: str = "", *, parent: int | None = None) -> 
         service, and later with SIGKILL.
     """
     allow_files()
+    platforms.limit_torch()
     try:
         process = NodeProcess(channel, dataclasses.replace(channel.receive(), interface=interface))
         if parent is not None:
