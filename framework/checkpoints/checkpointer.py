@@ -222,23 +222,21 @@ class Checkpointer:
         return None
 
     def _find(self, which: str | int | os.PathLike[str], found: list[Path]) -> Path:
-        names = ", ".join(path.name for path in found) or "none"
         if which in ("latest", "previous"):
-            place, kind = (1, "checkpoint") if which == "latest" else (2, "previous checkpoint")
-            if len(found) < place:
-                raise CheckpointError(f"There is no {kind} in {self.directory}; it has {names}.")
-            return found[-place]
-        if isinstance(which, int) or (isinstance(which, str) and which.isdigit()):
-            at_step = [path for path in found if path.name.endswith(f"-step-{int(which)}")]
-            if at_step:
-                return at_step[-1]
-            raise CheckpointError(f"No checkpoint of step {which} in {self.directory}; it has {names}.")
-        for path in (Path(which), self.directory / which):
-            if (path / MANIFEST).exists():
-                return path
-        raise CheckpointError(
-            f"checkpoint: got {which!r}, expected 'latest', 'previous', a step, or one of: {names}."
-        )
+            place = 1 if which == "latest" else 2
+            matching = found[-place:] if len(found) >= place else []
+        elif isinstance(which, int) or (isinstance(which, str) and which.isdigit()):
+            matching = [path for path in found if path.name.endswith(f"-step-{int(which)}")][-1:]
+        else:
+            places = (Path(which), self.directory / which)
+            matching = [path for path in places if (path / MANIFEST).exists()]
+        if not matching:
+            names = ", ".join(path.name for path in found) or "none"
+            raise CheckpointError(
+                f"There is no checkpoint {str(which)!r} in {self.directory}; it has {names}. Give 'latest', "
+                "'previous', a step, or one of these."
+            )
+        return matching[0]
 
     def _remove_unfinished(self) -> None:
         """Removes unfinished checkpoints, whose lock the kernel released when their process was killed."""

@@ -95,10 +95,10 @@ def test_which(checkpointer):
 
 def test_nothing_there(checkpointer):
     assert checkpointer.latest() is None and checkpointer.checkpoints() == []
-    with pytest.raises(CheckpointError, match="no checkpoint in"):
+    with pytest.raises(CheckpointError, match="no checkpoint 'latest' in"):
         checkpointer.restore()
     checkpointer.save(1, {})
-    with pytest.raises(CheckpointError, match="no previous checkpoint"):
+    with pytest.raises(CheckpointError, match="no checkpoint 'previous' in"):
         checkpointer.restore("previous")
 
 
