@@ -213,7 +213,7 @@ def num_discrete_actions(action_spec: Any) -> int:
 
 
 def check_sizes(spec: EnvironmentSpec) -> None:
-    """Raises ValueError for spaces of so many values that networks cannot have weights for each."""
+    """Raises ValueError for spaces with more values than networks can have weights for."""
     for field, nest in (("observation", spec.observations), ("action", spec.actions)):
         for path, leaf in leaves(nest):
             if field == "observation" and not isinstance(leaf, DiscreteArray):

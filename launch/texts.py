@@ -64,4 +64,4 @@ def why_killed(code: int) -> str:
     """Returns the end of a message on a process with this exit code; empty unless SIGKILL ended it."""
     if code != -signal.SIGKILL:
         return ""
-    return " If nobody sent it, the memory was full. Use a smaller replay, fewer envs, or fewer actors."
+    return " If no user sent it, the memory was full. Use a smaller replay, fewer envs, or fewer actors."

@@ -152,7 +152,7 @@ class _Generation:
 
 
 class FirstLearner:
-    """What rank 0 keeps for all learners of a group: who is in it, and the state from which all start.
+    """What rank 0 keeps for all learners of a group: its members, and the state from which all start.
 
     A learner joins when it starts, and when it has lost the others. A learner that was killed cannot report
     it; it joins again after its restart. Either way, the present generation ends with every wait in it, and a

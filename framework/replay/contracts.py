@@ -18,7 +18,7 @@ class Source(Protocol):
     Attributes:
       spare: number of samples that the source may have drawn beyond those of the next draw, which the caller
         sets; `close` gives them back. None if it may have none, nor use what it knows from earlier draws.
-      keeps: whether it draws so many.
+      keeps: whether it draws that number.
     """
 
     spare: int | None

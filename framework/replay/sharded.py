@@ -318,7 +318,7 @@ class ShardedSource(JoinedSource):
         self._told[table] = _Servers.of(numbers, draws) if told else servers._replace(draws=draws)
 
     def _allot(self, spare: int | None, servers: _Servers, counts: list[int]) -> None:
-        """Divides what is left of `spare` among the servers that a batch needs samples of."""
+        """Divides the rest of `spare` among the servers that a batch needs samples of."""
         lacks = [count > source.stock for source, count in zip(self._sources, counts, strict=True)]
         if spare is None or not any(lacks):
             for source in self._sources:

@@ -251,7 +251,7 @@ def _opened(path: str, flags: int) -> Iterator[int]:
     """Opens a regular file with one name; `PermissionError` unless it and its directory are this user's."""
     folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        # A queue that nobody writes would hold up the call.
+        # A queue without a writer would hold up the call.
         flags |= os.O_NOFOLLOW | os.O_NONBLOCK
         descriptor = os.open(os.path.basename(path), flags, dir_fd=folder)
         try:

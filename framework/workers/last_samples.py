@@ -43,7 +43,7 @@ class LastSamples(Gate):
     def open(self) -> bool:
         """Looks once, and waits a moment if not. On the serial engine, the learner has a turn between looks.
 
-        Nothing is waited for that cannot come: a reader that stands still for too long ends the wait.
+        Nothing is waited for that cannot come: a reader that draws nothing for too long ends the wait.
         """
         is_serial = launch.get_node_context().engine == "serial"
         flushed = True
@@ -67,7 +67,7 @@ class LastSamples(Gate):
         elif is_serial:
             return True
         elif now - self._moved_at > (_BLOCKED_S if any(stats.pending for stats in samples) else _STARTS_S):
-            _LOG.warning("%s: the learner stands still before it has drawn all samples.", self._name)
+            _LOG.warning("%s: the learner stopped drawing before it had all samples.", self._name)
             return True
         if not is_serial:
             self._counter.wait_for(self._steps_name, steps + 1, timeout=_WAIT_S)

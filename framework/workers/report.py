@@ -17,7 +17,7 @@ class Report:
       setup: has the settings of the program.
       collector: the collector.
       budget: knows the env steps that the counter has not counted yet.
-      state: what `save` returned before the worker was restarted, or the run was resumed. None begins anew.
+      state: what `save` returned before the worker was restarted, or the run was resumed. None: nothing.
       name: label of the rows and name of the state.
       counter: a client of the `Counter`.
       monitor: takes the rows.

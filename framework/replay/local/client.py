@@ -251,7 +251,7 @@ class LocalWriter(BatchWriter):
                 if items.done < len(items.keys):
                     break
                 self._items.popleft()
-            # Counted anew, because an interrupt may have come before the last count.
+            # Counted again, because an interrupt may have come before the last count.
             self.num_pending = sum(len(items.keys) - items.done for _, items in self._items)
             if self._releases:
                 self._release_rows(self._created - self.num_pending)

@@ -458,7 +458,7 @@ class ConnectionPool:
         new = MappedStore(welcome.get("server", ""), directory, proof)
         with self._lock:
             old = self._mapped
-            # Every session proves anew that it is with the server whose columns are mapped.
+            # Every session proves again that it is with the server whose columns are mapped.
             if old is None or (old.server, old.directory, old.local) != (new.server, directory, new.local):
                 old = self._mapped = new
             return old

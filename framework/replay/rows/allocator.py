@@ -66,7 +66,7 @@ class Allocator:
         """Backs bytes `[begin, end)` of a column with memory; `StoreFullError` if there is not enough."""
 
     def give_back(self, stream: str, column: str, array: np.ndarray, begin: int, end: int) -> None:
-        """Inverts `reserve` for bytes `[begin, end)` of a column, whose array is given: nobody uses them."""
+        """Inverts `reserve` for bytes `[begin, end)`, not in use, of a column whose array is given."""
         memory: Any = array
         while type(memory) is np.ndarray:
             memory = memory.base

@@ -165,7 +165,7 @@ class Stream:
         return array
 
     def drop(self, column: str) -> None:
-        """Removes a column that nobody uses any more."""
+        """Removes a column that is no longer in use."""
         with self._lock:
             array, _ = self.columns.pop(column), self.specs.pop(column)
             if type(array) is CompressedColumn:
@@ -378,7 +378,7 @@ class RowStore:
         return self.stream(own)
 
     def drop(self, stream: Stream) -> None:
-        """Removes a stream without rows that nobody uses any more, with its columns."""
+        """Removes a stream without rows that is no longer in use, with its columns."""
         with self.lock:
             for column in list(stream.columns):
                 stream.drop(column)

@@ -110,7 +110,7 @@ class Intake:
             if connection is None:
                 return
             with contextlib.suppress(OSError):
-                # The peer is reset, instead of waiting for room at a connection that nobody reads any more.
+                # The peer is reset, instead of waiting for room at a connection that is no longer read.
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 connection.shutdown(socket.SHUT_RDWR)
         self.cut += 1

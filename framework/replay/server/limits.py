@@ -68,7 +68,7 @@ class Unread:
         return len(mine) <= _MAX_UNREAD or unread <= self._max_bytes // 4
 
     def has_room(self, num_bytes: int) -> tuple[bool, list[Any]]:
-        """Returns whether an answer of so many bytes may be made, and the clients that have to go first.
+        """Returns whether an answer of this size may be made, and the clients that have to go first.
 
         Those go first that have not read for the longest time, if a slow reader would be done by now. A
         single answer may be larger than the limit. Small ones have a quarter more, and need not wait.

@@ -12,7 +12,7 @@ Every message has an `op`, and an `id` if it is to be answered. The operations a
   {stream: rows}`, once all items are in their tables. The inserts of one client are carried out in order.
 - `sample`: `table`, `n`, `least`, `timeout`, `local`, `hold`, `pad` → `info`, and `define` and `parts` (rows)
   or `structure`, `leaves`, and `lengths` (arrays), and `delivery` if the client has to end it. If there is a
-  `least`, it waits for so many samples only, and the answer has `weight`; see `Table.weight`.
+  `least`, it waits for that number of samples only, and the answer has `weight`; see `Table.weight`.
 - `give_back`: `deliveries` that were not used, but for the first `used` samples of each.
 - `mutate`, `reset`, `can_sample`, `can_insert`, `weight`: `table`, `arguments` of that method of `Table` →
   `value`.
@@ -150,7 +150,7 @@ class Operations:
     Attributes:
       operations: what carries out a message, by its `op`. Invalid fields may raise any `Exception`.
       wake: tells the service to try the waiting requests again; set once the service exists.
-      has_room: whether an answer of so many bytes may be made now; set once the service exists.
+      has_room: whether an answer of this size may be made now; set once the service exists.
       address: where the server listens; set once it does.
     """
 

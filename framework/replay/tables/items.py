@@ -89,7 +89,7 @@ class Items:
         self.remover.reserve(size)
 
     def widen(self, **columns: int) -> None:
-        """Gives arrays so many columns, unless they have them."""
+        """Gives arrays this number of columns, unless they have it."""
         for name, number in columns.items():
             array = getattr(self, name)
             if number > array.shape[1]:

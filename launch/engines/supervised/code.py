@@ -62,7 +62,7 @@ def _importable(name: str) -> bool:
     if name == "__main__" or file is None:  # cloudpickle handles it
         return True
     root = name.partition(".")[0]
-    # Not importlib.util.find_spec: that answers from sys.modules.
+    # importlib.util.find_spec would answer from sys.modules.
     found = (finder.find_spec(root, None) for finder in sys.meta_path)
     spec = next(filter(None, found), None)
     return spec is not None and ("." in name or spec.origin in (None, "frozen", file))
