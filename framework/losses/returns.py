@@ -239,10 +239,9 @@ def peng_q_lambda(
 def _check(**tensors: torch.Tensor) -> None:
     """Raises ValueError unless all are `[N, T]` of equal shape: an extra axis would silently broadcast."""
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    if len(set(shapes.values())) > 1 or len(next(iter(shapes.values()))) != 2:
-        raise ValueError(f"shapes: got {shapes}, expected [N, T], the same for all.")
-    if next(iter(shapes.values()))[1] == 0:
-        raise ValueError(f"shapes: got {shapes}, expected [N, T] with T at least 1, rows to learn from.")
+    shape = next(iter(shapes.values()))
+    if len(set(shapes.values())) > 1 or len(shape) != 2 or not shape[1]:
+        raise ValueError(f"shapes: got {shapes}, expected [N, T] with T at least 1, the same for all.")
 
 
 def _next(rows: torch.Tensor) -> torch.Tensor:

@@ -106,7 +106,6 @@ class RewardScale(Module):
     def __init__(self) -> None:
         super().__init__()
         self.returns = Moments(())
-        self._newest: torch.Tensor | None = None  # `[N]`, the running returns after the last update.
 
     def forward(self, rewards: torch.Tensor) -> torch.Tensor:
         return (rewards / self.returns.std()).clamp(-10.0, 10.0)
@@ -128,25 +127,13 @@ class RewardScale(Module):
           mask: `[N, T]`, 0 for rows that do not count.
           gamma: the discount.
           total: sums a tensor over several learners.
-          before: `[N]`, the running returns before the first rows. None: those after the last update, whose
-            rows must be of the same envs in the same order; 0 at first.
-
-        Raises:
-          ValueError: There is no `before`, and the last update had the rows of another number of envs.
+          before: `[N]`, the running returns before the first rows. None: 0.
         """
-        if before is None:
-            before = torch.zeros_like(rewards[:, 0]) if self._newest is None else self._newest.to(rewards)
-        if len(before) != len(rewards):
-            raise ValueError(
-                f"before: got the running returns of {len(before)} envs, expected {len(rewards)} as of "
-                "rewards. Give `before` if the envs differ from update to update."
-            )
-        so_far: Any = before
+        so_far: Any = torch.zeros_like(rewards[:, 0]) if before is None else before
         returns = []
         # Rows that do not count may hold NaN, and 0 times NaN is NaN.
         rewards = torch.where(mask > 0, rewards, torch.zeros_like(rewards))
         for reward, start, counts in zip(rewards.unbind(1), starts.unbind(1), mask.unbind(1), strict=True):
             so_far = torch.where(counts > 0, reward + gamma * so_far * (start == 0), so_far)
             returns.append(so_far)
-        self._newest = so_far
         self.returns.update(torch.stack(returns, 1)[mask > 0], total)
