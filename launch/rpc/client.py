@@ -286,6 +286,7 @@ class _Line:
             return
         if self._place != (client.address, client.here):
             self._move()
+            return  # What the caller waits for may have been lost.
         while self.new:
             self._begin(self.new.popleft())
         seconds = min(self._look_at if self._open else math.inf, until) - time.monotonic()
