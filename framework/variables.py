@@ -318,9 +318,13 @@ class VariableClient:
         if due and not self._is_connected:
             self._block = self._answer(self._source.futures.variable_block())
             self._is_connected = True
-        self._refresh(due, wait)
-        if self._may_move and due and self._block is not None:
-            self._look_for_block(wait and self.version == before)
+        if self._block is None:
+            self._exchange(due, wait)
+        elif due:
+            self._calls = 0
+            self._accept(self._block.read(self._targets, self.version))
+            if self._may_move:
+                self._look_for_block(wait and self.version == before)
         return self.version != before
 
     def copy(self) -> dict[str, torch.Tensor]:
@@ -345,18 +349,13 @@ class VariableClient:
             self._look_at = time.monotonic() + self.look_s
             if lookup.exception() is None:  # Otherwise the node is not there at the moment.
                 self._block = lookup.result()
-        if now:
-            self._refresh(True, True)
+        if now and self._block is None:
+            self._exchange(True, True)
+        elif now and self._block is not None:
+            self._accept(self._block.read(self._targets, self.version))
 
-    def _refresh(self, due: bool, wait: bool) -> None:
-        """Copies from the block if that is due. Without one, takes the answer of the node if it has arrived,
-        and sends the next request if it is due.
-        """
-        if self._block is not None:
-            if due:
-                self._calls = 0
-                self._accept(self._block.read(self._targets, self.version))
-            return
+    def _exchange(self, due: bool, wait: bool) -> None:
+        """Takes the answer of the node if it has arrived, and sends the next request if it is due."""
         if self._request is not None and (wait or self._request.done()):
             self._take()
         if due and self._request is None:

@@ -82,7 +82,7 @@ class Runtime(abc.ABC):
     ) -> None:
         self.job = job
         self.request_stop = request_stop
-        self.report_failure: Any = report_failure
+        self._report_failure = report_failure
         self.only_context: NodeContext | None = None
         self.stopped = threading.Event()
         self.stop_handlers: list[Callable[[], Any]] = []
@@ -93,6 +93,15 @@ class Runtime(abc.ABC):
     @abc.abstractmethod
     def client(self, node_id: int) -> Any:
         """Returns a client of the node; every call in this process returns the same one."""
+
+    def fail(self, label: str, error: BaseException) -> None:
+        """Ends the node `label`, which is in this process, as failed.
+
+        A handler of failures refers to the runtime, which a saved program names and does not hold.
+        """
+        if self._report_failure is None:
+            raise LaunchError(f"node: got {label!r}, expected a node of this process.")
+        self._report_failure(label, error)
 
     def begin_stop(self) -> None:
         """Sets the stop event and calls the handlers, once."""
@@ -294,4 +303,4 @@ def make_failure_handler() -> Callable[[BaseException], None]:
     with its `NodeError`. Call this on a thread of the node, such as in the constructor. A worker raises its
     errors in `run()` instead: the engine `threads` cannot end its thread, so it would not restart it.
     """
-    return functools.partial(current_runtime().report_failure, get_node_context().label)
+    return functools.partial(current_runtime().fail, get_node_context().label)
