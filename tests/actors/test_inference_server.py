@@ -176,19 +176,25 @@ def test_when_a_batch_is_fired(case, make):
 @in_threads
 def test_who_has_gone_is_not_waited_for(make, monkeypatch):
     monkeypatch.setattr(inference_server, "PATIENCE_S", HOUR_S)
-    clients = ports(make(CountingPolicy(), timeout=HOUR_S), [2, 2])
+    policy = CountingPolicy()
+    clients = ports(make(policy, timeout=HOUR_S), [2, 2])
+    policy.batches.clear()
     ask(clients[0])
     time.sleep(0.1)  # the server waits for the other one by now
     clients[1].close()
     clients[0].answer()
+    assert policy.batches == [2]
 
 
 @in_threads
 def test_a_client_that_is_silent_for_long_is_not_waited_for(make, monkeypatch):
     monkeypatch.setattr(inference_server, "PATIENCE_S", 0.0)
-    clients = ports(make(CountingPolicy(), timeout=HOUR_S), [2, 2])
+    policy = CountingPolicy()
+    clients = ports(make(policy, timeout=HOUR_S), [2, 2])
+    policy.batches.clear()
     ask(clients[0])
     clients[0].answer()
+    assert policy.batches == [2]
 
 
 @in_threads
