@@ -84,6 +84,7 @@ STABLE_BASELINES3: dict[str, tuple[str, str, int, int, dict[str, Any]]] = {
             "learning_rate": 1e-3, "clip_range": 0.2, "use_sde": True, "sde_sample_freq": 4,
         },
     ),
+    "walker2d-ppo": ("PPO", "Walker2d-v5", 8, 1_000_000, {"n_steps": 256, "normalize": True}),
     **{
         f"{name.lower()}-batch-ppo": (
             "PPO", f"{name}-v{version}", 8, 1_000_000, {"n_steps": 256, "normalize": True},

@@ -170,6 +170,18 @@ ROWS = {
     "halfcheetah-batch-ppo": Row("batch_ppo", "gymnasium:HalfCheetah-v5", 1_000_000, 1900),
     "hopper-batch-ppo": Row("batch_ppo", "gymnasium:Hopper-v5", 1_000_000, 1850),
     "walker2d-batch-ppo": Row("batch_ppo", "gymnasium:Walker2d-v5", 1_000_000, 700),
+    # PPO with the settings of Stable-Baselines3, beside its own.
+    "walker2d-ppo": Row(
+        "ppo",
+        "gymnasium:Walker2d-v5",
+        1_000_000,
+        1000,
+        flags=(
+            *("--num-actors", "1", "--envs-per-actor", "8", "--unroll-length", "256", "--epochs", "10"),
+            *("--minibatch-size", "64", "--learning-rate", "3e-4", "--max-gradient-norm", "0.5"),
+            *("--value-coefficient", "1.0", "--normalize-observations", "--normalize-rewards"),
+        ),
+    ),
     "reacher-batch-ppo": Row("batch_ppo", "gymnasium:Reacher-v5", 1_000_000, -4),
     "pendulum-batch-ppo": Row("batch_ppo", "gymnasium:Pendulum-v1", 1_000_000, -200),
     "memory-ppo-lstm": Row("ppo", "testing:Memory", 200_000, 0.95),
