@@ -11,7 +11,7 @@ from background import Background, until
 
 from framework.replay import wire
 from framework.replay.errors import DeadlineExceededError, ServerClosed
-from framework.replay.remote.connection import ConnectionPool
+from framework.replay.remote.pool import ConnectionPool
 from framework.replay.server import service
 from launch.rpc import sockets
 
@@ -213,7 +213,7 @@ def test_the_last_message_of_a_server_is_heard_after_the_end_of_the_connection(g
         gate.service.stop()
         until(lambda: mine._monitor.poll(0))
         with pytest.raises(ServerClosed, match="has stopped"):
-            mine.wait(10)
+            mine.receive(time.monotonic() + 10, True)
 
 
 def test_interrupt_wakes_waits_but_not_calls_that_need_not_wait(gate, channel):
