@@ -240,7 +240,7 @@ def test_an_interrupt_anywhere_leaves_a_whole_table_or_ends_it(name):
                 with pytest.raises(replay.ServerClosed):
                     call(*("t", 1)[: call.__code__.co_argcount - 1])
             continue
-        items, live = table._items, contents(client)
+        items, live = table.items, contents(client)
         assert len(live) == len(table) == len(table.sampler) == len(table.remover) <= 5
         assert live == sorted(set(live)) and live[-2:] == [20, 21]
         assert sorted(items.find(items.keys[items.keys > 0])) == sorted(items.in_order())

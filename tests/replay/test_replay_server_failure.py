@@ -68,7 +68,7 @@ def test_a_killed_sampler_of_several_servers_keeps_no_samples(fork):
         child.word()
         assert sum(each.rate_limiter.samples for each in tables) > 100
         child.kill()
-        until(lambda: all((each._items.times == each._items.done).all() for each in tables))
+        until(lambda: all((each.items.times == each.items.done).all() for each in tables))
         assert sum(each.rate_limiter.samples for each in tables) <= 100
 
 

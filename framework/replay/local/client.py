@@ -28,7 +28,7 @@ from framework.replay.contracts import Source
 from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBlockError
 from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import RowStore
-from framework.replay.tables.items import Delivery
+from framework.replay.tables.delivery import Delivery
 from framework.replay.tables.rate_limiters import SAMPLERS
 from framework.replay.tables.table import Table
 from framework.replay.types import ByName, Drawn, Out, TableInfo
