@@ -252,6 +252,7 @@ def test_a_request_that_waits_ends_once_when_its_client_has_gone():
     ended = []
 
     def steps(number):
+        yield service.Request(number, None)
         try:
             while True:
                 yield None
@@ -261,14 +262,12 @@ def test_a_request_that_waits_ends_once_when_its_client_has_gone():
     with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
         server = service.Service(None, socket)
     session = service.ClientSession(b"gone")
-    requests = [service.Request(number, None, steps(number)) for number in range(2)]
-    for request in requests:
-        request.session = session
-        assert server._begin(request) is None
+    for number in range(2):
+        assert server._begin(session, number, steps(number)) is None
     server._send = lambda identity, answer, number: [
         server._end_request(other, None) for other in list(session.waiting)
     ]
-    for request in requests:
+    for request in list(session.waiting):
         server._end_request(request, replay.ServerClosed("the request was canceled by its client"))
     assert sorted(ended) == [0, 1]
 

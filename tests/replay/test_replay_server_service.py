@@ -44,7 +44,7 @@ class Gate:
                 return {}
             case "pass":
                 self.waiting.set()
-                return service.Request("gate", message["timeout"], self.steps(message.get("tokens", 1)))
+                return self.steps(message["timeout"], message.get("tokens", 1))
             case "crash":
                 raise SystemExit("the handler broke")
             case "strange":
@@ -52,15 +52,17 @@ class Gate:
             case "defect at once":
                 raise RuntimeError("a mistake of ours")
             case "defect later":
-                return service.Request("gate", None, self.fail_later())
+                return self.fail_later()
             case "field":
                 return {"value": [][message["value"]]}
 
     def fail_later(self):
+        yield service.Request("gate", None)
         yield None
         raise RuntimeError("a mistake of ours")
 
-    def steps(self, tokens):
+    def steps(self, timeout, tokens):
+        yield service.Request("gate", timeout)
         while self.tokens < tokens:
             # They come when nobody waits, so nobody calls `wake`.
             self.tokens, self.late = self.tokens + self.late, 0
