@@ -40,7 +40,7 @@ import numpy as np
 from framework import nest as nests
 from framework.replay import wire
 from framework.replay.errors import DeadlineExceededError, StoreFullError
-from framework.replay.rows.layout import Layout
+from framework.replay.rows.layout import Layout, gather
 from framework.replay.rows.store import RowStore
 from framework.replay.server.holdings import Held, Holdings
 from framework.replay.shm import Proof, SharedMemory
@@ -329,7 +329,7 @@ class Operations:
         """Draws samples, at least `least` and at most `n`, as the rate limiter allows."""
         table, n = self._tables[message["table"]], _number("n", message["n"], 1, _MAX_SAMPLES)
         least = n if message.get("least") is None else _number("least", message["least"], 1, n)
-        delivery = Delivery(table.name)
+        delivery = Delivery()
         yield Request(("sample", table.name), message["timeout"], {table}, SAMPLERS, least, delivery)
         try:
             got = 0
@@ -363,7 +363,7 @@ class Operations:
         local, hold = bool(message["local"]), bool(message["hold"])
         reply: Reply = {"info": list(delivery.info), "define": [], "parts": []}
         if not local:
-            sample = delivery.gather(pad=bool(message["pad"]))
+            sample = gather(table.name, delivery.info, delivery.parts, pad=bool(message["pad"]))
             reply["leaves"], reply["structure"] = nests.flatten(sample.data)
             if isinstance(sample, PaddedSample):
                 reply["lengths"] = nests.flatten(sample.lengths)[0]

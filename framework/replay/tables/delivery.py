@@ -6,9 +6,9 @@ import dataclasses
 
 import numpy as np
 
-from framework.replay.rows.layout import Part, gather
+from framework.replay.rows.layout import Part
 from framework.replay.tables.items import Items
-from framework.replay.types import Out, Sample, SampleInfo
+from framework.replay.types import SampleInfo
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -16,14 +16,13 @@ class Delivery:
     """Samples that count, and whose rows are kept until they are released or given back.
 
     ```python
-    delivery = table.sample(256, timeout=1.0)   # drawn: no other reader gets these turns
-    sample = delivery.gather()                  # or: send delivery.parts to a reader with shared memory
-    table.release(delivery)                     # the rows may be used again; or
-    table.give_back(delivery)                   # as if never drawn
+    delivery = table.sample(256, timeout=1.0)                     # drawn: no other reader gets these turns
+    sample = gather(table.name, delivery.info, delivery.parts)    # of `rows.layout`; or send the parts
+    table.release(delivery)                                       # the rows may be used again; or
+    table.give_back(delivery)                                     # as if never drawn
     ```
 
     Attributes:
-      table: name of the table.
       items: the `Items` that the samples were drawn from; a reset of the table makes new ones. None before
         the first draw, and after the delivery was released or given back.
       slots: the table's numbers of the items, int64 `[n]`.
@@ -32,13 +31,8 @@ class Delivery:
       ages: number of items that were inserted after each, int64 `[n]`; see `TableInfo.sampled_age`.
     """
 
-    table: str
     items: Items | None = None
     slots: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
     info: SampleInfo = dataclasses.field(init=False)
     parts: list[Part] = dataclasses.field(init=False)
     ages: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
-
-    def gather(self, out: Out = None, pad: bool = False) -> Sample:
-        """Copies the rows into arrays `[n, ...]`; see `rows.layout.gather`."""
-        return gather(self.table, self.info, self.parts, out, pad)

@@ -245,7 +245,7 @@ class Table:
         if n < 1:
             raise ValueError(f"table {self.name!r}, n: got {n}, expected at least 1 sample.")
         deadline = None if timeout is None else time.monotonic() + timeout
-        delivery = Delivery(self.name)
+        delivery = Delivery()
         try:
             while True:
                 before = len(delivery.slots)
