@@ -58,7 +58,7 @@ class PlanLearner:
     def publish(self) -> dict[str, int]:
         """Publishes the parameters between two steps, also while another branch learns."""
         with self._stepping:
-            return self._program.publish()
+            return self._program.published.publish()
 
     def batches(self) -> flow.Flow:
         """The agent's batches from the replay node."""
@@ -114,7 +114,7 @@ class PlanWorker(LearnerNode):
         learner = self._learner
         if learner.finished:  # Since it was restored, or by another thread, whose last step publishes first.
             self._plan_learner.end()
-            learner.end_if_finished()
+            learner.end_program("max_learner_steps")
             self._finished = True
             return
         if self._is_ending and not self._plan.ready():  # It waits for what does not come any more.
@@ -148,7 +148,7 @@ class PlanWorker(LearnerNode):
     def _end(self) -> None:
         self._finished = True
         self._plan_learner.end()
-        self._learner.publish()  # The last evaluation needs them.
+        self._learner.published.publish()  # The last evaluation needs them.
         next(flow.Par(self._workers, RolloutWorker.finish).sync())
 
     def close(self) -> None:

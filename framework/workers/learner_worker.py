@@ -158,7 +158,8 @@ class LearnerWorker(LearnerNode):
     def step(self) -> None:
         learner = self._learner
         assert learner.dataset is not None
-        if learner.end_if_finished():  # It was restored without steps left.
+        if learner.finished:  # It was restored without steps left.
+            learner.end_program("max_learner_steps")
             self._finish()
             return
         started = time.perf_counter()
