@@ -79,7 +79,7 @@ class PlanLearner:
     @contextlib.contextmanager
     def _step(self) -> Iterator[None]:
         with self._stepping:
-            if self._ended or self._program.finished:
+            if self._ended or self._program.finished():
                 raise launch.ProgramStopped("learner: the program stops.")
             started = time.perf_counter()
             yield
@@ -108,11 +108,11 @@ class PlanWorker(LearnerNode):
         self._over: set[str] = set()  # Workers of which nothing is left to learn either.
 
     def ready(self) -> bool:
-        return not self._finished and (self._learner.finished or self._is_ending or self._plan.ready())
+        return not self._finished and (self._learner.finished() or self._is_ending or self._plan.ready())
 
     def step(self) -> None:
         learner = self._learner
-        if learner.finished:  # Since it was restored, or by another thread, whose last step publishes first.
+        if learner.finished():  # Since it was restored, or by another thread, whose last step published.
             self._plan_learner.end()
             learner.end_program("max_learner_steps")
             self._finished = True

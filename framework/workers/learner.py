@@ -244,7 +244,6 @@ class ProgramLearner:
         self.report = LearnerReport(name, self.learner, self.published, monitor, replay)
         self.published.publish()
 
-    @property
     def finished(self) -> bool:
         """Whether all of `max_learner_steps` are made, which an exact resume may change."""
         limit = self._config.max_learner_steps
@@ -272,7 +271,7 @@ class ProgramLearner:
             result = result._replace(metrics={**result.metrics, **metrics})
         self.report.metrics = result.metrics
         self.published.steps += 1
-        steps, finished = self.published.steps, self.finished
+        steps, finished = self.published.steps, self.finished()
         if finished or steps % self._publish_period == 0:
             self.published.publish()
             self.published.commit_if_due()

@@ -149,7 +149,7 @@ class LearnerWorker(LearnerNode):
 
     def ready(self) -> bool:
         assert self._learner.dataset is not None
-        return not self._finished and (self._learner.finished or self._learner.dataset.ready())
+        return not self._finished and (self._learner.finished() or self._learner.dataset.ready())
 
     def why_not_ready(self) -> str:
         """The text that the serial engine prints in a deadlock."""
@@ -158,7 +158,7 @@ class LearnerWorker(LearnerNode):
     def step(self) -> None:
         learner = self._learner
         assert learner.dataset is not None
-        if learner.finished:  # It was restored without steps left.
+        if learner.finished():  # It was restored without steps left.
             learner.end_program("max_learner_steps")
             self._finish()
             return
@@ -183,7 +183,7 @@ class LearnerWorker(LearnerNode):
                 self._collecting = True
         if self._first is not None:
             self._member.stepped()
-        if learner.finished:
+        if learner.finished():
             self._finish()
 
     def _finish(self) -> None:
