@@ -32,7 +32,7 @@ from framework.workers.evaluator import Evaluator
 from framework.workers.inference_worker import InferenceWorker
 from framework.workers.learner_worker import LearnerReplica, LearnerWorker
 from framework.workers.variable_source import VariableSource
-from framework.workers.worker import Setup, derive_seed, make_tables
+from framework.workers.worker import Services, Setup, derive_seed, make_tables
 
 _REPLAY_MODULES = {"repertory": "framework.replay", "reverb": "framework.replay.dm_reverb"}
 # Seconds that a program waits at its end for the step of a learner, and for the last checkpoint.
@@ -126,7 +126,7 @@ class ProgramGraph(core.Graph):
             return None
         self._uses_device(name, agent)
         data = {"replay": replay, "clients": dict(clients or {})}
-        learner = self._add_worker(name, LearnerWorker, agent, name=name, **data, **self._handles)
+        learner = self._add_worker(name, LearnerWorker, agent, name=name, **data, services=self._clients)
         self._learners[learner] = name, agent
         if self.config.num_learners > 1:
             self._strategies[name] = "PACK"  # Gradients travel between them at each step.
@@ -215,7 +215,7 @@ class ProgramGraph(core.Graph):
                 learner=nearest(variables, index),
                 inference=member(inference, index),
                 steps_name=f"{learner_name}_steps",
-                **self._handles,
+                services=self._clients,
             )
 
     def add_plan(
@@ -253,12 +253,12 @@ class ProgramGraph(core.Graph):
                 seed=self._seed_of(f"actor-{index}"),
                 replay=member(replay, index),
                 learner=learner,
-                **self._handles,
+                services=self._clients,
             )
             self._workers.append(("actor", worker))
             workers.append(worker.create_handle())
         seed = self._seed_of("learner")
-        node.configure(setup, workers=workers, replay=replay, seed=seed, **self._handles)
+        node.configure(setup, workers=workers, replay=replay, seed=seed, services=self._clients)
         return learner
 
     def add_evaluator(
@@ -274,8 +274,8 @@ class ProgramGraph(core.Graph):
         self._setup.evaluators.append(name)
         learner_name, own = self._learner_of(variables)
         variables = self._of_evaluators.get(variables, variables)
-        data = {"learner": variables, "name": name, "steps_name": f"{learner_name}_steps", **self._handles}
-        self._add_worker(name, Evaluator, agent or own, **data)
+        data = {"learner": variables, "name": name, "steps_name": f"{learner_name}_steps"}
+        self._add_worker(name, Evaluator, agent or own, services=self._clients, **data)
 
     def add_node(self, name: str, node: launch.ProgramNode) -> launch.Handle:
         if name in self._names:
@@ -311,8 +311,8 @@ class ProgramGraph(core.Graph):
         return program
 
     @property
-    def _handles(self) -> dict[str, launch.Handle | None]:
-        return {"counter": self.counter, "monitor": self.monitor, "checkpointer": self.checkpointer}
+    def _clients(self) -> Services:
+        return Services(self.counter, self.monitor, self.checkpointer)
 
     def _check_engine(self, engine: str, options: Any) -> None:
         if engine in ("serial", "threads") and self.config.num_learners > 1:
