@@ -165,8 +165,7 @@ class ProgramGraph(core.Graph):
                 InferenceWorker,
                 agent or self._learner_of(variables)[1],
                 learner=nearest(variables, index),
-                monitor=self.monitor,
-                checkpointer=self.checkpointer,
+                services=self._clients._replace(counter=None),
                 name=own,
                 # The same random choices as one actor with the policy.
                 seed=self._seed_of(f"actor-{index}" if name == "inference" else own),
@@ -273,9 +272,20 @@ class ProgramGraph(core.Graph):
             return
         self._setup.evaluators.append(name)
         learner_name, own = self._learner_of(variables)
-        variables = self._of_evaluators.get(variables, variables)
-        data = {"learner": variables, "name": name, "steps_name": f"{learner_name}_steps"}
-        self._add_worker(name, Evaluator, agent or own, services=self._clients, **data)
+        setup, make = self._setup_of(agent or own), self._setup.make_environment
+        if isinstance(make, functools.partial):  # Of `make.make_environment`.
+            setup = dataclasses.replace(setup, make_environment=functools.partial(make, evaluation=True))
+        self._add(
+            self._workers,
+            name,
+            Evaluator,
+            setup,
+            learner=self._of_evaluators.get(variables, variables),
+            services=self._clients,
+            name=name,
+            seed=self._seed_of(name),
+            steps_name=f"{learner_name}_steps",
+        )
 
     def add_node(self, name: str, node: launch.ProgramNode) -> launch.Handle:
         if name in self._names:
@@ -344,10 +354,7 @@ class ProgramGraph(core.Graph):
         self, label: str, constructor: Callable[..., Any], agent: core.Agent | None = None, **kwargs: Any
     ) -> launch.Handle:
         kwargs.setdefault("seed", self._seed_of(label))
-        setup, make = self._setup_of(agent), self._setup.make_environment
-        if constructor is Evaluator and isinstance(make, functools.partial):
-            setup = dataclasses.replace(setup, make_environment=functools.partial(make, evaluation=True))
-        return self._add(self._workers, label, constructor, setup, **kwargs)
+        return self._add(self._workers, label, constructor, self._setup_of(agent), **kwargs)
 
     def _add(
         self,

@@ -72,8 +72,8 @@ def make_program(
                 f"{part_name}: got the class {part.__name__}, expected an instance, {part.__name__}()."
             )
     check_parts(config)
-    recorded = {} if config.directory is None else RunFolder.agent_config_in(config.directory)
-    agent, lines = agent.decided(config, recorded)
+    known = None if config.directory is None else RunFolder.find(config.directory)
+    agent, lines = agent.decided(config, {} if known is None else known.agent_config)
     spec = environment_spec(agent, environment_factory, config)
     for line in (*lines, *agent.describe_inputs(spec)):
         _LOG.info("%s", line)
