@@ -141,5 +141,4 @@ class LastActor(Gate):
 
     def open(self) -> bool:
         self._budget.end()
-        made: bool = self._counter.wait_for("env_steps", self._steps, timeout=WAIT_S)
-        return made
+        return self._counter.wait_for("env_steps", self._steps, timeout=WAIT_S)
