@@ -32,7 +32,7 @@ from framework.workers.evaluator import Evaluator
 from framework.workers.inference_worker import InferenceWorker
 from framework.workers.learner_worker import LearnerReplica, LearnerWorker
 from framework.workers.variable_source import VariableSource
-from framework.workers.worker import Setup, derive_seed, make_tables
+from framework.workers.worker import Services, Setup, derive_seed, make_tables
 
 _REPLAY_MODULES = {"repertory": "framework.replay", "reverb": "framework.replay.dm_reverb"}
 # Seconds that a program waits at its end for the step of a learner, and for the last checkpoint.
@@ -126,7 +126,7 @@ class ProgramGraph(core.Graph):
             return None
         self._uses_device(name, agent)
         data = {"replay": replay, "clients": dict(clients or {})}
-        learner = self._add_worker(name, LearnerWorker, agent, name=name, **data, **self._handles)
+        learner = self._add_worker(name, LearnerWorker, agent, name=name, **data, services=self._clients)
         self._learners[learner] = name, agent
         if self.config.num_learners > 1:
             self._strategies[name] = "PACK"  # Gradients travel between them at each step.
@@ -165,8 +165,7 @@ class ProgramGraph(core.Graph):
                 InferenceWorker,
                 agent or self._learner_of(variables)[1],
                 learner=nearest(variables, index),
-                monitor=self.monitor,
-                checkpointer=self.checkpointer,
+                services=self._clients._replace(counter=None),
                 name=own,
                 # The same random choices as one actor with the policy.
                 seed=self._seed_of(f"actor-{index}" if name == "inference" else own),
@@ -215,7 +214,7 @@ class ProgramGraph(core.Graph):
                 learner=nearest(variables, index),
                 inference=member(inference, index),
                 steps_name=f"{learner_name}_steps",
-                **self._handles,
+                services=self._clients,
             )
 
     def add_plan(
@@ -253,12 +252,12 @@ class ProgramGraph(core.Graph):
                 seed=self._seed_of(f"actor-{index}"),
                 replay=member(replay, index),
                 learner=learner,
-                **self._handles,
+                services=self._clients,
             )
             self._workers.append(("actor", worker))
             workers.append(worker.create_handle())
         seed = self._seed_of("learner")
-        node.configure(setup, workers=workers, replay=replay, seed=seed, **self._handles)
+        node.configure(setup, workers=workers, replay=replay, seed=seed, services=self._clients)
         return learner
 
     def add_evaluator(
@@ -273,9 +272,20 @@ class ProgramGraph(core.Graph):
             return
         self._setup.evaluators.append(name)
         learner_name, own = self._learner_of(variables)
-        variables = self._of_evaluators.get(variables, variables)
-        data = {"learner": variables, "name": name, "steps_name": f"{learner_name}_steps", **self._handles}
-        self._add_worker(name, Evaluator, agent or own, **data)
+        setup, make = self._setup_of(agent or own), self._setup.make_environment
+        if isinstance(make, functools.partial):  # Of `make.make_environment`.
+            setup = dataclasses.replace(setup, make_environment=functools.partial(make, evaluation=True))
+        self._add(
+            self._workers,
+            name,
+            Evaluator,
+            setup,
+            learner=self._of_evaluators.get(variables, variables),
+            services=self._clients,
+            name=name,
+            seed=self._seed_of(name),
+            steps_name=f"{learner_name}_steps",
+        )
 
     def add_node(self, name: str, node: launch.ProgramNode) -> launch.Handle:
         if name in self._names:
@@ -311,8 +321,8 @@ class ProgramGraph(core.Graph):
         return program
 
     @property
-    def _handles(self) -> dict[str, launch.Handle | None]:
-        return {"counter": self.counter, "monitor": self.monitor, "checkpointer": self.checkpointer}
+    def _clients(self) -> Services:
+        return Services(self.counter, self.monitor, self.checkpointer)
 
     def _check_engine(self, engine: str, options: Any) -> None:
         if engine in ("serial", "threads") and self.config.num_learners > 1:
@@ -344,10 +354,7 @@ class ProgramGraph(core.Graph):
         self, label: str, constructor: Callable[..., Any], agent: core.Agent | None = None, **kwargs: Any
     ) -> launch.Handle:
         kwargs.setdefault("seed", self._seed_of(label))
-        setup, make = self._setup_of(agent), self._setup.make_environment
-        if constructor is Evaluator and isinstance(make, functools.partial):
-            setup = dataclasses.replace(setup, make_environment=functools.partial(make, evaluation=True))
-        return self._add(self._workers, label, constructor, setup, **kwargs)
+        return self._add(self._workers, label, constructor, self._setup_of(agent), **kwargs)
 
     def _add(
         self,

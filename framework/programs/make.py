@@ -70,8 +70,8 @@ def make_program(
     if on_write is not None and not callable(on_write):
         raise TypeError(f"on_write: got {on_write!r}, expected a function of a snapshot, such as print.")
     check_parts(config)
-    recorded = {} if config.directory is None else RunFolder.agent_config_in(config.directory)
-    agent, lines = agent.decided(config, recorded)
+    known = None if config.directory is None else RunFolder.find(config.directory)
+    agent, lines = agent.decided(config, {} if known is None else known.agent_config)
     spec = environment_spec(agent, environment_factory, config)
     for line in (*lines, *agent.describe_inputs(spec)):
         _LOG.info("%s", line)

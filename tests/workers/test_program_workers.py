@@ -19,7 +19,7 @@ from framework.variables import VariableBlock
 from framework.workers import learner
 from framework.workers.evaluator import Evaluator
 from framework.workers.learner_worker import LearnerWorker
-from framework.workers.worker import Setup
+from framework.workers.worker import Services, Setup
 
 
 def fake(num_envs, seed=0, **options):
@@ -46,15 +46,17 @@ def test_the_version_of_a_restarted_learner(tmp_path, monkeypatch, agent, steps,
     def make():
         client = replay.EmbeddedClient(agent.make_tables(spec))
         return LearnerWorker(
-            Setup(agent, fake, spec, RunConfig()), replay=client, counter=counter, monitor=Monitor(), seed=3
+            Setup(agent, fake, spec, RunConfig()),
+            replay=client,
+            services=Services(counter, Monitor()),
+            seed=3,
         )
 
     first = make()
     assert first.variable_block().version == 0
     if steps:
-        for _ in range(steps):
-            first._learner.published.count()
-        first._learner.publish()
+        first._learner.published.steps += steps
+        first._learner.published.publish()
     assert make().variable_block().version == version
 
 
@@ -65,7 +67,7 @@ def test_a_learner_goes_on_while_replay_does_not_answer(error, monkeypatch):
     spec = specs.make_environment_spec(environment)
     client = replay.EmbeddedClient(agent.make_tables(spec))
     setup = Setup(agent, fake, spec, RunConfig(learner_log_period=1))
-    learner = LearnerWorker(setup, replay=client, counter=Counter(), monitor=Monitor(log))
+    learner = LearnerWorker(setup, replay=client, services=Services(Counter(), Monitor(log)))
     adder = agent.make_adder(client, spec)
     adder.add_first(environment.reset())
     for _ in range(20):
@@ -104,7 +106,7 @@ def test_an_evaluator_takes_what_its_policy_needs_and_keeps_that(agent):
     make = functools.partial(fake, episode_length=3)
     config = RunConfig(num_evaluation_episodes=2, evaluate_period=100)
     setup = Setup(agent, make, spec, config)
-    worker = Evaluator(setup, learner=block, counter=Counter(), monitor=Monitor(), checkpointer=kept)
+    worker = Evaluator(setup, learner=block, services=Services(Counter(), Monitor(), kept))
     assert worker.evaluate()["variables_version"] == 5
     assert {name.partition(".")[0] for name in kept["best"]["networks"]} == set(needed)
     assert kept["evaluator"] == {"env_steps": 0}
