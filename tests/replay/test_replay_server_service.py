@@ -66,6 +66,7 @@ class Gate:
         while self.tokens < tokens:
             # They come when nobody waits, so nobody calls `wake`.
             self.tokens, self.late = self.tokens + self.late, 0
+            self.service.has_room(0)
             yield None
         self.tokens -= tokens
         yield {"passed": True}
@@ -259,7 +260,7 @@ def test_the_last_messages_of_a_connection_are_heard_after_its_end(gate, channel
     assert gate.ended.wait(10) and gate.tokens == 5
 
 
-@pytest.mark.parametrize("how", ["canceled", "gone"])
+@pytest.mark.parametrize("how", ["canceled", "gone", "cut off at once", "cut off later"])
 def test_a_waiting_request_that_is_not_wanted_any_more_takes_nothing(gate, channel, how):
     if how == "canceled":
         call = wait_to_pass(channel, gate)
@@ -269,10 +270,17 @@ def test_a_waiting_request_that_is_not_wanted_any_more_takes_nothing(gate, chann
     else:
         with channel.borrow() as mine:
             mine.open()
+            (slow,) = ((key, session.descriptor) for key, session in gate.service._sessions.items())
+            if how == "cut off at once":  # in a step of its own request
+                gate.service._unread.has_room = lambda size: (False, [slow])
             mine.post({"op": "pass", "timeout": None})
             assert gate.waiting.wait(60)
-            mine.close()
-        assert gate.ended.wait(60)
+            if how == "cut off later":
+                gate.service._unread.has_room = lambda size: (False, [slow])
+                gate.service.wake()
+            elif how == "gone":
+                mine.close()
+            assert gate.ended.wait(60)
     gate.tokens += 1
     gate.service.wake()
     other = ConnectionPool(gate.address)

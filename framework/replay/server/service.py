@@ -94,6 +94,7 @@ class Service:
         self._ended: dict[ClientSession, float] = {}  # those without a connection, and since when
         self._next_look = 0.0
         self._is_full = False  # whether a request waits until clients have read their answers
+        self._slow: set[tuple[bytes, int]] = set()  # those to cut off, as they leave large answers unread
         self._again = False  # whether something has changed since the waiting requests were tried
         self._stopping = False
         self._reason: Exception = ServerClosed("the replay server has stopped")
@@ -165,6 +166,8 @@ class Service:
                         self._close(session)
             if self._lines and self._again:
                 self._try_waiting()
+            while self._slow:
+                self._cut_off(*self._slow.pop())
             now = time.monotonic()
             for request in [each for each, deadline in self._deadlines.items() if deadline <= now]:
                 self._end_request(request, request.late())
@@ -317,8 +320,7 @@ class Service:
     def has_room(self, num_bytes: int) -> bool:
         """Returns whether a large answer may be made now; if not, the request is tried again soon."""
         room, gone = self._unread.has_room(num_bytes)
-        for identity, descriptor in gone:
-            self._cut_off(identity, descriptor)
+        self._slow.update(gone)  # This request, which takes a step now, may be of one of them.
         self._is_full |= not room
         return room
 
