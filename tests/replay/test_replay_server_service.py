@@ -25,8 +25,8 @@ class Gate:
         self.tokens = self.late = 0
         self.ended = threading.Event()
         self.waiting = threading.Event()
-        names = ("echo", "post", "pass", "crash", "strange", "defect at once", "defect later", "field")
-        self.operations = dict.fromkeys(names, self.handle)
+        names = ("echo", "sync", "post", "pass", "crash", "strange", "defect at once", "defect later")
+        self.operations = dict.fromkeys((*names, "field"), self.handle)
 
     def open(self, session, hello):
         return {"name": "gate"}
@@ -36,9 +36,10 @@ class Gate:
 
     def handle(self, session, message):
         match message["op"]:
-            case "echo":
-                return {"value": message["value"]}
+            case "echo" | "sync":
+                return {"value": message.get("value")}
             case "post":
+                until(lambda: self.service._socket.poll(0) or not message.get("followed"))
                 self.tokens += message["tokens"]
                 self.service.wake()
                 return {}
@@ -201,6 +202,16 @@ def test_a_request_waits_for_the_one_before_it_and_goes_on_when_that_is_canceled
         first.post({"op": "cancel"})
         assert result.result()["passed"]
     assert not gate.service._deadlines
+
+
+def test_a_request_that_can_be_carried_out_is_answered_before_a_later_sync(gate, channel):
+    with channel.borrow() as mine:
+        mine.open()
+        passed = mine.post({"op": "pass", "timeout": None})
+        assert gate.waiting.wait(60)
+        mine.post({"op": "post", "tokens": 1, "followed": True})
+        mine.request({"op": "sync"}, timeout=60)
+        assert mine.answers[passed]["passed"]
 
 
 def test_a_second_hello_ends_the_session_of_the_first(gate, channel):

@@ -247,6 +247,8 @@ class Service:
     def _carry_out(
         self, identity: bytes, descriptor: int, op: str, number: int | None, message: dict[str, Any]
     ) -> None:
+        if op == "sync" and self._lines and self._again:
+            self._try_waiting()  # its answer comes after those of earlier requests
         session = self._sessions.get(identity)
         if session is not None and op == "hello":
             self._close(session)
