@@ -215,11 +215,24 @@ def test_a_request_of_an_earlier_life_of_a_client_is_in_no_batch(make):
     earlier, other = ports(server, [2, 2])
     ask(earlier)
     (again,) = ports(server, [2])
+    with pytest.raises(RuntimeError, match="client 'client-0' has disconnected, or connected again"):
+        earlier.answer()
     policy.batches.clear()
     for port in (again, other):
         ask(port)
     assert [port.answer()[0].tolist() for port in (again, other)] == [[0, 10], [0, 10]]
     assert policy.batches == [4]
+
+
+@in_threads
+def test_a_request_before_the_answer_to_the_last_one_is_an_error(make):
+    server = make(CountingPolicy(), timeout=HOUR_S)
+    _, other = ports(server, [2, 2])
+    one, two = (server.futures.act("client-0", observe([0, 0]), np.ones(2, bool)) for _ in range(2))
+    with pytest.raises(RuntimeError, match="client-0.*before the answer"):
+        two.result(10)
+    ask(other)
+    assert one.result(10)[0].tolist() == other.answer()[0].tolist() == [0, 10]
 
 
 @in_threads
