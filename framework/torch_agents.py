@@ -32,7 +32,7 @@ import tree
 from torch import nn
 from typing_extensions import Self
 
-from framework import adders, core, environments, learners, replay, specs
+from framework import adders, config_checks, core, environments, learners, replay, specs
 from framework.adders.block import PriorityFn
 from framework.agent_configs import ActorCriticConfig as ActorCriticConfig
 from framework.agent_configs import AgentConfig as AgentConfig
@@ -71,6 +71,9 @@ class TorchAgent(core.Agent):
 
     def __init__(self, config: Any = None, networks_fn: core.NetworksFn | None = None):
         if config is not None:
+            if isinstance(config, type) or not dataclasses.is_dataclass(config):  # Of any class of settings.
+                example = f"such an object, as {type(self.config).__name__}() is"
+                config_checks.instance("config", config, AgentConfig, example)
             self.config = config
         self.networks_fn = networks_fn
 

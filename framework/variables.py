@@ -356,18 +356,18 @@ class VariableClient:
 
     def _exchange(self, due: bool, wait: bool) -> None:
         """Takes the answer of the node if it has arrived, and sends the next request if it is due."""
-        if self._request is not None and (wait or self._request.done()):
-            self._take()
+        self._take(wait)
         if due and self._request is None:
             # With `wait`, request again even if an answer has just arrived: its request may be older than
             # this call.
             self._calls = 0
             names = tuple(self._targets)
             self._request = self._source.futures.get_variables(names, newer_than=self.version)
-            if wait or self._request.done():
-                self._take()
+            self._take(wait)
 
-    def _take(self) -> None:
+    def _take(self, wait: bool) -> None:
+        if self._request is None or not (wait or self._request.done()):
+            return
         request, self._request = self._request, None
         variables: Variables | None = self._answer(request)
         if variables is not None and variables.version > self.version:

@@ -180,6 +180,7 @@ ROWS = {
             *("--num-actors", "1", "--envs-per-actor", "8", "--unroll-length", "256", "--epochs", "10"),
             *("--minibatch-size", "64", "--learning-rate", "3e-4", "--max-gradient-norm", "0.5"),
             *("--value-coefficient", "1.0", "--normalize-observations", "--normalize-rewards"),
+            *("--evaluate-period", "50000"),
         ),
     ),
     "reacher-batch-ppo": Row("batch_ppo", "gymnasium:Reacher-v5", 1_000_000, -4),

@@ -9,8 +9,8 @@ learner.restore(reader.state("learner"))
 """
 
 from framework.checkpoints.checkpointer import Checkpointer as Checkpointer
-from framework.checkpoints.checkpointer import CheckpointError as CheckpointError
-from framework.checkpoints.checkpointer import CheckpointReader as CheckpointReader
-from framework.checkpoints.checkpointer import Part as Part
 from framework.checkpoints.checkpointer import package_versions as package_versions
+from framework.checkpoints.folder import CheckpointError as CheckpointError
+from framework.checkpoints.folder import CheckpointReader as CheckpointReader
+from framework.checkpoints.folder import Part as Part
 from framework.checkpoints.state import torch_part as torch_part

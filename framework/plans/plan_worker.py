@@ -58,7 +58,7 @@ class PlanLearner:
     def publish(self) -> dict[str, int]:
         """Publishes the parameters between two steps, also while another branch learns."""
         with self._stepping:
-            return self._program.publish()
+            return self._program.published.publish()
 
     def batches(self) -> flow.Flow:
         """The agent's batches from the replay node."""
@@ -79,7 +79,7 @@ class PlanLearner:
     @contextlib.contextmanager
     def _step(self) -> Iterator[None]:
         with self._stepping:
-            if self._ended or self._program.finished:
+            if self._ended or self._program.finished():
                 raise launch.ProgramStopped("learner: the program stops.")
             started = time.perf_counter()
             yield
@@ -108,13 +108,13 @@ class PlanWorker(LearnerNode):
         self._over: set[str] = set()  # Workers of which nothing is left to learn either.
 
     def ready(self) -> bool:
-        return not self._finished and (self._learner.finished or self._is_ending or self._plan.ready())
+        return not self._finished and (self._learner.finished() or self._is_ending or self._plan.ready())
 
     def step(self) -> None:
         learner = self._learner
-        if learner.finished:  # Since it was restored, or by another thread, whose last step publishes first.
+        if learner.finished():  # Since it was restored, or by another thread, whose last step published.
             self._plan_learner.end()
-            learner.end_if_finished()
+            learner.end_program("max_learner_steps")
             self._finished = True
             return
         if self._is_ending and not self._plan.ready():  # It waits for what does not come any more.
@@ -148,7 +148,7 @@ class PlanWorker(LearnerNode):
     def _end(self) -> None:
         self._finished = True
         self._plan_learner.end()
-        self._learner.publish()  # The last evaluation needs them.
+        self._learner.published.publish()  # The last evaluation needs them.
         next(flow.Par(self._workers, RolloutWorker.finish).sync())
 
     def close(self) -> None:

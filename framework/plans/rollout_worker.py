@@ -20,9 +20,8 @@ from framework.networks import as_numpy, as_tensors
 from framework.replay import EmbeddedClient, ReplaySample
 from framework.replay.errors import ServerClosed
 from framework.types import Gradients
-from framework.workers.budget import Budget
 from framework.workers.collector import make_collector
-from framework.workers.gates import Gate
+from framework.workers.gates import Budget, Gate
 from framework.workers.last_samples import LastSamples
 from framework.workers.report import Report
 from framework.workers.worker import Setup, make_tables, next_seed, prepare_process

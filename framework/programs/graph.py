@@ -273,9 +273,13 @@ class ProgramGraph(core.Graph):
             return
         self._setup.evaluators.append(name)
         learner_name, own = self._learner_of(variables)
-        variables = self._of_evaluators.get(variables, variables)
-        data = {"learner": variables, "name": name, "steps_name": f"{learner_name}_steps", **self._handles}
-        self._add_worker(name, Evaluator, agent or own, **data)
+        setup, make = self._setup_of(agent or own), self._setup.make_environment
+        if isinstance(make, functools.partial):  # Of `make.make_environment`.
+            setup = dataclasses.replace(setup, make_environment=functools.partial(make, evaluation=True))
+        source = self._of_evaluators.get(variables, variables)
+        steps = f"{learner_name}_steps"
+        data: dict[str, Any] = {"learner": source, "name": name, "steps_name": steps, **self._handles}
+        self._add(self._workers, name, Evaluator, setup, seed=self._seed_of(name), **data)
 
     def add_node(self, name: str, node: launch.ProgramNode) -> launch.Handle:
         if name in self._names:
@@ -344,10 +348,7 @@ class ProgramGraph(core.Graph):
         self, label: str, constructor: Callable[..., Any], agent: core.Agent | None = None, **kwargs: Any
     ) -> launch.Handle:
         kwargs.setdefault("seed", self._seed_of(label))
-        setup, make = self._setup_of(agent), self._setup.make_environment
-        if constructor is Evaluator and isinstance(make, functools.partial):
-            setup = dataclasses.replace(setup, make_environment=functools.partial(make, evaluation=True))
-        return self._add(self._workers, label, constructor, setup, **kwargs)
+        return self._add(self._workers, label, constructor, self._setup_of(agent), **kwargs)
 
     def _add(
         self,

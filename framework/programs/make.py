@@ -65,15 +65,13 @@ def make_program(
     config_checks.instance("agent", agent, core.Agent, "such an object, as DQN(DQNConfig()) is")
     config = RunConfig() if config is None else config
     config_checks.instance("config", config, RunConfig, "such an object, as RunConfig(seed=1) is")
-    parts = [("agent.config", getattr(agent, "config", None)), *(("callbacks", each) for each in callbacks)]
-    for part_name, part in parts:
-        if isinstance(part, type):
-            raise TypeError(
-                f"{part_name}: got the class {part.__name__}, expected an instance, {part.__name__}()."
-            )
+    for each in callbacks:
+        config_checks.instance("callbacks", each, Callback, "objects of classes that inherit it")
+    if on_write is not None and not callable(on_write):
+        raise TypeError(f"on_write: got {on_write!r}, expected a function of a snapshot, such as print.")
     check_parts(config)
-    recorded = {} if config.directory is None else RunFolder.agent_config_in(config.directory)
-    agent, lines = agent.decided(config, recorded)
+    known = None if config.directory is None else RunFolder.find(config.directory)
+    agent, lines = agent.decided(config, {} if known is None else known.agent_config)
     spec = environment_spec(agent, environment_factory, config)
     for line in (*lines, *agent.describe_inputs(spec)):
         _LOG.info("%s", line)

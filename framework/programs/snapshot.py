@@ -223,8 +223,7 @@ def _instance(label: str) -> LocalInstance:
 
 
 def _config() -> RunConfig:
-    config: RunConfig = _current.config
-    return config
+    return _current.config
 
 
 def _directory() -> Path:

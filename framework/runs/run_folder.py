@@ -170,9 +170,9 @@ class RunFolder:
         return cls(agent_config=content, config=config, **own)
 
     @classmethod
-    def agent_config_in(cls, path: str | os.PathLike[str]) -> Mapping[str, Any]:
-        """The fields of the agent's config in a run's folder; empty without a run."""
-        return cls.open(path).agent_config if (Path(path) / "config.yaml").exists() else {}
+    def find(cls, path: str | os.PathLike[str]) -> RunFolder | None:
+        """As `open`; None if there is no run in the folder."""
+        return cls.open(path) if (Path(path) / "config.yaml").exists() else None
 
     def restore(self, which: str | int | os.PathLike[str] | None = None) -> CheckpointReader:
         """Opens a checkpoint, as `Checkpointer.restore` does. Raises RunError with the run's own advice."""
@@ -196,13 +196,12 @@ class RunFolder:
         If the run is interrupted from now on, it has no result, so an earlier end's goes.
         """
         (self.path / "result.json").unlink(missing_ok=True)
-        new, engine = self, engine or launch.get_node_context().engine
-        if (self.path / "config.yaml").exists():
-            known = RunFolder.open(self.path)
-            new = dataclasses.replace(self, engine=engine, restarts=known.restarts)
+        new = dataclasses.replace(self, engine=engine or launch.get_node_context().engine)
+        if (known := RunFolder.find(self.path)) is not None:
+            new = dataclasses.replace(new, restarts=known.restarts)
             if plain(dataclasses.asdict(known)) == plain(dataclasses.asdict(new)):
                 return
-        dataclasses.replace(new, engine=engine).save()
+        new.save()
 
     def save(self) -> None:
         """Makes the folder and writes `config.yaml`. Raises RunError if it cannot be written.
@@ -243,9 +242,8 @@ class RunFolder:
 
     def check_same(self) -> None:
         """Raises RunError if the folder holds a run of another agent, environment, or other settings."""
-        if not (self.path / "config.yaml").exists():
+        if (known := RunFolder.find(self.path)) is None:
             return
-        known = RunFolder.open(self.path)
         if known.agent != self.agent:
             raise RunError(
                 f"{self.path} is a run of {known.agent!r}, not of {self.agent!r}. Use another folder."

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 from framework.lazy import exports
 
 if TYPE_CHECKING:
-    from framework.workers.budget import Budget as Budget
     from framework.workers.collector import Collector as Collector
     from framework.workers.collector import Steps as Steps
+    from framework.workers.gates import Budget as Budget
     from framework.workers.gates import Gate as Gate
     from framework.workers.report import Report as Report
 

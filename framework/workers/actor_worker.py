@@ -7,9 +7,8 @@ import uuid
 from typing import Any
 
 from framework.replay.errors import ServerClosed
-from framework.workers.budget import Budget
 from framework.workers.collector import Collector, Turns, make_collector, make_served
-from framework.workers.gates import Gate, LastActor, LostSteps
+from framework.workers.gates import Budget, Gate, LastActor, LostSteps
 from framework.workers.last_samples import LastSamples
 from framework.workers.lockstep import Lockstep, Unrolls
 from framework.workers.report import Report

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, SupportsFloat
 
 import numpy as np
@@ -38,26 +38,21 @@ class Published:
 
     Attributes:
       block: the newest parameters.
-      steps: number of steps, which the next version has.
+      steps: number of steps, which the next version has. The caller adds to it.
     """
 
     def __init__(self, name: str, setup: Setup, learner: core.Learner, counter: Any, checkpointer: Any):
         self._name, self._setup, self._learner = name, setup, learner
         self._counter, self._checkpointer = counter, checkpointer
         self.block = VariableBlock(learner.parameters(), shared_path())
-        self.steps = self._uncounted = 0
+        self.steps = self._counted = 0  # Made, and of those the ones that the counter knows.
         self._committed = (0, 0.0)  # Env steps and time of the last checkpoint.
         self._restore()
 
-    def count(self) -> None:
-        """Counts a step."""
-        self.steps += 1
-        self._uncounted += 1
-
     def report(self) -> dict[str, int]:
         """Tells the counter of the steps; returns all counts."""
-        counts: dict[str, int] = self._counter.increment(**{f"{self._name}_steps": self._uncounted})
-        self._uncounted = 0
+        new, self._counted = self.steps - self._counted, self.steps
+        counts: dict[str, int] = self._counter.increment(**{f"{self._name}_steps": new})
         return counts
 
     def publish(self) -> dict[str, int]:
@@ -83,10 +78,11 @@ class Published:
         if self._checkpointer is not None and self._checkpointer.get(self._name) is None:
             self.save()
 
-    def commit_if_due(self, env_steps: int) -> None:
-        """Saves the state and writes a checkpoint, if one is due after `env_steps`."""
+    def commit_if_due(self) -> None:
+        """Saves the state and writes a checkpoint, if one is due since the last `publish`."""
         if self._checkpointer is None:
             return
+        env_steps = self._learner.env_steps
         period, minutes = self._setup.config.checkpoint_period, self._setup.config.checkpoint_minutes
         now = time.monotonic()
         made, passed = env_steps - self._committed[0], now - self._committed[1]
@@ -129,7 +125,7 @@ class Published:
         # Version 0, which tells policies that no step was made, stays, unless actors wait for the next one.
         if self.block.version >= (0 if self._setup.agent.max_policy_lag is not None else 1):
             self.steps = max(self.steps, self.block.version + 1)
-        self._uncounted = self.steps - made
+        self._counted = made
         if state is None and made:
             _LOG.warning(
                 "%s: its %d steps before were not saved. It begins with new parameters.", self._name, made
@@ -148,6 +144,8 @@ class LearnerReport:
       replay: the replay client, whose numbers join the rows. None without one.
 
     Attributes:
+      metrics: the last step's, which the caller sets. None before the first.
+      times_sampled: how often items were sampled, per batch, since the last row. The caller adds to it.
       waited_s: seconds waited for data since the last row. The caller adds to it.
       num_actors: number of actors whose data the last batch has, with `min_actors`; None otherwise.
     """
@@ -156,36 +154,31 @@ class LearnerReport:
         self._name, self._learner, self._published = name, learner, published
         self._monitor, self._replay = monitor, replay
         self.num_actors: int | None = None
-        self._metrics: Mapping[str, SupportsFloat] | None = None  # The last step's.
+        self.metrics: Mapping[str, SupportsFloat] | None = None
         self.begin()
 
     def begin(self) -> None:
         """Later rows are about what happens from now on."""
         # Steps, env steps and time of the last row.
         self._logged = (self._published.steps, self._learner.env_steps, time.perf_counter())
-        self.waited_s = self._times_sampled = 0.0
-
-    def took(self, metrics: Mapping[str, SupportsFloat], times_sampled: float) -> None:
-        """Takes the metrics of a step, and how often the items of its batch were sampled."""
-        self._metrics = metrics
-        self._times_sampled += times_sampled
+        self.waited_s = self.times_sampled = 0.0
 
     def log(self) -> None:
         """Writes a row, if a step was made since the last one."""
         steps, env_steps, now = self._published.steps, self._learner.env_steps, time.perf_counter()
         made, seconds = steps - self._logged[0], max(now - self._logged[2], 1e-9)
-        if self._metrics is None or not made:
+        if self.metrics is None or not made:
             return
         row: dict[str, Any] = {"steps": steps, "version": self._published.block.version}
         row["env_steps"] = env_steps
-        row.update({name: float(value) for name, value in self._metrics.items()})
+        row.update({name: float(value) for name, value in self.metrics.items()})
         if self.num_actors is not None:
             row["actors"] = self.num_actors
         row["time/learner_steps_per_s"] = made / seconds
         row["time/env_steps_per_s"] = (env_steps - self._logged[1]) / seconds
         row["time/waited_for_data_fraction"] = self.waited_s / seconds
         if self._replay is not None:
-            row["times_sampled"] = self._times_sampled / made
+            row["times_sampled"] = self.times_sampled / made
             try:
                 row.update(replay_numbers(self._replay.server_info(timeout=5)))
             except (DeadlineExceededError, ServerClosed) as error:  # It is busy, or being restarted.
@@ -249,9 +242,8 @@ class ProgramLearner:
         self._publish_period = 1 if agent.max_policy_lag is not None else self._config.publish_period
         self.published = Published(name, setup, self.learner, counter, checkpointer)
         self.report = LearnerReport(name, self.learner, self.published, monitor, replay)
-        self.publish()
+        self.published.publish()
 
-    @property
     def finished(self) -> bool:
         """Whether all of `max_learner_steps` are made, which an exact resume may change."""
         limit = self._config.max_learner_steps
@@ -259,37 +251,46 @@ class ProgramLearner:
 
     def step(self, sample: ReplaySample) -> StepResult:
         """One learner step on a batch of the learner's device. Writes priorities back to replay."""
-        self._set_threads()
-        result = self.learner.step(sample)
-        if result.priorities is not None and self.dataset is not None:
-            self.dataset.update_priorities(sample.info.key, result.priorities)
-        self._count(result.metrics, float(np.mean(np.asarray(sample.info.times_sampled))))
-        return result
+        self.report.times_sampled += float(np.mean(np.asarray(sample.info.times_sampled)))
+        return self._learn(self.learner.step, sample)
 
     def apply(self, gradients: Gradients) -> StepResult:
         """One optimizer step with the gradients of another process."""
-        self._set_threads()
         # Workers know the version, which is ahead of the learner's own steps after its restart.
         age = self.published.steps - gradients.learner_steps
-        result = self.learner.apply(gradients)
-        result = result._replace(metrics={**result.metrics, "gradient_age": age})
-        self._count(result.metrics)
-        return result
+        return self._learn(self.learner.apply, gradients, gradient_age=age)
 
-    def publish(self) -> dict[str, int]:
-        """Counts the steps and publishes the parameters; returns all counts. See `Published.publish`."""
-        return self.published.publish()
+    def _learn(self, step: Callable[..., StepResult], batch: Any, **metrics: SupportsFloat) -> StepResult:
+        """Makes a step and counts it, and publishes, logs, saves and ends the program if that is due."""
+        if torch.get_num_threads() != self._threads:  # On serial, nodes that were made later have set it.
+            torch.set_num_threads(self._threads)
+        result = step(batch)
+        if result.priorities is not None and self.dataset is not None:
+            self.dataset.update_priorities(batch.info.key, result.priorities)
+        if metrics:
+            result = result._replace(metrics={**result.metrics, **metrics})
+        self.report.metrics = result.metrics
+        self.published.steps += 1
+        steps, finished = self.published.steps, self.finished()
+        if finished or steps % self._publish_period == 0:
+            self.published.publish()
+            self.published.commit_if_due()
+        if finished or steps % self._config.learner_log_period == 0:
+            self.report.log()
+        if finished:
+            self.end_program("max_learner_steps")
+        return result
 
     def publish_again(self) -> None:
         """Publishes the same parameters as a new version."""
-        self.published.count()
-        self.publish()
+        self.published.steps += 1
+        self.published.publish()
 
     def go_back(self, error: RuntimeError) -> None:
         """Continues from the last saved state after `error` in the middle of a step, with newer versions."""
         self.published.go_back(error)
         self.report.begin()
-        self.publish()
+        self.published.publish()
 
     def close(self) -> None:
         """Logs and counts the last steps, saves the state, and returns prefetched samples to replay.
@@ -306,31 +307,10 @@ class ProgramLearner:
         if self.dataset is not None:
             self.dataset.close()
 
-    def end_if_finished(self) -> bool:
-        """Ends the program if all of `max_learner_steps` are made; returns whether they are."""
-        if self.finished:
-            self.end_program("max_learner_steps")
-        return self.finished
-
     def end_program(self, reason: str) -> None:
         """Publishes the last steps, and ends the program."""
-        self.publish()
+        self.published.publish()
         self._monitor.finish(reason, {self._steps_name: self.published.steps})
-
-    def _set_threads(self) -> None:
-        if torch.get_num_threads() != self._threads:  # On serial, nodes that were made later have set it.
-            torch.set_num_threads(self._threads)
-
-    def _count(self, metrics: Mapping[str, SupportsFloat], times_sampled: float = 0.0) -> None:
-        """Counts a step, and publishes, logs and saves if that is due."""
-        self.report.took(metrics, times_sampled)
-        self.published.count()
-        steps = self.published.steps
-        if self.finished or steps % self._publish_period == 0:
-            self.published.commit_if_due(self.published.publish().get("env_steps", 0))
-        if self.finished or steps % self._config.learner_log_period == 0:
-            self.report.log()
-        self.end_if_finished()
 
 
 def replay_numbers(info: Mapping[str, TableInfo]) -> dict[str, Any]:

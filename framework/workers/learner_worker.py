@@ -38,16 +38,17 @@ class LearnerNode(ProgramWorker):
         prepare_process(seed)
         keep_freed_memory()
         self._learner = ProgramLearner(setup, seed=seed, **options)
+        self._block = self._learner.published.block
 
     def variable_block(self) -> VariableBlock:
         """The newest parameters. A client that cannot map this machine's shared memory gets None."""
-        return self._learner.published.block
+        return self._block
 
     def get_variables(
         self, names: Sequence[str] = (), newer_than: int = -1, timeout: float = 0.0
     ) -> Variables | None:
         """See `VariableBlock.get_variables`; for clients that cannot map the block."""
-        return self._learner.published.block.get_variables(names, newer_than, timeout)
+        return self._block.get_variables(names, newer_than, timeout)
 
     def close(self) -> None:
         """See `ProgramLearner.close`."""
@@ -63,6 +64,8 @@ class LearnerWorker(LearnerNode):
     def __init__(self, setup: Setup, *, replay: Any, **options: Any):
         super().__init__(setup, replay=replay, **options)
         config, on_policy = setup.config, setup.agent.max_policy_lag is not None
+        assert self._learner.dataset is not None
+        self._dataset = self._learner.dataset
         self._replay, self._waits_for_data = replay, False
         self._roster: Roster | None = None
         if on_policy and is_elastic(config) and config.min_actors is not None:
@@ -80,17 +83,17 @@ class LearnerWorker(LearnerNode):
     def join(self, actor: str, life: str) -> int:
         """Makes batches from the data of `actor` too, with `min_actors`; returns its first version."""
         assert self._roster is not None
-        with self._learner.published.block.changed:
-            version = self._learner.published.block.version + (not self._collecting)
+        with self._block.changed:
+            version = self._block.version + (not self._collecting)
             self._roster.join(actor, version, life)
             return version
 
     def _lose(self, actor: str) -> None:
         """Does not wait for `actor` any more, if it has joined."""
         assert self._roster is not None
-        with self._learner.published.block.changed:
+        with self._block.changed:
             self._roster.lose(actor)
-            self._learner.published.block.changed.notify_all()
+            self._block.changed.notify_all()
 
     def wait_for_version(
         self,
@@ -107,7 +110,7 @@ class LearnerWorker(LearnerNode):
         that the actors collect new data. With `min_actors`, it says instead that its unrolls for the versions
         before `reported` are in replay, and `life` is its life; see `Roster`.
         """
-        block = self._learner.published.block
+        block = self._block
         with block.changed:
             if self._roster is not None and actor is not None and reported is not None:
                 self._roster.report(actor, reported, life)
@@ -130,26 +133,23 @@ class LearnerWorker(LearnerNode):
 
     def is_learning(self) -> bool:
         """Whether a step is running. Between two steps, the learner waits for data."""
-        with self._learner.published.block.changed:
+        with self._block.changed:
             return not self._waits_for_data
 
     def join_learners(self, rank: int, place: Place, call_id: str) -> tuple[int, bool, dict[str, Any]] | None:
         """For the other learners: see `FirstLearner.join_learners`."""
-        joined: tuple[int, bool, dict[str, Any]] | None = self._first.join_learners(rank, place, call_id)
-        return joined
+        return self._first.join_learners(rank, place, call_id)
 
     def arrive(self, rank: int, number: int, step: int) -> int | None:
         """For the other learners: see `FirstLearner.arrive`."""
-        env_steps: int | None = self._first.arrive(rank, number, step)
-        return env_steps
+        return self._first.arrive(rank, number, step)
 
     def exchange(self, number: int, operation: str, *arguments: Any) -> Any:
         """For the other learners: see `FirstLearner.exchange`."""
         return self._first.exchange(number, operation, *arguments)
 
     def ready(self) -> bool:
-        assert self._learner.dataset is not None
-        return not self._finished and (self._learner.finished or self._learner.dataset.ready())
+        return not self._finished and (self._learner.finished() or self._dataset.ready())
 
     def why_not_ready(self) -> str:
         """The text that the serial engine prints in a deadlock."""
@@ -157,18 +157,18 @@ class LearnerWorker(LearnerNode):
 
     def step(self) -> None:
         learner = self._learner
-        assert learner.dataset is not None
-        if learner.end_if_finished():  # It was restored without steps left.
+        if learner.finished():  # It was restored without steps left.
+            learner.end_program("max_learner_steps")
             self._finish()
             return
         started = time.perf_counter()
         self._waits_for_data = True
-        sample = next(learner.dataset, None) if self._roster is None else self._take(self._roster)
+        sample = next(self._dataset, None) if self._roster is None else self._take(self._roster)
         learner.report.waited_s += time.perf_counter() - started
-        if sample is None or not (self._first is None or self._member.go_on() is not None):
+        if sample is None or (self._first is not None and self._member.go_on() is None):
             self._finished = True  # The program is being stopped.
             return
-        with learner.published.block.changed:
+        with self._block.changed:
             self._waits_for_data = False
         try:
             learner.step(sample)
@@ -178,11 +178,11 @@ class LearnerWorker(LearnerNode):
             learner.go_back(error)
             return
         finally:
-            with learner.published.block.changed:
+            with self._block.changed:
                 self._collecting = True
         if self._first is not None:
             self._member.stepped()
-        if learner.finished:
+        if learner.finished():
             self._finish()
 
     def _finish(self) -> None:
@@ -192,16 +192,14 @@ class LearnerWorker(LearnerNode):
 
     def _take(self, roster: Roster) -> Any:
         """The next batch, with the unrolls of all actors that are there; None when the program stops."""
-        learner, stopped = self._learner, launch.stop_event()
-        block = learner.published.block
-        assert learner.dataset is not None
+        learner, block, stopped = self._learner, self._block, launch.stop_event()
         while not stopped.is_set():
             with block.changed:
                 if not block.changed.wait_for(lambda: roster.is_complete(block.version), _WAIT_S):
                     continue
                 self._collecting, learner.report.num_actors = False, len(roster)
-            n = learner.dataset.num_items()
-            if n and (sample := learner.dataset.take(n, _TAKE_S)) is not None:
+            n = self._dataset.num_items()
+            if n and (sample := self._dataset.take(n, _TAKE_S)) is not None:
                 return sample
             if not n:  # They were lost, with a replay server or a learner.
                 learner.publish_again()

@@ -210,5 +210,4 @@ class Lockstep(Gate):
         reported = () if not self._life else ((self._unrolls.first or 0) + self._flushed, self._life)
         if self._learner.wait_for_version(needed, timeout, name, *reported):
             return True
-        ending: bool = self._counter.is_ending()
-        return ending
+        return self._counter.is_ending()

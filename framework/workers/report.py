@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from framework.actors.environment_loop import summarize
-from framework.workers.budget import Budget
 from framework.workers.collector import Collector, Steps, Turns
+from framework.workers.gates import Budget
 from framework.workers.worker import Setup
 
 

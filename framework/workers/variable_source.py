@@ -62,8 +62,7 @@ class VariableSource(ProgramWorker):
 
     def join(self, actor: str, life: str) -> int:
         """See `LearnerWorker.join`."""
-        version: int = self._learner.join(actor, life)
-        return version
+        return self._learner.join(actor, life)
 
     def wait_for_version(
         self, version: int, timeout: float, actor: str | None = None, *reported: Any
@@ -75,8 +74,7 @@ class VariableSource(ProgramWorker):
 
     def is_learning(self) -> bool:
         """See `LearnerWorker.is_learning`."""
-        learning: bool = self._learner.is_learning()
-        return learning
+        return self._learner.is_learning()
 
     def ready(self) -> bool:
         return not self._finished

@@ -15,7 +15,7 @@ import pytest
 import warm_python
 
 from framework.checkpoints import Checkpointer, CheckpointError, torch_part
-from framework.checkpoints.checkpointer import open_checkpoint
+from framework.checkpoints.folder import open_checkpoint
 
 torch = pytest.importorskip("torch")
 

@@ -105,18 +105,28 @@ def test_a_name_is_used_once(add, message):
         make_program(Twice(CONFIG), CARTPOLE, RunConfig())
 
 
+def dqn_program(config=None, **arguments):
+    return make_program(DQN(CONFIG), CARTPOLE, config, **arguments)
+
+
 ARGUMENTS = {
-    "agent": (DQN, RunConfig(), "agent: got the class DQN, expected an instance of Agent"),
-    "config of the agent": (DQN(DQNConfig), RunConfig(), r"agent.config: got the class .*DQNConfig\(\)"),
-    "config": (DQN(CONFIG), RunConfig, "config: got the class RunConfig, expected an instance"),
-    "dict": (DQN(CONFIG), {"seed": 1}, "config: got {'seed': 1}, expected an instance of RunConfig"),
+    "agent": (lambda: make_program(DQN, CARTPOLE), "agent: got the class DQN, expected an instance of Agent"),
+    "config of the agent": (lambda: DQN(DQNConfig), r"config: got the class DQNConfig.*as DQNConfig\(\) is"),
+    "dict of the agent": (lambda: DQN({"discount": 0.9}), "config: got {'discount': 0.9}, expected"),
+    "config": (lambda: dqn_program(RunConfig), "config: got the class RunConfig, expected an instance"),
+    "dict": (lambda: dqn_program({"seed": 1}), "config: got {'seed': 1}, expected an instance of RunConfig"),
+    "callback": (
+        lambda: dqn_program(callbacks=[print]),
+        "callbacks: got .*print.*, expected an instance of Callback",
+    ),
+    "on_write": (lambda: dqn_program(on_write=3), "on_write: got 3, expected a function"),
 }
 
 
-@pytest.mark.parametrize(("agent", "config", "message"), ARGUMENTS.values(), ids=ARGUMENTS)
-def test_a_class_instead_of_an_instance(agent, config, message):
+@pytest.mark.parametrize(("call", "message"), ARGUMENTS.values(), ids=ARGUMENTS)
+def test_an_argument_of_another_type(call, message):
     with pytest.raises(TypeError, match=message):
-        make_program(agent, CARTPOLE, config)
+        call()
 
 
 class Renamed(DQN):

@@ -18,7 +18,7 @@ from framework.replay.errors import ServerLost
 from framework.runs.services import Counter, Monitor
 from framework.workers import collector
 from framework.workers.actor_worker import ActorWorker
-from framework.workers.budget import Budget
+from framework.workers.gates import Budget
 from framework.workers.worker import Setup
 
 
