@@ -8,6 +8,7 @@ import types
 import numpy as np
 import pytest
 
+import launch
 from framework import core
 from framework.actors import inference_server
 from framework.actors.inference_client import InferenceError, ServerPort
@@ -333,7 +334,7 @@ def test_states_of_torch_and_extras_that_are_views_of_them():
     assert slots.read(b)[0].tolist() == [200, 201] and slots.read(c)[0].tolist() == [300, 301]
 
 
-def test_a_server_that_is_silent_is_named():
+def test_a_server_that_is_silent_is_named_and_not_called_after_the_stop(monkeypatch):
     silent = types.SimpleNamespace(
         connect=lambda *args, **options: None,
         futures=types.SimpleNamespace(act=lambda *args: concurrent.futures.Future()),
@@ -342,3 +343,7 @@ def test_a_server_that_is_silent_is_named():
     ask(port)
     with pytest.raises(InferenceError, match=r"no answer for 'actor' within 0\.01 s"):
         port.answer()
+    stopped = threading.Event()
+    stopped.set()
+    monkeypatch.setattr(launch, "stop_event", lambda: stopped)
+    port.close()
