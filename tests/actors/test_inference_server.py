@@ -232,6 +232,8 @@ def test_a_request_before_the_answer_to_the_last_one_is_an_error(make):
     one, two = (server.futures.act("client-0", observe([0, 0]), np.ones(2, bool)) for _ in range(2))
     with pytest.raises(RuntimeError, match=r"client-0.*before the answer"):
         two.result(10)
+    with pytest.raises(RuntimeError, match=r"client-9.*not connected.*restarts"):
+        server.act("client-9", observe([0, 0]), np.ones(2, bool))
     ask(other)
     assert one.result(10)[0].tolist() == other.answer()[0].tolist() == [0, 10]
 
