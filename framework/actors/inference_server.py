@@ -164,8 +164,8 @@ class InferenceServer:
             client = self._clients.get(name)
             if client is None:
                 raise RuntimeError(
-                    f"client: got {name!r}, which is not connected. If the inference node was restarted, give "
-                    "its actors restarts, too: they connect again."
+                    f"client: got {name!r}, which is not connected. If the inference node was restarted, "
+                    "give its actors restarts, too: they connect again."
                 )
             if client.future is not None and not client.future.done():
                 raise RuntimeError(f"client {name!r}: got a request before the answer to its last one")
