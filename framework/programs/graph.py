@@ -17,16 +17,16 @@ from framework.plans.rollout_worker import RolloutWorker
 from framework.programs.groups import connect_one, connect_shards, member, nearest
 from framework.programs.snapshot import Snapshot
 from framework.runs.callbacks import Callback
-from framework.runs.parts import make_logger
-from framework.runs.run_folder import RunFolder
-from framework.runs.services import (
-    Monitor,
+from framework.runs.checkpoints import (
     RunCheckpointer,
     make_counter,
     newest_checkpoint,
     replay_checkpointer,
     replay_parts,
 )
+from framework.runs.parts import make_logger
+from framework.runs.run_folder import RunFolder
+from framework.runs.services import Monitor
 from framework.workers.actor_worker import ActorWorker
 from framework.workers.evaluator import Evaluator
 from framework.workers.inference_worker import InferenceWorker
