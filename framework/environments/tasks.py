@@ -49,8 +49,8 @@ def find_task_environment(environment: BatchedEnvironment) -> TaskEnvironment:
     inner = find_inside(environment, TaskEnvironment)  # type: ignore[type-abstract]
     if inner is None:
         raise TypeError(
-            f"environment: got {environment.name}, expected a TaskEnvironment. Use "
-            "'tasks:Navigation2D', or a class with sample_tasks() and set_task()."
+            f"environment: got {environment.name} ({type(environment).__name__}), expected a "
+            "TaskEnvironment. Use 'tasks:Navigation2D', or a class with sample_tasks() and set_task()."
         )
     return inner
 
