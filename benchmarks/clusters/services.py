@@ -32,7 +32,6 @@ from framework.environments.base import FIRST, LAST, MID, BatchedEnvironment
 from framework.programs import RunConfig
 from framework.runs.services import Counter, Monitor
 from framework.variables import VariableBlock, Variables
-from framework.workers import worker
 from framework.workers.actor_worker import ActorWorker
 from framework.workers.inference_worker import InferenceWorker
 from framework.workers.worker import Setup, keep_freed_memory
@@ -361,15 +360,14 @@ class Services:
         }
         services = {label: program.add_node(node, label=label) for label, node in nodes.items()}
         if not actors:
-            own = worker.Services(None, services["monitor"])
-            node = launch.CourierNode(InferenceWorker, acting, learner=None, services=own)
+            node = launch.CourierNode(InferenceWorker, acting, learner=None, monitor=services["monitor"])
             services["inference"] = program.add_node(node, label="inference")
         with program.group("load"):
             for _ in range(loads):
                 program.add_node(launch.CourierNode(Load, shape, services))
         setup = make_setup(shape, rate, num_actors=actors or 1, **config)
-        handles: dict[str, Any] = {"replay": services["replay"], "learner": services["source"]}
-        handles["services"] = worker.Services(services["counter"], services["monitor"])
+        handles = {"replay": services["replay"], "learner": services["source"]}
+        handles |= {label: services[label] for label in ("counter", "monitor")}
         share = max(1, -(-actors // processes))
         with program.group("actor"):
             for first in range(0, actors, share):

@@ -171,7 +171,7 @@ def our_worker(environment: str) -> Callable[[int], Callable[[int], int]]:
     from framework.replay import EmbeddedClient
     from framework.runs.services import Counter, Monitor
     from framework.variables import VariableBlock
-    from framework.workers.worker import Services, Setup
+    from framework.workers.worker import Setup
 
     torch.set_num_threads(1)
 
@@ -185,7 +185,7 @@ def our_worker(environment: str) -> Callable[[int], Callable[[int], int]]:
         block = VariableBlock(parameters)
         block.publish(1, parameters)
         replay = EmbeddedClient(agent.make_tables(spec))
-        worker = PriorityWorker(setup, replay=replay, learner=block, services=Services(Counter(), Monitor()))
+        worker = PriorityWorker(setup, replay=replay, learner=block, counter=Counter(), monitor=Monitor())
         # An adder's thread that is in torch when the interpreter ends would abort the process.
         atexit.register(worker._close_adders, timeout=0.0)
         return worker.collect

@@ -24,7 +24,7 @@ from framework.workers.collector import make_collector
 from framework.workers.gates import Budget, Gate
 from framework.workers.last_samples import LastSamples
 from framework.workers.report import Report
-from framework.workers.worker import Services, Setup, make_tables, next_seed, prepare_process
+from framework.workers.worker import Setup, make_tables, next_seed, prepare_process
 
 
 class BudgetSpent(Exception):
@@ -53,8 +53,10 @@ class RolloutWorker:
       setup: makes the environment, the networks, the policy, the adder, and without `replay` the tables and
         the dataset.
       learner: the variable source. None for an agent without parameters.
-      services: grant and count steps, take rows, and keep the counts of this worker.
+      counter: a client of the `Counter`, which grants and counts steps.
+      monitor: takes the rows of metrics.
       replay: the replay client of the adder. None: the worker keeps tables of its own, for `sample`.
+      checkpointer: keeps the counts of this worker. None keeps nothing.
       index: index of this worker, whose name is `actor-INDEX`.
       seed: seed of this worker's environments and policy; see `next_seed`.
 
@@ -73,8 +75,10 @@ class RolloutWorker:
         setup: Setup,
         *,
         learner: Any,
-        services: Services,
+        counter: Any,
+        monitor: Any,
         replay: Any = None,
+        checkpointer: Any = None,
         index: int = 0,
         seed: int = 0,
     ):
@@ -84,11 +88,12 @@ class RolloutWorker:
             replay = EmbeddedClient(make_tables(setup, seed), concurrent=False)
             self.dataset = setup.agent.make_dataset(replay)
         prepare_process(seed)
-        counter, state = services.counter, services.get(self.name)
+        state = None if checkpointer is None else checkpointer.get(self.name)
         seed, make_adder = next_seed(seed, state), functools.partial(self.make_adder, replay)
         self.collector = make_collector(setup, index, seed, learner, self._make_policy, make_adder)
         budget = Budget(self.name, counter, setup.config.envs_per_actor)
-        self._report = Report(setup, self.collector, budget, services, state, name=self.name)
+        services = {"counter": counter, "monitor": monitor, "checkpointer": checkpointer}
+        self._report = Report(setup, self.collector, budget, state, name=self.name, **services)
         self._last = Gate()  # What is in tables of its own is learned from at once.
         if self.dataset is None:
             self._last = LastSamples(self.name, replay, counter, "learner_steps", self.collector)

@@ -32,7 +32,7 @@ from framework.workers.evaluator import Evaluator
 from framework.workers.inference_worker import InferenceWorker
 from framework.workers.learner_worker import LearnerReplica, LearnerWorker
 from framework.workers.variable_source import VariableSource
-from framework.workers.worker import Services, Setup, derive_seed, make_tables
+from framework.workers.worker import Setup, derive_seed, make_tables
 
 _REPLAY_MODULES = {"repertory": "framework.replay", "reverb": "framework.replay.dm_reverb"}
 # Seconds that a program waits at its end for the step of a learner, and for the last checkpoint.
@@ -126,7 +126,7 @@ class ProgramGraph(core.Graph):
             return None
         self._uses_device(name, agent)
         data = {"replay": replay, "clients": dict(clients or {})}
-        learner = self._add_worker(name, LearnerWorker, agent, name=name, **data, services=self._clients)
+        learner = self._add_worker(name, LearnerWorker, agent, name=name, **data, **self._handles)
         self._learners[learner] = name, agent
         if self.config.num_learners > 1:
             self._strategies[name] = "PACK"  # Gradients travel between them at each step.
@@ -165,7 +165,8 @@ class ProgramGraph(core.Graph):
                 InferenceWorker,
                 agent or self._learner_of(variables)[1],
                 learner=nearest(variables, index),
-                services=self._clients._replace(counter=None),
+                monitor=self.monitor,
+                checkpointer=self.checkpointer,
                 name=own,
                 # The same random choices as one actor with the policy.
                 seed=self._seed_of(f"actor-{index}" if name == "inference" else own),
@@ -214,7 +215,7 @@ class ProgramGraph(core.Graph):
                 learner=nearest(variables, index),
                 inference=member(inference, index),
                 steps_name=f"{learner_name}_steps",
-                services=self._clients,
+                **self._handles,
             )
 
     def add_plan(
@@ -252,12 +253,12 @@ class ProgramGraph(core.Graph):
                 seed=self._seed_of(f"actor-{index}"),
                 replay=member(replay, index),
                 learner=learner,
-                services=self._clients,
+                **self._handles,
             )
             self._workers.append(("actor", worker))
             workers.append(worker.create_handle())
         seed = self._seed_of("learner")
-        node.configure(setup, workers=workers, replay=replay, seed=seed, services=self._clients)
+        node.configure(setup, workers=workers, replay=replay, seed=seed, **self._handles)
         return learner
 
     def add_evaluator(
@@ -275,17 +276,10 @@ class ProgramGraph(core.Graph):
         setup, make = self._setup_of(agent or own), self._setup.make_environment
         if isinstance(make, functools.partial):  # Of `make.make_environment`.
             setup = dataclasses.replace(setup, make_environment=functools.partial(make, evaluation=True))
-        self._add(
-            self._workers,
-            name,
-            Evaluator,
-            setup,
-            learner=self._of_evaluators.get(variables, variables),
-            services=self._clients,
-            name=name,
-            seed=self._seed_of(name),
-            steps_name=f"{learner_name}_steps",
-        )
+        source = self._of_evaluators.get(variables, variables)
+        steps = f"{learner_name}_steps"
+        data: dict[str, Any] = {"learner": source, "name": name, "steps_name": steps, **self._handles}
+        self._add(self._workers, name, Evaluator, setup, seed=self._seed_of(name), **data)
 
     def add_node(self, name: str, node: launch.ProgramNode) -> launch.Handle:
         if name in self._names:
@@ -321,8 +315,8 @@ class ProgramGraph(core.Graph):
         return program
 
     @property
-    def _clients(self) -> Services:
-        return Services(self.counter, self.monitor, self.checkpointer)
+    def _handles(self) -> dict[str, launch.Handle | None]:
+        return {"counter": self.counter, "monitor": self.monitor, "checkpointer": self.checkpointer}
 
     def _check_engine(self, engine: str, options: Any) -> None:
         if engine in ("serial", "threads") and self.config.num_learners > 1:

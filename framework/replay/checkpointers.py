@@ -28,7 +28,7 @@ import numpy as np
 from framework.checkpoints import Checkpointer, Part
 from framework.replay.errors import CheckpointError
 from framework.replay.rows.store import RowStore, span
-from framework.replay.tables.saved_items import SavedPart
+from framework.replay.tables.saved_items import SavedPart, options_of, restore_table, save_table
 from framework.replay.tables.table import Table
 
 _LOG = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class DefaultCheckpointer(CheckpointerBase):
         with contextlib.ExitStack() as locked:
             for table in ordered:
                 locked.enter_context(table.lock)
-            saved = [table.save() for table in ordered]
+            saved = [save_table(table) for table in ordered]
             pinned = [(binding, index) for _, _, parts in saved for binding, _, index in parts]
             for binding, index in pinned:
                 binding.acquire(index)
@@ -122,11 +122,11 @@ class DefaultCheckpointer(CheckpointerBase):
             for name, meta in saved.items():
                 with np.load(path / meta["file"]) as file:
                     arrays = dict(file)
-                own = tables[name].config()
+                own = options_of(tables[name])
                 for option, value in meta["config"].items():
                     if own[option] != value:
                         _LOG.warning(_DIFFERENT, name, option, value, own[option])
-                tables[name].restore(meta, arrays, leased)
+                restore_table(tables[name], meta, arrays, leased)
         finally:
             for name, rows in leased.items():
                 store.streams[name].release(rows)

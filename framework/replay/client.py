@@ -6,8 +6,8 @@ import abc
 from typing import Any
 
 from framework.replay.local.client import LocalClient, client_here
+from framework.replay.remote.channel import DEFAULT_RECONNECT_TIMEOUT
 from framework.replay.remote.client import RemoteClient
-from framework.replay.remote.connection import DEFAULT_RECONNECT_TIMEOUT
 from framework.replay.reverb_api.client import ReverbApi
 from launch.rpc import sockets
 
@@ -16,10 +16,8 @@ class EmbeddedClient(ReverbApi, LocalClient):
     """A client of tables in this process; see `LocalClient`."""
 
 
-class ServedClient(ReverbApi, RemoteClient):
+class ServedClient(ReverbApi, RemoteClient):  # type: ignore[misc]  # Its address is read only.
     """A client of a server in another process; see `RemoteClient`."""
-
-    address: str
 
 
 class Client(abc.ABC):  # noqa: B024

@@ -10,6 +10,5 @@ if TYPE_CHECKING:
     from framework.workers.gates import Budget as Budget
     from framework.workers.gates import Gate as Gate
     from framework.workers.report import Report as Report
-    from framework.workers.worker import Services as Services
 
 __getattr__, __dir__ = exports(__name__)

@@ -14,7 +14,6 @@ from framework.workers.lockstep import Lockstep, Unrolls
 from framework.workers.report import Report
 from framework.workers.worker import (
     ProgramWorker,
-    Services,
     Setup,
     describe_tables,
     is_elastic,
@@ -36,7 +35,9 @@ class ActorWorker(ProgramWorker):
       setup: makes the environment, the networks, the policy and the adder.
       replay: the replay client of the adder. None for an agent that stores nothing.
       learner: the variable source. None for an agent without parameters.
-      services: grant and count steps, take rows, and keep the counts of this actor.
+      counter: a client of the `Counter`, which grants and counts steps.
+      monitor: takes the rows of metrics.
+      checkpointer: keeps the counts of this actor. None keeps nothing.
       name: name of the group of actors. This actor is `NAME-INDEX`.
       index: index of this actor.
       seed: seed of this actor's environments and policy; see `next_seed`.
@@ -50,7 +51,9 @@ class ActorWorker(ProgramWorker):
         *,
         replay: Any,
         learner: Any,
-        services: Services,
+        counter: Any,
+        monitor: Any,
+        checkpointer: Any = None,
         name: str = "actor",
         index: int = 0,
         seed: int = 0,
@@ -59,8 +62,8 @@ class ActorWorker(ProgramWorker):
     ):
         prepare_process(seed)
         agent, config, own = setup.agent, setup.config, f"{name}-{index}"
-        counter, state = services.counter, services.get(own)
         self._replay, self._envs = replay, config.envs_per_actor
+        state = None if checkpointer is None else checkpointer.get(own)
         life = uuid.uuid4().hex if is_elastic(config) else ""
         turns = 2 if config.inference == "alternating+server" else 1
         unrolls = None
@@ -93,8 +96,9 @@ class ActorWorker(ProgramWorker):
             self._exits.append(LastSamples(own, replay, counter, steps_name, collector))
         if life:
             self._exits.append(LastActor(counter, self._budget, config.max_env_steps))
+        services = {"counter": counter, "monitor": monitor, "checkpointer": checkpointer}
         self._report = Report(
-            setup, collector, self._budget, services, state, name=own, steps_name=steps_name
+            setup, collector, self._budget, state, name=own, steps_name=steps_name, **services
         )
         self._started = False
 

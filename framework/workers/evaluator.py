@@ -10,7 +10,7 @@ from framework.actors.environment_loop import summarize
 from framework.runs.parts import make_observers
 from framework.types import Nest
 from framework.variables import VariableClient
-from framework.workers.worker import ProgramWorker, Services, Setup, prepare_process, seeded
+from framework.workers.worker import ProgramWorker, Setup, prepare_process, seeded
 
 
 class _StoppableActor(PolicyActor):
@@ -31,8 +31,10 @@ class Evaluator(ProgramWorker):
     Args:
       setup: makes the environment, the networks and the policy. Its `config.evaluate_period` is not None.
       learner: the variable source.
-      services: count the env steps, take rows, end the program, and keep the step of the last evaluation, and
-        the policy's parameters of the best one as part `best` (`NAME-best` with another name).
+      counter: counts the env steps of the program.
+      monitor: takes the rows of metrics and ends the program.
+      checkpointer: keeps the policy's parameters of the best evaluation, as part `best` (`NAME-best` of an
+        evaluator with another name), and the step of the last one. None keeps nothing.
       name: label of its rows.
       steps_name: name of the count of the learner's steps.
     """
@@ -42,16 +44,19 @@ class Evaluator(ProgramWorker):
         setup: Setup,
         *,
         learner: Any,
-        services: Services,
+        counter: Any,
+        monitor: Any,
+        checkpointer: Any = None,
         name: str = "evaluator",
         steps_name: str = "learner_steps",
         seed: int = 0,
     ):
         prepare_process(seed)
         self._setup, self._name, self._steps_name = setup, name, steps_name
-        self._services, self._best_part = services, "best" if name == "evaluator" else f"{name}-best"
-        best, state = services.get(self._best_part), services.get(name)
+        self._counter, self._monitor, self._checkpointer = counter, monitor, checkpointer
+        best = None if checkpointer is None else checkpointer.get(_best_part(name))
         self._best = float("-inf") if best is None else float(best["row"]["episode_return"])
+        state = None if checkpointer is None else checkpointer.get(name)
         self._evaluated_at = 0 if state is None else state["env_steps"]  # Env step of the last evaluation.
         num_episodes = setup.config.num_evaluation_episodes
         environment = setup.make_environment(num_episodes, 0)  # The same episodes in every run.
@@ -69,7 +74,7 @@ class Evaluator(ProgramWorker):
         )
 
     def ready(self) -> bool:
-        return not self._finished and self._services.counter.get_counts().get("env_steps", 0) >= self._next
+        return not self._finished and self._counter.get_counts().get("env_steps", 0) >= self._next
 
     def why_not_ready(self) -> str:
         """The text that the serial engine prints in a deadlock."""
@@ -77,13 +82,13 @@ class Evaluator(ProgramWorker):
 
     def step(self) -> None:
         # A bounded wait, to notice a stop. The counter ends it when the step is reached.
-        if not self._services.counter.wait_for("env_steps", self._next, timeout=0.5):
+        if not self._counter.wait_for("env_steps", self._next, timeout=0.5):
             return
         self.evaluate()
 
     def evaluate(self) -> dict[str, Any]:
         """Plays the episodes now, writes a row, and ends the program at its goal or its last step."""
-        counts = self._services.counter.get_counts()
+        counts = self._counter.get_counts()
         self._actor.update(wait=True)
         cut_before = self._loop.num_cut
         config, policy = self._setup.config, self._actor.policy
@@ -97,20 +102,23 @@ class Evaluator(ProgramWorker):
         }
         if cut := self._loop.num_cut - cut_before:
             row["cut_episodes"] = cut
-        self._services.monitor.write(self._name, row, evaluation=True)
+        self._monitor.write(self._name, row, evaluation=True)
         self._evaluated_at = row["env_steps"]
-        if self._variables is not None and row["episode_return"] >= self._best:
-            self._best = row["episode_return"]
-            self._services.put(self._best_part, {"row": row, "networks": self._variables.copy()})
-        self._services.put(self._name, {"env_steps": row["env_steps"]})
+        if self._checkpointer is not None:
+            if self._variables is not None and row["episode_return"] >= self._best:
+                self._best = row["episode_return"]
+                self._checkpointer.put(
+                    _best_part(self._name), {"row": row, "networks": self._variables.copy()}
+                )
+            self._checkpointer.put(self._name, {"env_steps": row["env_steps"]})
         target, limit = config.target_return, config.max_env_steps
         reached = target is not None and row["episode_return"] >= target
         if reached or (limit is not None and row["env_steps"] >= limit):
             self._finished = True
             if reached:
-                self._services.monitor.finish("target_return", row)
+                self._monitor.finish("target_return", row)
             else:
-                self._services.monitor.finish_evaluation(self._name, row, self._setup.evaluators)
+                self._monitor.finish_evaluation(self._name, row, self._setup.evaluators)
         return row
 
     @property
@@ -124,3 +132,8 @@ class Evaluator(ProgramWorker):
     def close(self) -> None:
         """Closes the environment."""
         self._loop.environment.close()
+
+
+def _best_part(name: str) -> str:
+    """The part of a checkpoint with the parameters of an evaluator's best evaluation."""
+    return "best" if name == "evaluator" else f"{name}-best"

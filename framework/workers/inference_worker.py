@@ -9,7 +9,7 @@ import launch
 from framework.actors.inference_server import InferenceServer
 from framework.devices import check_visible
 from framework.variables import VariableClient
-from framework.workers.worker import Services, Setup, next_seed, prepare_process, seeded
+from framework.workers.worker import Setup, next_seed, prepare_process, seeded
 
 
 class InferenceWorker(InferenceServer):
@@ -19,7 +19,8 @@ class InferenceWorker(InferenceServer):
       setup: makes the networks and the policy. With a `max_policy_lag`, the actors request newer parameters,
         and `update_period` has no effect.
       learner: the variable source. None for an agent without parameters.
-      services: take rows, and keep the counts of the rows. The counter is not used.
+      monitor: takes the rows of metrics.
+      checkpointer: keeps the counts of the rows. None keeps nothing.
       name: label of its rows.
       seed: seed of the policy's random choices; see `next_seed`.
     """
@@ -29,7 +30,8 @@ class InferenceWorker(InferenceServer):
         setup: Setup,
         *,
         learner: Any,
-        services: Services,
+        monitor: Any,
+        checkpointer: Any = None,
         name: str = "inference",
         seed: int = 0,
     ):
@@ -54,10 +56,10 @@ class InferenceWorker(InferenceServer):
             on_batch=self._count,
             on_failure=launch.make_failure_handler(),
         )
-        self._services, self._name = services, name
+        self._monitor, self._checkpointer, self._name = monitor, checkpointer, name
         self._log_period = config.log_period
         self._rows = self._batches = 0
-        state = services.get(name)
+        state = checkpointer.get(name) if checkpointer is not None else None
         if state is not None:
             self._rows, self._batches = int(state["steps"]), int(state["batches"])
         policy.seed(next_seed(seed, state))  # As an actor with its own policy does.
@@ -76,7 +78,8 @@ class InferenceWorker(InferenceServer):
             self._log()
 
     def _log(self) -> None:
-        self._services.put(self._name, {"steps": self._rows, "batches": self._batches})
+        if self._checkpointer is not None:
+            self._checkpointer.put(self._name, {"steps": self._rows, "batches": self._batches})
         if self._rows == self._logged[0]:
             return
         now = time.perf_counter()
@@ -89,4 +92,4 @@ class InferenceWorker(InferenceServer):
             "time/acting_s": self.take_seconds(),
         }
         self._logged = (self._rows, self._batches, now)
-        self._services.monitor.write(self._name, row)
+        self._monitor.write(self._name, row)

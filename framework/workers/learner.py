@@ -18,7 +18,7 @@ from framework.replay.errors import DeadlineExceededError, ServerClosed
 from framework.runs.run_folder import RunError, changed_settings
 from framework.types import Gradients, StepResult
 from framework.variables import VariableBlock, shared_path
-from framework.workers.worker import Services, Setup, describe_tables, learner_threads, seeded
+from framework.workers.worker import Setup, describe_tables, learner_threads, seeded
 
 _LOG = logging.getLogger(__name__)
 
@@ -33,15 +33,17 @@ class Published:
       name: name of the learner's part of a checkpoint. The count of its steps is `NAME_steps`.
       setup: has the agent and the settings of the program.
       learner: has the parameters.
-      services: count the steps, and keep the saved states.
+      counter: counts the steps.
+      checkpointer: keeps the saved states. None keeps nothing.
 
     Attributes:
       block: the newest parameters.
       steps: number of steps, which the next version has. The caller adds to it.
     """
 
-    def __init__(self, name: str, setup: Setup, learner: core.Learner, services: Services):
-        self._name, self._setup, self._learner, self._services = name, setup, learner, services
+    def __init__(self, name: str, setup: Setup, learner: core.Learner, counter: Any, checkpointer: Any):
+        self._name, self._setup, self._learner = name, setup, learner
+        self._counter, self._checkpointer = counter, checkpointer
         self.block = VariableBlock(learner.parameters(), shared_path())
         self.steps = self._counted = 0  # Made, and of those the ones that the counter knows.
         self._committed = (0, 0.0)  # Env steps and time of the last checkpoint.
@@ -49,11 +51,8 @@ class Published:
 
     def report(self) -> dict[str, int]:
         """Tells the counter of the steps; returns all counts."""
-        steps = self.steps
-        counts: dict[str, int] = self._services.counter.increment(
-            **{f"{self._name}_steps": steps - self._counted}
-        )
-        self._counted = steps
+        new, self._counted = self.steps - self._counted, self.steps
+        counts: dict[str, int] = self._counter.increment(**{f"{self._name}_steps": new})
         return counts
 
     def publish(self) -> dict[str, int]:
@@ -71,17 +70,17 @@ class Published:
 
     def save(self) -> None:
         """Saves the state."""
-        if self._services.checkpointer is not None:  # A copy of the state is large.
-            self._services.put(self._name, self.state())
+        if self._checkpointer is not None:
+            self._checkpointer.put(self._name, self.state())
 
     def save_first(self) -> None:
         """Saves the state if none is saved, so that `go_back` has one."""
-        if self._services.get(self._name) is None:
+        if self._checkpointer is not None and self._checkpointer.get(self._name) is None:
             self.save()
 
     def commit_if_due(self) -> None:
         """Saves the state and writes a checkpoint, if one is due since the last `publish`."""
-        if self._services.checkpointer is None:
+        if self._checkpointer is None:
             return
         env_steps = self._learner.env_steps
         period, minutes = self._setup.config.checkpoint_period, self._setup.config.checkpoint_minutes
@@ -90,11 +89,11 @@ class Published:
         if (period is not None and made >= period) or (minutes is not None and passed >= 60 * minutes):
             self._committed = (env_steps, now)
             self.save()
-            self._services.checkpointer.commit("periodic", self._name)
+            self._checkpointer.commit("periodic", self._name)
 
     def go_back(self, error: RuntimeError) -> None:
         """Goes on from the newest saved state after `error` in the middle of a step, with newer versions."""
-        if self._services.checkpointer is None:
+        if self._checkpointer is None:
             raise RuntimeError(
                 "num_learners: lost another learner in the middle of a step, and the run has no directory "
                 "with a checkpoint to go on from. Give it a directory."
@@ -104,7 +103,7 @@ class Published:
 
     def _restore(self) -> None:
         """Goes on from the newest saved state, if there is one, with newer versions than any known one."""
-        state = self._services.get(self._name)
+        state = self._checkpointer.get(self._name) if self._checkpointer is not None else None
         if state is not None:
             try:
                 self._learner.restore(state["learner"])
@@ -116,7 +115,7 @@ class Published:
                     f"agent: got one that does not fit the checkpoint of the run in {directory}: {changed}. "
                     "Restore the agent, or give the new run another directory."
                 ) from error
-        counts = self._services.counter.get_counts()
+        counts = self._counter.get_counts()
         made: int = counts.get(f"{self._name}_steps", 0)
         self._learner.env_steps = counts.get("env_steps", 0)
         # A learner that restarts from an older checkpoint, or from none, continues with versions above those
@@ -206,7 +205,9 @@ class ProgramLearner:
       setup: makes the networks, the dataset and the learner.
       replay: the replay client to sample from and to write priorities to. None for batches that come from
         elsewhere.
-      services: count the steps as `NAME_steps`, take rows, and keep the state that the constructor restores.
+      counter: counts the steps, as `NAME_steps`.
+      monitor: takes the rows of metrics.
+      checkpointer: keeps the learner's state, which the constructor restores. None keeps nothing.
       name: label of its rows and name of its part of a checkpoint.
       clients: the agent's `clients`.
       seed: seed of the initial parameters.
@@ -222,14 +223,16 @@ class ProgramLearner:
         self,
         setup: Setup,
         *,
-        services: Services,
         replay: Any = None,
+        counter: Any,
+        monitor: Any,
+        checkpointer: Any = None,
         name: str = "learner",
         clients: Mapping[str, Any] | None = None,
         seed: int = 0,
     ):
         agent, self._config = setup.agent.for_learner(clients), setup.config
-        self._services, self._steps_name = services, f"{name}_steps"
+        self._counter, self._monitor, self._steps_name = counter, monitor, f"{name}_steps"
         with seeded(seed):
             self.learner = agent.make_learner(agent.make_networks(setup.spec), setup.spec)
         sizes = [tensor.numel() for of in self.learner.parameters().values() for tensor in of.values()]
@@ -237,8 +240,8 @@ class ProgramLearner:
         self.dataset = None if replay is None else agent.make_dataset(replay)
         # Actors with a limited policy lag need every version.
         self._publish_period = 1 if agent.max_policy_lag is not None else self._config.publish_period
-        self.published = Published(name, setup, self.learner, services)
-        self.report = LearnerReport(name, self.learner, self.published, services.monitor, replay)
+        self.published = Published(name, setup, self.learner, counter, checkpointer)
+        self.report = LearnerReport(name, self.learner, self.published, monitor, replay)
         self.published.publish()
 
     def finished(self) -> bool:
@@ -296,7 +299,7 @@ class ProgramLearner:
         """
         # An agent without parameters, which acts at random, has nothing to learn.
         learns = any(self.learner.parameters().values())
-        if learns and not self.published.steps and self._services.counter.remaining() == 0:
+        if learns and not self.published.steps and self._counter.remaining() == 0:
             launch.stop(RunError(self.report.why_nothing_was_learned(self._config.max_env_steps)))
         self.report.log()
         self.published.report()
@@ -307,7 +310,7 @@ class ProgramLearner:
     def end_program(self, reason: str) -> None:
         """Publishes the last steps, and ends the program."""
         self.published.publish()
-        self._services.monitor.finish(reason, {self._steps_name: self.published.steps})
+        self._monitor.finish(reason, {self._steps_name: self.published.steps})
 
 
 def replay_numbers(info: Mapping[str, TableInfo]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 from framework.actors.environment_loop import summarize
 from framework.workers.collector import Collector, Steps, Turns
 from framework.workers.gates import Budget
-from framework.workers.worker import Services, Setup
+from framework.workers.worker import Setup
 
 
 class Report:
@@ -17,9 +17,11 @@ class Report:
       setup: has the settings of the program.
       collector: the collector.
       budget: knows the env steps that the counter has not counted yet.
-      services: take the rows, count the steps of all workers, and keep the state.
       state: what `save` returned before the worker was restarted, or the run was resumed. None: nothing.
       name: label of the rows and name of the state.
+      counter: a client of the `Counter`.
+      monitor: takes the rows.
+      checkpointer: keeps the state. None keeps nothing.
       steps_name: name of the count of the learner's steps.
 
     Attributes:
@@ -33,14 +35,17 @@ class Report:
         setup: Setup,
         collector: Collector | Turns,
         budget: Budget,
-        services: Services,
         state: Any = None,
         *,
         name: str,
+        counter: Any,
+        monitor: Any,
+        checkpointer: Any = None,
         steps_name: str = "learner_steps",
     ):
         self._setup, self._collector, self.budget = setup, collector, budget
-        self._services, self._name, self._steps_name = services, name, steps_name
+        self._name, self._steps_name = name, steps_name
+        self._counter, self._monitor, self._checkpointer = counter, monitor, checkpointer
         state = state or {}
         self.steps = self._logged_at = int(state.get("steps", 0))
         self._earlier = {name: int(state.get(name, 0)) for name in ("episodes", *collector.losses())}
@@ -57,17 +62,16 @@ class Report:
             self.log()
 
     def save(self) -> dict[str, Any]:
-        """Counts since the beginning of the run."""
-        counts = {"episodes": self._episodes, **self._collector.losses()}
-        return {"steps": self.steps, **{name: self._earlier[name] + count for name, count in counts.items()}}
+        """Counts of the run."""
+        return {"steps": self.steps, **self._totals()}
 
     def log(self) -> None:
         """Keeps the state, and writes a row if a step was made since the last one."""
-        totals = self.save()
-        self._services.put(self._name, totals)  # Before the row, in case writing that fails.
+        if self._checkpointer is not None:  # Before the row, in case writing that fails.
+            self._checkpointer.put(self._name, self.save())
         if self.steps == self._logged_at:
             return
-        counts = self._services.counter.get_counts()
+        totals, counts = self._totals(), self._counter.get_counts()
         row: dict[str, Any] = {
             "steps": self.steps,
             "env_steps": counts.get("env_steps", 0) + self.budget.spent,
@@ -83,12 +87,16 @@ class Report:
         # With two collectors that take turns, select_action is time spent waiting.
         row |= {f"time/{name}_s": seconds for name, seconds in self._collector.take_seconds().items()}
         self._ended.clear()
-        self._services.monitor.write(self._name, row)
+        self._monitor.write(self._name, row)
         self._logged_at = self.steps
 
     def end(self) -> None:
         """Writes the last row. Without evaluators, ends the program if all of its env steps are made."""
         self.log()
-        counter = self._services.counter
-        if not self._setup.evaluators and counter.remaining() == 0:
-            self._services.monitor.finish("max_env_steps", counter.get_counts())
+        if not self._setup.evaluators and self._counter.remaining() == 0:
+            self._monitor.finish("max_env_steps", self._counter.get_counts())
+
+    def _totals(self) -> dict[str, int]:
+        """Counts since the beginning of the run."""
+        counts = {"episodes": self._episodes, **self._collector.losses()}
+        return {name: self._earlier[name] + count for name, count in counts.items()}

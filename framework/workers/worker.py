@@ -10,7 +10,7 @@ import random
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,29 +52,6 @@ class Setup:
     spec: EnvironmentSpec
     config: RunConfig
     evaluators: list[str] = dataclasses.field(default_factory=list)
-
-
-class Services(NamedTuple):
-    """Clients of the services of a program.
-
-    Attributes:
-      counter: a client of the `Counter`, which grants env steps, and counts these and the learners' steps.
-      monitor: a client of the `Monitor`, which takes the rows of metrics and ends the program.
-      checkpointer: a client of the `RunCheckpointer`, which keeps the states of workers. None keeps nothing.
-    """
-
-    counter: Any
-    monitor: Any
-    checkpointer: Any = None
-
-    def get(self, part: str) -> Any:
-        """The newest state of `part`, of this run or of the one that it resumes; None without one."""
-        return None if self.checkpointer is None else self.checkpointer.get(part)
-
-    def put(self, part: str, state: Any) -> None:
-        """Keeps the newest state of `part` for the next checkpoint."""
-        if self.checkpointer is not None:
-            self.checkpointer.put(part, state)
 
 
 class ProgramWorker(core.Worker):

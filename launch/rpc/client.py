@@ -107,12 +107,12 @@ class Connection:
 
     def _begin(self) -> None:
         """Creates the objects that a forked child must not share with its parent."""
-        self._pid = os.getpid()
         self._lock = InterruptSafeCondition()  # Notified when there is room for a future.
         self._lines: set[_Line] = set()
         self._idle: list[_Line] = []  # lines for calls
         self._line: _Line | None = None  # the futures' line
         self._futures: set[Future] = set()  # those that are open
+        self._pid = os.getpid()
 
     def call(self, method: str, args: tuple, kwargs: dict[str, Any], timeout: float | None) -> Any:
         """Calls `method` in the node and waits for the answer.
@@ -159,7 +159,7 @@ class Connection:
                 self._futures.add(call)
                 call.add_done_callback(self._forget)
                 line.new.append(call)
-            line.wake()
+                line.wake()
         except BaseException:
             self._forget(call)
             raise
@@ -254,14 +254,15 @@ class _Line:
         self._silent_probes = 0
         self._probes = 0  # sent so far
         self._probe_at = self._look_at = 0.0
+        self._poller = zmq.Poller()
+        # Those of the client that it works with. Another thread may have moved the client since.
+        self._address, self._here = client.address, client.here
+        self._socket: zmq.Socket | None = None
+        self._open_socket()  # First, because it may fail.
         self._bell, self._ring = socket.socketpair()
         self._bell.setblocking(False)
         self._ring.setblocking(False)
-        self._poller = zmq.Poller()
         self._poller.register(self._bell, zmq.POLLIN)
-        self._place = client.address, client.here
-        self._socket: zmq.Socket | None = None
-        self._open_socket()
 
     def is_mine(self) -> bool:
         """Whether the calling thread works on this line, now in a callback of a future."""
@@ -284,7 +285,7 @@ class _Line:
         if client.closed:
             self.close()
             return
-        if self._place != (client.address, client.here):
+        if (self._address, self._here) != (client.address, client.here):
             self._move()
             return  # What the caller waits for may have been lost.
         while self.new:
@@ -295,7 +296,7 @@ class _Line:
             self._bell.recv(4096)
         if self._socket in ready:
             self._hear_all()
-        if time.monotonic() >= self._look_at or (client.stopped.is_set() and not client.here):
+        if time.monotonic() >= self._look_at or (client.stopped.is_set() and not self._here):
             self._look()
 
     def _begin(self, call: _Call) -> None:
@@ -305,8 +306,10 @@ class _Line:
         self._look_at = min(self._look_at, call.deadline)
         call.number = next(self._numbers)
         self._open[call.number] = call
-        if self._client.here:
+        if self._here:
             self._send(call)
+        elif self._client.stopped.is_set():
+            self._look_at = 0.0  # It fails at once.
 
     def _send(self, call: _Call) -> None:
         """Sends a call. If the node refused the connection, `_look` fails the call."""
@@ -327,20 +330,21 @@ class _Line:
         if self._socket is not None:
             self._poller.unregister(self._socket)
             self._socket.close()
-        address, client = self._place[0], self._client
-        if address is not None:
-            limit = client.max_frame_bytes
-            self._socket = sockets.make_client_socket(address, client.curve, max_frame_bytes=limit)
+            self._socket = None
+        if self._address is not None:
+            curve, limit = self._client.curve, self._client.max_frame_bytes
+            self._socket = sockets.make_client_socket(self._address, curve, max_frame_bytes=limit)
             self._poller.register(self._socket, zmq.POLLIN)
 
     def _move(self) -> None:
         """Follows the node. What was sent to where it was before is lost; what waited for it is sent."""
-        before, self._place = self._place[0], (self._client.address, self._client.here)
+        before = self._address
+        self._address, self._here = self._client.address, self._client.here
         lost = []
-        if self._place[0] != before:
+        if self._address != before:
             self._open_socket()
             lost = [call for call in self._open.values() if call.sent]
-        if self._client.here:
+        if self._here:
             for call in [call for call in self._open.values() if not call.sent]:
                 self._send(call)
         self._lose(lost)
@@ -404,10 +408,10 @@ class _Line:
             what = f"{client.name}.{call.method}"
             if call.deadline <= now:
                 self._fail(call, CallTimeout(f"{what} was not answered in time."))
-            elif client.stopped.is_set() and (absent if call.sent else not client.here):
+            elif client.stopped.is_set() and (absent if call.sent else not self._here):
                 text = "the program stopped, and the node does not answer."
                 self._fail(call, ProgramStopped(f"{what}: {text}"))
-            elif refused or (client.here and not call.sent):
+            elif refused or (self._here and not call.sent):
                 text = (
                     f"Node {client.name!r} refused this client: it belongs to another program, or an array "
                     f"of an answer is larger than max_frame_bytes={client.max_frame_bytes}."
@@ -426,9 +430,9 @@ class _Line:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+        self._client.forget(self)  # From here on, no other thread wakes it.
         self._bell.close()
         self._ring.close()
-        self._client.forget(self)
         for call in [*self._open.values(), *self.new]:
             text = f"The client of node {self._client.name!r} was closed during a call of {call.method!r}."
             self._fail(call, ClientClosed(text))

@@ -48,5 +48,5 @@ def drain(client, n):
 def contents(client):
     """The values in the table, oldest first, without touching it."""
     table = client.tables["t"]
-    items = table._items
+    items = table.items
     return client.store.streams["s"].columns["x"][items.index[items.in_order(), 0]].tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import threading
@@ -85,6 +86,36 @@ def test_calls_wait_until_the_node_is_somewhere(connection, serve):
     assert not future.done() and not waiting.done()
     connection.move(serve("first")[0].address)
     assert waiting.result(PATIENCE) == future.result(PATIENCE) == "first"
+
+
+@pytest.mark.parametrize("moment", ["_begin", "_look"])
+def test_the_node_may_come_at_any_moment(connection, serve, monkeypatch, moment):
+    address, work = serve("first")[0].address, getattr(client._Line, moment)
+
+    def come_before(*args):
+        connection.move(address)
+        work(*args)
+
+    monkeypatch.setattr(client._Line, moment, come_before)
+    connection.probe_interval_s = 0.0
+    assert connection.call("name", (), {}, PATIENCE) == "first"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_move_to_where_nothing_can_be_ends_the_calls(connection, serve):
+    server, service = serve("first")
+    connection.move(server.address)
+    future = connection.submit("hold", (), {}, None)
+    assert service.entered.wait(PATIENCE)
+    connection.move("ipc:///nowhere/node")
+    assert isinstance(future.exception(PATIENCE), ClientClosed)
+
+
+def test_a_client_that_cannot_connect_leaves_no_file_open(keys, recwarn):
+    with pytest.raises(ValueError, match="does not exist"):
+        Connection("ipc:///nowhere/node", keys).call("name", (), {}, PATIENCE)
+    gc.collect()
+    assert not recwarn.list
 
 
 def test_arguments_of_a_call_that_waits_are_copied(connection, serve):
@@ -187,6 +218,9 @@ def test_nobody_waits_for_ever(connection, stopped):
     connection.stop()
     assert isinstance(waiting.exception(PATIENCE), ProgramStopped)
     assert isinstance(future.exception(PATIENCE), ProgramStopped)
+    connection.probe_interval_s = PATIENCE
+    with pytest.raises(ProgramStopped):
+        connection.call("name", (), {}, 5.0)  # At once, not at the next look.
 
 
 def test_closing_ends_calls_that_wait(connection):

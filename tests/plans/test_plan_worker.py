@@ -20,7 +20,7 @@ from framework.replay import EmbeddedClient, ReplaySample, SampleInfo
 from framework.runs.services import Counter
 from framework.types import Gradients, StepResult
 from framework.workers.learner import ProgramLearner
-from framework.workers.worker import Services, Setup
+from framework.workers.worker import Setup
 
 GRADIENTS = Gradients([], torch.zeros(()), {}, torch.tensor(7))
 
@@ -54,7 +54,7 @@ class Interleaving(Counter):
 
 def test_steps_during_a_publication_are_counted_once():
     counter, monitor = Interleaving(), SimpleNamespace(write=lambda *_: None)
-    program = ProgramLearner(make_setup(DQNPlan), services=Services(counter, monitor))
+    program = ProgramLearner(make_setup(DQNPlan), counter=counter, monitor=monitor)
     learner = PlanLearner(program, "cpu")
     learner.learner.apply = lambda _: StepResult({})
     for _ in range(3):
@@ -70,7 +70,7 @@ def test_gradients_are_applied_with_the_threads_of_the_learner():
     before, found = torch.get_num_threads(), []
     monitor = SimpleNamespace(write=lambda *_: None)
     learner = ProgramLearner(
-        make_setup(DQNPlan, learner_threads=before + 1), services=Services(Counter(), monitor)
+        make_setup(DQNPlan, learner_threads=before + 1), counter=Counter(), monitor=monitor
     )
 
     def apply(_):
@@ -88,11 +88,11 @@ def test_gradients_are_applied_with_the_threads_of_the_learner():
 def test_the_age_of_gradients_after_a_restart_of_the_learner():
     counter, written = Counter(), []
     monitor = SimpleNamespace(write=lambda _, row: written.append(row))
-    saved = ProgramLearner(make_setup(DQNPlan), services=Services(Counter(), monitor)).published.state()
+    saved = ProgramLearner(make_setup(DQNPlan), counter=Counter(), monitor=monitor).published.state()
     checkpointer = SimpleNamespace(get=lambda _: {**saved, "steps": 5}, put=lambda *_: None)
     counter.increment(learner_steps=8)  # Three are lost.
-    services = Services(counter, monitor, checkpointer)
-    learner = ProgramLearner(make_setup(DQNPlan, learner_log_period=1), services=services)
+    services = {"counter": counter, "monitor": monitor, "checkpointer": checkpointer}
+    learner = ProgramLearner(make_setup(DQNPlan, learner_log_period=1), **services)
     version = learner.published.block.version
     gradients = [() for _ in learner.learner._parameters]
     for _ in range(2):
@@ -105,11 +105,9 @@ def test_rows_after_the_loss_of_another_learner_are_of_the_steps_since_then():
     learner = ProgramLearner(
         setup,
         replay=EmbeddedClient(setup.agent.make_tables(setup.spec), concurrent=False),
-        services=Services(
-            Counter(),
-            SimpleNamespace(write=lambda _, row: written.append(row)),
-            SimpleNamespace(get=state.get, put=state.__setitem__),
-        ),
+        counter=Counter(),
+        monitor=SimpleNamespace(write=lambda _, row: written.append(row)),
+        checkpointer=SimpleNamespace(get=state.get, put=state.__setitem__),
     )
     learner.published.save_first()
     learner.learner.step = lambda _: StepResult({})
@@ -133,7 +131,7 @@ def test_the_worker_ends_after_the_last_step_has_ended_the_program():
 
     monitor = SimpleNamespace(write=lambda *_: None, finish=finish)
     worker = PlanWorker(
-        make_setup(TwoBranches, max_learner_steps=5), workers=[None], services=Services(Counter(), monitor)
+        make_setup(TwoBranches, max_learner_steps=5), workers=[None], counter=Counter(), monitor=monitor
     )
     while not worker.finished():
         worker.step()
@@ -145,10 +143,10 @@ def test_a_worker_that_was_restored_without_steps_left_ends_the_program():
     ended, counter = [], Counter()
     counter.increment(learner_steps=5)
     monitor = SimpleNamespace(write=lambda *_: None, finish=lambda *arguments: ended.append(arguments))
-    saved = ProgramLearner(make_setup(TwoBranches), services=Services(Counter(), monitor)).published.state()
+    saved = ProgramLearner(make_setup(TwoBranches), counter=Counter(), monitor=monitor).published.state()
     checkpointer = SimpleNamespace(get=lambda _: {**saved, "steps": 5}, put=lambda *_: None)
-    services = Services(counter, monitor, checkpointer)
-    worker = PlanWorker(make_setup(TwoBranches, max_learner_steps=5), workers=[None], services=services)
+    services = {"counter": counter, "monitor": monitor, "checkpointer": checkpointer}
+    worker = PlanWorker(make_setup(TwoBranches, max_learner_steps=5), workers=[None], **services)
     assert worker.ready()
     worker.step()
     assert worker.finished() and ended == [("max_learner_steps", {"learner_steps": 5})]

@@ -18,7 +18,7 @@ from framework.plans.rollout_worker import BudgetSpent
 from framework.programs import GradientWorker, RolloutWorker, RunConfig, concatenate
 from framework.runs.services import Counter, Monitor
 from framework.variables import VariableBlock
-from framework.workers.worker import Services, Setup
+from framework.workers.worker import Setup
 
 ENVS, LENGTH = 3, 4
 AGENT = A2C(A2CConfig(hidden_sizes=(8,), unroll_length=LENGTH))
@@ -47,9 +47,12 @@ def make():
         block.publish(7, learner.parameters(), env_steps=70)
         setup = Setup(AGENT.for_worker(ENVS), fake, SPEC, RunConfig(num_actors=number, envs_per_actor=ENVS))
         setup.evaluators.append("evaluator")  # It would end the program.
-        services = Services(make_client(counter), make_client(monitor or Monitor()))
-        options = {"learner": block, "services": services}
-        made.extend(cls(setup, index=index, seed=index, **options) for index in range(number))
+        services = {
+            "learner": block,
+            "counter": make_client(counter),
+            "monitor": make_client(monitor or Monitor()),
+        }
+        made.extend(cls(setup, index=index, seed=index, **services) for index in range(number))
         return learner, counter, made
 
     yield makes

@@ -19,7 +19,7 @@ from framework.environments.testing import FakeEnvironment
 from framework.programs import RunConfig, make_program
 from framework.runs.services import Counter, Monitor
 from framework.workers.actor_worker import ActorWorker
-from framework.workers.worker import Services, Setup, derive_seed
+from framework.workers.worker import Setup, derive_seed
 
 
 class Levels(gymnasium.Env):
@@ -72,11 +72,11 @@ def test_only_environments_of_an_actor_that_has_made_steps_get_another_seed(step
 
     spec = specs.make_environment_spec(environments.make(FakeEnvironment))
     setup = Setup(RandomActions(), make, spec, RunConfig(envs_per_actor=2, inference=inference))
-    kept = SimpleNamespace(get={"actor-1": state}.get)
-    options = {"services": Services(make_client(Counter()), make_client(Monitor()), kept)}
+    services = {"counter": make_client(Counter()), "monitor": make_client(Monitor())}
+    services["checkpointer"] = SimpleNamespace(get={"actor-1": state}.get)
     if inference != "local":
-        options["inference"] = SimpleNamespace(connect=lambda *_, **__: SimpleNamespace(columns=()))
-    worker = ActorWorker(setup, replay=None, learner=None, index=1, seed=7, **options)
+        services["inference"] = SimpleNamespace(connect=lambda *_, **__: SimpleNamespace(columns=()))
+    worker = ActorWorker(setup, replay=None, learner=None, index=1, seed=7, **services)
     expected = derive_seed(7, "after-40") if steps else 7
     halves = [derive_seed(expected, f"half-{index}") for index in range(2)]
     assert seeds == ([expected] if inference == "local" else halves)

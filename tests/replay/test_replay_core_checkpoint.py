@@ -128,7 +128,7 @@ def test_larger_table_keeps_keys(tmp_path):
     assert known.any() and (sample.priority[known] == 2.5).all()
     table = again.tables["main"]
     before = len(table)
-    live = set(table._items.keys[table._items.in_order()].tolist())
+    live = set(table.items.keys[table.items.in_order()].tolist())
     writer = again.batch_writer()
     rows = writer.append("a", {"x": np.zeros((500, 3)), "n": np.zeros(500, int)})
     new = writer.create_items("main", writer.slice("a", "n", rows))

@@ -11,6 +11,7 @@ from interrupts import interrupt
 from framework import replay
 from framework.replay import rate_limiters as rl
 from framework.replay import selectors
+from framework.replay.rows.layout import gather
 
 LIMITERS = [
     lambda: rl.MinSize(3),
@@ -96,7 +97,7 @@ class DeliveryMachine(RuleBasedStateMachine):
                 self.table.sample(n, timeout=0)
             return
         delivery = self.table.sample(n, timeout=0)
-        assert delivery.gather().data.tolist() == values
+        assert gather("t", delivery.info, delivery.parts).data.tolist() == values
         assert delivery.info.times_sampled.tolist() == times
         assert delivery.info.table_size.tolist() == sizes
         ages = [self.inserts - self.born[value] for value in values]
@@ -109,7 +110,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         """Gives all but the first `used` samples back; None releases all."""
         at = data.draw(st.integers(0, len(self.held) - 1))
         delivery, values, ages, resets = self.held.pop(at)
-        assert delivery.gather().data.tolist() == values, "the rows stay"
+        assert gather("t", delivery.info, delivery.parts).data.tolist() == values, "the rows stay"
         if used is not None:
             self.table.give_back(delivery, used)
         for each in (self.table.release, self.table.give_back):
@@ -240,7 +241,7 @@ def test_an_interrupt_anywhere_leaves_a_whole_table_or_ends_it(name):
                 with pytest.raises(replay.ServerClosed):
                     call(*("t", 1)[: call.__code__.co_argcount - 1])
             continue
-        items, live = table._items, contents(client)
+        items, live = table.items, contents(client)
         assert len(live) == len(table) == len(table.sampler) == len(table.remover) <= 5
         assert live == sorted(set(live)) and live[-2:] == [20, 21]
         assert sorted(items.find(items.keys[items.keys > 0])) == sorted(items.in_order())

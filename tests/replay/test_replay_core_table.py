@@ -96,7 +96,7 @@ def test_keys_are_found_where_their_cells_collide(steps):
     """Keys of several writers, whose lowest bits are the same; read-only, as what came with a message is."""
     client = make(size=2000)
     table, writer, live = client.tables["t"], client.batch_writer(), set()
-    items = table._items
+    items = table.items
     items.find(np.zeros(1, np.uint64))  # makes the map
     cells = len(items._key_map._cells)
     layout, index, _ = LayoutBuilder().build(writer.slice("s", "x", writer.append("s", {"x": np.arange(1)})))
@@ -123,7 +123,7 @@ def test_an_item_takes_few_bytes_beside_its_rows():
     for begin in range(0, 4000, n):  # the last ones replace the first ones
         writer = writer or client.batch_writer()
         insert(client, np.arange(begin, begin + n), writer=writer)
-    items = client.tables["t"]._items
+    items = client.tables["t"].items
     kept = [*vars(items).values(), *vars(items.sampler).values(), *vars(items.remover).values()]
     assert sum(array.nbytes for array in kept if isinstance(array, np.ndarray)) / 3000 <= 52
 
@@ -292,7 +292,7 @@ def test_items_that_were_sampled_more_often_than_a_restored_limit_leave_with_the
     table = client.tables["t"]
     insert(client, range(20))
     # What a checkpoint of a table without a limit leaves behind.
-    table._items.times[:20] = 5
+    table.items.times[:20] = 5
     assert table.can_sample(20)
     assert sorted(drain(client, 20)) == list(range(20))
     assert table.info.current_size == 0

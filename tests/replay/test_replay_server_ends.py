@@ -104,15 +104,15 @@ def test_an_interrupt_between_two_waits_of_a_writer_ends_the_next_one(monkeypatc
         client = ServedClient(server.address)
         writer = client.batch_writer(max_in_flight_items=1)
         rows = writer.append("s", {"x": np.arange(5)})
-        wait = ReplayConnection.wait
+        receive = ReplayConnection.receive
 
-        def wait_late(connection, timeout, watch):
-            if timeout is None:
+        def receive_late(connection, deadline, watch):
+            if deadline is None:
                 client.interrupt()
-                timeout = 60.0  # so that a failure ends, too
-            wait(connection, timeout, watch)
+                deadline = time.monotonic() + 60.0  # so that a failure ends, too
+            return receive(connection, deadline, watch)
 
-        monkeypatch.setattr(ReplayConnection, "wait", wait_late)
+        monkeypatch.setattr(ReplayConnection, "receive", receive_late)
         begin = time.monotonic()
         with pytest.raises(replay.ServerClosed, match="interrupted"):
             writer.create_items("q", {"x": writer.slice("s", "x", rows)})
@@ -252,6 +252,7 @@ def test_a_request_that_waits_ends_once_when_its_client_has_gone():
     ended = []
 
     def steps(number):
+        yield service.Request(number, None)
         try:
             while True:
                 yield None
@@ -261,14 +262,12 @@ def test_a_request_that_waits_ends_once_when_its_client_has_gone():
     with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
         server = service.Service(None, socket)
     session = service.ClientSession(b"gone")
-    requests = [service.Request(number, None, steps(number)) for number in range(2)]
-    for request in requests:
-        request.session = session
-        assert server._begin(request) is None
+    for number in range(2):
+        assert server._begin(session, number, steps(number)) is None
     server._send = lambda identity, answer, number: [
         server._end_request(other, None) for other in list(session.waiting)
     ]
-    for request in requests:
+    for request in list(session.waiting):
         server._end_request(request, replay.ServerClosed("the request was canceled by its client"))
     assert sorted(ended) == [0, 1]
 
@@ -284,7 +283,7 @@ def test_a_writer_whose_session_ended_in_a_call_touches_no_row_of_others(how, mo
         client, other = (ServedClient(server.address, local=True) for _ in range(2))
         ended, writer = client.batch_writer(), other.batch_writer()
         write(ended, 10)
-        monkeypatch.setattr(ended._connection, "_receive", receive)
+        monkeypatch.setattr(ended._connection, "receive", receive)
         if how == "Ctrl-C":
             with pytest.raises(KeyboardInterrupt):
                 ended.show()

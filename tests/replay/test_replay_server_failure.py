@@ -68,7 +68,7 @@ def test_a_killed_sampler_of_several_servers_keeps_no_samples(fork):
         child.word()
         assert sum(each.rate_limiter.samples for each in tables) > 100
         child.kill()
-        until(lambda: all((each._items.times == each._items.done).all() for each in tables))
+        until(lambda: all((each.items.times == each.items.done).all() for each in tables))
         assert sum(each.rate_limiter.samples for each in tables) <= 100
 
 
@@ -123,7 +123,7 @@ def test_a_killed_server_is_an_error_and_leaves_nothing_after_the_next_start(for
 @pytest.mark.parametrize("end", ["killed", "stopped: all its messages at once", "stopped: one at a time"])
 @pytest.mark.parametrize("local", [True, False])
 def test_a_writer_ends_with_its_server_and_counts_what_is_lost(fork, monkeypatch, local, end):
-    receive, queue = ReplayConnection._receive, replay.Table.queue("t", 4)
+    receive, queue = ReplayConnection.receive, replay.Table.queue("t", 4)
 
     def receive_more(connection, deadline, watch):
         if deadline == 0.0:  # what has come together with the first message
@@ -138,7 +138,7 @@ def test_a_writer_ends_with_its_server_and_counts_what_is_lost(fork, monkeypatch
         write(writer, 1, start=n)
     with pytest.raises(replay.DeadlineExceededError):
         writer.flush(timeout=0.2)
-    monkeypatch.setattr(ReplayConnection, "_receive", receive_more)
+    monkeypatch.setattr(ReplayConnection, "receive", receive_more)
     server.kill() if end == "killed" else server.stop()
     lost = replay.ServerLost if end == "killed" else replay.ServerClosed
     for _ in range(2):

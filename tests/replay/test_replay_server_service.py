@@ -11,7 +11,7 @@ from background import Background, until
 
 from framework.replay import wire
 from framework.replay.errors import DeadlineExceededError, ServerClosed
-from framework.replay.remote.connection import ConnectionPool
+from framework.replay.remote.pool import ConnectionPool
 from framework.replay.server import service
 from launch.rpc import sockets
 
@@ -44,7 +44,7 @@ class Gate:
                 return {}
             case "pass":
                 self.waiting.set()
-                return service.Request("gate", message["timeout"], self.steps(message.get("tokens", 1)))
+                return self.steps(message["timeout"], message.get("tokens", 1))
             case "crash":
                 raise SystemExit("the handler broke")
             case "strange":
@@ -52,15 +52,17 @@ class Gate:
             case "defect at once":
                 raise RuntimeError("a mistake of ours")
             case "defect later":
-                return service.Request("gate", None, self.fail_later())
+                return self.fail_later()
             case "field":
                 return {"value": [][message["value"]]}
 
     def fail_later(self):
+        yield service.Request("gate", None)
         yield None
         raise RuntimeError("a mistake of ours")
 
-    def steps(self, tokens):
+    def steps(self, timeout, tokens):
+        yield service.Request("gate", timeout)
         while self.tokens < tokens:
             # They come when nobody waits, so nobody calls `wake`.
             self.tokens, self.late = self.tokens + self.late, 0
@@ -213,7 +215,7 @@ def test_the_last_message_of_a_server_is_heard_after_the_end_of_the_connection(g
         gate.service.stop()
         until(lambda: mine._monitor.poll(0))
         with pytest.raises(ServerClosed, match="has stopped"):
-            mine.wait(10)
+            mine.receive(time.monotonic() + 10, True)
 
 
 def test_interrupt_wakes_waits_but_not_calls_that_need_not_wait(gate, channel):

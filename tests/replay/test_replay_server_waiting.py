@@ -1,6 +1,7 @@
 """Messages of one writer that arrive while an earlier one waits for its rate limiter lose nothing."""
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -40,7 +41,9 @@ def test_an_acknowledgement_on_its_way_is_not_taken_for_a_table_without_room(ask
         writer = client.batch_writer(max_in_flight_items=1)
         rows = writer.append("s", {"x": np.arange(2)})
         # Nothing is seen of the server but its answers to questions: the rest is still on its way.
-        monkeypatch.setattr(writer._connection, "wait", lambda *_: None)
+        receive = writer._connection.receive
+        asks = lambda until, watch: until > time.monotonic() + 1.0 and receive(until, watch)  # noqa: E731
+        monkeypatch.setattr(writer._connection, "receive", asks)
         writer.create_items("t", {"x": writer.slice("s", "x", rows[:1])})
         assert server.localhost_client().sample_batch("t", 1, timeout=10).data["x"].tolist() == [0]
         if ask == "create":

@@ -15,7 +15,7 @@ from framework.loggers import InMemoryLogger
 from framework.runs.services import Counter, Monitor
 from framework.workers.actor_worker import ActorWorker
 from framework.workers.lockstep import Lockstep, Unrolls
-from framework.workers.worker import Services, Setup
+from framework.workers.worker import Setup
 
 
 class WithoutTables(RandomActions):
@@ -63,7 +63,7 @@ def make_setup(actors, envs, counter, monitor, order):
     config = programs.RunConfig(num_actors=actors, envs_per_actor=envs, log_period=100)
     setup = Setup(WithoutTables(), fake, SPEC, config)
     setup.evaluators.append("evaluator")  # It would end the program.
-    return setup, Services(make_late_client(counter, order), make_late_client(monitor, order))
+    return setup, {"counter": make_late_client(counter, order), "monitor": make_late_client(monitor, order)}
 
 
 @settings(max_examples=25, deadline=None)
@@ -78,9 +78,7 @@ def test_the_budget_is_made_exactly_however_late_the_counter_answers(actors, env
     counter = Counter(budget)
     setup, services = make_setup(actors, envs, counter, Monitor(log), order)
 
-    workers = [
-        ActorWorker(setup, replay=None, learner=None, index=i, services=services) for i in range(actors)
-    ]
+    workers = [ActorWorker(setup, replay=None, learner=None, index=i, **services) for i in range(actors)]
     for worker in workers:
         # Sometimes hardly any, as agents do whose unroll is nearly complete.
         worker._budget._limit = lambda: order.choice((1, 20, 1000))
@@ -143,7 +141,7 @@ def test_actors_in_lockstep_make_the_budget_exactly(actors, envs, unroll_length,
 
     workers, learner.unroll_length = [], unroll_length
     for index in range(actors):
-        worker = ActorWorker(setup, replay=None, learner=None, index=index, services=services)
+        worker = ActorWorker(setup, replay=None, learner=None, index=index, **services)
         unrolls = Unrolls(unroll_length, lag)
         # The learner stands for the collector, whose parameters are the newest.
         worker._gates.insert(0, Waits(f"actor-{index}", learner, counter, learner, unrolls))

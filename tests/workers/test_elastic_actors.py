@@ -21,7 +21,7 @@ from framework.runs.services import Counter
 from framework.variables import VariableBlock
 from framework.workers import actor_worker
 from framework.workers.actor_worker import ActorWorker
-from framework.workers.worker import Services, Setup
+from framework.workers.worker import Setup
 from launch.handles import NodeClient
 
 PATIENCE = 100.0
@@ -71,7 +71,7 @@ def test_an_actor_does_not_wait_forever_for_a_source_that_is_lost(monkeypatch):
     setup = Setup(agent, lambda num_envs, seed: environment, spec, config)
     client = EmbeddedClient(agent.make_tables(spec), concurrent=False)
     source = NodeClient(0, call, submit)
-    worker = ActorWorker(setup, replay=client, learner=source, services=Services(None, None))
+    worker = ActorWorker(setup, replay=client, learner=source, counter=None, monitor=None)
     with pytest.raises(launch.CallTimeout):
         worker.step()
 

@@ -18,7 +18,7 @@ from framework.runs.services import Counter, Monitor
 from framework.workers import collector
 from framework.workers.actor_worker import ActorWorker
 from framework.workers.gates import Budget
-from framework.workers.worker import Services, Setup
+from framework.workers.worker import Setup
 
 
 class LoggedPort(ServerPort):
@@ -122,10 +122,13 @@ def make(monkeypatch):
 
         config = RunConfig(envs_per_actor=envs, inference="alternating+server")
         spec = specs.make_environment_spec(environment(1, 0))
-        services = Services(make_client(Counter(max_env_steps)), make_client(monitor := Monitor()))
+        services = {
+            "counter": make_client(Counter(max_env_steps)),
+            "monitor": make_client(monitor := Monitor()),
+        }
         source = None if unroll is None else Source()
         setup = Setup(LoggedAgent(adders, unroll), environment, spec, config)
-        worker = ActorWorker(setup, replay="a client", learner=source, inference=served, services=services)
+        worker = ActorWorker(setup, replay="a client", learner=source, inference=served, **services)
         worker.monitor = monitor
         return worker, log, ports, adders
 

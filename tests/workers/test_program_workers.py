@@ -19,7 +19,7 @@ from framework.variables import VariableBlock
 from framework.workers import learner
 from framework.workers.evaluator import Evaluator
 from framework.workers.learner_worker import LearnerWorker
-from framework.workers.worker import Services, Setup
+from framework.workers.worker import Setup
 
 
 def fake(num_envs, seed=0, **options):
@@ -46,10 +46,7 @@ def test_the_version_of_a_restarted_learner(tmp_path, monkeypatch, agent, steps,
     def make():
         client = replay.EmbeddedClient(agent.make_tables(spec))
         return LearnerWorker(
-            Setup(agent, fake, spec, RunConfig()),
-            replay=client,
-            services=Services(counter, Monitor()),
-            seed=3,
+            Setup(agent, fake, spec, RunConfig()), replay=client, counter=counter, monitor=Monitor(), seed=3
         )
 
     first = make()
@@ -67,7 +64,7 @@ def test_a_learner_goes_on_while_replay_does_not_answer(error, monkeypatch):
     spec = specs.make_environment_spec(environment)
     client = replay.EmbeddedClient(agent.make_tables(spec))
     setup = Setup(agent, fake, spec, RunConfig(learner_log_period=1))
-    learner = LearnerWorker(setup, replay=client, services=Services(Counter(), Monitor(log)))
+    learner = LearnerWorker(setup, replay=client, counter=Counter(), monitor=Monitor(log))
     adder = agent.make_adder(client, spec)
     adder.add_first(environment.reset())
     for _ in range(20):
@@ -106,7 +103,7 @@ def test_an_evaluator_takes_what_its_policy_needs_and_keeps_that(agent):
     make = functools.partial(fake, episode_length=3)
     config = RunConfig(num_evaluation_episodes=2, evaluate_period=100)
     setup = Setup(agent, make, spec, config)
-    worker = Evaluator(setup, learner=block, services=Services(Counter(), Monitor(), kept))
+    worker = Evaluator(setup, learner=block, counter=Counter(), monitor=Monitor(), checkpointer=kept)
     assert worker.evaluate()["variables_version"] == 5
     assert {name.partition(".")[0] for name in kept["best"]["networks"]} == set(needed)
     assert kept["evaluator"] == {"env_steps": 0}

@@ -26,9 +26,9 @@ from framework.replay.base import BaseClient, BaseSource
 from framework.replay.checkpointers import CheckpointerBase, default_checkpointer
 from framework.replay.contracts import Source
 from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBlockError
-from framework.replay.rows.layout import Layout
+from framework.replay.rows.layout import Layout, gather
 from framework.replay.rows.store import RowStore
-from framework.replay.tables.items import Delivery
+from framework.replay.tables.delivery import Delivery
 from framework.replay.tables.rate_limiters import SAMPLERS
 from framework.replay.tables.table import Table
 from framework.replay.types import ByName, Drawn, Out, TableInfo
@@ -170,7 +170,7 @@ class EmbeddedSource(BaseSource):
         found = self._client.tables[table]
         delivery = found.sample(n, timeout, self._is_interrupted)
         try:
-            return delivery.gather(out, pad), (found, delivery)
+            return gather(table, delivery.info, delivery.parts, out, pad), (found, delivery)
         except BaseException:
             found.give_back(delivery)
             raise

@@ -19,17 +19,11 @@ from framework import nest as nests
 from framework.replay.base import BaseClient, BaseSource
 from framework.replay.contracts import Source
 from framework.replay.errors import DeadlineExceededError, ServerClosed
-from framework.replay.remote.connection import (
-    LAST_WORDS_S,
-    Asked,
-    ConnectionPool,
-    ReplayConnection,
-    SessionLost,
-)
+from framework.replay.remote.connection import LAST_WORDS_S, Asked, ReplayConnection, SessionLost
+from framework.replay.remote.pool import ConnectionPool
 from framework.replay.remote.writer import ServedWriter
 from framework.replay.rows.layout import Binding, Layout, gather
 from framework.replay.types import Drawn, Out, PaddedSample, ReplaySample, SampleInfo, TableInfo
-from framework.replay.wire import Wake
 from framework.replay.writers import Writers
 
 # Seconds in which a server must have written a checkpoint of all its tables.
@@ -76,7 +70,8 @@ class ServedSource(BaseSource):
             info = SampleInfo(*[array.copy() for array in answer["info"]])
             layouts, mapped = connection.layouts, connection.mapped
             if mapped.local:
-                self._define(table, answer)
+                if answer["define"]:
+                    self._define(table, answer)
                 parts = [(layouts[part[0]], *part[1:]) for part in answer["parts"]]
                 return [gather(table, info, parts, out, pad)], drawn
             pack = nests.packer(answer["structure"])
@@ -157,7 +152,7 @@ _Client = TypeVar("_Client", bound="RemoteClient")
 
 
 class RemoteClient(ConnectionPool, BaseClient):
-    """See the module, and `ConnectionPool` for the arguments; made by `replay.Client`."""
+    """See the module, and `Channel` for the arguments; made by `replay.Client`."""
 
     concurrent = True
 
@@ -167,16 +162,17 @@ class RemoteClient(ConnectionPool, BaseClient):
         self.writers = Writers()
 
     def begin_in_child(self) -> None:
-        """Connects again in a forked child, which uses no connection of its parent."""
         self.writers.call_all("end_in_child")
-        inherited = list(self._connections)
-        self._begin()
-        for connection in inherited:  # a source keeps its own
-            connection.wake = Wake()  # the parent waits at the other one
-            self._connections.add(connection)
+        super().begin_in_child()
 
     def __reduce__(self) -> Any:
-        return type(self), (self.address, self.curve, self.local, self.reconnect_timeout)
+        to = self._channel
+        return type(self), (to.address, to.curve, to.local, to.reconnect_timeout)
+
+    @property
+    def address(self) -> str:
+        """Where the server is."""
+        return self._channel.address
 
     def __repr__(self) -> str:
         return f"replay.Client({self.address!r})"
@@ -234,10 +230,7 @@ class RemoteClient(ConnectionPool, BaseClient):
         Args:
           address: None while the server is being moved: calls then wait longer than `reconnect_timeout`.
         """
-        self.away = address is None
-        if address is not None:
-            self.address = address
-            self.stopped = False  # the server before did
+        self._channel.move(address)
 
     def close(self) -> None:
         """Ends this client. Its writers insert what they can without waiting."""

@@ -1,4 +1,4 @@
-"""The connections of a client to its server.
+"""A connection of a client to its server.
 
 A connection is one socket, one session and one waiting request. The server keeps what a client holds (leased
 rows, samples, waiting requests) by connection, and takes it back when the connection ends. One rule therefore
@@ -15,21 +15,18 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
-import threading
 import time
-import weakref
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import zmq
 
 from framework.replay.errors import DeadlineExceededError, ServerClosed, ServerLost
+from framework.replay.remote.channel import Channel
 from framework.replay.rows.layout import Binding
-from framework.replay.shm import MappedStore, Proof
+from framework.replay.shm import MappedStore
 from framework.replay.wire import PROTOCOL, Wake, decode, encode, unpack_error
 from launch.rpc import sockets
 
-DEFAULT_RECONNECT_TIMEOUT = 30.0
 # Seconds after the server's own deadline at which the client assumes that the server hangs.
 _GRACE_S = 30.0
 # Seconds for which an interrupted client still tries to reach its server with its last messages.
@@ -88,7 +85,7 @@ class ReplayConnection:
       done: deliveries whose rows were read; the next message reports them. Any thread may append.
     """
 
-    def __init__(self, channel: ConnectionPool) -> None:
+    def __init__(self, channel: Channel) -> None:
         self.wake = Wake()
         self.welcome: dict[str, Any] = {}
         self.session = 0
@@ -137,7 +134,7 @@ class ReplayConnection:
                     hello = {"op": "hello", "protocol": PROTOCOL, "nonce": self._nonce, "id": self._next_id}
                     # It is sent once the server is there, if it is not yet.
                     self._socket.send_multipart(encode(hello), zmq.NOBLOCK)
-                while self._receive(min(until, time.monotonic() + channel.look_s), not interrupted):
+                while self.receive(min(until, time.monotonic() + channel.look_s), not interrupted):
                     answer = self.answers.pop(self._next_id, None)
                     if answer is not None:
                         return self._begin(answer)
@@ -219,23 +216,6 @@ class ReplayConnection:
             self.close()
             raise SessionLost from None
         return self._next_id
-
-    def wait(self, timeout: float | None, watch: bool = True) -> None:
-        """Waits up to `timeout` seconds for `answers` to posted messages. An interrupt of it loses nothing.
-
-        Args:
-          timeout: seconds; None waits without a limit, and 0 does not wait.
-          watch: whether an interrupt ends the wait, also one from before this call.
-
-        Raises:
-          SessionLost: the connection has ended.
-          ServerClosed: the server stops, or `watch` is true and the client was interrupted.
-        """
-        watch = watch and timeout != 0.0
-        until = None if timeout is None else time.monotonic() + timeout
-        if not self.answers:
-            while self._receive(until, watch):
-                until, watch = 0.0, False  # only those that have arrived
 
     def ask(self, message: dict[str, Any], timeout: float | None = None, wait: bool = False) -> Asked | None:
         """Sends a message whose answer `answer` or `call` then waits for; None if there is no session.
@@ -320,7 +300,7 @@ class ReplayConnection:
         try:
             while number not in self.answers:
                 try:
-                    if not self._receive(deadline, watch):
+                    if not self.receive(deadline, watch):
                         break
                 except Interrupted:
                     # The server ends the request with an error, or has answered it already.
@@ -344,7 +324,7 @@ class ReplayConnection:
             raise Interrupted
         raise failed
 
-    def _receive(self, deadline: float | None, watch: bool) -> bool:
+    def receive(self, deadline: float | None, watch: bool) -> bool:
         """Receives one message, an answer or a notice; returns False if none comes before the deadline.
 
         Raises:
@@ -399,108 +379,3 @@ class ReplayConnection:
         """Notes that the server has stopped, unless the client has moved to another one."""
         if self._address == self._channel.address:
             self._channel.stopped = True
-
-
-class ConnectionPool:
-    """The connections of one client to its server. A thread borrows one that no other thread uses.
-
-    Args:
-      address: where the server is: `tcp://host:port` or `ipc://path`.
-      curve: the keys of the program, if the server has any.
-      local: None maps the rows of a server on this machine; False does not.
-      reconnect_timeout: seconds for which calls wait for a server that does not answer.
-
-    Attributes:
-      away: whether the server is being moved; calls wait for it longer than `reconnect_timeout`.
-      stopped: whether the server has said that it stops, and has not answered since.
-      look_s: seconds between two checks of whether the server has moved, while a connection looks for it.
-    """
-
-    look_s = 1.0
-
-    def __init__(
-        self,
-        address: str,
-        curve: sockets.CurveKeys | None = None,
-        local: bool | None = None,
-        reconnect_timeout: float = DEFAULT_RECONNECT_TIMEOUT,
-    ) -> None:
-        self.address: str = address
-        self.curve = curve
-        self.local = local
-        self.reconnect_timeout = reconnect_timeout
-        self._begin()
-
-    def _begin(self) -> None:
-        """Sets up the state of this process, without connections."""
-        self.away = False
-        self.stopped = False
-        self._mapped: MappedStore | None = None
-        self._connections: weakref.WeakSet[ReplayConnection] = weakref.WeakSet()
-        self._idle: list[ReplayConnection] = []
-        self._lock = threading.Lock()
-        self._interrupted = False
-        self._closed = False
-
-    def connection(self) -> ReplayConnection:
-        """Returns a new connection for one owner; its first use opens it."""
-        connection = ReplayConnection(self)
-        with self._lock:
-            self._connections.add(connection)
-            if self._interrupted:
-                connection.wake.set()
-        return connection
-
-    def mapped(self, welcome: dict[str, Any], nonce: bytes) -> MappedStore:
-        """Returns the mapped columns of the server that sent this answer to hello with `nonce`."""
-        directory = "" if self.local is False else welcome.get("directory", "")
-        proof = Proof(nonce, self.address, welcome.get("proof"))
-        new = MappedStore(welcome.get("server", ""), directory, proof)
-        with self._lock:
-            old = self._mapped
-            # Every session proves again that it is with the server whose columns are mapped.
-            if old is None or (old.server, old.directory, old.local) != (new.server, directory, new.local):
-                old = self._mapped = new
-            return old
-
-    @contextlib.contextmanager
-    def borrow(self) -> Iterator[ReplayConnection]:
-        """Lends an idle connection, or a new one, for the length of a block."""
-        with self._lock:
-            if self._closed:
-                raise ServerClosed("this client is closed")
-            connection = self._idle.pop() if self._idle else None
-        connection = connection or self.connection()
-        try:
-            yield connection
-        except BaseException as error:
-            connection.end_if_interrupted(error)
-            raise
-        finally:
-            with self._lock:
-                if self._closed:
-                    connection.close()  # type: ignore[unreachable]  # by another thread
-                else:
-                    self._idle.append(connection)
-
-    def call(
-        self, message: dict[str, Any], timeout: float | None = None, wait: bool = False
-    ) -> dict[str, Any]:
-        """Makes a request on any connection; see `ReplayConnection.call`."""
-        with self.borrow() as connection:
-            return connection.call(message, timeout, wait)
-
-    def interrupt(self) -> None:
-        """Ends every waiting call, and every later one that would wait, with `ServerClosed`."""
-        with self._lock:
-            self._interrupted = True
-            for connection in self._connections:
-                connection.wake.set()
-
-    def close(self) -> None:
-        """Ends every idle session, and the others when they are given back."""
-        with self._lock:
-            self._closed = True
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.close()

@@ -220,8 +220,15 @@ class ServedWriter(BatchWriter):
         self._collect(0.0)
 
     def _collect(self, timeout: float | None, watch: bool = True) -> bool:
-        """Notes answers to inserts; waits as `ReplayConnection.wait` does. Returns whether a message came."""
-        self._call(self._connection.wait, timeout, watch)
+        """Waits up to `timeout` seconds for answers to inserts, and notes them. Returns whether any came.
+
+        An interrupt of the client ends the wait if `watch` is true, also one from before this call.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        watch = watch and timeout != 0.0
+        if not self._connection.answers:
+            while self._call(self._connection.receive, until, watch):
+                until, watch = 0.0, False  # only those that have arrived
         stopped: ServerClosed | None = None
         try:
             answers, self._connection.answers = self._connection.answers, {}

@@ -315,7 +315,7 @@ class Binding:
 Part = tuple[Binding, np.ndarray | None, np.ndarray, np.ndarray | None]
 
 
-def gather(table: str, info: SampleInfo, parts: Sequence[Part], out: Out, pad: bool) -> Sample:
+def gather(table: str, info: SampleInfo, parts: Sequence[Part], out: Out = None, pad: bool = False) -> Sample:
     """Copies the rows of the n samples `parts` of a table into arrays `[n, ...]`.
 
     Args:

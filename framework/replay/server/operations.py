@@ -33,18 +33,18 @@ import itertools
 import secrets
 import time
 from collections.abc import Callable, Collection, Generator, Hashable, Iterable
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from framework import nest as nests
 from framework.replay import wire
 from framework.replay.errors import DeadlineExceededError, StoreFullError
-from framework.replay.rows.layout import Layout
+from framework.replay.rows.layout import Layout, gather
 from framework.replay.rows.store import RowStore
 from framework.replay.server.holdings import Held, Holdings
 from framework.replay.shm import Proof, SharedMemory
-from framework.replay.tables.items import Delivery
+from framework.replay.tables.delivery import Delivery
 from framework.replay.tables.rate_limiters import INSERTERS, SAMPLERS
 from framework.replay.tables.table import Table
 from framework.replay.types import ByName, PaddedSample
@@ -58,7 +58,10 @@ _MAX_DELIVERIES = 1 << 14  # samples of one client that it has not confirmed
 
 
 Reply = dict[str, Any]
-Steps = Generator[Reply | Exception | None, None, None]
+# An operation that may have to wait. It yields its `Request`, then None as long as it must wait, then the
+# answer, or an error that is the answer. The service takes a step after `wake`, and closes the generator when
+# the request ends, with or without an answer.
+Steps = Generator[Any, None, None]
 
 
 @dataclasses.dataclass(eq=False)
@@ -106,24 +109,22 @@ class Request:
     Attributes:
       line: requests of one line go through in order; the first that must wait holds up the others.
       timeout: seconds that it may wait; None for no limit, 0 for no wait.
-      steps: yields None as long as the request must wait, then the answer, or an error that is the answer.
-        The service takes a step after `wake`, and closes `steps` when the request ends, with or without an
-        answer.
       tables: the tables whose changes it waits for.
       side: the side on which it waits for them, `SAMPLERS` or `INSERTERS`.
       n: number of samples that it is for.
       delivery: the samples drawn so far; None if it is for none.
+      steps: the operation; the service sets it.
       session: the session of the client; the service sets it.
       id: the client's number of the message; the service sets it.
     """
 
     line: Hashable
     timeout: float | None
-    steps: Steps
     tables: Collection[Table] = ()
     side: int = SAMPLERS
     n: int = 0
     delivery: Delivery | None = None
+    steps: Steps = dataclasses.field(init=False)
     session: ClientSession = dataclasses.field(init=False)
     id: int | None = None
 
@@ -134,7 +135,7 @@ class Request:
         return DeadlineExceededError("; ".join([*why, "the timeout expired"]))
 
 
-Operation = Callable[[ClientSession, Reply], Reply | Request]
+Operation = Callable[[ClientSession, Reply], Reply | Steps]
 
 
 class Operations:
@@ -238,13 +239,10 @@ class Operations:
         """Says how many items of the client are in tables."""
         return {"inserted": session.inserted}
 
-    def insert(self, session: ClientSession, message: dict[str, Any]) -> Request:
-        """Inserts the items of a message, which waits until all of them are in their tables."""
+    def insert(self, session: ClientSession, message: dict[str, Any]) -> Steps:
+        """Inserts the items of a message, in order, as the rate limiters allow; then leases rows."""
         tables = {self._tables[item[0]] for item in message["items"]}
-        return Request(("insert", session), None, self._insert(session, message), tables, INSERTERS)
-
-    def _insert(self, session: ClientSession, message: dict[str, Any]) -> Steps:
-        """Inserts the items of a message, in order, as far as the rate limiters allow; then leases rows."""
+        yield Request(("insert", session), None, tables, INSERTERS)
         error: Exception | None = None
         held = session.held.rows
         try:
@@ -327,25 +325,14 @@ class Operations:
         session.end(message["deliveries"], True, used)
         return {}
 
-    def sample(self, session: ClientSession, message: dict[str, Any]) -> Request:
-        """Draws samples."""
+    def sample(self, session: ClientSession, message: dict[str, Any]) -> Steps:
+        """Draws samples, at least `least` and at most `n`, as the rate limiter allows."""
         table, n = self._tables[message["table"]], _number("n", message["n"], 1, _MAX_SAMPLES)
         least = n if message.get("least") is None else _number("least", message["least"], 1, n)
-        delivery = Delivery(table.name)
-        steps = self._sample(session, message, table, (n, least), delivery)
-        return Request(("sample", table.name), message["timeout"], steps, {table}, SAMPLERS, least, delivery)
-
-    def _sample(
-        self,
-        session: ClientSession,
-        message: dict[str, Any],
-        table: Table,
-        sizes: tuple[int, int],
-        delivery: Delivery,
-    ) -> Steps:
-        """Draws the samples of a new delivery, at most and at least `sizes`, as the rate limiter allows."""
+        delivery = Delivery()
+        yield Request(("sample", table.name), message["timeout"], {table}, SAMPLERS, least, delivery)
         try:
-            got, (n, least) = 0, sizes
+            got = 0
             while not table.draw(n, delivery) and len(delivery.slots) < least:
                 if len(delivery.slots) > got:
                     self.wake()  # a large request lets others in between its draws
@@ -376,7 +363,7 @@ class Operations:
         local, hold = bool(message["local"]), bool(message["hold"])
         reply: Reply = {"info": list(delivery.info), "define": [], "parts": []}
         if not local:
-            sample = delivery.gather(pad=bool(message["pad"]))
+            sample = gather(table.name, delivery.info, delivery.parts, pad=bool(message["pad"]))
             reply["leaves"], reply["structure"] = nests.flatten(sample.data)
             if isinstance(sample, PaddedSample):
                 reply["lengths"] = nests.flatten(sample.lengths)[0]
@@ -401,12 +388,9 @@ class Operations:
 
     # --- checkpoints ---
 
-    def checkpoint(self, session: ClientSession, message: dict[str, Any]) -> Request:
-        """Writes a checkpoint."""
-        return Request(("checkpoint", session), message["timeout"], self._save())
-
-    def _save(self) -> Steps:
+    def checkpoint(self, session: ClientSession, message: dict[str, Any]) -> Steps:
         """Writes a checkpoint in another thread, so that the service continues."""
+        yield Request(("checkpoint", session), message["timeout"])
         future = self._saver.submit(self._checkpoint)
         future.add_done_callback(lambda _: self.wake())
         try:
@@ -414,7 +398,7 @@ class Operations:
                 yield None
             # Whatever a checkpointer raises is the answer, and no defect of the server.
             failure = future.exception()
-            yield {"path": future.result()} if failure is None else cast(Exception, failure)
+            yield {"path": future.result()} if failure is None else failure
         finally:
             future.cancel()  # has no effect once the checkpointer runs
 

@@ -26,7 +26,7 @@ from framework.replay.errors import ReverbError, ServerClosed, ServerLost
 from framework.replay.server import intake
 from framework.replay.server.intake import Intake
 from framework.replay.server.limits import Limits, Unread
-from framework.replay.server.operations import ClientSession, Operations, Reply, Request
+from framework.replay.server.operations import ClientSession, Operations, Reply, Request, Steps
 from framework.replay.writers import hurry
 from launch.defects import Defects
 from launch.rpc import sockets
@@ -255,7 +255,7 @@ class Service:
             for request in list(session.waiting):
                 self._end_request(request, ServerClosed("the request was canceled by its client"))
             return
-        answer: Reply | Request | Exception | None
+        answer: Reply | Steps | Exception | None
         try:  # only what reads the fields of the message
             if session is None:
                 self._read_events()  # The descriptor may have been another client's.
@@ -268,9 +268,8 @@ class Service:
                 if op not in self._handler.operations:
                     raise ValueError(f"op: got {op!r}, expected an operation of this protocol.")
                 answer = self._handler.operations[op](session, message)
-                if isinstance(answer, Request):
-                    answer.session, answer.id = session, number
-                    answer = self._begin(answer)
+                if not isinstance(answer, dict):
+                    answer = self._begin(session, number, answer)
         except _CLIENT_ERRORS as error:
             answer = error
         except Exception as error:
@@ -331,12 +330,14 @@ class Service:
 
     # --- requests that wait ---
 
-    def _begin(self, request: Request) -> Reply | Exception | None:
+    def _begin(self, session: ClientSession, number: int | None, steps: Steps) -> Reply | Exception | None:
         """Returns the answer of a new request, or None if it waits from now on."""
-        timeout, session = request.timeout, request.session
+        request: Request = next(steps)
+        request.session, request.id, request.steps = session, number, steps
+        timeout = request.timeout
         if timeout is not None and (type(timeout) not in (int, float) or not timeout >= 0):  # NaN is not
             raise ValueError(f"timeout: got {timeout!r}, expected seconds >= 0 or None.")
-        answer = None if request.line in self._lines else next(request.steps)
+        answer = None if request.line in self._lines else next(steps)
         if answer is None and timeout == 0:
             answer = request.late()
         elif answer is None and len(session.waiting) >= _MAX_WAITING:
@@ -345,7 +346,7 @@ class Service:
         elif answer is None and self._num_waiting >= _MAX_ALL_WAITING:
             answer = ValueError(f"requests that wait: got more than {_MAX_ALL_WAITING} of all clients.")
         if answer is not None:
-            request.steps.close()
+            steps.close()
             return answer
         session.waiting.add(request)
         self._num_waiting += 1

@@ -7,13 +7,14 @@ import dataclasses
 import numpy as np
 
 from framework.replay.rows.allocator import zeros
-from framework.replay.rows.layout import Bindings, Part, gather
+from framework.replay.rows.layout import Bindings, Part
 from framework.replay.rows.store import grown, span
 from framework.replay.tables.keys import KeyMap
-from framework.replay.tables.rate_limiters import RateLimiter
+from framework.replay.tables.rate_limiters import INSERTERS, SAMPLERS, RateLimiter, Waiting
 from framework.replay.tables.selectors import Fifo, Selector
-from framework.replay.types import Out, Sample, SampleInfo
+from framework.replay.types import CallStats, RateLimiterInfo, SampleInfo, TableInfo, TableWorkerTime
 from framework.replay.writers import NewItems
+from framework.types import Nest
 
 # Items that have left the table keep their slots and rows until their readers are done: `SPENT` ones had
 # their last turn, which may be given back; `GONE` ones were removed.
@@ -343,35 +344,35 @@ class Items:
             if selector.uses_priorities and len(slots):
                 selector.update(slots, priorities)
 
-
-@dataclasses.dataclass(slots=True, eq=False)
-class Delivery:
-    """Samples that count, and whose rows are kept until they are released or given back.
-
-    ```python
-    delivery = table.sample(256, timeout=1.0)   # drawn: no other reader gets these turns
-    sample = delivery.gather()                  # or: send delivery.parts to a reader with shared memory
-    table.release(delivery)                     # the rows may be used again; or
-    table.give_back(delivery)                   # as if never drawn
-    ```
-
-    Attributes:
-      table: name of the table.
-      items: the `Items` that the samples were drawn from; a reset of the table makes new ones. None before
-        the first draw, and after the delivery was released or given back.
-      slots: the table's numbers of the items, int64 `[n]`.
-      info: `SampleInfo` of arrays `[n]`.
-      parts: the samples by layout; see `rows.layout`.
-      ages: number of items that were inserted after each, int64 `[n]`; see `TableInfo.sampled_age`.
-    """
-
-    table: str
-    items: Items | None = None
-    slots: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
-    info: SampleInfo = dataclasses.field(init=False)
-    parts: list[Part] = dataclasses.field(init=False)
-    ages: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
-
-    def gather(self, out: Out = None, pad: bool = False) -> Sample:
-        """Copies the rows into arrays `[n, ...]`; see `rows.layout.gather`."""
-        return gather(self.table, self.info, self.parts, out, pad)
+    def info(self, name: str, signature: Nest, waiting: Waiting) -> TableInfo:
+        """Describes the table `name` that has these items."""
+        limiter = self.limiter
+        why_not_sample, why_not_insert = limiter.refusals()
+        sampled_ms, inserted_ms = (int(1000 * seconds) for seconds in waiting.seconds)
+        return TableInfo(
+            name=name,
+            sampler_options=self.sampler.config(),
+            remover_options=self.remover.config(),
+            max_size=self.max_size,
+            max_times_sampled=self.max_times_sampled,
+            rate_limiter_info=RateLimiterInfo(
+                limiter.samples_per_insert,
+                limiter.min_diff,
+                limiter.max_diff,
+                limiter.min_size_to_sample,
+                CallStats(limiter.inserts, waiting.counts[INSERTERS], inserted_ms),
+                CallStats(limiter.samples, waiting.counts[SAMPLERS], sampled_ms),
+            ),
+            signature=signature,
+            current_size=limiter.size,
+            num_episodes=len(self.episode_sizes),
+            num_deleted_episodes=self.num_deleted_episodes,
+            num_unique_samples=self.num_unique_deleted + int(np.count_nonzero(self.times[self.keys > 0])),
+            table_worker_time=TableWorkerTime(
+                waiting_for_sampling_ms=inserted_ms, waiting_for_inserts_ms=sampled_ms
+            ),
+            max_priority=1.0 if self.max_priority is None else self.max_priority,
+            why_not_sample=why_not_sample,
+            why_not_insert=why_not_insert,
+            sampled_age=self.sampled_age,
+        )

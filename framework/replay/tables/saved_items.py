@@ -1,4 +1,4 @@
-"""The items of a table in a checkpoint."""
+"""A table in a checkpoint."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from framework.replay.errors import CheckpointError
 from framework.replay.rows.layout import Binding, Layout
 from framework.replay.tables.items import FREE, LIVE, SPENT, Items
+from framework.replay.tables.table import Table
 
 # The arrays and numbers of `Items` that a checkpoint holds.
 _SAVED = ("state", "keys", "priorities", "times", "stamps", "layouts", "episodes", "index", "lengths")
@@ -19,12 +20,27 @@ _COUNTS = ("max_priority", "sampled_age", "stamp", "num_unique_deleted", "num_de
 SavedPart = tuple[Binding, np.ndarray, np.ndarray]
 
 
-def save_items(items: Items) -> tuple[dict[str, Any], dict[str, np.ndarray], list[SavedPart]]:
-    """Returns numbers and copies of arrays, from which `restore_items` continues in exactly the same way.
+def options_of(table: Table) -> dict[str, Any]:
+    """Returns what a table was made with, as numbers, strings and dicts."""
+    return {
+        "sampler": table.sampler.config(),
+        "remover": table.remover.config(),
+        "max_size": table.max_size,
+        "max_times_sampled": table.max_times_sampled,
+        "rate_limiter": table.rate_limiter.options(),
+    }
+
+
+def save_table(table: Table) -> tuple[dict[str, Any], dict[str, np.ndarray], list[SavedPart]]:
+    """Returns numbers and copies of arrays, from which `restore_table` continues in exactly the same way.
 
     The third result has the rows of the items: one `(binding, slots, index)` for each layout that has
-    any. Samples count when they are drawn, so items that had their last turn are left out.
+    any. Samples count when they are drawn, so items that had their last turn are left out. The caller holds
+    the table's lock.
     """
+    if table.waiting.change.open:
+        table.waiting.check_open()
+    items = table.items
     arrays = {name: getattr(items, name)[: items.num_used].copy() for name in _SAVED}
     arrays["layouts"] = arrays["layouts"].sum(1)
     left = np.flatnonzero(arrays["state"] > LIVE)
@@ -36,6 +52,9 @@ def save_items(items: Items) -> tuple[dict[str, Any], dict[str, np.ndarray], lis
         if order is not None:
             arrays[f"{role}.slots"] = order
     numbers = {
+        "name": table.name,
+        "config": options_of(table),
+        "limiter": [table.rate_limiter.inserts, table.rate_limiter.samples],
         **{name: getattr(items, name) for name in _COUNTS},
         "num_unique_deleted": items.num_unique_deleted + int(np.count_nonzero(items.state == SPENT)),
         "rng": items.rng.bit_generator.state,
@@ -49,21 +68,37 @@ def save_items(items: Items) -> tuple[dict[str, Any], dict[str, np.ndarray], lis
     return numbers, arrays, parts
 
 
-def restore_items(
+def restore_table(
+    table: Table, numbers: dict[str, Any], arrays: dict[str, np.ndarray], rows: dict[str, np.ndarray]
+) -> None:
+    """Fills an empty table; the streams of its layouts exist.
+
+    Args:
+      table: has its own options. Its selectors keep their order only if they are those of the checkpoint.
+      numbers, arrays: what `save_table` has returned, but with `arrays["index"]` as positions in `rows`.
+      rows: the new rows of each stream, by its name.
+    """
+    if len(table):
+        raise CheckpointError(
+            f"table {table.name!r}: got a table that holds items, expected an empty one. Restore into new "
+            "tables."
+        )
+    saved, own = numbers["config"], options_of(table)
+    with table.lock, table.waiting.change:
+        table.empty()
+        roles = [role for role in ("sampler", "remover") if own[role] == saved[role]]
+        _restore(table.items, numbers, arrays, rows, roles)
+        table.rate_limiter.inserts, table.rate_limiter.samples = numbers["limiter"]
+
+
+def _restore(
     items: Items,
     numbers: dict[str, Any],
     arrays: dict[str, np.ndarray],
     rows: dict[str, np.ndarray],
     roles: Sequence[str],
 ) -> None:
-    """Fills `items`; the streams of the layouts exist.
-
-    Args:
-      items: empty.
-      numbers, arrays: what `save_items` has returned, but with `arrays["index"]` as positions in `rows`.
-      rows: the rows of each stream.
-      roles: of `("sampler", "remover")`, the selectors whose own order is in `arrays`.
-    """
+    """Fills `items`; `roles` are of `("sampler", "remover")`, the selectors whose order is in `arrays`."""
     used, live = len(arrays["state"]), arrays["state"] == LIVE
     if arrays["episodes"].ndim == 1:  # in earlier versions
         arrays["episodes"] = arrays["episodes"][:, None]

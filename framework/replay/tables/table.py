@@ -9,21 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from framework.replay.errors import CheckpointError
 from framework.replay.rows.layout import Bindings, Layout
 from framework.replay.rows.store import RowStore
-from framework.replay.tables.items import Delivery, Items
+from framework.replay.tables.delivery import Delivery
+from framework.replay.tables.items import Items
 from framework.replay.tables.rate_limiters import INSERTERS, SAMPLERS, Queue, RateLimiter, Stack, Waiting
-from framework.replay.tables.saved_items import SavedPart, restore_items, save_items
 from framework.replay.tables.selectors import Fifo, Lifo, Selector
-from framework.replay.types import (
-    CallStats,
-    RateLimiterInfo,
-    SampleInfo,
-    TableInfo,
-    TableWorkerTime,
-    check_priorities,
-)
+from framework.replay.types import SampleInfo, TableInfo, check_priorities
 from framework.replay.writers import NewItems
 from framework.types import Nest
 
@@ -57,6 +49,7 @@ class Table:
 
     Attributes:
       lock: guards the table. A caller that holds it must not call the table.
+      items: those in the table; a reset makes new ones. The lock guards them.
       waiting: the calls that the rate limiter holds back.
     """
 
@@ -121,10 +114,11 @@ class Table:
         self.drain = drain
         self.waiting.concurrent = concurrent
         self.bindings = Bindings(store, self.name, self.signature)
-        self._empty()
+        self.empty()
 
-    def _empty(self) -> None:
-        self._items = Items(
+    def empty(self) -> None:
+        """Begins without items. A caller that has any removes them first; it holds the lock."""
+        self.items = Items(
             self.sampler,
             self.remover,
             self.rate_limiter,
@@ -208,7 +202,7 @@ class Table:
             self.waiting.check_open()
             with self.waiting.change:
                 while new.done < n and (allowed := limiter.allowed_inserts(min(n - new.done, self.max_size))):
-                    self._items.insert(new if allowed == n else new.part(new.done, new.done + allowed))
+                    self.items.insert(new if allowed == n else new.part(new.done, new.done + allowed))
                     limiter.inserts += allowed
                     new.done += allowed
             if new.done > before:
@@ -251,7 +245,7 @@ class Table:
         if n < 1:
             raise ValueError(f"table {self.name!r}, n: got {n}, expected at least 1 sample.")
         deadline = None if timeout is None else time.monotonic() + timeout
-        delivery = Delivery(self.name)
+        delivery = Delivery()
         try:
             while True:
                 before = len(delivery.slots)
@@ -279,7 +273,7 @@ class Table:
         with self.lock:
             self.waiting.check_open()
             with self.waiting.change:
-                items, limiter = self._items, self.rate_limiter
+                items, limiter = self.items, self.rate_limiter
                 if delivery.items is not items:
                     if delivery.items is not None:
                         delivery.items.release(delivery.slots)
@@ -326,7 +320,7 @@ class Table:
                     items.release(delivery.slots[:used])
                 unused = delivery.slots[used:]
                 items.give_back(unused)
-                if items is self._items:  # no reset since the draw
+                if items is self.items:  # no reset since the draw
                     items.sampled_age -= int(np.add.reduce(delivery.ages[used:]))
                     self.rate_limiter.samples -= len(unused)
                     self.waiting.notify(SAMPLERS)
@@ -352,7 +346,7 @@ class Table:
         with self.lock:
             self.waiting.check_open()
             with self.waiting.change:
-                items, changed = self._items, 0
+                items, changed = self.items, 0
                 if len(deletes):
                     slots = np.unique(items.find(deletes))
                     slots = slots[slots >= 0]
@@ -375,8 +369,8 @@ class Table:
         with self.lock:
             self.waiting.check_open()
             with self.waiting.change:
-                self._items.remove(np.flatnonzero(self._items.keys))
-                self._empty()
+                self.items.remove(np.flatnonzero(self.items.keys))
+                self.empty()
                 self.rate_limiter.reset()
                 self.waiting.notify(INSERTERS)
                 self.waiting.notify(SAMPLERS)
@@ -403,7 +397,7 @@ class Table:
 
     def _allowed_samples(self, n: int) -> int:
         allowed = self.rate_limiter.allowed_samples(n)
-        return min(allowed, self._items.turns()) if allowed and self.max_times_sampled else allowed
+        return min(allowed, self.items.turns()) if allowed and self.max_times_sampled else allowed
 
     def __len__(self) -> int:
         return self.rate_limiter.size
@@ -418,79 +412,4 @@ class Table:
         with self.lock:
             if self.waiting.change.open:
                 self.waiting.check_open()
-            limiter, items, waiting = self.rate_limiter, self._items, self.waiting.counts
-            why_not_sample, why_not_insert = limiter.refusals()
-            sampled_ms, inserted_ms = (int(1000 * seconds) for seconds in self.waiting.seconds)
-            return TableInfo(
-                name=self.name,
-                sampler_options=self.sampler.config(),
-                remover_options=self.remover.config(),
-                max_size=self.max_size,
-                max_times_sampled=self.max_times_sampled,
-                rate_limiter_info=RateLimiterInfo(
-                    limiter.samples_per_insert,
-                    limiter.min_diff,
-                    limiter.max_diff,
-                    limiter.min_size_to_sample,
-                    CallStats(limiter.inserts, waiting[INSERTERS], inserted_ms),
-                    CallStats(limiter.samples, waiting[SAMPLERS], sampled_ms),
-                ),
-                signature=self.signature,
-                current_size=limiter.size,
-                num_episodes=len(items.episode_sizes),
-                num_deleted_episodes=items.num_deleted_episodes,
-                num_unique_samples=items.num_unique_deleted
-                + int(np.count_nonzero(items.times[items.keys > 0])),
-                table_worker_time=TableWorkerTime(
-                    waiting_for_sampling_ms=inserted_ms, waiting_for_inserts_ms=sampled_ms
-                ),
-                max_priority=1.0 if items.max_priority is None else items.max_priority,
-                why_not_sample=why_not_sample,
-                why_not_insert=why_not_insert,
-                sampled_age=items.sampled_age,
-            )
-
-    # Checkpoints.
-
-    def config(self) -> dict[str, Any]:
-        """Returns what the table was made with, as numbers, strings and dicts."""
-        return {
-            "sampler": self.sampler.config(),
-            "remover": self.remover.config(),
-            "max_size": self.max_size,
-            "max_times_sampled": self.max_times_sampled,
-            "rate_limiter": self.rate_limiter.options(),
-        }
-
-    def save(self) -> tuple[dict[str, Any], dict[str, np.ndarray], list[SavedPart]]:
-        """Returns numbers and strings, arrays, and the rows of the items; see `save_items`.
-
-        The caller holds the lock.
-        """
-        if self.waiting.change.open:
-            self.waiting.check_open()
-        numbers, arrays, parts = save_items(self._items)
-        limits = [self.rate_limiter.inserts, self.rate_limiter.samples]
-        return {"name": self.name, "config": self.config(), "limiter": limits, **numbers}, arrays, parts
-
-    def restore(
-        self, meta: dict[str, Any], arrays: dict[str, np.ndarray], rows: dict[str, np.ndarray]
-    ) -> None:
-        """Fills an empty table; see `restore_items`.
-
-        Args:
-          meta: the first value that `save` returned.
-          arrays: the arrays that `save` returned.
-          rows: the new rows of each stream, by its name.
-        """
-        saved, own = meta["config"], self.config()
-        if len(self):
-            raise CheckpointError(
-                f"table {self.name!r}: got a table that holds items, expected an empty one. Restore into new "
-                "tables."
-            )
-        with self.lock, self.waiting.change:
-            self._empty()
-            roles = [role for role in ("sampler", "remover") if own[role] == saved[role]]
-            restore_items(self._items, meta, arrays, rows, roles)
-            self.rate_limiter.inserts, self.rate_limiter.samples = meta["limiter"]
+            return self.items.info(self.name, self.signature, self.waiting)

@@ -1,0 +1,63 @@
+"""Where the server of a client is, as far as the client knows."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from framework.replay.shm import MappedStore, Proof
+from launch.rpc import sockets
+
+DEFAULT_RECONNECT_TIMEOUT = 30.0
+
+
+class Channel:
+    """The server that all connections of one client go to, and its columns in this process.
+
+    Args:
+      address: where the server is: `tcp://host:port` or `ipc://path`.
+      curve: the keys of the program, if the server has any.
+      local: None maps the rows of a server on this machine; False does not.
+      reconnect_timeout: seconds for which calls wait for a server that does not answer.
+
+    Attributes:
+      away: whether the server is being moved; calls wait for it longer than `reconnect_timeout`.
+      stopped: whether the server has said that it stops, and has not answered since.
+      look_s: seconds between two checks of whether the server has moved, while a connection looks for it.
+    """
+
+    look_s = 1.0
+
+    def __init__(
+        self, address: str, curve: sockets.CurveKeys | None, local: bool | None, reconnect_timeout: float
+    ) -> None:
+        self.address = address
+        self.curve = curve
+        self.local = local
+        self.reconnect_timeout = reconnect_timeout
+        self.begin()
+
+    def begin(self) -> None:
+        """Begins in this process, perhaps a forked child: nothing is known of the server."""
+        self.away = self.stopped = False
+        self._mapped: MappedStore | None = None
+        self._lock = threading.Lock()
+
+    def move(self, address: str | None) -> None:
+        """Makes calls use the server at `address`; None while it is being moved."""
+        self.away = address is None
+        if address is not None:
+            self.address = address
+            self.stopped = False  # the server before did
+
+    def mapped(self, welcome: dict[str, Any], nonce: bytes) -> MappedStore:
+        """Returns the mapped columns of the server that sent this answer to hello with `nonce`."""
+        directory = "" if self.local is False else welcome.get("directory", "")
+        proof = Proof(nonce, self.address, welcome.get("proof"))
+        new = MappedStore(welcome.get("server", ""), directory, proof)
+        with self._lock:
+            old = self._mapped
+            # Every session proves again that it is with the server whose columns are mapped.
+            if old is None or (old.server, old.directory, old.local) != (new.server, directory, new.local):
+                old = self._mapped = new
+            return old
