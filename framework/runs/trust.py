@@ -40,8 +40,8 @@ def check(settings: Mapping[str, Any], allow: Collection[str]) -> None:
         modules = list(dict.fromkeys(module for _, _, module in refused))
         raise ValueError(
             f"got {found}, expected registered names, or objects of modules that you allow. It would run "
-            f"code of {', '.join(modules)}. If you trust these settings with it, add {' '.join(flags(modules))}; in "
-            f"Python, allow={tuple(modules)!r}."
+            f"code of {', '.join(modules)}. If you trust these settings with it, add "
+            f"{' '.join(flags(modules))}; in Python, allow={tuple(modules)!r}."
         )
 
 
