@@ -41,13 +41,13 @@ def run(folder: RunFolder, program: launch.Program, lock: IO[str]) -> int:
         where = f"at {latest.name}" if latest else "before the first checkpoint"
         print(f"Stopped by {signal.Signals(stopped_by).name} {where}.")
         if latest:
-            print(f"Go on with: repertory train --resume {folder.quoted}")
+            print(f"Go on with: repertory train --resume {folder.allowed}")
         return 128 + stopped_by
     result = dict(result or {})
     folder.write_json("result.json", result)
     print(describe_result(result, folder.config))
     best = "" if result.get("episode_return") is None else " --checkpoint best"
-    print(f"Results are in {folder.path}. Look at them: repertory eval {folder.quoted}{best}")
+    print(f"Results are in {folder.path}. Look at them: repertory eval {folder.allowed}{best}")
     return 0
 
 

@@ -81,6 +81,11 @@ class RunFolder:
         return shlex.quote(str(self.path))
 
     @property
+    def allowed(self) -> str:
+        """`quoted`, and the flags that allow what the run names and is not registered."""
+        return " ".join([self.quoted, *trust.flags(trust.modules_in(self._names()))])
+
+    @property
     def lock(self) -> RunLock:
         """The lock of the folder."""
         return RunLock(self.path)
@@ -317,13 +322,13 @@ class RunFolder:
         Args:
           allow: modules whose objects it may name.
         """
-        own: dict[str, Any] = {
-            "agent": self.agent,
-            "environment": self.environment,
-            "networks_fn": self.networks_fn,
-        }
         with RaisedAs(RunError, ValueError, f"{self.path}: "):
-            trust.check({"agent_config": self.agent_config, **dataclasses.asdict(self.config), **own}, allow)
+            trust.check(self._names(), allow)
+
+    def _names(self) -> dict[str, Any]:
+        """The settings that may name code."""
+        names = ("agent", "agent_config", "environment", "networks_fn")
+        return {**dataclasses.asdict(self.config), **{name: getattr(self, name) for name in names}}
 
     def make_agent(self, allow: Collection[str] = ()) -> core.Agent:
         """The agent as configured in the run. Nothing is imported if one of the run's names is refused.

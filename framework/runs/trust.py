@@ -38,12 +38,21 @@ def check(settings: Mapping[str, Any], allow: Collection[str]) -> None:
     if refused:
         found = ", ".join(f"{setting} {text!r}" for setting, text, _ in refused)
         modules = list(dict.fromkeys(module for _, _, module in refused))
-        flags = " ".join(f"--allow {module}" for module in modules)
         raise ValueError(
             f"got {found}, expected registered names, or objects of modules that you allow. It would run "
-            f"code of {', '.join(modules)}. If you trust these settings with it, add {flags}; in Python, "
-            f"allow={tuple(modules)!r}."
+            f"code of {', '.join(modules)}. If you trust these settings with it, add "
+            f"{' '.join(flags(modules))}; in Python, allow={tuple(modules)!r}."
         )
+
+
+def modules_in(settings: Mapping[str, Any]) -> list[str]:
+    """The modules of the names in `settings` that are not registered."""
+    return list(dict.fromkeys(module for *_, module in _named(settings)))
+
+
+def flags(modules: Collection[str]) -> list[str]:
+    """The flags that allow `modules`."""
+    return [f"--allow {module}" for module in modules]
 
 
 def module_in(text: str | None) -> list[str]:
