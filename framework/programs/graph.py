@@ -269,7 +269,7 @@ class ProgramGraph(core.Graph):
         self._setup.evaluators.append(name)
         learner_name, own = self._learner_of(variables)
         setup, make = self._setup_of(agent or own), self._setup.make_environment
-        if isinstance(make, functools.partial):  # Of `make.make_environment`.
+        if isinstance(make, functools.partial):  # `make.make_environment` made it.
             setup = dataclasses.replace(setup, make_environment=functools.partial(make, evaluation=True))
         source = self._of_evaluators.get(variables, variables)
         steps = f"{learner_name}_steps"

@@ -255,7 +255,7 @@ class _Line:
         self._probes = 0  # sent so far
         self._probe_at = self._look_at = 0.0
         self._poller = zmq.Poller()
-        # Those of the client that it works with. Another thread may have moved the client since.
+        # The line works with these: another thread may have moved the client since.
         self._address, self._here = client.address, client.here
         self._socket: zmq.Socket | None = None
         self._open_socket()  # First, because it may fail.
