@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,13 +26,9 @@ class _Exported(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: Any = None
     ) -> None:
-        if not (name := os.path.basename(os.path.normpath(values))).isidentifier():
-            parser.error(
-                f"--export: got {values!r}, expected the path of a folder, such as environment_server."
-            )
         ignore = shutil.ignore_patterns("__pycache__")
         shutil.copytree(environment_server.__path__[0], values, ignore=ignore, dirs_exist_ok=True)
-        print(f"Wrote {values}. Run it with python -m {name}. It needs Python 3.8, numpy, pyzmq and msgpack.")
+        print(f"Wrote {values}. It needs Python 3.8 or newer, numpy, pyzmq and msgpack.")
         parser.exit()
 
 

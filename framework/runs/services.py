@@ -93,8 +93,7 @@ class Counter(Saveable[dict[str, Any]]):
         with self._changed:
             actor = self._actors.setdefault(who, _Actor(is_trusted=self._is_restored))
             limit = math.inf if self.max_steps is None else self.max_steps
-            others = sum(each.granted for each in self._actors.values() if each is not actor)
-            left = limit - self._counts[_STEPS] - others
+            left = limit - self._counts[_STEPS] - self.granted() + actor.granted
             if life in self._lost_lives:  # A late report. A grant belongs to the next life.
                 spent = int(max(0, min(spent, left - actor.granted)))
                 self._counts.update({**counts, _STEPS: spent})
