@@ -230,6 +230,8 @@ class Connection:
 
     def close(self) -> None:
         """Ends every call that has no answer yet with `ClientClosed`."""
+        if os.getpid() != self._pid:
+            self._begin()  # The lines are the parent's.
         with self._lock:
             self.closed = True
             idle, self._idle = self._idle, []
