@@ -25,11 +25,11 @@ from framework.environments.suites import SUITES
 from framework.loggers.files import read_jsonl
 from framework.objects import load_object, target_of
 from framework.runs import config_file, trust
+from framework.runs.checkpoints import run_checkpoints
 from framework.runs.registry import describe_agent, find_agent
 from framework.runs.run_config import RunConfig
 from framework.runs.run_lock import RunError as RunError
 from framework.runs.run_lock import RunLock, unwritable
-from framework.runs.services import run_checkpoints
 
 FORMAT = 3
 #: The settings that may differ when a run continues, beside its engine and its restarts.

@@ -16,17 +16,8 @@ from typing import Any, Callable, Sequence
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from .messages import (
-    MAX_FRAME_BYTES,
-    PROTOCOL,
-    UnreadableMessage,
-    fields,
-    from_bytes,
-    layout_of,
-    pack,
-    to_bytes,
-    unpack,
-)
+from . import messages
+from .messages import UnreadableMessage
 
 _ANSWER_SECONDS = 3.0  # for a run to answer an offer, and for the handshake before it
 _TURNED_AWAY = 500  # the status of a run that needs no envs now; a wrong key has 400
@@ -44,7 +35,7 @@ class _Session:
         self.num_envs = 0
         self.actions: list[Any] = []
         self.socket = context.socket(zmq.DEALER)
-        options: dict[str, Any] = {"linger": 0, "maxmsgsize": MAX_FRAME_BYTES, "reconnect_ivl": -1}
+        options: dict[str, Any] = {"linger": 0, "maxmsgsize": messages.MAX_FRAME_BYTES, "reconnect_ivl": -1}
         options.update(tcp_keepalive=1, tcp_maxrt=60000)  # milliseconds
         options.update(tcp_keepalive_idle=30, tcp_keepalive_intvl=10, tcp_keepalive_cnt=3)
         options.update(curve_serverkey=keys[0], curve_publickey=keys[0], curve_secretkey=keys[1])
@@ -88,7 +79,7 @@ class _Server:
         """Makes an offer if one is due, and answers what arrives within a second."""
         now = time.monotonic()
         if self._offer is None and self._free and now >= self._next_offer:
-            hello = pack("hello", PROTOCOL, self._free, self._make_batch.spec)
+            hello = messages.pack("hello", messages.PROTOCOL, self._free, self._make_batch.spec)
             self._offer = _Session(self._context, next(self._addresses), self._keys, hello)
             self._sessions.append(self._offer)
         offer = self._offer
@@ -115,7 +106,7 @@ class _Server:
 
     def _answer(self, session: _Session) -> None:
         try:
-            kind, content = unpack(session.socket.recv(zmq.NOBLOCK))
+            kind, content = messages.unpack(session.socket.recv(zmq.NOBLOCK))
             self._take_message(session, kind, content)
         except zmq.Again:
             return
@@ -124,23 +115,23 @@ class _Server:
 
     def _take_message(self, session: _Session, kind: str, content: list[Any]) -> None:
         if kind == "take" and session is self._offer:
-            num_envs, seed = fields(kind, content, 2)
+            num_envs, seed = messages.fields(kind, content, 2)
             if type(num_envs) is not int or not 1 <= num_envs <= self._free:
                 raise UnreadableMessage(f"take: got {num_envs!r} envs, expected 1 to {self._free}.")
             session.num_envs = num_envs
             self._free -= num_envs
             self._offer, self._pause = None, _RETRY_SECONDS[0]
             self._tell(f"{session.address} took {session.num_envs} envs, {self._free} are free")
-            session.actions = layout_of(self._make_batch.spec["actions"], session.num_envs)
+            session.actions = messages.layout_of(self._make_batch.spec["actions"], session.num_envs)
             self._reply(session, lambda: setattr(session, "batch", self._make_batch(num_envs, seed)))
         elif kind == "reset" and session.batch is not None:
             self._reply(session, lambda: session.batch.reset())
         elif kind == "step" and session.batch is not None:
-            (leaves,) = fields(kind, content, 1)
-            actions = from_bytes(leaves, session.actions)
+            (leaves,) = messages.fields(kind, content, 1)
+            actions = messages.from_bytes(leaves, session.actions)
             self._reply(session, lambda: session.batch.step(actions))
         elif kind == "refuse":
-            (text,) = fields(kind, content, 1)
+            (text,) = messages.fields(kind, content, 1)
             if session is self._offer:
                 raise Refused(text)
             self._end(session, f"the run has ended the connection: {text}")
@@ -155,10 +146,10 @@ class _Server:
         except Exception as error:
             text = f"{type(error).__name__}: {error}\n\n{traceback.format_exc()}"
             self._tell(text)
-            session.send(pack("fault", text))
+            session.send(messages.pack("fault", text))
             return
         if leaves is not None:
-            session.send(pack("timestep", to_bytes(leaves)))
+            session.send(messages.pack("timestep", messages.to_bytes(leaves)))
 
     def _end(self, session: _Session, why: str) -> None:
         self._sessions.remove(session)
