@@ -359,6 +359,13 @@ def test_what_a_run_says_at_its_end(case):
     assert running.describe_result({**numbers, "reason": reason} if reason else {}, config) == text
 
 
+def test_the_end_is_told_before_the_curve_is_drawn(repertory, tmp_path, monkeypatch):
+    monkeypatch.setattr(running, "draw_run", lambda folder: print("drawn"))
+    flags = ["--engine", "serial", "--max-env-steps", "20", "--directory", tmp_path / "run"]
+    _, out, _ = repertory("train", "random_actions", *flags)
+    assert 0 < out.find("Results are in") < out.find("drawn")
+
+
 def test_options_of_served_environments_are_those_of_train(repertory, monkeypatch):
     made = {}
     monkeypatch.setattr(serve_environment, "_Environments", lambda name, options, _: made.update(options))
