@@ -83,7 +83,7 @@ class RunFolder:
     @property
     def allowed(self) -> str:
         """`quoted`, and the flags that allow what the run names and is not registered."""
-        return " ".join([self.quoted, *trust.flags(trust.modules_in(self._names()))])
+        return f"{self.quoted} {trust.flags(trust.named(self._names()))}".rstrip()
 
     @property
     def lock(self) -> RunLock:
