@@ -70,8 +70,7 @@ WRONG = {
     "video somewhere --seed -1": (2, "--seed: got -1"),
     "serve-environment x --connect a:1 --key k --num-envs 1.5": (2, "--num-envs: invalid int value"),
     "serve-environment x --connect a:1 --key k --nim-envs 3": (2, "unrecognized arguments: --nim-envs 3"),
-    "serve-environment --export no/x.py": (2, "--export: got 'no/x.py', expected the path of a folder"),
-    "serve-environment --export /dev/null/x": (1, "could not use /dev/null/x"),
+    "serve-environment --export no/x.py": (1, "no/x.py: No such file"),
 }
 
 
