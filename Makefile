@@ -25,7 +25,10 @@ export OMP_NUM_THREADS ?= 1
 AGAIN ?=
 tests = $(1)/bin/python -m pytest $(2)$(if $(AGAIN), || $(1)/bin/python tests/helpers/try_again.py)
 
-.PHONY: train test coverage lint docs pair test-reverb test-ray test-server test-deepmind release tag nightly clean
+help:
+	@sed -n '/^#/!q; s/^# //p' Makefile
+
+.PHONY: help train test coverage lint docs pair test-reverb test-ray test-server test-deepmind release tag nightly clean
 
 # An environment of another Python than the one asked for is made anew.
 ifneq ($(MINOR),$(shell $(BIN)/python -c 'import sys; print("%d%d" % sys.version_info[:2])' 2>/dev/null))

@@ -15,9 +15,10 @@ from torch import nn
 from framework import config_checks as check
 from framework import core, learners, losses, networks
 from framework.datasets import Dataset
-from framework.environments.seeded_episodes import find_seeded_episodes
+from framework.environments.seeded_episodes import SeededEpisodes
 from framework.environments.single import takes
 from framework.environments.tasks import find_task_environment, require_tasks
+from framework.environments.wrappers import find_inside
 from framework.flow import Flow, Node, Par
 from framework.learners import LossContext, LossOutput, Prepared
 from framework.losses.meta import Parameters
@@ -274,7 +275,7 @@ class MAML(OnPolicyAgent):
         explorer = agent.make_policy(policy_networks)
         exploring = Collector(loop.environment, explorer, agent.make_adder(client, spec))
         results: list[dict[str, Any]] = []
-        seeded = find_seeded_episodes(loop.environment)
+        seeded = find_inside(loop.environment, SeededEpisodes)
         # A family of others may draw without a seed: then every evaluation has tasks of its own.
         same = {"seed": seeded.first} if seeded and takes(environment.sample_tasks, "seed") else {}
         with agent.make_dataset(client) as dataset:

@@ -179,7 +179,7 @@ class Worker(abc.ABC):
     """The object in a node of a program that does its work one step at a time."""
 
     def ready(self) -> bool:
-        """Whether `step()` can run without blocking. The serial engine calls this."""
+        """Whether `step()` can run without blocking. The serial engine asks until it is `finished()`."""
         return True
 
     def finished(self) -> bool:

@@ -71,7 +71,7 @@ class TorchAgent(core.Agent):
 
     def __init__(self, config: Any = None, networks_fn: core.NetworksFn | None = None):
         if config is not None:
-            if isinstance(config, type) or not dataclasses.is_dataclass(config):  # Of any class of settings.
+            if isinstance(config, type) or not dataclasses.is_dataclass(config):  # It need not inherit ours.
                 example = f"such an object, as {type(self.config).__name__}() is"
                 config_checks.instance("config", config, AgentConfig, example)
             self.config = config

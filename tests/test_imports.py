@@ -57,7 +57,8 @@ def test_replay_imports_nothing_else_of_the_framework():
 LIGHT = """
 import framework, launch
 from framework import replay
-from framework.runs.services import Counter, RunCheckpointer
+from framework.runs.checkpoints import RunCheckpointer
+from framework.runs.services import Counter
 from framework.programs import RunConfig; RunConfig()
 from framework.commands import cli, status, stop, plot
 """

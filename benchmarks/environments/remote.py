@@ -39,7 +39,7 @@ def main() -> None:
         port = held.getsockname()[1]
         key, token = os.path.join(folder, "key"), os.path.join(folder, "token")
         remote = {"key": key}
-        serve = [sys.executable, "-m", environment_server.__name__, CARTPOLE, "--key", key, "--connect"]
+        serve = [sys.executable, environment_server.__file__, CARTPOLE, "--key", key, "--connect"]
         serve += [f"127.0.0.1:{port}", "--num-envs", str(ENVS)]
         client = [sys.executable, __file__, "client", str(port), token]
         cases: list[tuple[str, list[list[str]], Callable[[], environments.BatchedEnvironment]]] = [

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+import launch
 from framework import core
 from framework.types import Nest
 
@@ -95,5 +96,6 @@ class ServerPort(core.Policy):
             self.version = self._server.update_variables()
 
     def close(self) -> None:
-        """Disconnects from the server."""
-        self._server.disconnect(self._name)
+        """Disconnects from the server, unless the program stops: it then waits for no client, or is gone."""
+        if not launch.stop_event().is_set():
+            self._server.disconnect(self._name)

@@ -46,7 +46,7 @@ class _Client:
     """One connection, and the answer to its request."""
 
     rows: Rows
-    future: Future = dataclasses.field(default_factory=Future)
+    future: Future | None = None
     asked_at: float = dataclasses.field(default_factory=time.monotonic)  # or connected
 
 
@@ -121,8 +121,9 @@ class InferenceServer:
 
     def _forget(self, name: str) -> None:
         client = self._clients.pop(name, None)
-        if client in self._waiting:
+        if client is not None and client in self._waiting:
             self._waiting.remove(client)
+            self._answer(client, RuntimeError(f"client {name!r} has disconnected, or connected again"))
 
     def update_variables(self) -> int:
         """Pulls newer parameters now, and returns the version of all later actions."""
@@ -162,7 +163,12 @@ class InferenceServer:
         try:
             client = self._clients.get(name)
             if client is None:
-                raise KeyError(f"client: got {name!r}, which is not connected. Call connect() first.")
+                raise RuntimeError(
+                    f"client: got {name!r}, which is not connected. If the inference node was restarted, "
+                    "give its actors restarts, too: they connect again."
+                )
+            if client.future is not None and not client.future.done():
+                raise RuntimeError(f"client {name!r}: got a request before the answer to its last one")
             self.slots.write(client.rows, observation, first)
             client.future, client.asked_at = future, time.monotonic()
             if self._concurrent:
@@ -250,7 +256,7 @@ class InferenceServer:
 
     def _answer(self, client: _Client, error: BaseException | None = None) -> None:
         """Answers with what is in the client's rows, or with the error."""
-        if not client.future.set_running_or_notify_cancel():
+        if client.future is None or not client.future.set_running_or_notify_cancel():
             return
         if error is None:
             client.future.set_result((*self.slots.read(client.rows), self.version))

@@ -18,16 +18,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from framework.checkpoints.folder import (
-    DONE,
-    MANIFEST,
-    CheckpointError,
-    CheckpointReader,
-    Part,
-    delete,
-    open_checkpoint,
-    write_checkpoint,
-)
+from framework.checkpoints import folder
+from framework.checkpoints.folder import CheckpointError, CheckpointReader, Part
 
 # Messages for the usual errors, by errno.
 REASONS = {
@@ -83,10 +75,10 @@ class Checkpointer:
           CheckpointError: A file cannot be written. Earlier checkpoints are unchanged.
         """
         for name in parts:
-            if not _PART_NAME.match(name) or name in (MANIFEST, DONE):
+            if not _PART_NAME.match(name) or name in (folder.MANIFEST, folder.DONE):
                 raise ValueError(
                     f"part name: got {name!r}, expected letters, digits, '.', '_' and '-', starting with a "
-                    f"letter or digit, and not {MANIFEST!r} or {DONE!r}."
+                    f"letter or digit, and not {folder.MANIFEST!r} or {folder.DONE!r}."
                 )
         with self._saving:
             existing = self.checkpoints()
@@ -102,7 +94,7 @@ class Checkpointer:
             }
             try:
                 self._remove_unfinished()
-                write_checkpoint(aside, final, parts, about)
+                folder.write_checkpoint(aside, final, parts, about)
             except OSError as error:
                 if error.errno is None:
                     raise  # No file is at fault: a call was lost, say.
@@ -116,7 +108,7 @@ class Checkpointer:
                 ) from error
             for path in self.checkpoints()[: -self._keep]:
                 try:
-                    delete(path)
+                    folder.delete(path)
                 except (OSError, CheckpointError) as error:  # The new one is saved, so this is no failure.
                     warnings.warn(f"Could not delete the old checkpoint {path}: {error}")
             return final
@@ -126,7 +118,7 @@ class Checkpointer:
         if not self.directory.is_dir():
             return []
         found = [path for path in self.directory.iterdir() if _NAME.match(path.name)]
-        ours = [path for path in found if (path / DONE).exists() or (path / MANIFEST).exists()]
+        ours = [path for path in found if (path / folder.DONE).exists() or (path / folder.MANIFEST).exists()]
         return sorted(ours, key=_number)
 
     def latest(self) -> Path | None:
@@ -147,7 +139,7 @@ class Checkpointer:
         found = self.checkpoints()
         path = self._find("latest" if which is None else which, found)
         try:
-            return open_checkpoint(path)
+            return folder.open_checkpoint(path)
         except CheckpointError as error:
             older = ""
             if found[1:] and path == found[-1]:
@@ -164,7 +156,7 @@ class Checkpointer:
         reasons = []
         for path in reversed(self.checkpoints()):
             try:
-                reader = open_checkpoint(path)
+                reader = folder.open_checkpoint(path)
             except CheckpointError as error:
                 reasons.append(str(error))
                 continue
@@ -183,7 +175,7 @@ class Checkpointer:
             matching = [path for path in found if path.name.endswith(f"-step-{int(which)}")][-1:]
         else:
             places = (Path(which), self.directory / which)
-            matching = [path for path in places if (path / MANIFEST).exists()]
+            matching = [path for path in places if (path / folder.MANIFEST).exists()]
         if not matching:
             names = ", ".join(path.name for path in found) or "none"
             raise CheckpointError(
@@ -195,7 +187,7 @@ class Checkpointer:
     def _remove_unfinished(self) -> None:
         """Removes unfinished checkpoints, whose lock the kernel released when their process was killed."""
         for path in self.directory.glob(".writing-checkpoint-*"):
-            with contextlib.suppress(OSError), open(path / DONE, "ab") as lock:
+            with contextlib.suppress(OSError), open(path / folder.DONE, "ab") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(path, ignore_errors=True)
 

@@ -14,7 +14,8 @@ from framework import interrupts
 from framework.actors import EnvironmentLoop
 from framework.checkpoints.checkpointer import explain
 from framework.commands.options import Allow, Checkpoint, CommandError, Run, check_at_least, parse
-from framework.environments.seeded_episodes import find_seeded_episodes
+from framework.environments.seeded_episodes import SeededEpisodes
+from framework.environments.wrappers import find_inside
 from framework.programs.loading import LoadedPolicy, load_policy
 from framework.runs.run_folder import RunFolder
 
@@ -70,7 +71,7 @@ def evaluate(
         limit = max_episode_steps or policy.config.evaluation_limit
         loop = EnvironmentLoop(environment, actor, should_update=False, max_episode_steps=limit)
         played = policy.agent.play(loop, actor.policy, episodes)
-        seeded = find_seeded_episodes(environment)
+        seeded = find_inside(environment, SeededEpisodes)
     finally:
         environment.close()
     each = played["episode_return"]

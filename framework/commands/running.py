@@ -35,20 +35,25 @@ def run(folder: RunFolder, program: launch.Program, lock: IO[str]) -> int:
         result, stopped_by = _run(program, folder)
     except launch.LaunchError as error:
         raise CommandError(_explain(error, folder)) from error
-    draw_run(folder)
+    _tell(folder, result, stopped_by)
+    draw_run(folder)  # Takes seconds.
+    return 0 if stopped_by is None else 128 + stopped_by
+
+
+def _tell(folder: RunFolder, result: Any, stopped_by: int | None) -> None:
+    """Prints how the run ended and what to do with it, and writes its result if it has one."""
     if stopped_by is not None:
         latest = folder.checkpointer.latest()
         where = f"at {latest.name}" if latest else "before the first checkpoint"
         print(f"Stopped by {signal.Signals(stopped_by).name} {where}.")
         if latest:
-            print(f"Go on with: repertory train --resume {folder.quoted}")
-        return 128 + stopped_by
+            print(f"Go on with: repertory train --resume {folder.allowed}")
+        return
     result = dict(result or {})
     folder.write_json("result.json", result)
     print(describe_result(result, folder.config))
     best = "" if result.get("episode_return") is None else " --checkpoint best"
-    print(f"Results are in {folder.path}. Look at them: repertory eval {folder.quoted}{best}")
-    return 0
+    print(f"Results are in {folder.path}. Look at them: repertory eval {folder.allowed}{best}")
 
 
 def _run(program: launch.Program, folder: RunFolder) -> tuple[Any, int | None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,24 +15,17 @@ from framework import nest as nests
 from framework.commands.options import UsageError, read_pairs
 from framework.config_checks import RaisedAs
 from framework.environments.remote import environment_server
-from framework.environments.remote.environment_server import server
-from framework.environments.remote.environment_server.batches import describe_spec
 from framework.environments.tensor import as_arrays
 
 
 class _Exported(argparse.Action):
-    """Copies the folder of the server and exits."""
+    """Copies the file of the server and exits."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: Any = None
     ) -> None:
-        if not (name := os.path.basename(os.path.normpath(values))).isidentifier():
-            parser.error(
-                f"--export: got {values!r}, expected the path of a folder, such as environment_server."
-            )
-        ignore = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(environment_server.__path__[0], values, ignore=ignore, dirs_exist_ok=True)
-        print(f"Wrote {values}. Run it with python -m {name}. It needs Python 3.8, numpy, pyzmq and msgpack.")
+        shutil.copyfile(environment_server.__file__, values)
+        print(f"Wrote {values}. It needs Python 3.8 or newer, numpy, pyzmq and msgpack.")
         parser.exit()
 
 
@@ -44,7 +36,7 @@ class _Environments:
         self._arguments: dict[str, Any] = {"environment": name, "options": options, "stepping": stepping}
         with environments.make(name, options=options) as environment:
             spec = environment.spec
-        self.spec = {field: describe_spec(of) for field, of in spec._asdict().items()}
+        self.spec = {field: environment_server.describe_spec(of) for field, of in spec._asdict().items()}
 
     def __call__(self, num_envs: int, seed: int | None) -> _ListBatch:
         return _ListBatch(as_arrays(environments.make(**self._arguments, num_envs=num_envs, seed=seed)))
@@ -65,7 +57,7 @@ class _ListBatch:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = server.make_parser(
+    parser = environment_server.make_parser(
         "repertory serve-environment", names="such as gymnasium:CartPole-v1; see repertory list"
     )
     add = parser.add_argument
@@ -74,11 +66,11 @@ def main(arguments: Sequence[str]) -> int:
     add(
         "--export",
         action=_Exported,
-        metavar="FOLDER",
-        help="write the server as a folder for other Pythons, and exit",
+        metavar="FILE",
+        help="write the server as one file for other Pythons, and exit",
     )
     chosen = parser.parse_args(arguments)
     with RaisedAs(UsageError, ValueError, "--options: "):
         options = read_pairs(chosen.options)
     interrupts.clean_up_first()
-    return server.run(lambda: _Environments(chosen.environment, options, chosen.stepping), chosen)
+    return environment_server.run(lambda: _Environments(chosen.environment, options, chosen.stepping), chosen)

@@ -248,7 +248,7 @@ def _advice(folder: RunFolder) -> str:
     if pid is not None:
         return f"Process {pid} trains in it. Give"
     if folder.checkpointer.latest() is not None:
-        return f"Go on with it: repertory train --resume {folder.quoted}; or give"
+        return f"Go on with it: repertory train --resume {folder.allowed}; or give"
     return "It ended before its first checkpoint, so that it cannot go on. Remove it, or give"
 
 

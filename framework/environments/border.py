@@ -33,6 +33,8 @@ def checked(environment: BatchedEnvironment) -> BatchedEnvironment:
 class Border(EnvironmentWrapper):
     """Gives the environment inside copies of actions; checks and copies what it returns, at every step."""
 
+    exact_rewards: list[np.ndarray] | None = None
+
     def __init__(
         self,
         environment: BatchedEnvironment,
@@ -48,11 +50,6 @@ class Border(EnvironmentWrapper):
             action_starts=action_starts,
             make=checker(environment),
         )
-        self._exact: list[np.ndarray] | None = None
-
-    @property
-    def exact_rewards(self) -> list[np.ndarray] | None:
-        return self._exact
 
     def reset(self) -> dm_env.TimeStep:
         return self._call("reset")
@@ -80,9 +77,10 @@ class Border(EnvironmentWrapper):
         except Exception as error:
             raise EnvironmentFault(f"{self.name}: {describe(f'{method}()', error)}") from error
         timestep = self._check(timestep)
-        self._exact = self._check.fields["reward"].exact
-        if self._exact is None and self._environment.exact_rewards:
-            self._exact = unrounded(self._environment, timestep._replace(reward=arrays(timestep.reward)))
+        exact = self._check.fields["reward"].exact
+        if exact is None and self._environment.exact_rewards:
+            exact = unrounded(self._environment, timestep._replace(reward=arrays(timestep.reward)))
+        self.exact_rewards = exact
         return timestep
 
     def close(self) -> None:

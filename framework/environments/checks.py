@@ -213,7 +213,7 @@ def _check_values(report: _Report, where: str, spec: Nest, value: Nest, starts: 
             report.add(place, f"has shape {list(array.shape)}, {expected}", "make value and spec agree")
             continue
         if array.dtype.kind not in "biuf":
-            report.add(place, f"is {_describe(value)}, {expected}", "return a number or an array of numbers")
+            report.add(place, f"is {_describe(picked)}, {expected}", "return a number or an array of numbers")
             continue
         # Python's numbers have no dtype of their own.
         own_dtype = "observation" in where and not isinstance(picked, bool | int | float)

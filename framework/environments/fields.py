@@ -218,7 +218,7 @@ class FieldChecker:
     ) -> EnvironmentFault:
         """The fault of the first value that lacks a part or has another shape or dtype."""
         for env, value in zip(envs, values, strict=True):
-            for (path, *_), shape in zip(self._leaves, shapes, strict=True):
+            for (path, _, dtype, *_), shape in zip(self._leaves, shapes, strict=True):
                 place, expected = specs.path_name(self._field, path), str(shape) if shape else "one number"
                 try:
                     part = specs.pick(value, path)
@@ -234,6 +234,7 @@ class FieldChecker:
                     return self._fault(f"{place} has shape {array.shape}, expected {expected}", env)
                 if array.dtype.kind not in "iubf":
                     shown = f" ({part!r:.40})" if array.size == 1 else ""
+                    expected = str(dtype) if shape else expected
                     return self._fault(f"{place} has dtype {array.dtype}{shown}, expected {expected}", env)
         return self._fault(f"{self._field}: got {values!r}, expected values of one shape")
 

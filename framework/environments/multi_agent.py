@@ -10,6 +10,7 @@ from framework import specs
 from framework.config_checks import whole_number
 from framework.environments.base import FIRST, LAST, MID, BatchedEnvironment
 from framework.environments.fields import FieldChecker
+from framework.environments.testing import make_spec
 from framework.types import MultiAgentTimeStep, Nest
 
 
@@ -38,12 +39,8 @@ class MultiAgentCartPole(BatchedEnvironment):
         self._names = [f"agent_{index}" for index in range(num_agents)]
         infinity = np.finfo(np.float32).max
         bound = np.array([4.8, infinity, math.radians(24.0), infinity], np.float32)
-        self.spec = specs.EnvironmentSpec(
-            observations=self._each(specs.BoundedArray((4,), np.float32, -bound, bound, name="observation")),
-            actions=self._each(specs.DiscreteArray(2, dtype=np.int64, name="action")),
-            rewards=self._each(specs.Array((), np.float32, name="reward")),
-            discounts=self._each(specs.BoundedArray((), np.float32, 0.0, 1.0, name="discount")),
-        )
+        one = make_spec(specs.BoundedArray((4,), np.float32, -bound, bound, name="observation"))
+        self.spec = specs.EnvironmentSpec(*[dict.fromkeys(self._names, of) for of in one])
         self._check_action = FieldChecker(self.name, "action", self.spec.actions, num_envs)
         self._random = np.random.default_rng(seed)
         self._seeds: dict[int, int] = {}  # By env, its next episode's.
@@ -89,9 +86,6 @@ class MultiAgentCartPole(BatchedEnvironment):
             self._split((self._state * seen[..., None]).astype(np.float32)),
             self._split(types),
         )
-
-    def _each(self, spec: specs.Array) -> dict[str, specs.Array]:
-        return dict.fromkeys(self._names, spec)
 
     def _split(self, array: np.ndarray) -> dict[str, np.ndarray]:
         """`[B, A, ...]` to `[B, ...]` of each agent."""

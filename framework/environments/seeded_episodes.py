@@ -67,10 +67,3 @@ class SeededEpisodes(EnvironmentWrapper):
     def _seed(self, envs: np.ndarray) -> None:
         if self.is_seeded:
             self._environment.seed_episodes(self._next, envs)
-
-
-def find_seeded_episodes(environment: BatchedEnvironment) -> SeededEpisodes | None:
-    """The `SeededEpisodes` among the wrappers of an environment, or None."""
-    while isinstance(environment, EnvironmentWrapper) and not isinstance(environment, SeededEpisodes):
-        environment = environment.wrapped
-    return environment if isinstance(environment, SeededEpisodes) else None

@@ -12,7 +12,7 @@ from framework.config_checks import whole_number
 from framework.environments.base import FIRST, LAST, MID, BatchedEnvironment
 from framework.environments.fields import FieldChecker
 from framework.environments.testing import make_spec
-from framework.environments.wrappers import EnvironmentWrapper
+from framework.environments.wrappers import find_inside
 from framework.types import Nest
 
 
@@ -46,13 +46,11 @@ def find_task_environment(environment: BatchedEnvironment) -> TaskEnvironment:
     Raises:
       TypeError: There is none.
     """
-    inner = environment
-    while isinstance(inner, EnvironmentWrapper):
-        inner = inner.wrapped
-    if not isinstance(inner, TaskEnvironment):
+    inner = find_inside(environment, TaskEnvironment)  # type: ignore[type-abstract]
+    if inner is None:
         raise TypeError(
-            f"environment: got {environment.name} ({type(inner).__name__}), expected a TaskEnvironment. Use "
-            "'tasks:Navigation2D', or a class with sample_tasks() and set_task()."
+            f"environment: got {environment.name} ({type(environment).__name__}), expected a "
+            "TaskEnvironment. Use 'tasks:Navigation2D', or a class with sample_tasks() and set_task()."
         )
     return inner
 

@@ -15,6 +15,7 @@ from framework.config_checks import whole_number
 from framework.devices import check_visible
 from framework.environments.base import FIRST, MID
 from framework.environments.tensor import TensorChecker, TensorEnvironment, arrays
+from framework.environments.testing import make_spec
 from framework.types import Nest
 
 _INT32 = 2**31 - 1
@@ -129,11 +130,8 @@ class TensorDynamics(TensorEnvironment):
 def _spec(high: list[float], action: specs.Array) -> specs.EnvironmentSpec:
     """The spec of an env whose observations are within +- `high`, as gymnasium's has it."""
     bounds = np.array(high, np.float32)
-    return specs.EnvironmentSpec(
-        specs.BoundedArray(bounds.shape, np.float32, -bounds, bounds, name="observation"),
-        action,
-        specs.Array((), np.float32, name="reward"),
-        specs.BoundedArray((), np.float32, 0.0, 1.0, name="discount"),
+    return make_spec(
+        specs.BoundedArray(bounds.shape, np.float32, -bounds, bounds, name="observation"), action
     )
 
 

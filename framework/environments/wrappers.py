@@ -14,7 +14,7 @@ The first wrapper of a list is the innermost. The next one receives its time ste
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypeVar
 
 import dm_env
 import numpy as np
@@ -25,6 +25,8 @@ from framework.config_checks import whole_number
 from framework.environments.base import FIRST, LAST, MID, BatchedEnvironment, EnvironmentFault
 from framework.foreign import copies
 from framework.types import MultiAgentTimeStep, Nest
+
+T = TypeVar("T")
 
 
 class EnvironmentWrapper(BatchedEnvironment):
@@ -73,6 +75,13 @@ class EnvironmentWrapper(BatchedEnvironment):
 
     def close(self) -> None:
         self._environment.close()
+
+
+def find_inside(environment: BatchedEnvironment, kind: type[T]) -> T | None:
+    """Of an environment and those inside its wrappers, the outermost one of a class; None without one."""
+    while isinstance(environment, EnvironmentWrapper) and not isinstance(environment, kind):
+        environment = environment.wrapped
+    return environment if isinstance(environment, kind) else None
 
 
 class ActionRepeat(EnvironmentWrapper):

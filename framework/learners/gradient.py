@@ -75,6 +75,7 @@ class LossGradient:
         self.networks, self.parameters, self.loss_fn = networks, list(parameters), loss_fn
         self._precision = precision
         self._small = sum(p.numel() for p in self.parameters) <= _SMALL
+        self._checked = False
 
     def __call__(
         self, batch: Any, context: LossContext
@@ -85,6 +86,9 @@ class LossGradient:
         if torch.compiler.is_compiling():
             gradients = torch.autograd.grad(output.loss, self.parameters, allow_unused=True)
         else:  # Several learners average gradients in `backward`.
+            if not self._checked:
+                _check(output)
+                self._checked = True
             for parameter in self.parameters:
                 parameter.grad = None  # As optimizer.zero_grad, without its hooks for profilers.
             output.loss.backward()
@@ -101,6 +105,16 @@ class LossGradient:
         if self._small:  # One copy costs less than one call per gradient.
             return torch.linalg.vector_norm(torch.cat([gradient.flatten() for gradient in gradients]))
         return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+
+
+def _check(output: Any) -> None:
+    """Raises TypeError, which names the part, if a loss did not return what it should."""
+    if not isinstance(output, LossOutput):
+        raise TypeError(f"loss: returned {type(output).__name__}, expected LossOutput(loss, metrics).")
+    for name, value in {"loss": output.loss, **output.metrics}.items():
+        if not isinstance(value, torch.Tensor) or value.numel() != 1:
+            got = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"{value!r:.40}"
+            raise TypeError(f"loss: {name} in its LossOutput: got {got}, expected a scalar tensor.")
 
 
 class _Rehearsed:

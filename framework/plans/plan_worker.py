@@ -108,7 +108,7 @@ class PlanWorker(LearnerNode):
         self._over: set[str] = set()  # Workers of which nothing is left to learn either.
 
     def ready(self) -> bool:
-        return not self._finished and (self._learner.finished() or self._is_ending or self._plan.ready())
+        return self._learner.finished() or self._is_ending or self._plan.ready()
 
     def step(self) -> None:
         learner = self._learner

@@ -16,17 +16,12 @@ from framework.plans.plan_worker import PlanWorker
 from framework.plans.rollout_worker import RolloutWorker
 from framework.programs.groups import connect_one, connect_shards, member, nearest
 from framework.programs.snapshot import Snapshot
+from framework.runs import checkpoints
 from framework.runs.callbacks import Callback
+from framework.runs.checkpoints import RunCheckpointer, replay_checkpointer
 from framework.runs.parts import make_logger
 from framework.runs.run_folder import RunFolder
-from framework.runs.services import (
-    Monitor,
-    RunCheckpointer,
-    make_counter,
-    newest_checkpoint,
-    replay_checkpointer,
-    replay_parts,
-)
+from framework.runs.services import Monitor
 from framework.workers.actor_worker import ActorWorker
 from framework.workers.evaluator import Evaluator
 from framework.workers.inference_worker import InferenceWorker
@@ -75,7 +70,7 @@ class ProgramGraph(core.Graph):
         self._strategies: dict[str, str] = {}
         # The learner's name and agent, by its variable source.
         self._learners: dict[launch.Handle | None, tuple[str, core.Agent | None]] = {}
-        self.counter = self._add(self._services, "counter", make_counter, self.config)
+        self.counter = self._add(self._services, "counter", checkpoints.make_counter, self.config)
         make_rows = logger_factory or functools.partial(make_logger, self.config)
         self.monitor = self._add(
             self._services, "monitor", _make_monitor, run, make_rows, callbacks, counter=self.counter
@@ -99,7 +94,7 @@ class ProgramGraph(core.Graph):
             )
         backend = _REPLAY_MODULES[self.config.replay_backend]
         handles = []
-        for index, part in enumerate(replay_parts(name, shards)):
+        for index, part in enumerate(checkpoints.replay_parts(name, shards)):
             tables_fn = functools.partial(make_tables, setup, self._seed_of(part), shards)
             checkpointer_fn = None
             if self.config.directory is not None:
@@ -274,7 +269,7 @@ class ProgramGraph(core.Graph):
         self._setup.evaluators.append(name)
         learner_name, own = self._learner_of(variables)
         setup, make = self._setup_of(agent or own), self._setup.make_environment
-        if isinstance(make, functools.partial):  # Of `make.make_environment`.
+        if isinstance(make, functools.partial):  # `make.make_environment` made it.
             setup = dataclasses.replace(setup, make_environment=functools.partial(make, evaluation=True))
         source = self._of_evaluators.get(variables, variables)
         steps = f"{learner_name}_steps"
@@ -375,7 +370,7 @@ class ProgramGraph(core.Graph):
 def _make_monitor(
     run: RunFolder | None, logger_factory: Any, callbacks: Sequence[Callback], *, counter: Any
 ) -> Monitor:
-    reader = None if run is None else newest_checkpoint(run.config)
+    reader = None if run is None else checkpoints.newest_checkpoint(run.config)
     if run is not None:
         run.record()
     resumed_at = None

@@ -37,9 +37,9 @@ from framework.config_checks import RaisedAs
 from framework.loggers import Logger
 from framework.pickling import ObjectPickler, pickle_module
 from framework.runs.callbacks import Callback
+from framework.runs.checkpoints import PROGRAM, newest_checkpoint
 from framework.runs.run_config import RunConfig
 from framework.runs.run_folder import RunFolder, differences
-from framework.runs.services import PROGRAM, newest_checkpoint
 from framework.variables import VariableBlock
 from framework.workers.actor_worker import ActorWorker
 from framework.workers.evaluator import Evaluator

@@ -25,11 +25,11 @@ from framework.environments.suites import SUITES
 from framework.loggers.files import read_jsonl
 from framework.objects import load_object, target_of
 from framework.runs import config_file, trust
+from framework.runs.checkpoints import run_checkpoints
 from framework.runs.registry import describe_agent, find_agent
 from framework.runs.run_config import RunConfig
 from framework.runs.run_lock import RunError as RunError
 from framework.runs.run_lock import RunLock, unwritable
-from framework.runs.services import run_checkpoints
 
 FORMAT = 3
 #: The settings that may differ when a run continues, beside its engine and its restarts.
@@ -79,6 +79,11 @@ class RunFolder:
     def quoted(self) -> str:
         """The path of the folder, for the command line of a shell."""
         return shlex.quote(str(self.path))
+
+    @property
+    def allowed(self) -> str:
+        """`quoted`, and the flags that allow what the run names and is not registered."""
+        return f"{self.quoted} {trust.flags(trust.named(self._names()))}".rstrip()
 
     @property
     def lock(self) -> RunLock:
@@ -317,13 +322,13 @@ class RunFolder:
         Args:
           allow: modules whose objects it may name.
         """
-        own: dict[str, Any] = {
-            "agent": self.agent,
-            "environment": self.environment,
-            "networks_fn": self.networks_fn,
-        }
         with RaisedAs(RunError, ValueError, f"{self.path}: "):
-            trust.check({"agent_config": self.agent_config, **dataclasses.asdict(self.config), **own}, allow)
+            trust.check(self._names(), allow)
+
+    def _names(self) -> dict[str, Any]:
+        """The settings that may name code."""
+        names = ("agent", "agent_config", "environment", "networks_fn")
+        return {**dataclasses.asdict(self.config), **{name: getattr(self, name) for name in names}}
 
     def make_agent(self, allow: Collection[str] = ()) -> core.Agent:
         """The agent as configured in the run. Nothing is imported if one of the run's names is refused.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import types
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from framework.environments.suites import module_of
@@ -29,21 +29,25 @@ def check(settings: Mapping[str, Any], allow: Collection[str]) -> None:
     A module also allows the modules in it. Its objects must be defined in one of them: those that it has
     imported from elsewhere are the other module's.
     """
-    refused = [each for each in _named(settings) if not _is_in(each[2], allow)]
+    refused = [each for each in named(settings) if not _is_in(each[2], allow)]
     if not refused:
         # Only now is something imported.
-        for setting, text, module in _named(settings):
+        for setting, text, module in named(settings):
             if setting in (*_NAMES, "environment", "networks_fn") and text.startswith(f"{module}:"):
                 refused += _defined_elsewhere(setting, text, allow)
     if refused:
         found = ", ".join(f"{setting} {text!r}" for setting, text, _ in refused)
         modules = list(dict.fromkeys(module for _, _, module in refused))
-        flags = " ".join(f"--allow {module}" for module in modules)
         raise ValueError(
             f"got {found}, expected registered names, or objects of modules that you allow. It would run "
-            f"code of {', '.join(modules)}. If you trust these settings with it, add {flags}; in Python, "
-            f"allow={tuple(modules)!r}."
+            f"code of {', '.join(modules)}. If you trust these settings with it, add "
+            f"{flags(refused)}; in Python, allow={tuple(modules)!r}."
         )
+
+
+def flags(names: Iterable[tuple[str, str, str]]) -> str:
+    """The flags that allow what `named` yields."""
+    return " ".join(dict.fromkeys(f"--allow {module}" for *_, module in names))
 
 
 def module_in(text: str | None) -> list[str]:
@@ -51,7 +55,7 @@ def module_in(text: str | None) -> list[str]:
     return [] if text is None or not _OBJECT.fullmatch(text) else [text.partition(":")[0]]
 
 
-def _named(settings: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+def named(settings: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Yields the settings that are not registered names: the setting, its text, and the module."""
     for setting, value in settings.items():
         if setting == "environment":

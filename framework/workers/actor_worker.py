@@ -103,7 +103,7 @@ class ActorWorker(ProgramWorker):
         self._started = False
 
     def ready(self) -> bool:
-        return not self._finished and self._collector.ready() and all(gate.ready() for gate in self._gates)
+        return self._collector.ready() and all(gate.ready() for gate in self._gates)
 
     def why_not_ready(self) -> str:
         """The text that the serial engine prints in a deadlock."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -152,9 +153,9 @@ class Collector:
 
     def close(self) -> None:
         """Closes the environment, and the port of an inference server."""
-        if self._port is not None:
-            self._port.close()
         self.environment.close()
+        if self._port is not None:
+            self._port.close()  # Last, because a server that is gone is an error.
 
 
 class Turns:
@@ -212,8 +213,9 @@ class Turns:
         return _sum(*(each.take_seconds() for each in self._both))
 
     def close(self) -> None:
-        for each in self._both:
-            each.close()
+        with contextlib.ExitStack() as stack:  # An error of one must not leave the other open.
+            for each in self._both:
+                stack.callback(each.close)
 
 
 def _sum(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:

@@ -74,7 +74,7 @@ class Evaluator(ProgramWorker):
         )
 
     def ready(self) -> bool:
-        return not self._finished and self._counter.get_counts().get("env_steps", 0) >= self._next
+        return self._counter.get_counts().get("env_steps", 0) >= self._next
 
     def why_not_ready(self) -> str:
         """The text that the serial engine prints in a deadlock."""

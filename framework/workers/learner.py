@@ -51,8 +51,9 @@ class Published:
 
     def report(self) -> dict[str, int]:
         """Tells the counter of the steps; returns all counts."""
-        new, self._counted = self.steps - self._counted, self.steps
-        counts: dict[str, int] = self._counter.increment(**{f"{self._name}_steps": new})
+        steps = self.steps  # Another thread may make the next one meanwhile.
+        counts: dict[str, int] = self._counter.increment(**{f"{self._name}_steps": steps - self._counted})
+        self._counted = steps
         return counts
 
     def publish(self) -> dict[str, int]:

@@ -149,7 +149,7 @@ class LearnerWorker(LearnerNode):
         return self._first.exchange(number, operation, *arguments)
 
     def ready(self) -> bool:
-        return not self._finished and (self._learner.finished() or self._dataset.ready())
+        return self._learner.finished() or self._dataset.ready()
 
     def why_not_ready(self) -> str:
         """The text that the serial engine prints in a deadlock."""

@@ -62,16 +62,18 @@ class Report:
             self.log()
 
     def save(self) -> dict[str, Any]:
-        """Counts of the run."""
-        return {"steps": self.steps, **self._totals()}
+        """Counts since the beginning of the run."""
+        counts = {"episodes": self._episodes, **self._collector.losses()}
+        return {"steps": self.steps, **{name: self._earlier[name] + count for name, count in counts.items()}}
 
     def log(self) -> None:
         """Keeps the state, and writes a row if a step was made since the last one."""
+        totals = self.save()
         if self._checkpointer is not None:  # Before the row, in case writing that fails.
-            self._checkpointer.put(self._name, self.save())
+            self._checkpointer.put(self._name, totals)
         if self.steps == self._logged_at:
             return
-        totals, counts = self._totals(), self._counter.get_counts()
+        counts = self._counter.get_counts()
         row: dict[str, Any] = {
             "steps": self.steps,
             "env_steps": counts.get("env_steps", 0) + self.budget.spent,
@@ -95,8 +97,3 @@ class Report:
         self.log()
         if not self._setup.evaluators and self._counter.remaining() == 0:
             self._monitor.finish("max_env_steps", self._counter.get_counts())
-
-    def _totals(self) -> dict[str, int]:
-        """Counts since the beginning of the run."""
-        counts = {"episodes": self._episodes, **self._collector.losses()}
-        return {name: self._earlier[name] + count for name, count in counts.items()}

@@ -76,9 +76,6 @@ class VariableSource(ProgramWorker):
         """See `LearnerWorker.is_learning`."""
         return self._learner.is_learning()
 
-    def ready(self) -> bool:
-        return not self._finished
-
     def run(self) -> None:
         """Pulls every version until the program is stopped."""
         super().run()

@@ -230,6 +230,8 @@ class Connection:
 
     def close(self) -> None:
         """Ends every call that has no answer yet with `ClientClosed`."""
+        if os.getpid() != self._pid:
+            self._begin()  # The lines are the parent's.
         with self._lock:
             self.closed = True
             idle, self._idle = self._idle, []
@@ -255,7 +257,7 @@ class _Line:
         self._probes = 0  # sent so far
         self._probe_at = self._look_at = 0.0
         self._poller = zmq.Poller()
-        # Those of the client that it works with. Another thread may have moved the client since.
+        # The line works with these: another thread may have moved the client since.
         self._address, self._here = client.address, client.here
         self._socket: zmq.Socket | None = None
         self._open_socket()  # First, because it may fail.

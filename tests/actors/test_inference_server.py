@@ -8,6 +8,7 @@ import types
 import numpy as np
 import pytest
 
+import launch
 from framework import core
 from framework.actors import inference_server
 from framework.actors.inference_client import InferenceError, ServerPort
@@ -215,11 +216,26 @@ def test_a_request_of_an_earlier_life_of_a_client_is_in_no_batch(make):
     earlier, other = ports(server, [2, 2])
     ask(earlier)
     (again,) = ports(server, [2])
+    with pytest.raises(RuntimeError, match="client 'client-0' has disconnected, or connected again"):
+        earlier.answer()
     policy.batches.clear()
     for port in (again, other):
         ask(port)
     assert [port.answer()[0].tolist() for port in (again, other)] == [[0, 10], [0, 10]]
     assert policy.batches == [4]
+
+
+@in_threads
+def test_a_request_before_the_answer_to_the_last_one_is_an_error(make):
+    server = make(CountingPolicy(), timeout=HOUR_S)
+    _, other = ports(server, [2, 2])
+    one, two = (server.futures.act("client-0", observe([0, 0]), np.ones(2, bool)) for _ in range(2))
+    with pytest.raises(RuntimeError, match=r"client-0.*before the answer"):
+        two.result(10)
+    with pytest.raises(RuntimeError, match=r"client-9.*not connected.*restarts"):
+        server.act("client-9", observe([0, 0]), np.ones(2, bool))
+    ask(other)
+    assert one.result(10)[0].tolist() == other.answer()[0].tolist() == [0, 10]
 
 
 @in_threads
@@ -320,7 +336,7 @@ def test_states_of_torch_and_extras_that_are_views_of_them():
     assert slots.read(b)[0].tolist() == [200, 201] and slots.read(c)[0].tolist() == [300, 301]
 
 
-def test_a_server_that_is_silent_is_named():
+def test_a_server_that_is_silent_is_named_and_not_called_after_the_stop(monkeypatch):
     silent = types.SimpleNamespace(
         connect=lambda *args, **options: None,
         futures=types.SimpleNamespace(act=lambda *args: concurrent.futures.Future()),
@@ -329,3 +345,7 @@ def test_a_server_that_is_silent_is_named():
     ask(port)
     with pytest.raises(InferenceError, match=r"no answer for 'actor' within 0\.01 s"):
         port.answer()
+    stopped = threading.Event()
+    stopped.set()
+    monkeypatch.setattr(launch, "stop_event", lambda: stopped)
+    port.close()

@@ -359,10 +359,17 @@ def test_what_a_run_says_at_its_end(case):
     assert running.describe_result({**numbers, "reason": reason} if reason else {}, config) == text
 
 
+def test_the_end_is_told_before_the_curve_is_drawn(repertory, tmp_path, monkeypatch):
+    monkeypatch.setattr(running, "draw_run", lambda folder: print("drawn"))
+    flags = ["--engine", "serial", "--max-env-steps", "20", "--directory", tmp_path / "run"]
+    _, out, _ = repertory("train", "random_actions", *flags)
+    assert 0 < out.find("Results are in") < out.find("drawn")
+
+
 def test_options_of_served_environments_are_those_of_train(repertory, monkeypatch):
     made = {}
     monkeypatch.setattr(serve_environment, "_Environments", lambda name, options, _: made.update(options))
-    monkeypatch.setattr(serve_environment.server, "run", lambda make, _: make() or 0)
+    monkeypatch.setattr(serve_environment.environment_server, "run", lambda make, _: make() or 0)
     arguments = ("serve-environment", "testing:Memory", "--connect=localhost:1", "--key=key", "--options")
     assert repertory(*arguments, "lr=1e-3", "frame-skip=4", "a.b=[x]")[0] == 0
     assert made == {"lr": 1e-3, "frame_skip": 4, "a": {"b": ["x"]}}
@@ -424,10 +431,12 @@ SERVER = "framework.environments.remote.environment_server"
 
 
 @pytest.mark.parametrize(
-    "command", ["-m framework.commands list", "-m framework.replay", f"-m {SERVER}", "-m environment_server"]
+    "command", ["-m framework.commands list", "-m framework.replay", f"-m {SERVER}", f"{SERVER}.py"]
 )
 def test_ctrl_c_prints_one_line_before_the_command_begins(tmp_path, command):
     (tmp_path / "numpy.py").write_text(f"{WAIT}wait()")  # Which all of them import.
     root = pathlib.Path(framework.__file__).parents[1]
-    path = os.pathsep.join(map(str, (tmp_path, root, (root / SERVER.replace(".", "/")).parent)))
-    check_ctrl_c(subprocess.Popen, [sys.executable, *command.split()], env={**os.environ, "PYTHONPATH": path})
+    script = root / SERVER.replace(".", "/")
+    arguments = [sys.executable, *command.replace(f"{SERVER}.py", f"{script}.py").split()]
+    path = os.pathsep.join(map(str, (tmp_path, root)))
+    check_ctrl_c(subprocess.Popen, arguments, env={**os.environ, "PYTHONPATH": path})

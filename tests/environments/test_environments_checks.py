@@ -196,6 +196,13 @@ def test_each_violation_is_reported_once():
     assert len(check_environment(both, num_steps=50)) == 2
 
 
+def test_a_part_that_is_no_number_is_shown_alone():
+    text = _changed(observation={"place": np.array(["x"]), "time": 1})
+    assert "place: is ndarray array(['x'], dtype='<U1'), expected" in str(
+        check_environment(text, num_steps=50)[0]
+    )
+
+
 def _odd(reset=lambda timestep: timestep, step=lambda timestep: timestep):
     class Odd(testing.EchoEnvironment):
         def reset(self):

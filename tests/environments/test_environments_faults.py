@@ -26,7 +26,7 @@ _FAULTS = {
     "nan_observation": r"FaultyEnvironment, env 0: observation holds NaN",
     "nan_reward": r"FaultyEnvironment, env 0: reward holds NaN",
     "shape": r"FaultyEnvironment, env 0: observation has shape \(2,\), expected \(1,\)",
-    "dtype": r"FaultyEnvironment, env 0: observation has dtype <U1",
+    "dtype": r"FaultyEnvironment, env 0: observation has dtype <U1.*, expected float32\.",
 }
 
 

@@ -21,8 +21,6 @@ from framework import environments
 from framework.commands import cli
 from framework.environments import testing
 from framework.environments.remote import environment_server
-from framework.environments.remote.environment_server import messages, server
-from framework.environments.remote.environment_server.batches import EnvironmentsOf
 from framework.programs import RunConfig, make_program
 from launch.rpc.sockets import CurveKeys, make_client_socket
 
@@ -37,7 +35,7 @@ def serve(port, tmp_path):
     CurveKeys.from_file(str(key))
     with contextlib.ExitStack() as stack:
 
-        def start(*arguments, program=(sys.executable, "-m", environment_server.__name__), num_envs=1):
+        def start(*arguments, program=(sys.executable, environment_server.__file__), num_envs=1):
             command = [*program, *arguments, "--connect", f"127.0.0.1:{port}", "--key", str(key)]
             process = subprocess.Popen([*command, "--num-envs", str(num_envs)], cwd=ROOT)
             stack.callback(process.wait, 30)
@@ -113,12 +111,12 @@ def serve_here(serve, port):
     def start(make_one, num_envs=1, key=None, if_refused=lambda error: None):
         def work():
             try:
-                server.serve(
-                    EnvironmentsOf(make_one),
+                environment_server.serve(
+                    environment_server.EnvironmentsOf(make_one),
                     *([f"127.0.0.1:{port}"], key or serve.key, num_envs),
                     stopped=stop.is_set,
                 )
-            except server.Refused as error:
+            except environment_server.Refused as error:
                 if_refused(error)
 
         threads.append(threading.Thread(target=work))
@@ -228,27 +226,23 @@ def test_a_program_trains_in_remote_envs(serve, serve_here, tmp_path):
     assert result["env_steps"] == 100 and 8 <= result["episode_return"] <= 500
 
 
-def test_the_server_is_a_folder_to_copy(tmp_path, capsys):
-    for name, code in (("server.py", 2), ("server", 0)):  # Python could not run the first one.
-        with pytest.raises(SystemExit) as ended:
-            cli.main(["serve-environment", "--export", str(tmp_path / name)])
-        assert ended.value.code == code
-    assert "python -m server" in capsys.readouterr().out
-    copied, own = tmp_path / "server", pathlib.Path(environment_server.__path__[0])
-    assert {path.name for path in copied.iterdir()} == {path.name for path in own.glob("*.py")}
-    assert all(path.read_text() == (own / path.name).read_text() for path in copied.iterdir())
+def test_the_server_is_one_file_to_copy(tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["serve-environment", "--export", str(tmp_path / "server.py")])
+    assert ended.value.code == 0 and "Python 3.8" in capsys.readouterr().out
+    assert (tmp_path / "server.py").read_text() == pathlib.Path(environment_server.__file__).read_text()
 
 
 BAD = {
     "no msgpack": b"\xc1",
-    "no list": messages.msgpack.packb({"kind": "hello"}),
-    "another protocol": messages.pack("hello", 99, 1, {}),
-    "no specs": messages.pack("hello", messages.PROTOCOL, 1, {"observations": 3}),
-    "no envs": messages.pack("hello", messages.PROTOCOL, 0, {}),
-    "too few parts": messages.pack("hello"),
+    "no list": environment_server.msgpack.packb({"kind": "hello"}),
+    "another protocol": environment_server.pack("hello", 99, 1, {}),
+    "no specs": environment_server.pack("hello", environment_server.PROTOCOL, 1, {"observations": 3}),
+    "no envs": environment_server.pack("hello", environment_server.PROTOCOL, 0, {}),
+    "too few parts": environment_server.pack("hello"),
     "many lists": b"\xdd\x00\x10\x00\x00" + b"\x90" * (1 << 20),
-    "a dtype that numpy evaluates": messages.pack(
-        *("hello", messages.PROTOCOL, 1),
+    "a dtype that numpy evaluates": environment_server.pack(
+        *("hello", environment_server.PROTOCOL, 1),
         {"observations": {"dtype": "i4,,f"}, "actions": {"dtype": "<i8"}},
     ),
 }
@@ -262,7 +256,7 @@ def test_what_does_not_fit_ends_that_connection_only(serve, serve_here):
             peer = make_client_socket(serve.address, keys)
             peer.send(frame)
             assert peer.poll(60_000)
-            answers.append(messages.unpack(peer.recv())[0])
+            answers.append(environment_server.unpack(peer.recv())[0])
             peer.close()
         serve_here(cartpole)
 
@@ -304,7 +298,7 @@ SHOWN = {
 
 @pytest.mark.parametrize(("space", "value", "sent"), SHOWN.values(), ids=SHOWN)
 def test_a_server_sends_observations_that_fit_their_space_and_refuses_others(space, value, sent):
-    batch = EnvironmentsOf(lambda: _Shows(space, value))(1, None)
+    batch = environment_server.EnvironmentsOf(lambda: _Shows(space, value))(1, None)
     if sent is None:
         with pytest.raises(ValueError, match=r"observation: got .*, expected .*agree with its spec"):
             batch.reset()
@@ -315,10 +309,10 @@ def test_a_server_sends_observations_that_fit_their_space_and_refuses_others(spa
 
 
 def test_a_callable_with_a_parameter_seed_gets_the_seed_of_its_env():
-    envs = EnvironmentsOf(lambda seed=0: testing.FakeEnvironment(seed=seed))
+    server = environment_server.EnvironmentsOf(lambda seed=0: testing.FakeEnvironment(seed=seed))
 
     def first(seed):
-        batch = envs(2, seed)
+        batch = server(2, seed)
         try:
             return batch.reset()[-1]
         finally:
@@ -332,7 +326,7 @@ def test_a_callable_with_a_parameter_seed_gets_the_seed_of_its_env():
 def test_an_attribute_seed_that_is_no_method_is_not_called():
     env = _Shows(PIXELS, np.zeros((2, 3), np.uint8))
     env.seed = 5
-    batch = EnvironmentsOf(lambda: env)(1, 7)
+    batch = environment_server.EnvironmentsOf(lambda: env)(1, 7)
     assert batch.reset()[0].tolist() == [environments.FIRST]
 
 
@@ -353,15 +347,17 @@ class _Counting(gymnasium.Wrapper):
 def test_what_does_not_fit_ends_one_session_of_a_server_only(serve):
     frames = [
         b"\xc1",
-        messages.pack("refuse", "a reason"),
-        messages.pack("refuse"),
-        messages.pack("take", 1, None),
-        messages.pack("step", [b"?"]),
+        environment_server.pack("refuse", "a reason"),
+        environment_server.pack("refuse"),
+        environment_server.pack("take", 1, None),
+        environment_server.pack("step", [b"?"]),
     ]
     stop = threading.Event()
-    arguments = EnvironmentsOf(_Counting), [serve.address.partition("//")[2]], serve.key, 2
-    thread = threading.Thread(target=server.serve, args=arguments, kwargs={"stopped": stop.is_set})
-    thread.start()
+    arguments = environment_server.EnvironmentsOf(_Counting), [serve.address.partition("//")[2]], serve.key, 2
+    server = threading.Thread(
+        target=environment_server.serve, args=arguments, kwargs={"stopped": stop.is_set}
+    )
+    server.start()
     try:
         with make(serve, 1, timeout=60.0) as environment, make(serve, 1, timeout=60.0) as other:
             environment.reset(), other.reset()
@@ -373,24 +369,24 @@ def test_what_does_not_fit_ends_one_session_of_a_server_only(serve):
             assert other.step(np.zeros(1, np.int64)).step_type.tolist() == [environments.MID]
     finally:
         stop.set()
-        thread.join(60)
+        server.join(60)
     assert _Counting.num_open == 0
 
 
 def test_a_server_that_is_lost_after_its_answer_is_replaced_within_the_step(serve, serve_here):
     """The newcomer answers the reset, and stays in step with the others."""
-    envs = EnvironmentsOf(cartpole)
+    envs = environment_server.EnvironmentsOf(cartpole)
     keys = CurveKeys.from_file(serve.key)
-    hello = messages.pack("hello", messages.PROTOCOL, 1, envs.spec)
+    hello = environment_server.pack("hello", environment_server.PROTOCOL, 1, envs.spec)
 
     def receive(peer):
         assert peer.poll(60_000)
-        return messages.unpack(peer.recv())[0]
+        return environment_server.unpack(peer.recv())[0]
 
     def answer(peer, expected, kind):
         assert receive(peer) == expected
         rows = [np.full(1, kind, np.int64), np.zeros(1, np.float32), np.ones(1, np.float32), observation]
-        peer.send(messages.pack("timestep", messages.to_bytes(rows)))
+        peer.send(environment_server.pack("timestep", environment_server.to_bytes(rows)))
 
     observation = np.zeros((1, 4), np.float32)
 

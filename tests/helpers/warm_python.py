@@ -157,6 +157,7 @@ class _Template:
 
     def __init__(self, line, pid, process=None):
         self.line, self.pid, self.process = line, pid, process
+        atexit.register(line.close)  # Or Python tells of an unclosed socket at the end, with -W default.
 
     def ask(self, request, descriptors):
         """Returns the descriptor from which the answers can be read."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 import threading
 import time
 from concurrent.futures import Future, wait
@@ -434,10 +435,12 @@ def test_a_forked_child_makes_its_own_connection(serve, connect, address):
     serve("first", address)
     connection = connect()
     assert connection.call("name", (), {}, PATIENCE) == "first"
-    child = os.fork()
-    if child == 0:
-        os._exit(7 if connection.call("name", (), {}, PATIENCE) == "first" else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    for use in (connection.close, lambda: connection.call("name", (), {}, PATIENCE)):
+        child = os.fork()
+        if child == 0:
+            signal.alarm(int(PATIENCE))
+            os._exit(7 if use() in (None, "first") else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     assert connection.call("name", (), {}, PATIENCE) == "first"
 
 
@@ -484,7 +487,6 @@ def test_a_send_that_finds_an_answer_wakes_the_receiver(monkeypatch):
 
 def test_closing_ends_a_call_in_a_callback(serve, connect, address):
     """The callback runs on the receiving thread, which cannot end before the call in it."""
-    _, service = serve("first", address)
     connection = connect()
     errors: Future = Future()
 
@@ -495,7 +497,8 @@ def test_closing_ends_a_call_in_a_callback(serve, connect, address):
             errors.set_result(error)
 
     first = connection.submit("keep", ([1],), {}, None)
-    first.add_done_callback(call_again)
+    first.add_done_callback(call_again)  # Before there is an answer, or it would run on this thread.
+    _, service = serve("first", address)
     assert service.entered.wait(PATIENCE)
     connection.close()
     assert isinstance(errors.result(PATIENCE), ClientClosed)

@@ -170,6 +170,19 @@ def test_what_is_not_finite_is_an_error_before_the_parameters_change(where):
     assert learner.steps == 2
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda output: output.loss, "returned Tensor, expected LossOutput"),
+        (lambda output: output._replace(loss=output.priorities), r"loss in .* got shape \(8,\)"),
+        (lambda output: output._replace(metrics={"bias": 0.5}), "bias in .* got 0.5, expected a scalar"),
+    ],
+)
+def test_a_loss_that_returns_something_else_is_named(change, message):
+    with pytest.raises(TypeError, match=message):
+        make_learner(lambda *inputs: change(squared_loss(*inputs))).step(make_batch())
+
+
 def test_what_a_gpu_finds_late_is_never_published_or_saved():
     def loss(networks, batch, context):
         value = networks.model(batch.data["x"]).sum()

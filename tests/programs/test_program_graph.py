@@ -13,8 +13,9 @@ from agents.random_actions import RandomActions
 from framework.checkpoints import Checkpointer
 from framework.environments import testing
 from framework.programs import RunConfig, load_policy, make, make_program
+from framework.runs.checkpoints import RunCheckpointer
 from framework.runs.run_folder import RunError
-from framework.runs.services import Counter, RunCheckpointer
+from framework.runs.services import Counter
 
 CARTPOLE = "gymnasium:CartPole-v1"
 CONFIG = DQNConfig(min_replay_size=100, batch_size=16, samples_per_insert=4.0)

@@ -15,14 +15,14 @@ from framework.environments.testing import make_spec
 from framework.loggers import read_jsonl, without_times
 from framework.programs import RunConfig, make_program
 from framework.runs import config_file
-from framework.runs.run_folder import RunError
-from framework.runs.services import (
-    Counter,
+from framework.runs.checkpoints import (
     RunCheckpointer,
     newest_checkpoint,
     replay_checkpointer,
     run_checkpoints,
 )
+from framework.runs.run_folder import RunError
+from framework.runs.services import Counter
 
 
 def run(directory, **changes):

@@ -1,5 +1,6 @@
 """Halves that alternate: who asks when, what is dropped, what is kept of both."""
 
+import functools
 import types
 
 import dm_env
@@ -209,6 +210,17 @@ def test_new_adders_begin_new_episodes(make):
     assert not any(entry.startswith(("reset", "step")) for entry in log)
     worker.close()
     assert worker.monitor.snapshot()["labels"]["actor-0"]["lost_items"] == 2
+
+
+def test_both_environments_are_closed_although_the_server_is_gone(make, monkeypatch):
+    worker, _, ports, _ = make()
+    closed = []
+    for port, half in zip(ports, worker._collector._both, strict=True):
+        monkeypatch.setattr(half.environment, "close", functools.partial(closed.append, port))
+        monkeypatch.setattr(port, "close", functools.partial(closed.remove, "a server"))
+    with pytest.raises(ValueError, match="not in list"):
+        worker.close()
+    assert closed == ports[::-1]
 
 
 def test_an_action_before_the_first_time_step_is_refused():

@@ -53,7 +53,11 @@ def test_the_version_of_a_restarted_learner(tmp_path, monkeypatch, agent, steps,
     assert first.variable_block().version == 0
     if steps:
         first._learner.published.steps += steps
+        with monkeypatch.context() as patch, pytest.raises(TypeError):
+            patch.setattr(counter, "increment", None)  # It does not answer.
+            first._learner.published.publish()
         first._learner.published.publish()
+        assert counter.get_counts() == {"learner_steps": steps}
     assert make().variable_block().version == version
 
 

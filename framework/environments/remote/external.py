@@ -27,7 +27,7 @@ from framework import nest as nests
 from framework import specs
 from framework.environments.base import FIRST, LAST, MID, EnvironmentFault
 from framework.environments.remote.connected import ConnectedEnvironment, require_file
-from framework.environments.remote.environment_server.messages import UnreadableMessage
+from framework.environments.remote.environment_server import UnreadableMessage
 from framework.environments.remote.external_client import keep_alive
 from framework.types import Nest
 from launch.rpc.sockets import is_loopback, read_secret

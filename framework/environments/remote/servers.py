@@ -1,7 +1,7 @@
 """Environments of `repertory serve-environment`, which run in other processes, Pythons or hosts.
 
-`environment_server.messages` has the protocol. Each server connects to one of the environments here and
-offers its envs. That environment takes as many of them as it still needs.
+`environment_server` has the protocol. Each server connects to one of the environments here and offers its
+envs. That environment takes as many of them as it still needs.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import zmq
 
 import launch
 from framework.environments.base import EnvironmentFault
+from framework.environments.remote import environment_server as protocol
 from framework.environments.remote.connected import ConnectedEnvironment, require_file
-from framework.environments.remote.environment_server import messages as protocol
-from framework.environments.remote.environment_server.messages import UnreadableMessage
+from framework.environments.remote.environment_server import UnreadableMessage
 from launch.rpc.sockets import CurveKeys, admit_peers, make_server_socket
 
 

@@ -3,7 +3,7 @@
 A leaf is a dict of `shape` and `dtype`, and where they apply `minimum` and `maximum` (a number or nested
 lists), `num_values` (of a discrete value that counts from 0) and `stacked` (the newest frames, oldest first;
 see `specs.StackedArray`). Dicts and lists of leaves are nests; a list is a tuple.
-`environment_server.batches.describe_spec` is the inverse.
+`environment_server.describe_spec` is the inverse.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from framework import specs
-from framework.environments.remote.environment_server.messages import is_leaf
+from framework.environments.remote.environment_server import is_leaf
 from framework.types import Nest
 
 _KEYS = {"shape", "dtype", "minimum", "maximum", "num_values", "stacked"}

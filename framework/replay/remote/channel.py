@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
-from typing import Any
+from typing import Any, ClassVar
 
 from framework.replay.shm import MappedStore, Proof
 from launch.rpc import sockets
@@ -11,6 +12,7 @@ from launch.rpc import sockets
 DEFAULT_RECONNECT_TIMEOUT = 30.0
 
 
+@dataclasses.dataclass(eq=False)
 class Channel:
     """The server that all connections of one client go to, and its columns in this process.
 
@@ -26,15 +28,13 @@ class Channel:
       look_s: seconds between two checks of whether the server has moved, while a connection looks for it.
     """
 
-    look_s = 1.0
+    address: str
+    curve: sockets.CurveKeys | None = None
+    local: bool | None = None
+    reconnect_timeout: float = DEFAULT_RECONNECT_TIMEOUT
+    look_s: ClassVar[float] = 1.0
 
-    def __init__(
-        self, address: str, curve: sockets.CurveKeys | None, local: bool | None, reconnect_timeout: float
-    ) -> None:
-        self.address = address
-        self.curve = curve
-        self.local = local
-        self.reconnect_timeout = reconnect_timeout
+    def __post_init__(self) -> None:
         self.begin()
 
     def begin(self) -> None:

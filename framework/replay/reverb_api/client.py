@@ -116,5 +116,5 @@ def _samples(
             continue
         lengths = {leaf.shape[0] if leaf.ndim else -1 for leaf in leaves}
         if len(lengths) != 1 or -1 in lengths:
-            raise ValueError("Can't split non timestep trajectory into timesteps.")
+            raise ValueError("Can't split non timestep trajectory into timesteps. Use emit_timesteps=False.")
         yield [ReplaySample(info, pack([leaf[t] for leaf in leaves])) for t in range(lengths.pop())]

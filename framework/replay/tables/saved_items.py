@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from framework.replay.errors import CheckpointError
 from framework.replay.rows.layout import Binding, Layout
-from framework.replay.tables.items import FREE, LIVE, SPENT, Items
+from framework.replay.tables.items import FREE, LIVE, SPENT
 from framework.replay.tables.table import Table
 
 # The arrays and numbers of `Items` that a checkpoint holds.
@@ -83,62 +82,51 @@ def restore_table(
             f"table {table.name!r}: got a table that holds items, expected an empty one. Restore into new "
             "tables."
         )
-    saved, own = numbers["config"], options_of(table)
+    options, saved = options_of(table), numbers["config"]
     with table.lock, table.waiting.change:
         table.empty()
-        roles = [role for role in ("sampler", "remover") if own[role] == saved[role]]
-        _restore(table.items, numbers, arrays, rows, roles)
+        items = table.items
+        used, live = len(arrays["state"]), arrays["state"] == LIVE
+        if arrays["episodes"].ndim == 1:  # in earlier versions
+            arrays["episodes"] = arrays["episodes"][:, None]
+        items.grow(max(used, len(items.state)))  # which the selectors of an empty table have room for
+        items.widen(**{name: arrays[name].shape[1] for name in ("index", "lengths", "episodes")})
+        for name in _SAVED:
+            if name != "layouts":
+                getattr(items, name)[:used] = arrays[name]
+        items.done[:] = items.times
+        items.num_used, items.free, items.num_free = used, arrays["free"], len(arrays["free"])
+        items.limiter.size = int(np.count_nonzero(live))
+        # Layouts without items are left out: their streams may not be in the checkpoint.
+        for number in np.unique(arrays["layouts"][live]).tolist():
+            own = items.bindings[Layout.from_wire(numbers["layouts"][number])]
+            binding = items.bindings.known[own]
+            slots = np.flatnonzero(live & (arrays["layouts"] == number))
+            items.widen(layouts=int(own > 0))
+            if own:
+                items.layouts[slots] = own
+            for stream, begin, end in binding.parts:
+                items.index[slots, begin:end] = rows[stream.name][arrays["index"][slots, begin:end]]
+            binding.acquire(items.index[slots, : binding.width])
+        slots = items.in_order()
+        for role, selector in (("sampler", items.sampler), ("remover", items.remover)):
+            try:
+                if len(slots):
+                    selector.check(items.priorities[slots])
+            except ValueError as error:  # They were written with another exponent.
+                raise CheckpointError(f"{role}: {error}") from error
+            order = arrays.get(f"{role}.slots", slots) if options[role] == saved[role] else slots
+            if not np.array_equal(np.sort(order), np.sort(slots)):
+                raise CheckpointError(f"{role}: got an order of items that are not the table's.")
+            selector.insert(order, items.priorities[order], items.stamps)
+        items.rng.bit_generator.state = numbers["rng"]
+        for name in _COUNTS:
+            setattr(items, name, numbers[name])
+        names, counts = np.unique(items.episodes[slots], return_counts=True)
+        items.episode_sizes = dict(zip(names.tolist(), counts.tolist(), strict=True))
+        items.episode_sizes.pop(0, None)  # items without one
+        # The table may be smaller than it was. Items that all have to be sampled stay: the limiter of a queue
+        # counts them, and takes no insert until there is room.
+        if items.max_times_sampled != 1:
+            items.trim()
         table.rate_limiter.inserts, table.rate_limiter.samples = numbers["limiter"]
-
-
-def _restore(
-    items: Items,
-    numbers: dict[str, Any],
-    arrays: dict[str, np.ndarray],
-    rows: dict[str, np.ndarray],
-    roles: Sequence[str],
-) -> None:
-    """Fills `items`; `roles` are of `("sampler", "remover")`, the selectors whose order is in `arrays`."""
-    used, live = len(arrays["state"]), arrays["state"] == LIVE
-    if arrays["episodes"].ndim == 1:  # in earlier versions
-        arrays["episodes"] = arrays["episodes"][:, None]
-    items.grow(max(used, len(items.state)))  # which the selectors of an empty table have room for
-    items.widen(**{name: arrays[name].shape[1] for name in ("index", "lengths", "episodes")})
-    for name in _SAVED:
-        if name != "layouts":
-            getattr(items, name)[:used] = arrays[name]
-    items.done[:] = items.times
-    items.num_used, items.free, items.num_free = used, arrays["free"], len(arrays["free"])
-    items.limiter.size = int(np.count_nonzero(live))
-    # Layouts without items are left out: their streams may not be in the checkpoint.
-    for number in np.unique(arrays["layouts"][live]).tolist():
-        own = items.bindings[Layout.from_wire(numbers["layouts"][number])]
-        binding = items.bindings.known[own]
-        slots = np.flatnonzero(live & (arrays["layouts"] == number))
-        items.widen(layouts=int(own > 0))
-        if own:
-            items.layouts[slots] = own
-        for stream, begin, end in binding.parts:
-            items.index[slots, begin:end] = rows[stream.name][arrays["index"][slots, begin:end]]
-        binding.acquire(items.index[slots, : binding.width])
-    slots = items.in_order()
-    for role, selector in (("sampler", items.sampler), ("remover", items.remover)):
-        try:
-            if len(slots):
-                selector.check(items.priorities[slots])
-        except ValueError as error:  # They were written with another exponent.
-            raise CheckpointError(f"{role}: {error}") from error
-        order = arrays.get(f"{role}.slots", slots) if role in roles else slots
-        if not np.array_equal(np.sort(order), np.sort(slots)):
-            raise CheckpointError(f"{role}: got an order of items that are not the table's.")
-        selector.insert(order, items.priorities[order], items.stamps)
-    items.rng.bit_generator.state = numbers["rng"]
-    for name in _COUNTS:
-        setattr(items, name, numbers[name])
-    names, counts = np.unique(items.episodes[slots], return_counts=True)
-    items.episode_sizes = dict(zip(names.tolist(), counts.tolist(), strict=True))
-    items.episode_sizes.pop(0, None)  # items without one
-    # The table may be smaller than it was. Items that all have to be sampled stay: the limiter of a queue
-    # counts them, and takes no insert until there is room.
-    if items.max_times_sampled != 1:
-        items.trim()

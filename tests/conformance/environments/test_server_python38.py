@@ -60,10 +60,10 @@ SMALL = {
 
 @pytest.fixture
 def serve(tmp_path):
-    """Starts servers from a folder that holds a copy of the server's folder and the environment."""
+    """Starts servers from a folder that holds a copy of the server's file and the environment."""
     key = tmp_path / "environments.key"
     CurveKeys.from_file(str(key))
-    shutil.copytree(environment_server.__path__[0], tmp_path / "server")
+    shutil.copy(environment_server.__file__, tmp_path / "server.py")
     (tmp_path / "walk.py").write_text(WALK)
     bare = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     with socket.socket() as held, contextlib.ExitStack() as stack:
@@ -72,7 +72,7 @@ def serve(tmp_path):
         port = held.getsockname()[1]
 
         def start():
-            command = [PYTHON, "-m", "server", "walk:Walk", "--connect", f"127.0.0.1:{port}"]
+            command = [PYTHON, "server.py", "walk:Walk", "--connect", f"127.0.0.1:{port}"]
             command += ["--key", key, "--num-envs", "8"]
             process = subprocess.Popen(command, cwd=tmp_path, env=bare)
             stack.callback(process.wait, 30)
