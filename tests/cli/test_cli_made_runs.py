@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import runpy
 import subprocess
 import time
 from collections.abc import Callable
@@ -56,9 +57,11 @@ SCRIPT = """
 import sys, launch
 from agents.random_actions import RandomActions
 from framework.programs import RunConfig, make_program
+def train(path, engine="processes"):
+    config = RunConfig(max_env_steps=None, evaluate_period=None, directory=path)
+    launch.launch(make_program(RandomActions(), "gymnasium:CartPole-v1", config), engine=engine)
 if __name__ == "__main__":
-    config = RunConfig(max_env_steps=None, evaluate_period=None, directory=sys.argv[1])
-    launch.launch(make_program(RandomActions(), "gymnasium:CartPole-v1", config), engine="processes")
+    train(sys.argv[1])
 """
 
 
@@ -73,7 +76,7 @@ def test_status_and_stop_find_a_program_that_runs(repertory, tmp_path):
                 time.sleep(0.05)
             assert f"running as process {other.pid}" in repertory("status", path)[1]
             with pytest.raises(RunError, match=f"being trained by process {other.pid}"):
-                run_in(path)
+                runpy.run_path(script)["train"](str(path), engine="serial")
             code, _, err = repertory("train", "--resume", path)
             assert code == 1 and f"being trained by process {other.pid}" in err
             code, out, _ = repertory("stop", path)
