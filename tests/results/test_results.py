@@ -90,18 +90,17 @@ def test_the_figures_of_the_readme_are_those_of_files():
     dqn, walker = ([each["runs"], each["peers"]["sb3"]] for each in results.values())
     median = [statistics.median(run["return"] for run in runs) for runs in dqn]
     mean = [statistics.fmean(run["return"] for run in runs) for runs in walker]
-    cpu = [statistics.fmean(run["cpu_seconds"] for run in runs) for runs in dqn]
     (dqn_seeds,), (walker_seeds,) = ({len(runs) for runs in row} for row in (dqn, walker))
+    day = datetime.date.fromisoformat(speed["date"])
     table = f"""
 | PPO, CartPole-v1, one process | {ppo:,} env steps/s | Stable-Baselines3: {sb3:,} |
 | IMPALA, CartPole-v1, 2 actors | {impala:,} env steps/s | RLlib: {rllib:,} |
 | DQN, CartPole-v1, 50,000 steps, {dqn_seeds} seeds | median return {median[0]:.1f} \
-in {cpu[0]:.0f} CPU seconds | Stable-Baselines3: {median[1]:.1f} in {cpu[1]:.0f} |
+| Stable-Baselines3: {median[1]:.1f} |
 | BatchPPO, Walker2d-v5, 1,000,000 steps, {walker_seeds} seeds | mean return {mean[0]:,.0f} \
 | Stable-Baselines3: {mean[1]:,.0f} |
 
-The speeds are from commit `{speed["commit"]}` ({datetime.date.fromisoformat(speed["date"]):%B %d, %Y}). \
-{speed["since"]}
+The speeds are from commit `{speed["commit"]}` ({day:%B %d, %Y}){speed["since"]}
 """
     before, found, after = (ROOT / "README.md").read_text(encoding="utf-8").partition(table)
     assert found
