@@ -46,7 +46,8 @@ def hide_our_frames(error: BaseException) -> None:
     kept = [(each, _without_ours(each.__traceback__)) for each in _chain(error)]
     if any(trace is not None for _, trace in kept):
         for each, trace in kept:
-            each.__traceback__ = trace
+            # The class of an exception may refuse changes, as a frozen dataclass does.
+            BaseException.with_traceback(each, trace)
 
 
 def frames_of(error: BaseException) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import importlib
 import os
 import socket
@@ -96,8 +97,17 @@ def throw_unknown():
     raise Odd("a strange thing")
 
 
+def throw_frozen():
+    raise dataclasses.make_dataclass("Frozen", ["one"], bases=(Exception,), frozen=True)("as ice")
+
+
 @pytest.mark.parametrize(
-    ("throw", "text"), [(throw_picky, "Picky: so picky"), (throw_unknown, "Odd: a strange thing")]
+    ("throw", "text"),
+    [
+        (throw_picky, "Picky: so picky"),
+        (throw_unknown, "Odd: a strange thing"),
+        (throw_frozen, "Frozen: as ice"),
+    ],
 )
 def test_an_error_that_cannot_be_made_again_is_told_as_text(served, throw, text):
     with pytest.raises(lp.RemoteError, match=text) as caught:
