@@ -117,6 +117,8 @@ class Runtime(abc.ABC):
                     handler()
                 except Exception as error:
                     errors.append(error)
+                except SystemExit:  # It would end the thread that stops the program.
+                    errors.append(LaunchError(f"stop handler {handler!r}: got sys.exit(), expected a return."))
         finally:
             self._handled.set()
         if errors:
