@@ -28,8 +28,12 @@ class ThreadsJob(LocalJob):
         threading.Thread(target=self._supervise, name=f"launch-{program.name}", daemon=True).start()
 
     def _supervise(self) -> None:
-        for thread in self._threads.values():
-            thread.start()
+        try:
+            for thread in self._threads.values():
+                thread.start()
+        except RuntimeError as error:  # The system gives no further thread.
+            self.outcome.fail(error)
+            self._begin_stop()
         with self.outcome.changed:
             self.outcome.changed.wait_for(lambda: self._runtime.stopped.is_set() or self._workers_returned())
         self._begin_stop()
@@ -93,7 +97,8 @@ class ThreadsJob(LocalJob):
         stopped_at = time.monotonic()
         for instance in self._instances:
             deadline = stopped_at + self._options.time_to_end(instance.unit.group)
-            self._threads[instance.label].join(max(0.0, deadline - time.monotonic()))
+            if self._threads[instance.label].ident is not None:  # It was started.
+                self._threads[instance.label].join(max(0.0, deadline - time.monotonic()))
         return {label: thread for label, thread in self._threads.items() if thread.is_alive()}
 
     def _close_instance(self, instance: LocalInstance) -> None:

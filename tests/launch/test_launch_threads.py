@@ -68,6 +68,22 @@ def test_a_node_that_does_not_close_is_reported_with_its_stack():
     assert closed
 
 
+def test_a_thread_that_cannot_start_ends_the_program(monkeypatch):
+    start = threading.Thread.start
+
+    def fail(thread):
+        if thread.name == "last-0":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    program = lp.Program("test")
+    for label in ("first", "last"):
+        program.add_node(lp.PyNode(lp.wait_for_stop), label=label)
+    with pytest.raises(RuntimeError, match="new thread"), lp.start(program, "threads") as job:
+        job.wait(timeout=PATIENCE)
+
+
 def test_a_constructor_that_ends_its_node_does_not_keep_the_program():
     class Done:
         def __init__(self):
