@@ -67,7 +67,7 @@ class LocalRuntime(Runtime):
         job: str,
         units: list[Unit],
         request_stop: Callable[..., None],
-        report_failure: Callable[[str, BaseException], None],
+        report_failure: Callable[..., None],
         *,
         concurrent: bool,
     ) -> None:
@@ -83,6 +83,10 @@ class LocalRuntime(Runtime):
         super().begin_stop()
         with self._changed:
             self._changed.notify_all()
+
+    def failure_handler(self, label: str) -> Callable[[BaseException], None]:
+        life = next(each.restarts for each in self.instances.values() if each.label == label)
+        return functools.partial(self.fail, label, life=life)
 
     def build(self, instance: LocalInstance) -> None:
         """Calls the node's constructor on this thread."""
@@ -214,6 +218,7 @@ class LocalJob(Job):
             self._job, self._units, self.stop, self._hear_failure, concurrent=concurrent
         )
         self._records = self._instances = list(self._runtime.instances.values())
+        self._counting = threading.Lock()  # of failures, which threads may report at the same time
         options.at_end.enter_context(active(self._runtime))
 
     def stop(self, result: Any = None) -> None:
@@ -227,26 +232,33 @@ class LocalJob(Job):
         made = all(each.state in ("running", "returned") and not each.works for each in self._instances)
         return made and not self._runtime.stopped.is_set()
 
-    def _hear_failure(self, label: str, error: BaseException) -> None:
+    def _hear_failure(self, label: str, error: BaseException, life: int) -> None:
         """Carries out `launch.make_failure_handler` on the thread that calls it."""
         instance = next(instance for instance in self._instances if instance.label == label)
-        if not ended_normally(error, self._runtime.stopped.is_set()):
-            self._has_failed(instance, error)
+        if life >= instance.restarts and not ended_normally(error, self._runtime.stopped.is_set()):
+            self._has_failed(instance, error, life)
 
     @abc.abstractmethod
-    def _has_failed(self, instance: LocalInstance, error: BaseException) -> None:
+    def _has_failed(self, instance: LocalInstance, error: BaseException, life: int) -> None:
         """Restarts a node that reported its failure, or ends the program."""
 
-    def _may_restart(self, instance: LocalInstance, error: BaseException) -> bool:
-        """Records a failure; returns whether the node has a restart left. If not, the program ends."""
-        instance.error = f"{type(error).__name__}: {message_of(error)}"
-        if (
-            instance.restarts < self._options.restarts.get(instance.unit.group, 0)
-            and not self._runtime.stopped.is_set()
-        ):
-            instance.restarts += 1
-            instance.target, instance.state = None, "restarting"
-            return True
+    def _may_restart(self, instance: LocalInstance, error: BaseException, life: int) -> bool:
+        """Records the failure of a life of a node; returns whether to restart the node.
+
+        If it has no restart left, the program ends. Further failures of a life, as of its other threads or of
+        what it left, change nothing.
+        """
+        with self._counting:
+            if life < instance.restarts:
+                return False
+            instance.error = f"{type(error).__name__}: {message_of(error)}"
+            if (
+                instance.restarts < self._options.restarts.get(instance.unit.group, 0)
+                and not self._runtime.stopped.is_set()
+            ):
+                instance.restarts += 1
+                instance.target, instance.state = None, "restarting"
+                return True
         self._fail(instance, error)
         return False
 

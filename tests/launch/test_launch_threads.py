@@ -45,6 +45,37 @@ def test_a_stop_before_the_thread_of_a_restart_has_started(monkeypatch):
     assert jobs[0].wait(timeout=PATIENCE) == "stopped"
 
 
+@pytest.mark.parametrize("engine", ["serial", "threads"])
+def test_a_life_fails_once(engine):
+    lives = []
+
+    class Service(Failing):
+        def __init__(self):
+            super().__init__()
+            lives.append(self)
+
+        def close(self):
+            if self is lives[0]:
+                self.fail()
+
+        def count(self):
+            return len(lives)
+
+    def main(service):
+        assert service.count() == 1
+        first = lives[0]
+        for fail in (service.fail, first.fail):
+            fail()
+        assert service.count() == 2
+        first.fail()
+        assert service.count() == 2
+
+    program = lp.Program("test")
+    service = program.add_node(lp.CourierNode(Service), label="service")
+    program.add_node(lp.PyNode(main, service), label="main")
+    lp.launch(program, engine, restarts={"service": 1})
+
+
 def test_a_node_that_does_not_close_is_reported_with_its_stack():
     release, closed = threading.Event(), []
 
