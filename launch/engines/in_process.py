@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import functools
 import logging
 import os
@@ -40,6 +41,7 @@ class LocalInstance(Record):
         self.target: Target | None = None
         self.waits_for: LocalInstance | None = None  # the node whose constructor this one's waits for
         self.turns = 0  # number of steps, on the serial engine
+        self.stop_handlers: list[Callable[[], Any]] = []  # those that its present life registered
         self.born = 0.0  # time at which its present life began, on the engine `threads`
         if isinstance(leaf.node, CourierNode):
             self.room = threading.BoundedSemaphore(leaf.node.client_options["max_in_flight"])
@@ -87,6 +89,19 @@ class LocalRuntime(Runtime):
     def failure_handler(self, label: str) -> Callable[[BaseException], None]:
         life = next(each.restarts for each in self.instances.values() if each.label == label)
         return functools.partial(self.fail, label, life=life)
+
+    def add_stop_handler(self, handler: Callable[[], Any]) -> None:
+        super().add_stop_handler(handler)
+        for instance in self.instances.values():
+            if here.context is instance.leaf.context:
+                instance.stop_handlers.append(handler)
+
+    def forget(self, instance: LocalInstance) -> None:
+        """Removes the stop handlers of a life that has failed, as the end of a process would."""
+        handlers, instance.stop_handlers = instance.stop_handlers, []
+        for handler in handlers:
+            with contextlib.suppress(ValueError):  # It was unregistered, or has been called.
+                self.stop_handlers.remove(handler)
 
     def build(self, instance: LocalInstance) -> None:
         """Calls the node's constructor on this thread."""
@@ -157,7 +172,8 @@ class LocalRuntime(Runtime):
         if isinstance(node, ServerNode):
             if instance.target is None:
                 self._wait_until_built(instance)
-            return node.client_options(instance.object, None)
+            with entered(self, None):  # The client is for all nodes.
+                return node.client_options(instance.object, None)
         if not isinstance(node, CourierNode):
             raise unserved(instance.label, node.description)
         call, submit = functools.partial(self._call, instance), functools.partial(self._submit, instance)
@@ -264,7 +280,10 @@ class LocalJob(Job):
 
     def _close_failed(self, instance: LocalInstance) -> None:
         """Closes what the failed life of a node has left, before the next: the end of a process would."""
-        if instance.target is not None or instance.object is None:
+        if instance.target is not None:
+            return
+        self._runtime.forget(instance)
+        if instance.object is None:
             return
         failed, instance.object = instance.object, None
         try:

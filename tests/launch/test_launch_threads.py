@@ -130,10 +130,16 @@ def test_a_constructor_that_ends_its_node_does_not_keep_the_program():
 
 @pytest.mark.parametrize("engine", ["serial", "threads"])
 def test_a_restart_closes_what_failed(engine):
-    """Also if closing fails, and once each."""
+    """Also if closing fails, and once each; and none of its stop handlers is called."""
     closed = []
 
     class Fragile:
+        def __init__(self):
+            lp.register_stop_handler(self.check_open)
+
+        def check_open(self):
+            assert self not in closed
+
         def step(self):
             if len(closed) < 2:
                 raise ValueError("as it should")
