@@ -128,10 +128,12 @@ class Runtime(abc.ABC):
         if errors:
             raise errors[0]
 
-    def finish_stop(self) -> None:
-        """Waits for the handlers if the program is stopping; they may call nodes that close after this."""
-        if self.stopped.is_set():
-            self._handled.wait()
+    def finish_stop(self, timeout: float | None = None) -> bool:
+        """Waits for the handlers if the program is stopping; they may call nodes that close after this.
+
+        Returns whether they have returned within `timeout` seconds.
+        """
+        return not self.stopped.is_set() or self._handled.wait(timeout)
 
     def add_stop_handler(self, handler: Callable[[], Any]) -> None:
         with self._handlers_lock:

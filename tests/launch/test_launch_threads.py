@@ -200,3 +200,37 @@ def test_a_callback_of_a_future_may_call_its_node(engine):
     echo = program.add_node(lp.CourierNode(Echo, **narrow), label="echo")
     program.add_node(lp.PyNode(main, echo), label="main")
     lp.launch(program, engine)
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+@pytest.mark.parametrize("engine", ["serial", "threads"])
+def test_nodes_close_after_the_stop_handlers(engine, hangs):
+    """Which the thread that asked for the stop calls."""
+    begun, closed, end, late = threading.Event(), threading.Event(), threading.Event(), []
+
+    class Service:
+        def close(self):
+            closed.set()
+
+    def handle():
+        begun.set()
+        late.append(end.wait(PATIENCE) if hangs else closed.wait(0.3))
+
+    def main():
+        lp.register_stop_handler(handle)
+        stopping.start()
+        begun.wait(PATIENCE)
+
+    program = lp.Program("test")
+    program.add_node(lp.CourierNode(Service), label="service")
+    program.add_node(lp.PyNode(main), label="main")
+    job = lp.start(program, engine, stop_timeout=0.5 if hangs else PATIENCE)
+    stopping = threading.Thread(target=job.stop)
+    if hangs:
+        with pytest.raises(lp.LaunchError, match="stop handlers did not return"):
+            job.wait()
+    else:
+        job.wait()
+        assert late == [False]
+    end.set()
+    assert closed.is_set()
