@@ -95,9 +95,12 @@ def test_a_node_that_takes_long_to_load_is_not_taken_for_hung():
 
 
 @pytest.mark.filterwarnings("error::launch.StopTimeoutWarning")
-def test_a_stop_does_not_wait_for_nodes_that_have_not_begun(tmp_path, monkeypatch):
-    (tmp_path / "slow_to_import.py").write_text("import time; time.sleep(1.0)")
+@pytest.mark.parametrize("takes_s", [1.0, 600.0])
+def test_a_stop_does_not_wait_for_nodes_that_have_not_begun(tmp_path, monkeypatch, takes_s):
+    (tmp_path / "slow_to_import.py").write_text(f"import time; time.sleep({takes_s})")
     monkeypatch.syspath_prepend(tmp_path)
+    if takes_s > PATIENCE:
+        monkeypatch.setattr(supervised_job, "_REPORT_S", 0.5)
     with lp.start(service_program(), preload=["slow_to_import"], stop_timeout=0.1) as job:
         job.stop()
         job.wait(timeout=PATIENCE)

@@ -248,7 +248,8 @@ class SupervisedJob(Job):
     def _lose_host(self, text: str) -> None:
         """Stops the program in order. Its processes live and hear orders, but nothing reports their ends."""
         _log.error("program %r: %s", self._program.name, text)
-        self.outcome.fail(LaunchError(text))
+        if self._state == "running" or any(process.begun for process in self._processes):
+            self.outcome.fail(LaunchError(text))
         self._host_is_lost = self._stop_asked = True
         for process in self._processes:
             process.restart_at = None
@@ -463,6 +464,8 @@ class SupervisedJob(Job):
 
     def _kill(self, process: Process, reason: str | None) -> None:
         process.kill_reason = process.kill_reason or reason
+        if not process.begun and process.silent_since is None:
+            process.silent_since = time.monotonic()  # Its host may hang, and have no channel to break.
         self._server.kill(process.number)
 
     def _finish(self) -> None:

@@ -33,7 +33,8 @@ class Process(Record):
       kill_at: time at which it will be killed (`time.monotonic`), or None.
       kill_reason: why it was killed, or None.
       failure: the result of `launch.rpc.wire.describe_error` in the process, or None.
-      silent_since: time at which its channel broke, because it ended (`time.monotonic`), or None.
+      silent_since: time at which its channel broke, because it ended, or at which it was killed before it had
+        begun (`time.monotonic`), or None.
     """
 
     def __init__(self, unit: Unit, code: bytes, directory: str | None) -> None:
