@@ -307,6 +307,23 @@ def test_a_fork_server_that_hangs_is_ended(monkeypatch):
     assert has_ended(server._process.pid)
 
 
+def test_an_interrupt_of_the_launch_ends_the_fork_server(monkeypatch):
+    start, started = processes.start_interpreter, []
+
+    def note(*arguments):
+        started.append(start(*arguments))
+        return started[0]
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(processes, "start_interpreter", note)
+    monkeypatch.setattr(supervised_job, "RemoteRuntime", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        lp.start(service_program())
+    assert started[0].poll() == 0
+
+
 def test_unread_reports_do_not_hold_up_the_end(monkeypatch):
     close = processes.ForkServer.close
 

@@ -79,13 +79,14 @@ class ForkServer(ProcessHost):
         self._pids: dict[int, int] = {}  # of the live nodes, by number
         self._given_up = ""  # why this process killed it
         self._sent: dict[int, socket.socket] = {}  # the nodes' ends of their channels, by number
+        self._reader = threading.Thread(target=self._read, name="launch-fork-server", daemon=True)
         self._process = start_interpreter(theirs.fileno(), files)
+        options.at_end.callback(self.close)  # Ctrl-C may interrupt the launch from here on.
         theirs.close()
         preload = options.preload
         if preload is None:
             preload = ["torch"] if "torch" in sys.modules else []
         self._line.send({"preload": preload, "folders": folders})
-        self._reader = threading.Thread(target=self._read, name="launch-fork-server", daemon=True)
         self._reader.start()
 
     def fork(self, process: Process, line: socket.socket, resources: Resources) -> None:
@@ -118,6 +119,8 @@ class ForkServer(ProcessHost):
 
     def close(self) -> None:
         """Asks the fork server to end all nodes, clean up and exit; kills it if that takes too long."""
+        if self._closed:
+            return
         self._closed = True
         self._line.end()
         try:
@@ -125,7 +128,8 @@ class ForkServer(ProcessHost):
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._reader.join()
+        if self._reader.ident is not None:  # It was started.
+            self._reader.join()
         for number in self._pids:
             self._kill_group(number)
         for line in self._sent.values():
