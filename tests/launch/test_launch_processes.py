@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import os
 import resource
@@ -12,6 +13,7 @@ import sys
 import threading
 import time
 import warnings
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -22,6 +24,7 @@ from launch import seeds
 from launch.engines import processes
 from launch.engines.options import Options
 from launch.engines.supervised import job as supervised_job
+from launch.engines.supervised.node_process import NodeProcess
 
 PATIENCE = 60.0
 
@@ -92,6 +95,15 @@ def test_a_node_that_takes_long_to_load_is_not_taken_for_hung():
     program = lp.Program("test")
     program.add_node(lp.PyNode(main, LoadsSlowly()), label="main")
     assert lp.launch(program, heartbeat_timeout=1.5) == "loaded"
+
+
+def test_a_process_that_can_open_no_file_gives_a_sign_of_life(monkeypatch):
+    def fail():
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(psutil, "Process", fail)
+    known = NodeProcess._usage(SimpleNamespace(_instances=[SimpleNamespace(messages=3)]))
+    assert known == {"cpu_seconds": None, "memory_bytes": None, "calls": 3}
 
 
 @pytest.mark.filterwarnings("error::launch.StopTimeoutWarning")

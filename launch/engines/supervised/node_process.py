@@ -259,10 +259,12 @@ class NodeProcess:
                 return
 
     def _usage(self) -> dict[str, Any]:
-        process = psutil.Process()
-        times, memory = process.cpu_times(), process.memory_info()
-        calls = sum(instance.messages for instance in self._instances)
-        return {"cpu_seconds": times.user + times.system, "memory_bytes": memory.rss, "calls": calls}
+        usage: dict[str, Any] = dict.fromkeys(("cpu_seconds", "memory_bytes"))
+        with contextlib.suppress(OSError, psutil.Error):  # The system gives no file: the process lives.
+            process = psutil.Process()
+            times, memory = process.cpu_times(), process.memory_info()
+            usage = {"cpu_seconds": times.user + times.system, "memory_bytes": memory.rss}
+        return {**usage, "calls": sum(instance.messages for instance in self._instances)}
 
     def _tell(self, what: str, value: Any = None) -> None:
         with contextlib.suppress(OSError):  # the launcher is dead; the listening thread ends this process
