@@ -64,8 +64,8 @@ class Runtime(abc.ABC):
     Args:
       job: random name of the run.
       request_stop: asks the program to stop; its argument is the result, which is optional.
-      report_failure: ends a node as failed; its arguments are the label and the error. None for a process
-        without nodes.
+      report_failure: ends a node as failed; its arguments are those of `fail`. None for a process without
+        nodes.
 
     Attributes:
       stopped: event that is set when a stop begins.
@@ -78,7 +78,7 @@ class Runtime(abc.ABC):
         self,
         job: str,
         request_stop: Callable[..., None],
-        report_failure: Callable[[str, BaseException], None] | None = None,
+        report_failure: Callable[..., None] | None = None,
     ) -> None:
         self.job = job
         self.request_stop = request_stop
@@ -94,14 +94,18 @@ class Runtime(abc.ABC):
     def client(self, node_id: int) -> Any:
         """Returns a client of the node; every call in this process returns the same one."""
 
-    def fail(self, label: str, error: BaseException) -> None:
+    def failure_handler(self, label: str) -> Callable[[BaseException], None]:
+        """Returns what `make_failure_handler` does for the node `label` of this process."""
+        return functools.partial(self.fail, label)
+
+    def fail(self, label: str, error: BaseException, **life: int) -> None:
         """Ends the node `label`, which is in this process, as failed.
 
         A handler of failures refers to the runtime, which a saved program names and does not hold.
         """
         if self._report_failure is None:
             raise LaunchError(f"node: got {label!r}, expected a node of this process.")
-        self._report_failure(label, error)
+        self._report_failure(label, error, **life)
 
     def begin_stop(self) -> None:
         """Sets the stop event and calls the handlers, once."""
@@ -117,6 +121,8 @@ class Runtime(abc.ABC):
                     handler()
                 except Exception as error:
                     errors.append(error)
+                except SystemExit:  # It would end the thread that stops the program.
+                    errors.append(LaunchError(f"stop handler {handler!r}: got sys.exit(), expected a return."))
         finally:
             self._handled.set()
         if errors:
@@ -303,4 +309,4 @@ def make_failure_handler() -> Callable[[BaseException], None]:
     with its `NodeError`. Call this on a thread of the node, such as in the constructor. A worker raises its
     errors in `run()` instead: the engine `threads` cannot end its thread, so it would not restart it.
     """
-    return functools.partial(current_runtime().fail, get_node_context().label)
+    return current_runtime().failure_handler(get_node_context().label)

@@ -19,6 +19,14 @@ def message_of(error: BaseException) -> str:
         return f"<its __str__ raised {type(failure).__name__}>"
 
 
+def _says(error: BaseException) -> str:
+    """Returns an exception's last lines in a traceback, also if Python cannot print it."""
+    try:
+        return "".join(traceback.format_exception_only(type(error), error))
+    except Exception:  # The attributes of a SyntaxError may be of any type.
+        return f"{type(error).__name__}: {message_of(error)}\n"
+
+
 def _chain(error: BaseException) -> Iterator[BaseException]:
     """Yields an exception and those that led to it, the first of them last."""
     following: BaseException | None = error
@@ -46,7 +54,8 @@ def hide_our_frames(error: BaseException) -> None:
     kept = [(each, _without_ours(each.__traceback__)) for each in _chain(error)]
     if any(trace is not None for _, trace in kept):
         for each, trace in kept:
-            each.__traceback__ = trace
+            # The class of an exception may refuse changes, as a frozen dataclass does.
+            BaseException.with_traceback(each, trace)
 
 
 def frames_of(error: BaseException) -> str:
@@ -57,7 +66,7 @@ def frames_of(error: BaseException) -> str:
     parts = []
     for each in reversed([*_chain(error)]):
         frames = "".join(traceback.format_tb(each.__traceback__))
-        says = "" if each is error else "".join(traceback.format_exception_only(type(each), each))
+        says = "" if each is error else _says(each)
         if frames or isinstance(each, RemoteTraceback):
             parts.append(frames + says)
     return "\n".join(parts).rstrip()
@@ -65,7 +74,10 @@ def frames_of(error: BaseException) -> str:
 
 def describe(error: BaseException) -> dict[str, str]:
     """Returns an exception as texts, the arguments of `NodeError`, and hides this project's frames in it."""
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    try:
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    except Exception:
+        text = f"{frames_of(error)}\n{_says(error)}"
     hide_our_frames(error)
     return {
         "kind": type(error).__name__,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import functools
 import logging
 import os
@@ -40,6 +41,7 @@ class LocalInstance(Record):
         self.target: Target | None = None
         self.waits_for: LocalInstance | None = None  # the node whose constructor this one's waits for
         self.turns = 0  # number of steps, on the serial engine
+        self.stop_handlers: list[Callable[[], Any]] = []  # those that its present life registered
         self.born = 0.0  # time at which its present life began, on the engine `threads`
         if isinstance(leaf.node, CourierNode):
             self.room = threading.BoundedSemaphore(leaf.node.client_options["max_in_flight"])
@@ -67,7 +69,7 @@ class LocalRuntime(Runtime):
         job: str,
         units: list[Unit],
         request_stop: Callable[..., None],
-        report_failure: Callable[[str, BaseException], None],
+        report_failure: Callable[..., None],
         *,
         concurrent: bool,
     ) -> None:
@@ -83,6 +85,23 @@ class LocalRuntime(Runtime):
         super().begin_stop()
         with self._changed:
             self._changed.notify_all()
+
+    def failure_handler(self, label: str) -> Callable[[BaseException], None]:
+        life = next(each.restarts for each in self.instances.values() if each.label == label)
+        return functools.partial(self.fail, label, life=life)
+
+    def add_stop_handler(self, handler: Callable[[], Any]) -> None:
+        super().add_stop_handler(handler)
+        for instance in self.instances.values():
+            if here.context is instance.leaf.context:
+                instance.stop_handlers.append(handler)
+
+    def forget(self, instance: LocalInstance) -> None:
+        """Removes the stop handlers of a life that has failed, as the end of a process would."""
+        handlers, instance.stop_handlers = instance.stop_handlers, []
+        for handler in handlers:
+            with contextlib.suppress(ValueError):  # It was unregistered, or has been called.
+                self.stop_handlers.remove(handler)
 
     def build(self, instance: LocalInstance) -> None:
         """Calls the node's constructor on this thread."""
@@ -153,7 +172,8 @@ class LocalRuntime(Runtime):
         if isinstance(node, ServerNode):
             if instance.target is None:
                 self._wait_until_built(instance)
-            return node.client_options(instance.object, None)
+            with entered(self, None):  # The client is for all nodes.
+                return node.client_options(instance.object, None)
         if not isinstance(node, CourierNode):
             raise unserved(instance.label, node.description)
         call, submit = functools.partial(self._call, instance), functools.partial(self._submit, instance)
@@ -214,6 +234,7 @@ class LocalJob(Job):
             self._job, self._units, self.stop, self._hear_failure, concurrent=concurrent
         )
         self._records = self._instances = list(self._runtime.instances.values())
+        self._counting = threading.Lock()  # of failures, which threads may report at the same time
         options.at_end.enter_context(active(self._runtime))
 
     def stop(self, result: Any = None) -> None:
@@ -227,32 +248,42 @@ class LocalJob(Job):
         made = all(each.state in ("running", "returned") and not each.works for each in self._instances)
         return made and not self._runtime.stopped.is_set()
 
-    def _hear_failure(self, label: str, error: BaseException) -> None:
+    def _hear_failure(self, label: str, error: BaseException, life: int) -> None:
         """Carries out `launch.make_failure_handler` on the thread that calls it."""
         instance = next(instance for instance in self._instances if instance.label == label)
-        if not ended_normally(error, self._runtime.stopped.is_set()):
-            self._has_failed(instance, error)
+        if life >= instance.restarts and not ended_normally(error, self._runtime.stopped.is_set()):
+            self._has_failed(instance, error, life)
 
     @abc.abstractmethod
-    def _has_failed(self, instance: LocalInstance, error: BaseException) -> None:
+    def _has_failed(self, instance: LocalInstance, error: BaseException, life: int) -> None:
         """Restarts a node that reported its failure, or ends the program."""
 
-    def _may_restart(self, instance: LocalInstance, error: BaseException) -> bool:
-        """Records a failure; returns whether the node has a restart left. If not, the program ends."""
-        instance.error = f"{type(error).__name__}: {message_of(error)}"
-        if (
-            instance.restarts < self._options.restarts.get(instance.unit.group, 0)
-            and not self._runtime.stopped.is_set()
-        ):
-            instance.restarts += 1
-            instance.target, instance.state = None, "restarting"
-            return True
+    def _may_restart(self, instance: LocalInstance, error: BaseException, life: int) -> bool:
+        """Records the failure of a life of a node; returns whether to restart the node.
+
+        If it has no restart left, the program ends. Further failures of a life, as of its other threads or of
+        what it left, change nothing.
+        """
+        with self._counting:
+            if life < instance.restarts:
+                return False
+            instance.error = f"{type(error).__name__}: {message_of(error)}"
+            if (
+                instance.restarts < self._options.restarts.get(instance.unit.group, 0)
+                and not self._runtime.stopped.is_set()
+            ):
+                instance.restarts += 1
+                instance.target, instance.state = None, "restarting"
+                return True
         self._fail(instance, error)
         return False
 
     def _close_failed(self, instance: LocalInstance) -> None:
         """Closes what the failed life of a node has left, before the next: the end of a process would."""
-        if instance.target is not None or instance.object is None:
+        if instance.target is not None:
+            return
+        self._runtime.forget(instance)
+        if instance.object is None:
             return
         failed, instance.object = instance.object, None
         try:

@@ -117,8 +117,8 @@ class SerialJob(LocalJob):
                 if not self._recovers(instance, error):
                     return
 
-    def _has_failed(self, instance: LocalInstance, error: BaseException) -> None:
-        if self._may_restart(instance, error):
+    def _has_failed(self, instance: LocalInstance, error: BaseException, life: int) -> None:
+        if self._may_restart(instance, error, life):
             self._begin(instance)
 
     def _recovers(self, instance: LocalInstance, error: BaseException) -> bool:
@@ -126,7 +126,7 @@ class SerialJob(LocalJob):
         if ended_normally(error, self._runtime.stopped.is_set()):
             instance.state = "returned"
             return False
-        return self._may_restart(instance, error)
+        return self._may_restart(instance, error, instance.restarts)
 
     def _pass(self) -> bool:
         """Gives each worker one turn; returns False if all have finished.

@@ -28,8 +28,12 @@ class ThreadsJob(LocalJob):
         threading.Thread(target=self._supervise, name=f"launch-{program.name}", daemon=True).start()
 
     def _supervise(self) -> None:
-        for thread in self._threads.values():
-            thread.start()
+        try:
+            for thread in self._threads.values():
+                thread.start()
+        except RuntimeError as error:  # The system gives no further thread.
+            self.outcome.fail(error)
+            self._begin_stop()
         with self.outcome.changed:
             self.outcome.changed.wait_for(lambda: self._runtime.stopped.is_set() or self._workers_returned())
         self._begin_stop()
@@ -47,7 +51,7 @@ class ThreadsJob(LocalJob):
     def _run(self, instance: LocalInstance) -> None:
         """Runs a node: calls its constructor and, for a worker, does its work."""
         while True:
-            instance.born = time.monotonic()
+            instance.born, life = time.monotonic(), instance.restarts
             try:
                 self._runtime.build(instance)
                 instance.state = "running"
@@ -60,7 +64,7 @@ class ThreadsJob(LocalJob):
                 if ended_normally(error, self._runtime.stopped.is_set()):
                     instance.state = "returned"
                     break
-                if not self._may_restart(instance, error) or not self._pause(instance):
+                if not self._may_restart(instance, error, life) or not self._pause(instance):
                     break
                 self._close_failed(instance)
         self.outcome.notify()
@@ -69,10 +73,10 @@ class ThreadsJob(LocalJob):
         """Waits before a restart; returns False if the program stops."""
         return not self._runtime.stopped.wait(instance.back_off.after(time.monotonic() - instance.born))
 
-    def _has_failed(self, instance: LocalInstance, error: BaseException) -> None:
+    def _has_failed(self, instance: LocalInstance, error: BaseException, life: int) -> None:
         if instance.works:
             self._fail(instance, error)  # Its thread may still run, and cannot be ended.
-        elif self._may_restart(instance, error):
+        elif self._may_restart(instance, error, life):
             before = self._threads[instance.label]
             thread = threading.Thread(
                 target=self._run_again, args=(instance, before), name=instance.label, daemon=True
@@ -93,7 +97,8 @@ class ThreadsJob(LocalJob):
         stopped_at = time.monotonic()
         for instance in self._instances:
             deadline = stopped_at + self._options.time_to_end(instance.unit.group)
-            self._threads[instance.label].join(max(0.0, deadline - time.monotonic()))
+            if self._threads[instance.label].ident is not None:  # It was started.
+                self._threads[instance.label].join(max(0.0, deadline - time.monotonic()))
         return {label: thread for label, thread in self._threads.items() if thread.is_alive()}
 
     def _close_instance(self, instance: LocalInstance) -> None:

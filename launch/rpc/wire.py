@@ -110,7 +110,8 @@ def rebuild_error(failure: Mapping[str, Any], node: str) -> BaseException:
         error: BaseException = pickle.loads(failure["pickled"])
     except Exception:
         error = RemoteError(failure["kind"], failure["message"])
-    error.__cause__ = RemoteTraceback(node, failure["frames"])
+    # The class may refuse changes, as a frozen dataclass does.
+    object.__setattr__(error, "__cause__", RemoteTraceback(node, failure["frames"]))
     return error
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import launch as lp
+from launch.engines.supervised.runtime import RemoteRuntime
 from launch.handles import Handle, replace_handles
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(lp.__file__)))
@@ -211,6 +212,15 @@ def test_outside_of_a_program():
 
 
 # The engines of one process.
+
+
+def test_a_stop_handler_that_exits_ends_neither_the_stop_nor_the_others():
+    runtime, called = RemoteRuntime("job", {}, None, nothing), []
+    for handler in (sys.exit, lambda: called.append(1)):
+        runtime.add_stop_handler(handler)
+    with pytest.raises(lp.LaunchError, match="stop handler .*exit"):
+        runtime.begin_stop()
+    assert called
 
 
 @pytest.mark.parametrize("engine", ["serial", "threads"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import importlib
 import os
 import socket
@@ -96,8 +97,17 @@ def throw_unknown():
     raise Odd("a strange thing")
 
 
+def throw_frozen():
+    raise dataclasses.make_dataclass("Frozen", ["one"], bases=(Exception,), frozen=True)("as ice")
+
+
 @pytest.mark.parametrize(
-    ("throw", "text"), [(throw_picky, "Picky: so picky"), (throw_unknown, "Odd: a strange thing")]
+    ("throw", "text"),
+    [
+        (throw_picky, "Picky: so picky"),
+        (throw_unknown, "Odd: a strange thing"),
+        (throw_frozen, "Frozen: as ice"),
+    ],
 )
 def test_an_error_that_cannot_be_made_again_is_told_as_text(served, throw, text):
     with pytest.raises(lp.RemoteError, match=text) as caught:
@@ -105,11 +115,15 @@ def test_an_error_that_cannot_be_made_again_is_told_as_text(served, throw, text)
     assert "in throw_" in str(caught.value.__cause__)
 
 
+def throw_unprintable():
+    raise SyntaxError("strange", ("file", 1, 2, 3))
+
+
 def test_an_error_that_cannot_be_printed_is_an_answer(served):
-    for _ in range(3):
-        with pytest.raises(Wordless) as error:
-            served[2].call("fail", (), {}, PATIENCE)
-        assert "in fail" in str(error.value.__cause__)
+    for method, args, kind in 2 * [("fail", (), Wordless), ("do", (throw_unprintable,), SyntaxError)]:
+        with pytest.raises(kind) as error:
+            served[2].call(method, args, {}, PATIENCE)
+        assert "raise" in str(error.value.__cause__)
 
 
 def test_a_call_whose_answer_fails_is_lost_and_costs_no_thread(keys, directory, monkeypatch, caplog):

@@ -45,6 +45,37 @@ def test_a_stop_before_the_thread_of_a_restart_has_started(monkeypatch):
     assert jobs[0].wait(timeout=PATIENCE) == "stopped"
 
 
+@pytest.mark.parametrize("engine", ["serial", "threads"])
+def test_a_life_fails_once(engine):
+    lives = []
+
+    class Service(Failing):
+        def __init__(self):
+            super().__init__()
+            lives.append(self)
+
+        def close(self):
+            if self is lives[0]:
+                self.fail()
+
+        def count(self):
+            return len(lives)
+
+    def main(service):
+        assert service.count() == 1
+        first = lives[0]
+        for fail in (service.fail, first.fail):
+            fail()
+        assert service.count() == 2
+        first.fail()
+        assert service.count() == 2
+
+    program = lp.Program("test")
+    service = program.add_node(lp.CourierNode(Service), label="service")
+    program.add_node(lp.PyNode(main, service), label="main")
+    lp.launch(program, engine, restarts={"service": 1})
+
+
 def test_a_node_that_does_not_close_is_reported_with_its_stack():
     release, closed = threading.Event(), []
 
@@ -68,6 +99,22 @@ def test_a_node_that_does_not_close_is_reported_with_its_stack():
     assert closed
 
 
+def test_a_thread_that_cannot_start_ends_the_program(monkeypatch):
+    start = threading.Thread.start
+
+    def fail(thread):
+        if thread.name == "last-0":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    program = lp.Program("test")
+    for label in ("first", "last"):
+        program.add_node(lp.PyNode(lp.wait_for_stop), label=label)
+    with pytest.raises(RuntimeError, match="new thread"), lp.start(program, "threads") as job:
+        job.wait(timeout=PATIENCE)
+
+
 def test_a_constructor_that_ends_its_node_does_not_keep_the_program():
     class Done:
         def __init__(self):
@@ -83,10 +130,16 @@ def test_a_constructor_that_ends_its_node_does_not_keep_the_program():
 
 @pytest.mark.parametrize("engine", ["serial", "threads"])
 def test_a_restart_closes_what_failed(engine):
-    """Also if closing fails, and once each."""
+    """Also if closing fails, and once each; and none of its stop handlers is called."""
     closed = []
 
     class Fragile:
+        def __init__(self):
+            lp.register_stop_handler(self.check_open)
+
+        def check_open(self):
+            assert self not in closed
+
         def step(self):
             if len(closed) < 2:
                 raise ValueError("as it should")
