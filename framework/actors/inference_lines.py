@@ -40,7 +40,7 @@ class InferenceError(RuntimeError):
     """The inference server does not answer."""
 
 
-class Connection(NamedTuple):
+class InferenceConnection(NamedTuple):
     """What `InferenceServer.connect` returns.
 
     Attributes:
@@ -72,7 +72,7 @@ class DirectLine:
       OSError: Socket or rows cannot be reached, as from another machine.
     """
 
-    def __init__(self, connection: Connection, name: str, timeout: float):
+    def __init__(self, connection: InferenceConnection, name: str, timeout: float):
         assert connection.folder is not None
         rows = connection.rows.slice
         block = Block(
@@ -210,7 +210,7 @@ class DirectLines:
     def _take(self, line: socket.socket) -> None:
         data = b""
         with contextlib.suppress(OSError):
-            data = line.recv(_REQUEST.size)  # Whole: so few bytes are not divided.
+            data = line.recv(_REQUEST.size)  # Whole, because eight bytes are not divided.
         if data:
             self._request(_REQUEST.unpack(data)[0], line)
         else:

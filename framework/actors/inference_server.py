@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 
 from framework import core, specs
-from framework.actors.inference_lines import Connection, DirectLines, answer
+from framework.actors.inference_lines import DirectLines, InferenceConnection, answer
 from framework.actors.inference_slots import Rows, Slots, private
 from framework.replay.shm import SharedMemory
 from framework.types import Nest
@@ -114,7 +114,7 @@ class InferenceServer:
 
     # What clients call.
 
-    def connect(self, name: str, envs: int, offset: int = 0, total: int | None = None) -> Connection:
+    def connect(self, name: str, envs: int, offset: int = 0, total: int | None = None) -> InferenceConnection:
         """Assigns rows to client `name`, see `Slots.connect`."""
         with self._acting:
             rows = self.slots.connect(name, envs, offset, total)
@@ -125,7 +125,7 @@ class InferenceServer:
             if self._concurrent and self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="inference", daemon=True)
                 self._thread.start()
-        connection = Connection(number, rows, self.slots.capacity, self.slots.examples)
+        connection = InferenceConnection(number, rows, self.slots.capacity, self.slots.examples)
         if self._memory is None:
             return connection
         return connection._replace(folder=self._lines.folder, block=self._memory.path(*_BLOCK))

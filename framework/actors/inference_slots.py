@@ -100,7 +100,7 @@ class Block:
     Args:
       examples: observation, action and extras of one env, leaves `[1, ...]`.
       capacity: number of rows.
-      allocate: makes the zeroed block of so many bytes, uint8[bytes].
+      allocate: makes the zeroed block, uint8[bytes], of a number of bytes.
 
     Attributes:
       observation: the columns of the observations.

@@ -13,7 +13,7 @@ import launch
 from framework import core
 from framework.actors import inference_server
 from framework.actors.inference_client import InferenceError, ServerPort
-from framework.actors.inference_lines import Connection
+from framework.actors.inference_lines import InferenceConnection
 from framework.actors.inference_server import InferenceServer
 from framework.actors.inference_slots import Rows, Slots
 from framework.environments.testing import make_spec
@@ -396,7 +396,7 @@ def test_states_of_torch_and_extras_that_are_views_of_them():
 
 def test_a_server_that_is_silent_is_named_and_not_called_after_the_stop(monkeypatch):
     silent = types.SimpleNamespace(
-        connect=lambda *args: Connection(0, Rows(0, 2), 2, ((), (), ())),
+        connect=lambda *args: InferenceConnection(0, Rows(0, 2), 2, ((), (), ())),
         futures=types.SimpleNamespace(act=lambda *args: concurrent.futures.Future()),
     )
     port = ServerPort(silent, "actor", 2, timeout=0.01)
