@@ -122,7 +122,7 @@ class Runtime(abc.ABC):
                 except Exception as error:
                     errors.append(error)
                 except SystemExit:  # It would end the thread that stops the program.
-                    errors.append(LaunchError(f"stop handler {handler!r}: got sys.exit(), expected a return."))
+                    errors.append(LaunchError(f"stop handler {handler!r}: got sys.exit(), expected return."))
         finally:
             self._handled.set()
         if errors:

@@ -1,8 +1,9 @@
-"""Agents and examples use the framework through its public names."""
+"""Agents and examples use the framework through its public names, and each class has a name of its own."""
 
 from __future__ import annotations
 
 import ast
+import collections
 import pathlib
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -33,8 +34,11 @@ def parsed(*folders: str) -> dict[pathlib.Path, ast.Module]:
 
 
 def classes(trees: dict[pathlib.Path, ast.Module]) -> dict[str, ast.ClassDef]:
-    nodes = [node for tree in trees.values() for node in tree.body]
-    return {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
+    return {node.name: node for node in each_class(trees)}
+
+
+def each_class(trees: dict[pathlib.Path, ast.Module]) -> list[ast.ClassDef]:
+    return [node for tree in trees.values() for node in tree.body if isinstance(node, ast.ClassDef)]
 
 
 def bases(kind: ast.ClassDef, known: dict[str, ast.ClassDef]) -> set[str]:
@@ -59,3 +63,8 @@ def test_agents_and_examples_use_no_private_names_of_the_framework():
             if isinstance(node, ast.ImportFrom):
                 wrong += [f"{path.name}: imports {each.name}" for each in node.names if is_private(each.name)]
     assert wrong == []
+
+
+def test_no_class_name_stands_twice():
+    names = [node.name for node in each_class(parsed("framework", "launch"))]
+    assert [name for name, count in collections.Counter(names).items() if count > 1] == []

@@ -303,6 +303,13 @@ CALLS = {
 }
 
 
+class FarInference(InferenceWorker):
+    """Offers no line to actors on its machine."""
+
+    def connect(self, *args: Any) -> Any:
+        return super().connect(*args)._replace(folder=None)
+
+
 class FarJob(ProcessesJob):
     """On another machine, as far as one can show it: TCP with CURVE, and arrays in messages."""
 
@@ -360,7 +367,8 @@ class Services:
         }
         services = {label: program.add_node(node, label=label) for label, node in nodes.items()}
         if not actors:
-            node = launch.CourierNode(InferenceWorker, acting, learner=None, monitor=services["monitor"])
+            server = FarInference if far else InferenceWorker
+            node = launch.CourierNode(server, acting, learner=None, monitor=services["monitor"])
             services["inference"] = program.add_node(node, label="inference")
         with program.group("load"):
             for _ in range(loads):

@@ -83,13 +83,18 @@ def measure(mode: str, options: argparse.Namespace) -> float:
         counter = job.client("counter")
         warm = 200 * options.actors * options.envs
         counter.wait_for("env_steps", warm, timeout=120)
-        before, started = counter.get_counts()["env_steps"], time.perf_counter()
+
+        def count() -> tuple[int, float]:
+            """The next count and when it came, since actors report many steps at once."""
+            counter.wait_for("env_steps", counter.get_counts()["env_steps"] + 1, timeout=60)
+            return counter.get_counts()["env_steps"], time.perf_counter()
+
+        before, started = count()
         # A count that is not reached: the wait ends with its time.
         counter.wait_for("env_steps", 10**12, timeout=options.seconds)
-        after = counter.get_counts()["env_steps"]
-        elapsed = time.perf_counter() - started
+        after, ended = count()
         job.stop()
-    return (after - before) / elapsed
+    return (after - before) / (ended - started)
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout  # Another class in Python 3.10.
 from typing import Any
@@ -10,13 +11,11 @@ import numpy as np
 
 import launch
 from framework import core
+from framework.actors.inference_lines import DirectLine, no_answer
+from framework.actors.inference_lines import InferenceError as InferenceError
 from framework.types import Nest
 
 _LIMIT_S = 60.0  # Seconds without an answer after which the request fails.
-
-
-class InferenceError(RuntimeError):
-    """The inference server does not answer."""
 
 
 class ServerPort(core.Policy):
@@ -53,9 +52,13 @@ class ServerPort(core.Policy):
         total: int | None = None,
         timeout: float = _LIMIT_S,
     ):
-        server.connect(name, envs, offset, total)
+        connection = server.connect(name, envs, offset, total)
         self._server, self._name, self._timeout = server, name, timeout
-        self._future: Future | None = None
+        self._number, self._calls, self._line = connection.number, server.futures, None
+        if connection.folder is not None:
+            with contextlib.suppress(OSError):  # The server is on another machine.
+                self._calls = self._line = DirectLine(connection, name, timeout)
+        self._future: Future | DirectLine | None = None
 
     def initial_state(self, batch_size: int) -> np.ndarray:
         """True for each env. Waits for the answer of an open request and drops it."""
@@ -73,7 +76,7 @@ class ServerPort(core.Policy):
         Does nothing if there is an open request.
         """
         if self._future is None:
-            self._future = self._server.futures.act(self._name, observation, state)
+            self._future = self._calls.act(self._number, observation, state)
 
     def answer(self) -> tuple[Nest, Nest]:
         """Waits for `(action, extras)` of the request. They are valid until the next request."""
@@ -84,10 +87,7 @@ class ServerPort(core.Policy):
         except (TimeoutError, FutureTimeout):
             if future.done():  # The server itself raised this error.
                 raise
-            raise InferenceError(
-                f"inference server: got no answer for {self._name!r} within {self._timeout} s. Check that "
-                "its node is alive and that its batches are not too slow."
-            ) from None
+            raise no_answer(self._name, self._timeout) from None
         return action, extras
 
     def update(self, wait: bool = False) -> None:
@@ -97,5 +97,7 @@ class ServerPort(core.Policy):
 
     def close(self) -> None:
         """Disconnects from the server, unless the program stops: it then waits for no client, or is gone."""
+        if self._line is not None:
+            self._line.close()
         if not launch.stop_event().is_set():
             self._server.disconnect(self._name)

@@ -16,14 +16,16 @@ actor c                   |request
 batches       .           |a b        |a c   all that are connected and not waiting for an environment
 ```
 
-A request is a call of the node's `act`, with the arrays in the message; see
-`framework.actors.inference_client`. On the engine `serial`, a call acts for the caller's envs only, without a
-thread or a clock.
+A request is a call of the node's `act`, with the arrays in the message; actors on the server's machine have a
+shorter way, see `framework.actors.inference_lines`. On the engine `serial`, a call acts for the caller's envs
+only, without a thread or a clock.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import secrets
+import socket
 import threading
 import time
 import types
@@ -34,19 +36,25 @@ from typing import Any
 import numpy as np
 
 from framework import core, specs
-from framework.actors.inference_slots import Rows, Slots
+from framework.actors.inference_lines import DirectLines, InferenceConnection, answer
+from framework.actors.inference_slots import Rows, Slots, private
+from framework.replay.shm import SharedMemory
 from framework.types import Nest
 from launch.batching import BatchedMethod, BatchOptions
 
+_BLOCK = "inference", "rows"  # Name of the block in shared memory.
 PATIENCE_S = 1.0  # A client that is silent for longer may have died: no batch waits for it.
 
 
 @dataclasses.dataclass(eq=False)
 class _Client:
-    """One connection, and the answer to its request."""
+    """One connection, and where its open request is answered: by a future, or on a line."""
 
+    name: str
     rows: Rows
+    open: bool = False
     future: Future | None = None
+    line: socket.socket | None = None
     asked_at: float = dataclasses.field(default_factory=time.monotonic)  # or connected
 
 
@@ -62,6 +70,7 @@ class InferenceServer:
       max_batch: largest number of rows in one step of the policy. None means all.
       timeout: seconds that the first request of a batch waits for others.
       concurrent: whether to start a thread. If False, each call acts by itself.
+      shared_memory: whether actors on this machine may use shared memory. If False, all call the node.
       on_batch: called after each batch with its number of rows, on the thread that ran it. An exception ends
         the server.
       on_failure: called with the exception that ended the server's thread. None raises it in that thread. In
@@ -79,51 +88,68 @@ class InferenceServer:
         max_batch: int | None = None,
         timeout: float = 0.001,
         concurrent: bool = True,
+        shared_memory: bool = False,
         on_batch: Any = None,
         on_failure: Callable[[BaseException], None] | None = None,
     ):
         if timeout < 0:
             raise ValueError(f"timeout: got {timeout}, expected at least 0 seconds.")
-        self.slots = Slots(policy, spec, capacity)
+        self._memory = SharedMemory() if shared_memory else None
+        self.slots = Slots(policy, spec, capacity, self._allocate)
         self._variables, self._updates = variables, updates
         self._seconds = 0.0  # Spent acting since the last `take_seconds`.
         self._max_batch = max_batch or capacity
         self._timeout, self._concurrent = timeout, concurrent
         self._on_batch, self._on_failure = on_batch, on_failure
         self._acting = threading.Lock()  # Held while parameters are read or changed.
-        self._changed = threading.Condition()  # Guards the clients and the requests.
-        self._clients: dict[str, _Client] = {}
+        self._lock = threading.Lock()  # Guards the clients and the requests.
+        self._clients: dict[int, _Client] = {}  # By the numbers of their connections.
         self._waiting: list[_Client] = []  # In order of arrival.
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._stopping = self._closed = False
+        self._lines = DirectLines(self._request, self._lose, self._memory)
         self.act = _Submitted(self._submit)
         self.futures = types.SimpleNamespace(act=self._submit)  # as a client of the node has them
 
     # What clients call.
 
-    def connect(self, name: str, envs: int, offset: int = 0, total: int | None = None) -> None:
+    def connect(self, name: str, envs: int, offset: int = 0, total: int | None = None) -> InferenceConnection:
         """Assigns rows to client `name`, see `Slots.connect`."""
         with self._acting:
             rows = self.slots.connect(name, envs, offset, total)
-        with self._changed:
+        number = secrets.randbits(63)  # Random, so that it means nothing to a server that was restarted.
+        with self._lock:
             self._forget(name)
-            self._clients[name] = _Client(rows)
+            self._clients[number] = _Client(name, rows)
             if self._concurrent and self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="inference", daemon=True)
                 self._thread.start()
+        connection = InferenceConnection(number, rows, self.slots.capacity, self.slots.examples)
+        if self._memory is None:
+            return connection
+        return connection._replace(folder=self._lines.folder, block=self._memory.path(*_BLOCK))
 
     def disconnect(self, name: str) -> None:
         """Stops waiting for `name`. Its rows stay reserved for a new connection."""
-        with self._changed:
+        with self._lock:
             self._forget(name)
-            self._changed.notify()
+        self._lines.wake()
 
-    def _forget(self, name: str) -> None:
-        client = self._clients.pop(name, None)
-        if client is not None and client in self._waiting:
-            self._waiting.remove(client)
-            self._answer(client, RuntimeError(f"client {name!r} has disconnected, or connected again"))
+    def _forget(self, name: str | None = None, line: socket.socket | None = None) -> None:
+        """Forgets the client with this name or line."""
+        for number, client in list(self._clients.items()):
+            if client.name == name or (line is not None and client.line is line):
+                del self._clients[number]
+                if client in self._waiting:
+                    self._waiting.remove(client)
+                    self._answer(
+                        client, RuntimeError(f"client {client.name!r} has disconnected, or connected again")
+                    )
+
+    def _lose(self, line: socket.socket) -> None:
+        with self._lock:
+            self._forget(line=line)
 
     def update_variables(self) -> int:
         """Pulls newer parameters now, and returns the version of all later actions."""
@@ -145,45 +171,64 @@ class InferenceServer:
 
     def stop_waiting(self) -> None:
         """Answers all requests immediately from now on: other clients may have stopped."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify()
+        self._stopping = True
+        self._lines.wake()
 
     def close(self) -> None:
-        """Ends the thread."""
-        with self._changed:
+        """Ends the thread and removes the shared memory."""
+        with self._lock:
             self._closed = True
-            self._changed.notify()
-        if self._thread is not None:
+        self._lines.wake()
+        if self._thread is None:
+            self._lines.close()
+        else:
             self._thread.join(timeout=5.0)
+        if self._memory is not None:
+            self._memory.close()
 
-    def _submit(self, name: str, observation: Nest, first: np.ndarray) -> Future:
-        """Queues a request; the future resolves to `(action, extras, version)`."""
+    def _submit(self, number: int, observation: Nest, first: np.ndarray) -> Future:
+        """Queues the request of a connection; the future resolves to `(action, extras, version)`."""
         future: Future = Future()
         try:
-            client = self._clients.get(name)
-            if client is None:
-                raise RuntimeError(
-                    f"client: got {name!r}, which is not connected. If the inference node was restarted, "
-                    "give its actors restarts, too: they connect again."
-                )
-            if client.future is not None and not client.future.done():
-                raise RuntimeError(f"client {name!r}: got a request before the answer to its last one")
+            client = self._find(number)
             self.slots.write(client.rows, observation, first)
-            client.future, client.asked_at = future, time.monotonic()
+            self._queue(client, future=future)
             if self._concurrent:
-                with self._changed:
-                    if self._closed:
-                        raise self._error or RuntimeError("the inference server was closed")
-                    self._waiting.append(client)
-                    self._changed.notify()
+                self._lines.wake()
             else:
-                self._fire([client])
+                self._fire(self._take_batch())
         except Exception as error:
             if future.done():  # `on_batch` failed after the answer, on this thread.
                 raise
             future.set_exception(error)
         return future
+
+    def _request(self, number: int, line: socket.socket) -> None:
+        """Queues a request from a line, whose client has written its rows."""
+        try:
+            self._queue(self._find(number), line=line)
+        except Exception as error:
+            answer(line, self.version, error)
+
+    def _find(self, number: int) -> _Client:
+        client = self._clients.get(number)
+        if client is None:
+            raise RuntimeError(
+                "inference server: got a request of a client that is not connected, or connected again. If "
+                "the node was restarted, give its actors restarts, too: they connect again."
+            )
+        if client.open:
+            raise RuntimeError(f"client {client.name!r}: got a request before the answer to its last one")
+        return client
+
+    def _queue(
+        self, client: _Client, future: Future | None = None, line: socket.socket | None = None
+    ) -> None:
+        with self._lock:
+            if self._closed:
+                raise self._error or RuntimeError("the inference server was closed")
+            client.open, client.future, client.line, client.asked_at = True, future, line, time.monotonic()
+            self._waiting.append(client)
 
     # What the thread does.
 
@@ -197,30 +242,33 @@ class InferenceServer:
                 raise
             self._on_failure(error)  # Before the actors hear of it: theirs would be the first failures.
         finally:
-            with self._changed:
+            with self._lock:
                 self._closed = True
             for client in self._waiting:
                 self._answer(client, self._error or RuntimeError("the inference server was closed"))
+            self._lines.close()
 
     def _next_batch(self) -> list[_Client]:
         """Waits for the next batch; returns its clients, or none once the server is closed."""
-        with self._changed:
-            while not self._closed:
-                left = None
+        while not self._closed:
+            left = None
+            with self._lock:
                 if self._waiting:
                     left = self._waiting[0].asked_at + self._timeout - time.monotonic()
                     if left <= 0 or self._is_full():
-                        break
-                self._changed.wait(left)
-            batch: list[_Client] = []
-            size = 0
-            for client in () if self._closed else self._waiting:
-                size += client.rows.envs
-                if batch and size > self._max_batch:
-                    break
-                batch.append(client)
-            del self._waiting[: len(batch)]
-            return batch
+                        return self._take_batch()
+            self._lines.wait(left)
+        return []
+
+    def _take_batch(self) -> list[_Client]:
+        size = count = 0
+        for client in self._waiting:
+            size += client.rows.envs
+            if count and size > self._max_batch:
+                break
+            count += 1
+        batch, self._waiting = self._waiting[:count], self._waiting[count:]
+        return batch
 
     def _is_full(self) -> bool:
         """Whether no further request can join the batch, or none is to be waited for."""
@@ -256,12 +304,23 @@ class InferenceServer:
 
     def _answer(self, client: _Client, error: BaseException | None = None) -> None:
         """Answers with what is in the client's rows, or with the error."""
-        if client.future is None or not client.future.set_running_or_notify_cancel():
+        if not client.open:
             return
-        if error is None:
-            client.future.set_result((*self.slots.read(client.rows), self.version))
-        else:
-            client.future.set_exception(error)
+        client.open = False
+        if client.line is not None:
+            answer(client.line, self.version, error)
+        elif client.future is not None and client.future.set_running_or_notify_cancel():
+            if error is None:
+                client.future.set_result((*self.slots.read(client.rows), self.version))
+            else:
+                client.future.set_exception(error)
+
+    def _allocate(self, size: int) -> np.ndarray:
+        if self._memory is None:
+            return private(size)
+        block = self._memory.allocate(*_BLOCK, (size,), np.dtype(np.uint8))
+        self._memory.reserve(*_BLOCK, 0, size)
+        return block
 
 
 class _Submitted(BatchedMethod):

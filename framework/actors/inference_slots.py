@@ -17,7 +17,7 @@ extras       [ .............................. ]      for the clients
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +29,8 @@ from framework.actors.acting import copied, restarted
 from framework.config_checks import whole_number
 from framework.specs import path_name
 from framework.types import Nest
+
+_FIRST = np.zeros(1, np.bool_)
 
 
 class Rows(NamedTuple):
@@ -51,21 +53,19 @@ class Columns:
 
     Args:
       field: name of the nest, in errors.
-      example: the nest for one env, leaves `[1, ...]`.
-      rows: number of rows.
+      names: name of each leaf.
+      arrays: the array of each leaf.
+      pack: makes the nest of its leaves.
     """
 
-    def __init__(self, field: str, example: Nest, rows: int):
-        self._field = field
-        leaves = {path_name(field, path): np.asarray(leaf) for path, leaf in tree.flatten_with_path(example)}
-        for name, leaf in leaves.items():
-            if leaf.shape[:1] != (1,):
-                raise ValueError(
-                    f"{name}: got shape {leaf.shape} from the policy for 1 env, expected a leading axis of 1."
-                )
-        self._names = list(leaves)
-        self.arrays = [np.zeros((rows, *leaf.shape[1:]), leaf.dtype) for leaf in leaves.values()]
-        self._pack = nests.unflattener(example)
+    def __init__(
+        self, field: str, names: list[str], arrays: list[np.ndarray], pack: Callable[[Sequence], Nest]
+    ):
+        self._field, self._names, self._arrays, self._pack = field, names, arrays, pack
+
+    def part(self, rows: slice) -> Columns:
+        """These rows, as views."""
+        return Columns(self._field, self._names, [array[rows] for array in self._arrays], self._pack)
 
     def write(self, rows: slice | np.ndarray, nest: Nest, count: int) -> None:
         """Copies a nest of `[count, ...]` into `rows`.
@@ -74,12 +74,12 @@ class Columns:
           ValueError: The number of leaves or a shape is wrong, or a dtype does not fit the column.
         """
         leaves = tree.flatten(nest)
-        if len(leaves) != len(self.arrays):
+        if len(leaves) != len(self._arrays):
             raise ValueError(
-                f"{self._field}: got {len(leaves)} arrays, expected {len(self.arrays)} as in the first step. "
-                "Use the same structure in every step."
+                f"{self._field}: got {len(leaves)} arrays, expected {len(self._arrays)} as in the first "
+                "step. Use the same structure in every step."
             )
-        for name, array, leaf in zip(self._names, self.arrays, leaves, strict=True):
+        for name, array, leaf in zip(self._names, self._arrays, leaves, strict=True):
             leaf = np.asarray(leaf)
             shape = (count, *array.shape[1:])
             if leaf.shape != shape or not np.can_cast(leaf.dtype, array.dtype):
@@ -91,7 +91,65 @@ class Columns:
 
     def read(self, rows: slice | np.ndarray, copies: bool = False) -> Nest:
         """Returns the nest of `rows`: views if `rows` is a slice, unless `copies`."""
-        return self._pack([array[rows].copy() if copies else array[rows] for array in self.arrays])
+        return self._pack([array[rows].copy() if copies else array[rows] for array in self._arrays])
+
+
+class Block:
+    """The columns of all rows, in one block of memory.
+
+    Args:
+      examples: observation, action and extras of one env, leaves `[1, ...]`.
+      capacity: number of rows.
+      allocate: makes the zeroed block, uint8[bytes], of a number of bytes.
+
+    Attributes:
+      observation: the columns of the observations.
+      action: of the actions.
+      extras: of the extras.
+      first: bool[capacity].
+    """
+
+    def __init__(
+        self,
+        examples: tuple[Nest, Nest, Nest],
+        capacity: int,
+        allocate: Callable[[int], np.ndarray],
+    ):
+        fields = dict(zip(("observation", "action", "extras", "first"), (*examples, _FIRST), strict=True))
+        leaves = {
+            field: {path_name(field, path): np.asarray(leaf) for path, leaf in tree.flatten_with_path(nest)}
+            for field, nest in fields.items()
+        }
+        every = [item for named in leaves.values() for item in named.items()]
+        for name, leaf in every:
+            if leaf.shape[:1] != (1,):
+                raise ValueError(
+                    f"{name}: got shape {leaf.shape} from the policy for 1 env, expected a leading axis of 1."
+                )
+        ends = np.cumsum([0, *(_aligned(capacity * leaf.nbytes) for _, leaf in every)]).tolist()
+        block = allocate(ends[-1])
+        arrays = iter(
+            [
+                block[begin : begin + capacity * leaf.nbytes]
+                .view(leaf.dtype)
+                .reshape(capacity, *leaf.shape[1:])
+                for begin, (_, leaf) in zip(ends, every, strict=False)
+            ]
+        )
+        self.observation, self.action, self.extras, first = (
+            Columns(field, list(named), [next(arrays) for _ in named], nests.unflattener(fields[field]))
+            for field, named in leaves.items()
+        )
+        self.first = first.read(slice(None))
+
+
+def private(size: int) -> np.ndarray:
+    """A block in this process's memory."""
+    return np.zeros(size, np.uint8)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // 64) * 64
 
 
 class Slots:
@@ -103,9 +161,20 @@ class Slots:
       policy: a pure step. Its owner updates the parameters.
       spec: the `EnvironmentSpec` of one env.
       capacity: number of rows: the envs of all clients together.
+      allocate: see `Block`.
+
+    Attributes:
+      examples: see `Block`.
+      block: the columns.
     """
 
-    def __init__(self, policy: core.Policy, spec: specs.EnvironmentSpec, capacity: int):
+    def __init__(
+        self,
+        policy: core.Policy,
+        spec: specs.EnvironmentSpec,
+        capacity: int,
+        allocate: Callable[[int], np.ndarray] = private,
+    ):
         self.policy = policy
         self.capacity = whole_number("capacity", capacity, 1)
         self._clients: dict[str, Rows] = {}
@@ -114,9 +183,8 @@ class Slots:
         random, observation = policy.save(), specs.zeros(spec.observations, (1,))
         action, extras, state = policy.step(observation, policy.initial_state(1))
         policy.restore(random)
-        self.observations = Columns("observation", observation, capacity)
-        self.first = np.zeros(capacity, np.bool_)
-        self.actions, self.extras = Columns("action", action, capacity), Columns("extras", extras, capacity)
+        self.examples = observation, action, extras
+        self.block = Block(self.examples, capacity, allocate)
         self._fresh = [copied(leaf) for leaf in tree.flatten(policy.initial_state(capacity))]
         self._state = [copied(leaf) for leaf in self._fresh]
         self._pack_state = nests.unflattener(state)
@@ -155,12 +223,14 @@ class Slots:
 
     def write(self, rows: Rows, observation: Nest, first: np.ndarray) -> None:
         """Writes the observations of one client into its rows."""
-        self.observations.write(rows.slice, observation, rows.envs)
-        self.first[rows.slice] = first
+        self.block.observation.write(rows.slice, observation, rows.envs)
+        self.block.first[rows.slice] = first
 
     def read(self, rows: Rows) -> tuple[Nest, Nest]:
         """Returns copies of `(action, extras)` of one client: nests of `[envs, ...]`."""
-        return self.actions.read(rows.slice, copies=True), self.extras.read(rows.slice, copies=True)
+        return self.block.action.read(rows.slice, copies=True), self.block.extras.read(
+            rows.slice, copies=True
+        )
 
     def act(self, clients: Sequence[Rows], limit: int | None = None) -> list[int]:
         """Acts for the rows of `clients`, with at most `limit` rows (None: all) in one step of the policy.
@@ -179,12 +249,12 @@ class Slots:
     def _step(self, rows: slice | np.ndarray, count: int) -> None:
         """Runs one step of the policy for `count` rows: a slice, or their indices."""
         state = [leaf[rows] for leaf in self._state]
-        if state and self.first[rows].any():
+        if state and self.block.first[rows].any():
             initial = [leaf[rows] for leaf in self._fresh]
-            state = restarted(state, initial, self.first[rows])
-        action, extras, after = self.policy.step(self.observations.read(rows), self._pack_state(state))
-        self.actions.write(rows, action, count)
-        self.extras.write(rows, extras, count)
+            state = restarted(state, initial, self.block.first[rows])
+        action, extras, after = self.policy.step(self.block.observation.read(rows), self._pack_state(state))
+        self.block.action.write(rows, action, count)
+        self.block.extras.write(rows, extras, count)
         # Last, because extras may be views of the state before the step, which is in these rows.
         for column, leaf in zip(self._state, tree.flatten(after), strict=True):
             column[rows] = leaf

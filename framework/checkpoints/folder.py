@@ -145,19 +145,28 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def delete(path: Path) -> None:
-    """Deletes the files in a checkpoint's manifest, and the folder if it is then empty."""
-    manifest = read_manifest(path)
-    folders = {path}
+    """Deletes the files in a checkpoint's manifest, and the folder if it is then empty.
+
+    A process may be killed meanwhile: the next call deletes the rest.
+    """
+    manifest: dict[str, Any] = {"parts": (), "files": ()}
+    if [each.name for each in path.iterdir()] != [DONE]:  # Which is deleted last.
+        manifest = read_manifest(path)
+    folders: set[Path] = set()
     for name in manifest["parts"]:
-        if f"{name}/{MANIFEST}" in manifest["files"]:
+        if f"{name}/{MANIFEST}" in manifest["files"] and (path / name / MANIFEST).exists():
             delete(path / name)
-    for name in (*manifest["files"], MANIFEST, DONE):
+    for name in manifest["files"]:
         file = _inside(path, name)
         file.unlink(missing_ok=True)
         folders.update(parent for parent in file.parents if path in parent.parents)
     for folder in sorted(folders, key=lambda each: len(each.parts), reverse=True):
         if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
+    for name in (MANIFEST, DONE):
+        (path / name).unlink(missing_ok=True)
+    if not any(path.iterdir()):
+        path.rmdir()
 
 
 def sync(path: Path) -> None:

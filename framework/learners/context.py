@@ -30,7 +30,7 @@ class LossOutput(NamedTuple):
     weight: torch.Tensor | None = None
 
 
-class Asked(Protocol):
+class Questions(Protocol):
     """Stands in for what a compiled loss cannot compute: numbers of a generator, and choices by the step."""
 
     def draw(self, method: str, empty: torch.Tensor) -> torch.Tensor:
@@ -66,7 +66,7 @@ class LossContext(NamedTuple):
     generator: torch.Generator
     wants_metrics: bool = True
     group: LearnerGroup | None = None
-    asked: Asked | None = None
+    asked: Questions | None = None
 
     @property
     def total(self) -> Callable[[torch.Tensor], torch.Tensor] | None:

@@ -53,6 +53,7 @@ class InferenceWorker(InferenceServer):
             max_batch=config.inference_max_batch,
             timeout=config.inference_timeout,
             concurrent=launch.get_node_context().engine != "serial",
+            shared_memory=launch.shared_memory_directory() is not None,
             on_batch=self._count,
             on_failure=launch.make_failure_handler(),
         )

@@ -1,6 +1,7 @@
 """The inference server: whose rows are whose, when a batch is fired, what a client sees of a failure."""
 
 import concurrent.futures
+import os
 import threading
 import time
 import types
@@ -12,8 +13,9 @@ import launch
 from framework import core
 from framework.actors import inference_server
 from framework.actors.inference_client import InferenceError, ServerPort
+from framework.actors.inference_lines import InferenceConnection
 from framework.actors.inference_server import InferenceServer
-from framework.actors.inference_slots import Slots
+from framework.actors.inference_slots import Rows, Slots
 from framework.environments.testing import make_spec
 from framework.specs import Array
 
@@ -57,13 +59,14 @@ def ports(server, sizes, total=None):
     return made
 
 
-@pytest.fixture(params=["direct", "messages"])
+@pytest.fixture(params=["direct", "messages", "lines"])
 def make(request):
     """``make(policy, **options)`` gives a server that is closed at the end."""
     servers = []
 
     def make(policy, capacity=8, **options):
         options.setdefault("concurrent", request.param != "direct")
+        options["shared_memory"] = request.param == "lines"
         servers.append(InferenceServer(policy, SPEC, capacity, **options))
         return servers[-1]
 
@@ -133,7 +136,7 @@ def test_a_wrong_observation_is_named(make):
 
 
 # The batches of these tests are made by a thread.
-in_threads = pytest.mark.parametrize("make", ["messages"], indirect=True)
+in_threads = pytest.mark.parametrize("make", ["messages", "lines"], indirect=True)
 
 
 def ask(port, envs=2):
@@ -216,7 +219,7 @@ def test_a_request_of_an_earlier_life_of_a_client_is_in_no_batch(make):
     earlier, other = ports(server, [2, 2])
     ask(earlier)
     (again,) = ports(server, [2])
-    with pytest.raises(RuntimeError, match="client 'client-0' has disconnected, or connected again"):
+    with pytest.raises(RuntimeError, match="connected again"):
         earlier.answer()
     policy.batches.clear()
     for port in (again, other):
@@ -228,12 +231,13 @@ def test_a_request_of_an_earlier_life_of_a_client_is_in_no_batch(make):
 @in_threads
 def test_a_request_before_the_answer_to_the_last_one_is_an_error(make):
     server = make(CountingPolicy(), timeout=HOUR_S)
-    _, other = ports(server, [2, 2])
-    one, two = (server.futures.act("client-0", observe([0, 0]), np.ones(2, bool)) for _ in range(2))
-    with pytest.raises(RuntimeError, match=r"client-0.*before the answer"):
+    (other,) = ports(server, [2])
+    number = server.connect("twice", 2, 0).number
+    one, two = (server.futures.act(number, observe([0, 0]), np.ones(2, bool)) for _ in range(2))
+    with pytest.raises(RuntimeError, match=r"twice.*before the answer"):
         two.result(10)
-    with pytest.raises(RuntimeError, match=r"client-9.*not connected.*restarts"):
-        server.act("client-9", observe([0, 0]), np.ones(2, bool))
+    with pytest.raises(RuntimeError, match=r"not connected.*restarts"):
+        server.act(0, observe([0, 0]), np.ones(2, bool))
     ask(other)
     assert one.result(10)[0].tolist() == other.answer()[0].tolist() == [0, 10]
 
@@ -262,6 +266,60 @@ def test_a_closed_server_is_an_error_and_no_wait(make):
     with pytest.raises((InferenceError, RuntimeError, OSError), match="clos"):
         ask(port)
         port.answer()
+
+
+only_lines = pytest.mark.parametrize("make", ["lines"], indirect=True)
+
+
+@only_lines
+def test_an_actor_that_was_killed_is_not_waited_for(make, monkeypatch):
+    monkeypatch.setattr(inference_server, "PATIENCE_S", HOUR_S)
+    policy = CountingPolicy()
+    gone, other = ports(make(policy, timeout=HOUR_S), [2, 2])
+    policy.batches.clear()
+    ask(gone)
+    gone._line.close()  # as the kernel does when the process ends
+    ask(other)
+    other.answer()  # of the batch of both, or of a batch of its own
+    ask(other)
+    other.answer()
+    assert policy.batches[-1] == 2
+
+
+@only_lines
+def test_an_actor_whose_server_is_gone_ends_as_its_program_does(make, monkeypatch):
+    server = make(CountingPolicy(), timeout=HOUR_S)
+    waits, _ = ports(server, [2, 2])
+    ask(waits)
+    server.close()
+    with pytest.raises(RuntimeError, match="was closed"):
+        waits.answer()
+    with pytest.raises(InferenceError, match=r"was closed.*restarts"):
+        ask(waits)
+    stopped = threading.Event()
+    stopped.set()
+    monkeypatch.setattr(launch, "stop_event", lambda: stopped)
+    with pytest.raises(launch.ProgramStopped):
+        ask(waits)
+
+
+@only_lines
+def test_actors_elsewhere_call_the_node_and_rows_are_gone_with_the_server(make):
+    server = make(CountingPolicy(), timeout=0.0)
+    connect = server.connect
+    (here,) = ports(server, [2])
+    server.connect = lambda *args: connect(*args)._replace(block="/dev/null/elsewhere")
+    there = ServerPort(server, "elsewhere", 2)
+    server.connect = lambda *args: connect(*args)._replace(folder="/elsewhere")
+    further = ServerPort(server, "further", 2)
+    assert here._line is not None and there._line is further._line is None
+    for port in (here, there, further):
+        ask(port)
+        assert port.answer()[0].tolist() == [0, 10]
+    block = connect("last", 2).block
+    assert os.path.exists(block)
+    server.close()
+    assert not os.path.exists(os.path.dirname(block))
 
 
 @pytest.mark.parametrize(
@@ -325,11 +383,11 @@ def test_states_of_torch_and_extras_that_are_views_of_them():
     assert slots.act([c, a]) == [c.envs + a.envs]  # rows that are not next to each other
     assert slots.read(a)[0].tolist() == [100, 101] and slots.read(b)[0].tolist() == [0, 1]
     assert slots.read(c)[1]["h"].ravel().tolist() == [100, 101]
-    slots.first[a.begin + 1] = True
+    slots.block.first[a.begin + 1] = True
     slots.act([a, b])
     assert slots.read(a)[0].tolist() == [200, 1] and slots.read(a)[1]["h"].ravel().tolist() == [200, 1]
     assert slots.read(b)[0].tolist() == [100, 101]
-    slots.first[:] = False
+    slots.block.first[:] = False
     assert slots.act([c, a], 3) == [3, 1]
     assert slots.read(a)[0].tolist() == [300, 101] and slots.read(c)[0].tolist() == [200, 201]
     assert slots.act([b, c], 3) == [3, 1]
@@ -338,7 +396,7 @@ def test_states_of_torch_and_extras_that_are_views_of_them():
 
 def test_a_server_that_is_silent_is_named_and_not_called_after_the_stop(monkeypatch):
     silent = types.SimpleNamespace(
-        connect=lambda *args, **options: None,
+        connect=lambda *args: InferenceConnection(0, Rows(0, 2), 2, ((), (), ())),
         futures=types.SimpleNamespace(act=lambda *args: concurrent.futures.Future()),
     )
     port = ServerPort(silent, "actor", 2, timeout=0.01)

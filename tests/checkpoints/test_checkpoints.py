@@ -1,12 +1,16 @@
 """Checkpoints: what comes back is what was saved, or an error that says why not."""
 
 import concurrent.futures
+import contextlib
 import enum
 import errno
+import functools
 import hashlib
 import json
 import os
+import pathlib
 import resource
+import shutil
 from collections import OrderedDict, namedtuple
 from importlib import metadata
 
@@ -262,6 +266,27 @@ def test_killed_while_writing(checkpointer):
     assert checkpointer.restore().step == 1
     checkpointer.save(3, parts(3))
     assert not unfinished(checkpointer)
+
+
+def test_what_a_killed_process_left_of_an_old_checkpoint_is_deleted_later(
+    checkpointer, tmp_path, monkeypatch
+):
+    delete, left, kept = pathlib.Path.unlink, [0], Checkpointer(checkpointer.directory, keep=1)
+
+    def unlink(path, **options):
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        delete(path, **options)
+
+    monkeypatch.setattr(pathlib.Path, "unlink", unlink)
+    for deleted in range(11):
+        inner = Checkpointer(tmp_path / "inner").save(None, parts())
+        kept.save(1, {"replay": functools.partial(shutil.move, inner), "note": b"abc"})
+        for left[0] in (deleted, 99):
+            with contextlib.suppress(KeyboardInterrupt):
+                kept.save(2, {})
+        assert os.listdir(kept.directory) == [kept.latest().name]
 
 
 def test_two_checkpointers_of_one_process_leave_each_other_s_work(checkpointer):

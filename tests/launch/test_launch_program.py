@@ -218,7 +218,7 @@ def test_a_stop_handler_that_exits_ends_neither_the_stop_nor_the_others():
     runtime, called = RemoteRuntime("job", {}, None, nothing), []
     for handler in (sys.exit, lambda: called.append(1)):
         runtime.add_stop_handler(handler)
-    with pytest.raises(lp.LaunchError, match="stop handler .*exit"):
+    with pytest.raises(lp.LaunchError, match=r"stop handler .*exit"):
         runtime.begin_stop()
     assert called
 

@@ -13,7 +13,7 @@ DEFAULT_RECONNECT_TIMEOUT = 30.0
 
 
 @dataclasses.dataclass(eq=False)
-class Channel:
+class ReplayChannel:
     """The server that all connections of one client go to, and its columns in this process.
 
     Args:

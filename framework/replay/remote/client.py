@@ -19,7 +19,7 @@ from framework import nest as nests
 from framework.replay.base import BaseClient, BaseSource
 from framework.replay.contracts import Source
 from framework.replay.errors import DeadlineExceededError, ServerClosed
-from framework.replay.remote.connection import LAST_WORDS_S, Asked, ReplayConnection, SessionLost
+from framework.replay.remote.connection import LAST_WORDS_S, OpenRequest, ReplayConnection, SessionLost
 from framework.replay.remote.pool import ConnectionPool
 from framework.replay.remote.writer import ServedWriter
 from framework.replay.rows.layout import Binding, Layout, gather
@@ -147,12 +147,12 @@ class ServedSource(BaseSource):
 
 
 # The message of a draw, its timeout, and the request, if there was a session.
-_Draw = tuple[dict[str, Any], float | None, Asked | None]
+_Draw = tuple[dict[str, Any], float | None, OpenRequest | None]
 _Client = TypeVar("_Client", bound="RemoteClient")
 
 
 class RemoteClient(ConnectionPool, BaseClient):
-    """See the module, and `Channel` for the arguments; made by `replay.Client`."""
+    """See the module, and `ReplayChannel` for the arguments; made by `replay.Client`."""
 
     concurrent = True
 

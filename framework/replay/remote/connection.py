@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import zmq
 
 from framework.replay.errors import DeadlineExceededError, ServerClosed, ServerLost
-from framework.replay.remote.channel import Channel
+from framework.replay.remote.channel import ReplayChannel
 from framework.replay.rows.layout import Binding
 from framework.replay.shm import MappedStore
 from framework.replay.wire import PROTOCOL, Wake, decode, encode, unpack_error
@@ -50,7 +50,7 @@ class Interrupted(ServerClosed):
         super().__init__("this client was interrupted: its program stops")
 
 
-class Asked(NamedTuple):
+class OpenRequest(NamedTuple):
     """A request that was sent.
 
     Attributes:
@@ -85,7 +85,7 @@ class ReplayConnection:
       done: deliveries whose rows were read; the next message reports them. Any thread may append.
     """
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: ReplayChannel) -> None:
         self.wake = Wake()
         self.welcome: dict[str, Any] = {}
         self.session = 0
@@ -217,7 +217,9 @@ class ReplayConnection:
             raise SessionLost from None
         return self._next_id
 
-    def ask(self, message: dict[str, Any], timeout: float | None = None, wait: bool = False) -> Asked | None:
+    def ask(
+        self, message: dict[str, Any], timeout: float | None = None, wait: bool = False
+    ) -> OpenRequest | None:
         """Sends a message whose answer `answer` or `call` then waits for; None if there is no session.
 
         Adds the field `local`: whether this process reads rows in place.
@@ -240,7 +242,7 @@ class ReplayConnection:
             limit = _GRACE_S if timeout is None else timeout
         deadline = None if limit is None else time.monotonic() + limit
         try:
-            return Asked(self.session, self.post(message), deadline, wait, watch)
+            return OpenRequest(self.session, self.post(message), deadline, wait, watch)
         except SessionLost:
             return None
         except BaseException as error:
@@ -252,7 +254,7 @@ class ReplayConnection:
         message: dict[str, Any],
         timeout: float | None = None,
         wait: bool = False,
-        asked: Asked | None = None,
+        asked: OpenRequest | None = None,
     ) -> dict[str, Any]:
         """Makes a `request`, in a new session if none is open or if the connection ends before the answer.
 
@@ -287,7 +289,7 @@ class ReplayConnection:
         """Sends a message and returns the server's answer; see `ask` for the arguments and `answer`."""
         return self.answer(self.ask(message, timeout, wait))
 
-    def answer(self, asked: Asked | None) -> dict[str, Any]:
+    def answer(self, asked: OpenRequest | None) -> dict[str, Any]:
         """Waits for the answer to what `ask` has sent.
 
         Raises:

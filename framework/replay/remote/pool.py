@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from framework.replay.errors import ServerClosed
-from framework.replay.remote.channel import DEFAULT_RECONNECT_TIMEOUT, Channel
+from framework.replay.remote.channel import DEFAULT_RECONNECT_TIMEOUT, ReplayChannel
 from framework.replay.remote.connection import ReplayConnection
 from framework.replay.wire import Wake
 from launch.rpc import sockets
@@ -19,7 +19,7 @@ class ConnectionPool:
     """The connections of one client to its server. A thread borrows one that no other thread uses.
 
     Args:
-      address, curve, local, reconnect_timeout: see `Channel`.
+      address, curve, local, reconnect_timeout: see `ReplayChannel`.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class ConnectionPool:
         local: bool | None = None,
         reconnect_timeout: float = DEFAULT_RECONNECT_TIMEOUT,
     ) -> None:
-        self._channel = Channel(address, curve, local, reconnect_timeout)
+        self._channel = ReplayChannel(address, curve, local, reconnect_timeout)
         self._begin()
 
     def _begin(self) -> None:
