@@ -104,10 +104,12 @@ def write_checkpoint(aside: Path, final: Path, parts: Mapping[str, Part], about:
       OSError: A file cannot be written; the error has its name.
     """
     files: dict[str, list[int]] = {}
-    aside.mkdir(parents=True)  # Outside of the `try`: a folder of another process stays.
+    new = aside.with_name(f".new{aside.name}")
+    new.mkdir(parents=True)  # Outside of the `try`: a folder of another process stays.
     try:
-        with open(aside / DONE, "ab") as lock:
+        with open(new / DONE, "ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            os.rename(new, aside)  # Only now: another process removes a folder of that name without a lock.
             for name, part in parts.items():
                 files.update(_write_part(aside, aside / name, part))
             manifest = {**about, "format": FORMAT, "parts": list(parts), "files": files}
@@ -119,7 +121,8 @@ def write_checkpoint(aside: Path, final: Path, parts: Mapping[str, Part], about:
             os.rename(aside, final)
         sync(final.parent)
     except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
+        for path in (new, aside):
+            shutil.rmtree(path, ignore_errors=True)
         raise
 
 

@@ -301,7 +301,9 @@ class LocalJob(Job):
         """Closes the nodes in reverse order of addition and ends the run."""
         seconds = max(map(self._options.time_to_end, self._program.groups))
         if not self._runtime.finish_stop(seconds):  # Another thread asked for the stop, and calls them.
-            self.outcome.fail(LaunchError(f"The stop handlers did not return within {seconds:g} s of the stop."))
+            self.outcome.fail(
+                LaunchError(f"The stop handlers did not return within {seconds:g} s of the stop.")
+            )
         for instance in reversed([each for each in instances if each.target or each.object is not None]):
             self._close_instance(instance)
         self._leave()

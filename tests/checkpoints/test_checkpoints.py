@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import enum
 import errno
+import fcntl
 import functools
 import hashlib
 import json
@@ -71,9 +72,9 @@ def test_only_the_newest_are_kept(checkpointer):
 def test_all_is_on_disk_before_the_folder_has_its_name_and_then_the_name(checkpointer, monkeypatch):
     done, fsync, rename = [], os.fsync, os.rename
     monkeypatch.setattr(os, "fsync", lambda file: (done.append(os.fstat(file).st_ino), fsync(file)))
-    monkeypatch.setattr(os, "rename", lambda old, new: (done.append("renamed"), rename(old, new)))
+    monkeypatch.setattr(os, "rename", lambda old, new: (done.append(new), rename(old, new)))
     path = checkpointer.save(7, parts())
-    at = done.index("renamed")
+    at = done.index(path)
     assert {each.stat().st_ino for each in [path, *path.rglob("*")]} <= set(done[:at])
     assert done[at + 1 :] == [checkpointer.directory.stat().st_ino]
 
@@ -266,6 +267,19 @@ def test_killed_while_writing(checkpointer):
     assert checkpointer.restore().step == 1
     checkpointer.save(3, parts(3))
     assert not unfinished(checkpointer)
+
+
+def test_another_process_removes_no_checkpoint_that_has_just_begun(checkpointer, monkeypatch):
+    lock, other = fcntl.flock, Checkpointer(checkpointer.directory)
+
+    def lock_late(*arguments):
+        monkeypatch.undo()
+        other._remove_unfinished()
+        lock(*arguments)
+
+    monkeypatch.setattr(fcntl, "flock", lock_late)
+    path = checkpointer.save(1, parts())
+    assert os.listdir(checkpointer.directory) == [path.name]
 
 
 def test_what_a_killed_process_left_of_an_old_checkpoint_is_deleted_later(
