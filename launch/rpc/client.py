@@ -217,9 +217,14 @@ class Connection:
 
     def move(self, address: str | None) -> None:
         """Sets the node's address; None if it has none now. Calls at the previous address are lost."""
+        idle: list[_Line] = []
         with self._lock:
+            if address != self.address:  # Nothing works on these, and they would connect there without an end.
+                idle, self._idle = self._idle, []
             self.address, self.here = address or self.address, address is not None
         self.stop()
+        for line in idle:
+            line.close()
 
     def stop(self) -> None:
         """Ends the calls to a node without an address: the program stops, and the node will not start."""

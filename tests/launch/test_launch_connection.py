@@ -103,6 +103,14 @@ def test_the_node_may_come_at_any_moment(connection, serve, monkeypatch, moment)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("address", [None, "ipc:///nowhere/node"])
+def test_no_idle_line_stays_where_the_node_was(connection, serve, address):
+    connection.move(serve("first")[0].address)
+    connection.call("name", (), {}, PATIENCE)
+    connection.move(address)
+    assert not connection._lines
+
+
 def test_a_move_to_where_nothing_can_be_ends_the_calls(connection, serve):
     server, service = serve("first")
     connection.move(server.address)
