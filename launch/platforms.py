@@ -123,6 +123,16 @@ def end_with_parent(number: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
+def open_standard_streams() -> None:
+    """Opens the null device in place of closed standard streams.
+
+    Sockets and files would get their numbers, which processes that this one starts take for their streams.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) < 3:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+
+
 def outlive_signals() -> None:
     """Ignores the signals with which Slurm and systemd end all processes of a job, and unblocks them.
 

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from launch import platforms
 from launch.engines.base import ENGINES, Job
 from launch.engines.options import Resources, make_options
 from launch.program import Program
@@ -74,6 +75,7 @@ def start(
     make_job = getattr(importlib.import_module(f"launch.engines.{module}"), name)
     for check in program.checks:
         check(engine, options)
+    platforms.open_standard_streams()
     try:
         files = []
         for context in program.contexts:

@@ -13,6 +13,7 @@ from framework import config_checks, interrupts
 from framework.checkpoints.checkpointer import explain
 from framework.commands.options import UsageError
 from framework.runs.run_folder import RunError
+from launch import platforms
 from launch.texts import printable
 
 # By command, its module in framework.commands, imported when it runs, and its description.
@@ -41,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
       The exit code: 0, 1 after an error, 2 for a wrong command line, 130 after Ctrl-C.
     """
     if arguments is None:
+        platforms.open_standard_streams()
         return interrupts.ending(lambda: main(sys.argv[1:]))
     for stream in (sys.stdout, sys.stderr):  # The name of a file need not be UTF-8, nor a terminal.
         if isinstance(stream, io.TextIOWrapper):

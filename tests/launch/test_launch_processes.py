@@ -319,6 +319,14 @@ def test_a_fork_server_that_hangs_is_ended(monkeypatch):
     assert has_ended(server._process.pid)
 
 
+def test_a_launcher_may_have_closed_its_standard_streams(tmp_path):
+    code = (
+        "import os, sys; os.closerange(0, 3); import launch as lp; program = lp.Program('test'); "
+        "program.add_node(lp.PyNode(lp.stop, 3), label='main'); os._exit(lp.launch(program, directory=sys.argv[1]))"
+    )
+    assert subprocess.run([sys.executable, "-c", code, tmp_path], timeout=PATIENCE).returncode == 3
+
+
 def test_an_interrupt_of_the_launch_ends_the_fork_server(monkeypatch):
     start, started = processes.start_interpreter, []
 
