@@ -219,7 +219,7 @@ class Connection:
         """Sets the node's address; None if it has none now. Calls at the previous address are lost."""
         idle: list[_Line] = []
         with self._lock:
-            if address != self.address:  # Nothing works on these, and they would connect there without an end.
+            if address != self.address:  # Idle lines would try to connect there again and again.
                 idle, self._idle = self._idle, []
             self.address, self.here = address or self.address, address is not None
         self.stop()

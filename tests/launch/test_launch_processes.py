@@ -321,8 +321,9 @@ def test_a_fork_server_that_hangs_is_ended(monkeypatch):
 
 def test_a_launcher_may_have_closed_its_standard_streams(tmp_path):
     code = (
-        "import os, sys; os.closerange(0, 3); import launch as lp; program = lp.Program('test'); "
-        "program.add_node(lp.PyNode(lp.stop, 3), label='main'); os._exit(lp.launch(program, directory=sys.argv[1]))"
+        "import os, sys; os.closerange(0, 3); import launch as lp; program = lp.Program('test')\n"
+        "program.add_node(lp.PyNode(lp.stop, 3), label='main')\n"
+        "os._exit(lp.launch(program, directory=sys.argv[1]))"
     )
     assert subprocess.run([sys.executable, "-c", code, tmp_path], timeout=PATIENCE).returncode == 3
 
