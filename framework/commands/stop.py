@@ -39,5 +39,6 @@ def main(arguments: Sequence[str]) -> int:
             f"{folder.path}: process {pid} has not ended after {options.timeout:g} seconds. Wait longer with "
             f"--timeout, or end it at once: kill -9 {pid}"
         )
-    print(f"{folder.path} has stopped. Go on with: repertory train --resume {folder.allowed}")
+    go_on = f"Go on with: repertory train --resume {folder.allowed}"
+    print(f"{folder.path} has stopped. {go_on if folder.checkpointer.latest() else 'It has no checkpoint.'}")
     return 0
