@@ -282,7 +282,8 @@ class SGDLearner(core.Learner):
 
     def _check(self) -> None:
         """Raises FloatingPointError if a step since the last check was not finite."""
-        sound = torch.stack([value for _, value in self._unchecked]).isfinite().tolist()
+        # A loss may have the shape [1].
+        sound = torch.stack([value.squeeze() for _, value in self._unchecked]).isfinite().tolist()
         if not all(sound):
             # The steps stay unchecked, so that nothing is published or saved after the error, either.
             self._raise_unsound(self._unchecked[sound.index(False)][0], {})

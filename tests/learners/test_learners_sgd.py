@@ -183,9 +183,10 @@ def test_a_loss_that_returns_something_else_is_named(change, message):
         make_learner(lambda *inputs: change(squared_loss(*inputs))).step(make_batch())
 
 
-def test_what_a_gpu_finds_late_is_never_published_or_saved():
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_what_a_gpu_finds_late_is_never_published_or_saved(shape):
     def loss(networks, batch, context):
-        value = networks.model(batch.data["x"]).sum()
+        value = networks.model(batch.data["x"]).sum().reshape(shape)
         return LossOutput(value * math.nan if context.learner_steps == 1 else value, {})
 
     learner = make_learner(loss)
