@@ -93,9 +93,9 @@ class SGDLearner(core.Learner):
         unknown = sorted(set(target_names) - set(children))
         if unknown:
             raise KeyError(f"target_names: got {unknown}, expected children of networks: {sorted(children)}.")
-        self.targets = nn.ModuleDict({name: copy.deepcopy(children[name]) for name in target_names})
-        self.targets.requires_grad_(False)
         followed = nn.ModuleDict({name: children[name] for name in target_names})
+        self.targets = copy.deepcopy(followed)  # What children share, their targets share.
+        self.targets.requires_grad_(False)
         self._online: list[torch.Tensor] = list(followed.parameters())
         self._target: list[torch.Tensor] = list(self.targets.parameters())
         self._buffers = list(zip(self.targets.buffers(), followed.buffers(), strict=True))

@@ -117,19 +117,23 @@ def test_target_networks_are_polyak_averages():
     assert not learner.targets["model"].weight.requires_grad
 
 
-def test_buffers_of_target_networks_follow():
+@pytest.mark.parametrize("names", [["model"], ["model", "other"]])
+def test_buffers_of_target_networks_follow_also_what_two_networks_share(names):
     class Buffered(nn.Module):
         def __init__(self):
             super().__init__()
             self.model = nn.BatchNorm1d(3)
+            self.other = nn.Sequential(self.model, nn.Linear(3, 1))
 
     def loss(networks, batch, context):
-        return LossOutput(networks.model(batch.data["x"]).square().sum(), {})
+        return LossOutput(networks.other(batch.data["x"]).square().sum(), {})
 
-    learner = make_learner(loss, networks=Buffered(), target_names=["model"], target_update_rate=0.1)
+    learner = make_learner(loss, networks=Buffered(), target_names=names, target_update_rate=0.1)
     learner.step(make_batch())
     assert learner.networks.model.running_mean.abs().sum() > 0
-    torch.testing.assert_close(learner.targets["model"].running_mean, learner.networks.model.running_mean)
+    for name in names:
+        online, target = learner.networks.get_submodule(name), learner.targets[name]
+        torch.testing.assert_close(dict(target.named_buffers()), dict(online.named_buffers()))
 
 
 @pytest.mark.parametrize(
