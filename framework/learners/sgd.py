@@ -206,6 +206,11 @@ class SGDLearner(core.Learner):
         if self.device.type == "cpu":
             length = norm.item()
             if not math.isfinite(length + output.loss.item()):
+                # The loss may have added what is not a number to statistics.
+                if any(
+                    buffer.isnan().any() for buffer in (*self.networks.buffers(), *self.targets.buffers())
+                ):
+                    self._unchecked.append((self.steps, norm * math.nan))
                 self._raise_unsound(self.steps, output.metrics)
             # Most gradients need no clipping. On a GPU this check would synchronize, so always multiply
             # there.

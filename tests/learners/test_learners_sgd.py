@@ -205,6 +205,20 @@ def test_what_a_gpu_finds_late_is_never_published_or_saved(shape):
     learner.save()
 
 
+def test_statistics_that_are_not_numbers_are_never_published_or_saved():
+    networks = Networks()
+    networks.frozen.register_buffer("seen", torch.zeros(()))
+
+    def loss(networks, batch, context):
+        networks.frozen.seen += batch.data["x"].sum()
+        return squared_loss(networks, batch, context)
+
+    learner = make_learner(loss, networks=networks)
+    for read in (lambda: learner.step(make_batch(scale=math.nan)), learner.parameters, learner.save):
+        with pytest.raises(FloatingPointError, match="Learner step 0"):
+            read()
+
+
 def test_parameters_are_those_of_the_children_without_a_copy():
     learner = make_learner()
     parameters = learner.parameters()
