@@ -188,8 +188,10 @@ class TorchAgent(core.Agent):
             count = 0.0
             if config.max_env_steps is not None:
                 count = self.for_program(config.num_envs).optimizer_steps(config.max_env_steps)
-            pays = count >= PAYS_FROM_STEPS and config.num_learners == 1 and not why_not("compile", device)
+            pays = count >= PAYS_FROM_STEPS and config.num_learners == 1
             mode = recorded.get("step_mode") or ("compile" if pays else "eager")
+            if why_not(mode, device):  # The run may have begun on another machine or device.
+                mode = "eager"
             lines.append(f"step_mode auto: {mode}, for about {count:,.0f} optimizer steps")
         elif reason := why_not(mode, device):
             raise ValueError(f"step_mode: got {mode!r} {reason}")

@@ -212,7 +212,7 @@ def resume(arguments: Sequence[str], name: str | None = None) -> int:
         (options, folder.config, own, ResumeOptions(early.resume)),
         arguments,
         prog="repertory train",
-        description="Resumes a run with its settings, except for its limits, devices, engine, and restarts.",
+        description="Resumes a run with its settings except limits, devices, step_mode, engine and restarts.",
     )
     fixed = {"config": None, "environment": environment, "directory": folder.config.directory}
     for flag, value in fixed.items():

@@ -62,7 +62,7 @@ class LossGradient:
       precision: makes the context in which the loss is computed.
 
     Attributes:
-      loss_fn: as given.
+      loss_fn, precision: as given.
     """
 
     def __init__(
@@ -73,14 +73,14 @@ class LossGradient:
         precision: Callable[[], contextlib.AbstractContextManager[Any]],
     ):
         self.networks, self.parameters, self.loss_fn = networks, list(parameters), loss_fn
-        self._precision = precision
+        self.precision = precision
         self._small = sum(p.numel() for p in self.parameters) <= _SMALL
         self._checked = False
 
     def __call__(
         self, batch: Any, context: LossContext
     ) -> tuple[LossOutput, Sequence[torch.Tensor | None], torch.Tensor]:
-        with self._precision():
+        with self.precision():
             output = self.loss_fn(self.networks, batch, context)
         gradients: Sequence[torch.Tensor | None]
         if torch.compiler.is_compiling():
@@ -218,7 +218,7 @@ class CompiledGradient:
         # Copies, because a loss may change buffers of the networks.
         networks, targets = copy.deepcopy((self._gradient.networks, context.targets))
         context = context._replace(targets=targets, asked=asked, wants_metrics=True)
-        with torch.no_grad():
+        with torch.no_grad(), self._gradient.precision():
             self._gradient.loss_fn(networks, batch, context)
         self._questions += [question for question in asked.choices if question not in self._questions]
         steps = int(context.learner_steps)

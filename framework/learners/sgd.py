@@ -93,9 +93,9 @@ class SGDLearner(core.Learner):
         unknown = sorted(set(target_names) - set(children))
         if unknown:
             raise KeyError(f"target_names: got {unknown}, expected children of networks: {sorted(children)}.")
-        self.targets = nn.ModuleDict({name: copy.deepcopy(children[name]) for name in target_names})
-        self.targets.requires_grad_(False)
         followed = nn.ModuleDict({name: children[name] for name in target_names})
+        self.targets = copy.deepcopy(followed)  # What children share, their targets share.
+        self.targets.requires_grad_(False)
         self._online: list[torch.Tensor] = list(followed.parameters())
         self._target: list[torch.Tensor] = list(self.targets.parameters())
         self._buffers = list(zip(self.targets.buffers(), followed.buffers(), strict=True))
@@ -206,6 +206,11 @@ class SGDLearner(core.Learner):
         if self.device.type == "cpu":
             length = norm.item()
             if not math.isfinite(length + output.loss.item()):
+                # The loss may have added what is not a number to statistics.
+                if any(
+                    buffer.isnan().any() for buffer in (*self.networks.buffers(), *self.targets.buffers())
+                ):
+                    self._unchecked.append((self.steps, norm * math.nan))
                 self._raise_unsound(self.steps, output.metrics)
             # Most gradients need no clipping. On a GPU this check would synchronize, so always multiply
             # there.
@@ -282,7 +287,8 @@ class SGDLearner(core.Learner):
 
     def _check(self) -> None:
         """Raises FloatingPointError if a step since the last check was not finite."""
-        sound = torch.stack([value for _, value in self._unchecked]).isfinite().tolist()
+        # A loss may have the shape [1].
+        sound = torch.stack([value.squeeze() for _, value in self._unchecked]).isfinite().tolist()
         if not all(sound):
             # The steps stay unchecked, so that nothing is published or saved after the error, either.
             self._raise_unsound(self._unchecked[sound.index(False)][0], {})

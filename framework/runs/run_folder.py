@@ -33,7 +33,8 @@ from framework.runs.run_lock import RunLock, unwritable
 
 FORMAT = 3
 #: The settings that may differ when a run continues, beside its engine and its restarts.
-MAY_CHANGE = ("max_env_steps", "max_learner_steps", "target_return", "device", "inference_device")
+_LIMITS = ("max_env_steps", "max_learner_steps", "target_return")
+MAY_CHANGE = (*_LIMITS, "device", "inference_device", "step_mode")
 _UNRECORDED = "not recorded"
 
 

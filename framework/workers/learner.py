@@ -302,11 +302,13 @@ class ProgramLearner:
         learns = any(self.learner.parameters().values())
         if learns and not self.published.steps and self._counter.remaining() == 0:
             launch.stop(RunError(self.report.why_nothing_was_learned(self._config.max_env_steps)))
-        self.report.log()
-        self.published.report()
-        self.published.save()
-        if self.dataset is not None:
-            self.dataset.close()
+        try:
+            self.report.log()
+            self.published.report()
+            self.published.save()
+        finally:
+            if self.dataset is not None:
+                self.dataset.close()
 
     def end_program(self, reason: str) -> None:
         """Publishes the last steps, and ends the program."""

@@ -33,7 +33,7 @@ def learned(agent, spec):
 def made(agent, spec):
     """How the learner computes gradients, and its precision."""
     learner = make_learner(agent, spec)
-    return type(learner._gradient), learner._eager._precision is contextlib.nullcontext
+    return type(learner._gradient), learner._eager.precision is contextlib.nullcontext
 
 
 def _actions(policy, times):

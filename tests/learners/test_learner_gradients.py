@@ -184,7 +184,8 @@ def ask(network, batch, context):
     """A loss that draws, chooses, counts, masks and changes a buffer."""
     network.seen.add_(1.0)
     inputs = tree.map_structure(lambda leaf: leaf.float(), batch.data)["x"]
-    loss = (network.model(inputs) - context.normal_like(inputs[:, :1])).square().mean()
+    outputs = network.model(inputs)
+    loss = (outputs - context.normal_like(outputs)).square().mean()
     loss = loss + (context.env_steps / 100) * network.model(inputs + context.normal(3)).mean()
     with frozen(network.critic):
         loss = loss + network.critic(inputs).mean()
@@ -200,8 +201,8 @@ def batches(rows=4):
         yield ReplaySample(None, {"x": torch.randn(rows, 3, generator=torch.Generator().manual_seed(step))})
 
 
-def ask_learner(compiled):
-    learner = SGDLearner(Net(), ask, functools.partial(torch.optim.SGD, lr=0.1), seed=3)
+def ask_learner(compiled, **options):
+    learner = SGDLearner(Net(), ask, functools.partial(torch.optim.SGD, lr=0.1), seed=3, **options)
     if compiled:
         learner._gradient = CompiledGradient(learner._eager, compiler=as_traced)
     return learner
@@ -220,10 +221,11 @@ def test_a_compiled_loss_asks_its_context():
     assert len(compiled._gradient._compiled) == 4
 
 
-def test_graphs_ask_the_context_and_return_what_can_be_kept(monkeypatch):
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_graphs_ask_the_context_and_return_what_can_be_kept(dtype, monkeypatch):
     monkeypatch.setattr(cuda_graphs, "_record", rerun)
     monkeypatch.setattr(cuda_graphs, "_MOST_SIZES", 1)  # Others are computed as the loss is written.
-    eager, captured = ask_learner(False), ask_learner(False)
+    eager, captured = (ask_learner(False, autocast_dtype=dtype) for _ in range(2))
     captured._gradient = CapturedGradient(captured._eager)
     kept = []
     for step, batch in enumerate(batches()):
@@ -294,7 +296,8 @@ def test_auto_compiles_a_long_run_and_says_so(monkeypatch):
     assert decided(agent, max_env_steps=10_000)[0] == "eager"
     assert decided(agent)[0] == "eager", "a run without a limit may be short"
     assert decided(agent, num_learners=2, max_env_steps=1_000_000)[0] == "eager"
-    assert decided(agent, {"step_mode": "eager"}, max_env_steps=1_000_000)[0] == "eager"
+    for recorded in ("eager", "cuda_graph"):  # Which this device has not.
+        assert decided(agent, {"step_mode": recorded}, max_env_steps=1_000_000)[0] == "eager"
     assert len(decided(DQN(DQNConfig(step_mode="compile")), num_learners=2)[1]) == 1
 
 

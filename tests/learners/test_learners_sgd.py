@@ -117,19 +117,23 @@ def test_target_networks_are_polyak_averages():
     assert not learner.targets["model"].weight.requires_grad
 
 
-def test_buffers_of_target_networks_follow():
+@pytest.mark.parametrize("names", [["model"], ["model", "other"]])
+def test_buffers_of_target_networks_follow_also_what_two_networks_share(names):
     class Buffered(nn.Module):
         def __init__(self):
             super().__init__()
             self.model = nn.BatchNorm1d(3)
+            self.other = nn.Sequential(self.model, nn.Linear(3, 1))
 
     def loss(networks, batch, context):
-        return LossOutput(networks.model(batch.data["x"]).square().sum(), {})
+        return LossOutput(networks.other(batch.data["x"]).square().sum(), {})
 
-    learner = make_learner(loss, networks=Buffered(), target_names=["model"], target_update_rate=0.1)
+    learner = make_learner(loss, networks=Buffered(), target_names=names, target_update_rate=0.1)
     learner.step(make_batch())
     assert learner.networks.model.running_mean.abs().sum() > 0
-    torch.testing.assert_close(learner.targets["model"].running_mean, learner.networks.model.running_mean)
+    for name in names:
+        online, target = learner.networks.get_submodule(name), learner.targets[name]
+        torch.testing.assert_close(dict(target.named_buffers()), dict(online.named_buffers()))
 
 
 @pytest.mark.parametrize(
@@ -183,9 +187,10 @@ def test_a_loss_that_returns_something_else_is_named(change, message):
         make_learner(lambda *inputs: change(squared_loss(*inputs))).step(make_batch())
 
 
-def test_what_a_gpu_finds_late_is_never_published_or_saved():
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_what_a_gpu_finds_late_is_never_published_or_saved(shape):
     def loss(networks, batch, context):
-        value = networks.model(batch.data["x"]).sum()
+        value = networks.model(batch.data["x"]).sum().reshape(shape)
         return LossOutput(value * math.nan if context.learner_steps == 1 else value, {})
 
     learner = make_learner(loss)
@@ -198,6 +203,20 @@ def test_what_a_gpu_finds_late_is_never_published_or_saved():
             read()
     learner.restore(good)
     learner.save()
+
+
+def test_statistics_that_are_not_numbers_are_never_published_or_saved():
+    networks = Networks()
+    networks.frozen.register_buffer("seen", torch.zeros(()))
+
+    def loss(networks, batch, context):
+        networks.frozen.seen += batch.data["x"].sum()
+        return squared_loss(networks, batch, context)
+
+    learner = make_learner(loss, networks=networks)
+    for read in (lambda: learner.step(make_batch(scale=math.nan)), learner.parameters, learner.save):
+        with pytest.raises(FloatingPointError, match="Learner step 0"):
+            read()
 
 
 def test_parameters_are_those_of_the_children_without_a_copy():

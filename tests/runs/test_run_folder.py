@@ -100,6 +100,11 @@ def test_a_run_continues_with_its_settings_and_more_steps_only(tmp_path, agent, 
         assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
+def test_a_run_with_graphs_of_a_gpu_continues_without_one(tmp_path):
+    ran = dataclasses.replace(_folder(tmp_path), agent_config={"device": "cuda", "step_mode": "cuda_graph"})
+    assert not ran.changes(dataclasses.replace(ran, agent_config={"device": "cpu", "step_mode": "eager"}))
+
+
 def _lock(pipe, path):
     with open(path) as file:
         fcntl.flock(file, fcntl.LOCK_EX)

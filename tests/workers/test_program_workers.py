@@ -84,6 +84,10 @@ def test_a_learner_goes_on_while_replay_does_not_answer(error, monkeypatch):
     learner.step()
     assert ["replay/size" in row for row in log.rows] == [False, True]
     assert all("loss" in row for row in log.rows)
+    monkeypatch.setattr(learner._learner.published, "save", functools.partial(server_info, 0))
+    with pytest.raises(error):
+        learner.close()
+    assert next(learner._dataset, None) is None, "it is closed all the same"
 
 
 class Kept(dict):
