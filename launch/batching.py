@@ -117,9 +117,10 @@ class BatchedMethod:
             return call.future
         with self._condition:
             if self._batch is None:
-                self._batch = []
+                batch: list[_BatchedCall] = []
                 until, place = time.monotonic() + self._options.timeout, (here.runtime, here.context)
-                self._threads.submit(functools.partial(self._gather, self._batch, until, *place))
+                self._threads.submit(functools.partial(self._gather, batch, until, *place))
+                self._batch = batch  # Only now: there may be no thread for it.
             self._batch.append(call)
             if len(self._batch) == self._options.batch_size:
                 self._batch = None

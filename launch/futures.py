@@ -63,7 +63,15 @@ class CallThreads:
                 self._changed.notify()
                 return
             self._num_threads += 1
-        threading.Thread(target=self._run, name="launch-call", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, name="launch-call", daemon=True).start()
+        except RuntimeError:  # The system gives no further thread.
+            with self._changed:
+                self._num_threads -= 1
+                if call not in self._calls:  # Another thread has taken it.
+                    return
+                self._calls.remove(call)
+            raise
 
     def _run(self) -> None:
         self._mine.value = True

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import launch as lp
+from launch.batching import BatchedMethod, BatchOptions
 from launch.engines.supervised.runtime import RemoteRuntime
 from launch.handles import Handle, replace_handles
 
@@ -323,6 +324,22 @@ class Sums:
 
     def compute(self, values):
         return values.sum(axis=1) + 100 * len(values)
+
+
+def test_a_batch_for_which_there_is_no_thread_holds_up_no_other(monkeypatch):
+    start, failed = threading.Thread.start, []
+
+    def fail_once(thread):
+        if not failed:
+            failed.append(thread)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", fail_once)
+    double = BatchedMethod(lambda x: 2 * x, "double", BatchOptions(batch_size=2, timeout=0.0))
+    with pytest.raises(RuntimeError, match="new thread"):
+        double(1)
+    assert double.submit((1,), {}).result(PATIENCE) == 2
 
 
 def test_batched_method_made_in_the_constructor():

@@ -206,7 +206,8 @@ def test_a_callback_of_a_future_may_call_its_node(engine):
 @pytest.mark.parametrize("engine", ["serial", "threads"])
 def test_nodes_close_after_the_stop_handlers(engine, hangs):
     """Which the thread that asked for the stop calls."""
-    begun, closed, end, late = threading.Event(), threading.Event(), threading.Event(), []
+    begun, closed, end, started = (threading.Event() for _ in range(4))
+    late = []
 
     class Service:
         def close(self):
@@ -216,16 +217,20 @@ def test_nodes_close_after_the_stop_handlers(engine, hangs):
         begun.set()
         late.append(end.wait(PATIENCE) if hangs else closed.wait(0.3))
 
+    def stop():
+        started.wait(PATIENCE)
+        job.stop()
+
     def main():
         lp.register_stop_handler(handle)
-        stopping.start()
+        threading.Thread(target=stop).start()
         begun.wait(PATIENCE)
 
     program = lp.Program("test")
     program.add_node(lp.CourierNode(Service), label="service")
     program.add_node(lp.PyNode(main), label="main")
     job = lp.start(program, engine, stop_timeout=0.5 if hangs else PATIENCE)
-    stopping = threading.Thread(target=job.stop)
+    started.set()
     if hangs:
         with pytest.raises(lp.LaunchError, match="stop handlers did not return"):
             job.wait()
