@@ -99,7 +99,7 @@ class InferenceServer:
         self._variables, self._updates = variables, updates
         self._seconds = 0.0  # Spent acting since the last `take_seconds`.
         self._max_batch = max_batch or capacity
-        self._timeout, self._concurrent = timeout, concurrent
+        self._timeout = timeout
         self._on_batch, self._on_failure = on_batch, on_failure
         self._acting = threading.Lock()  # Held while parameters are read or changed.
         self._lock = threading.Lock()  # Guards the clients and the requests.
@@ -108,7 +108,7 @@ class InferenceServer:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._stopping = self._closed = False
-        self._lines = DirectLines(self._request, self._lose, self._memory)
+        self._lines = DirectLines(self._request, self._lose, self._memory) if concurrent else None
         self.act = _Submitted(self._submit)
         self.futures = types.SimpleNamespace(act=self._submit)  # as a client of the node has them
 
@@ -122,19 +122,22 @@ class InferenceServer:
         with self._lock:
             self._forget(name)
             self._clients[number] = _Client(name, rows)
-            if self._concurrent and self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="inference", daemon=True)
+            if self._lines is not None and self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, args=(self._lines,), name="inference", daemon=True
+                )
                 self._thread.start()
         connection = InferenceConnection(number, rows, self.slots.capacity, self.slots.examples)
         if self._memory is None:
             return connection
-        return connection._replace(folder=self._lines.folder, block=self._memory.path(*_BLOCK))
+        folder = None if self._lines is None else self._lines.folder
+        return connection._replace(folder=folder, block=self._memory.path(*_BLOCK))
 
     def disconnect(self, name: str) -> None:
         """Stops waiting for `name`. Its rows stay reserved for a new connection."""
         with self._lock:
             self._forget(name)
-        self._lines.wake()
+        self._wake()
 
     def _forget(self, name: str | None = None, line: socket.socket | None = None) -> None:
         """Forgets the client with this name or line."""
@@ -172,17 +175,17 @@ class InferenceServer:
     def stop_waiting(self) -> None:
         """Answers all requests immediately from now on: other clients may have stopped."""
         self._stopping = True
-        self._lines.wake()
+        self._wake()
 
     def close(self) -> None:
         """Ends the thread and removes the shared memory."""
         with self._lock:
             self._closed = True
-        self._lines.wake()
-        if self._thread is None:
-            self._lines.close()
-        else:
+        self._wake()
+        if self._thread is not None:
             self._thread.join(timeout=5.0)
+        elif self._lines is not None:
+            self._lines.close()
         if self._memory is not None:
             self._memory.close()
 
@@ -193,10 +196,10 @@ class InferenceServer:
             client = self._find(number)
             self.slots.write(client.rows, observation, first)
             self._queue(client, future=future)
-            if self._concurrent:
-                self._lines.wake()
-            else:
+            if self._lines is None:
                 self._fire(self._take_batch())
+            else:
+                self._lines.wake()
         except Exception as error:
             if future.done():  # `on_batch` failed after the answer, on this thread.
                 raise
@@ -209,6 +212,10 @@ class InferenceServer:
             self._queue(self._find(number), line=line)
         except Exception as error:
             answer(line, self.version, error)
+
+    def _wake(self) -> None:
+        if self._lines is not None:
+            self._lines.wake()
 
     def _find(self, number: int) -> _Client:
         client = self._clients.get(number)
@@ -232,9 +239,9 @@ class InferenceServer:
 
     # What the thread does.
 
-    def _run(self) -> None:
+    def _run(self, lines: DirectLines) -> None:
         try:
-            while batch := self._next_batch():
+            while batch := self._next_batch(lines):
                 self._fire(batch)
         except BaseException as error:
             self._error = error
@@ -246,9 +253,9 @@ class InferenceServer:
                 self._closed = True
             for client in self._waiting:
                 self._answer(client, self._error or RuntimeError("the inference server was closed"))
-            self._lines.close()
+            lines.close()
 
-    def _next_batch(self) -> list[_Client]:
+    def _next_batch(self, lines: DirectLines) -> list[_Client]:
         """Waits for the next batch; returns its clients, or none once the server is closed."""
         while not self._closed:
             left = None
@@ -257,7 +264,7 @@ class InferenceServer:
                     left = self._waiting[0].asked_at + self._timeout - time.monotonic()
                     if left <= 0 or self._is_full():
                         return self._take_batch()
-            self._lines.wait(left)
+            lines.wait(left)
         return []
 
     def _take_batch(self) -> list[_Client]:
