@@ -86,7 +86,7 @@ def test_the_figures_of_the_readme_are_those_of_files():
     for program, steps in speed["steps_per_second"].items():
         assert f"\n| {program} | {steps:,} |" in page
     ppo, sb3, impala, rllib = speed["steps_per_second"].values()
-    results = learning.recorded(("cartpole-dqn", "walker2d-batch-ppo"), RECORDS)
+    results = learning.recorded(("cartpole-dqn", "walker2d-ppo"), RECORDS)
     dqn, walker = ([each["runs"], each["peers"]["sb3"]] for each in results.values())
     median = [statistics.median(run["return"] for run in runs) for runs in dqn]
     mean = [statistics.fmean(run["return"] for run in runs) for runs in walker]
@@ -97,7 +97,7 @@ def test_the_figures_of_the_readme_are_those_of_files():
 | IMPALA, CartPole-v1, 2 actors | {impala:,} env steps/s | RLlib: {rllib:,} |
 | DQN, CartPole-v1, 50,000 steps, {dqn_seeds} seeds | median return {median[0]:.1f} \
 | Stable-Baselines3: {median[1]:.1f} |
-| BatchPPO, Walker2d-v5, 1,000,000 steps, {walker_seeds} seeds | mean return {mean[0]:,.0f} \
+| PPO, Walker2d-v5, 1,000,000 steps, {walker_seeds} seeds | mean return {mean[0]:,.0f} \
 | Stable-Baselines3: {mean[1]:,.0f} |
 
 The speeds are from commit `{speed["commit"]}` ({day:%B %d, %Y}){speed["since"]}
