@@ -75,7 +75,9 @@ def test_only_environments_of_an_actor_that_has_made_steps_get_another_seed(step
     services = {"counter": make_client(Counter()), "monitor": make_client(Monitor())}
     services["checkpointer"] = SimpleNamespace(get={"actor-1": state}.get)
     if inference != "local":
-        services["inference"] = SimpleNamespace(connect=lambda *_, **__: SimpleNamespace(columns=()))
+        services["inference"] = SimpleNamespace(
+            connect=lambda *_: SimpleNamespace(number=0, folder=None), futures=None
+        )
     worker = ActorWorker(setup, replay=None, learner=None, index=1, seed=7, **services)
     expected = derive_seed(7, "after-40") if steps else 7
     halves = [derive_seed(expected, f"half-{index}") for index in range(2)]
