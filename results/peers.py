@@ -32,6 +32,7 @@ EVALUATION_SEED = 10_000  # As framework.environments.EVALUATION_SEED.
 
 _SIZES: dict[str, Any] = {"policy_kwargs": {"net_arch": [400, 300]}}
 _NOISY: dict[str, Any] = {"learning_starts": 10_000, "noise_std": 0.1, "learning_rate": 1e-3, **_SIZES}
+_EQUAL_TD3: dict[str, Any] = {**_NOISY, "batch_size": 256, "policy_kwargs": {"net_arch": [256, 256]}}
 BATCH_PPO = {"HalfCheetah": 5, "Hopper": 5, "Walker2d": 5, "Reacher": 5, "Pendulum": 1}  # Versions.
 # By row: class, environment, envs, steps, keyword arguments.
 STABLE_BASELINES3: dict[str, tuple[str, str, int, int, dict[str, Any]]] = {
@@ -74,6 +75,8 @@ STABLE_BASELINES3: dict[str, tuple[str, str, int, int, dict[str, Any]]] = {
     "pendulum-td3": ("TD3", "Pendulum-v1", 1, 20_000, {**_NOISY, "gamma": 0.98, "buffer_size": 200_000}),
     "halfcheetah-sac": ("SAC", "HalfCheetah-v5", 1, 200_000, {"learning_starts": 10_000}),
     "halfcheetah-td3": ("TD3", "HalfCheetah-v5", 1, 200_000, {**_NOISY, "batch_size": 256}),
+    "halfcheetah-td3-sb3": ("TD3", "HalfCheetah-v5", 1, 200_000, _EQUAL_TD3),
+    "hopper-td3-sb3": ("TD3", "Hopper-v5", 1, 300_000, _EQUAL_TD3),
     "pendulum-ppo": (
         "PPO",
         "Pendulum-v1",

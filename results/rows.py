@@ -67,6 +67,11 @@ _STRONG = (
     "--initial-std",
     "0.3",
 )
+_PLAIN_TD3 = (
+    *("--n-step", "1", "--min-replay-size", "10000", "--batch-size", "256", "--samples-per-insert", "256"),
+    *("--exploration-std", "0.1", "--exploration-correlation", "0", "--learning-rate-decay", "None"),
+    "--no-layer-norm",
+)
 _SEQUENCES = ("--unroll-length", "6", "--burn-in", "2", "--period", "6", "--lstm-size", "16")
 _MASKED: dict[str, tuple[str, ...]] = {
     "a2c": _UNROLLS,
@@ -289,6 +294,9 @@ ROWS = {
         2000,
         published="Zoo 4,718 at 1M (v3)",
     ),
+    # TD3 with the settings of Stable-Baselines3, beside its own.
+    "halfcheetah-td3-sb3": Row("td3", "gymnasium:HalfCheetah-v5", 200_000, flags=_PLAIN_TD3),
+    "hopper-td3-sb3": Row("td3", "gymnasium:Hopper-v5", 300_000, flags=_PLAIN_TD3),
     "dm-cartpole-d4pg": Row("d4pg", "dm_control:cartpole/swingup", 200_000, 750),
     "dm-walker-d4pg": Row("d4pg", "dm_control:walker/walk", 200_000, 650),
     "dm-cartpole-mpo": Row("mpo", "dm_control:cartpole/swingup", 200_000, 750),
