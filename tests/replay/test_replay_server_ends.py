@@ -263,7 +263,7 @@ def test_a_request_that_waits_ends_once_when_its_client_has_gone():
         server = service.Service(None, socket)
     session = service.ClientSession(b"gone")
     for number in range(2):
-        assert server._begin(session, number, steps(number)) is None
+        assert server._begin(session, number, 0, steps(number)) is None
     server._send = lambda identity, answer, number: [
         server._end_request(other, None) for other in list(session.waiting)
     ]

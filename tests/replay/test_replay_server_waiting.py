@@ -33,6 +33,32 @@ def test_every_item_arrives_however_many_messages_wait(local):
         client.close()
 
 
+@pytest.mark.parametrize("limit", [20_000, 100])
+def test_messages_that_wait_keep_their_items_only(limit, monkeypatch):
+    monkeypatch.setattr(service, "_MAX_WAITING_BYTES", limit)
+    with replay.Server([replay.Table.queue("t", 1)]) as server:
+        client = ServedClient(server.address, local=False)
+        writer = client.batch_writer()
+
+        def write_all():
+            for at in range(10):
+                rows = writer.append("s", {"x": np.full((1, 25_000), at, np.float32)})
+                writer.create_items("t", {"x": writer.slice("s", "x", rows)})
+                writer.show()
+            writer.flush(timeout=10)
+
+        if limit == 100:
+            with pytest.raises(ValueError, match="over 100 bytes of all clients"):
+                write_all()
+        else:
+            writing, reader = Background(write_all), server.localhost_client()
+            seen = [reader.sample_batch("t", 1, timeout=10).data["x"][0, 0] for _ in range(10)]
+            writing.result(10)
+            assert seen == list(range(10))
+        client.close()
+        until(lambda: server._service._waiting_bytes == 0)
+
+
 @pytest.mark.parametrize("ask", ["create", "flush"])
 def test_an_acknowledgement_on_its_way_is_not_taken_for_a_table_without_room(ask, monkeypatch):
     """It may come late, on a machine that is busy, and who polls (timeout 0) does not ask a second time."""

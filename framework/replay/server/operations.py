@@ -113,9 +113,11 @@ class Request:
       side: the side on which it waits for them, `SAMPLERS` or `INSERTERS`.
       n: number of samples that it is for.
       delivery: the samples drawn so far; None if it is for none.
+      done_bytes: bytes of its message that it no longer needs.
       steps: the operation; the service sets it.
       session: the session of the client; the service sets it.
       id: the client's number of the message; the service sets it.
+      num_bytes: bytes that it keeps while it waits; the service sets it.
     """
 
     line: Hashable
@@ -124,9 +126,11 @@ class Request:
     side: int = SAMPLERS
     n: int = 0
     delivery: Delivery | None = None
+    done_bytes: int = 0
     steps: Steps = dataclasses.field(init=False)
     session: ClientSession = dataclasses.field(init=False)
     id: int | None = None
+    num_bytes: int = 0
 
     def late(self) -> DeadlineExceededError:
         """Returns the error of a request whose timeout expired, before `steps` are closed."""
@@ -242,10 +246,16 @@ class Operations:
     def insert(self, session: ClientSession, message: dict[str, Any]) -> Steps:
         """Inserts the items of a message, in order, as the rate limiters allow; then leases rows."""
         tables = {self._tables[item[0]] for item in message["items"]}
-        yield Request(("insert", session), None, tables, INSERTERS)
         error: Exception | None = None
-        held = session.held.rows
+        held, written = session.held.rows, 0
         try:
+            written = self._write(session, message.pop("write"))
+        except Exception as raised:
+            error = raised
+        yield Request(("insert", session), None, tables, INSERTERS, done_bytes=written)
+        try:
+            if error is not None:
+                raise error
             for table, items in self._check(session, message):
                 session.inserted += table.insert_now(items)
                 while items.done < len(items.keys):
@@ -270,24 +280,30 @@ class Operations:
                 leased[name] = self._holdings.lease(session.held, name, max(0, min(int(n), _MAX_LEASE)))
         yield {"rows": leased}
 
+    def _write(self, session: ClientSession, parts: Any) -> int:
+        """Writes the rows of a message that has just come, which need not wait, and returns their bytes."""
+        held, num_bytes = session.held.rows, 0
+        for at, (name, rows, columns) in enumerate(parts):
+            check_held(name, held.get(name), rows)
+            try:
+                for column, values in columns.items():
+                    self._store.streams[name].write(column, rows, values)
+                    num_bytes += values.nbytes
+            except Exception:
+                # The client learns of it later, and may send more items of these rows before.
+                for stream, missing, _ in parts[at:]:
+                    check_held(stream, held.get(stream), missing)
+                    session.unwritten.setdefault(stream, set()).update(missing.tolist())
+                raise
+        return num_bytes
+
     def _check(self, session: ClientSession, message: dict[str, Any]) -> list[tuple[Table, NewItems]]:
-        """Writes the rows of the message and checks all of its items, before any of them is inserted."""
+        """Checks all items of a message, before any of them is inserted."""
         held = session.held.rows
         for number, layout in message["layouts"]:
             if len(session.layouts) >= wire.MAX_LAYOUTS:
                 raise ValueError(f"layouts: got more than {wire.MAX_LAYOUTS} from one client")
             session.layouts[int(number)] = Layout.from_wire(layout)
-        for at, (name, rows, columns) in enumerate(message["write"]):
-            check_held(name, held.get(name), rows)
-            try:
-                for column, values in columns.items():
-                    self._store.streams[name].write(column, rows, values)
-            except Exception:
-                # The client learns of it later, and may send more items of these rows before.
-                for stream, missing, _ in message["write"][at:]:
-                    check_held(stream, held.get(stream), missing)
-                    session.unwritten.setdefault(stream, set()).update(missing.tolist())
-                raise
         batches = []
         for name, number, index, lengths, keys, priorities, episodes in message["items"]:
             table, layout, n = self._tables[name], session.layouts[number], len(index)

@@ -39,6 +39,7 @@ _LAST_WORDS_S = 1.0  # for which a busy server waits for the last messages of a 
 _UNBIND_MS = 5000  # for which `stop` waits until the address is free
 _MAX_WAITING = 1 << 14  # requests of one client
 _MAX_ALL_WAITING = 1 << 16  # requests of all clients
+_MAX_WAITING_BYTES = 1 << 30  # of the requests of all clients, without the rows, which do not wait
 _LARGE_ANSWER = 1 << 16  # bytes; ZeroMQ bounds the number of smaller ones that a client leaves unread
 # Errors that a client's message or a full machine can cause. Others are defects of this package.
 _FIELD_ERRORS = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
@@ -89,7 +90,7 @@ class Service:
         self._monitor: zmq.Socket  # of the listener; the loop makes it
         self._sessions: dict[bytes, ClientSession] = {}
         self._lines: OrderedDict[Hashable, OrderedDict[Request, None]] = OrderedDict()
-        self._num_waiting = 0
+        self._num_waiting = self._waiting_bytes = 0
         self._deadlines: dict[Request, float] = {}
         self._ended: dict[ClientSession, float] = {}  # those without a connection, and since when
         self._next_look = 0.0
@@ -221,10 +222,11 @@ class Service:
         while frames[-1].more and len(frames) <= wire.MAX_ARRAYS:
             frames.append(self._socket.recv(copy=False))
         excess = frames[-1].more
-        num_bytes = sum(map(len, frames)) if len(frames) > 1 else 0
+        num_bytes = sum(map(len, frames))
         if not excess and num_bytes <= self._limits.max_message_bytes:
             message = wire.decode(frames)
             op, number = message.get("op"), message.get("id")
+            message["num_bytes"] = num_bytes
             if type(op) is str and (number is None or type(number) is int):
                 return op, number, message, descriptor
             raise wire.MalformedMessage(
@@ -274,7 +276,7 @@ class Service:
                     raise ValueError(f"op: got {op!r}, expected an operation of this protocol.")
                 answer = self._handler.operations[op](session, message)
                 if not isinstance(answer, dict):
-                    answer = self._begin(session, number, answer)
+                    answer = self._begin(session, number, message["num_bytes"], answer)
         except _CLIENT_ERRORS as error:
             answer = error
         except Exception as error:
@@ -334,10 +336,13 @@ class Service:
 
     # --- requests that wait ---
 
-    def _begin(self, session: ClientSession, number: int | None, steps: Steps) -> Reply | Exception | None:
+    def _begin(
+        self, session: ClientSession, number: int | None, num_bytes: int, steps: Steps
+    ) -> Reply | Exception | None:
         """Returns the answer of a new request, or None if it waits from now on."""
         request: Request = next(steps)
         request.session, request.id, request.steps = session, number, steps
+        request.num_bytes = num_bytes - request.done_bytes
         timeout = request.timeout
         if timeout is not None and (type(timeout) not in (int, float) or not timeout >= 0):  # NaN is not
             raise ValueError(f"timeout: got {timeout!r}, expected seconds >= 0 or None.")
@@ -349,11 +354,14 @@ class Service:
             answer = ValueError(text)
         elif answer is None and self._num_waiting >= _MAX_ALL_WAITING:
             answer = ValueError(f"requests that wait: got more than {_MAX_ALL_WAITING} of all clients.")
+        elif answer is None and self._waiting_bytes + request.num_bytes > _MAX_WAITING_BYTES:
+            answer = ValueError(f"requests that wait: got over {_MAX_WAITING_BYTES} bytes of all clients.")
         if answer is not None:
             steps.close()
             return answer
         session.waiting.add(request)
         self._num_waiting += 1
+        self._waiting_bytes += request.num_bytes
         self._lines.setdefault(request.line, OrderedDict())[request] = None
         if timeout is not None:
             self._deadlines[request] = time.monotonic() + timeout
@@ -389,6 +397,7 @@ class Service:
             return
         request.session.waiting.remove(request)
         self._num_waiting -= 1
+        self._waiting_bytes -= request.num_bytes
         line = self._lines[request.line]
         del line[request]
         if line:
