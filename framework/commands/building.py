@@ -42,26 +42,32 @@ def environment_spec(agent: core.Agent, name: str, config: RunConfig) -> specs.E
     try:
         return make.environment_spec(agent, name, config)
     except Exception as error:
-        kind, text = CommandError, str(error)
-        if isinstance(error, (ValueError, TypeError)):
-            kind = UsageError
-        elif not isinstance(error, (ImportError, OSError)):  # The environment's own code has raised it.
-            hide_our_frames(error)
-            print(printable(frames_of(error)), file=sys.stderr)
-            text = f"{type(error).__name__}: {message_of(error)}"
-        raise kind(f"--environment {name}: {text}") from error
+        raise _told(f"--environment {name}: ", error) from error
+
+
+def _told(before: str, error: Exception) -> CommandError:
+    """The error that ends the command; prints where code of an environment or of an agent raised a fault."""
+    if isinstance(error, (ValueError, TypeError)):
+        return UsageError(f"{before}{error}")
+    if isinstance(error, (ImportError, OSError)):
+        return CommandError(f"{before}{error}")
+    hide_our_frames(error)
+    print(printable(frames_of(error)), file=sys.stderr)
+    return CommandError(f"{before}{type(error).__name__}: {message_of(error)}")
 
 
 def check_agent(agent: core.Agent, spec: specs.EnvironmentSpec) -> None:
-    """Raises `UsageError` if the agent cannot act on zeros, or gives an action that does not fit the spec."""
-    envs, failed = 2, f"{type(agent).__name__} cannot act in this environment: "
-    with config_checks.RaisedAs(UsageError, (ValueError, TypeError, IndexError, RuntimeError), failed):
+    """Raises `CommandError` if the agent cannot act on zeros, or its action does not fit the spec."""
+    envs = 2
+    try:
         policy = agent.make_policy(agent.make_networks(spec))
         observation = specs.zeros(spec.observations, (envs,))
         action, _, _ = policy.step(observation, policy.initial_state(envs))
         for leaf, values in zip(tree.flatten(spec.actions), tree.flatten(action), strict=True):
             for env in range(envs):
                 leaf.validate(values[env])
+    except Exception as error:
+        raise _told(f"{type(agent).__name__} cannot act in this environment: ", error) from error
 
 
 def build_program(

@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from agents.dqn import DQN
+from framework.commands import building
 from framework.commands.graph import as_text
 from framework.commands.graph_svg import Group, as_svg
+from framework.commands.options import CommandError
 from framework.runs.registry import agent_names
 
 
@@ -115,3 +118,17 @@ def test_what_train_refuses_is_not_drawn(repertory, tmp_path, monkeypatch, agent
     for command, *flags in (("graph",), ("train", "--directory", tmp_path / "run")):
         code, out, err = repertory(command, agent, "--environment", "gymnasium:CartPole-v1", *flags)
         assert code in (1, 2) and not out and re.search(error, err)
+
+
+class _Faulty(DQN):
+    def make_networks(self, spec):
+        raise self.error
+
+
+@pytest.mark.parametrize("kind", [IndexError, RuntimeError, KeyError])
+def test_a_fault_in_an_agents_own_code_is_told_with_its_place(kind, capsys):
+    agent = _Faulty()
+    agent.error = kind("a fault of mine")
+    with pytest.raises(CommandError, match=f"_Faulty cannot act in this environment: {kind.__name__}"):
+        building.check_agent(agent, None)
+    assert "in make_networks" in capsys.readouterr().err
