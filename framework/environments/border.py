@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Sequence
+from typing import Any
 
 import dm_env
 import numpy as np
+import tree
 
 import launch
 from framework.environments.base import (
+    FIRST,
+    LAST,
     BatchedEnvironment,
     EnvironmentFault,
     UnexpectedReturn,
@@ -44,6 +50,7 @@ class Border(EnvironmentWrapper):
         """Makes the border; `observation_starts` and `action_starts` are those of `TimeStepChecker`."""
         super().__init__(environment)
         self.device = environment.device
+        self._over: Any = True  # bool[B]: envs whose next time step must be FIRST.
         self._check = TimeStepChecker(
             *(self.name, self.spec, self.num_envs),
             observation_starts=observation_starts,
@@ -52,6 +59,7 @@ class Border(EnvironmentWrapper):
         )
 
     def reset(self) -> dm_env.TimeStep:
+        self._over = True
         return self._call("reset")
 
     def step(self, action: Nest) -> dm_env.TimeStep:
@@ -81,7 +89,22 @@ class Border(EnvironmentWrapper):
         if exact is None and self._environment.exact_rewards:
             exact = unrounded(self._environment, timestep._replace(reward=arrays(timestep.reward)))
         self.exact_rewards = exact
+        if is_foreign(self._environment):
+            self._check_beginnings(timestep)
         return timestep
+
+    def _check_beginnings(self, timestep: dm_env.TimeStep | MultiAgentTimeStep) -> None:
+        """Raises EnvironmentFault if an episode does not begin with FIRST, or if FIRST has a reward."""
+        first, over = timestep.step_type == FIRST, self._over
+        paid = [(leaf != 0).reshape(self.num_envs, -1).any(1) for leaf in tree.flatten(timestep.reward)]
+        self._over = timestep.step_type == LAST
+        late = (
+            "got no FIRST after LAST or at a reset, expected one. A wrapper ends episodes by end_episodes()"
+        )
+        early = "got a reward with FIRST, expected 0. Pay it with a later step, or leave it out"
+        for wrong, what in ((over & ~first, late), (first & functools.reduce(operator.or_, paid), early)):
+            if wrong.any():
+                raise EnvironmentFault(f"{self.name}, env {int(arrays(wrong).argmax())}: {what}.")
 
     def close(self) -> None:
         close(self._environment.close, self.name)

@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from framework import environments, specs
 from framework.actors import EnvironmentLoop, EnvironmentLoopObserver, PolicyActor
-from framework.environments import FIRST, MID, BatchedEnvironment, EnvironmentWrapper, testing
+from framework.environments import FIRST, LAST, MID, BatchedEnvironment, EnvironmentWrapper, testing
 from framework.types import MultiAgentTimeStep
 
 
@@ -158,6 +158,8 @@ _BAD = {
     "discount": ({"discount": np.array([1.0, 1.5])}, r"env 1: discount is .*1\.5.*outside 0"),
     "step type": ({"step_type": np.array([1, 3])}, r"env 1: step_type is .*3.*outside 0 \.\.\. 2"),
     "observation": ({"observation": np.zeros((2, 3))}, r"observation has shape \(2, 3\)"),
+    "MID or LAST after LAST": ({"step_type": np.array([MID, LAST])}, "env 1: got no FIRST"),
+    "reward with FIRST": ({"step_type": np.array([MID, FIRST])}, "env 1: got a reward with FIRST"),
 }
 
 
@@ -166,7 +168,8 @@ def test_batches_of_users_are_checked_at_every_step(changes, message):
     environment = environments.make(Batch, num_envs=2, options={"changes": changes})
     environment.reset()
     with pytest.raises(environments.EnvironmentFault, match=message):
-        environment.step(np.zeros((2, 2), np.float32))
+        for _ in range(2):
+            environment.step(np.zeros((2, 2), np.float32))
 
 
 class Together(BatchedEnvironment):
