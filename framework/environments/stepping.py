@@ -21,7 +21,7 @@ from framework.environments.base import (
 )
 from framework.environments.fields import TimeStepChecker
 from framework.environments.single import SingleEnv, as_flag, env_seeds, reset_parts, step_parts
-from framework.foreign import close
+from framework.foreign import close, copies
 from framework.types import Nest
 
 _FLAGS = ("terminated", "truncated")
@@ -109,7 +109,11 @@ class InlineEnvironment(BatchedEnvironment):
         for env, environment in enumerate(self._envs):
             begins = step_types[env] == LAST
             try:
-                result: Any = (environment.reset(),) if begins else environment.step(actions[env])
+                if begins:
+                    result: Any = (environment.reset(),)
+                else:  # What is repeated stays as it is.
+                    action = copies(actions[env]) if self._num_repeats > 1 else actions[env]
+                    result = environment.step(action)
             except Exception as error:
                 raise self._fault(env, "reset()" if begins else f"step({actions[env]})", error) from error
             if begins:
@@ -143,7 +147,7 @@ class InlineEnvironment(BatchedEnvironment):
                 if not specs.legal(self.spec, one, mine).all():
                     break
             try:
-                observation, more, factor, step_type = self._envs[env].step(action)
+                observation, more, factor, step_type = self._envs[env].step(copies(action))
             except Exception as error:
                 raise self._fault(env, f"step({action})", error) from error
             more, factor = self._numbers(env, more, factor)

@@ -25,6 +25,7 @@ class InPlace(gymnasium.Env):
         return self.buffer, {}
 
     def step(self, action):
+        assert np.abs(action).max() <= 1.0
         action *= 100.0
         self.buffer += 1
         return self.buffer, 1.0, False, bool(self.buffer[0] == 4), {}
@@ -128,6 +129,13 @@ def test_nobody_changes_what_others_get(make):
     assert (policy.action == 0.5).all()
     assert policy.seen == [0, 1, 2]
     assert adder.kept[:2] == [([0.5, 0.5], 1, 1), ([0.5, 0.5], 2, 2)]
+
+
+def test_an_action_that_is_repeated_stays_as_it_is():
+    repeat = functools.partial(environments.ActionRepeat, num_repeats=3)
+    environment = environments.make(InPlace, wrappers=[repeat])
+    environment.reset()
+    assert environment.step(np.full((1, 2), 0.5, np.float32)).observation.tolist() == [[3.0]]
 
 
 @pytest.mark.parametrize(
