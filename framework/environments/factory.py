@@ -64,6 +64,7 @@ def make(
       ImportError: A package that the environment needs is not installed. The message names the extra.
     """
     num_envs = config_checks.whole_number("num_envs", num_envs, 1)
+    seed = None if seed is None else config_checks.whole_number("seed", seed, 0)
     if stepping not in STEPPING:
         raise ValueError(
             f"stepping: got {stepping!r}, expected one of {', '.join(STEPPING)}."

@@ -69,7 +69,7 @@ def test_the_same_seed_gives_the_same_steps_and_another_seed_others(stepping):
     actions = np.random.default_rng(0).integers(0, 2, (60, 3))
     runs = [
         _roll(environments.make(CARTPOLE, num_envs=3, seed=seed, stepping=stepping), actions)
-        for seed in (5, 5, 6)
+        for seed in (5, np.int64(5), 6)
     ]
     for mine, same in zip(runs[0], runs[1], strict=True):
         np.testing.assert_array_equal(mine, same)
@@ -193,6 +193,10 @@ def test_a_module_may_register_its_environment(registered, stepping):
         environments.make("gymnasium:no_such_module:Walk-v0")
 
 
+def _same(environment):
+    return environment
+
+
 # dm_env.Environment has the other methods.
 _METHODS = ("reset", "step", "observation_spec", "action_spec")
 _DUCK = type("Duck", (), dict.fromkeys(_METHODS, lambda self: testing.make_spec().actions))
@@ -202,6 +206,13 @@ _BAD = [
     ("gym:CartPole-v1", {}, ValueError, "names look like gymnasium:CartPole-v1"),
     ("atari:", {}, ValueError, "unknown environment 'atari:'"),
     (CARTPOLE, {"num_envs": 0}, ValueError, "num_envs: got 0"),
+    (CARTPOLE, {"seed": -1}, ValueError, "seed: got -1"),
+    (
+        functools.partial(_same, testing.EchoEnvironment()),
+        {"num_envs": 2},
+        ValueError,
+        "got the same environment",
+    ),
     (CARTPOLE, {"stepping": "fast"}, ValueError, r"stepping: got 'fast'.*inline"),
     (CARTPOLE, {"num_processes": 2}, ValueError, r"num_processes: got 2 .* Use stepping='processes'"),
     (testing.EchoEnvironment, {"stepping": "vector"}, ValueError, "stepping='vector' needs"),
