@@ -25,11 +25,6 @@ class CombineActions(EnvironmentWrapper):
 
     def __init__(self, environment: BatchedEnvironment):
         super().__init__(environment)
-        if agents := specs.agents(self.spec):
-            raise ValueError(
-                f"{environment.name}: got an environment of the agents {', '.join(agents)}, expected one "
-                "agent. Combine the actions inside of the environment."
-            )
         actions = self.spec.actions
         self._leaves = tree.flatten(actions)
         self._sizes = specs.choices(actions)

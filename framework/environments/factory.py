@@ -6,7 +6,9 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from framework import config_checks
+import tree
+
+from framework import config_checks, specs
 from framework.environments import suites
 from framework.environments.base import BatchedEnvironment
 from framework.environments.border import checked
@@ -81,7 +83,12 @@ def make(
         if wrappers:  # They treat arrays.
             batched = as_arrays(batched)
         for wrapper in wrappers:
-            batched = checked(wrapper(batched))
+            agents, batched = specs.agents(batched.spec), checked(wrapper(batched))
+            if agents and tree.is_nested(batched.spec.rewards) and not specs.agents(batched.spec):
+                raise ValueError(
+                    f"wrappers: got {wrapper} for the agents {', '.join(agents)}, expected one that keeps "
+                    "them apart. Combine agents inside of the environment."
+                )
     except BaseException:
         batched.close()
         raise

@@ -113,9 +113,10 @@ def test_a_mask_in_a_tuple_or_list_becomes_that_of_combinations(one):
     assert environment.spec.observations[1]["action_mask"].shape == (4,)
 
 
-def test_actions_of_several_agents_cannot_be_combined():
-    with pytest.raises(ValueError, match="got an environment of the agents agent_0"):
-        environments.make("multi_agent:CartPole", wrappers=[environments.CombineActions])
+@pytest.mark.parametrize("wrapper", ["CombineActions", "Flatten", "ObservationActionReward"])
+def test_several_agents_cannot_be_combined(wrapper):
+    with pytest.raises(ValueError, match=f"got .*{wrapper}.* for the agents agent_0"):
+        environments.make("multi_agent:CartPole", wrappers=[getattr(environments, wrapper)])
 
 
 class Stuck(gymnasium.Env):
