@@ -239,6 +239,8 @@ class VectorEnvironment(BatchedEnvironment):
             super().seed_episodes(seeds, envs)  # Raises.
         for env in np.flatnonzero(envs):
             inner.envs[env].unwrapped.np_random, _ = seeding.np_random(int(seeds[env]))
+            if isinstance(self._seed, list):  # The first reset must not seed this env again.
+                self._seed[env] = None
 
     def step(self, action: Nest) -> dm_env.TimeStep:
         begun = self._over

@@ -170,7 +170,7 @@ def test_whole_episodes_do_not_depend_on_the_number_of_envs(way):
     arguments = {**arguments, "wrappers": [SeededEpisodes, *arguments.get("wrappers", ())]}
     played = []
     for width in (2, 5):
-        with environments.make(name, num_envs=width, **arguments) as environment:
+        with environments.make(name, num_envs=width, seed=width, **arguments) as environment:
             traces = Traces()
             loop = EnvironmentLoop(environment, Hashed(environment.action_spec(), traces), observers=[traces])
             played += [loop.run_episodes(12)["trace"].tolist() for _ in range(2)]
