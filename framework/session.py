@@ -338,7 +338,10 @@ _SAVED = ("_adders", "_dataset", "_state", "_places", "_free", "_chosen", "env_s
 
 def _flags(name: str, values: Any, count: int) -> np.ndarray:
     """`values` as bools `[count]`."""
-    flags = np.asarray(values, np.bool_)
+    given = np.asarray(values)
+    flags = given.astype(np.bool_)
+    if given.dtype.kind not in "iubf" or np.count_nonzero(flags != given):
+        raise ValueError(f"{name}: got {values!r:.80}, expected bools.")
     if flags.shape not in ((), (count,)):
         raise ValueError(
             f"{name}: got shape {flags.shape}, expected {(count,)}, one for each of env_ids, or one for all."

@@ -294,6 +294,8 @@ WRONG_CALLS = [
     (lambda: acted().observe([[0, 0]] * 2, [0, 0], False, [[True]] * 2), r"truncated: got shape \(2, 1\)"),
     (lambda: acted().observe([[0, 0]], [0], False, [True, False], [0]), r"truncated: got shape \(2,\)"),
     (lambda: acted().observe([[0, 0]] * 2, [0, 0], [True] * 3), r"terminated: got shape \(3,\)"),
+    (lambda: acted().observe([[0, 0]], [0], np.nan, env_ids=[0]), "terminated: got nan, expected bools"),
+    (lambda: acted().observe([[0, 0]], [0], False, ["no"], [0]), r"truncated: got \['no'\], expected bools"),
     (lambda: dqn(num_envs=0), "num_envs: got 0"),
     (lambda: dqn().act([[0, np.nan]]), "observation: got nan, expected finite numbers of float32"),
     (lambda: acted().observe([[0, 0]], [1e39], False, [0]), "reward: got inf, expected finite"),
