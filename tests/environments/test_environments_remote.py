@@ -99,7 +99,7 @@ class _Faulty:
     def step(self, action):
         self._steps += 1
         if self._steps == 2:
-            raise RuntimeError("the wheel came off")
+            raise RuntimeError("\x1b[2J the wheel came off")
         return self._env.step(action)
 
 
@@ -137,7 +137,7 @@ def test_an_error_of_a_remote_env_is_a_fault_here_with_its_traceback(serve, serv
     with make(serve, 1) as environment:
         environment.reset()
         environment.step(np.zeros(1, np.int64))
-        with pytest.raises(environments.EnvironmentFault, match="the wheel came off"):
+        with pytest.raises(environments.EnvironmentFault, match=r"RuntimeError: \\x1b\[2J the wheel"):
             environment.step(np.zeros(1, np.int64))
 
 

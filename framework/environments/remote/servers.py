@@ -20,6 +20,7 @@ from framework.environments.remote import environment_server as protocol
 from framework.environments.remote.connected import ConnectedEnvironment, require_file
 from framework.environments.remote.environment_server import UnreadableMessage
 from launch.rpc.sockets import CurveKeys, admit_peers, make_server_socket
+from launch.texts import printable
 
 
 class _ConnectedServer(NamedTuple):
@@ -129,7 +130,7 @@ class RemoteEnvironment(ConnectedEnvironment):
     def _take_answer(self, server: _ConnectedServer, kind: str, content: list) -> None:
         if kind == "fault" and content:
             envs = ", ".join(map(str, server.envs))
-            raise EnvironmentFault(f"{self.name}, of envs {envs}: {content[0]}")
+            raise EnvironmentFault(f"{self.name}, of envs {envs}: {printable(str(content[0]))}")
         if kind != "timestep" or len(content) != 1 or not self._missing[server.envs[0]]:
             raise UnreadableMessage(f"message: got {kind!r}, expected one timestep for each request.")
         leaves = protocol.from_bytes(content[0], server.layout)
