@@ -39,7 +39,7 @@ def make(name: str, width: int) -> core.Agent:
     if name == "PPO":
         sizes = {"hidden_sizes": (width, width), "shared": True}
         return PPO(PPOConfig(unroll_length=UNROLL, epochs=4, minibatch_size=ENVS * UNROLL, **sizes))
-    return DQN(DQNConfig(hidden_sizes=(width, width), min_replay_size=256, samples_per_insert=10_000.0))
+    return DQN(DQNConfig(hidden_sizes=(width, width), min_replay_size=256, insert_burst=100_000))
 
 
 def turn(session: Session, seconds: float) -> float:

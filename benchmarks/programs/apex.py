@@ -187,7 +187,7 @@ def our_worker(environment: str) -> Callable[[int], Callable[[int], int]]:
         replay = EmbeddedClient(agent.make_tables(spec))
         worker = PriorityWorker(setup, replay=replay, learner=block, counter=Counter(), monitor=Monitor())
         # An adder's thread that is in torch when the interpreter ends would abort the process.
-        atexit.register(worker._close_adders, timeout=0.0)
+        atexit.register(worker.collector.close_adder, 0.0)
         return worker.collect
 
     return make
