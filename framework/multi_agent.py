@@ -129,6 +129,11 @@ class MultiAgentNetworks(nn.Module):
         self.groups = dict(groups)
         self.steps = nn.Module()
         for name, part in networks.items():
+            if not name or "." in name or hasattr(self, name):
+                raise ValueError(
+                    f"policy: got the name {name!r}, expected one without dots that no attribute of "
+                    "MultiAgentNetworks has. Rename the policy."
+                )
             self.add_module(name, part)
             self.steps.register_buffer(name, torch.zeros((), dtype=torch.int64))
 

@@ -209,9 +209,9 @@ class Session:
             if result.priorities is not None:
                 self._dataset.update_priorities(sample.info.key, result.priorities)
             made, metrics = made + 1, result.metrics
+            self.learner_steps += 1  # Here, so that an interrupt of the next step leaves it counted.
         if not made:
             return {}
-        self.learner_steps += made
         self._publish()
         counts = {"learner_steps": float(self.learner_steps), "env_steps": float(self.env_steps)}
         return {name: float(value) for name, value in metrics.items()} | counts

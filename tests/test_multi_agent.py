@@ -55,6 +55,12 @@ def two_policies(spec, evaluation=False):
     return networks, MultiAgentPolicy(networks, policies), parts
 
 
+@pytest.mark.parametrize("name", ["", "a.b", "train", "steps", "groups"])
+def test_a_name_that_a_policy_cannot_have_is_refused(name):
+    with pytest.raises(ValueError, match=f"policy: got the name '{name}', expected"):
+        MultiAgentNetworks({}, {name: torch.nn.Linear(1, 1)})
+
+
 def test_agents_are_grouped_by_policy():
     groups = group_agents(cartpoles(1).spec, half)
     assert {name: group.agents for name, group in groups.items()} == {

@@ -350,6 +350,24 @@ def test_the_caller_may_change_the_actions_that_it_gets():
         assert data.action.tolist() == [chosen[int(time)] for time in data.observation[:, 1]]
 
 
+def test_the_steps_before_an_interrupted_one_count(monkeypatch):
+    agent = Recorded(RandomActionsConfig(batch_size=1))
+    session, step = Session(agent, SPEC), agent.learner.step
+    for n in range(3):
+        session.act(np.float32([[0, n]]))
+        session.observe(np.float32([[0, n + 1]]), [0.0], False)
+
+    def interrupted(batch):
+        if len(agent.learner.seen) == 2:
+            raise KeyboardInterrupt
+        return step(batch)
+
+    monkeypatch.setattr(agent.learner, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        session.learn()
+    assert session.learner_steps == len(agent.learner.seen) == 2
+
+
 @pytest.mark.parametrize("agent", [MAML, PPODQN])
 def test_agents_that_no_session_can_drive_are_refused(agent):
     with pytest.raises(ValueError, match=f"session: got {agent.__name__}, which"):

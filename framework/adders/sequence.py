@@ -146,7 +146,8 @@ class RowAdder(BlockAdder):
     def _append_rows(self, t: int, new: np.ndarray, real: np.ndarray) -> None:
         """Appends the complete rows; see `_new_rows`."""
         history, width, kinds = self._history, self._width, self._kinds[: t + 1]
-        closing = new & ~real
+        # A LAST row of an earlier block may have got the action that the environment ignored since.
+        closing = (new & ~real) | (kinds == LAST)
         if closing.any():
             for field in self._fields[1:]:
                 field.clear(np.flatnonzero(closing))
@@ -235,10 +236,6 @@ class RowAdder(BlockAdder):
             values = {START: self._kinds.reshape(-1)[index] == FIRST, MASK: is_real.astype(np.float32)}
             for field in self._fields if self._shows_observations else self._fields[1:]:
                 values.update(field.take(index))
-                if field is not self._observation:
-                    # The array of a LAST row holds the action that the environment ignored; the row does not.
-                    for name in field.names:
-                        values[name][~is_real] = 0
             for name in padding.keys() & values.keys():
                 values[name][padded] = padding[name]
             for name in self._of_first_row:

@@ -82,12 +82,12 @@ def _start(agent: core.Agent, options: TrainOptions, config: RunConfig) -> int:
     if (path / "config.yaml").exists():
         raise CommandError(f"{path} holds a run already. {_advice(folder)} another folder with --directory.")
     program = building.build_program(agent, options.environment, config, options.engine)
-    with folder.begun():
-        folder.save()  # The first file. What fails before this leaves no folder.
+    # What fails before this leaves no folder. Another run may have begun in it since the check.
+    with writing(folder), folder.lock.held() as lock, folder.begun():
+        folder.save()
         for line in (*lines, *agent.describe_inputs(spec)):
             print(line)
-        with writing(folder), folder.lock.held() as lock:
-            return run(folder, program, lock)
+        return run(folder, program, lock)
 
 
 def parse_new(

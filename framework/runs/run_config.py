@@ -31,7 +31,8 @@ class RunConfig(config_checks.NamedFields):
     """
 
     # Folder of metrics and checkpoints. make_program continues the run that is in it, with its settings and
-    # perhaps new limits; repertory train does so with --resume instead.
+    # perhaps new limits; repertory train does so with --resume instead. None: repertory train makes one in
+    # runs/, and make_program writes no files.
     directory: str | None = None
     # Seed of all random numbers. On the serial engine the same seed gives the same run, bit for bit.
     seed: int = 0

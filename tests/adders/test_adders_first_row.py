@@ -24,18 +24,25 @@ def steps(length=60):
         kinds = np.where(kinds == 2, 0, np.where((t + np.arange(NUM_ENVS)) % 7 == 6, 2, 1))
 
 
-def items(signature=None, adder=adders.SequenceAdder, **options):
+def read_after_each(adder, steps):
+    for step in steps:
+        yield step
+        adder.flush_pending()
+
+
+def items(signature=None, adder=adders.SequenceAdder, reads=False, **options):
     client = make_client(replay.Table.queue(TABLE, 1000, signature=signature))
     adder = adder(client, **options)
-    feed(adder, steps())
+    feed(adder, read_after_each(adder, steps()) if reads else steps())
     adder.flush()
     return client.sample_batch(TABLE, client.server_info()[TABLE].current_size).data
 
 
 @pytest.mark.parametrize("end", ["ZERO_PAD", "WRITE", "CONTINUE"])
 @pytest.mark.parametrize("length, period", [(4, 3), (4, 4), (5, 1), (1, 1)])
-def test_they_are_those_of_the_first_row(length, period, end):
-    options = {"sequence_length": length, "period": period, "end_of_episode_behavior": end}
+@pytest.mark.parametrize("reads", [False, True], ids=["one block", "blocks of a step"])
+def test_they_are_those_of_the_first_row(length, period, end, reads):
+    options = {"sequence_length": length, "period": period, "end_of_episode_behavior": end, "reads": reads}
     every, first = items(**options), items(**options, extras_of_first_row=["state"])
     expected = tree.map_structure(lambda leaf: leaf[:, 0], every.extras["state"])
     tree.map_structure(np.testing.assert_array_equal, first.extras["state"], expected)

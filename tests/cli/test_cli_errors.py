@@ -1,5 +1,6 @@
 """Bad input: one clear error that names the thing and the fix, a non-zero exit code, nothing lost."""
 
+import contextlib
 import dataclasses
 import errno
 import importlib.util
@@ -16,7 +17,7 @@ import pytest
 import launch
 from agents.dqn import DQN, DQNConfig
 from framework.checkpoints import torch_part
-from framework.commands import running, train
+from framework.commands import building, running, train
 from framework.programs import RunConfig
 from framework.runs import registry, run_folder
 
@@ -116,6 +117,25 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(repertory, make_run):
     code, _, err = repertory(*TRAIN, "--directory", folder.path)
     assert code == 1 and f"--resume {folder.path}" in err
     assert (folder.path / "config.yaml").read_bytes() == before
+
+
+def test_a_run_that_begins_meanwhile_in_the_same_folder_keeps_its_settings(
+    repertory, make_run, tmp_path, monkeypatch
+):
+    build = building.build_program
+    with contextlib.ExitStack() as stack:
+
+        def another_begins(*arguments):
+            folder = make_run("same")
+            stack.enter_context(folder.lock.held())
+            before.append((folder.path / "config.yaml").read_bytes())
+            return build(*arguments)
+
+        before, path = [], tmp_path / "same"
+        monkeypatch.setattr(building, "build_program", another_begins)
+        code, _, err = repertory(*TRAIN, "--seed", "9", "--directory", path)
+        assert code == 1 and f"being trained by process {os.getpid()}" in err
+        assert [(path / "config.yaml").read_bytes()] == before
 
 
 def test_a_run_without_a_checkpoint_leads_nowhere_and_says_so(repertory, make_run):
@@ -456,7 +476,7 @@ class TestDisk:
         with small_files(100):
             code, _, err = repertory(*TRAIN, "--directory", tmp_path / "run")
         assert code == 1 and "size limit" in err and "--directory" in err
-        assert os.listdir(tmp_path / "run") == []
+        assert os.listdir(tmp_path / "run") == ["run.lock"]
 
 
 def test_the_module_gives_the_exit_code(start):

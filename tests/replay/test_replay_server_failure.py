@@ -136,7 +136,7 @@ def test_a_writer_ends_with_its_server_and_counts_what_is_lost(fork, monkeypatch
     writer = client.batch_writer(max_in_flight_items=100)
     for n in range(10):
         write(writer, 1, start=n)
-    with pytest.raises(replay.DeadlineExceededError):
+    with pytest.raises(replay.DeadlineExceededError, match=r"wait for room: table '\w+': cannot insert"):
         writer.flush(timeout=0.2)
     monkeypatch.setattr(ReplayConnection, "receive", receive_more)
     server.kill() if end == "killed" else server.stop()

@@ -270,11 +270,13 @@ class ServedWriter(BatchWriter):
                     came = self._collect(left, not interrupted)
                     if came or deadline is None or time.monotonic() < deadline:
                         continue
-                    self._settle()  # an answer may be on its way: it comes before the answer to this
+                    # An answer may be on its way: it comes before the answer to this.
+                    why = self._call(self._connection.request, {"op": "sync"})["why"]
+                    self._collect(0.0)
                     if self.num_pending > keep:
                         if self._connection.wake.is_set:
                             raise Interrupted
-                        raise DeadlineExceededError(f"{self.num_pending} items wait for room in their tables")
+                        raise DeadlineExceededError(f"{self.num_pending} items wait for room: {why}")
             finally:
                 self._num_waiting = 0
             if self._errors:

@@ -388,5 +388,8 @@ def _merge(old: Nest, new: Nest, where: str = "") -> Nest:
         children = [_merge(a, b, f"{where}/{at}") for at, (a, b) in enumerate(pairs)]
         return type(old)(*children) if hasattr(old, "_fields") else type(old)(children)
     if old != new:
-        raise ValueError(f"append: got structure {new!r} at {where or 'the root'}, expected {old!r}.")
+        got, kept = ["leaf" if isinstance(x, ColumnHistory) else type(x).__name__ for x in (new, old)]
+        raise ValueError(
+            f"append: got a {got} at {where or 'the root'}, expected a {kept} as in earlier steps."
+        )
     return old

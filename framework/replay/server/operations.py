@@ -16,8 +16,8 @@ Every message has an `op`, and an `id` if it is to be answered. The operations a
 - `give_back`: `deliveries` that were not used, but for the first `used` samples of each.
 - `mutate`, `reset`, `can_sample`, `can_insert`, `weight`: `table`, `arguments` of that method of `Table` →
   `value`.
-- `sync`: nothing → `inserted`, how many items of this client are in tables. The answer comes after the
-  answers to all earlier requests that could be carried out.
+- `sync`: nothing → `inserted`, how many items of this client are in tables, and `why` others wait. The answer
+  comes after the answers to all earlier requests that could be carried out.
 - `info`, `checkpoint`.
 - `cancel` (of `Service`): requests of this client that wait are answered with an error.
 
@@ -240,8 +240,10 @@ class Operations:
         return {"rows": self._holdings.lease(session.held, message["stream"], n)}
 
     def sync(self, session: ClientSession, message: dict[str, Any]) -> Reply:
-        """Says how many items of the client are in tables."""
-        return {"inserted": session.inserted}
+        """Says how many items of the client are in tables, and why the others wait."""
+        full = {table for each in session.waiting for table in each.tables if not table.can_insert(1)}
+        why = "; ".join(sorted(table.waiting.refusal(INSERTERS, 1, 0) for table in full))
+        return {"inserted": session.inserted, "why": why}
 
     def insert(self, session: ClientSession, message: dict[str, Any]) -> Steps:
         """Inserts the items of a message, in order, as the rate limiters allow; then leases rows."""
