@@ -69,7 +69,7 @@ def types(config: Any, may_be_infinite: Collection[str] = ()) -> None:
       may_be_infinite: names of the float fields that may also be infinite.
     """
     config_class: Any = type(config)
-    for field, hint in _hints(config_class).items():
+    for field, hint in field_types(config_class).items():
         value = getattr(config, field)
         words, fits = _meaning(hint, field not in may_be_infinite)
         if not fits(value):
@@ -236,7 +236,8 @@ def whole_number(name: str, value: Any, least: int) -> int:
 
 
 @functools.cache
-def _hints(config_class: type) -> dict[str, Any]:
+def field_types(config_class: type) -> dict[str, Any]:
+    """Returns the type of each field of a dataclass."""
     hints = typing.get_type_hints(config_class)
     return {field.name: hints[field.name] for field in dataclasses.fields(config_class)}
 

@@ -103,8 +103,9 @@ def no_link(path: str, flags: int) -> int:
 
 def from_plain(base: T, content: Mapping[str, Any], where: str) -> T:
     """The dataclass `base` with other values. Raises ValueError for an unknown field or an invalid value."""
-    hints = typing.get_type_hints(type(base))
-    config_checks.names(f"{where}: {type(base).__name__}", content, list(hints))
+    config_class: Any = type(base)
+    hints = config_checks.field_types(config_class)
+    config_checks.names(f"{where}: {config_class.__name__}", content, list(hints))
     values = {name: _with_tuples(hints[name], value) for name, value in content.items()}
     with config_checks.RaisedAs(ValueError, ValueError, f"{where}: ", " Correct the file."):
         return dataclasses.replace(base, **values)  # type: ignore[type-var]

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import ClassVar
 
 import pytest
 
@@ -115,6 +116,7 @@ def test_fields_from_plain_values():
         layers: tuple[tuple[int, ...], ...] = ()
         pair: tuple[tuple[int, int], str] | None = None
         named: Mapping[str, tuple[int, ...]] | None = None
+        shared: ClassVar[int] = 1
 
         def __post_init__(self):
             config_checks.fraction(self, "rate")
@@ -126,5 +128,7 @@ def test_fields_from_plain_values():
     assert config_file.from_plain(Config(), nested, "x") == expected
     with pytest.raises(ValueError, match="x: Config has no field 'rates'; it has sizes, names, rate"):
         config_file.from_plain(Config(), {"rates": 1}, "x")
+    with pytest.raises(ValueError, match="x: Config has no field 'shared'"):
+        config_file.from_plain(Config(), {"shared": 1}, "x")
     with pytest.raises(ValueError, match="x: rate: got 2, expected between 0 and 1"):
         config_file.from_plain(Config(), {"rate": 2}, "x")
