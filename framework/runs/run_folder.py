@@ -249,6 +249,10 @@ class RunFolder:
     def check_same(self) -> None:
         """Raises RunError if the folder holds a run of another agent, environment, or other settings."""
         if (known := RunFolder.find(self.path)) is None:
+            if self.checkpointer.latest() is not None:
+                raise RunError(
+                    f"{self.path}: got checkpoints without the config.yaml of their run. Use another folder."
+                )
             return
         if known.agent != self.agent:
             raise RunError(

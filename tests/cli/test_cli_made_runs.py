@@ -156,3 +156,6 @@ def test_the_folder_of_another_run_is_refused(tmp_path):
     changed = dataclasses.replace(config_of(path), max_env_steps=350)
     launch.launch(make_program(DQN(SMALL), "gymnasium:CartPole-v1", changed), engine="threads")
     assert RunFolder.open(path).config.max_env_steps == 350
+    (path / "config.yaml").unlink()
+    with pytest.raises(RunError, match="checkpoints without the config"):
+        make_program(Own(SMALL), "gymnasium:CartPole-v1", config_of(path))
