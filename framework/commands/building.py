@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -41,13 +42,17 @@ def environment_spec(agent: core.Agent, name: str, config: RunConfig) -> specs.E
     """
     try:
         return make.environment_spec(agent, name, config)
+    except (ValueError, TypeError) as error:  # Of options that the environment does not take, too.
+        raise UsageError(f"--environment {name}: {error}") from error
     except Exception as error:
         raise _told(f"--environment {name}: ", error) from error
 
 
 def _told(before: str, error: Exception) -> CommandError:
     """The error that ends the command; prints where code of an environment or of an agent raised a fault."""
-    if isinstance(error, (ValueError, TypeError)):
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    is_ours = frame.f_globals.get("__name__", "").partition(".")[0] in ("agents", "framework", "launch")
+    if is_ours and isinstance(error, (ValueError, TypeError)):
         return UsageError(f"{before}{error}")
     if isinstance(error, (ImportError, OSError)):
         return CommandError(f"{before}{error}")

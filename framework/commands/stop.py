@@ -17,7 +17,7 @@ class StopOptions:
     """Stops a run on this machine; it saves a checkpoint first and can be resumed."""
 
     run: Run  # Folder of the run.
-    timeout: float = 60.0  # Seconds to wait for its end.
+    timeout: float = 600.0  # Seconds to wait for its end; its last checkpoint may take minutes.
 
     def __post_init__(self) -> None:
         config_checks.types(self, may_be_infinite=["timeout"])

@@ -144,7 +144,8 @@ class ProgressDisplay:
 
     def _print_line(self) -> None:
         """Prints the numbers, unless the last line has the same."""
-        line = printable(" | ".join(f"{name} {text}" for name, text in self.numbers().items()))
+        known = [f"{name} {text}" for name, text in self.numbers().items() if text != "?"]
+        line = printable(" | ".join(known))
         if self._last_line is None or line != self._last_line[1]:
             self._console.print(line, highlight=False, soft_wrap=True, markup=False)
         self._last_line = (self._clock(), line)

@@ -125,7 +125,7 @@ class _Faulty(DQN):
         raise self.error
 
 
-@pytest.mark.parametrize("kind", [IndexError, RuntimeError, KeyError])
+@pytest.mark.parametrize("kind", [IndexError, RuntimeError, KeyError, TypeError, ValueError])
 def test_a_fault_in_an_agents_own_code_is_told_with_its_place(kind, capsys):
     agent = _Faulty()
     agent.error = kind("a fault of mine")
