@@ -254,6 +254,15 @@ def test_a_step_of_the_learner_is_one_of_one_policy():
     policy.progress = policy.progress._replace(version=40, env_steps=50)
     assert policy._policies["second"].progress == (1, 50) and policy._policies["first"].progress == (0, 50)
 
+    broken = tree.map_structure(torch.as_tensor, clients["second"].sample_batch("replay", 8).data)
+    broken.reward[0] = np.nan
+    with pytest.raises(FloatingPointError, match=r"policy 'second': Learner step 1: the loss .* not finite"):
+        learner.step(sample._replace(data={"second": broken}))
+    learner._learners["first"]._unchecked.append((3, torch.tensor(np.nan)))  # As on a GPU.
+    with pytest.raises(FloatingPointError, match="policy 'first': Learner step 3"):
+        learner.parameters()
+    learner._learners["first"]._unchecked.clear()
+
     state = learner.save()
     fresh, _, _ = two_policies(spec)
     again = MultiAgentLearner(
