@@ -6,6 +6,7 @@ from it. The rate limiter of the table holds the replay ratio: the branch that i
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -45,7 +46,9 @@ class PriorityWorker(RolloutWorker):
     agent: ApeX
 
     def make_adder(self, client: Any) -> Adder:
-        priorities = functools.partial(self.agent.priorities, self.networks)
+        # Adders also write in a thread of their own, which must not change the noise of the policy.
+        tensors = {id(each): each for each in (*self.networks.parameters(), *self.networks.buffers())}
+        priorities = functools.partial(self.agent.priorities, copy.deepcopy(self.networks, tensors))
         return self.agent.make_adder(client, self.spec, priorities)
 
 

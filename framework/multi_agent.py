@@ -26,6 +26,7 @@ from torch import nn
 
 from framework import core, specs
 from framework.adders import Adder, ForkingAdder
+from framework.config_checks import RaisedAs
 from framework.learners import SGDLearner
 from framework.replay import ReplaySample
 from framework.types import FIRST, LAST, MID, MultiAgentTimeStep, Nest, StepResult
@@ -242,15 +243,17 @@ class MultiAgentLearner(core.Learner):
     def step(self, batch: ReplaySample) -> StepResult:
         ((name, data),) = batch.data.items()
         self._learners[name].env_steps = self.env_steps
-        result = self._learners[name].step(batch._replace(data=data))
+        with RaisedAs(FloatingPointError, FloatingPointError, f"policy {name!r}: "):
+            result = self._learners[name].step(batch._replace(data=data))
         self._networks.steps_of(name).add_(1)
         self._metrics.update({f"{name}/{metric}": value for metric, value in result.metrics.items()})
         self._metrics[f"{name}/steps"] = int(self._networks.steps_of(name))
         return StepResult(dict(self._metrics), result.priorities)
 
     def parameters(self) -> dict[str, dict[str, torch.Tensor]]:
-        for learner in self._learners.values():
-            learner.parameters()  # Raises FloatingPointError after a step that was not finite.
+        for name, learner in self._learners.items():
+            with RaisedAs(FloatingPointError, FloatingPointError, f"policy {name!r}: "):
+                learner.parameters()  # On a GPU, the first that tells of a step that was not finite.
         return {name: child.state_dict() for name, child in self._networks.named_children()}
 
     def save(self) -> dict[str, Any]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import pathlib
+import re
 
 import dm_env
 import numpy as np
@@ -20,6 +23,7 @@ from framework.actors import EnvironmentLoop, PolicyActor
 from framework.adders import NStepTransitionAdder, UnrollAdder
 from framework.environments import FIRST, LAST, MID
 from framework.environments.testing import make_spec
+from framework.flow import Par
 from framework.learners import LossContext
 from framework.multi_agent import (
     MultiAgentAdder,
@@ -29,7 +33,7 @@ from framework.multi_agent import (
     group_agents,
 )
 from framework.networks import as_tensors
-from framework.programs import RunConfig, make_program
+from framework.programs import MultiAgentPlanAgent, MultiAgentWorker, RunConfig, concatenate, make_program
 from framework.replay import EmbeddedClient, Table
 from framework.types import MultiAgentTimeStep
 
@@ -250,6 +254,15 @@ def test_a_step_of_the_learner_is_one_of_one_policy():
     policy.progress = policy.progress._replace(version=40, env_steps=50)
     assert policy._policies["second"].progress == (1, 50) and policy._policies["first"].progress == (0, 50)
 
+    broken = tree.map_structure(torch.as_tensor, clients["second"].sample_batch("replay", 8).data)
+    broken.reward[0] = np.nan
+    with pytest.raises(FloatingPointError, match=r"policy 'second': Learner step 1: the loss .* not finite"):
+        learner.step(sample._replace(data={"second": broken}))
+    learner._learners["first"]._unchecked.append((3, torch.tensor(np.nan)))  # As on a GPU.
+    with pytest.raises(FloatingPointError, match="policy 'first': Learner step 3"):
+        learner.parameters()
+    learner._learners["first"]._unchecked.clear()
+
     state = learner.save()
     fresh, _, _ = two_policies(spec)
     again = MultiAgentLearner(
@@ -325,3 +338,25 @@ def test_both_algorithms_take_action_masks():
     run = RunConfig(envs_per_actor=4, max_env_steps=300, evaluate_period=300, num_evaluation_episodes=4)
     result = launch.launch(make_program(PPODQN(config), Masked, run), "serial")
     assert result["env_steps"] == 300 and result["episode_length"] == 8
+
+
+@dataclasses.dataclass
+class OwnConfig:
+    device: str = "cpu"
+
+
+@pytest.mark.parametrize("config", [PPOConfig(), OwnConfig()])
+def test_the_plan_of_two_on_policy_policies_on_the_page_needs_no_replay(config):
+    page = pathlib.Path(__file__).parents[1] / "docs" / "agents" / "ppo_dqn.md"
+    _, code, *_ = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    names = {each.__name__: each for each in (MultiAgentPlanAgent, MultiAgentWorker, Par, PPO, PPOConfig)}
+    names |= {"concatenate": concatenate}
+    exec(compile(code.replace("adversary", "agent_0"), str(page), "exec"), names)
+    agent = names["Chase"](PPOConfig(**SMALL, unroll_length=8))
+    agent.config = config
+    run = RunConfig(num_actors=2, max_env_steps=100, evaluate_period=100, num_evaluation_episodes=1)
+    rows = []
+    program = make_program(agent, "multi_agent:CartPole", run, on_write=rows.append)
+    assert launch.launch(program, "serial")["env_steps"] == 100
+    last = rows[-1]["labels"]["learner"]
+    assert last["hunter/steps"] >= 4 and last["prey/steps"] >= 4

@@ -51,7 +51,8 @@ class MultiAgentWorker(RolloutWorker):
                 tables = make_tables(dataclasses.replace(setup, agent=part, spec=group.spec), seed)
                 client = EmbeddedClient(tables, concurrent=False)
                 self._own[name] = OwnTables(tables, client, part.make_dataset(client))
-        replay = EmbeddedClient([], concurrent=False) if replay is None else replay
+        if replay is None:  # Between two calls, nothing is left to learn in a table of its own.
+            replay = next(iter(self._own.values())).client
         super().__init__(setup, replay=replay, seed=seed, **options)
 
     def make_adder(self, client: Any) -> adders.Adder:
@@ -87,11 +88,12 @@ class MultiAgentPlanAgent(TorchAgent):
     """A plan that trains several policies, each by its own algorithm; see `agents.ppo_dqn`.
 
     Attributes:
-      parts: by the policy's name, the agent that makes its networks, policy, adder and learner. At most one
-        of them is off-policy, and its tables are the replay node's.
+      parts: by the policy's name, the agent that makes its networks, policy, adder and learner. At least one
+        of them is on-policy. At most one is off-policy, and its tables are the replay node's.
     """
 
     worker_class = MultiAgentWorker
+    for_worker = core.Agent.for_worker  # The worker changes the settings of its parts.
     parts: Mapping[str, TorchAgent]
 
     @abc.abstractmethod

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
 import launch
-from agents.apex import ApeX, ApeXConfig
+from agents.apex import ApeX, ApeXConfig, PriorityWorker
 from agents.dqn import DQN, DQNConfig
 from framework import environments, replay, specs
 from framework.actors import PolicyActor
@@ -111,3 +113,20 @@ def test_priorities_of_noisy_networks_are_those_of_the_means():
     expected = agent.priorities(networks, items)
     redraw_noise(networks, torch.Generator().manual_seed(0), 4)  # as the policy of four envs leaves it
     np.testing.assert_array_equal(agent.priorities(networks, items), expected)
+
+
+def test_new_items_get_their_priorities_while_the_policy_acts_with_noise(monkeypatch):
+    """Adders also write in a thread of their own."""
+    agent = ApeX(ApeXConfig(hidden_sizes=(8,), noisy=True))
+    networks, items = agent.make_networks(SPEC), transitions(6)
+    monkeypatch.setattr(agent, "make_adder", lambda client, spec, priority_fn: priority_fn)
+    priorities = PriorityWorker.make_adder(SimpleNamespace(agent=agent, networks=networks, spec=SPEC), None)
+    redraw_noise(networks, torch.Generator().manual_seed(0), 6)
+    observation = torch.as_tensor(items.observation)
+    noisy = networks.values(observation)
+    before = priorities(items)
+    assert torch.equal(networks.values(observation), noisy)
+    with torch.no_grad():
+        for parameter in networks.parameters():
+            parameter.mul_(2.0)
+    assert (priorities(items) != before).all()  # They follow the parameters.
