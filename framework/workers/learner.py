@@ -294,7 +294,7 @@ class ProgramLearner:
         self.published.publish()
 
     def close(self) -> None:
-        """Logs and counts the last steps, saves the state, and returns prefetched samples to replay.
+        """Counts the last steps, saves the state, logs, and returns prefetched samples to replay.
 
         A run that spent its env steps without a single learner step fails with a `RunError`.
         """
@@ -302,13 +302,12 @@ class ProgramLearner:
         learns = any(self.learner.parameters().values())
         if learns and not self.published.steps and self._counter.remaining() == 0:
             launch.stop(RunError(self.report.why_nothing_was_learned(self._config.max_env_steps)))
-        try:
-            self.report.log()
+        with contextlib.ExitStack() as stack:  # A row that cannot be written must not cost the state.
+            if self.dataset is not None:
+                stack.callback(self.dataset.close)
+            stack.callback(self.report.log)
             self.published.report()
             self.published.save()
-        finally:
-            if self.dataset is not None:
-                self.dataset.close()
 
     def end_program(self, reason: str) -> None:
         """Publishes the last steps, and ends the program."""

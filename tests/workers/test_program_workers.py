@@ -8,6 +8,7 @@ import pytest
 
 from agents.dqn import DQN, DQNConfig
 from agents.ppo import PPO, PPOConfig
+from agents.random_actions import RandomActions
 from agents.sac import SAC, SACConfig
 from framework import environments, replay, specs
 from framework.environments.testing import FakeEnvironment
@@ -17,6 +18,7 @@ from framework.replay.errors import DeadlineExceededError, ServerLost
 from framework.runs.services import Counter, Monitor
 from framework.variables import VariableBlock
 from framework.workers import learner
+from framework.workers.actor_worker import ActorWorker
 from framework.workers.evaluator import Evaluator
 from framework.workers.learner_worker import LearnerWorker
 from framework.workers.worker import Setup
@@ -68,7 +70,8 @@ def test_a_learner_goes_on_while_replay_does_not_answer(error, monkeypatch):
     spec = specs.make_environment_spec(environment)
     client = replay.EmbeddedClient(agent.make_tables(spec))
     setup = Setup(agent, fake, spec, RunConfig(learner_log_period=1))
-    learner = LearnerWorker(setup, replay=client, counter=Counter(), monitor=Monitor(log))
+    kept = Kept()
+    learner = LearnerWorker(setup, replay=client, counter=Counter(), monitor=Monitor(log), checkpointer=kept)
     adder = agent.make_adder(client, spec)
     adder.add_first(environment.reset())
     for _ in range(20):
@@ -84,6 +87,10 @@ def test_a_learner_goes_on_while_replay_does_not_answer(error, monkeypatch):
     learner.step()
     assert ["replay/size" in row for row in log.rows] == [False, True]
     assert all("loss" in row for row in log.rows)
+    with monkeypatch.context() as patch, pytest.raises(error):
+        patch.setattr(learner._learner.report, "log", functools.partial(server_info, 0))
+        learner.close()
+    assert kept["learner"]["steps"] == 2, "it is saved all the same"
     monkeypatch.setattr(learner._learner.published, "save", functools.partial(server_info, 0))
     with pytest.raises(error):
         learner.close()
@@ -94,6 +101,21 @@ class Kept(dict):
     """A checkpointer."""
 
     put = dict.__setitem__
+
+
+def test_an_actor_whose_last_row_cannot_be_written_closes_its_envs(monkeypatch):
+    environment, closed = fake(1), []
+    monkeypatch.setattr(environment, "close", functools.partial(closed.append, True))
+    setup = Setup(
+        RandomActions(), lambda *_: environment, specs.make_environment_spec(environment), RunConfig()
+    )
+    monitor = Monitor()
+    worker = ActorWorker(setup, replay=None, learner=None, counter=Counter(), monitor=monitor)
+    worker.step()
+    monkeypatch.setattr(monitor, "write", None)
+    with pytest.raises(TypeError):
+        worker.close()
+    assert closed
 
 
 @pytest.mark.parametrize("agent", [SAC(SACConfig(hidden_sizes=(8,))), DQN(DQN_CONFIG)], ids=["sac", "dqn"])
