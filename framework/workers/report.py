@@ -50,6 +50,7 @@ class Report:
         self.steps = self._logged_at = int(state.get("steps", 0))
         self._earlier = {name: int(state.get(name, 0)) for name in ("episodes", *collector.losses())}
         self._episodes = self.dropped_items = 0
+        self._is_kept = False  # Whether a state of this life was kept.
         self._ended: list[dict[str, Any]] = []  # Results of episodes since the last row.
 
     def took(self, steps: Steps) -> None:
@@ -60,17 +61,24 @@ class Report:
             self._episodes += len(steps.ended["episode_length"])
         if self.steps - self._logged_at >= self._setup.config.log_period:
             self.log()
+        elif not self._is_kept:  # The next life has another seed, even if this one ends before its first row.
+            self._keep()
 
     def save(self) -> dict[str, Any]:
         """Counts since the beginning of the run."""
         counts = {"episodes": self._episodes, **self._collector.losses()}
         return {"steps": self.steps, **{name: self._earlier[name] + count for name, count in counts.items()}}
 
+    def _keep(self) -> dict[str, Any]:
+        """Keeps the state for the next checkpoint, and returns it."""
+        totals, self._is_kept = self.save(), True
+        if self._checkpointer is not None:
+            self._checkpointer.put(self._name, totals)
+        return totals
+
     def log(self) -> None:
         """Keeps the state, and writes a row if a step was made since the last one."""
-        totals = self.save()
-        if self._checkpointer is not None:  # Before the row, in case writing that fails.
-            self._checkpointer.put(self._name, totals)
+        totals = self._keep()  # Before the row, in case writing that fails.
         if self.steps == self._logged_at:
             return
         counts = self._counter.get_counts()
