@@ -38,7 +38,7 @@ class CountingPolicy(core.Policy):
         if self._wait is not None:
             assert self._wait.wait(10)
         if self.fail:
-            raise ArithmeticError("the policy cannot divide")
+            raise ArithmeticError("the policy cannot divide", np.zeros(1 << 20))
         self.batches.append(len(observation["y"]))
         count = state[0]
         action = observation["x"].sum(1).astype(np.int64) + observation["y"] + count
