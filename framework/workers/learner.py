@@ -49,6 +49,10 @@ class Published:
         self._committed = (0, 0.0)  # Env steps and time of the last checkpoint.
         self._restore()
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """For `Snapshot`: the clock of another process may start elsewhere."""
+        vars(self).update(state, _committed=(state["_committed"][0], time.monotonic()))
+
     def report(self) -> dict[str, int]:
         """Tells the counter of the steps; returns all counts."""
         steps = self.steps  # Another thread may make the next one meanwhile.
