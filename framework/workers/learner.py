@@ -302,14 +302,14 @@ class ProgramLearner:
 
         A run that spent its env steps without a single learner step fails with a `RunError`.
         """
-        # An agent without parameters, which acts at random, has nothing to learn.
-        learns = any(self.learner.parameters().values())
-        if learns and not self.published.steps and self._counter.remaining() == 0:
-            launch.stop(RunError(self.report.why_nothing_was_learned(self._config.max_env_steps)))
         with contextlib.ExitStack() as stack:  # A row that cannot be written must not cost the state.
             if self.dataset is not None:
                 stack.callback(self.dataset.close)
             stack.callback(self.report.log)
+            # An agent without parameters, which acts at random, has nothing to learn.
+            learns = any(self.learner.parameters().values())
+            if learns and not self.published.steps and self._counter.remaining() == 0:
+                launch.stop(RunError(self.report.why_nothing_was_learned(self._config.max_env_steps)))
             self.published.report()
             self.published.save()
 

@@ -63,20 +63,31 @@ def test_the_version_of_a_restarted_learner(tmp_path, monkeypatch, agent, steps,
     assert make().variable_block().version == version
 
 
-@pytest.mark.parametrize("error", [DeadlineExceededError, ServerLost])
-def test_a_learner_goes_on_while_replay_does_not_answer(error, monkeypatch):
-    log, environment = InMemoryLogger(), fake(2)
-    agent = DQN(dataclasses.replace(DQN_CONFIG, min_replay_size=10, batch_size=4))
+class Kept(dict):
+    """A checkpointer."""
+
+    put = dict.__setitem__
+
+
+def learner_with_data(log, kept=None):
+    environment, agent = fake(2), DQN(dataclasses.replace(DQN_CONFIG, min_replay_size=10, batch_size=4))
     spec = specs.make_environment_spec(environment)
     client = replay.EmbeddedClient(agent.make_tables(spec))
     setup = Setup(agent, fake, spec, RunConfig(learner_log_period=1))
-    kept = Kept()
-    learner = LearnerWorker(setup, replay=client, counter=Counter(), monitor=Monitor(log), checkpointer=kept)
+    services = {"counter": Counter(), "monitor": Monitor(log), "checkpointer": kept}
+    learner = LearnerWorker(setup, replay=client, **services)
     adder = agent.make_adder(client, spec)
     adder.add_first(environment.reset())
     for _ in range(20):
         action = np.zeros(2, spec.actions.dtype)
         adder.add(action, environment.step(action))
+    return learner, client
+
+
+@pytest.mark.parametrize("error", [DeadlineExceededError, ServerLost])
+def test_a_learner_goes_on_while_replay_does_not_answer(error, monkeypatch):
+    log = InMemoryLogger()
+    learner, client = learner_with_data(log)
 
     def server_info(timeout):
         raise error("no answer")
@@ -87,20 +98,18 @@ def test_a_learner_goes_on_while_replay_does_not_answer(error, monkeypatch):
     learner.step()
     assert ["replay/size" in row for row in log.rows] == [False, True]
     assert all("loss" in row for row in log.rows)
-    with monkeypatch.context() as patch, pytest.raises(error):
-        patch.setattr(learner._learner.report, "log", functools.partial(server_info, 0))
+
+
+@pytest.mark.parametrize("fails", ["learner.parameters", "published.save", "report.log"])
+def test_a_learner_that_cannot_do_all_at_its_end_does_the_rest(fails, monkeypatch):
+    kept, (part, method) = Kept(), fails.split(".")
+    learner, _ = learner_with_data(InMemoryLogger(), kept)
+    learner.step()
+    monkeypatch.setattr(getattr(learner._learner, part), method, None)
+    with pytest.raises(TypeError):
         learner.close()
-    assert kept["learner"]["steps"] == 2, "it is saved all the same"
-    monkeypatch.setattr(learner._learner.published, "save", functools.partial(server_info, 0))
-    with pytest.raises(error):
-        learner.close()
-    assert next(learner._dataset, None) is None, "it is closed all the same"
-
-
-class Kept(dict):
-    """A checkpointer."""
-
-    put = dict.__setitem__
+    assert next(learner._dataset, None) is None, "it is closed"
+    assert (part == "report") == ("learner" in kept)
 
 
 def test_an_actor_whose_last_row_cannot_be_written_closes_its_envs(monkeypatch):
