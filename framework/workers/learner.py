@@ -55,9 +55,9 @@ class Published:
 
     def report(self) -> dict[str, int]:
         """Tells the counter of the steps; returns all counts."""
-        steps = self.steps  # Another thread may make the next one meanwhile.
-        counts: dict[str, int] = self._counter.increment(**{f"{self._name}_steps": steps - self._counted})
-        self._counted = steps
+        name = f"{self._name}_steps"
+        counts: dict[str, int] = self._counter.increment(**{name: self.steps - self._counted})
+        self._counted = counts[name]  # Fewer than were told, if the counter has been restarted.
         return counts
 
     def publish(self) -> dict[str, int]:

@@ -60,6 +60,10 @@ def test_the_version_of_a_restarted_learner(tmp_path, monkeypatch, agent, steps,
             first._learner.published.publish()
         first._learner.published.publish()
         assert counter.get_counts() == {"learner_steps": steps}
+        counter.restore({"counts": {"learner_steps": 3}})  # It is restarted from an older checkpoint.
+        for _ in range(2):
+            first._learner.published.publish()
+        assert counter.get_counts() == {"learner_steps": steps}
     assert make().variable_block().version == version
 
 
