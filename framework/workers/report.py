@@ -77,9 +77,9 @@ class Report:
         return totals
 
     def log(self) -> None:
-        """Keeps the state, and writes a row if a step was made since the last one."""
+        """Keeps the state, and writes a row if a step was made since the last one, or items were dropped."""
         totals = self._keep()  # Before the row, in case writing that fails.
-        if self.steps == self._logged_at:
+        if self.steps == self._logged_at and not self.dropped_items:
             return
         counts = self._counter.get_counts()
         row: dict[str, Any] = {
