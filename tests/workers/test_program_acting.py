@@ -213,6 +213,16 @@ def test_new_adders_begin_new_episodes(make):
     assert worker.monitor.snapshot()["labels"]["actor-0"]["lost_items"] == 2
 
 
+def test_items_that_were_lost_after_the_last_row_are_told(make, monkeypatch):
+    worker, _, _, adders = make(log_period=1)
+    worker.step()
+    adders += [LoggedAdder(), LoggedAdder()]
+    assert worker.recover(ServerLost("the server is gone"))
+    monkeypatch.setattr(LoggedAdder, "close", lambda *_, timeout: 0)
+    worker.close()
+    assert worker.monitor.snapshot()["labels"]["actor-0"]["lost_items"] == 2
+
+
 def test_both_environments_are_closed_although_the_server_is_gone(make, monkeypatch):
     worker, _, ports, _ = make()
     closed = []
