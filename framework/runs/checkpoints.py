@@ -96,13 +96,15 @@ class RunCheckpointer:
                         return None
                 self._due.clear()
                 states, puts = dict(self._states), self._puts
-                parts, self._bytes = self._bytes, {}
+                others, self._bytes = self._bytes, {}
             if puts == self._saved_puts:
                 return None
             states["counter"] = self._counter.save()
-            parts.update((name, torch_part(state)) for name, state in states.items())
-            for name, replay in self._replays.items():
-                parts[name] = functools.partial(_move_checkpoint, replay)
+            # First, because actors go on: replay should have little more than what is counted.
+            parts: dict[str, Part] = {
+                name: functools.partial(_move_checkpoint, replay) for name, replay in self._replays.items()
+            }
+            parts |= {**others, **{name: torch_part(state) for name, state in states.items()}}
             # The steps of the saved state: replay may have taken long, and actors go on.
             steps = int(states["counter"]["counts"].get("env_steps", 0))
             path = self._checkpointer.save(steps, parts, {"reason": reason, **self._about})
