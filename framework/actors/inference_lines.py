@@ -34,6 +34,7 @@ from launch.rpc.wire import describe_error, rebuild_error
 _ALL = slice(None)
 _REQUEST = struct.Struct("<q")  # Number of the connection.
 _ANSWER = struct.Struct("<qI")  # Version of the parameters, and bytes of the error that follows.
+_SEND_S = 1.0  # Limit of the send of an error, which may need more room, to an actor, which waits for it.
 
 
 class InferenceError(RuntimeError):
@@ -224,4 +225,6 @@ def answer(line: socket.socket, version: int, error: BaseException | None) -> No
     failure = b"" if error is None else pickle.dumps(describe_error(error))
     # One answer at a time always has room, so an error says that the actor is gone, which `wait` notices.
     with contextlib.suppress(OSError):
+        if failure:
+            line.settimeout(_SEND_S)
         line.sendall(_ANSWER.pack(version, len(failure)) + failure)

@@ -261,8 +261,8 @@ class InferenceServer:
             left = None
             with self._lock:
                 if self._waiting:
-                    left = self._waiting[0].asked_at + self._timeout - time.monotonic()
-                    if left <= 0 or self._is_full():
+                    left = self._due_at() - time.monotonic()
+                    if left <= 0:
                         return self._take_batch()
             lines.wait(left)
         return []
@@ -277,13 +277,13 @@ class InferenceServer:
         batch, self._waiting = self._waiting[:count], self._waiting[count:]
         return batch
 
-    def _is_full(self) -> bool:
-        """Whether no further request can join the batch, or none is to be waited for."""
+    def _due_at(self) -> float:
+        """When the next batch runs: in the past if no further request can join, or none is waited for."""
         if self._stopping or sum(client.rows.envs for client in self._waiting) >= self._max_batch:
-            return True
-        active = time.monotonic() - PATIENCE_S
-        others = (each for each in self._clients.values() if each not in self._waiting)
-        return all(each.asked_at <= active for each in others)
+            return 0.0
+        others = [each.asked_at for each in self._clients.values() if each not in self._waiting]
+        silent_at = max(others, default=float("-inf")) + PATIENCE_S
+        return min(self._waiting[0].asked_at + self._timeout, silent_at)
 
     def _fire(self, batch: list[_Client]) -> None:
         with self._acting:

@@ -43,7 +43,7 @@ _PACKAGES = (
 class Checkpointer:
     """Saves checkpoints in one directory and restores them.
 
-    A save is atomic. If it fails, on a full disk for example, the error names the file and the newest intact
+    A save is atomic. If it fails, on a full disk for example, the error names the file and the newest
     checkpoint, and earlier checkpoints are unchanged.
 
     Args:
@@ -98,7 +98,7 @@ class Checkpointer:
             except OSError as error:
                 if error.errno is None:
                     raise  # No file is at fault: a call was lost, say.
-                safe = f"The newest intact one is {existing[-1]}" if existing else "There was none before it"
+                safe = f"The newest one is {existing[-1]}" if existing else "There was none before it"
                 elsewhere = ""
                 if Path(os.fsdecode(error.filename or final)).is_relative_to(self.directory):
                     elsewhere = ", or give the run another folder with --directory"

@@ -29,8 +29,8 @@ class SGDLearner(core.Learner):
 
     A loss or gradient that is not finite raises a FloatingPointError with the step and the metrics. On the
     CPU the error comes before the parameters change. On a GPU the check would stall the device, so it runs in
-    the next `parameters` or `save`, or after `check_period` steps: bad parameters are never published or
-    saved.
+    the next `parameters` or `save`, after `check_period` steps, or with priorities that are not finite: bad
+    parameters are never published or saved.
 
     Args:
       networks: module with all parameters, moved to `device`. Each child is a variable of that name.
@@ -184,6 +184,8 @@ class SGDLearner(core.Learner):
         metrics["learning_rate"] = torch.tensor(self.optimizer.param_groups[0]["lr"])
         # Replay takes priorities on the host, so the caller would have to wait for them anyway.
         priorities = None if output.priorities is None else output.priorities.cpu()
+        if self._unchecked and priorities is not None and not priorities.isfinite().all():
+            self._check()  # Replay would refuse them without the reason.
         return StepResult(metrics, priorities)
 
     def _minimize(self, batch: Any, context: LossContext) -> tuple[LossOutput, torch.Tensor]:

@@ -176,8 +176,10 @@ class RolloutWorker:
     def close(self) -> None:
         """Reports the last counts, saves the state for the last checkpoint, and closes the environments."""
         with self._busy:
-            self._finish()
-            self.collector.close()
+            try:
+                self._finish()
+            finally:
+                self.collector.close()
         if self.dataset is not None:
             self.dataset.close()
 

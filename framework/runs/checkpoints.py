@@ -13,6 +13,7 @@ from typing import Any
 
 import launch
 from framework.checkpoints import Checkpointer, CheckpointError, CheckpointReader, Part, torch_part
+from framework.checkpoints.state import pack
 from framework.replay.checkpointers import DefaultCheckpointer
 from framework.runs.run_config import RunConfig
 from framework.runs.services import Counter
@@ -65,7 +66,12 @@ class RunCheckpointer:
             return self._states.get(part)
 
     def put(self, part: str, state: Any) -> None:
-        """Takes the newest state of `part`: dicts, lists and tuples of tensors, arrays and scalars."""
+        """Takes the newest state of `part`: dicts, lists and tuples of tensors, arrays and scalars.
+
+        Raises:
+          TypeError: The state contains something else.
+        """
+        pack(state, part)
         with self._lock:
             self._states[part] = state
             self._puts += 1
@@ -90,13 +96,15 @@ class RunCheckpointer:
                         return None
                 self._due.clear()
                 states, puts = dict(self._states), self._puts
-                parts, self._bytes = self._bytes, {}
+                others, self._bytes = self._bytes, {}
             if puts == self._saved_puts:
                 return None
             states["counter"] = self._counter.save()
-            parts.update((name, torch_part(state)) for name, state in states.items())
-            for name, replay in self._replays.items():
-                parts[name] = functools.partial(shutil.move, str(replay.checkpoint()))
+            # First, because actors go on: replay should have little more than what is counted.
+            parts: dict[str, Part] = {
+                name: functools.partial(_move_checkpoint, replay) for name, replay in self._replays.items()
+            }
+            parts |= {**others, **{name: torch_part(state) for name, state in states.items()}}
             # The steps of the saved state: replay may have taken long, and actors go on.
             steps = int(states["counter"]["counts"].get("env_steps", 0))
             path = self._checkpointer.save(steps, parts, {"reason": reason, **self._about})
@@ -114,6 +122,11 @@ class RunCheckpointer:
             elif self._counter.is_ending():  # It was interrupted, and goes on exactly to the same limit.
                 self._about["ended_at"] = {"max_env_steps": limits["max_env_steps"]}
         self.commit("end of the run")
+
+
+def _move_checkpoint(replay: Any, path: Path) -> None:
+    """Moves a new checkpoint of a replay server to `path`, as a part; see `Checkpointer.save`."""
+    shutil.move(replay.checkpoint(), path)
 
 
 def run_checkpoints(config: RunConfig) -> Checkpointer:

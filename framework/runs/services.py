@@ -257,9 +257,9 @@ class Monitor:
         if not self.callbacks:
             return
         snapshot = self.snapshot()
-        self._call(lambda callback: callback.on_row(label, row, snapshot))
+        self._call(lambda callback: callback.on_row(label, dict(row), snapshot))
         if evaluation:
-            self._call(lambda callback: callback.on_evaluation(label, row))
+            self._call(lambda callback: callback.on_evaluation(label, dict(row)))
 
     def checkpointed(self, path: str) -> None:
         """Takes the folder of a new checkpoint."""

@@ -135,9 +135,11 @@ class ActorWorker(ProgramWorker):
 
     def close(self) -> None:
         """Reports the last counts, saves the state for the last checkpoint, and closes the environments."""
-        if not self._finished:
-            self._finish()
-        self._collector.close()
+        try:
+            if not self._finished:
+                self._finish()
+        finally:
+            self._collector.close()
 
     def save(self) -> dict[str, Any]:
         """See `Report.save`."""

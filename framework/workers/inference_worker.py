@@ -60,6 +60,7 @@ class InferenceWorker(InferenceServer):
         self._monitor, self._checkpointer, self._name = monitor, checkpointer, name
         self._log_period = config.log_period
         self._rows = self._batches = 0
+        self._is_kept = False  # Whether a state of this life was kept.
         state = checkpointer.get(name) if checkpointer is not None else None
         if state is not None:
             self._rows, self._batches = int(state["steps"]), int(state["batches"])
@@ -77,10 +78,16 @@ class InferenceWorker(InferenceServer):
         self._batches += 1
         if self._rows - self._logged[0] >= self._log_period:
             self._log()
+        elif not self._is_kept:  # As a `Report` keeps the first step.
+            self._keep()
 
-    def _log(self) -> None:
+    def _keep(self) -> None:
+        self._is_kept = True
         if self._checkpointer is not None:
             self._checkpointer.put(self._name, {"steps": self._rows, "batches": self._batches})
+
+    def _log(self) -> None:
+        self._keep()
         if self._rows == self._logged[0]:
             return
         now = time.perf_counter()

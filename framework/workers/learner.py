@@ -49,11 +49,15 @@ class Published:
         self._committed = (0, 0.0)  # Env steps and time of the last checkpoint.
         self._restore()
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """For `Snapshot`: the clock of another process may start elsewhere."""
+        vars(self).update(state, _committed=(state["_committed"][0], time.monotonic()))
+
     def report(self) -> dict[str, int]:
         """Tells the counter of the steps; returns all counts."""
-        steps = self.steps  # Another thread may make the next one meanwhile.
-        counts: dict[str, int] = self._counter.increment(**{f"{self._name}_steps": steps - self._counted})
-        self._counted = steps
+        name = f"{self._name}_steps"
+        counts: dict[str, int] = self._counter.increment(**{name: self.steps - self._counted})
+        self._counted = counts[name]  # Fewer than were told, if the counter has been restarted.
         return counts
 
     def publish(self) -> dict[str, int]:
@@ -294,21 +298,20 @@ class ProgramLearner:
         self.published.publish()
 
     def close(self) -> None:
-        """Logs and counts the last steps, saves the state, and returns prefetched samples to replay.
+        """Counts the last steps, saves the state, logs, and returns prefetched samples to replay.
 
         A run that spent its env steps without a single learner step fails with a `RunError`.
         """
-        # An agent without parameters, which acts at random, has nothing to learn.
-        learns = any(self.learner.parameters().values())
-        if learns and not self.published.steps and self._counter.remaining() == 0:
-            launch.stop(RunError(self.report.why_nothing_was_learned(self._config.max_env_steps)))
-        try:
-            self.report.log()
+        with contextlib.ExitStack() as stack:  # A row that cannot be written must not cost the state.
+            if self.dataset is not None:
+                stack.callback(self.dataset.close)
+            stack.callback(self.report.log)
+            # An agent without parameters, which acts at random, has nothing to learn.
+            learns = any(self.learner.parameters().values())
+            if learns and not self.published.steps and self._counter.remaining() == 0:
+                launch.stop(RunError(self.report.why_nothing_was_learned(self._config.max_env_steps)))
             self.published.report()
             self.published.save()
-        finally:
-            if self.dataset is not None:
-                self.dataset.close()
 
     def end_program(self, reason: str) -> None:
         """Publishes the last steps, and ends the program."""

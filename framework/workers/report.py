@@ -47,9 +47,11 @@ class Report:
         self._name, self._steps_name = name, steps_name
         self._counter, self._monitor, self._checkpointer = counter, monitor, checkpointer
         state = state or {}
-        self.steps = self._logged_at = int(state.get("steps", 0))
+        self.steps = int(state.get("steps", 0))
         self._earlier = {name: int(state.get(name, 0)) for name in ("episodes", *collector.losses())}
         self._episodes = self.dropped_items = 0
+        self._told = self.save()  # In the last row.
+        self._is_kept = False  # Whether a state of this life was kept.
         self._ended: list[dict[str, Any]] = []  # Results of episodes since the last row.
 
     def took(self, steps: Steps) -> None:
@@ -58,20 +60,27 @@ class Report:
         if steps.ended is not None:
             self._ended.append(steps.ended)
             self._episodes += len(steps.ended["episode_length"])
-        if self.steps - self._logged_at >= self._setup.config.log_period:
+        if self.steps - self._told["steps"] >= self._setup.config.log_period:
             self.log()
+        elif not self._is_kept:  # The next life has another seed, even if this one ends before its first row.
+            self._keep()
 
     def save(self) -> dict[str, Any]:
         """Counts since the beginning of the run."""
         counts = {"episodes": self._episodes, **self._collector.losses()}
         return {"steps": self.steps, **{name: self._earlier[name] + count for name, count in counts.items()}}
 
-    def log(self) -> None:
-        """Keeps the state, and writes a row if a step was made since the last one."""
-        totals = self.save()
-        if self._checkpointer is not None:  # Before the row, in case writing that fails.
+    def _keep(self) -> dict[str, Any]:
+        """Keeps the state for the next checkpoint, and returns it."""
+        totals, self._is_kept = self.save(), True
+        if self._checkpointer is not None:
             self._checkpointer.put(self._name, totals)
-        if self.steps == self._logged_at:
+        return totals
+
+    def log(self) -> None:
+        """Keeps the state, and writes a row if it has changed since the last one, or items were dropped."""
+        totals = self._keep()  # Before the row, in case writing that fails.
+        if totals == self._told and not self.dropped_items:
             return
         counts = self._counter.get_counts()
         row: dict[str, Any] = {
@@ -90,7 +99,7 @@ class Report:
         row |= {f"time/{name}_s": seconds for name, seconds in self._collector.take_seconds().items()}
         self._ended.clear()
         self._monitor.write(self._name, row)
-        self._logged_at = self.steps
+        self._told = totals
 
     def end(self) -> None:
         """Writes the last row. Without evaluators, ends the program if all of its env steps are made."""

@@ -38,7 +38,7 @@ class CountingPolicy(core.Policy):
         if self._wait is not None:
             assert self._wait.wait(10)
         if self.fail:
-            raise ArithmeticError("the policy cannot divide")
+            raise ArithmeticError("the policy cannot divide", np.zeros(1 << 20))
         self.batches.append(len(observation["y"]))
         count = state[0]
         action = observation["x"].sum(1).astype(np.int64) + observation["y"] + count
@@ -190,9 +190,10 @@ def test_who_has_gone_is_not_waited_for(make, monkeypatch):
     assert policy.batches == [2]
 
 
+@pytest.mark.parametrize("patience", [0.0, 0.2], ids=["before the request", "since the request"])
 @in_threads
-def test_a_client_that_is_silent_for_long_is_not_waited_for(make, monkeypatch):
-    monkeypatch.setattr(inference_server, "PATIENCE_S", 0.0)
+def test_a_client_that_is_silent_for_long_is_not_waited_for(make, monkeypatch, patience):
+    monkeypatch.setattr(inference_server, "PATIENCE_S", patience)
     policy = CountingPolicy()
     clients = ports(make(policy, timeout=HOUR_S), [2, 2])
     policy.batches.clear()

@@ -234,14 +234,15 @@ def test_torch_write_that_hits_a_limit(checkpointer):
     assert os.listdir(checkpointer.directory) == [before.name]
 
 
-def test_an_error_of_a_part_leaves_nothing(checkpointer):
+@pytest.mark.parametrize("kind", [RuntimeError, TimeoutError])
+def test_an_error_of_a_part_leaves_nothing(checkpointer, kind):
     before = checkpointer.save(1, parts())
 
     def fail(path):
         path.mkdir()
-        raise RuntimeError("replay is gone")
+        raise kind("replay is gone")
 
-    with pytest.raises(RuntimeError, match="replay is gone"):
+    with pytest.raises(kind, match="replay is gone"):
         checkpointer.save(2, {"replay": fail})
     with pytest.raises(CheckpointError, match="'replay' made neither a file nor a folder"):
         checkpointer.save(2, {"replay": lambda path: None})

@@ -205,6 +205,14 @@ def test_what_a_gpu_finds_late_is_never_published_or_saved(shape):
     learner.save()
 
 
+def test_a_gpu_finds_a_step_with_priorities_that_are_not_numbers_at_once():
+    learner = make_learner()
+    learner.device = torch.device("cuda")  # As above.
+    learner.step(make_batch())
+    with pytest.raises(FloatingPointError, match="Learner step 1"):
+        learner.step(make_batch(scale=math.nan))
+
+
 def test_statistics_that_are_not_numbers_are_never_published_or_saved():
     networks = Networks()
     networks.frozen.register_buffer("seen", torch.zeros(()))

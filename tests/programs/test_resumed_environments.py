@@ -15,10 +15,12 @@ from agents.impala import IMPALAConfig
 from agents.random_actions import RandomActions
 from examples.flows import IMPALAPlan
 from framework import environments, specs
+from framework.actors.inference_client import ServerPort
 from framework.environments.testing import FakeEnvironment
 from framework.programs import RunConfig, make_program
 from framework.runs.services import Counter, Monitor
 from framework.workers.actor_worker import ActorWorker
+from framework.workers.inference_worker import InferenceWorker
 from framework.workers.worker import Setup, derive_seed
 
 
@@ -83,3 +85,30 @@ def test_only_environments_of_an_actor_that_has_made_steps_get_another_seed(step
     halves = [derive_seed(expected, f"half-{index}") for index in range(2)]
     assert seeds == ([expected] if inference == "local" else halves)
     assert worker.save()["steps"] == (steps or 0)
+
+
+class Kept(dict):
+    """A checkpointer."""
+
+    put = dict.__setitem__
+
+
+def test_no_life_has_the_seed_of_one_that_ended_before_its_first_row(monkeypatch):
+    monkeypatch.setattr(launch, "get_node_context", lambda: SimpleNamespace(engine="serial"))
+    for name in ("register_stop_handler", "make_failure_handler", "shared_memory_directory"):
+        monkeypatch.setattr(launch, name, lambda *_: None)
+    environment, seeds, kept = environments.make(FakeEnvironment, num_envs=2), [], Kept()
+    spec = specs.make_environment_spec(environment)
+    setup = Setup(
+        RandomActions(), lambda _, seed: seeds.append(seed) or environment, spec, RunConfig(envs_per_actor=2)
+    )
+    services = {"learner": None, "monitor": Monitor(), "checkpointer": kept}
+    for life in range(1, 4):
+        worker = ActorWorker(setup, replay=None, counter=Counter(), **services)
+        server = InferenceWorker(setup, **services)
+        for _ in range(2):
+            worker.step()
+        port = ServerPort(server, "actor-0", 2)
+        port.step(specs.zeros(spec.observations, (2,)), port.initial_state(2))
+        assert kept["inference"] == {"steps": 2 * life, "batches": life}
+    assert len(set(seeds)) == 3

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import time
 
 import gymnasium
 import pytest
@@ -297,6 +298,18 @@ def test_a_resumed_run_has_the_threads_of_a_new_one(tmp_path):
     torch.set_num_threads(threads + 1)
     run("ppo", CARTPOLE, config, passes=1)
     assert torch.get_num_threads() == threads
+
+
+def test_a_clock_that_began_again_delays_no_checkpoint(tmp_path, monkeypatch):
+    """As that of a machine that was started again."""
+    periods = {"checkpoint_period": None, "checkpoint_minutes": 1e-9, "keep_checkpoints": 50}
+    config = dataclasses.replace(BASE, directory=str(tmp_path), **periods)
+    run("ppo", CARTPOLE, config, passes=20)
+    checkpoints = Checkpointer(tmp_path / "checkpoints").checkpoints
+    before, now = len(checkpoints()), time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: now() - 1e6)
+    run("ppo", CARTPOLE, config)
+    assert len(checkpoints()) > before + 1, "not only the last"
 
 
 def test_a_lower_limit_than_the_next_evaluation_ends_the_run(tmp_path):

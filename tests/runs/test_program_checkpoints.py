@@ -105,14 +105,21 @@ def test_a_checkpoint_that_replay_cannot_write_says_which_file_and_what_is_intac
         def checkpoint(self):
             raise CheckpointError("could not write stream-0-0")
 
+    tables = DQN(SMALL).make_tables(make_spec())
+    client = replay.EmbeddedClient(tables, checkpointer=replay_checkpointer(config, "other"))
     counter = Counter()
     counter.increment(env_steps=500)
-    checkpointer = RunCheckpointer(config, counter=counter, replays={"replay": FullReplay()})
+    replays = {"other": client, "replay": FullReplay()}
+    checkpointer = RunCheckpointer(config, counter=counter, replays=replays)
     assert checkpointer.commit("nothing is new") is None
     checkpointer.put("learner", {"steps": 1})
     with pytest.raises(CheckpointError, match="could not write stream-0-0"):
         checkpointer.commit("periodic")
+    assert not [*(tmp_path / "checkpoints" / ".other").iterdir()]
+    (tmp_path / "checkpoints" / ".other").rmdir()
     assert sorted((tmp_path / "checkpoints").iterdir()) == before
+    with pytest.raises(TypeError, match=r"watcher\['x'\]: got a object"):
+        checkpointer.put("watcher", {"x": object()})
     checkpointer._replays = {}  # there is room again: what could not be written before is still new
     assert checkpointer.commit("periodic") is not None
 

@@ -87,6 +87,7 @@ class Journal(Callback):
     def on_row(self, label, row, snapshot):
         assert snapshot["labels"][label].items() >= row.items()
         self.note("row", label)
+        row.clear()  # It is a copy.
 
     def on_evaluation(self, label, row):
         self.note("evaluation", label, row["env_steps"])

@@ -110,7 +110,7 @@ class Source:
 
 @pytest.fixture
 def make(monkeypatch):
-    def make(envs=4, unroll=None, length=3, ready=(True, True), max_env_steps=None):
+    def make(envs=4, unroll=None, length=3, ready=(True, True), max_env_steps=None, log_period=1000):
         log, ports = [], []
         adders = [LoggedAdder(name, log, is_ready) for name, is_ready in zip("ab", ready, strict=True)]
         served = types.SimpleNamespace(log=log, ports=ports)
@@ -121,7 +121,7 @@ def make(monkeypatch):
                 lambda: EchoEnvironment(4, length, first=10), num_envs=num_envs, stepping="inline"
             )
 
-        config = RunConfig(envs_per_actor=envs, inference="alternating+server")
+        config = RunConfig(envs_per_actor=envs, inference="alternating+server", log_period=log_period)
         spec = specs.make_environment_spec(environment(1, 0))
         services = {
             "counter": make_client(Counter(max_env_steps)),
@@ -187,8 +187,9 @@ def test_a_row_has_the_time_of_both_halves(make):
     assert {f"time/{name}_s" for name in names} == {name for name in row if name.startswith("time/")}
 
 
-def test_readiness_is_that_of_the_half_whose_turn_it_is(make):
-    worker, *_ = make(ready=(True, False))
+@pytest.mark.parametrize("log_period", [1, 1000], ids=["after a row", "before a row"])
+def test_readiness_is_that_of_the_half_whose_turn_it_is(make, log_period):
+    worker, *_ = make(ready=(True, False), log_period=log_period)
     assert worker.ready()
     worker.step()
     assert not worker.ready()
@@ -208,6 +209,16 @@ def test_new_adders_begin_new_episodes(make):
         worker.step()
     assert after == ["reset new", "step new", "reset new", "step new", "step new"]
     assert not any(entry.startswith(("reset", "step")) for entry in log)
+    worker.close()
+    assert worker.monitor.snapshot()["labels"]["actor-0"]["lost_items"] == 2
+
+
+def test_items_that_were_lost_after_the_last_row_are_told(make, monkeypatch):
+    worker, _, _, adders = make(log_period=1)
+    worker.step()
+    adders += [LoggedAdder(), LoggedAdder()]
+    assert worker.recover(ServerLost("the server is gone"))
+    monkeypatch.setattr(LoggedAdder, "close", lambda *_, timeout: 0)
     worker.close()
     assert worker.monitor.snapshot()["labels"]["actor-0"]["lost_items"] == 2
 

@@ -8,6 +8,7 @@ import pytest
 
 from agents.dqn import DQN, DQNConfig
 from agents.ppo import PPO, PPOConfig
+from agents.random_actions import RandomActions
 from agents.sac import SAC, SACConfig
 from framework import environments, replay, specs
 from framework.environments.testing import FakeEnvironment
@@ -17,6 +18,7 @@ from framework.replay.errors import DeadlineExceededError, ServerLost
 from framework.runs.services import Counter, Monitor
 from framework.variables import VariableBlock
 from framework.workers import learner
+from framework.workers.actor_worker import ActorWorker
 from framework.workers.evaluator import Evaluator
 from framework.workers.learner_worker import LearnerWorker
 from framework.workers.worker import Setup
@@ -58,22 +60,38 @@ def test_the_version_of_a_restarted_learner(tmp_path, monkeypatch, agent, steps,
             first._learner.published.publish()
         first._learner.published.publish()
         assert counter.get_counts() == {"learner_steps": steps}
+        counter.restore({"counts": {"learner_steps": 3}})  # It is restarted from an older checkpoint.
+        for _ in range(2):
+            first._learner.published.publish()
+        assert counter.get_counts() == {"learner_steps": steps}
     assert make().variable_block().version == version
 
 
-@pytest.mark.parametrize("error", [DeadlineExceededError, ServerLost])
-def test_a_learner_goes_on_while_replay_does_not_answer(error, monkeypatch):
-    log, environment = InMemoryLogger(), fake(2)
-    agent = DQN(dataclasses.replace(DQN_CONFIG, min_replay_size=10, batch_size=4))
+class Kept(dict):
+    """A checkpointer."""
+
+    put = dict.__setitem__
+
+
+def learner_with_data(log, kept=None):
+    environment, agent = fake(2), DQN(dataclasses.replace(DQN_CONFIG, min_replay_size=10, batch_size=4))
     spec = specs.make_environment_spec(environment)
     client = replay.EmbeddedClient(agent.make_tables(spec))
     setup = Setup(agent, fake, spec, RunConfig(learner_log_period=1))
-    learner = LearnerWorker(setup, replay=client, counter=Counter(), monitor=Monitor(log))
+    services = {"counter": Counter(), "monitor": Monitor(log), "checkpointer": kept}
+    learner = LearnerWorker(setup, replay=client, **services)
     adder = agent.make_adder(client, spec)
     adder.add_first(environment.reset())
     for _ in range(20):
         action = np.zeros(2, spec.actions.dtype)
         adder.add(action, environment.step(action))
+    return learner, client
+
+
+@pytest.mark.parametrize("error", [DeadlineExceededError, ServerLost])
+def test_a_learner_goes_on_while_replay_does_not_answer(error, monkeypatch):
+    log = InMemoryLogger()
+    learner, client = learner_with_data(log)
 
     def server_info(timeout):
         raise error("no answer")
@@ -84,16 +102,33 @@ def test_a_learner_goes_on_while_replay_does_not_answer(error, monkeypatch):
     learner.step()
     assert ["replay/size" in row for row in log.rows] == [False, True]
     assert all("loss" in row for row in log.rows)
-    monkeypatch.setattr(learner._learner.published, "save", functools.partial(server_info, 0))
-    with pytest.raises(error):
+
+
+@pytest.mark.parametrize("fails", ["learner.parameters", "published.save", "report.log"])
+def test_a_learner_that_cannot_do_all_at_its_end_does_the_rest(fails, monkeypatch):
+    kept, (part, method) = Kept(), fails.split(".")
+    learner, _ = learner_with_data(InMemoryLogger(), kept)
+    learner.step()
+    monkeypatch.setattr(getattr(learner._learner, part), method, None)
+    with pytest.raises(TypeError):
         learner.close()
-    assert next(learner._dataset, None) is None, "it is closed all the same"
+    assert next(learner._dataset, None) is None, "it is closed"
+    assert (part == "report") == ("learner" in kept)
 
 
-class Kept(dict):
-    """A checkpointer."""
-
-    put = dict.__setitem__
+def test_an_actor_whose_last_row_cannot_be_written_closes_its_envs(monkeypatch):
+    environment, closed = fake(1), []
+    monkeypatch.setattr(environment, "close", functools.partial(closed.append, True))
+    setup = Setup(
+        RandomActions(), lambda *_: environment, specs.make_environment_spec(environment), RunConfig()
+    )
+    monitor = Monitor()
+    worker = ActorWorker(setup, replay=None, learner=None, counter=Counter(), monitor=monitor)
+    worker.step()
+    monkeypatch.setattr(monitor, "write", None)
+    with pytest.raises(TypeError):
+        worker.close()
+    assert closed
 
 
 @pytest.mark.parametrize("agent", [SAC(SACConfig(hidden_sizes=(8,))), DQN(DQN_CONFIG)], ids=["sac", "dqn"])
