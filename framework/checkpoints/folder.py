@@ -193,7 +193,7 @@ def _write_part(root: Path, path: Path, part: Part) -> dict[str, list[int]]:
     try:
         part(path)
     except OSError as error:
-        if error.filename or error.errno is None:  # Without a number, no file is at fault.
+        if error.filename or error.errno is None:  # No file is at fault, if there is no number.
             raise
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
     if not path.exists():

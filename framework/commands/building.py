@@ -42,7 +42,7 @@ def environment_spec(agent: core.Agent, name: str, config: RunConfig) -> specs.E
     """
     try:
         return make.environment_spec(agent, name, config)
-    except (ValueError, TypeError) as error:  # Of options that the environment does not take, too.
+    except (ValueError, TypeError) as error:  # It may be an option that it does not take.
         raise UsageError(f"--environment {name}: {error}") from error
     except Exception as error:
         raise _told(f"--environment {name}: ", error) from error

@@ -51,7 +51,7 @@ class MultiAgentWorker(RolloutWorker):
                 tables = make_tables(dataclasses.replace(setup, agent=part, spec=group.spec), seed)
                 client = EmbeddedClient(tables, concurrent=False)
                 self._own[name] = OwnTables(tables, client, part.make_dataset(client))
-        if replay is None:  # Between two calls, nothing is left to learn in a table of its own.
+        if replay is None:  # A table of its own is empty between two calls.
             replay = next(iter(self._own.values())).client
         super().__init__(setup, replay=replay, seed=seed, **options)
 
