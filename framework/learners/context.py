@@ -95,8 +95,8 @@ class LossContext(NamedTuple):
         """Standard normals of the shape `[N, ...]`, dtype and device of `tensor`, whose rows are items.
 
         Each of several learners draws the noise of the whole batch and takes its shard, so that together they
-        use the noise of a single learner. Their shards have to be equally large, which those of the
-        minibatches of a `MinibatchLearner` are not.
+        use the noise of a single learner. Their shards have to be equally large. A
+        `MinibatchLearner` divides minibatches into shards of several sizes.
         """
         return self._shard(self._draw("normal_", self._whole_like(tensor)))
 

@@ -301,7 +301,7 @@ def test_a_resumed_run_has_the_threads_of_a_new_one(tmp_path):
 
 
 def test_a_clock_that_began_again_delays_no_checkpoint(tmp_path, monkeypatch):
-    """As that of a machine that was started again."""
+    """Like the clock of a machine that was started again."""
     periods = {"checkpoint_period": None, "checkpoint_minutes": 1e-9, "keep_checkpoints": 50}
     config = dataclasses.replace(BASE, directory=str(tmp_path), **periods)
     run("ppo", CARTPOLE, config, passes=20)
