@@ -76,7 +76,7 @@ STABLE_BASELINES3: dict[str, tuple[str, str, int, int, dict[str, Any]]] = {
     "halfcheetah-sac": ("SAC", "HalfCheetah-v5", 1, 200_000, {"learning_starts": 10_000}),
     "halfcheetah-td3": ("TD3", "HalfCheetah-v5", 1, 200_000, {**_NOISY, "batch_size": 256}),
     "halfcheetah-td3-sb3": ("TD3", "HalfCheetah-v5", 1, 200_000, _EQUAL_TD3),
-    "hopper-td3-sb3": ("TD3", "Hopper-v5", 1, 300_000, _EQUAL_TD3),
+    "hopper-td3-sb3": ("TD3", "Hopper-v5", 1, 200_000, _EQUAL_TD3),
     "pendulum-ppo": (
         "PPO",
         "Pendulum-v1",
