@@ -16,6 +16,7 @@ from helpers.two_agents import TwoAgents
 
 import launch
 from agents.dqn import DQN, DQNConfig
+from agents.impala import IMPALA, IMPALAConfig
 from agents.ppo import PPO, PPOConfig
 from agents.ppo_dqn import PPODQN, PPODQNConfig
 from framework import environments, specs
@@ -36,6 +37,7 @@ from framework.networks import as_tensors
 from framework.programs import MultiAgentPlanAgent, MultiAgentWorker, RunConfig, concatenate, make_program
 from framework.replay import EmbeddedClient, Table
 from framework.types import MultiAgentTimeStep
+from framework.workers.worker import Setup
 
 SMALL = {"hidden_sizes": (8,)}
 
@@ -360,3 +362,39 @@ def test_the_plan_of_two_on_policy_policies_on_the_page_needs_no_replay(config):
     assert launch.launch(program, "serial")["env_steps"] == 100
     last = rows[-1]["labels"]["learner"]
     assert last["hunter/steps"] >= 4 and last["prey/steps"] >= 4
+
+
+class OneForEach(MultiAgentPlanAgent):
+    def __init__(self, first, second):
+        self.parts, self.config = {"first": first, "second": second}, OwnConfig()
+
+    def policy_of(self, agent):
+        return half(agent)
+
+
+IMPALA_8 = IMPALA(IMPALAConfig(**SMALL, batch_size=8))
+
+
+@pytest.mark.parametrize(
+    ("second", "error"),
+    [
+        (IMPALA_8, "items_per_step: got 8 in policy 'second', expected 4, the unrolls of a worker"),
+        (PPO(PPOConfig(max_policy_lag=1)), "max_policy_lag: got 1 in policy 'second', expected 0"),
+        (PPO(PPOConfig(episodes_per_batch=4)), "episodes_per_batch: got 4 in policy 'second', expected None"),
+        (
+            IMPALA(IMPALAConfig(previous_action_and_reward=True)),
+            "environment_wrappers: got .* expected \\[\\]",
+        ),
+    ],
+)
+def test_parts_whose_settings_a_plan_does_not_follow_are_refused(second, error):
+    with cartpoles(2) as environment:
+        spec = specs.make_environment_spec(environment)
+    setup = Setup(OneForEach(PPO(), second), lambda **_: None, spec, RunConfig(envs_per_actor=2))
+    with pytest.raises(ValueError, match=error):
+        MultiAgentWorker(setup, learner=None, counter=None, monitor=None)
+
+
+def test_a_plan_has_one_off_policy_part_at_most():
+    with cartpoles(2) as environment, pytest.raises(ValueError, match="got first, second, expected one"):
+        OneForEach(DQN(), DQN()).make_tables(specs.make_environment_spec(environment))

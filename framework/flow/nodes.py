@@ -68,10 +68,14 @@ class Node:
     Args:
       client: the client of a `worker_node`.
       name: the name of the node in errors.
+
+    Attributes:
+      name: the name of the node in errors.
+      was_called: whether there was a call.
     """
 
     def __init__(self, client: Any, name: str = "node") -> None:
-        self.name = name
+        self.name, self.was_called = name, False
         self._client = client
 
     def call(self, function: Step, *args: Any) -> Future:
@@ -79,6 +83,7 @@ class Node:
 
         Functions of modules and classes are sent by name, others by value.
         """
+        self.was_called = True
         return self._client.futures.call(function, args)
 
 
@@ -90,6 +95,7 @@ class LocalNode(Node):
         self._object = obj
 
     def call(self, function: Step, *args: Any) -> Future:
+        self.was_called = True
         future: Future = Future()
         try:
             future.set_result(run(function, self._object, args))

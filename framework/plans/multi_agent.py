@@ -48,6 +48,12 @@ class MultiAgentWorker(RolloutWorker):
         for name, (group, part) in agent.sized_parts(setup.spec, setup.config.envs_per_actor).items():
             if isinstance(part, OnPolicyAgent):
                 part.config = dataclasses.replace(part.config, device="cpu")
+                unrolls = setup.config.envs_per_actor * len(group.agents)
+                if part.items_per_step != unrolls:
+                    raise ValueError(
+                        f"items_per_step: got {part.items_per_step} in policy {name!r}, expected {unrolls}, "
+                        "the unrolls of a worker."
+                    )
                 tables = make_tables(dataclasses.replace(setup, agent=part, spec=group.spec), seed)
                 client = EmbeddedClient(tables, concurrent=False)
                 self._own[name] = OwnTables(tables, client, part.make_dataset(client))
@@ -142,14 +148,13 @@ class MultiAgentPlanAgent(TorchAgent):
         self, spec: specs.EnvironmentSpec, num_envs: int
     ) -> dict[str, tuple[AgentGroup, TorchAgent]]:
         """Each policy's group, and its part for `num_envs` envs of all its agents."""
+        off_policy = [name for name, part in self.parts.items() if isinstance(part, OffPolicyAgent)]
+        if len(off_policy) > 1:
+            raise ValueError(f"parts: got {', '.join(off_policy)}, expected one off-policy agent at most.")
         sized: dict[str, tuple[AgentGroup, TorchAgent]] = {}
         for name, group in self.groups(spec).items():
             part = self.parts[name].for_program(num_envs * len(group.agents))
-            if part.episodes_per_batch is not None:
-                raise ValueError(
-                    f"episodes_per_batch: got {part.episodes_per_batch} in policy {name!r}, expected None "
-                    "for a plan, whose workers collect unrolls. Use the agent by itself."
-                )
+            _check_part(name, part)
             if isinstance(part, OffPolicyAgent):
                 # Two rounds of the workers: the items of one, while the learner makes the steps of the other.
                 items = 2 * self.unroll_length * self.num_envs * len(group.agents)
@@ -213,3 +218,18 @@ class MultiAgentPlanAgent(TorchAgent):
 
     def build(self, graph: core.Graph) -> None:
         graph.add_evaluator(graph.add_plan(graph.add_replay()))
+
+
+def _check_part(name: str, part: TorchAgent) -> None:
+    """Raises ValueError for settings that the workers of a plan do not follow."""
+    settings: dict[str, tuple[Any, Any]] = {
+        "episodes_per_batch": (part.episodes_per_batch, None),
+        "max_policy_lag": (part.max_policy_lag or 0, 0),
+        "environment_wrappers": (list(part.environment_wrappers()), []),
+    }
+    for setting, (value, expected) in settings.items():
+        if value != expected:
+            raise ValueError(
+                f"{setting}: got {value} in policy {name!r}, expected {expected} for a plan, whose workers "
+                "collect unrolls of common envs with the newest parameters. Use the agent by itself."
+            )

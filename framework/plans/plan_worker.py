@@ -104,6 +104,10 @@ class PlanWorker(LearnerNode):
         self._plan_learner = PlanLearner(self._learner, agent.device, replay)
         self._workers = [flow.Node(client, f"actor-{index}") for index, client in enumerate(workers)]
         self._plan = agent.plan(self._workers, self._plan_learner)
+        if not isinstance(self._plan, flow.Flow):  # An error would end a generator.
+            raise TypeError(
+                f"plan: got {type(self._plan).__name__}, expected a flow.Flow, such as Flow.transform makes."
+            )
         self._is_ending = False  # Whether a worker had too few env steps left for a call.
         self._over: set[str] = set()  # Workers of which nothing is left to learn either.
 
@@ -139,11 +143,12 @@ class PlanWorker(LearnerNode):
         learner.report.waited_s += time.perf_counter() - started - (self._plan_learner.busy_s - busy)
 
     def _are_over(self, error: flow.StepError) -> bool:
-        """Whether nothing is left to learn of any worker. Their calls may wait until the plan learns."""
+        """Whether nothing is left to learn of the workers called so far. Calls may wait until it learns."""
         self._over.add(error.node)
+        called = [node for node in self._workers if node.was_called]
         if not error.round_ended:
-            return len(self._over) == len(self._workers)
-        return all(next(flow.Par(self._workers, operator.attrgetter("is_over")).sync()))
+            return len(self._over) == len(called)
+        return all(next(flow.Par(called, operator.attrgetter("is_over")).sync()))
 
     def _end(self) -> None:
         self._finished = True

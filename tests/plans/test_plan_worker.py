@@ -8,27 +8,31 @@ import time
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 
+import launch
+from agents.a2c import A2C, A2CConfig
 from agents.dqn import DQNConfig
 from examples.flows import DQNPlan
 from framework import environments, specs
-from framework.flow import Flow, concurrent
+from framework.flow import Flow, Par, concurrent
 from framework.plans.plan_worker import PlanLearner, PlanWorker
-from framework.programs import RunConfig
+from framework.programs import RolloutWorker, RunConfig, make_program
 from framework.replay import EmbeddedClient, ReplaySample, SampleInfo
 from framework.runs.services import Counter
 from framework.types import Gradients, StepResult
 from framework.workers.learner import ProgramLearner
 from framework.workers.worker import Setup
 
+DQN = DQNConfig(hidden_sizes=(4,))
 GRADIENTS = Gradients([], torch.zeros(()), {}, torch.tensor(7))
 
 
-def make_setup(agent, **settings):
+def make_setup(agent, config=DQN, **settings):
     with environments.make("gymnasium:CartPole-v1") as environment:
         spec = specs.make_environment_spec(environment)
-    return Setup(agent(DQNConfig(hidden_sizes=(4,))).for_program(1), None, spec, RunConfig(**settings))
+    return Setup(agent(config).for_program(1), None, spec, RunConfig(**settings))
 
 
 class TwoBranches(DQNPlan):
@@ -151,3 +155,21 @@ def test_a_worker_that_was_restored_without_steps_left_ends_the_program():
     worker.step()
     assert worker.finished() and ended == [("max_learner_steps", {"learner_steps": 5})]
     worker.close()
+
+
+class OneOfTwo(A2C):
+    def plan(self, workers, learner):
+        step = Par(workers[:1], RolloutWorker.sample).unordered().map(learner.step)
+        return step if self.config.discount < 1 else (result for result in step)
+
+
+def test_a_plan_that_calls_one_of_two_workers_ends_with_the_budget():
+    config = RunConfig(num_actors=2, envs_per_actor=1, max_env_steps=100, evaluate_period=None)
+    program = make_program(OneOfTwo(A2CConfig(hidden_sizes=(4,))), "gymnasium:CartPole-v1", config)
+    assert launch.launch(program, "serial")["env_steps"] == 100
+
+
+def test_a_plan_that_is_no_flow_is_refused():
+    setup = make_setup(OneOfTwo, A2CConfig(discount=1.0))
+    with pytest.raises(TypeError, match="plan: got generator, expected"):
+        PlanWorker(setup, workers=[None], counter=Counter(), monitor=None)
