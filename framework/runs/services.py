@@ -6,7 +6,6 @@ import dataclasses
 import logging
 import math
 import threading
-import time
 from collections import Counter as Counts
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from framework.core import Saveable
 from framework.loggers import Logger
 from framework.loggers.base import close_logger
 from framework.runs.callbacks import Callback
+from framework.runs.stopwatch import Stopwatch
 
 _STEPS = "env_steps"  # The count to which `Counter.grant` adds spent steps.
 _LOG = logging.getLogger(__name__)
@@ -224,16 +224,13 @@ class Monitor:
         self._lock = threading.Lock()
         self._calling = threading.Lock()  # Held during the calls of callbacks.
         self._latest: dict[str, dict[str, Any]] = {}
-        self._started = time.monotonic()
+        self._clock = Stopwatch()
         self._result: dict[str, Any] | None = None
         self._evaluated: dict[str, dict[str, Any]] = {}  # The last row of each evaluator that has finished.
 
     def __getstate__(self) -> dict[str, Any]:
-        """For `Snapshot`: the clock of another process starts elsewhere, and callbacks are the caller's."""
-        return {**vars(self), "callbacks": (), "_started": time.monotonic() - self._started}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _started=time.monotonic() - state["_started"])
+        """For `Snapshot`: callbacks are the caller's."""
+        return {**vars(self), "callbacks": ()}
 
     def write(self, label: str, row: dict[str, Any], evaluation: bool = False) -> None:
         """Takes one row (names to scalars) of `label`, such as `"actor-0"` or `"learner"`.
@@ -253,7 +250,7 @@ class Monitor:
                 row = {**row, "resumed": True, "resumed_at": self._resumed_at}
             self._latest[label] = {**self._latest.get(label, {}), **row}
             if self.logger is not None:
-                self.logger.write({"label": label, **row, "time/wall_s": time.monotonic() - self._started})
+                self.logger.write({"label": label, **row, "time/wall_s": self._clock.seconds()})
         if not self.callbacks:
             return
         snapshot = self.snapshot()
@@ -284,7 +281,7 @@ class Monitor:
         return {
             "labels": labels,
             "counts": self._counter.get_counts() if self._counter is not None else {},
-            "seconds": time.monotonic() - self._started,
+            "seconds": self._clock.seconds(),
             "result": self._result,
         }
 

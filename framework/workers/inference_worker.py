@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import launch
 from framework.actors.inference_server import InferenceServer
 from framework.devices import check_visible
+from framework.runs.stopwatch import Stopwatch
 from framework.variables import VariableClient
 from framework.workers.worker import Setup, next_seed, prepare_process, seeded
 
@@ -65,7 +65,7 @@ class InferenceWorker(InferenceServer):
         if state is not None:
             self._rows, self._batches = int(state["steps"]), int(state["batches"])
         policy.seed(next_seed(seed, state))  # As an actor with its own policy does.
-        self._logged = (self._rows, self._batches, time.perf_counter())
+        self._logged = (self._rows, self._batches, Stopwatch())
         launch.register_stop_handler(self.stop_waiting)
 
     def close(self) -> None:
@@ -90,14 +90,13 @@ class InferenceWorker(InferenceServer):
         self._keep()
         if self._rows == self._logged[0]:
             return
-        now = time.perf_counter()
         rows, batches = self._rows - self._logged[0], self._batches - self._logged[1]
         row = {
             "steps": self._rows,
             "rows_per_batch": rows / batches,
             "variables_version": self.version,
-            "time/batches_per_s": batches / max(now - self._logged[2], 1e-9),
+            "time/batches_per_s": batches / max(self._logged[2].seconds(), 1e-9),
             "time/acting_s": self.take_seconds(),
         }
-        self._logged = (self._rows, self._batches, now)
+        self._logged = (self._rows, self._batches, Stopwatch())
         self._monitor.write(self._name, row)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections.abc import Callable, Mapping
 from typing import Any, SupportsFloat
 
@@ -16,6 +15,7 @@ from framework import core
 from framework.replay import ReplaySample, TableInfo
 from framework.replay.errors import DeadlineExceededError, ServerClosed
 from framework.runs.run_folder import RunError, changed_settings
+from framework.runs.stopwatch import Stopwatch
 from framework.types import Gradients, StepResult
 from framework.variables import VariableBlock, shared_path
 from framework.workers.worker import Setup, describe_tables, learner_threads, seeded
@@ -46,12 +46,8 @@ class Published:
         self._counter, self._checkpointer = counter, checkpointer
         self.block = VariableBlock(learner.parameters(), shared_path())
         self.steps = self._counted = 0  # Made, and of those the ones that the counter knows.
-        self._committed = (0, 0.0)  # Env steps and time of the last checkpoint.
+        self._committed = (0, Stopwatch())  # Env steps at the last checkpoint, and time since then.
         self._restore()
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """For `Snapshot`: the clock of another process may start elsewhere."""
-        vars(self).update(state, _committed=(state["_committed"][0], time.monotonic()))
 
     def report(self) -> dict[str, int]:
         """Tells the counter of the steps; returns all counts."""
@@ -89,10 +85,9 @@ class Published:
             return
         env_steps = self._learner.env_steps
         period, minutes = self._setup.config.checkpoint_period, self._setup.config.checkpoint_minutes
-        now = time.monotonic()
-        made, passed = env_steps - self._committed[0], now - self._committed[1]
+        made, passed = env_steps - self._committed[0], self._committed[1].seconds()
         if (period is not None and made >= period) or (minutes is not None and passed >= 60 * minutes):
-            self._committed = (env_steps, now)
+            self._committed = (env_steps, Stopwatch())
             self.save()
             self._checkpointer.commit("periodic", self._name)
 
@@ -135,7 +130,7 @@ class Published:
             _LOG.warning(
                 "%s: its %d steps before were not saved. It begins with new parameters.", self._name, made
             )
-        self._committed = (0 if state is None else self._learner.env_steps, time.monotonic())
+        self._committed = (0 if state is None else self._learner.env_steps, Stopwatch())
 
 
 class LearnerReport:
@@ -164,14 +159,14 @@ class LearnerReport:
 
     def begin(self) -> None:
         """Later rows are about what happens from now on."""
-        # Steps, env steps and time of the last row.
-        self._logged = (self._published.steps, self._learner.env_steps, time.perf_counter())
+        # Steps and env steps in the last row, and time since then.
+        self._logged = (self._published.steps, self._learner.env_steps, Stopwatch())
         self.waited_s = self.times_sampled = 0.0
 
     def log(self) -> None:
         """Writes a row, if a step was made since the last one."""
-        steps, env_steps, now = self._published.steps, self._learner.env_steps, time.perf_counter()
-        made, seconds = steps - self._logged[0], max(now - self._logged[2], 1e-9)
+        steps, env_steps = self._published.steps, self._learner.env_steps
+        made, seconds = steps - self._logged[0], max(self._logged[2].seconds(), 1e-9)
         if self.metrics is None or not made:
             return
         row: dict[str, Any] = {"steps": steps, "version": self._published.block.version}
