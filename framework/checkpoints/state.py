@@ -60,7 +60,7 @@ def pack(state: Any, where: str = "state") -> Any:
         mark = _ARRAY if isinstance(state, np.ndarray) else _SCALAR
         try:
             return {mark: torch.from_numpy(np.array(state))}
-        except TypeError as error:
+        except (TypeError, ValueError) as error:  # The latter by the order of its bytes.
             raise TypeError(
                 f"{where}: got dtype {state.dtype}, expected one that tensors have. Convert it."
             ) from error

@@ -24,7 +24,8 @@ class LastSamples(Gate):
 
     An engine may run the learner late: actors are then ahead by all that the limiter and the writers allow.
     An actor whose steps are spent therefore waits until its items are in their tables, and until those give
-    no further sample. The number of learner steps then follows from the items, on every engine.
+    no further sample. The number of learner steps then follows from the items, on every engine. Only a plan
+    that learns in a thread of its own may drop the last batch.
 
     Args:
       name: name of the actor.

@@ -354,6 +354,7 @@ REFUSED = {
     "key": ({(1, Color.RED): 2}, r"state: got the key \(1, <Color.RED: 1>\), expected a string or number"),
     "numpy key": ({np.float64(1.5): 2}, r"state: got the key .*1\.5"),
     "object array": ({"o": np.array([object()])}, r"state\['o'\]: got dtype object"),
+    "byte order": ({"x": np.zeros(2, ">f4")}, r"state\['x'\]: got dtype >f4"),
 }
 
 
