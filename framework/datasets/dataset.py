@@ -102,7 +102,7 @@ class Dataset:
         mixture = None if isinstance(table, str) else Mixture(client, table, only_first)
         self._source: Source = mixture or client.source()
         self._client, self._items = client, mixture or client  # The latter sets priorities.
-        self._table = table if isinstance(table, str) else ""
+        self._table, self._tables = (table, [table]) if isinstance(table, str) else ("", list(table))
         self._timeout, self._while_waiting = rate_limiter_timeout, while_waiting
         self._pad = ragged == "pad"
         self._device = device
@@ -193,8 +193,9 @@ class Dataset:
         return sample if self._pinned is None else self._pinned.receive(sample)
 
     def num_items(self) -> int:
-        """Asks the server for the number of items in the table."""
-        return self._client.server_info()[self._table].current_size
+        """Asks the server for the number of items in the table, or in all tables of a mixture."""
+        infos = self._client.server_info()
+        return sum([infos[table].current_size for table in self._tables])
 
     def ready(self) -> bool:
         """Returns whether `next()` would return or end without waiting."""

@@ -12,7 +12,7 @@ import torch
 from framework.config_checks import whole_number
 from framework.replay.batches import JoinedSource
 from framework.replay.contracts import ReplayClient, Source
-from framework.replay.types import Drawn, Out
+from framework.replay.types import Drawn, Out, check_keys, check_priorities
 
 # First bit of the table's number in the keys of mixed batches. Bits 56 to 60 belong to shards.
 _TABLE_SHIFT = 61
@@ -97,7 +97,9 @@ class Mixture(JoinedSource):
 
     def update_priorities(self, table: str, keys: Any, priorities: Any) -> None:
         """Sets the priorities `[N]` of items of mixed batches by their keys `[N]`."""
-        keys, priorities = np.asarray(keys, np.uint64), np.asarray(priorities, np.float64)
+        names = ", ".join(self._tables)
+        keys = check_keys(names, keys)
+        priorities = check_priorities(names, priorities, len(keys))  # before any table is changed
         numbers = table_numbers(keys)
         plain = keys & _KEY
         if self._long:

@@ -118,7 +118,8 @@ class ReplayClient(Protocol):
         """Sets priorities float64 `[N]` of the items `keys` uint64 `[N]`; unknown keys are ignored.
 
         Raises:
-          ValueError: A priority is negative or not finite. Nothing is changed.
+          ValueError: A priority is negative or not finite, or a shape is not `[N]`. Nothing is changed.
+          TypeError: Keys are not integers. Nothing is changed.
         """
 
     def mutate_priorities(

@@ -41,7 +41,7 @@ from framework.replay.remote.client import ServedSource
 from framework.replay.reverb_api.client import ReverbApi
 from framework.replay.tables.rate_limiters import RateLimiter
 from framework.replay.tables.table import Table
-from framework.replay.types import CallStats, Drawn, Out, TableInfo, check_priorities
+from framework.replay.types import CallStats, Drawn, Out, TableInfo, check_keys, check_priorities
 from framework.replay.writer import SHARD_SHIFT, BatchWriter
 from launch.rpc.sockets import CurveKeys
 
@@ -126,7 +126,7 @@ class ShardedClient(ReverbApi, BaseClient):
             self._idle.append(source)
 
     def _mutate(self, table: str, keys: Any, priorities: Any, deletes: Any) -> None:
-        keys, deletes = np.asarray(keys, np.uint64), np.asarray(deletes, np.uint64)
+        keys, deletes = check_keys(table, keys), check_keys(table, deletes)
         priorities = check_priorities(table, priorities, len(keys))  # before any server changes an item
         for shard, mine in self._split(deletes):
             shard.mutate_priorities(table, deletes=(deletes[mine] & _KEY).tolist())

@@ -168,6 +168,25 @@ class ByName(dict[str, _T]):
         raise UnknownTableError(f"table {name!r} was not found; there are {sorted(self)}")
 
 
+def check_keys(table: str, keys: Any) -> np.ndarray:
+    """Returns `keys` of a table's items as uint64 `[n]`.
+
+    Raises:
+      ValueError: They are not `[n]`.
+      TypeError: They are no integers: floats do not hold all digits of a key, and would find no item.
+    """
+    array = np.asarray(keys)
+    # numpy makes floats of lists of small and large integers.
+    listed = isinstance(keys, (list, tuple)) and all(isinstance(key, (int, np.integer)) for key in keys)
+    if array.size and array.dtype.kind not in "iu" and not listed:
+        raise TypeError(f"table {table!r}, keys: got {array.dtype}, expected integers. Nothing was changed.")
+    if array.ndim != 1:
+        raise ValueError(
+            f"table {table!r}, keys: got shape {array.shape}, expected [n]. Nothing was changed."
+        )
+    return np.asarray(keys, np.uint64)
+
+
 def check_priorities(table: str, priorities: Any, n: int) -> np.ndarray:
     """Returns `priorities` of a table's items as float64 `[n]`.
 

@@ -62,6 +62,8 @@ def test_any_reference_reads_what_it_says(index, expected):
         (slice(2, 2), ValueError, "got index slice"),
         (7, IndexError, "got step 7, expected one of 5 steps"),
         (-6, IndexError, "got step -6, expected one of"),
+        (1.5, TypeError, "got index 1.5, expected an int"),
+        ([True] * 5, TypeError, "expected an int, a slice or a list of ints"),
     ],
     ids=str,
 )

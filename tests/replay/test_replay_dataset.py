@@ -212,6 +212,19 @@ def test_keys_of_all_64_bits_tell_tables_apart_and_set_priorities(monkeypatch):
         np.testing.assert_array_equal(seen.info.priority[changed], seen.data["x"][changed] + 2)
 
 
+def test_a_mixture_counts_and_checks_all_of_its_tables():
+    client = replay.EmbeddedClient([table("a"), table("b")])
+    fill(client, 3, "a")
+    fill(client, 4, "b")
+    dataset = Dataset(client, {"a": 1.0, "b": 1.0}, 4, prefetch=0)
+    assert dataset.num_items() == 7
+    keys = next(dataset).info.key
+    for wrong in ([5.0, 5.0, 5.0, -1.0], [5.0] * 3):
+        with pytest.raises(ValueError, match="'a, b', priorities"):
+            dataset.update_priorities(keys, wrong)
+    assert {info.max_priority for info in client.server_info().values()} == {1.0}
+
+
 def test_a_mixture_with_one_table_alone_waits_for_no_other():
     client = replay.EmbeddedClient([table("a"), table("b")])
     fill(client, 10, "a")

@@ -8,13 +8,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from framework.replay.base import BaseClient, BaseSource
 from framework.replay.dm_reverb import convert
 from framework.replay.dm_reverb.writer import ReverbWriter, ServerTables
 from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBlockError
-from framework.replay.types import Drawn, Out, TableInfo, check_priorities
+from framework.replay.types import Drawn, Out, TableInfo, check_keys, check_priorities
 from framework.replay.writers import Writers
 
 # Seconds between two polls of a table without samples: dm-reverb offers no notification.
@@ -120,8 +118,8 @@ class DmReverbClient(ServerTables, BaseClient):
     # Items.
 
     def _mutate(self, table: str, keys: Any, priorities: Any, deletes: Any) -> None:
-        keys = np.asarray(keys, np.uint64).ravel()
-        priorities = check_priorities(table, np.ravel(priorities), len(keys))
+        keys = check_keys(table, keys)
+        priorities = check_priorities(table, priorities, len(keys))
         self.signature(table)  # raises UnknownTableError
         self._writers.show()
         updates = dict(zip(keys.tolist(), priorities.tolist(), strict=True))

@@ -116,6 +116,7 @@ class ColumnHistory:
         Raises:
           ValueError: The index selects no step, or one that is no longer kept or has no data in this column.
           IndexError: There is no such step.
+          TypeError: The index is something else, such as a mask.
         """
         numbers, squeeze = _select(self, index)
         length, path, kept = self.steps.length, self.path, self.steps.kept
@@ -150,6 +151,10 @@ def _select(column: TrajectoryColumn | ColumnHistory, index: Index) -> tuple[Seq
     """Returns the numbers of the steps that an index selects, and whether the index is an int."""
     if isinstance(index, (int, np.integer)):
         return [int(index)], True
+    if not isinstance(index, (slice, range)):
+        kind = np.asarray(index)
+        if kind.ndim != 1 or (kind.size and kind.dtype.kind not in "iu"):
+            raise TypeError(f"{column!r}: got index {index!r}, expected an int, a slice or a list of ints.")
     numbers = range(*index.indices(len(column))) if isinstance(index, slice) else index
     if not len(numbers):
         raise ValueError(f"{column!r}: got index {index}, expected at least one of {len(column)} steps.")

@@ -15,7 +15,7 @@ from framework.replay.tables.delivery import Delivery
 from framework.replay.tables.items import Items
 from framework.replay.tables.rate_limiters import INSERTERS, SAMPLERS, Queue, RateLimiter, Stack, Waiting
 from framework.replay.tables.selectors import Fifo, Lifo, Selector
-from framework.replay.types import SampleInfo, TableInfo, check_priorities
+from framework.replay.types import SampleInfo, TableInfo, check_keys, check_priorities
 from framework.replay.writers import NewItems
 from framework.types import Nest
 
@@ -334,13 +334,9 @@ class Table:
 
         Raises:
           ValueError: A priority is negative or not a number, or keys are not `[n]`. Nothing was changed.
+          TypeError: Keys are not integers. Nothing was changed.
         """
-        keys, deletes = np.asarray(keys, np.uint64), np.asarray(deletes, np.uint64)
-        if keys.ndim != 1 or deletes.ndim != 1:
-            raise ValueError(
-                f"table {self.name!r}, keys: got shapes {keys.shape} to set and {deletes.shape} to delete, "
-                "expected [n]. Nothing was changed."
-            )
+        keys, deletes = check_keys(self.name, keys), check_keys(self.name, deletes)
         priorities = self._check_priorities(priorities, len(keys))
         self.drain()
         with self.lock:
