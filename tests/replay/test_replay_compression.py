@@ -167,3 +167,17 @@ def test_items_of_rows_that_found_no_room_are_refused_in_later_messages_too(whic
         np.testing.assert_array_equal(client.sample_batch("t", 1, timeout=60).data["x"], frames(1))
         assert server._store.streams["s"].num_rows < 1500
         client.close()
+
+
+def test_a_message_without_room_leaves_its_layout_to_later_ones():
+    with replay.Server([table()], compress=("x*",), max_bytes=1 << 16) as server:
+        client = ServedClient(server.address)
+        writer = client.batch_writer()
+        noise = np.random.default_rng(0).integers(0, 255, (400, *SHAPE), np.uint8)
+        served_table.write_columns(writer, {"x": noise})
+        with pytest.raises(replay.StoreFullError):
+            writer.flush(timeout=60)
+        served_table.write_columns(writer, {"x": frames(5)})
+        writer.flush(timeout=60)
+        assert client.server_info()["t"].current_size == 5
+        client.close()

@@ -251,6 +251,10 @@ class Operations:
         error: Exception | None = None
         held, written = session.held.rows, 0
         try:
+            for number, layout in message["layouts"]:  # Later messages use them, too, even if this one fails.
+                if len(session.layouts) >= wire.MAX_LAYOUTS:
+                    raise ValueError(f"layouts: got more than {wire.MAX_LAYOUTS} from one client")
+                session.layouts[int(number)] = Layout.from_wire(layout)
             written = self._write(session, message.pop("write"))
         except Exception as raised:
             error = raised
@@ -302,10 +306,6 @@ class Operations:
     def _check(self, session: ClientSession, message: dict[str, Any]) -> list[tuple[Table, NewItems]]:
         """Checks all items of a message, before any of them is inserted."""
         held = session.held.rows
-        for number, layout in message["layouts"]:
-            if len(session.layouts) >= wire.MAX_LAYOUTS:
-                raise ValueError(f"layouts: got more than {wire.MAX_LAYOUTS} from one client")
-            session.layouts[int(number)] = Layout.from_wire(layout)
         batches = []
         for name, number, index, lengths, keys, priorities, episodes in message["items"]:
             table, layout, n = self._tables[name], session.layouts[number], len(index)
