@@ -134,7 +134,11 @@ class NStepTransitionAdder(BlockAdder):
     def _declare(self, action: Nest, timestep: Any, extras: Nest) -> None:
         rewards, discounts = broadcast_structures(timestep.reward, timestep.discount)
         super()._declare(action, timestep, extras)
-        self._returns = Returns(rewards, self._reward, self._discount, self._n, self._g)
+        try:
+            self._returns = Returns(rewards, self._reward, self._discount, self._n, self._g)
+        except ValueError as error:  # The next step may be the first again.
+            del self._fields[1:]
+            raise ValueError(f"reward and discount: expected shapes that broadcast. {error}") from error
         observation, present = self._observation.template, () if self._extras is None else extras
         if self._one_step:
             present = OneStep(timestep.reward, timestep.discount, observation, present)

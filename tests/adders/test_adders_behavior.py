@@ -240,6 +240,18 @@ def test_rewards_of_half_precision_are_summed_in_single_precision():
     assert rewards.tolist() == [2048, 2049]  # Numbers of 16 bits have no 2049.
 
 
+def test_a_first_step_whose_rewards_and_discounts_do_not_fit_together_is_not_added():
+    client = make_client()
+    adder = adders.NStepTransitionAdder(client, 1, 0.9)
+    adder.add_first(step(FIRST, 0))
+    good = step(MID, 1)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="reward and discount"):
+            adder.add(0, good._replace(reward=np.zeros(2, np.float32), discount=np.ones(3, np.float32)))
+    adder.add(0, good)
+    assert len(read(client)) == 1
+
+
 def test_envs_must_stay_the_same_number():
     adder = MAKERS["transitions"](make_client())
     adder.add_first(step(FIRST, 1, envs=3))
