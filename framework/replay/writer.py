@@ -313,9 +313,10 @@ class BatchWriter:
         if self.enter_to_read(self._lock):
             try:
                 if self.num_pending and self._ended is None:
-                    # What goes wrong is an error of this writer's next call, not of the reader's.
                     with contextlib.suppress(ReverbError):
                         self._settle()
+            except Exception as error:  # one of this writer's next call, not of the reader's
+                self._errors.append(error)
             finally:
                 self._lock.release()
 

@@ -73,6 +73,19 @@ def test_only_as_many_frames_as_a_message_may_have_are_kept():
         client.close()
 
 
+def test_a_message_that_is_too_large_is_an_error_of_its_writer_and_of_no_reader():
+    with replay.Server([table()], limits=replay.Limits(max_message_bytes=1000)) as server:
+        client = ServedClient(server.address, local=False)
+        writer = client.batch_writer()
+        write_columns(writer, {"x": np.zeros((2, 1000))})
+        assert client.server_info()["t"].current_size == 0
+        with pytest.raises(ValueError, match="max_message_bytes"):
+            writer.flush(timeout=60)
+        with pytest.raises(ValueError, match="max_message_bytes"):
+            writer.close(timeout=0)
+        client.close()
+
+
 def test_a_descriptor_that_zeromq_has_closed_is_nobodys_connection(tmp_path):
     """Its number is free, or that of a file or of another socket, before the monitor says so."""
     watch = Intake("tcp://127.0.0.1:9", max_bytes=1, watches=True)
