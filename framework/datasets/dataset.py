@@ -252,6 +252,10 @@ class Dataset:
                 if not looks or self._while_waiting is None:
                     raise
                 self._while_waiting()
+            except ValueError:  # These items may be longer or shorter than those that the buffers are for.
+                if out is None:
+                    raise
+                out = None
         try:
             if self._device is not None and out is None:
                 device = self._device if pinned is None else "cpu"

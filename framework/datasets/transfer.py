@@ -61,6 +61,8 @@ class PinnedTransfer:
             pinned = self._current
         else:
             if isinstance(sample, ReplaySample) and all(isinstance(leaf, torch.Tensor) for leaf in leaves):
+                if [leaf.shape[1:] for leaf in leaves] != [leaf.shape[1:] for leaf in self._template]:
+                    self._free.clear()  # they are for items of other lengths
                 self._template = leaves
             pinned = [leaf.pin_memory() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         with torch.cuda.stream(self._stream):

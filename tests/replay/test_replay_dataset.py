@@ -265,8 +265,9 @@ def test_ragged_items_of_several_tables_are_padded_or_refused():
     assert counts(client, "a")[1] == counts(client, "b")[1] == 2
 
 
-def test_batches_of_several_sizes_share_no_pinned_buffers(monkeypatch):
-    """On a GPU, which other objects stand for here."""
+@pytest.fixture
+def transfer(monkeypatch):
+    """A transfer to a GPU, for which other objects stand."""
     empty = torch.empty
     event = SimpleNamespace(record=lambda: None, query=lambda: True, synchronize=lambda: None)
     stream = SimpleNamespace(wait_event=lambda event: None)
@@ -277,12 +278,32 @@ def test_batches_of_several_sizes_share_no_pinned_buffers(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
     monkeypatch.setattr(torch, "empty", lambda shape, dtype, pin_memory: empty(shape, dtype=dtype))
+    return PinnedTransfer("cpu")
+
+
+def test_batches_of_several_sizes_share_no_pinned_buffers(transfer):
     client = replay.EmbeddedClient([table()])
     fill(client, 20)
     with Dataset(client, "t", 4, device="cpu") as dataset:
-        dataset._pinned = PinnedTransfer("cpu")
+        dataset._pinned = transfer
         sizes = [3, 4, 4, 2, 4]
         assert [dataset.take(n).data["y"].shape for n in sizes] == [(n, 3) for n in sizes]
+
+
+def test_batches_of_items_of_other_lengths_do_not_fill_the_buffers_of_those_before(transfer):
+    client = replay.EmbeddedClient([replay.Table.queue("t", 10)])
+    writer = client.trajectory_writer(3)
+    for x in range(5):
+        writer.append(x)
+        writer.create_item("t", 1.0, writer.history[-(1, 2, 1, 3, 3)[x] :])
+    writer.flush()
+    with Dataset(client, "t", 1, device="cpu", prefetch=0) as dataset:
+        dataset._pinned = transfer
+        batches = [next(dataset).data[0].tolist() for _ in range(5)]
+        assert batches == [[0], [0, 1], [2], [1, 2, 3], [2, 3, 4]]
+    with pytest.raises(ValueError, match=r"out, leaf .*\(1, 2\), expected \(1, 1\)"):
+        writer.create_item("t", 1.0, writer.history[-1:])
+        client.sample_batch("t", 1, out=[np.zeros((1, 2), np.int64)])
 
 
 def test_take_is_refused_while_another_thread_fetches():

@@ -304,6 +304,10 @@ class Binding:
                 begin, end = self.spans[group]
                 lines = rows[group] = (index[:, begin] if end - begin == 1 else index[:, begin:end]).copy()
             array = np.empty((n, *shape), dtype) if out is None else out[at]
+            if array.shape != (n, *shape):
+                raise ValueError(
+                    f"out, leaf {self.paths[at]!r}: got shape {array.shape}, expected {(n, *shape)}."
+                )
             # "clip" because "raise" would gather into a buffer first; rows were checked when they came in.
             take(lines, 0, array[:, 0] if time and lines.ndim == 1 else array, "clip")
             leaves.append(array)
