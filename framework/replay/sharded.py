@@ -242,7 +242,7 @@ class ShardedSource(JoinedSource):
             servers = None  # A limiter is near, or what they told is old.
         while True:
             servers = servers or self._wait(table, deadline)
-            counts, share = self._choose(n, servers)
+            counts, share = self._choose(n, servers, ahead)
             if self._served:
                 self._allot((self.spare if self.keeps else 0) if ahead else None, servers, counts.tolist())
             try:
@@ -253,6 +253,11 @@ class ShardedSource(JoinedSource):
                 if time.monotonic() >= deadline:
                     raise
                 servers = None  # Other servers may have more by now.
+            except ValueError:
+                # A message for several batches has items of several lengths, of which one batch may have one.
+                if not ahead:
+                    raise
+                ahead = self.keeps = self._checked[table] = False
         size = servers.numbers[:, 1].sum()
         if ahead:
             self._note(table, servers)
@@ -277,13 +282,13 @@ class ShardedSource(JoinedSource):
         for source in self._sources:
             source.close()
 
-    def _choose(self, n: int, servers: _Servers) -> tuple[np.ndarray, np.ndarray]:
+    def _choose(self, n: int, servers: _Servers, ahead: bool) -> tuple[np.ndarray, np.ndarray]:
         """Divides `n` samples among the servers: numbers, and factors of the samples' probabilities."""
         weights, share, allowed = servers.weights, servers.share, servers.allowed
         counts = self._rng.multinomial(n, share)
         if servers.least >= n:
             return counts, share
-        if self._served:
+        if ahead:
             allowed = allowed + np.where(weights > 0, [source.stock for source in self._sources], 0)
         if (counts <= allowed).all() or allowed.sum() < n:
             return counts, share

@@ -200,6 +200,19 @@ def test_a_message_brings_samples_for_several_batches(sizes, uint8s, messages):
         client.close()
 
 
+def test_batches_of_one_item_each_may_differ_in_length(shards):
+    client = shards(table(), table())
+    for _ in range(2):
+        writer = client.trajectory_writer(2)
+        for x in range(40):
+            writer.append(x)
+            writer.create_item("t", 1.0, writer.history[-1 - x % 2 :])
+        writer.flush()
+    with Dataset(client, "t", 1) as dataset:
+        lengths = {len(next(dataset).data[0]) for _ in range(50)}
+    assert lengths == {1, 2}
+
+
 def test_samples_that_are_kept_go_into_the_given_arrays_and_back(shards):
     client = shards(table(), table())
     keys = [write(client.batch_writer(), values) for values in np.arange(100).reshape(2, 50)]
