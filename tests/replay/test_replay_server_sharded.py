@@ -225,6 +225,8 @@ def test_samples_that_are_kept_go_into_the_given_arrays_and_back(shards):
         assert out[0].tolist() == [values[key] for key in sample.info.key.tolist()]
         (source.release if batch < 19 else source.give_back)(drawn)
     assert 800 <= sampled(client) <= 1000
+    with pytest.raises(ValueError, match="out"):
+        source.draw("t", 40, 10.0, [np.zeros((40, 2), np.int64)], False)
     source.close()
     assert sampled(client) == 19 * 40
 

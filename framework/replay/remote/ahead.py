@@ -68,6 +68,13 @@ class AheadSource(BaseSource):
             size = len(sample.info.key)
             self._blocks.append(_Block(Piece.of(sample), size, drawn))
             self.stock += size
+        kept: Any = [block.samples for block in self._blocks]
+        # Before any of them is taken. An item of one row would otherwise fill several rows of `out`.
+        for array, *leaves in zip(
+            out or (), *[each[len(SampleInfo._fields) :] for each in kept], strict=False
+        ):
+            if any(leaf.shape[1:] != array.shape[1:] for leaf in leaves):
+                raise ValueError(f"out: got shape {array.shape}, expected [n, {leaves[0].shape[1:]}].")
         self.stock -= n
         pieces: list[Any] = []
         taken: _Taken = []
