@@ -92,6 +92,9 @@ class Dataset:
             whole_number("max_in_flight", max_in_flight, batch_size)
         if ragged not in ("error", "pad"):
             raise ValueError(f"ragged: got {ragged!r}, expected 'error' or 'pad'.")
+        if rate_limiter_timeout is not None and not rate_limiter_timeout >= 0:  # It would end at once.
+            text = f"rate_limiter_timeout: got {rate_limiter_timeout}, expected seconds >= 0, or None"
+            raise ValueError(f"{text} for no limit, which is -1 in dm-reverb.")
         self._ahead = 0  # How many batches' samples may be drawn and not handed out; 0 for `prefetch`.
         if prefetch is None:
             self._ahead = _KEPT if max_in_flight is None else 0

@@ -367,6 +367,7 @@ WRONG = {
     "in flight": {"batch_size": 8, "max_in_flight": 7},
     "ragged": {"batch_size": 8, "ragged": "maybe"},
     "prefetch": {"batch_size": 8, "prefetch": -1},
+    "timeout": {"batch_size": 8, "rate_limiter_timeout": -1},
     "no table": {"batch_size": 8, "table": {}},
     "only first": {"batch_size": 8, "only_first": -1, "table": {"a": 1}},
     "weight": {"batch_size": 8, "table": {"a": 1, "b": 0}},
