@@ -172,6 +172,21 @@ def _read_checked(pipe, local, seconds):
     client.close()
 
 
+def test_an_interrupt_while_a_connection_is_closed_counts_what_is_lost(monkeypatch):
+    with replay.Server([replay.Table.queue("t", 2)]) as server:
+        writer = ServedClient(server.address).batch_writer()
+        write(writer, 5)
+
+        def interrupted(message):
+            writer._connection.close()
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(writer._connection, "post", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            writer.flush(timeout=60)
+        assert writer.close() == writer.num_lost == 5
+
+
 def test_no_row_is_ever_torn(fork):
     """A small table, so that rows are reused all the time; 60 seconds with REPERTORY_TORN_SECONDS=60."""
     seconds = float(os.environ.get("REPERTORY_TORN_SECONDS", "2"))

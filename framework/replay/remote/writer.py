@@ -314,5 +314,5 @@ class ServedWriter(BatchWriter):
     def _end(self, error: ServerClosed) -> None:
         """Makes every later call raise `error`; what is in flight is lost."""
         self._ended = error
-        self.num_lost, self.num_pending = self.num_pending, 0
+        self.num_lost, self.num_pending = self.num_lost + self.num_pending, 0  # an interrupt may end it twice
         self._connection.close()

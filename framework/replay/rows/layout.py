@@ -304,7 +304,7 @@ class Binding:
                 begin, end = self.spans[group]
                 lines = rows[group] = (index[:, begin] if end - begin == 1 else index[:, begin:end]).copy()
             array = np.empty((n, *shape), dtype) if out is None else out[at]
-            if array.shape != (n, *shape):
+            if out is not None and array.shape != (n, *shape):
                 raise ValueError(
                     f"out, leaf {self.paths[at]!r}: got shape {array.shape}, expected {(n, *shape)}."
                 )
