@@ -78,7 +78,10 @@ def shard_of(table: Table, shards: int) -> Table:
         low,
         max(limiter.max_diff / shards, low + least),
     )
-    return table.replace(max_size=math.ceil(table.max_size / shards), rate_limiter=divided)
+    size = math.ceil(table.max_size / shards)
+    if limiter.max_diff <= limiter.samples_per_insert * table.max_size:  # as of a queue, which loses no items
+        size = max(size, math.ceil(divided.max_diff / limiter.samples_per_insert))
+    return table.replace(max_size=size, rate_limiter=divided)
 
 
 class ShardedClient(ReverbApi, BaseClient):

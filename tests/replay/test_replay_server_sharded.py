@@ -323,6 +323,14 @@ def test_a_shard_of_a_narrow_window_blocks_one_side_at_most():
         part.samples += part.allowed_samples(100)
 
 
+@pytest.mark.parametrize(("size", "part"), [(1, 1), (2, 2), (3, 2), (8, 4)])
+def test_a_shard_of_a_small_queue_loses_no_items(size, part):
+    client = replay.EmbeddedClient([shard_of(replay.Table.queue("t", size), 2)], concurrent=False)
+    write_columns(client.batch_writer(), {"x": np.arange(10)})
+    info = client.server_info()["t"]
+    assert info.current_size == info.rate_limiter_info.insert_stats.completed == part
+
+
 def test_a_batch_may_be_larger_than_one_draw(shards):
     client = shards(table(), table(), served=False)
     write(client.batch_writer(), [1])
