@@ -231,16 +231,13 @@ class VectorEnvironment(BatchedEnvironment):
         )
 
     def seed_episodes(self, seeds: np.ndarray, envs: np.ndarray) -> None:
-        from gymnasium.utils import seeding
         from gymnasium.vector import SyncVectorEnv
 
         inner: Any = getattr(self._environment, "unwrapped", None)
         if not isinstance(inner, SyncVectorEnv):
             super().seed_episodes(seeds, envs)  # Raises.
         for env in np.flatnonzero(envs):
-            inner.envs[env].unwrapped.np_random, _ = seeding.np_random(int(seeds[env]))
-            if isinstance(self._seed, list):  # The first reset must not seed this env again.
-                self._seed[env] = None
+            _seed_next_reset(inner.envs[env], int(seeds[env]))
 
     def step(self, action: Nest) -> dm_env.TimeStep:
         begun = self._over
@@ -277,3 +274,13 @@ class VectorEnvironment(BatchedEnvironment):
 
     def close(self) -> None:
         self._environment.close()
+
+
+def _seed_next_reset(environment: Any, seed: int) -> None:
+    """Makes the next `reset`, which a vector environment calls, the one of this seed."""
+
+    def reset(**options: Any) -> Any:
+        del environment.reset
+        return environment.reset(**{**options, "seed": seed})
+
+    environment.reset = reset
