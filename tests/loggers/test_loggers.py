@@ -35,6 +35,7 @@ ROWS = {
     "late column": [{"a": 1}, {"a": 2, "b": 0.5}, {"b": 1.5}],
     "disjoint": [{"a": 1}, {"b": 2}, {"c": 3}, {"a": 4}],
     "text and bool": [{"label": "learner", "done": True, "none": None}, {"label": 'a,"b"\n', "done": False}],
+    "ends of lines": [{"a": "one\rtwo"}, {"a": "three\r", "b": "\r\n"}],
     "unicode": [{"näme": "wért"}],
 }
 
