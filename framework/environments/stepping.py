@@ -107,6 +107,8 @@ class InlineEnvironment(BatchedEnvironment):
 
     def _advance(self, actions: Sequence[Nest], batch: Nest) -> dm_env.TimeStep:
         """Steps or resets the envs; `actions` are those of `batch`, one by one."""
+        if not self._envs:
+            raise EnvironmentFault(f"{self.name}: it is closed. Make a new environment.")
         step_types = self._step_types
         observations: list[Nest] = []
         rewards: list[Nest] = [self._first_reward] * self.num_envs
