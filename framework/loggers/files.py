@@ -65,7 +65,7 @@ class AppendFile:
         if self._file.closed:
             raise ValueError(f"{self.path}: write after close.")
         size = self._file.seek(0, os.SEEK_END)
-        rest = memoryview(text.encode())
+        rest = memoryview(text.encode(errors="backslashreplace"))  # A name of a file need not be UTF-8.
         try:
             while rest:
                 rest = rest[self._file.write(rest) :]

@@ -93,6 +93,13 @@ def test_a_table_that_ends_within_quotes_is_continued(tmp_path):
     assert [[*row.values()] for row in rows_of_csv(path)] == expected
 
 
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_a_text_that_is_not_utf_8_costs_no_row(tmp_path, make):
+    with make(tmp_path / "metrics") as log:
+        log.write({"a": "x\udcff"})
+    assert "x\\udcff" in (tmp_path / "metrics").read_text(encoding="utf-8")
+
+
 def test_not_finite_numbers_are_json_and_come_back(tmp_path):
     path = tmp_path / "m.jsonl"
     with loggers.JSONLLogger(path) as log:
