@@ -213,10 +213,11 @@ class EnvironmentLoop:
     def run_episodes(self, num_episodes: int) -> dict[str, Any]:
         """Plays `num_episodes` whole episodes from a reset and returns their metrics, as `step` does.
 
-        An episode that an env continues across the reset (`BatchedEnvironment.cut`) does not count. Each env
-        plays a fixed share of the episodes, because taking those that end first would favor short episodes.
-        Episodes that an env plays beyond its share, while others finish theirs, are neither returned nor
-        logged. The next use of the loop starts from a reset.
+        An episode that an env continues across the reset (`BatchedEnvironment.cut`) counts only if it reaches
+        `max_episode_steps` after the reset, as it may have no end. Each env plays a fixed share of the
+        episodes, because taking those that end first would favor short episodes. Episodes that an env plays
+        beyond its share, while others finish theirs, are neither returned nor logged. The next use of the
+        loop starts from a reset.
 
         Episodes are returned in the order of their numbers: env b of B plays the episodes b, b + B, b + 2 B
         and so on; see `environments.SeededEpisodes`.

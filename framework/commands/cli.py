@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import io
 import os
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     if arguments is None:
         platforms.open_standard_streams()
-        return interrupts.ending(lambda: main(sys.argv[1:]))
+        return interrupts.ending(_run)
     for stream in (sys.stdout, sys.stderr):  # The name of a file need not be UTF-8, nor a terminal.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -72,13 +73,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         _complain(str(error))
         return 2 if isinstance(error, UsageError) else 1
-    except BrokenPipeError:
-        return 1  # the reader of the output has exited, as in `repertory list | head`
     except OSError as error:
         # It names no file, or comes from the environment, whose traceback is needed.
         if error.filename is None or command in ("train", "eval"):
             raise
         _complain(f"{command}: could not use {explain(error)}. Give another place, or make this one usable.")
+        return 1
+
+
+def _run() -> int:
+    """Runs the command of this process, and writes what waits of its output."""
+    try:
+        try:
+            return main(sys.argv[1:])
+        finally:
+            print(end="", flush=True)
+    except OSError as error:
+        is_full = error.errno == errno.ENOSPC and error.filename is None
+        if error.errno != errno.EPIPE and (not is_full or {"train", "eval"} & {*sys.argv[1:2]}):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Else the interpreter fails on the rest when it ends.
+        if is_full:  # Otherwise the reader has exited, as in `repertory list | head`.
+            _complain(f"could not write the output: {error.strerror}. Make room, or write it elsewhere.")
         return 1
 
 

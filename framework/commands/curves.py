@@ -76,9 +76,9 @@ def kept_rows(folder: RunFolder) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for row in folder.rows():
         hours.at(row)
-        if "resumed_at" in row and hours.starts > starts:  # The first of this start.
+        if row.get("resumed_at") is not None and hours.starts > starts:  # The first of this start.
             starts = hours.starts
-            rows = [before for before in rows if before.get("env_steps", 0) <= row["resumed_at"]]
+            rows = [before for before in rows if (before.get("env_steps") or 0) <= row["resumed_at"]]
         rows.append(row)
     return rows
 

@@ -81,6 +81,11 @@ def main(arguments: Sequence[str]) -> int:
     draw(curves, what, output, axis=options.x, band=options.band)
     count = f"{len(paths)} runs" if len(paths) > 1 else "1 run"
     print(f"{count} in {output}, which was {done}")
+    for name, members in curves.items():
+        least, most = (end(curve.x[-1] for curve in members) for end in (min, max))
+        if most > 1.05 * least:  # Averages end a little before the last row.
+            digits = 3 if options.x == "hours" else 0
+            print(f"{name}: ends with its shortest run at {least:,.{digits}f} of {most:,.{digits}f}")
     if options.table:
         text = as_table(curves, what, options.x, options.band)
         output.with_suffix(".md").write_text(text + "\n", encoding="utf-8")

@@ -70,7 +70,9 @@ def text(folder: RunFolder) -> str:
     labels: dict[str, dict[str, Any]] = {}
     counts: dict[str, Any] = {}
     for row in kept_rows(folder):
-        labels.setdefault(str(row.get("label", "")), {}).update(row)
+        labels.setdefault(str(row.get("label", "")), {}).update(
+            {name: value for name, value in row.items() if value is not None}
+        )
     counts["env_steps"] = max((row.get("env_steps", 0) for row in labels.values()), default=0)
     if "learner" in labels:
         counts["learner_steps"] = labels["learner"].get("steps", 0)

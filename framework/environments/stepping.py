@@ -107,6 +107,8 @@ class InlineEnvironment(BatchedEnvironment):
 
     def _advance(self, actions: Sequence[Nest], batch: Nest) -> dm_env.TimeStep:
         """Steps or resets the envs; `actions` are those of `batch`, one by one."""
+        if not self._envs:
+            raise EnvironmentFault(f"{self.name}: it is closed. Make a new environment.")
         step_types = self._step_types
         observations: list[Nest] = []
         rewards: list[Nest] = [self._first_reward] * self.num_envs
@@ -231,16 +233,13 @@ class VectorEnvironment(BatchedEnvironment):
         )
 
     def seed_episodes(self, seeds: np.ndarray, envs: np.ndarray) -> None:
-        from gymnasium.utils import seeding
         from gymnasium.vector import SyncVectorEnv
 
         inner: Any = getattr(self._environment, "unwrapped", None)
         if not isinstance(inner, SyncVectorEnv):
             super().seed_episodes(seeds, envs)  # Raises.
         for env in np.flatnonzero(envs):
-            inner.envs[env].unwrapped.np_random, _ = seeding.np_random(int(seeds[env]))
-            if isinstance(self._seed, list):  # The first reset must not seed this env again.
-                self._seed[env] = None
+            _seed_next_reset(inner.envs[env], int(seeds[env]))
 
     def step(self, action: Nest) -> dm_env.TimeStep:
         begun = self._over
@@ -277,3 +276,13 @@ class VectorEnvironment(BatchedEnvironment):
 
     def close(self) -> None:
         self._environment.close()
+
+
+def _seed_next_reset(environment: Any, seed: int) -> None:
+    """Makes the next `reset`, which a vector environment calls, the one of this seed."""
+
+    def reset(**options: Any) -> Any:
+        del environment.reset
+        return environment.reset(**{**options, "seed": seed})
+
+    environment.reset = reset

@@ -65,7 +65,7 @@ class AppendFile:
         if self._file.closed:
             raise ValueError(f"{self.path}: write after close.")
         size = self._file.seek(0, os.SEEK_END)
-        rest = memoryview(text.encode())
+        rest = memoryview(text.encode(errors="backslashreplace"))  # A name of a file need not be UTF-8.
         try:
             while rest:
                 rest = rest[self._file.write(rest) :]
@@ -154,11 +154,10 @@ class CSVLogger(Logger):
     def write(self, row: Mapping[str, Any]) -> None:
         plain = to_scalars(row)
         new = [name for name in plain if name not in self._columns]
-        line = io.StringIO()
-        csv.DictWriter(line, self._columns + new, restval="", lineterminator="\n").writerow(plain)
+        line = _line(self._columns + new, plain)
         if new:
             self._rewrite(self._columns + new)
-        self._file.append(line.getvalue())
+        self._file.append(line)
         self._num_rows += 1
 
     def close(self) -> None:
@@ -174,9 +173,9 @@ class CSVLogger(Logger):
                 open(path, newline="", encoding="utf-8") as old,
                 open(beside, "w", newline="", encoding="utf-8") as file,
             ):
-                writer = csv.DictWriter(file, columns, restval="", extrasaction="ignore", lineterminator="\n")
-                writer.writeheader()
-                writer.writerows(itertools.islice(csv.DictReader(old), self._num_rows))
+                file.write(_line(columns, dict(zip(columns, columns, strict=True))))
+                rows = itertools.islice(csv.DictReader(old), self._num_rows)
+                file.writelines(_line(columns, row) for row in rows)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(beside, path)
@@ -186,6 +185,13 @@ class CSVLogger(Logger):
             beside.unlink(missing_ok=True)
         self._file.close()  # The old table, which was replaced.
         self._file, self._columns = AppendFile(path), columns
+
+
+def _line(columns: list[str], row: Mapping[str, Any]) -> str:
+    line = io.StringIO()
+    # Before Python 3.13 only characters of the line's end are quoted, and a bare CR would end the row, too.
+    csv.DictWriter(line, columns, "", "ignore", lineterminator="\r\n").writerow(row)
+    return line.getvalue()[:-2] + "\n"
 
 
 def is_explained(error: OSError) -> bool:

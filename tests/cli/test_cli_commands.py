@@ -193,9 +193,11 @@ class TestStatusAndStop:
         rows = [
             {"label": "evaluator", "env_steps": 200, "episode_return": 20.0, "time/wall_s": 2},
             {"label": "evaluator", "env_steps": 400, "episode_return": 40.0, "time/wall_s": 4},
+            {"label": "actor-0", "env_steps": None, "time/wall_s": 4},
             {"label": "learner", "env_steps": 450, "steps": 45, "time/wall_s": 5},
             {"label": "learner", "env_steps": 250, "steps": 25, "time/wall_s": 1, "resumed_at": 200},
             {"label": "actor-0", "env_steps": 260, "steps": 260, "time/wall_s": 2, "resumed_at": 200},
+            {"label": "actor-0", "env_steps": None, "episode_return": None, "time/wall_s": 3},
         ]
         folder.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
         out = repertory("status", folder.path)[1]

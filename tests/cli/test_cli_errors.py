@@ -483,3 +483,12 @@ def test_the_module_gives_the_exit_code(start):
     process = start("train", "dpn", stderr=subprocess.PIPE)
     assert process.communicate(timeout=60)[1].startswith("error: Unknown agent 'dpn'")
     assert process.returncode == 2
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_output_that_cannot_be_written_is_one_line(start):
+    with open("/dev/full", "w") as full:
+        process = start("--version", stdout=full, stderr=subprocess.PIPE)
+        error = process.communicate(timeout=60)[1]
+    assert error.startswith("error: could not write the output: No space") and error.count("\n") == 1
+    assert process.returncode == 1

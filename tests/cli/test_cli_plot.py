@@ -149,6 +149,7 @@ class TestCommand:
         code, out, _ = repertory("plot", *arguments)
         assert code == 0 and "5 runs" in out and "written" in out
         name = "random_actions, gymnasium:CartPole-v1, envs_per_actor="
+        assert out.splitlines()[1:] == [f"{name}1: ends with its shortest run at 200 of 300"]
         assert drawn["curves"] == {f"{name}1": 3, f"{name}9": 1, "dqn, gymnasium:CartPole-v1": 1}
         assert drawn["what"] == "episode return (greedy)"
         assert "replaced" in repertory("plot", *arguments)[1]

@@ -93,6 +93,8 @@ def test_episodes_of_a_client_become_time_steps(port, playing):
     ]
     assert rows == [(0, 0, 1, 0, 0), (1, 1, 1, 1, -1), (2, 2, 0, 2, -2), (0, 0, 1, 0, 0), (2, 3, 1, 1, -1)]
     assert actions == [[1, 2], [2]]
+    with pytest.raises(environments.EnvironmentFault, match="it is closed"):
+        environment.reset()
 
 
 def test_a_lost_client_is_replaced_by_another(port, playing):

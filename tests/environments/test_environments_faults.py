@@ -299,3 +299,10 @@ def test_close_closes_every_env_even_if_one_fails(caplog):
     environment.close()  # What was done before stays done.
     assert len(set(closed)) == 3
     assert "Closing, env 2: close() raised OSError: cannot close" in caplog.text
+
+
+def test_a_step_after_close_says_so():
+    environment = environments.make("gymnasium:CartPole-v1")
+    environment.close()
+    with pytest.raises(environments.EnvironmentFault, match="it is closed"):
+        environment.reset()

@@ -165,6 +165,8 @@ def test_a_reset_after_a_failed_step_takes_no_answers_of_that_step(serve, serve_
         assert environment.reset().step_type.tolist() == [environments.FIRST] * 2
         assert environment.step(np.zeros(2, np.int64)).step_type.tolist() == [environments.MID] * 2
         assert environment.malformed == 0
+    with pytest.raises(environments.EnvironmentFault, match="it is closed"):
+        environment.step(np.zeros(2, np.int64))
 
 
 class _TwoAgents(TwoAgents):

@@ -185,3 +185,30 @@ def test_what_takes_no_seed_plays_its_own_episodes_and_says_so(caplog):
     with environments.make(Unseeded, num_envs=2, wrappers=[SeededEpisodes]) as environment:
         assert not environment.is_seeded and environment.reset().observation.tolist() == [[0], [0]]
     assert "Unseeded: InlineEnvironment cannot begin an episode with a given seed. It" in caplog.text
+
+
+class OwnGenerator(gymnasium.Env):
+    """Episodes of one step, from a generator other than `np_random`."""
+
+    observation_space, action_space = gymnasium.spaces.Box(0, 1, (1,)), gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            self._rng = np.random.default_rng(seed)
+        return self._rng.random(1, np.float32), {}
+
+    def step(self, action):
+        return self._rng.random(1, np.float32), 0.0, True, False, {}
+
+
+def test_an_env_in_a_vector_is_seeded_by_its_reset():
+    def vector(num_envs):
+        return gymnasium.vector.SyncVectorEnv([OwnGenerator] * num_envs)
+
+    with environments.make(vector, num_envs=2, seed=1, wrappers=[SeededEpisodes]) as batch:
+        rows = [batch.reset().observation, batch.reset().observation]
+        for _ in range(2):
+            timestep = batch.step(np.zeros(2, np.int64))
+        rows.append(timestep.observation)
+    expected = [np.random.default_rng(seed).random(1, np.float32) for seed in SEEDS[:6]]
+    np.testing.assert_array_equal(np.concatenate(rows), expected)

@@ -35,6 +35,7 @@ ROWS = {
     "late column": [{"a": 1}, {"a": 2, "b": 0.5}, {"b": 1.5}],
     "disjoint": [{"a": 1}, {"b": 2}, {"c": 3}, {"a": 4}],
     "text and bool": [{"label": "learner", "done": True, "none": None}, {"label": 'a,"b"\n', "done": False}],
+    "ends of lines": [{"a": "one\rtwo"}, {"a": "three\r", "b": "\r\n"}],
     "unicode": [{"näme": "wért"}],
 }
 
@@ -90,6 +91,13 @@ def test_a_table_that_ends_within_quotes_is_continued(tmp_path):
             log.write(row)
     expected = [["1", "ok", ""], ["2", "hal\n", ""], ["3", "x", ""], ["4", "", "5"]]
     assert [[*row.values()] for row in rows_of_csv(path)] == expected
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_a_text_that_is_not_utf_8_costs_no_row(tmp_path, make):
+    with make(tmp_path / "metrics") as log:
+        log.write({"a": "x\udcff"})
+    assert "x\\udcff" in (tmp_path / "metrics").read_text(encoding="utf-8")
 
 
 def test_not_finite_numbers_are_json_and_come_back(tmp_path):

@@ -57,7 +57,7 @@ class ConnectedEnvironment(BatchedEnvironment):
     def __init__(self, name: str, address: str, num_envs: int, timeout: float):
         self.name, self.num_envs, self._timeout = name, num_envs, timeout
         self._host, self._port = parse_address(name, address)
-        self.malformed = 0
+        self.malformed, self._closed = 0, False
         self._defects = Defects()
         self._is_listening = False
         self._vacant = np.ones(num_envs, np.bool_)
@@ -83,6 +83,8 @@ class ConnectedEnvironment(BatchedEnvironment):
 
     def _exchange(self, actions: Sequence[np.ndarray] | None) -> dm_env.TimeStep:
         """Steps all envs, or resets them if `actions` is None."""
+        if self._closed:
+            raise EnvironmentFault(f"{self.name}: it is closed. Make a new environment.")
         self._columns = columns = [np.empty((self.num_envs, *shape), dtype) for dtype, shape in self._layout]
         self._missing[:] = True
         try:
@@ -92,6 +94,9 @@ class ConnectedEnvironment(BatchedEnvironment):
             self._abandon()
             raise
         return self._check(self._build(columns))
+
+    def close(self) -> None:
+        self._closed = True
 
     def _set_spec(self, data: object, spec: specs.EnvironmentSpec) -> None:
         """Takes the specs of the first peer, with which all others must agree."""

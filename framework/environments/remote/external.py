@@ -344,6 +344,7 @@ class ExternalEnvironment(ConnectedEnvironment):
             self._vacant[client.env] = True
 
     def close(self) -> None:
+        super().close()
         for client in list(self._clients):
             self._end(client)
         if self._listener is not None:

@@ -179,6 +179,7 @@ class RemoteEnvironment(ConnectedEnvironment):
             self._missing[server.envs] = True  # Even if it has answered: a newcomer answers its own reset.
 
     def close(self) -> None:
+        super().close()
         if self._socket is not None:
             self._socket.close(linger=0)
             self._socket = None
