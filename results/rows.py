@@ -296,7 +296,7 @@ ROWS = {
     ),
     # TD3 with the settings of Stable-Baselines3, beside its own.
     "halfcheetah-td3-sb3": Row("td3", "gymnasium:HalfCheetah-v5", 200_000, 4100, flags=_PLAIN_TD3),
-    "hopper-td3-sb3": Row("td3", "gymnasium:Hopper-v5", 200_000, flags=_PLAIN_TD3),
+    "hopper-td3-sb3": Row("td3", "gymnasium:Hopper-v5", 200_000, 720, flags=_PLAIN_TD3),
     "dm-cartpole-d4pg": Row("d4pg", "dm_control:cartpole/swingup", 200_000, 750),
     "dm-walker-d4pg": Row("d4pg", "dm_control:walker/walk", 200_000, 650),
     "dm-cartpole-mpo": Row("mpo", "dm_control:cartpole/swingup", 200_000, 750),
