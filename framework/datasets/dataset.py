@@ -104,8 +104,8 @@ class Dataset:
         whole_number("prefetch", prefetch, 0)
         mixture = None if isinstance(table, str) else Mixture(client, table, only_first)
         self._source: Source = mixture or client.source()
-        self._client, self._items = client, mixture or client  # The latter sets priorities.
-        self._table, self._tables = (table, [table]) if isinstance(table, str) else ("", list(table))
+        self._items = mixture or client  # Sets priorities.
+        self._table = table if isinstance(table, str) else ""
         self._timeout, self._while_waiting = rate_limiter_timeout, while_waiting
         self._pad = ragged == "pad"
         self._device = device
@@ -123,7 +123,6 @@ class Dataset:
         self._waiting = False  # whether the consumer waits for a batch
         self._asked = False  # whether the consumer has asked `ready` since the last fetch began
         self._error: BaseException | None = None  # ended the thread; raised when there is no batch
-        self._is_ahead = False  # whether such a thread was started
         self._thread: threading.Thread | None = None
 
     def __iter__(self) -> Dataset:
@@ -137,7 +136,7 @@ class Dataset:
                 with self._drawing:
                     if self._closed:
                         raise StopIteration
-                    sample, drawn = self._fetch(self.batch_size, self._timeout)
+                    sample, drawn = self._fetch()
                     self._source.release(drawn)
             else:
                 with self._changed:
@@ -163,42 +162,6 @@ class Dataset:
             self._ended = True
             raise StopIteration from None
         return sample if self._pinned is None else self._pinned.receive(sample)
-
-    def take(self, n: int, timeout: float | None = None) -> Any:
-        """Draws a batch of `n` items instead of `batch_size`, and uses none that were fetched ahead.
-
-        Args:
-          n: number of items.
-          timeout: seconds to wait for them; None waits without a limit.
-
-        Returns:
-          The batch; None if the iteration would end.
-
-        Raises:
-          RuntimeError: Batches are fetched ahead, because `next` or `ready` was called, and two threads may
-            not use the client at the same time.
-        """
-        if self._is_ahead:
-            raise RuntimeError(
-                "take() came after next() or ready(), which fetch batches ahead in another thread. Use a "
-                "dataset of its own for take()."
-            )
-        try:
-            with self._drawing:
-                if self._closed:
-                    return None
-                sample, drawn = self._fetch(n, timeout)
-                self._source.release(drawn)
-        except ServerLost:
-            raise
-        except (DeadlineExceededError, ServerClosed):
-            return None
-        return sample if self._pinned is None else self._pinned.receive(sample)
-
-    def num_items(self) -> int:
-        """Asks the server for the number of items in the table, or in all tables of a mixture."""
-        infos = self._client.server_info()
-        return sum([infos[table].current_size for table in self._tables])
 
     def ready(self) -> bool:
         """Returns whether `next()` would return or end without waiting."""
@@ -241,10 +204,10 @@ class Dataset:
     def __exit__(self, *error: Any) -> None:
         self.close()
 
-    def _fetch(self, n: int, timeout: float | None) -> _Batch:
-        """Draws a batch of `n` items and starts to copy it to the device."""
-        pinned = self._pinned
-        out = None if pinned is None or self._pad or n != self.batch_size else pinned.buffers(n)
+    def _fetch(self) -> _Batch:
+        """Draws a batch and starts to copy it to the device."""
+        pinned, n, timeout = self._pinned, self.batch_size, self._timeout
+        out = None if pinned is None or self._pad else pinned.buffers(n)
         looks = timeout is None and self._while_waiting is not None
         while True:
             try:
@@ -275,7 +238,6 @@ class Dataset:
             raise
 
     def _start(self) -> None:
-        self._is_ahead = True
         _ahead.add(self)
         threading.Thread(target=self._run, name="replay-dataset", daemon=True).start()
 
@@ -298,7 +260,7 @@ class Dataset:
             self._source.spare = left * self.batch_size
             batch = error = None
             try:
-                batch = self._fetch(self.batch_size, self._timeout)
+                batch = self._fetch()
             except BaseException as raised:  # raised by `next()`
                 error = raised
             with self._changed:

@@ -183,16 +183,9 @@ class ProgramGraph(core.Graph):
         agent, config = agent or own, self.config
         if config.min_actors is not None:
             acts = self._setup_of(agent).agent
-            if acts.max_policy_lag:
-                why = "a lost actor may leave items of several versions. Set the agent's max_policy_lag to 0."
-                refuse(
-                    config, "min_actors", f" with max_policy_lag {acts.max_policy_lag}, expected None: {why}"
-                )
-            if acts.max_policy_lag is not None and config.num_learners > 1:
-                why = f"the learners of {type(acts).__name__} divide the unrolls of all actors."
-                refuse(
-                    config, "min_actors", f" with num_learners {config.num_learners}, expected None: {why}"
-                )
+            if acts.max_policy_lag is not None:
+                why = f"a batch of {type(acts).__name__} waits for every actor. Restarts bring lost ones back."
+                refuse(config, "min_actors", f", expected None: {why}")
             self._min_nodes[name] = config.min_actors
         inference = self.add_inference(
             variables, agent=agent, name="inference" if name == "actor" else f"{name}.inference"

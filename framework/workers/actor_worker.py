@@ -8,7 +8,7 @@ from typing import Any
 
 from framework.replay.errors import ServerClosed
 from framework.workers.collector import Collector, Turns, make_collector, make_served
-from framework.workers.gates import Budget, Gate, LastActor, LostSteps
+from framework.workers.gates import Budget, Gate, LostSteps
 from framework.workers.last_samples import LastSamples
 from framework.workers.lockstep import Lockstep, Unrolls
 from framework.workers.report import Report
@@ -20,8 +20,6 @@ from framework.workers.worker import (
     next_seed,
     prepare_process,
 )
-
-_SILENT_S = 60.0  # Wait for the source of parameters, which may be lost with its host for good.
 
 
 class ActorWorker(ProgramWorker):
@@ -82,9 +80,7 @@ class ActorWorker(ProgramWorker):
         self._gates: list[Gate] = []  # Before a step.
         self._exits: list[Gate] = []  # Before the end, when no steps are granted any more.
         if unrolls is not None:
-            # An elastic actor that fails is restarted, beside another source.
-            source = learner.with_timeout(_SILENT_S) if life else learner
-            self._gates.append(Lockstep(own, source, counter, collector, unrolls, life))
+            self._gates.append(Lockstep(own, learner, counter, collector, unrolls))
         # Off-policy, or from a queue; with a limited policy lag, the lockstep waits for the last batch.
         drains = unrolls is None and replay is not None and learner is not None
         limit = None if unrolls is None else functools.partial(unrolls.limit, self._envs)
@@ -94,8 +90,6 @@ class ActorWorker(ProgramWorker):
             self._exits.append(LostSteps(counter))
         if drains:
             self._exits.append(LastSamples(own, replay, counter, steps_name, collector))
-        if life:
-            self._exits.append(LastActor(counter, self._budget, config.max_env_steps))
         services = {"counter": counter, "monitor": monitor, "checkpointer": checkpointer}
         self._report = Report(
             setup, collector, self._budget, state, name=own, steps_name=steps_name, **services

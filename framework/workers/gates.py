@@ -125,20 +125,3 @@ class LostSteps(Gate):
 
     def open(self) -> bool:
         return not self._counter.wait_for_steps(WAIT_S)
-
-
-class LastActor(Gate):
-    """Keeps an elastic actor until the steps of all count, its own first: the others may be lost.
-
-    Args:
-      counter: a client of the `Counter`.
-      budget: of the actor.
-      max_env_steps: the steps of all.
-    """
-
-    def __init__(self, counter: Any, budget: Budget, max_env_steps: int | None):
-        self._counter, self._budget, self._steps = counter, budget, max_env_steps
-
-    def open(self) -> bool:
-        self._budget.end()
-        return self._counter.wait_for("env_steps", self._steps, timeout=WAIT_S)

@@ -147,13 +147,11 @@ class LearnerReport:
       metrics: the last step's, which the caller sets. None before the first.
       times_sampled: how often items were sampled, per batch, since the last row. The caller adds to it.
       waited_s: seconds waited for data since the last row. The caller adds to it.
-      num_actors: number of actors whose data the last batch has, with `min_actors`; None otherwise.
     """
 
     def __init__(self, name: str, learner: core.Learner, published: Published, monitor: Any, replay: Any):
         self._name, self._learner, self._published = name, learner, published
         self._monitor, self._replay = monitor, replay
-        self.num_actors: int | None = None
         self.metrics: Mapping[str, SupportsFloat] | None = None
         self.begin()
 
@@ -172,8 +170,6 @@ class LearnerReport:
         row: dict[str, Any] = {"steps": steps, "version": self._published.block.version}
         row["env_steps"] = env_steps
         row.update({name: float(value) for name, value in self.metrics.items()})
-        if self.num_actors is not None:
-            row["actors"] = self.num_actors
         row["time/learner_steps_per_s"] = made / seconds
         row["time/env_steps_per_s"] = (env_steps - self._logged[1]) / seconds
         row["time/waited_for_data_fraction"] = self.waited_s / seconds

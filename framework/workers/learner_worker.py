@@ -9,22 +9,18 @@ from typing import Any
 
 import torch
 
-import launch
 from framework.learners.group import FirstLearner, GroupMember, Place
-from framework.learners.roster import Roster, StallDetector
+from framework.learners.stall_detector import StallDetector
 from framework.variables import VariableBlock, Variables
 from framework.workers.learner import ProgramLearner
 from framework.workers.worker import (
     ProgramWorker,
     Setup,
     describe_tables,
-    is_elastic,
     keep_freed_memory,
     prepare_process,
 )
 
-_WAIT_S = 0.5  # Wait for the data of all actors that are there, between two checks for a stop.
-_TAKE_S = 5.0  # Wait for items that replay said it has: a restarted server may have fewer.
 _LOG = logging.getLogger(__name__)
 
 
@@ -67,54 +63,22 @@ class LearnerWorker(LearnerNode):
         assert self._learner.dataset is not None
         self._dataset = self._learner.dataset
         self._replay, self._waits_for_data = replay, False
-        self._roster: Roster | None = None
-        if on_policy and is_elastic(config) and config.min_actors is not None:
-            self._roster = Roster(config.min_actors)
-            launch.register_loss_handler(self._lose)
-        self._collecting = True  # Whether an actor that joins contributes to the next batch.
-        detects = on_policy and self._roster is None
-        self._stall_detector = StallDetector(config.num_actors) if detects else None
+        self._stall_detector = StallDetector(config.num_actors) if on_policy else None
         self._first: Any = None  # The `FirstLearner` of several.
         if config.num_learners > 1:
             self._first = FirstLearner(self._learner.learner, config.num_learners)
             self._member = GroupMember(self._learner.learner, 0, config.num_learners, self._first)
             self._learner.published.save_first()
 
-    def join(self, actor: str, life: str) -> int:
-        """Makes batches from the data of `actor` too, with `min_actors`; returns its first version."""
-        assert self._roster is not None
-        with self._block.changed:
-            version = self._block.version + (not self._collecting)
-            self._roster.join(actor, version, life)
-            return version
-
-    def _lose(self, actor: str) -> None:
-        """Does not wait for `actor` any more, if it has joined."""
-        assert self._roster is not None
-        with self._block.changed:
-            self._roster.lose(actor)
-            self._block.changed.notify_all()
-
-    def wait_for_version(
-        self,
-        version: int,
-        timeout: float,
-        actor: str | None = None,
-        reported: int | None = None,
-        life: str = "",
-    ) -> bool:
+    def wait_for_version(self, version: int, timeout: float, actor: str | None = None) -> bool:
         """Blocks until `version` or a newer one is published; False after `timeout` seconds.
 
         An actor that passes its name as `actor` has sent all its data. If all actors wait like this while the
         learner waits for data, some data was lost: the learner then publishes the same parameters again, so
-        that the actors collect new data. With `min_actors`, it says instead that its unrolls for the versions
-        before `reported` are in replay, and `life` is its life; see `Roster`.
+        that the actors collect new data.
         """
         block = self._block
         with block.changed:
-            if self._roster is not None and actor is not None and reported is not None:
-                self._roster.report(actor, reported, life)
-                block.changed.notify_all()
             if block.changed.wait_for(lambda: block.version >= version, timeout):
                 return True
             if actor is None or self._stall_detector is None or not self._waits_for_data:
@@ -163,7 +127,7 @@ class LearnerWorker(LearnerNode):
             return
         started = time.perf_counter()
         self._waits_for_data = True
-        sample = next(self._dataset, None) if self._roster is None else self._take(self._roster)
+        sample = next(self._dataset, None)
         learner.report.waited_s += time.perf_counter() - started
         if sample is None or (self._first is not None and self._member.go_on() is None):
             self._finished = True  # The program is being stopped.
@@ -177,9 +141,6 @@ class LearnerWorker(LearnerNode):
                 raise
             learner.go_back(error)
             return
-        finally:
-            with self._block.changed:
-                self._collecting = True
         if self._first is not None:
             self._member.stepped()
         if learner.finished():
@@ -189,22 +150,6 @@ class LearnerWorker(LearnerNode):
         self._finished = True
         if self._first is not None:
             self._first.close()
-
-    def _take(self, roster: Roster) -> Any:
-        """The next batch, with the unrolls of all actors that are there; None when the program stops."""
-        learner, block, stopped = self._learner, self._block, launch.stop_event()
-        while not stopped.is_set():
-            with block.changed:
-                if not block.changed.wait_for(lambda: roster.is_complete(block.version), _WAIT_S):
-                    continue
-                self._collecting, learner.report.num_actors = False, len(roster)
-            n = self._dataset.num_items()
-            if n and (sample := self._dataset.take(n, _TAKE_S)) is not None:
-                return sample
-            if not n:  # They were lost, with a replay server or a learner.
-                learner.publish_again()
-            self._collecting = True
-        return None
 
     def close(self) -> None:
         if self._first is not None:

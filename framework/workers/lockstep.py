@@ -105,8 +105,6 @@ class Lockstep(Gate):
       counter: grants env steps.
       collector: acts with the parameters.
       unrolls: counts its unrolls.
-      life: identifies this life of an elastic actor, which may be restarted; see `Roster`. Empty if the
-        learner waits for every actor.
     """
 
     def __init__(
@@ -116,11 +114,9 @@ class Lockstep(Gate):
         counter: Any,
         collector: Collector | Turns,
         unrolls: Unrolls,
-        life: str = "",
     ):
-        self._name, self._learner, self._counter, self._life = name, learner, counter, life
+        self._name, self._learner, self._counter = name, learner, counter
         self._collector, self._unrolls = collector, unrolls
-        self._flushed = -1  # The unroll before which all is in replay.
         self._waits = 0  # In vain, since the last unroll began.
 
     def ready(self) -> bool:
@@ -134,16 +130,13 @@ class Lockstep(Gate):
         """Begins an unroll with the newest parameters, if they are those that it needs or newer ones."""
         unrolls = self._unrolls
         if unrolls.first is None:
-            version = self._collector.version
-            unrolls.first = self._learner.join(self._name, self._life) if self._life else version
+            unrolls.first = self._collector.version
         needed = unrolls.needed_version()
         if needed is None:
             return True
         if not self._wait(needed):
             return False
         self._collector.update()
-        if self._life:  # A restarted learner skips versions.
-            unrolls.first = max(unrolls.first, self._collector.version - unrolls.number)
         unrolls.begin()
         return True
 
@@ -163,8 +156,7 @@ class Lockstep(Gate):
         stopped = launch.stop_event()
         deadline = time.monotonic() + _LAST_STEP_S
         while not stopped.is_set() and time.monotonic() < deadline:
-            reported = (self._name, last, self._life) if self._life else ()
-            if self._learner.wait_for_version(last, 2 * WAIT_S, *reported) or not self._learner.is_learning():
+            if self._learner.wait_for_version(last, 2 * WAIT_S) or not self._learner.is_learning():
                 return
 
     def _wait(self, needed: int) -> bool:
@@ -173,15 +165,14 @@ class Lockstep(Gate):
         The learner makes the version from this actor's data. A longer wait therefore flushes the adders,
         which raise their errors, and logs a message once a minute.
         """
-        if self._life and not self._flush_before_unroll():
-            return False
         version = self._collector.version
-        if (version >= needed and not self._life) or self._is_available(needed, WAIT_S, self._name):
+        if version >= needed or self._is_available(needed, WAIT_S, self._name):
             self._waits = 0
             return True
         held_back = "All its items are in replay."
         try:
-            self._flush(0)
+            for adder in self._collector.adders:
+                adder.flush(timeout=0)
         except DeadlineExceededError as error:
             held_back = f"Not all its items are in replay: {error}"
         self._waits += 1
@@ -190,24 +181,7 @@ class Lockstep(Gate):
             _LOG.warning(text, self._name, self._waits * WAIT_S, needed, version, held_back)
         return False
 
-    def _flush(self, timeout: float) -> None:
-        for adder in self._collector.adders:
-            adder.flush(timeout=timeout)
-
-    def _flush_before_unroll(self) -> bool:
-        """Waits half a second until all unrolls before this one are in replay; returns whether they are."""
-        if self._unrolls.number > self._flushed:
-            try:
-                self._flush(WAIT_S)
-            except DeadlineExceededError:
-                return False
-            self._flushed = self._unrolls.number
-        return True
-
     def _is_available(self, needed: int, timeout: float, name: str | None) -> bool:
         # At the end of the budget, other actors may have stopped inside their unroll, so that no newer
         # version follows. This actor still makes the steps that are left, which are fewer than an unroll.
-        reported = () if not self._life else ((self._unrolls.first or 0) + self._flushed, self._life)
-        if self._learner.wait_for_version(needed, timeout, name, *reported):
-            return True
-        return self._counter.is_ending()
+        return self._learner.wait_for_version(needed, timeout, name) or self._counter.is_ending()

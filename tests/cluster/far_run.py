@@ -61,10 +61,6 @@ class Run:
         """The best mean return of an evaluation so far; 0 before the first."""
         return max((row["episode_return"] for row in self.rows() if row["label"] == "evaluator"), default=0.0)
 
-    def actors(self) -> list[int]:
-        """Of each row of the learner, how many actors its batch is from."""
-        return [row["actors"] for row in self.rows() if "actors" in row]
-
     def nodes(self) -> list[dict[str, Any]]:
         with contextlib.suppress(FileNotFoundError):
             found: list[dict[str, Any]] = json.loads((self.path / "status.json").read_text())["nodes"]

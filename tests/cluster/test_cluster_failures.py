@@ -15,7 +15,7 @@ CUT_S = 5.0  # Less than what a heartbeat may be late.
 
 def test_a_cut_host_delays_the_program_and_the_death_of_the_head_ends_it(real_hosts):
     hosts, environment = real_hosts
-    run = Run(hosts[0], environment, "ppo", flags(10_000_000))
+    run = Run(hosts[0], environment, "impala", flags(10_000_000))
     try:
         run.until(lambda: run.env_steps() > 1_000, "the start")
         hosts.connect(2, on=False)

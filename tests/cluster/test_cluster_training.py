@@ -9,22 +9,20 @@ NUM_HOSTS = 3
 pytestmark = [pytest.mark.ray, pytest.mark.release, pytest.mark.timeout(900)]
 
 
-def test_ppo_learns_while_a_host_dies_and_another_joins(cluster):
+def test_impala_learns_while_a_host_dies_and_another_joins(cluster):
     (hosts, environment), has_hosts = cluster, isinstance(cluster[0], Hosts)
-    run = Run(hosts[0], environment, "ppo", flags(10_000_000))
+    run = Run(hosts[0], environment, "impala", flags(10_000_000))
     try:
         run.until(lambda: run.env_steps() > 4_000, "the start")
         hosts[2].close()
         run.until(lambda: any(node["restarts"] for node in run.nodes()), "the loss of its actors")
         if has_hosts:  # Nodes of one host divide the variable sources, and so need the lost one.
-            run.until(lambda: 2 in run.actors(), "learning without them")
+            before = run.env_steps()
+            run.until(lambda: run.env_steps() > before + 2_000, "learning without them")
         join_ray(hosts.add(), environment)
         run.until(lambda: all(node["state"] == "running" for node in run.nodes()), "their return")
         run.until(lambda: run.evaluated() >= 150, "learning")
-        run.until(lambda: run.actors()[-1] == 4, "all four")
         assert not run.over()
-        if has_hosts:
-            assert min(run.actors()) == 2
     finally:
         output = run.end()
     assert "is lost and will be restarted" in output

@@ -8,8 +8,8 @@ from helpers.small_programs import small_program
 import launch
 from agents.ppo import PPO, PPOConfig
 from framework.adders import QUEUE_TABLE
-from framework.learners import roster
-from framework.learners.roster import StallDetector
+from framework.learners import stall_detector
+from framework.learners.stall_detector import StallDetector
 
 CASES = {
     # name: (who asks every four seconds, or "moved"; which of these times is a stall, after 20 seconds)
@@ -40,7 +40,7 @@ def test_what_is_a_stall_detector(case):
 
 @pytest.mark.parametrize("lag", [0, 1])
 def test_a_program_that_lost_data_goes_on(monkeypatch, caplog, lag):
-    monkeypatch.setattr(roster, "PATIENCE_S", 0.6)
+    monkeypatch.setattr(stall_detector, "PATIENCE_S", 0.6)
     config = PPOConfig(unroll_length=8, epochs=1, hidden_sizes=(8,), max_policy_lag=lag)
     program = small_program(PPO(config), num_actors=2, envs_per_actor=2, max_env_steps=2000)
     with launch.start(program, engine="threads") as job, caplog.at_level(logging.WARNING):
