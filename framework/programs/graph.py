@@ -184,7 +184,7 @@ class ProgramGraph(core.Graph):
         if config.min_actors is not None:
             acts = self._setup_of(agent).agent
             if acts.max_policy_lag is not None:
-                why = f"a batch of {type(acts).__name__} waits for every actor. Restarts bring lost ones back."
+                why = f"a batch of {type(acts).__name__} waits for every actor. Lost ones are restarted."
                 refuse(config, "min_actors", f", expected None: {why}")
             self._min_nodes[name] = config.min_actors
         inference = self.add_inference(
