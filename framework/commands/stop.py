@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import psutil
-
 from framework import config_checks
 from framework.commands.options import CommandError, Run, parse
 from framework.runs.run_folder import RunFolder
@@ -14,7 +12,7 @@ from framework.runs.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class StopOptions:
-    """Stops a run on this machine; it saves a checkpoint first and can be resumed."""
+    """Stops a run; it saves a checkpoint first and can be resumed."""
 
     run: Run  # Folder of the run.
     timeout: float = 600.0  # Seconds to wait for its end; its last checkpoint may take minutes.
@@ -27,13 +25,10 @@ class StopOptions:
 def main(arguments: Sequence[str]) -> int:
     options = parse(StopOptions, arguments, prog="repertory stop")
     folder = RunFolder.open(options.run)
-    process = folder.lock.process()
-    if process is None:
-        raise CommandError(f"{folder.path} is not running on this machine.")
-    pid = process.pid
-    failed = f"{folder.path}: process {pid} cannot be stopped: "
-    with config_checks.RaisedAs(CommandError, psutil.Error, failed, "."):
-        process.terminate()
+    pid = folder.lock.pid()
+    if pid is None:
+        raise CommandError(f"{folder.path} is not running.")
+    folder.lock.ask_to_stop()
     if not folder.lock.wait_until_free(options.timeout):
         raise CommandError(
             f"{folder.path}: process {pid} has not ended after {options.timeout:g} seconds. Wait longer with "

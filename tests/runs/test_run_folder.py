@@ -6,13 +6,13 @@ import contextlib
 import dataclasses
 import fcntl
 import os
+import signal
 import subprocess
 import threading
 import time
 
 import gymnasium
 import pytest
-from forked import Forked
 
 import framework
 import launch
@@ -105,34 +105,22 @@ def test_a_run_with_graphs_of_a_gpu_continues_without_one(tmp_path):
     assert not ran.changes(dataclasses.replace(ran, agent_config={"device": "cpu", "step_mode": "eager"}))
 
 
-def _lock(pipe, path):
-    with open(path) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        pipe.send("locked")
-        pipe.recv()
-
-
-@pytest.mark.parametrize("kind", ["link", "second-name", "of-another-process"])
-def test_only_the_process_that_has_the_lock_of_the_folder_is_stopped(tmp_path, kind):
+def test_a_request_to_stop_is_for_the_program_that_runs_in_the_folder(tmp_path, monkeypatch):
     mine, other = (_folder(tmp_path / name) for name in "ab")
-    other.path.mkdir()
-    lock = other.path / "run.lock"
-    with mine.lock.held() as file:
-        assert mine.lock.process().pid == os.getpid()
-        if kind == "link":
-            lock.symlink_to(file.name)
-        elif kind == "second-name":
-            lock.hardlink_to(file.name)
-        else:
-            folders = [each.path.stat().st_ino for each in (mine, other)]
-            text = (mine.path / "run.lock").read_text()
-            lock.write_text(text.replace(*(f" {folder}\n" for folder in folders)))
-            holder = Forked(_lock, lock)
-            holder.word()
-        with pytest.raises(RunError, match=r"got a link|of another folder|is not one of this machine"):
-            other.lock.process()
-        if kind == "of-another-process":
-            holder.kill()
+    asked = threading.Event()
+    monkeypatch.setattr(signal, "pthread_kill", lambda thread, number: asked.set())
+    for folder in (mine, other):
+        folder.path.mkdir()
+    mine.lock.ask_to_stop()  # It comes too late, for a program that has ended.
+    with mine.lock.held():
+        other.lock.ask_to_stop()
+        assert not asked.wait(1.0)
+        mine.lock.ask_to_stop()
+        assert asked.wait(20)
+    (mine.path / "run.stop").symlink_to(tmp_path / "file")
+    with pytest.raises(RunError, match=r"run\.stop"):
+        mine.lock.ask_to_stop()
+    assert not (tmp_path / "file").exists()
 
 
 def test_no_link_in_a_folder_is_followed(tmp_path):
@@ -168,14 +156,10 @@ def test_a_start_during_a_run_is_refused(tmp_path):
         began = time.monotonic()
         with pytest.raises(RunError, match=f"by process {os.getpid()}. Stop it first"), run.lock.held():
             pass
-        assert run.lock.process().pid == os.getpid()
+        assert run.lock.pid() == os.getpid()
         (tmp_path / "run.lock").write_text("")  # as when it ends
-        assert run.lock.process() is None
+        assert run.lock.pid() is None
         assert time.monotonic() - began < 30
-    # What waited in vain gives the lock back when it gets it.
-    assert run.lock.wait_until_free(30)
-    with run.lock.held():
-        pass
 
 
 def test_the_commit_of_another_repository_is_not_that_of_an_installed_package(tmp_path, monkeypatch):
