@@ -92,6 +92,7 @@ setup(
     },
     entry_points={
         "console_scripts": ["repertory=framework.commands.cli:main"],
+        "launch.nodes": [f"{name}=framework.replay.node:{name}" for name in ("ReplayNode", "ReverbNode")],
         "repertory.agents": [
             "a2c=agents.a2c:A2C",
             "a3c=agents.a3c:A3C",

@@ -10,7 +10,8 @@ result = lp.launch(program, engine="processes")
 ```
 """
 
-import importlib
+import functools
+from importlib import metadata
 from typing import Any
 
 from launch.batching import batched_handler as batched_handler
@@ -58,8 +59,14 @@ CourierClient = NodeClient
 CourierHandle = Handle
 
 
+@functools.cache
+def _nodes() -> dict[str, metadata.EntryPoint]:
+    return {entry.name: entry for entry in metadata.entry_points(group="launch.nodes")}
+
+
 def __getattr__(name: str) -> Any:
-    """Launchpad's `ReverbNode`, and `ReplayNode`, which are part of replay."""
-    if name in ("ReplayNode", "ReverbNode"):
-        return getattr(importlib.import_module("framework.replay"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """The nodes of other packages, which are entry points of the group `launch.nodes`: `ReplayNode`, say."""
+    if name.startswith("_") or name not in _nodes():
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = _nodes()[name].load()
+    return found

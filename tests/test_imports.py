@@ -25,14 +25,22 @@ REPLAY_MAY += ("framework.checkpoints",)
 HEAVY = ["torch", "ray", "tensorflow", "reverb", "launchpad", "gymnasium", "matplotlib", "rich"]
 
 
-def imported_by(path: pathlib.Path) -> set[str]:
-    """Absolute names of all modules that the file imports, anywhere in it."""
+MODULE = re.compile(r"(framework|agents)\.[\w.]*(:\w+)?")
+
+
+def imported_by(path: pathlib.Path, dynamic: bool = False) -> set[str]:
+    """Absolute names of all modules that the file imports, anywhere in it.
+
+    With `dynamic`, also those that its strings name: what `importlib` gets, or a table that it reads.
+    """
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             names.update(f"{node.module}.{alias.name}" for alias in node.names)
+        elif dynamic and isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names.update([node.value.replace(":", ".")] if MODULE.fullmatch(node.value) else [])
     return names
 
 
@@ -40,8 +48,23 @@ def wrong_imports(package, is_wrong):
     """`FILE: NAME` for each import in the package whose name is wrong."""
     paths = list((ROOT / package).rglob("*.py"))
     return [
-        f"{path.relative_to(ROOT)}: {name}" for path in paths for name in imported_by(path) if is_wrong(name)
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in paths
+        for name in imported_by(path, dynamic=True)
+        if is_wrong(name)
     ]
+
+
+def test_imports_are_found_however_they_are_written(tmp_path):
+    written = {
+        "import framework.nest": "framework.nest",
+        "def f():\n    from framework import nest": "framework.nest",
+        "import importlib\nimportlib.import_module('framework.nest')": "framework.nest",
+        "TABLE = {'replay': 'framework.nest:map'}": "framework.nest.map",
+    }
+    for code, name in written.items():
+        (tmp_path / "code.py").write_text(code)
+        assert name in imported_by(tmp_path / "code.py", dynamic=True), code
 
 
 def test_imports_point_one_way():

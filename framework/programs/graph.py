@@ -16,6 +16,7 @@ from framework.plans.plan_worker import PlanWorker
 from framework.plans.rollout_worker import RolloutWorker
 from framework.programs.groups import connect_one, connect_shards, member, nearest
 from framework.programs.snapshot import Snapshot
+from framework.replay.node import ReplayNode
 from framework.runs import checkpoints
 from framework.runs.callbacks import Callback
 from framework.runs.checkpoints import RunCheckpointer, replay_checkpointer
@@ -99,7 +100,7 @@ class ProgramGraph(core.Graph):
             checkpointer_fn = None
             if self.config.directory is not None:
                 checkpointer_fn = functools.partial(replay_checkpointer, self.config, name, index, shards)
-            node = launch.ReplayNode(tables_fn, checkpointer_fn=checkpointer_fn, backend=backend)
+            node = ReplayNode(tables_fn, checkpointer_fn=checkpointer_fn, backend=backend)
             self._replays.append((name, part, node))
             handles.append(node.create_handle())
         if shards == 1:
