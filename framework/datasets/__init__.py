@@ -12,6 +12,7 @@ a thread where the program has threads.
 """
 
 from framework.datasets.dataset import Dataset as Dataset
+from framework.datasets.mixture import Mixture as Mixture
 from framework.datasets.mixture import table_numbers as table_numbers
 from framework.replay import ReplaySample as ReplaySample
 from framework.replay import SampleInfo as SampleInfo

@@ -25,7 +25,7 @@ import tree
 from framework.config_checks import whole_number
 from framework.datasets.mixture import Mixture
 from framework.datasets.transfer import PinnedTransfer
-from framework.replay.contracts import ReplayClient, Source
+from framework.replay.contracts import Batches, Source
 from framework.replay.errors import DeadlineExceededError, ServerClosed, ServerLost
 from launch.locks import InterruptSafeCondition
 
@@ -46,7 +46,7 @@ class Dataset:
     arrays.
 
     Args:
-      client: any client of replay.
+      client: any client of replay, a `Mixture` of several, or other `Batches`.
       table: a name, or `{name: weight}` for batches with items of several tables; see `Mixture`. In that
         case, call `update_priorities` of the dataset, not of the client.
       batch_size: number of items N in a batch.
@@ -75,7 +75,7 @@ class Dataset:
 
     def __init__(
         self,
-        client: ReplayClient,
+        client: Batches,
         table: str | Mapping[str, float],
         batch_size: int,
         *,
@@ -102,10 +102,10 @@ class Dataset:
         elif max_in_flight is not None:
             prefetch = min(prefetch, max_in_flight // batch_size)
         whole_number("prefetch", prefetch, 0)
-        mixture = None if isinstance(table, str) else Mixture(client, table, only_first)
-        self._source: Source = mixture or client.source()
-        self._items = mixture or client  # Sets priorities.
-        self._table = table if isinstance(table, str) else ""
+        if not isinstance(table, str):
+            client, table = Mixture({(client, name): share for name, share in table.items()}, only_first), ""
+        self._source: Source = client.source()
+        self._items, self._table = client, table  # The first sets priorities.
         self._timeout, self._while_waiting = rate_limiter_timeout, while_waiting
         self._pad = ragged == "pad"
         self._device = device

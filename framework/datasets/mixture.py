@@ -1,4 +1,4 @@
-"""Batches of several tables."""
+"""Batches of several tables, or of several things that give batches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from framework.config_checks import whole_number
 from framework.replay.batches import JoinedSource
-from framework.replay.contracts import ReplayClient, Source
+from framework.replay.contracts import Batches, Source
 from framework.replay.types import Drawn, Out, check_keys, check_priorities
 
 # First bit of the table's number in the keys of mixed batches. Bits 56 to 60 belong to shards.
@@ -33,35 +33,47 @@ def table_numbers(keys: Any) -> Any:
 
 
 class Mixture(JoinedSource):
-    """Draws batches from several tables; see `framework.replay.contracts.Source`.
+    """Batches from several tables of one or several clients, by fixed shares; one `Dataset` draws from it.
+
+    ```python
+    both = Mixture({(client, "replay"): 0.5, (recorded, "episodes"): 0.5})
+    dataset = Dataset(both, "", batch_size=256)
+    ```
 
     Each table contributes the share of a batch that its weight gives. Shares are rounded so that they are
     exact over many batches. The items of the first table come first; `table_numbers` tells them apart.
 
     Args:
-      client: client of the tables.
-      weights: `{table: weight > 0}` of at most 8 tables.
+      weights: `{(client, table): weight > 0}` of at most 8 tables; a client is any `Batches`.
       only_first: number of batches at the start that hold items of the first table alone; then the weights
         apply.
+
+    Attributes:
+      concurrent: see `Batches`.
     """
 
-    def __init__(self, client: ReplayClient, weights: Mapping[str, float], only_first: int = 0) -> None:
+    def __init__(self, weights: Mapping[tuple[Batches, str], float], only_first: int = 0) -> None:
         if not 1 <= len(weights) <= MAX_TABLES or not all(0 < v < float("inf") for v in weights.values()):
             raise ValueError(
-                f"table: got {dict(weights)}, expected a name or up to {MAX_TABLES} weights > 0."
+                f"table: got { {name: weight for (_, name), weight in weights.items()} }, expected a name or "
+                f"up to {MAX_TABLES} weights > 0."
             )
-        self._client = client
-        self._source: Source = client.source()
-        self._tables = list(weights)
+        self._clients, self._tables = [client for client, _ in weights], [name for _, name in weights]
+        self.concurrent = all(client.concurrent for client in self._clients)
+        sources = {key: client.source() for key, client in {id(each): each for each in self._clients}.items()}
+        self._sources: list[Source] = list(sources.values())
+        self._parts = [(sources[id(client)], name) for client, name in weights]
         self._shares = np.array(list(weights.values())) / sum(weights.values())
         self._owed = np.zeros(len(weights))
         self._long: dict[int, int] = {}  # By marked key, the whole key.
         self._only_first = whole_number("only_first", only_first, 0)
 
+    def source(self) -> Source:
+        return self
+
     def draw(self, table: str, n: int, timeout: float | None, out: Out, pad: bool) -> Drawn:
         counts, owed = self._counts(n)
-        parts = [(self._source, name) for name in self._tables]
-        batch, drawn = self.draw_parts(parts, counts, _TABLE_SHIFT, timeout, out, pad)
+        batch, drawn = self.draw_parts(self._parts, counts, _TABLE_SHIFT, timeout, out, pad)
         self._owed = owed
         self._only_first = max(0, self._only_first - 1)
         return batch, drawn
@@ -90,8 +102,8 @@ class Mixture(JoinedSource):
     def can_sample(self, table: str, n: int) -> bool:
         counts, _ = self._counts(n)
         return all(
-            self._source.can_sample(name, count)
-            for name, count in zip(self._tables, counts.tolist(), strict=True)
+            source.can_sample(name, count)
+            for (source, name), count in zip(self._parts, counts.tolist(), strict=True)
             if count
         )
 
@@ -105,13 +117,15 @@ class Mixture(JoinedSource):
         if self._long:
             whole = [self._long.get(key, key & int(_KEY)) for key in keys.tolist()]
             plain = np.array(whole, np.uint64)
-        for number, name in enumerate(self._tables):
+        for number, (client, name) in enumerate(zip(self._clients, self._tables, strict=True)):
             mine = numbers == number
             if mine.any():
-                self._client.update_priorities(name, plain[mine], priorities[mine])
+                client.update_priorities(name, plain[mine], priorities[mine])
 
     def interrupt(self) -> None:
-        self._source.interrupt()
+        for source in self._sources:
+            source.interrupt()
 
     def close(self) -> None:
-        self._source.close()
+        for source in self._sources:
+            source.close()

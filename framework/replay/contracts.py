@@ -1,4 +1,4 @@
-"""What replay promises, independent of where the tables are: `ReplayClient` and `Source`."""
+"""What replay promises, independent of where the tables are: `ReplayClient`, `Batches`, and `Source`."""
 
 from __future__ import annotations
 
@@ -77,11 +77,26 @@ class Source(Protocol):
         """Closes the source. No thread may be in `draw`."""
 
 
-class ReplayClient(Protocol):
-    """Reads and writes the tables of one or several servers. All methods may be called from any thread."""
+class Batches(Protocol):
+    """What a `Dataset` draws from: replay, here or elsewhere, several of them, or anything else."""
 
     #: Whether other threads or processes use the tables. If not, a call that would wait raises an error.
     concurrent: bool
+
+    def source(self) -> Source:
+        """Returns the source that a `Dataset` draws from."""
+
+    def update_priorities(self, table: str, keys: Any, priorities: Any) -> None:
+        """Sets priorities float64 `[N]` of the items `keys` uint64 `[N]`; unknown keys are ignored.
+
+        Raises:
+          ValueError: A priority is negative or not finite, or a shape is not `[N]`. Nothing is changed.
+          TypeError: Keys are not integers. Nothing is changed.
+        """
+
+
+class ReplayClient(Batches, Protocol):
+    """Reads and writes the tables of one or several servers. All methods may be called from any thread."""
 
     def batch_writer(self, max_in_flight_items: int | None = None) -> BatchWriter:
         """Returns a writer for B envs.
@@ -90,9 +105,6 @@ class ReplayClient(Protocol):
           max_in_flight_items: number of items that may wait for room before `create_items` waits too; None
             means 512.
         """
-
-    def source(self) -> Source:
-        """Returns the source that a `Dataset` draws from."""
 
     def sample_batch(
         self, table: str, batch_size: int, timeout: float | None = None, out: Out = None, pad: bool = False
@@ -112,14 +124,6 @@ class ReplayClient(Protocol):
         Raises:
           DeadlineExceededError: The timeout expired. Nothing was drawn.
           ServerClosed: The server was stopped or the client interrupted.
-        """
-
-    def update_priorities(self, table: str, keys: Any, priorities: Any) -> None:
-        """Sets priorities float64 `[N]` of the items `keys` uint64 `[N]`; unknown keys are ignored.
-
-        Raises:
-          ValueError: A priority is negative or not finite, or a shape is not `[N]`. Nothing is changed.
-          TypeError: Keys are not integers. Nothing is changed.
         """
 
     def mutate_priorities(

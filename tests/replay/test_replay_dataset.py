@@ -188,8 +188,9 @@ def test_keys_of_all_64_bits_tell_tables_apart_and_set_priorities(monkeypatch):
     client = replay.EmbeddedClient([table("a"), table("b")])
     fill(client, 10, "a")
     fill(client, 10, "b", start=1000)
-    mixture = Mixture(client, {"a": 0.5, "b": 0.5})
-    draw, update = mixture._source.draw, client.update_priorities
+    mixture = Mixture({(client, "a"): 0.5, (client, "b"): 0.5})
+    (source,) = mixture._sources
+    draw, update = source.draw, client.update_priorities
 
     def draws(*arguments):
         sample, drawn = draw(*arguments)
@@ -199,7 +200,7 @@ def test_keys_of_all_64_bits_tell_tables_apart_and_set_priorities(monkeypatch):
         assert (keys & high == high).all()
         update(table, keys & ~high, priorities)
 
-    monkeypatch.setattr(mixture._source, "draw", draws)
+    monkeypatch.setattr(source, "draw", draws)
     monkeypatch.setattr(client, "update_priorities", updates)
     sample, drawn = mixture.draw("", 8, None, None, False)
     np.testing.assert_array_equal(table_numbers(sample.info.key), sample.data["x"] >= 1000)
@@ -224,6 +225,24 @@ def test_a_mixture_checks_the_priorities_of_all_of_its_tables():
     assert {info.max_priority for info in client.server_info().values()} == {1.0}
 
 
+def test_a_mixture_draws_from_several_clients_by_its_shares(make):
+    here, elsewhere = make(table()), replay.EmbeddedClient([table(), table("b")])
+    fill(here, 10)
+    fill(elsewhere, 10, start=1000)
+    fill(elsewhere, 10, "b", start=2000)
+    both = Mixture({(here, "t"): 0.5, (elsewhere, "t"): 0.25, (elsewhere, "b"): 0.25})
+    with Dataset(both, "", 8, prefetch=2) as dataset:
+        for _ in range(5):
+            sample = next(dataset)
+            assert (sample.data["x"] // 1000).tolist() == [0] * 4 + [1] * 2 + [2] * 2
+            dataset.update_priorities(sample.info.key, sample.data["x"] + 2.0)
+    for client, name in ((here, "t"), (elsewhere, "t"), (elsewhere, "b")):
+        seen = client.sample_batch(name, 100)
+        changed = seen.info.priority != 1.0
+        assert changed.any()
+        np.testing.assert_array_equal(seen.info.priority[changed], seen.data["x"][changed] + 2)
+
+
 def test_a_mixture_with_one_table_alone_waits_for_no_other():
     client = replay.EmbeddedClient([table("a"), table("b")])
     fill(client, 10, "a")
@@ -240,7 +259,7 @@ def test_a_mixture_with_one_table_alone_waits_for_no_other():
 def test_every_batch_of_a_mixture_has_its_size_and_every_table_its_share(weights, sizes):
     names = [f"t{at}" for at in range(len(weights))]
     client = replay.EmbeddedClient([table(name) for name in names])
-    mixture = Mixture(client, dict(zip(names, weights, strict=True)))
+    mixture = Mixture({(client, name): weight for name, weight in zip(names, weights, strict=True)})
     total = np.zeros(len(weights))
     for n in sizes:
         counts, mixture._owed = mixture._counts(n)
