@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, SupportsFloat
 
@@ -213,6 +214,7 @@ class ProgramLearner:
       dataset: the agent's batches from `replay`; None without it.
       published: the published and the saved parameters.
       report: the rows of metrics.
+      stepping: held during a step. Reentrant: a step publishes while it holds the lock.
     """
 
     def __init__(
@@ -229,6 +231,7 @@ class ProgramLearner:
     ):
         agent, self._config = setup.agent.for_learner(clients), setup.config
         self._counter, self._monitor, self._steps_name = counter, monitor, f"{name}_steps"
+        self.stepping = threading.RLock()
         with seeded(seed):
             self.learner = agent.make_learner(agent.make_networks(setup.spec), setup.spec)
         sizes = [tensor.numel() for of in self.learner.parameters().values() for tensor in of.values()]
@@ -258,6 +261,10 @@ class ProgramLearner:
 
     def _learn(self, step: Callable[..., StepResult], batch: Any, **metrics: SupportsFloat) -> StepResult:
         """Makes a step and counts it, and publishes, logs, saves and ends the program if that is due."""
+        with self.stepping:
+            return self._step(step, batch, metrics)
+
+    def _step(self, step: Callable[..., StepResult], batch: Any, metrics: Mapping[str, Any]) -> StepResult:
         if torch.get_num_threads() != self._threads:  # On serial, nodes that were made later have set it.
             torch.set_num_threads(self._threads)
         result = step(batch)
@@ -279,8 +286,31 @@ class ProgramLearner:
 
     def publish_again(self) -> None:
         """Publishes the same parameters as a new version."""
-        self.published.steps += 1
-        self.published.publish()
+        with self.stepping:
+            self.published.steps += 1
+            self.published.publish()
+
+    def get_state(self) -> dict[str, Any]:
+        """The learner's whole state between two steps: parameters, optimizers, targets, random numbers."""
+        with self.stepping:
+            return self.learner.save()
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continues with a state of `get_state`, also of a learner in another program with equal networks.
+
+        The parameters are published at once, as a new version: versions go on from this learner's, and
+        schedules from this program's env steps. If the state does not fit, the error leaves the learner as it
+        was.
+        """
+        with self.stepping:
+            before = self.learner.save()
+            try:
+                self.learner.restore(state)
+            except BaseException:
+                self.learner.restore(before)
+                raise
+            self.publish_again()
+            self.published.save()
 
     def go_back(self, error: RuntimeError) -> None:
         """Continues from the last saved state after `error` in the middle of a step, with newer versions."""

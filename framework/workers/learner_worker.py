@@ -34,6 +34,7 @@ class LearnerNode(ProgramWorker):
         prepare_process(seed)
         keep_freed_memory()
         self._learner = ProgramLearner(setup, seed=seed, **options)
+        self._num_learners = setup.config.num_learners
         self._block = self._learner.published.block
 
     def variable_block(self) -> VariableBlock:
@@ -45,6 +46,16 @@ class LearnerNode(ProgramWorker):
     ) -> Variables | None:
         """See `VariableBlock.get_variables`; for clients that cannot map the block."""
         return self._block.get_variables(names, newer_than, timeout)
+
+    def get_state(self) -> dict[str, Any]:
+        """See `ProgramLearner.get_state`."""
+        return self._learner.get_state()
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """See `ProgramLearner.set_state`. It fails with several learners, which keep theirs equal."""
+        if self._num_learners > 1:
+            raise ValueError(f"set_state: got num_learners {self._num_learners}, expected 1.")
+        self._learner.set_state(state)
 
     def close(self) -> None:
         """See `ProgramLearner.close`."""

@@ -5,6 +5,8 @@ import functools
 
 import numpy as np
 import pytest
+import torch
+import tree
 
 from agents.dqn import DQN, DQNConfig
 from agents.ppo import PPO, PPOConfig
@@ -36,6 +38,37 @@ RESTARTS = {
     "after some steps": (DQN(DQN_CONFIG), 10, 11),
     "before its first step, with a policy lag": (PPO(PPO_CONFIG), 0, 1),  # actors may wait for version 1
 }
+
+
+def make_learner_worker(agent, seed, counter=None, **settings):
+    spec = specs.make_environment_spec(fake(1))
+    client = replay.EmbeddedClient(agent.make_tables(spec))
+    setup = Setup(agent, fake, spec, RunConfig(**settings))
+    services = {"counter": counter or Counter(), "monitor": Monitor()}
+    return LearnerWorker(setup, replay=client, seed=seed, **services)
+
+
+def values_of(worker):
+    flat = tree.flatten(worker.variable_block().get_variables().values)
+    return np.concatenate([leaf.ravel() for leaf in flat])
+
+
+def test_a_learner_node_gives_and_takes_its_whole_state():
+    one, other = (make_learner_worker(DQN(DQN_CONFIG), seed) for seed in (1, 2))
+    with torch.no_grad():  # As if it had learned.
+        for parameter in one._learner.learner.networks.parameters():
+            parameter.add_(1.0)
+    assert not np.array_equal(values_of(one), values_of(other))
+    other.set_state(one.get_state())
+    assert other.variable_block().version == 1
+    one._learner.publish_again()
+    np.testing.assert_array_equal(values_of(one), values_of(other))
+    wrong = make_learner_worker(DQN(DQNConfig(hidden_sizes=(16,))), 3)
+    before = values_of(wrong)
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        wrong.set_state(one.get_state())
+    wrong._learner.publish_again()
+    np.testing.assert_array_equal(values_of(wrong), before)
 
 
 @pytest.mark.parametrize("agent, steps, version", RESTARTS.values(), ids=RESTARTS)
