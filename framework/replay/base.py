@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from framework.replay.contracts import ReplayClient, Source
@@ -55,6 +55,10 @@ class BaseClient(ReplayClient):
             sample, drawn = source.draw(table, batch_size, timeout, out, pad)
             source.release(drawn)
         return sample
+
+    def single_samples(self, table: str, n: int, timeout: float | None = None) -> Iterator[Sample]:
+        for _ in range(n):
+            yield self.sample_batch(table, 1, timeout)
 
     def update_priorities(self, table: str, keys: Any, priorities: Any) -> None:
         self._mutate(table, keys, priorities, ())

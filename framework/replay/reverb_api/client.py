@@ -100,8 +100,7 @@ def _samples(
     client: contracts.ReplayClient, table: str, n: int, steps: bool, nested: bool, timeout: float | None
 ) -> Iterator[ReplaySample | list[ReplaySample]]:
     signature: Nest = None
-    for number in range(n):
-        batch = client.sample_batch(table, 1, timeout=timeout)
+    for number, batch in enumerate(client.single_samples(table, n, timeout)):
         if nested and not number:
             signature = client.server_info()[table].signature
         leaves, structure = nests.flatten(batch.data)
