@@ -2,11 +2,12 @@
 
 import itertools
 
+import numpy as np
 import pytest
 from background import Background
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from served_table import counts, table, write
+from served_table import counts, table, write, write_columns
 
 from framework import replay
 from framework.replay.client import ServedClient
@@ -98,4 +99,18 @@ def test_single_samples_come_as_a_limiter_lets_them():
         assert [int(sample.data[0]) for sample in samples] == list(range(100))
         writing.result(60)
         assert counts(client) == (100, 100)
+        client.close()
+
+
+@pytest.mark.parametrize("way", ["local", "remote", "sharded"])
+@pytest.mark.parametrize("uint8s", [1, 1 << 20])
+def test_a_message_brings_many_samples_if_they_are_small(way, uint8s):
+    with replay.Server([table()]) as server:
+        served = ServedClient(server.address, local=way != "remote")
+        client = ShardedClient([served]) if way == "sharded" else served
+        with client.batch_writer() as writer:
+            write_columns(writer, {"x": np.zeros((4, uint8s), np.uint8)})
+        before = server.messages
+        assert len(list(client.sample("t", 60, emit_timesteps=False))) == 60
+        assert (server.messages - before < 25) == (uint8s == 1), server.messages - before
         client.close()

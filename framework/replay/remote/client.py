@@ -29,7 +29,7 @@ from framework.replay.writers import Writers
 # Seconds in which a server must have written a checkpoint of all its tables.
 _CHECKPOINT_S = 600.0
 # Single samples that one message brings: their number, and their bytes, above which messages cost less.
-_SINGLES, _SINGLES_BYTES = 256, 1 << 20
+SINGLES, SINGLES_BYTES = 256, 1 << 20
 
 
 class ServedSource(BaseSource):
@@ -195,7 +195,7 @@ class RemoteClient(ConnectionPool, BaseClient):
         if n == 1:  # which needs no connection of its own
             yield self.sample_batch(table, 1, timeout)
             return
-        done, most = 0, _SINGLES
+        done, most = 0, SINGLES
         with contextlib.closing(self.source()) as source:
             while done < n:
                 block = min(done + 1, n - done, most)
@@ -210,7 +210,7 @@ class RemoteClient(ConnectionPool, BaseClient):
                 leaves, structure = nests.flatten(batch.data)
                 lengths = nests.flatten(batch.lengths)[0] if block > 1 else [None] * len(leaves)
                 pack, num_bytes = nests.packer(structure), sum([leaf.nbytes for leaf in leaves])
-                most = min(most, max(1, _SINGLES_BYTES * size // max(1, num_bytes)))
+                most = min(most, max(1, SINGLES_BYTES * size // max(1, num_bytes)))
                 try:
                     while used < size:
                         at, used = slice(used, used + 1), used + 1

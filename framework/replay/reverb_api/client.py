@@ -76,7 +76,9 @@ class ReverbApi:
         unpack_as_table_signature: bool = False,
         timeout: float | None = None,
     ) -> Iterator[ReplaySample | list[ReplaySample]]:
-        """Yields `num_samples` samples; each counts when it is yielded.
+        """Yields `num_samples` samples.
+
+        Each counts when it is drawn. See `ReplayClient.single_samples` for what is drawn ahead.
 
         Args:
           table: name of the table.
