@@ -161,7 +161,7 @@ class RemoteClient(ConnectionPool, BaseClient):
     def _begin(self) -> None:
         super()._begin()
         _clients.add(self)
-        self.writers = Writers()
+        self.writers = Writers(elsewhere=True)
 
     def begin_in_child(self) -> None:
         self.writers.call_all("end_in_child")
@@ -232,8 +232,9 @@ class RemoteClient(ConnectionPool, BaseClient):
           max_in_flight_items: items that may wait for room before `create_items` waits too; None for 512.
         """
         self.writers.end_dropped()
-        writer = ServedWriter(self.connection(), max_in_flight_items, self.writers, self.can_insert)
-        self.writers.add(writer)
+        connection = self.connection()
+        writer = ServedWriter(connection, max_in_flight_items, self.writers, self.can_insert)
+        self.writers.add(writer, connection)
         return writer
 
     # The rest.
