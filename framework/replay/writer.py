@@ -309,8 +309,8 @@ class BatchWriter:
             lost = self.close(timeout=0) if taken else self.num_pending
             if lost:
                 _LOG.warning(
-                    "writer: got no close(), and %d of its items are in no table. Call close(), which waits for "
-                    "room and raises errors.",
+                    "writer: got no close(), and %d of its items are in no table. Call close(), which waits "
+                    "for room and raises errors.",
                     lost,
                 )
         except Exception:  # not an error of the call that reads
