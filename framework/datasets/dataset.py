@@ -13,7 +13,10 @@ from __future__ import annotations
 
 import atexit
 import collections
+import contextlib
+import logging
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -29,6 +32,7 @@ from framework.replay.contracts import Batches, Source
 from framework.replay.errors import DeadlineExceededError, ServerClosed, ServerLost
 from launch.locks import InterruptSafeCondition
 
+_LOG = logging.getLogger(__name__)
 _KEPT = 16  # batches whose samples are drawn ahead from several servers, unless the caller says how many
 _EXIT_S = 5.0  # for which the end of the interpreter waits for a dataset that was not closed
 
@@ -66,12 +70,15 @@ class Dataset:
     Attributes:
       batch_size: the argument.
       look_s: seconds between two calls of `while_waiting`; five.
+      stall_s: seconds of a wait for a batch after which a warning says what the tables wait for; a minute,
+        and twice as long after each warning.
 
     Raises:
       ValueError: An argument is out of range.
     """
 
     look_s = 5.0
+    stall_s = 60.0
 
     def __init__(
         self,
@@ -208,16 +215,23 @@ class Dataset:
         """Draws a batch and starts to copy it to the device."""
         pinned, n, timeout = self._pinned, self.batch_size, self._timeout
         out = None if pinned is None or self._pad else pinned.buffers(n)
-        looks = timeout is None and self._while_waiting is not None
+        began = time.monotonic()
         while True:
+            left = timeout
+            if timeout is None and self._items.concurrent:
+                left = self.stall_s if self._while_waiting is None else self.look_s
             try:
-                left = self.look_s if looks else timeout
                 sample, drawn = self._source.draw(self._table, n, left, out, self._pad)
                 break
-            except DeadlineExceededError:
-                if not looks or self._while_waiting is None:
+            except DeadlineExceededError as error:
+                if timeout is not None:
                     raise
-                self._while_waiting()
+                if self._while_waiting is not None:
+                    self._while_waiting()
+                waits = (self._waiting and not self._batches) or self._thread is None
+                if waits and (waited := time.monotonic() - began) >= self.stall_s:
+                    self.stall_s = 2.0 * waited
+                    self._say_why(waited, error)
             except ValueError:  # These items may be longer or shorter than those that the buffers are for.
                 if out is None:
                     raise
@@ -236,6 +250,19 @@ class Dataset:
         except BaseException:
             self._source.give_back(drawn)
             raise
+
+    def _say_why(self, waited: float, error: DeadlineExceededError) -> None:
+        """Warns that no batch came, and of what each table waits for: another one may hold up the writers."""
+        texts = []
+        with contextlib.suppress(DeadlineExceededError, ServerClosed):
+            texts = self._items.refusals(self.look_s)
+        _LOG.warning(
+            "dataset: got no batch in %.0f s (%s), expected one: %s. If all of this stays, give the tables "
+            "limiters that can be met together.",
+            waited,
+            error,
+            "; ".join(texts) or "its tables refuse nothing now",
+        )
 
     def _start(self) -> None:
         _ahead.add(self)

@@ -122,6 +122,10 @@ class Mixture(JoinedSource):
             if mine.any():
                 client.update_priorities(name, plain[mine], priorities[mine])
 
+    def refusals(self, timeout: float | None = None) -> list[str]:
+        clients = {id(client): client for client in self._clients}.values()
+        return [text for client in clients for text in client.refusals(timeout)]
+
     def interrupt(self) -> None:
         for source in self._sources:
             source.interrupt()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from framework.replay.contracts import ReplayClient, Source
@@ -56,6 +56,10 @@ class BaseClient(ReplayClient):
             source.release(drawn)
         return sample
 
+    def single_samples(self, table: str, n: int, timeout: float | None = None) -> Iterator[Sample]:
+        for _ in range(n):
+            yield self.sample_batch(table, 1, timeout)
+
     def update_priorities(self, table: str, keys: Any, priorities: Any) -> None:
         self._mutate(table, keys, priorities, ())
 
@@ -67,6 +71,14 @@ class BaseClient(ReplayClient):
 
     def can_sample(self, table: str, n: int = 1) -> bool:
         return bool(self._call_table(table, "can_sample", n))
+
+    def refusals(self, timeout: float | None = None) -> list[str]:
+        return [
+            f"table {info.name!r} refuses the next {side}: {why}"
+            for info in self.server_info(timeout=timeout).values()
+            for side, why in (("sample", info.why_not_sample), ("insert", info.why_not_insert))
+            if why
+        ]
 
     def can_insert(self, table: str, n: int = 1) -> bool:
         return bool(self._call_table(table, "can_insert", n))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from framework.replay.types import Drawn, Out, Sample, TableInfo
@@ -94,6 +94,13 @@ class Batches(Protocol):
           TypeError: Keys are not integers. Nothing is changed.
         """
 
+    def refusals(self, timeout: float | None = None) -> list[str]:
+        """What would have to wait now, and why: `table 'queue' refuses the next sample: …`.
+
+        Raises:
+          DeadlineExceededError: The server does not answer within `timeout` seconds.
+        """
+
 
 class ReplayClient(Batches, Protocol):
     """Reads and writes the tables of one or several servers. All methods may be called from any thread."""
@@ -123,6 +130,22 @@ class ReplayClient(Batches, Protocol):
 
         Raises:
           DeadlineExceededError: The timeout expired. Nothing was drawn.
+          ServerClosed: The server was stopped or the client interrupted.
+        """
+
+    def single_samples(self, table: str, n: int, timeout: float | None = None) -> Iterator[Sample]:
+        """Yields `n` batches of one sample each, which may differ in their lengths and leaves.
+
+        A client of another process draws ahead what needs no wait: as many samples as it has yielded, and at
+        most 256 or 1 MiB. When the iterator is closed, it gives back those that it did not yield.
+
+        Args:
+          table: name of the table.
+          n: number of samples. No more are drawn, at any time.
+          timeout: seconds to wait for each sample; None waits without a limit.
+
+        Raises:
+          DeadlineExceededError: The timeout expired.
           ServerClosed: The server was stopped or the client interrupted.
         """
 

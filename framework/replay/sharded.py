@@ -34,14 +34,13 @@ from framework import nest as nests
 from framework.replay.base import BaseClient
 from framework.replay.batches import JoinedSource
 from framework.replay.client import Client
-from framework.replay.contracts import Source
 from framework.replay.errors import DeadlineExceededError
 from framework.replay.remote.ahead import AheadSource
-from framework.replay.remote.client import ServedSource
+from framework.replay.remote.client import SINGLES, SINGLES_BYTES, ServedSource
 from framework.replay.reverb_api.client import ReverbApi
 from framework.replay.tables.rate_limiters import RateLimiter
 from framework.replay.tables.table import Table
-from framework.replay.types import CallStats, Drawn, Out, TableInfo, check_keys, check_priorities
+from framework.replay.types import CallStats, Drawn, Out, Sample, TableInfo, check_keys, check_priorities
 from framework.replay.writer import SHARD_SHIFT, BatchWriter
 from launch.rpc.sockets import CurveKeys
 
@@ -118,7 +117,7 @@ class ShardedClient(ReverbApi, BaseClient):
         return ShardedSource(self, self._seed)
 
     @contextlib.contextmanager
-    def _reader(self) -> Iterator[Source]:
+    def _reader(self) -> Iterator[ShardedSource]:
         try:
             source = self._idle.pop()
         except IndexError:  # every other one is in use by another thread
@@ -127,6 +126,20 @@ class ShardedClient(ReverbApi, BaseClient):
             yield source
         finally:
             self._idle.append(source)
+
+    def single_samples(self, table: str, n: int, timeout: float | None = None) -> Iterator[Sample]:
+        with self._reader() as source:
+            try:
+                most = SINGLES
+                for done in range(n):
+                    source.spare = min(done, n - done - 1, most)
+                    sample, drawn = source.draw(table, 1, timeout, None, False)
+                    source.release(drawn)
+                    num_bytes = sum([leaf.nbytes for leaf in nests.flatten(sample.data)[0]])
+                    most = min(SINGLES, SINGLES_BYTES // max(1, num_bytes))
+                    yield sample
+            finally:
+                source.give_stock_back()
 
     def _mutate(self, table: str, keys: Any, priorities: Any, deletes: Any) -> None:
         keys, deletes = check_keys(table, keys), check_keys(table, deletes)
@@ -276,6 +289,13 @@ class ShardedSource(JoinedSource):
     def can_sample(self, table: str, n: int) -> bool:
         servers = self._ask(table)
         return servers is not None and bool(servers.allowed.sum() >= n)
+
+    def give_stock_back(self) -> None:
+        """Gives back the samples that are kept; the next draw keeps none unless the caller sets `spare`."""
+        self.spare = None
+        self._told.clear()
+        for source in self._sources if self._served else ():
+            source.give_stock_back()
 
     def interrupt(self) -> None:
         for source in self._sources:

@@ -88,7 +88,7 @@ class BatchWriter:
         self._has_room = has_room
         self._lock = threading.RLock()
         self._builder = LayoutBuilder()
-        # The key of the next item. Those of two writers differ but for a chance of about 1e-16 for each item.
+        # The key of the next item. Two writers collide with a probability of about 1e-16 for each item.
         self._next_key = _KEY_BIT | secrets.randbits(54)
         self._streams: dict[str, HeldRows] = {}
         self._owned: dict[str, HeldRows] = {}  # by the store's names
@@ -294,13 +294,30 @@ class BatchWriter:
                     self._writers.remove(self)
         return dropped
 
-    def end(self) -> None:
-        """Inserts what has room, and closes this writer, which was dropped."""
+    def end(self, until: float | None = None) -> None:
+        """Inserts what has room, and closes this writer, which was not closed; says how many items are lost.
+
+        Args:
+          until: None if the writer was dropped. At the end of the process, when to give up; a writer in which
+            another thread waits is then left alone.
+        """
+        taken = False
         try:
-            self.show()
-            self.close(timeout=0)
+            if until is None or time.monotonic() < until:
+                self.show()
+                taken = until is None or self.enter_to_read(self._lock)
+            lost = self.close(timeout=0) if taken else self.num_pending
+            if lost:
+                _LOG.warning(
+                    "writer: got no close(), and %d of its items are in no table. Call close(), which waits "
+                    "for room and raises errors.",
+                    lost,
+                )
         except Exception:  # not an error of the call that reads
             _LOG.exception("a writer that was dropped without close failed")
+        finally:
+            if taken and until is not None:
+                self._lock.release()
 
     def show(self) -> None:
         """Inserts everything that was staged and created so far, as far as there is room; does not wait.
@@ -321,7 +338,7 @@ class BatchWriter:
                 self._lock.release()
 
     def enter_to_read(self, lock: Any) -> bool:
-        """Takes the lock of this writer, or of what stages for it, for a reader; False if that is not to be.
+        """Takes the lock of this writer, or of what stages for it; False if the holder waits for room.
 
         A reader waits for a thread that writes, but not for one that waits for room.
         """

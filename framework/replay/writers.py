@@ -131,44 +131,49 @@ class Writers:
     A writer that was dropped without `close` is ended then, because garbage collection must wait for neither
     locks nor servers.
 
+    Args:
+      elsewhere: whether the tables outlive this process, whose end then ends the writers, too.
+
     Attributes:
       dropped: the writers that were dropped and have not been ended.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, elsewhere: bool = False) -> None:
         self.dropped: collections.deque[Any] = collections.deque()
-        self._live: tuple[weakref.ref[Any], ...] = ()
+        self._live: tuple[tuple[weakref.ref[Any], Any], ...] = ()
         self._lock = threading.Lock()
+        if elsewhere:
+            _elsewhere.add(self)
 
-    def add(self, writer: Any) -> None:
-        """Adds a `BatchWriter`."""
+    def add(self, writer: Any, needs: Any = None) -> None:
+        """Adds a `BatchWriter`, and keeps what it needs to be ended if it is garbage in a cycle."""
         with self._lock:
-            self._live = (*self._live, weakref.ref(writer))
+            self._live = (*self._live, (weakref.ref(writer), needs))
 
     def remove(self, writer: Any) -> None:
         """Removes a writer that is closed."""
         with self._lock:
-            self._live = tuple(each for each in self._live if each() not in (writer, None))
+            self._live = tuple(each for each in self._live if each[0]() not in (writer, None))
 
     def show(self) -> None:
         """Has the writers insert what they hold back; ends the dropped ones."""
         if self.dropped:
             self.end_dropped()
-        for reference in self._live:
+        for reference, _ in self._live:
             writer = reference()
             if writer is not None:
                 writer.show()
 
-    def end_dropped(self) -> None:
-        """Ends the dropped writers."""
+    def end_dropped(self, until: float | None = None) -> None:
+        """Ends the dropped writers; see `BatchWriter.end`."""
         with contextlib.suppress(IndexError):  # another thread was faster
             while self.dropped:
-                self.dropped.popleft().end()
+                self.dropped.popleft().end(until)
 
     def call_all(self, method: str, *arguments: Any) -> None:
         """Calls a method of each writer, even if one raises an error."""
         with contextlib.ExitStack() as stack:
-            for reference in self._live:
+            for reference, _ in self._live:
                 writer = reference()
                 if writer is not None:
                     stack.callback(getattr(writer, method), *arguments)
@@ -183,11 +188,17 @@ class _Hurry(threading.local):
 hurry = _Hurry()
 
 
+_elsewhere: weakref.WeakSet[Writers] = weakref.WeakSet()
+
+
 @atexit.register
-def end_late_threads() -> None:
-    """Ends the threads of writers that were not closed: native code would abort the interpreter's end."""
+def end_writers() -> None:
+    """Ends the writers that were not closed, and their threads, whose native code would abort the exit."""
     LateFlush.over = True
     until = time.monotonic() + _EXIT_S
+    for writers in list(_elsewhere):
+        writers.end_dropped(until)
+        writers.call_all("end", until)
     for thread in threading.enumerate():
         if isinstance(thread, threading.Timer) and thread.name == _LATE_NAME:
             thread.cancel()

@@ -110,6 +110,26 @@ def test_a_waiting_dataset_ends_with_the_program(make, how):
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_wait_that_nothing_can_end_says_which_tables_wait(make, monkeypatch, caplog, prefetch):
+    """A writer that waits for room in one table cannot fill the other, from which the dataset draws."""
+    monkeypatch.setattr(Dataset, "stall_s", 0.05)
+    client = make(replay.Table.queue("a", 1), table(size=100, limiter=replay.rate_limiters.MinSize(5)))
+    writer = client.batch_writer(max_in_flight_items=1)
+    writing = Background(lambda: [write(writer, 1, name, at) for at in range(5) for name in "at"])
+    dataset = Dataset(client, "t", 4, prefetch=prefetch)
+    batch = Background(next, dataset)
+    until(lambda: len(caplog.messages) > 1)  # Once more, if the wait lasts.
+    for what in ("'a' refuses the next insert", "'t' refuses the next sample: size 1 < ", "4 items"):
+        assert all(what in text for text in caplog.messages)
+    assert not batch.done()
+    for _ in range(5):
+        client.sample_batch("a", 1, timeout=60)
+    assert batch.result().data["x"].shape == (4,)
+    dataset.close()
+    writing.result()
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
 def test_close_ends_the_iteration_of_another_thread(make, prefetch):
     client = make(table())
     fill(client, 100)

@@ -30,7 +30,7 @@ class DmReverbClient(ServerTables, BaseClient):
 
     def __init__(self, server_address: str, *, concurrent: bool = True) -> None:
         super().__init__(server_address, concurrent)
-        self._writers = Writers()
+        self._writers = Writers(elsewhere=True)
         # By table: drawn samples that were not returned yet, and the number being drawn.
         self._drawn: dict[str, list[Any]] = collections.defaultdict(list)
         self._coming: dict[str, int] = collections.Counter()

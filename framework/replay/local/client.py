@@ -129,10 +129,9 @@ class LocalClient(BaseClient):
         return getattr(self.tables[table], method)(*arguments)
 
     def weight(self, table: str) -> tuple[float, int, int]:
-        """Returns the sum of the sampler's weights, the number of its items, and of samples to be had now.
+        """Returns the sum of the sampler's weights, its number of items, and how many draws need not wait.
 
-        The sum is the number of items if the sampler is not `Prioritized`. The third number is the limit of
-        one draw without waiting.
+        The sum is the number of items if the sampler is not `Prioritized`.
         """
         return self.tables[table].weight()
 

@@ -51,7 +51,7 @@ class AheadSource(BaseSource):
         if self.spare is None or pad:
             return n, False, self._source.ask(table, n, timeout, pad)
         if table != self._table:
-            self._end()
+            self.give_stock_back()
             self._table = table
         missing = max(0, n - self.stock)
         sent = self._source.ask(table, missing + self.spare, timeout, pad, missing) if missing else None
@@ -124,11 +124,11 @@ class AheadSource(BaseSource):
         self._source.interrupt()
 
     def close(self) -> None:
-        self._end()
+        self.give_stock_back()
         self._source.close()
 
-    def _end(self) -> None:
-        """Gives the stock back."""
+    def give_stock_back(self) -> None:
+        """Gives back the samples that are kept."""
         self.stock = 0
         while self._blocks:
             block = self._blocks.popleft()

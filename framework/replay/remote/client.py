@@ -23,11 +23,13 @@ from framework.replay.remote.connection import LAST_WORDS_S, OpenRequest, Replay
 from framework.replay.remote.pool import ConnectionPool
 from framework.replay.remote.writer import ServedWriter
 from framework.replay.rows.layout import Binding, Layout, gather
-from framework.replay.types import Drawn, Out, PaddedSample, ReplaySample, SampleInfo, TableInfo
+from framework.replay.types import Drawn, Out, PaddedSample, ReplaySample, Sample, SampleInfo, TableInfo
 from framework.replay.writers import Writers
 
 # Seconds in which a server must have written a checkpoint of all its tables.
 _CHECKPOINT_S = 600.0
+# Single samples that one message brings: their number, and their bytes, above which messages cost less.
+SINGLES, SINGLES_BYTES = 256, 1 << 20
 
 
 class ServedSource(BaseSource):
@@ -159,7 +161,7 @@ class RemoteClient(ConnectionPool, BaseClient):
     def _begin(self) -> None:
         super()._begin()
         _clients.add(self)
-        self.writers = Writers()
+        self.writers = Writers(elsewhere=True)
 
     def begin_in_child(self) -> None:
         self.writers.call_all("end_in_child")
@@ -188,6 +190,39 @@ class RemoteClient(ConnectionPool, BaseClient):
         """Returns a source of samples for a `Dataset`."""
         return ServedSource(self, self.connection())
 
+    def single_samples(self, table: str, n: int, timeout: float | None = None) -> Iterator[Sample]:
+        """See `ReplayClient`; a message asks for one sample at least, and for as many as were yielded."""
+        if n == 1:  # which needs no connection of its own
+            yield self.sample_batch(table, 1, timeout)
+            return
+        done, most = 0, SINGLES
+        with contextlib.closing(self.source()) as source:
+            while done < n:
+                block = min(done + 1, n - done, most)
+                try:
+                    (batch,), drawn = source.answer(source.ask(table, block, timeout, block > 1, 1), None)
+                except ValueError:  # Items with different leaves do not fit into one batch.
+                    if block == 1:
+                        raise
+                    most = 1
+                    continue
+                size, used = len(batch.info.key), 0
+                leaves, structure = nests.flatten(batch.data)
+                lengths = nests.flatten(batch.lengths)[0] if block > 1 else [None] * len(leaves)
+                pack, num_bytes = nests.packer(structure), sum([leaf.nbytes for leaf in leaves])
+                most = min(most, max(1, SINGLES_BYTES * size // max(1, num_bytes)))
+                try:
+                    while used < size:
+                        at, used = slice(used, used + 1), used + 1
+                        cut = [
+                            leaf[at].copy() if each is None else leaf[at, : each[at.start]].copy()
+                            for leaf, each in zip(leaves, lengths, strict=True)
+                        ]
+                        yield ReplaySample(SampleInfo(*[each[at] for each in batch.info]), pack(cut))
+                finally:
+                    source.give_back(drawn, used) if used < size else source.release(drawn)
+                done += used
+
     # Writing.
 
     def batch_writer(self, max_in_flight_items: int | None = None) -> ServedWriter:
@@ -197,8 +232,9 @@ class RemoteClient(ConnectionPool, BaseClient):
           max_in_flight_items: items that may wait for room before `create_items` waits too; None for 512.
         """
         self.writers.end_dropped()
-        writer = ServedWriter(self.connection(), max_in_flight_items, self.writers, self.can_insert)
-        self.writers.add(writer)
+        connection = self.connection()
+        writer = ServedWriter(connection, max_in_flight_items, self.writers, self.can_insert)
+        self.writers.add(writer, connection)
         return writer
 
     # The rest.

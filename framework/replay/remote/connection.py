@@ -27,8 +27,6 @@ from framework.replay.shm import MappedStore
 from framework.replay.wire import PROTOCOL, Wake, decode, encode, unpack_error
 from launch.rpc import sockets
 
-# Seconds after the server's own deadline at which the client assumes that the server hangs.
-_GRACE_S = 30.0
 # Seconds for which an interrupted client still tries to reach its server with its last messages.
 LAST_WORDS_S = 2.0
 # Seconds for which a client looks for a server that has stopped: it may have been started again.
@@ -75,6 +73,7 @@ class ReplayConnection:
       channel: the channel of the client.
 
     Attributes:
+      grace_s: seconds after the server's own deadline at which the client assumes that the server hangs.
       wake: ends the waits of this connection.
       welcome: the server's answer to hello, which describes it.
       session: number of sessions so far; 0 before the first.
@@ -84,6 +83,8 @@ class ReplayConnection:
       answers: those that were received and not taken yet, by number.
       done: deliveries whose rows were read; the next message reports them. Any thread may append.
     """
+
+    grace_s = 30.0
 
     def __init__(self, channel: ReplayChannel) -> None:
         self.wake = Wake()
@@ -237,9 +238,9 @@ class ReplayConnection:
         watch = wait and not self.wake.is_set
         if wait:
             message["timeout"] = timeout if watch else 0.0
-            limit = None if message["timeout"] is None else message["timeout"] + _GRACE_S
+            limit = None if message["timeout"] is None else message["timeout"] + self.grace_s
         else:
-            limit = _GRACE_S if timeout is None else timeout
+            limit = self.grace_s if timeout is None else timeout
         deadline = None if limit is None else time.monotonic() + limit
         try:
             return OpenRequest(self.session, self.post(message), deadline, wait, watch)
@@ -368,6 +369,11 @@ class ReplayConnection:
                 raise Interrupted
             if deadline is not None and time.monotonic() >= deadline:
                 return False
+
+    def give_up_soon(self) -> None:
+        """Makes each later call give up soon if the server does not answer."""
+        self.grace_s = LAST_WORDS_S
+        self.wake.set()
 
     def end_if_interrupted(self, error: BaseException) -> None:
         """Ends the session after an exception of a signal handler, such as `KeyboardInterrupt`.

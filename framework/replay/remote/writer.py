@@ -94,6 +94,10 @@ class ServedWriter(BatchWriter):
         self._lock, self._writers = threading.RLock(), Writers()
         self._ended = ServerLost("writer: got a call in a forked process. Make a new writer there.")
 
+    def end(self, until: float | None = None) -> None:
+        self._connection.give_up_soon()
+        super().end(until)
+
     def _finish(self) -> int:
         try:
             if self.num_pending and self._ended is None:

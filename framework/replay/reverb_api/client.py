@@ -76,7 +76,9 @@ class ReverbApi:
         unpack_as_table_signature: bool = False,
         timeout: float | None = None,
     ) -> Iterator[ReplaySample | list[ReplaySample]]:
-        """Yields `num_samples` samples; each counts when it is yielded.
+        """Yields `num_samples` samples.
+
+        Each counts when it is drawn. See `ReplayClient.single_samples` for what is drawn ahead.
 
         Args:
           table: name of the table.
@@ -100,8 +102,7 @@ def _samples(
     client: contracts.ReplayClient, table: str, n: int, steps: bool, nested: bool, timeout: float | None
 ) -> Iterator[ReplaySample | list[ReplaySample]]:
     signature: Nest = None
-    for number in range(n):
-        batch = client.sample_batch(table, 1, timeout=timeout)
+    for number, batch in enumerate(client.single_samples(table, n, timeout)):
         if nested and not number:
             signature = client.server_info()[table].signature
         leaves, structure = nests.flatten(batch.data)

@@ -75,9 +75,15 @@ class Moment:
 
 @dataclass(frozen=True)
 class Condition:
-    """A test that must hold for a config to be applied: `Condition.step_index() % 2 == 0`."""
+    """A test that must hold for a config to be applied: `Condition.step_index() % 2 == 0`.
+
+    Attributes:
+      test: the function.
+      leaf: the leaf of the step that it reads; None if it reads none.
+    """
 
     test: Callable[[Moment], bool]
+    leaf: int | None = None
 
     @staticmethod
     def step_index() -> Quantity:
@@ -105,7 +111,7 @@ class Condition:
         is not a scalar.
         """
         leaves, structure = nests.flatten(step_structure)
-        values = [Quantity(functools.partial(_value_of, leaf)) for leaf in range(len(leaves))]
+        values = [Quantity(functools.partial(_value_of, leaf), leaf) for leaf in range(len(leaves))]
         return nests.packer(structure)(values)
 
 
@@ -118,9 +124,10 @@ def _value_of(leaf: int, moment: Moment) -> float | None:
 
 @dataclass(frozen=True, eq=False)
 class Quantity:
-    """A number that a condition compares; comparisons with None are false."""
+    """A number that a condition compares; comparisons with None are false. See `Condition` for the leaf."""
 
     value: Callable[[Moment], float | None]
+    leaf: int | None = None
 
     def _apply(self, operation: Callable[[Any, Any], Any], other: float) -> Callable[[Moment], Any]:
         def apply(moment: Moment) -> Any:
@@ -130,10 +137,10 @@ class Quantity:
         return apply
 
     def __mod__(self, divisor: int) -> Quantity:
-        return Quantity(self._apply(operator.mod, divisor))
+        return Quantity(self._apply(operator.mod, divisor), self.leaf)
 
     def _compare(self, relation: Callable[[Any, Any], bool], other: float) -> Condition:
-        return Condition(self._apply(relation, other))
+        return Condition(self._apply(relation, other), self.leaf)
 
     __eq__ = functools.partialmethod(_compare, operator.eq)
     __ne__ = functools.partialmethod(_compare, operator.ne)
@@ -164,6 +171,12 @@ class Config:
     def lookback(self) -> int:
         """Number of steps that the history must have."""
         return max(-leaf.steps[0] for leaf in self.leaves)
+
+    @property
+    def reads(self) -> set[int]:
+        """The leaves of a step that the pattern and the conditions read."""
+        of_conditions = {each.leaf for each in self.conditions if each.leaf is not None}
+        return {leaf.leaf for leaf in self.leaves} | of_conditions
 
 
 def create_reference_step(step_structure: Nest) -> Nest:
@@ -265,7 +278,8 @@ class StructuredWriter(TrajectoryWriter):
     """A `TrajectoryWriter` that creates items by itself, for each step at most one of each config.
 
     A config is applied after the first part of a step with which its conditions hold and its pattern has all
-    of its data. `history` is the list of the columns of the flattened step.
+    of its data. It skips the steps that have none of the columns of its pattern and its conditions, and
+    counts no step that it skips. `history` is the list of the columns of the flattened step.
 
     Args:
       client: any client of `framework.replay`.
@@ -279,8 +293,11 @@ class StructuredWriter(TrajectoryWriter):
         self._configs = list(configs)
         self._min_leaves = 1 + max(leaf.leaf for config in configs for leaf in config.leaves)
         self._num_leaves: int | None = None  # of the first step
+        self._reads = [config.reads for config in configs]
         self._since_applied = [0] * len(configs)  # 0: it was applied in this step
-        self._counted: WrittenStep | None = None  # the last step that is in `_since_applied`
+        self._counted: list[WrittenStep | None] = [None] * len(
+            configs
+        )  # the last that is in `_since_applied`
 
     def append(self, data: Nest, *, partial_step: bool = False) -> None:
         """Appends a step, or a part of it; None at a leaf means that the step has no data there.
@@ -304,11 +321,6 @@ class StructuredWriter(TrajectoryWriter):
         columns: list[ColumnHistory] = self.history
         length = len(columns[0])
         step = self._steps.kept[length - 1]
-        if not step.data:
-            return
-        if self._counted is not step:
-            self._counted = step
-            self._since_applied = [since + 1 for since in self._since_applied]
         index = self.episode_steps - (not self.step_is_open)
 
         def read(leaf: int, steps: int) -> np.ndarray:
@@ -318,6 +330,11 @@ class StructuredWriter(TrajectoryWriter):
             return columns[leaf][-1].numpy() if columns[leaf].has(length - 1) else None
 
         for number, config in enumerate(self._configs):
+            if not any(columns[leaf].has(length - 1) for leaf in self._reads[number]):
+                continue
+            if self._counted[number] is not step:
+                self._counted[number] = step
+                self._since_applied[number] += 1
             moment = Moment(index, self._since_applied[number], at_end, last)
             if (
                 self._since_applied[number]

@@ -312,6 +312,24 @@ def test_conditions_on_missing_data_do_not_hold(rig, compare, expected):
     assert run(rig, configs, steps) == [[value] for value in expected]
 
 
+SKIPS = {
+    "no column of the pattern": (lambda s: [], -2, [[0], [3]]),
+    "a column of a condition": (lambda s: [s.Condition.data(STEP)["b"] >= 0], -2, [[0], [1], [3]]),
+    "steps that count": (lambda s: [s.Condition.steps_since_applied() >= 2], -1, [[1], [4]]),
+}
+
+
+@pytest.mark.parametrize("name", SKIPS)
+def test_configs_skip_steps_without_their_columns(rig, name):
+    conditions, at, expected = SKIPS[name]
+
+    def configs(s, step):
+        return [s.create_config({"v": step["a"][at]}, "t", conditions(s))]
+
+    steps = [{"a": None if i == 2 else I64(i), "b": I64(i)} for i in range(5)]
+    assert run(rig, configs, steps) == expected
+
+
 @pytest.mark.parametrize("kind", [lambda a, b: [a, b], lambda a, b: {"x": a, "y": b}], ids=["list", "dict"])
 def test_patterns_match_steps_by_order(rig, kind):
     def configs(s, step):
