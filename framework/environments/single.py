@@ -16,6 +16,7 @@ import tree
 
 from framework import config_checks, specs
 from framework import nest as nests
+from framework.environments import simulators
 from framework.environments.base import FIRST, LAST, MID, BatchedEnvironment, UnexpectedReturn, unrounded
 from framework.environments.tensor import as_arrays
 from framework.types import MultiAgentTimeStep, Nest
@@ -315,14 +316,18 @@ def call_factory(
 
     Warns if the seed is lost, because an environment of `environments.make` must be made with it.
     Environments of dm_env may have no random numbers, and gymnasium's are seeded at their first reset.
+
+    Raises:
+      ValueError: The factory returned an environment that it has returned before; see `simulators.take`.
     """
     known: Mapping[str, Any] = {"seed": seed, "num_envs": num_envs}
     arguments = {**{name: value for name, value in known.items() if takes(factory, name)}, **options}
     config_checks.arguments(getattr(factory, "__qualname__", "environment"), factory, options)
+    name, since = getattr(factory, "__qualname__", None) or type(factory).__name__, simulators.now()
     environment = factory(**arguments)
+    simulators.take(name, environment, since)
     is_lost = seed is not None and "seed" not in arguments
     if is_lost and isinstance(environment, BatchedEnvironment) and environment.takes_seed:
-        name = getattr(factory, "__qualname__", None) or type(factory).__name__
         warnings.warn(
             f"{name}: the factory has no parameter seed, so its environment is not seeded; add one and pass "
             "it on to environments.make."
