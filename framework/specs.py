@@ -27,6 +27,8 @@ Path = tuple[Any, ...]
 ACTION_MASK = "action_mask"
 # Most values of a discrete action or observation for which an agent makes its own networks.
 MAX_VALUES = 1_000_000
+# Environments without bounds name the largest number of their dtype, or half of it: both are beyond this.
+_UNBOUNDED = 1e30
 
 
 class EnvironmentSpec(NamedTuple):
@@ -139,7 +141,7 @@ def from_space(space: Any, name: str = "observation") -> Nest:
 
     if isinstance(space, spaces.Box):
         low, high = np.asarray(space.low), np.asarray(space.high)
-        if not np.isfinite(low).any() and not np.isfinite(high).any():
+        if not (_is_bound(low) | _is_bound(high)).any():
             return Array(space.shape, space.dtype, name=name)
         if len(space.shape) > 1 and (low == low.flat[0]).all() and (high == high.flat[0]).all():
             low, high = low.flat[0], high.flat[0]  # One bound for all pixels is readable when printed.
@@ -336,11 +338,28 @@ def pick(nest: Nest, path: Path) -> Any:
     return nest
 
 
+def bounds(spec: Array) -> tuple[np.ndarray, np.ndarray]:
+    """The least and the largest value of each number of a leaf, float64`[*shape]`; infinite without one.
+
+    The largest float of a dtype, and any number above 1e30, is no bound.
+    """
+    low, high = (getattr(spec, name, -np.inf) for name in ("minimum", "maximum"))
+    return tuple(  # type: ignore[return-value]
+        np.where(_is_bound(bound), bound, none) * np.ones(spec.shape)
+        for bound, none in ((low, -np.inf), (high, np.inf))
+    )
+
+
+def _is_bound(bound: Any) -> np.ndarray:
+    """Whether each bound is one: neither infinite nor the largest float of its dtype, or half of that."""
+    bound = np.asarray(bound)
+    largest = min(_UNBOUNDED, float(np.finfo(bound.dtype).max) / 2) if bound.dtype.kind == "f" else np.inf
+    return abs(bound.astype(np.float64)) < largest
+
+
 def is_bounded(spec: Array) -> bool:
-    """Whether all bounds of a leaf are finite."""
-    if not isinstance(spec, BoundedArray):
-        return False
-    return bool(np.isfinite(spec.minimum).all() and np.isfinite(spec.maximum).all())
+    """Whether all numbers of a leaf have both bounds."""
+    return bool(np.isfinite(bounds(spec)).all())
 
 
 def zeros(spec: Nest, batch_shape: tuple[int, ...] = ()) -> Nest:

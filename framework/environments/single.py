@@ -274,7 +274,8 @@ class BatchOfOne(DmEnvAdapter):
 
 def _as_float32(spec: specs.Array) -> specs.Array:
     if isinstance(spec, specs.BoundedArray):
-        return specs.BoundedArray(spec.shape, np.float32, spec.minimum, spec.maximum, name=spec.name)
+        with np.errstate(over="ignore"):  # Larger bounds become infinite.
+            return specs.BoundedArray(spec.shape, np.float32, spec.minimum, spec.maximum, name=spec.name)
     return specs.Array(spec.shape, np.float32, name=spec.name)
 
 

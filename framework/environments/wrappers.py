@@ -400,7 +400,8 @@ class SinglePrecision(_ObservationWrapper):
 
 
 def _single_spec(spec: specs.Array) -> specs.Array:
-    return spec.replace(dtype=np.float32) if spec.dtype == np.float64 else spec
+    with np.errstate(over="ignore"):  # Larger bounds become infinite.
+        return spec.replace(dtype=np.float32) if spec.dtype == np.float64 else spec
 
 
 class Flatten(_ObservationWrapper):

@@ -140,7 +140,7 @@ def test_rescale_action(clip):
 @pytest.mark.parametrize("clip", [False, True])
 def test_rescaled_actions_are_within_the_bounds(clip):
     bounds = [(0.1 * low, 0.1 * high) for low in range(-30, 31) for high in range(low + 1, 31)]
-    low, high = (np.array(each, np.float32) for each in zip(*bounds, (-3e38, 3e38), strict=True))
+    low, high = (np.array(each, np.float32) for each in zip(*bounds, (-9e29, 9e29), strict=True))
     environment = environments.make(
         functools.partial(Pushed, np.float32, (low, high)),
         wrappers=[functools.partial(environments.RescaleAction, clip=clip)],
@@ -152,9 +152,10 @@ def test_rescaled_actions_are_within_the_bounds(clip):
         assert value not in (-1, 1) or np.array_equal(given, low if value < 0 else high)
 
 
-def test_rescaling_needs_finite_bounds():
+@pytest.mark.parametrize("largest", [np.inf, np.finfo(np.float32).max, np.finfo(np.float32).max / 2])
+def test_rescaling_needs_finite_bounds(largest):
     def make():
-        return Pushed(bounds=((-np.inf, 0.0), (6.0, 1.0)))
+        return Pushed(bounds=((-largest, 0.0), (6.0, 1.0)))
 
     with pytest.raises(ValueError, match=r"action cannot be rescaled.*not finite"):
         environments.make(make, wrappers=[environments.RescaleAction])

@@ -95,22 +95,31 @@ def test_one_simulator_for_two_envs_is_refused(name):
     assert "got the same environment" in str(environments.check_environment(factory)[0])
 
 
-def test_one_simulator_in_a_batch_is_refused():
+_BATCHES = {
+    "made of envs": lambda: environments.make(testing.EchoEnvironment, num_envs=2),
+    "ours": lambda: environments.make("tasks:Navigation2D", num_envs=2),
+    "gymnasium's": lambda: SyncVectorEnv([_cartpole] * 2, autoreset_mode="NextStep"),
+}
+
+
+@pytest.mark.parametrize("make", _BATCHES.values(), ids=_BATCHES)
+def test_one_batch_for_two_users_is_refused(make):
     def factory(num_envs):
         return batch
 
-    one = _cartpole()
-    batch = SyncVectorEnv([lambda: _limited(one)] * 2, autoreset_mode="NextStep")
+    batch = make()
+    environments.make(factory, num_envs=2)
     with pytest.raises(ValueError, match="same environment"):
         environments.make(factory, num_envs=2)
-    for batch in (
-        environments.make(testing.EchoEnvironment, num_envs=2),
-        environments.make("tasks:Navigation2D", num_envs=2),
-        SyncVectorEnv([_cartpole] * 2, autoreset_mode="NextStep"),
-    ):
+
+
+def test_one_simulator_in_a_batch_is_refused():
+    def factory(num_envs):
+        return SyncVectorEnv([lambda: _limited(one)] * num_envs, autoreset_mode="NextStep")
+
+    one = _cartpole()
+    with pytest.raises(ValueError, match="same environment"):
         environments.make(factory, num_envs=2)
-        with pytest.raises(ValueError, match="same environment"):
-            environments.make(factory, num_envs=2)
 
 
 def test_what_a_factory_makes_in_several_steps_is_its_own():

@@ -181,11 +181,17 @@ def describe_space(space: Any) -> Any:
         first = np.asarray(getattr(space, "start", np.zeros_like(space.nvec)))
         return {**data, "minimum": first.tolist(), "maximum": (first + space.nvec - 1).tolist()}
     low, high = np.asarray(space.low), np.asarray(space.high)
-    if np.isfinite(low).any() or np.isfinite(high).any():
+    if (_is_bound(low) | _is_bound(high)).any():
         alike = low.ndim > 1 and (low == low.flat[0]).all() and (high == high.flat[0]).all()
         data["minimum"] = (low.flat[0] if alike else low).tolist()
         data["maximum"] = (high.flat[0] if alike else high).tolist()
     return data
+
+
+def _is_bound(bound: np.ndarray) -> np.ndarray:
+    """`framework.specs` has the same: the largest float of a dtype, or half of it, is no bound."""
+    largest = min(1e30, float(np.finfo(bound.dtype).max) / 2) if bound.dtype.kind == "f" else np.inf
+    return abs(bound.astype(np.float64)) < largest
 
 
 class _Gymnasium:
