@@ -12,6 +12,7 @@ spec.actions.num_values    # 2
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -336,6 +337,24 @@ def pick(nest: Nest, path: Path) -> Any:
         is_field = isinstance(key, str) and not isinstance(nest, dict) and hasattr(nest, key)
         nest = getattr(nest, key) if is_field else nest[key]
     return nest
+
+
+def extra_parts(spec: Nest, value: Nest) -> list[str]:
+    """The names of the parts of `value` that `spec` lacks, for which `pick` is never called."""
+    if not tree.is_nested(spec) or not tree.is_nested(value):
+        return []
+    has_names = isinstance(spec, Mapping) or hasattr(spec, "_fields")
+    known, given = (
+        each._asdict()
+        if has_names and hasattr(each, "_fields")
+        else each
+        if isinstance(each, Mapping)
+        else dict(enumerate(each))
+        for each in (spec, value)
+    )
+    return [str(key) for key in given if key not in known] + [
+        f"{key}/{name}" for key in known if key in given for name in extra_parts(known[key], given[key])
+    ]
 
 
 def bounds(spec: Array) -> tuple[np.ndarray, np.ndarray]:

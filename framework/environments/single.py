@@ -145,9 +145,15 @@ class PettingZooAdapter(SingleEnv):
 
     def reset(self) -> Nest:
         seed, self._seed = self._seed, None
-        observations = reset_parts(self._environment.reset(seed=seed))
+        observations, is_first = reset_parts(self._environment.reset(seed=seed)), self.agents is None
         self.agents, self._over = dict.fromkeys(self._absent, FIRST), set()
-        return self._seen(observations, set(self._environment.agents))
+        seen = self._seen(observations, set(self._environment.agents))
+        if is_first and (unknown := set(observations) - set(seen)):
+            warnings.warn(
+                f"{type(self._environment).__name__}: got observations of {', '.join(map(str, unknown))}, "
+                f"expected none but of {', '.join(seen)}: they are left out. Name them in possible_agents."
+            )
+        return seen
 
     def step(self, action: Nest) -> tuple[Nest, Any, Any, int]:
         listed = list(self._environment.agents)
@@ -181,6 +187,10 @@ class PettingZooAdapter(SingleEnv):
 
     def _seen(self, observations: Any, present: set[str]) -> dict[str, Nest]:
         """The observation of every agent: zeros of those that are not in the episode."""
+        if not isinstance(observations, Mapping):
+            raise UnexpectedReturn(
+                f"returned observations of {_outline(observations)}, expected a dict", "Name each agent in it"
+            )
         return {
             name: observations.get(name, zero) if name in present else zero
             for name, zero in self._absent.items()

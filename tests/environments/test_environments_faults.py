@@ -7,6 +7,7 @@ import warnings
 import gymnasium
 import numpy as np
 import pytest
+import tree
 from faulty_environment import FaultyEnvironment
 from gymnasium import spaces
 
@@ -158,6 +159,74 @@ _GYM = {
     "old step": ({"step": ({}, 1.0, False, {})}, r"step\(.*\) returned tuple of 4 values, expected \(obs"),
     "no text": ({"error": _Unprintable()}, r"step\(.*\) raised _Unprintable: "),
 }
+
+
+_X = np.zeros(2, np.float32)
+_STRUCTURE = {
+    "none": (None, r"env 0: observation is None, expected a nest with the parts inner, pair\."),
+    "array": (_X, r"observation is array.*, expected a nest with the parts inner, pair\."),
+    "inner is None": (
+        {"inner": None, "pair": (1, 2)},
+        "observation/inner is None, expected a nest with .* x",
+    ),
+    "leaf is None": ({"inner": {"x": None}, "pair": (1, 2)}, r"inner/x has dtype object \(None\), expected"),
+    "missing": ({"inner": {"x": _X}}, r"/pair is missing from {'inner': {'x': 'ndarray'}}, which"),
+}
+_EXTRA = {
+    "key": ({"inner": {"x": _X}, "pair": (1, 2), "info": 3}, "got the parts info, expected none"),
+    "inner key": ({"inner": {"x": _X, "y": {"z": 0}}, "pair": (1, 2)}, "got the parts inner/y,"),
+    "tuple": (
+        {"inner": {"x": _X}, "pair": (1, 2, 3)},
+        "the parts pair/2, .* inner/x, pair/0, pair/1:",
+    ),
+}
+
+
+class _Nest(gymnasium.Env):
+    """Its observation is a nest at the reset, and what it is told at its first step."""
+
+    _pair = spaces.Tuple((spaces.Discrete(3), spaces.Discrete(4)))
+    observation_space = spaces.Dict({"inner": spaces.Dict({"x": spaces.Box(-1, 1, (2,))}), "pair": _pair})
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, observation):
+        self.observation = observation
+
+    def reset(self, *, seed=None, options=None):
+        return {"inner": {"x": [0.0, 0.0]}, "pair": (1, 2)}, {}
+
+    def step(self, action):
+        return self.observation, 0.0, False, False, {}
+
+
+@pytest.mark.parametrize(("observation", "message"), _STRUCTURE.values(), ids=_STRUCTURE)
+def test_an_observation_of_another_structure_is_told(observation, message):
+    environment = environments.make(_Nest, num_envs=2, options={"observation": observation})
+    environment.reset()
+    with pytest.raises(environments.EnvironmentFault, match=message):
+        environment.step(np.zeros(2, np.int64))
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize(("observation", "message"), _EXTRA.values(), ids=_EXTRA)
+def test_parts_that_the_spec_lacks_are_told_once(observation, message, batched):
+    class Foreign(environments.EnvironmentWrapper):
+        def step(self, action):
+            given = tree.map_structure(lambda leaf: np.stack([leaf] * 2), observation)
+            return super().step(action)._replace(observation=given)
+
+    given = {"inner": {"x": _X}, "pair": (1, 2)} if batched else observation
+    wrappers = [Foreign] if batched else []
+    environment = environments.make(_Nest, num_envs=2, options={"observation": given}, wrappers=wrappers)
+    environment.reset()
+    with pytest.warns(UserWarning, match=message) as told:
+        for _ in range(2):
+            assert sorted(environment.step(np.zeros(2, np.int64)).observation) == ["inner", "pair"]
+    assert len(told) == 1
+    assert any(
+        "parts that its spec lacks" in each.what
+        for each in environments.check_environment(functools.partial(_Nest, observation), num_steps=3)
+    )
 
 
 @pytest.mark.parametrize("vector", [False, True])
