@@ -92,7 +92,7 @@ def test_agents_that_are_not_named_are_told():
             return super().observe() | {"judge": 0}
 
     environment = environments.make(More)
-    with pytest.warns(UserWarning, match="More: got observations of judge, expected none but of host, guest"):
+    with pytest.warns(UserWarning, match="More: got observations of judge, expected none but of guest, host"):
         environment.reset()
     with pytest.raises(environments.EnvironmentFault, match=r"reset\(\) returned observations of NoneType"):
         environments.make(type("Blank", (Visit,), {"observe": lambda self: None})).reset()
