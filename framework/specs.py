@@ -266,7 +266,10 @@ def batch(name: str, spec: Nest, values: Nest, count: int | None = None, convert
             raise ValueError(
                 f"{where}: got dtype {array.dtype}, expected {np.dtype(leaf.dtype)} (the spec's). Convert it."
             )
-        array = array.astype(leaf.dtype, copy=False) if converts else array
+        given, array = array, array.astype(leaf.dtype, copy=False) if converts else array
+        if array.dtype != given.dtype and array.dtype.kind in "iu" and np.count_nonzero(array != given):
+            wrong = given[array != given][0]
+            raise ValueError(f"{where}: got {wrong}, expected a number that {array.dtype} holds.")
         if wrong := wrong_value(leaf, array):
             raise ValueError(f"{where}: got {wrong}.")
         return array if converts or not hasattr(value, "dtype") else value

@@ -14,6 +14,7 @@ from gymnasium import spaces
 from framework import core, environments, specs
 from framework.actors import EnvironmentLoop
 from framework.environments import testing
+from framework.environments.fields import FieldChecker
 
 CARTPOLE = "gymnasium:CartPole-v1"
 
@@ -262,6 +263,44 @@ def test_integers_beyond_their_bounds_that_are_no_codes_are_told_once():
         for _ in range(2):
             environment.step(np.zeros(2, np.int64))
     assert len(told) == 1
+
+
+_INTEGERS = {  # The spec's dtype, what the environment gives, and whether it arrives unchanged.
+    "300 in uint8": ("uint8", np.int64(300), False),
+    "negative in uint8": ("uint8", np.int64(-1), False),
+    "200 in int8": ("int8", np.int64(200), False),
+    "large in int32": ("int32", np.int64(2**40), False),
+    "large in int64": ("int64", np.uint64(2**64 - 1), False),
+    "negative in uint64": ("uint64", np.int64(-1), False),
+    "a float in uint8": ("uint8", 1.5, False),
+    "a whole float in uint8": ("uint8", 2.0, False),
+    "2 in bool": ("bool", np.int64(2), False),
+    "255 in uint8": ("uint8", np.int64(255), True),
+    "int8 in int64": ("int64", np.int8(-5), True),
+    "1 in bool": ("bool", np.int64(1), True),
+    "300 in float32": ("float32", np.int64(300), True),
+}
+
+
+@pytest.mark.parametrize("field", ["observation", "action", "reward"])
+@pytest.mark.parametrize(("dtype", "given", "fits"), _INTEGERS.values(), ids=_INTEGERS)
+def test_integers_arrive_unchanged_or_are_refused(field, dtype, given, fits):
+    """One of three numbers is the odd one, in a batch and in one env's array."""
+    array = np.array([0, given, 1], getattr(given, "dtype", None))
+    batch, of_one = (
+        FieldChecker("e", field, specs.Array(shape, dtype), n) for shape, n in (((), 3), ((3,), 1))
+    )
+    for check in (
+        lambda: batch(array),
+        lambda: batch.gather(list(array), range(3)),
+        lambda: of_one(array[None]),
+    ):
+        if fits:
+            (arrived,) = check()
+            assert arrived.dtype == dtype and np.array_equal(arrived.ravel(), array)
+        else:
+            with pytest.raises(environments.EnvironmentFault, match=f"dtype .*, expected {dtype}"):
+                check()
 
 
 _LARGE = 50331651.0  # 3 * 2**24 + 3, which float32 holds as 50331652.
