@@ -311,6 +311,23 @@ def choices(action_spec: Nest) -> list[int]:
     return found
 
 
+def num_codes(spec: Array) -> int:
+    """The number of values of each code, if the integers of an observation are codes; else 0."""
+    if isinstance(spec, DiscreteArray):
+        return int(spec.num_values)
+    # FrameStack turns a DiscreteArray into one axis of integers from 0 on.
+    if isinstance(spec, StackedBoundedArray) and len(spec.shape) == 1 and spec.dtype.kind in "iu":
+        return 0 if np.any(spec.minimum) else int(np.max(spec.maximum)) + 1
+    return 0
+
+
+def is_bytes(spec: Array) -> bool:
+    """Whether the numbers of an observation are 0 to 255, which networks and `Flatten` divide by 255."""
+    if not isinstance(spec, BoundedArray):
+        return bool(spec.dtype == np.uint8)
+    return spec.dtype.kind in "iu" and bool((spec.minimum == 0).all() and (spec.maximum == 255).all())
+
+
 def legal(spec: EnvironmentSpec, observation: Nest, action: Nest) -> np.ndarray:
     """bool`[B]`: whether the mask in a batch of observations allows the actions, which it must fit."""
     mask = np.concatenate(tree.flatten(action_mask(observation)), -1)
