@@ -9,7 +9,7 @@ from setuptools import find_packages, setup
 marker = runpy.run_path(str(pathlib.Path(__file__).with_name("launch") / "extras.py"))["marker"]
 
 ATARI = ["ale-py>=0.10", "opencv-python-headless>=4.8"]
-# Its tests are skipped where it is missing.
+# The tests of dm-control are skipped where it is missing.
 DM_CONTROL = [f"dm-control>=1.0.20; {marker('dm-control')}", "mujoco<4"]
 MINATAR = ["minatar>=1.0.15"]
 MINIGRID = [f"minigrid>=3; {marker('minigrid')}"]

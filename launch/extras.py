@@ -4,9 +4,9 @@ import sys
 
 # The first and the last Python of the extras that some Pythons lack; None where there is no end.
 PYTHONS = {
-    "dm-control": (None, (3, 12)),  # Its labmaze has wheels up to 3.12.
+    "dm-control": (None, (3, 12)),  # labmaze, which it needs, has wheels up to 3.12.
     "minigrid": ((3, 11), None),
-    "envpool": ((3, 11), None),  # Its wheels for 3.10 are from 2022, for NumPy 1.
+    "envpool": ((3, 11), None),  # The wheels for 3.10 are from 2022, for NumPy 1.
     "reverb": (None, (3, 11)),
     "deepmind": ((3, 10), (3, 10)),
 }

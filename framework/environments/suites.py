@@ -163,7 +163,7 @@ def _make_gymnasium(spec: Any, **kwargs: Any) -> Any:
             config_checks.arguments(f"gymnasium:{spec.id}", creator, kwargs, more=["max_episode_steps"])
         raise
     except DependencyNotInstalled as error:
-        # Its entry point is gymnasium.envs.FAMILY...
+        # The entry point is gymnasium.envs.FAMILY...
         family = next((name for name in ("box2d", "mujoco") if f".{name}" in str(spec.entry_point)), None)
         advice = f": {error}" if family is None else f"; {extras.install(family)}"
         raise ImportError(f"'gymnasium:{spec.id}' needs what is not installed{advice}") from error
@@ -230,7 +230,7 @@ def _make_minigrid(spec: Any, **kwargs: Any) -> Any:
 
     environment = _make_gymnasium(spec, **kwargs)
     spaces = _without_mission(environment.observation_space)
-    # Its own bound is 255. A cell is a kind of object, its color and, of a door, its state.
+    # MiniGrid's bound is 255. A cell is a kind of object, its color and, of a door, its state.
     codes = (constants.OBJECT_TO_IDX, constants.COLOR_TO_IDX, constants.STATE_TO_IDX)
     high = np.broadcast_to(np.array([max(each.values()) for each in codes], np.uint8), spaces["image"].shape)
     spaces["image"] = gymnasium.spaces.Box(np.zeros_like(high), high, dtype=np.uint8)

@@ -126,7 +126,7 @@ class StepLimit(EnvironmentWrapper):
             return timestep
         self._environment.end_episodes(cut)
         ended = timestep._replace(step_type=np.where(cut, LAST, timestep.step_type))
-        if isinstance(ended, MultiAgentTimeStep):  # So do the episodes of the agents that play.
+        if isinstance(ended, MultiAgentTimeStep):  # The episodes of the agents that play end, too.
             ended = ended._replace(
                 agents={
                     name: np.where(cut & (kind == MID), LAST, kind) for name, kind in ended.agents.items()
