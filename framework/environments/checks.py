@@ -201,8 +201,8 @@ def _draw_action(spec: specs.EnvironmentSpec, observation: Nest, rng: np.random.
 def _check_values(report: _Report, where: str, spec: Nest, value: Nest, starts: Sequence[int] = ()) -> None:
     leaves = specs.leaves(spec)
     if tree.is_nested(spec) and not tree.is_nested(value):
-        names = ", ".join(specs.path_name("", path)[1:] for path, _ in leaves)
-        report.add(where, f"is {_describe(value)}, expected {names}", "return every part that the spec has")
+        parts = ", ".join(specs.path_name("", path)[1:] for path, _ in leaves)
+        report.add(where, f"is {_describe(value)}, expected {parts}", "return every part that the spec has")
         return
     for (path, leaf), start in zip(leaves, starts or [0] * len(leaves), strict=True):
         place = specs.path_name(where, path)
