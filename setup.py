@@ -1,18 +1,22 @@
 """Packaging of Repertory. What is tested together, to the exact version, stands in ``constraints/``."""
 
 import pathlib
+import runpy
 
 from setuptools import find_packages, setup
 
+# The markers of the extras that some Pythons lack.
+marker = runpy.run_path(str(pathlib.Path(__file__).with_name("launch") / "extras.py"))["marker"]
+
 ATARI = ["ale-py>=0.10", "opencv-python-headless>=4.8"]
-# dm-control needs labmaze, which has wheels up to Python 3.12; its tests are skipped on later ones.
-DM_CONTROL = ['dm-control>=1.0.20; python_version < "3.13"', "mujoco<4"]
+# The tests of dm-control are skipped where it is missing.
+DM_CONTROL = [f"dm-control>=1.0.20; {marker('dm-control')}", "mujoco<4"]
 MINATAR = ["minatar>=1.0.15"]
-MINIGRID = ['minigrid>=3; python_version >= "3.11"']
+MINIGRID = [f"minigrid>=3; {marker('minigrid')}"]
 # PettingZoo's particle environments are in mpe2.
 PETTINGZOO = ["pettingzoo>=1.25", "mpe2>=1"]
-# EnvPool's wheels for Python 3.10 are of 2022, for NumPy 1. It is not among TEST: it takes 0.7 GB.
-ENVPOOL = ['envpool>=1; python_version >= "3.11"']
+# EnvPool is not among TEST: it takes 0.7 GB.
+ENVPOOL = [f"envpool>=1; {marker('envpool')}"]
 EXAMPLES = ["optuna>=4"]
 WANDB = ["wandb>=0.18"]
 SLURM = ["submitit>=1.5"]

@@ -15,7 +15,6 @@ from framework import adders, core, replay, specs
 from framework import config_checks as check
 from framework.datasets import Dataset
 from framework.networks import check_action_mask
-from framework.networks.heads import UNBOUNDED
 from framework.replay.contracts import ReplayClient
 from framework.runs.presets import Preset
 from framework.types import Nest, StepResult
@@ -63,9 +62,9 @@ class RandomPolicy(core.Policy):
             return self._random.integers(low, high, shape, endpoint=True).astype(spec.dtype)
         if np.issubdtype(spec.dtype, np.bool_):
             return self._random.random(shape) < 0.5
-        low, high = np.asarray(low, np.float64), np.asarray(high, np.float64)
-        least = np.where(low > -UNBOUNDED, low, np.minimum(-1.0, high - 1.0))
-        most = np.where(high < UNBOUNDED, high, np.maximum(1.0, low + 1.0))
+        low, high = specs.bounds(spec)
+        least = np.where(np.isfinite(low), low, np.minimum(-1.0, high - 1.0))
+        most = np.where(np.isfinite(high), high, np.maximum(1.0, low + 1.0))
         return self._random.uniform(least, most, shape).astype(spec.dtype)
 
     def seed(self, seed: int) -> None:

@@ -12,6 +12,7 @@ spec.actions.num_values    # 2
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +28,8 @@ Path = tuple[Any, ...]
 ACTION_MASK = "action_mask"
 # Most values of a discrete action or observation for which an agent makes its own networks.
 MAX_VALUES = 1_000_000
+# Environments without bounds name the largest number of their dtype, or half of it: both are beyond this.
+_UNBOUNDED = 1e30
 
 
 class EnvironmentSpec(NamedTuple):
@@ -139,7 +142,7 @@ def from_space(space: Any, name: str = "observation") -> Nest:
 
     if isinstance(space, spaces.Box):
         low, high = np.asarray(space.low), np.asarray(space.high)
-        if not np.isfinite(low).any() and not np.isfinite(high).any():
+        if not (_is_bound(low) | _is_bound(high)).any():
             return Array(space.shape, space.dtype, name=name)
         if len(space.shape) > 1 and (low == low.flat[0]).all() and (high == high.flat[0]).all():
             low, high = low.flat[0], high.flat[0]  # One bound for all pixels is readable when printed.
@@ -263,7 +266,10 @@ def batch(name: str, spec: Nest, values: Nest, count: int | None = None, convert
             raise ValueError(
                 f"{where}: got dtype {array.dtype}, expected {np.dtype(leaf.dtype)} (the spec's). Convert it."
             )
-        array = array.astype(leaf.dtype, copy=False) if converts else array
+        given, array = array, array.astype(leaf.dtype, copy=False) if converts else array
+        if array.dtype != given.dtype and array.dtype.kind in "iu" and np.count_nonzero(array != given):
+            wrong = given[array != given][0]
+            raise ValueError(f"{where}: got {wrong}, expected a number that {array.dtype} holds.")
         if wrong := wrong_value(leaf, array):
             raise ValueError(f"{where}: got {wrong}.")
         return array if converts or not hasattr(value, "dtype") else value
@@ -305,6 +311,23 @@ def choices(action_spec: Nest) -> list[int]:
     return found
 
 
+def num_codes(spec: Array) -> int:
+    """The number of values of each code, if the integers of an observation are codes; else 0."""
+    if isinstance(spec, DiscreteArray):
+        return int(spec.num_values)
+    # FrameStack turns a DiscreteArray into one axis of integers from 0 on.
+    if isinstance(spec, StackedBoundedArray) and len(spec.shape) == 1 and spec.dtype.kind in "iu":
+        return 0 if np.any(spec.minimum) else int(np.max(spec.maximum)) + 1
+    return 0
+
+
+def is_bytes(spec: Array) -> bool:
+    """Whether the numbers of an observation are 0 to 255, which networks and `Flatten` divide by 255."""
+    if not isinstance(spec, BoundedArray):
+        return bool(spec.dtype == np.uint8)
+    return spec.dtype.kind in "iu" and bool((spec.minimum == 0).all() and (spec.maximum == 255).all())
+
+
 def legal(spec: EnvironmentSpec, observation: Nest, action: Nest) -> np.ndarray:
     """bool`[B]`: whether the mask in a batch of observations allows the actions, which it must fit."""
     mask = np.concatenate(tree.flatten(action_mask(observation)), -1)
@@ -336,11 +359,46 @@ def pick(nest: Nest, path: Path) -> Any:
     return nest
 
 
+def extra_parts(spec: Nest, value: Nest) -> list[str]:
+    """The names of the parts of `value` that `spec` lacks, for which `pick` is never called."""
+    if not tree.is_nested(spec) or not tree.is_nested(value):
+        return []
+    has_names = isinstance(spec, Mapping) or hasattr(spec, "_fields")
+    known, given = (
+        each._asdict()
+        if has_names and hasattr(each, "_fields")
+        else each
+        if isinstance(each, Mapping)
+        else dict(enumerate(each))
+        for each in (spec, value)
+    )
+    return [str(key) for key in given if key not in known] + [
+        f"{key}/{name}" for key in known if key in given for name in extra_parts(known[key], given[key])
+    ]
+
+
+def bounds(spec: Array) -> tuple[np.ndarray, np.ndarray]:
+    """The least and the largest value of each number of a leaf, float64`[*shape]`; infinite without one.
+
+    The largest float of a dtype, and any number above 1e30, is no bound.
+    """
+    low, high = (getattr(spec, name, -np.inf) for name in ("minimum", "maximum"))
+    return tuple(  # type: ignore[return-value]
+        np.where(_is_bound(bound), bound, none) * np.ones(spec.shape)
+        for bound, none in ((low, -np.inf), (high, np.inf))
+    )
+
+
+def _is_bound(bound: Any) -> np.ndarray:
+    """Whether each bound is one: neither infinite nor the largest float of its dtype, or half of that."""
+    bound = np.asarray(bound)
+    largest = min(_UNBOUNDED, float(np.finfo(bound.dtype).max) / 2) if bound.dtype.kind == "f" else np.inf
+    return abs(bound.astype(np.float64)) < largest
+
+
 def is_bounded(spec: Array) -> bool:
-    """Whether all bounds of a leaf are finite."""
-    if not isinstance(spec, BoundedArray):
-        return False
-    return bool(np.isfinite(spec.minimum).all() and np.isfinite(spec.maximum).all())
+    """Whether all numbers of a leaf have both bounds."""
+    return bool(np.isfinite(bounds(spec)).all())
 
 
 def zeros(spec: Nest, batch_shape: tuple[int, ...] = ()) -> Nest:

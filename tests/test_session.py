@@ -294,6 +294,10 @@ WRONG_CALLS = [
     (lambda: dqn(DICT).act([[0, 0]]), "observation: got a nest that does not fit"),
     (lambda: dqn(DICT).act({"a": [[0, 0]]}, [7]), "observation: got a nest"),
     (lambda: dqn(BYTES).act(ZEROS[None]), "observation: got dtype float32, expected uint8"),
+    (
+        lambda: dqn(BYTES).act(np.array([[9, 300]], np.uint16)),
+        "observation: got 300, expected .* uint8 holds",
+    ),
     (lambda: acted().observe([[0, 0]] * 2, [0, 0], False, [[True]] * 2), r"truncated: got shape \(2, 1\)"),
     (lambda: acted().observe([[0, 0]], [0], False, [True, False], [0]), r"truncated: got shape \(2,\)"),
     (lambda: acted().observe([[0, 0]] * 2, [0, 0], [True] * 3), r"terminated: got shape \(3,\)"),

@@ -9,8 +9,21 @@ from gymnasium import spaces
 from agents.ppo import PPO
 from framework import environments, nest, specs
 from framework.environments import testing
+from framework.environments.remote import environment_server
+from framework.environments.remote.spec_data import parse_spec
+from framework.environments.wrappers import _single_spec
+from framework.networks.heads import Actions
 
+_MOST = {dtype: np.finfo(dtype).max for dtype in (np.float16, np.float32, np.float64)}
 _SPACES = {
+    **{
+        f"box without bounds, {np.dtype(dtype).name}, {part}": (
+            spaces.Box(-most * dtype(part), most * dtype(part), (2,), dtype),
+            specs.Array((2,), dtype),
+        )
+        for dtype, most in _MOST.items()
+        for part in (0.5, 1.0)
+    },
     "box": (
         spaces.Box(-1.0, 2.0, (3,), np.float32),
         specs.BoundedArray((3,), np.float32, minimum=[-1.0] * 3, maximum=[2.0] * 3),
@@ -40,10 +53,27 @@ def test_a_space_becomes_its_spec(name):
     space, expected = _SPACES[name]
     spec = specs.from_space(space)
     assert type(spec) is type(expected)
+    if isinstance(space, spaces.Box):  # Servers on old Pythons have a rule of their own.
+        data = environment_server.describe_space(space)
+        assert parse_spec(data, "observation").replace(name=spec.name) == spec
     assert (spec.shape, spec.dtype) == (expected.shape, expected.dtype)
     if isinstance(expected, specs.BoundedArray):
         np.testing.assert_array_equal(np.broadcast_to(spec.minimum, spec.shape), expected.minimum)
         np.testing.assert_array_equal(np.broadcast_to(spec.maximum, spec.shape), expected.maximum)
+
+
+@pytest.mark.parametrize("dtype", _MOST)
+@pytest.mark.parametrize("part", [0.5, 1.0])
+def test_bounds_of_the_largest_numbers_are_none(dtype, part):
+    most = _MOST[dtype] * dtype(part)
+    spec = specs.BoundedArray((3,), dtype, [-1.0, -most, -most], [2.0, 3.0, most])
+    np.testing.assert_array_equal(specs.bounds(spec), [[-1.0, -np.inf, -np.inf], [2.0, 3.0, np.inf]])
+    assert not specs.is_bounded(spec) and specs.is_bounded(specs.BoundedArray((2,), dtype, -9e3, 9e3))
+    assert abs(testing.draw(spec, np.random.default_rng(0), (50,))[:, 2]).max() <= 1
+    with np.errstate(over="raise"):
+        assert not specs.is_bounded(_single_spec(spec))
+    with pytest.raises(ValueError, match="finite bounds"):
+        Actions(spec, squash=True)
 
 
 def test_nested_spaces_become_nested_specs_with_paths_as_names():

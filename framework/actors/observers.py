@@ -28,7 +28,10 @@ class EnvironmentLoopObserver(abc.ABC):
 
     @abc.abstractmethod
     def get_metrics(self, envs: np.ndarray) -> dict[str, np.ndarray]:
-        """Called when the episodes of `envs` (int64 `[k]`) have ended. Returns name to one value per env."""
+        """Called when the episodes of `envs` (int64 `[k]`) have ended. Returns name to one value per env.
+
+        An observer that has seen nothing of an episode returns NaN for it.
+        """
 
 
 class _Extremes(EnvironmentLoopObserver):
@@ -36,12 +39,15 @@ class _Extremes(EnvironmentLoopObserver):
 
     def __init__(self, prefix: str):
         self._prefix = prefix
+        self._clear()
+
+    def _clear(self) -> None:
         # [B, width], allocated with the first values.
         self._minimum = self._maximum = self._total = np.zeros((0, 0))
         self._count = np.zeros(0)
 
     def observe_first(self, environment: BatchedEnvironment, timestep: dm_env.TimeStep) -> None:
-        self._begin(np.ones(len(timestep.step_type), np.bool_))
+        self._clear()
 
     def _begin(self, envs: np.ndarray) -> None:
         """Clears the statistics of `envs`, bool `[B]`."""
@@ -63,12 +69,14 @@ class _Extremes(EnvironmentLoopObserver):
         self._count += envs
 
     def get_metrics(self, envs: np.ndarray) -> dict[str, np.ndarray]:
-        count = np.maximum(self._count[envs], 1)[:, None]
-        return {
-            f"{self._prefix}_min": self._minimum[envs].min(axis=1),
-            f"{self._prefix}_max": self._maximum[envs].max(axis=1),
-            f"{self._prefix}_mean": (self._total[envs] / count).mean(axis=1),
-        }
+        count, none = np.zeros(len(envs)), np.full(len(envs), np.nan)
+        low = high = mean = none
+        if self._total.size:
+            count = self._count[envs]
+            low, high = self._minimum[envs].min(axis=1), self._maximum[envs].max(axis=1)
+            mean = (self._total[envs] / np.maximum(count, 1)[:, None]).mean(axis=1)
+        found = {"min": low, "max": high, "mean": mean}
+        return {f"{self._prefix}_{name}": np.where(count > 0, each, none) for name, each in found.items()}
 
 
 class ActionObserver(_Extremes):

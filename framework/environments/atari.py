@@ -86,7 +86,7 @@ class AtariEnvironment(dm_env.Environment):
         if self._options.size is not None:
             import cv2
 
-            # Its own threads cost more than they give on such small frames, and compete with other envs.
+            # OpenCV's threads cost more than they give on such small frames, and compete with other envs.
             cv2.setNumThreads(0)
             self._resize = cv2.resize
         rom = _find_rom(self._game, ale_py.roms.get_all_rom_ids())

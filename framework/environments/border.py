@@ -47,7 +47,7 @@ class Border(EnvironmentWrapper):
         observation_starts: Sequence[int] = (),
         action_starts: Sequence[int] = (),
     ):
-        """Makes the border; `observation_starts` and `action_starts` are those of `TimeStepChecker`."""
+        """Makes the border; `observation_starts` and `action_starts` are as in `TimeStepChecker`."""
         super().__init__(environment)
         self.device = environment.device
         self._over: Any = True  # bool[B]: envs whose next time step must be FIRST.

@@ -200,6 +200,10 @@ def _draw_action(spec: specs.EnvironmentSpec, observation: Nest, rng: np.random.
 
 def _check_values(report: _Report, where: str, spec: Nest, value: Nest, starts: Sequence[int] = ()) -> None:
     leaves = specs.leaves(spec)
+    if tree.is_nested(spec) and not tree.is_nested(value):
+        parts = ", ".join(specs.path_name("", path)[1:] for path, _ in leaves)
+        report.add(where, f"is {_describe(value)}, expected {parts}", "return every part that the spec has")
+        return
     for (path, leaf), start in zip(leaves, starts or [0] * len(leaves), strict=True):
         place = specs.path_name(where, path)
         try:
@@ -227,12 +231,9 @@ def _check_values(report: _Report, where: str, spec: Nest, value: Nest, starts: 
         ):
             what = f"is {array!r}, outside {leaf.minimum} ... {leaf.maximum}"
             report.add(place, what, "clip it, or widen the bounds of the spec")
-    if tree.is_nested(spec):
-        extra = {path for path, _ in specs.leaves(value)} - {path for path, _ in specs.leaves(spec)}
-        if extra:
-            names = ", ".join(sorted(specs.path_name("", path) for path in extra))
-            what = f"has parts that its spec lacks: {names}"
-            report.add(where, what, "add them to the spec or leave them out")
+    if names := specs.extra_parts(spec, value):
+        what = f"has parts that its spec lacks: {', '.join(names)}"
+        report.add(where, what, "add them to the spec or leave them out")
 
 
 def _compare(trace: list[tuple[str, Nest]], other: list[tuple[str, Nest]], report: _Report) -> None:

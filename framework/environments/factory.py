@@ -9,7 +9,7 @@ from typing import Any
 import tree
 
 from framework import config_checks, specs
-from framework.environments import suites
+from framework.environments import simulators, suites
 from framework.environments.base import BatchedEnvironment
 from framework.environments.border import checked
 from framework.environments.processes import ProcessEnvironment
@@ -92,6 +92,7 @@ def make(
     except BaseException:
         batched.close()
         raise
+    simulators.made(batched)
     return batched
 
 
@@ -106,7 +107,9 @@ def _batch(
 
     makes_batches = takes(source.make_one, "num_envs") and "num_envs" not in source.options
     if stepping == "vector" and not makes_batches and source.make_vector is not None:
-        return checked(VectorEnvironment(source.name, source.make_vector(num_envs, **source.options), seed))
+        vector = source.make_vector(num_envs, **source.options)
+        simulators.take(source.name, vector, simulators.now())
+        return checked(VectorEnvironment(source.name, vector, seed))
     seeds = [seed] if makes_batches else env_seeds(seed, num_envs)
     if makes_batches and stepping == "processes":
         raise ValueError(

@@ -53,6 +53,8 @@ class FieldChecker:
         )
         self._warned: set[Any] = set()
         self._rounding = field == "observation"  # Whether a warning of rounded numbers is due.
+        # How many calls are looked at for parts that the spec lacks: a reset and a step.
+        self._spec, self._looks = spec, 2 * tree.is_nested(spec)
         self.exact: list[np.ndarray] | None = None
         self.build = nests.unflattener(spec)
         # A spec's properties are Python calls: read once, not at every step.
@@ -86,6 +88,8 @@ class FieldChecker:
             the bounds that hold.
         """
         arrays: list[np.ndarray] = []
+        if self._looks:
+            self._look_for_extra_parts([nest])
         try:
             for leaf, shape in zip(self._leaves, self._shapes, strict=True):
                 array = np.asarray(specs.pick(nest, leaf[0]) if leaf[0] else nest)
@@ -105,6 +109,8 @@ class FieldChecker:
         if self._is_quick and (quick := self._gather_quickly(values)) is not None:
             return [quick]
         arrays = []
+        if self._looks:
+            self._look_for_extra_parts(values)
         for path, shape, dtype, _, _ in self._leaves:
             try:
                 parts = [specs.pick(value, path) for value in values] if path else values
@@ -137,6 +143,17 @@ class FieldChecker:
         except (TypeError, ValueError):
             pass
         return None
+
+    def _look_for_extra_parts(self, values: Sequence[Nest]) -> None:
+        """Warns once of parts that the spec lacks, which nobody sees."""
+        self._looks -= 1
+        if extra := next(filter(None, (specs.extra_parts(self._spec, value) for value in values)), None):
+            self._looks = 0
+            warnings.warn(
+                f"{self._name}: {self._field}: got the parts {', '.join(extra)}, expected none beside "
+                f"{', '.join('/'.join(map(str, path)) for path, *_ in self._leaves)}: they are left out. "
+                f"Add them to the {self._field}_spec(), or do not return them."
+            )
 
     def _warn_of_rounding(self, path: specs.Path, dtype: np.dtype, given: Any) -> None:
         """Warns once of floats that have more digits than their spec."""
@@ -224,19 +241,30 @@ class FieldChecker:
                     part = specs.pick(value, path)
                     array = np.asarray(part)
                 except _MISSING:
-                    structure = (
-                        f"{tree.map_structure(type, value)}, which lacks a part of the {self._field} spec"
-                    )
-                    return self._fault(f"{place} is missing from {structure}", env)
+                    return self._fault(self._missing(value, path), env)
                 except ValueError as error:  # Lists of different lengths.
                     return self._fault(f"{place} is no array: {error}; expected {expected}", env)
-                if array.shape != shape and not (shape == () and array.size == 1 and env is not None):
-                    return self._fault(f"{place} has shape {array.shape}, expected {expected}", env)
                 if array.dtype.kind not in "iubf":
                     shown = f" ({part!r:.40})" if array.size == 1 else ""
                     expected = str(dtype) if shape else expected
                     return self._fault(f"{place} has dtype {array.dtype}{shown}, expected {expected}", env)
+                if array.shape != shape and not (shape == () and array.size == 1 and env is not None):
+                    return self._fault(f"{place} has shape {array.shape}, expected {expected}", env)
         return self._fault(f"{self._field}: got {values!r}, expected values of one shape")
+
+    def _missing(self, value: Nest, path: specs.Path) -> str:
+        """What is wrong with a nest that lacks the part at `path`."""
+        for depth, key in enumerate(path):
+            place = specs.path_name(self._field, path[:depth])
+            if not tree.is_nested(value):
+                parts = dict.fromkeys(str(p[depth]) for p, *_ in self._leaves if p[:depth] == path[:depth])
+                return f"{place} is {value!r:.60}, expected a nest with the parts {', '.join(parts)}"
+            try:
+                value = specs.pick(value, (key,))
+            except _MISSING:
+                break
+        names = tree.map_structure(lambda leaf: type(leaf).__name__, value)
+        return f"{place}/{key} is missing from {names}, which lacks a part of the {self._field} spec"
 
     def _bad_value(
         self, path: specs.Path, array: np.ndarray, bad: np.ndarray, envs: Sequence[int], why: str

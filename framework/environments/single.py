@@ -16,6 +16,7 @@ import tree
 
 from framework import config_checks, specs
 from framework import nest as nests
+from framework.environments import simulators
 from framework.environments.base import FIRST, LAST, MID, BatchedEnvironment, UnexpectedReturn, unrounded
 from framework.environments.tensor import as_arrays
 from framework.types import MultiAgentTimeStep, Nest
@@ -144,9 +145,15 @@ class PettingZooAdapter(SingleEnv):
 
     def reset(self) -> Nest:
         seed, self._seed = self._seed, None
-        observations = reset_parts(self._environment.reset(seed=seed))
+        observations, is_first = reset_parts(self._environment.reset(seed=seed)), self.agents is None
         self.agents, self._over = dict.fromkeys(self._absent, FIRST), set()
-        return self._seen(observations, set(self._environment.agents))
+        seen = self._seen(observations, set(self._environment.agents))
+        if is_first and (unknown := set(observations) - set(seen)):
+            warnings.warn(
+                f"{type(self._environment).__name__}: got observations of {', '.join(map(str, unknown))}, "
+                f"expected none but of {', '.join(seen)}: they are left out. Name them in possible_agents."
+            )
+        return seen
 
     def step(self, action: Nest) -> tuple[Nest, Any, Any, int]:
         listed = list(self._environment.agents)
@@ -180,6 +187,10 @@ class PettingZooAdapter(SingleEnv):
 
     def _seen(self, observations: Any, present: set[str]) -> dict[str, Nest]:
         """The observation of every agent: zeros of those that are not in the episode."""
+        if not isinstance(observations, Mapping):
+            raise UnexpectedReturn(
+                f"returned observations of {_outline(observations)}, expected a dict", "Name each agent in it"
+            )
         return {
             name: observations.get(name, zero) if name in present else zero
             for name, zero in self._absent.items()
@@ -273,7 +284,8 @@ class BatchOfOne(DmEnvAdapter):
 
 def _as_float32(spec: specs.Array) -> specs.Array:
     if isinstance(spec, specs.BoundedArray):
-        return specs.BoundedArray(spec.shape, np.float32, spec.minimum, spec.maximum, name=spec.name)
+        with np.errstate(over="ignore"):  # Larger bounds become infinite.
+            return specs.BoundedArray(spec.shape, np.float32, spec.minimum, spec.maximum, name=spec.name)
     return specs.Array(spec.shape, np.float32, name=spec.name)
 
 
@@ -315,14 +327,18 @@ def call_factory(
 
     Warns if the seed is lost, because an environment of `environments.make` must be made with it.
     Environments of dm_env may have no random numbers, and gymnasium's are seeded at their first reset.
+
+    Raises:
+      ValueError: The factory returned an environment that it has returned before; see `simulators.take`.
     """
     known: Mapping[str, Any] = {"seed": seed, "num_envs": num_envs}
     arguments = {**{name: value for name, value in known.items() if takes(factory, name)}, **options}
     config_checks.arguments(getattr(factory, "__qualname__", "environment"), factory, options)
+    name, since = getattr(factory, "__qualname__", None) or type(factory).__name__, simulators.now()
     environment = factory(**arguments)
+    simulators.take(name, environment, since)
     is_lost = seed is not None and "seed" not in arguments
     if is_lost and isinstance(environment, BatchedEnvironment) and environment.takes_seed:
-        name = getattr(factory, "__qualname__", None) or type(factory).__name__
         warnings.warn(
             f"{name}: the factory has no parameter seed, so its environment is not seeded; add one and pass "
             "it on to environments.make."

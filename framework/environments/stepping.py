@@ -53,11 +53,6 @@ class InlineEnvironment(BatchedEnvironment):
                         f"{name}, env {first_env + index}: got the spec {self._envs[index].spec}, expected "
                         f"{self._envs[0].spec} as in env {first_env}. All envs must have the same spec."
                     )
-                if index and self._envs[index]._environment is self._envs[0]._environment:
-                    raise ValueError(
-                        f"{name}: got the same environment from two calls of the factory, expected a new one "
-                        "from each. Make the environment inside of the factory."
-                    )
         except BaseException:
             self.close()
             raise

@@ -20,6 +20,7 @@ from framework.environments.envpool import EnvPoolEnvironment
 from framework.environments.remote import ExternalEnvironment, RemoteEnvironment
 from framework.environments.single import SingleEnv, call_factory, make_env, takes
 from framework.objects import load_object
+from launch import extras
 
 Finder = Callable[[str, str, dict[str, Any]], "EnvironmentSource"]  # Gets its full name, NAME, and options.
 
@@ -69,7 +70,7 @@ def _find(environment: str | Callable[..., Any], options: dict[str, Any]) -> Env
         )
     suite, separator, name = environment.partition(":")
     if separator and suite in SUITES and name:
-        _require(environment, SUITES[suite].package, SUITES[suite].install)
+        _require(environment, SUITES[suite].package, SUITES[suite].extra)
         return SUITES[suite].find(environment, name, options)
     reason = f" Did you mean 'gymnasium:{environment}'?"
     if separator and name:
@@ -88,9 +89,9 @@ def _find(environment: str | Callable[..., Any], options: dict[str, Any]) -> Env
     )
 
 
-def _require(full: str, package: str | None, install: str) -> None:
+def _require(full: str, package: str | None, extra: str) -> None:
     if package is not None and importlib.util.find_spec(package) is None:
-        raise ImportError(f"{full!r} needs {package}, which is not installed. Run {install}.")
+        raise ImportError(f"{full!r} needs {package}, which is not installed. Run {extras.install(extra)}.")
 
 
 def _unknown(full: str, known: Iterable[str]) -> ValueError:
@@ -162,9 +163,9 @@ def _make_gymnasium(spec: Any, **kwargs: Any) -> Any:
             config_checks.arguments(f"gymnasium:{spec.id}", creator, kwargs, more=["max_episode_steps"])
         raise
     except DependencyNotInstalled as error:
-        # Its entry point is gymnasium.envs.FAMILY...
+        # The entry point is gymnasium.envs.FAMILY...
         family = next((name for name in ("box2d", "mujoco") if f".{name}" in str(spec.entry_point)), None)
-        advice = f": {error}" if family is None else f"; pip install 'repertory[{family}]'"
+        advice = f": {error}" if family is None else f"; {extras.install(family)}"
         raise ImportError(f"'gymnasium:{spec.id}' needs what is not installed{advice}") from error
 
 
@@ -201,7 +202,7 @@ def _atari(full: str, name: str, options: dict[str, Any]) -> EnvironmentSource:
     # render() always works, whatever render_mode is.
     config_checks.names("AtariOptions", options, list(atari.AtariOptions.__dataclass_fields__))
     checked = atari.AtariOptions(**options)
-    _require(full, None if checked.size is None else "cv2", SUITES["atari"].install)
+    _require(full, None if checked.size is None else "cv2", "atari")
     return EnvironmentSource(full, functools.partial(atari.AtariEnvironment, name, checked))
 
 
@@ -229,7 +230,7 @@ def _make_minigrid(spec: Any, **kwargs: Any) -> Any:
 
     environment = _make_gymnasium(spec, **kwargs)
     spaces = _without_mission(environment.observation_space)
-    # Its own bound is 255. A cell is a kind of object, its color and, of a door, its state.
+    # MiniGrid's bound is 255. A cell is a kind of object, its color and, of a door, its state.
     codes = (constants.OBJECT_TO_IDX, constants.COLOR_TO_IDX, constants.STATE_TO_IDX)
     high = np.broadcast_to(np.array([max(each.values()) for each in codes], np.uint8), spaces["image"].shape)
     spaces["image"] = gymnasium.spaces.Box(np.zeros_like(high), high, dtype=np.uint8)
@@ -307,18 +308,12 @@ class Suite(NamedTuple):
       example: a name, for errors.
       package: the module that it needs; None: it needs none.
       extra: the extra of Repertory that installs that.
-      note: where that works.
     """
 
     find: Finder
     example: str
     package: str | None = None
     extra: str = ""
-    note: str = ""
-
-    @property
-    def install(self) -> str:
-        return f'pip install "repertory[{self.extra}]"{self.note}'
 
 
 _MINATAR = {
@@ -327,15 +322,14 @@ _MINATAR = {
 }
 _DYNAMICS = "framework.environments.tensor_dynamics"  # By name: torch takes a second to import.
 _TENSOR = {"CartPole-v1": f"{_DYNAMICS}:CartPole", "Pendulum-v1": f"{_DYNAMICS}:Pendulum"}
-_NEW = ", on Python 3.11 or newer"
 
 SUITES: dict[str, Suite] = {
     "gymnasium": Suite(_gymnasium, "CartPole-v1"),
     "dm_control": Suite(_dm_control, "cartpole/balance", "dm_control", "dm-control"),
     "atari": Suite(_atari, "Pong", "ale_py", "atari"),
     "minatar": Suite(_one_of(_MINATAR), "Breakout", "minatar", "minatar"),
-    "minigrid": Suite(_minigrid, "DoorKey-5x5", "minigrid", "minigrid", _NEW),
-    "envpool": Suite(_any_of(EnvPoolEnvironment), "Pong-v5", "envpool", "envpool", _NEW),
+    "minigrid": Suite(_minigrid, "DoorKey-5x5", "minigrid", "minigrid"),
+    "envpool": Suite(_any_of(EnvPoolEnvironment), "Pong-v5", "envpool", "envpool"),
     "pettingzoo": Suite(_pettingzoo, "mpe.simple_spread_v3", "pettingzoo", "pettingzoo"),
     "multi_agent": Suite(_one_of({"CartPole": multi_agent.MultiAgentCartPole}), "CartPole"),
     "tensor": Suite(_one_of(_TENSOR), "CartPole-v1"),

@@ -95,6 +95,8 @@ class TensorChecker(FieldChecker):
         import torch
 
         self.exact = None
+        if self._looks:
+            self._look_for_extra_parts([nest])
         try:
             leaves = [specs.pick(nest, leaf[0]) if leaf[0] else nest for leaf in self._leaves]
         except (KeyError, IndexError, TypeError):

@@ -25,7 +25,7 @@ class TensorDynamics(TensorEnvironment):
     """A tensor environment of three functions, which subclasses define: `begin`, `advance`, and `observe`.
 
     First states come from numpy's generator, so that they are the same on every device. All envs share it:
-    the episodes of an env depend on the number of envs, but for those of `seed_episodes`.
+    the episodes of an env depend on the number of envs, except after `seed_episodes`.
 
     Attributes:
       state: float64`[S, B]`, S numbers of each env.

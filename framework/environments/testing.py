@@ -53,9 +53,6 @@ class _Episodes(dm_env.Environment):
         """The reward of the next transition; called before its `_observe`."""
         raise NotImplementedError
 
-    def _discount_of(self, value: float) -> Nest:
-        return value
-
     def observation_spec(self) -> Nest:
         return self._spec.observations
 
@@ -84,12 +81,18 @@ class _Episodes(dm_env.Environment):
         over, observation = self._time == self._length, self._observe()
         if over:
             self._time = None
+        goes_on = not over or self._truncate
         return dm_env.TimeStep(
             step_type=dm_env.StepType.LAST if over else dm_env.StepType.MID,
-            reward=reward,
-            discount=self._discount_of(0.0 if over and not self._truncate else 1.0),
+            reward=tree.map_structure(_fitting, self._spec.rewards, reward),
+            discount=tree.map_structure(lambda leaf: _fitting(leaf, float(goes_on)), self._spec.discounts),
             observation=observation,
         )
+
+
+def _fitting(spec: specs.Array, value: Any) -> Any:
+    """An array of the spec's shape and dtype, or a scalar of numpy."""
+    return np.full(spec.shape, value, spec.dtype)[()]
 
 
 class FakeEnvironment(_Episodes):
@@ -125,9 +128,6 @@ class FakeEnvironment(_Episodes):
         tree.map_structure(lambda leaf, value: leaf.validate(value), self._spec.actions, action)
         return self._draw(self._spec.rewards)
 
-    def _discount_of(self, value: float) -> Nest:
-        return tree.map_structure(lambda leaf: np.full(leaf.shape, value, leaf.dtype), self._spec.discounts)
-
     def _draw(self, spec: Nest) -> Nest:
         return tree.map_structure(lambda leaf: draw(leaf, self._rng), spec)
 
@@ -143,8 +143,7 @@ def draw(spec: specs.Array, rng: np.random.Generator, batch_shape: tuple[int, ..
         low: Any = getattr(spec, "minimum", max(bounds.min, -100) if bounds else 0)
         high: Any = getattr(spec, "maximum", min(bounds.max, 100) if bounds else 1)
         return rng.integers(low, np.asarray(high, np.int64), shape, endpoint=True).astype(spec.dtype)
-    low = np.asarray(getattr(spec, "minimum", -1.0), np.float64)
-    high = np.asarray(getattr(spec, "maximum", 1.0), np.float64)
+    low, high = specs.bounds(spec)
     low = np.where(np.isfinite(low), low, np.minimum(-1.0, high))
     high = np.where(np.isfinite(high), high, np.maximum(1.0, low))
     return (low + (high - low) * rng.random(shape)).astype(spec.dtype)

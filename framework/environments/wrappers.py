@@ -126,7 +126,7 @@ class StepLimit(EnvironmentWrapper):
             return timestep
         self._environment.end_episodes(cut)
         ended = timestep._replace(step_type=np.where(cut, LAST, timestep.step_type))
-        if isinstance(ended, MultiAgentTimeStep):  # So do the episodes of the agents that play.
+        if isinstance(ended, MultiAgentTimeStep):  # The episodes of the agents that play end, too.
             ended = ended._replace(
                 agents={
                     name: np.where(cut & (kind == MID), LAST, kind) for name, kind in ended.agents.items()
@@ -400,13 +400,15 @@ class SinglePrecision(_ObservationWrapper):
 
 
 def _single_spec(spec: specs.Array) -> specs.Array:
-    return spec.replace(dtype=np.float32) if spec.dtype == np.float64 else spec
+    with np.errstate(over="ignore"):  # Larger bounds become infinite.
+        return spec.replace(dtype=np.float32) if spec.dtype == np.float64 else spec
 
 
 class Flatten(_ObservationWrapper):
-    """Nested observations as one float32[n] vector per env; discrete scalars as one-hot codes.
+    """Nested observations as one float32[n] vector per env: codes as one-hot vectors, bytes divided by 255.
 
-    Parts are in the order of `tree.flatten`, which sorts the keys of dicts.
+    So networks see the same numbers as without it. Parts are in the order of `tree.flatten`, which sorts the
+    keys of dicts.
     """
 
     def __init__(self, environment: BatchedEnvironment):
@@ -416,10 +418,10 @@ class Flatten(_ObservationWrapper):
                 f"{self.name}: got an observation with {specs.ACTION_MASK}, expected one without: the mask "
                 "would be lost. Leave Flatten out; agents take dicts."
             )
-        self._leaves = tree.flatten(self.spec.observations)
+        leaves = tree.flatten(self.spec.observations)
+        self._codes, self._bytes = list(map(specs.num_codes, leaves)), list(map(specs.is_bytes, leaves))
         sizes = [
-            leaf.num_values if isinstance(leaf, specs.DiscreteArray) else math.prod(leaf.shape)
-            for leaf in self._leaves
+            math.prod(leaf.shape) * (codes or 1) for leaf, codes in zip(leaves, self._codes, strict=True)
         ]
         self.spec = self.spec._replace(
             observations=specs.Array((sum(sizes),), np.float32, name="observation")
@@ -427,8 +429,11 @@ class Flatten(_ObservationWrapper):
 
     def _transform(self, timestep: dm_env.TimeStep) -> Nest:
         parts = []
-        for leaf, value in zip(self._leaves, tree.flatten(timestep.observation), strict=True):
-            if isinstance(leaf, specs.DiscreteArray):
-                value = np.arange(leaf.num_values) == value[:, None]
+        leaves = tree.flatten(timestep.observation)
+        for codes, is_bytes, value in zip(self._codes, self._bytes, leaves, strict=True):
+            if codes:
+                value = np.arange(codes) == value[..., None]
+            elif is_bytes:
+                value = value / np.float32(255)
             parts.append(value.reshape(self.num_envs, -1))
         return self._finite(np.concatenate(parts, axis=1, dtype=np.float32))

@@ -12,6 +12,7 @@ import yaml
 
 from framework.foreign import close
 from framework.loggers.base import Logger, to_scalars
+from launch import extras
 
 _ID = "id.txt"
 
@@ -34,7 +35,7 @@ class WandbLogger(Logger):
         try:
             import wandb
         except ImportError as error:
-            raise ImportError("loggers: wandb is not installed: pip install 'repertory[wandb]'.") from error
+            raise ImportError(f"loggers: wandb is not installed. Run {extras.install('wandb')}.") from error
         self._directory, self._settings = Path(directory), settings
         folder = self._directory / "wandb"
         folder.mkdir(parents=True, exist_ok=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import torch
 import tree
 from torch import nn
 
-from framework.networks.heads import UNBOUNDED, GaussianHead
+from framework import specs
+from framework.networks.heads import GaussianHead
 from framework.networks.joint import make_actions
 from framework.networks.masks import masked_policy
 from framework.networks.modules import Module
@@ -64,8 +64,7 @@ class ActorCritic(Module):
             self.core = RecurrentCore(width, recurrent_size, recurrent)
             width = self.core.output_size
         for leaf in tree.flatten(spec.actions) if tanh_mean else ():
-            bounds = getattr(leaf, "minimum", -np.inf), getattr(leaf, "maximum", np.inf)
-            if leaf.dtype.kind == "f" and not all(np.all(np.abs(bound) < UNBOUNDED) for bound in bounds):
+            if leaf.dtype.kind == "f" and not specs.is_bounded(leaf):
                 raise ValueError(
                     f"tanh_mean: got True for {leaf!r}, expected False without finite bounds, between which "
                     "the mean would lie. Give the action bounds, or leave tanh_mean out."

@@ -16,6 +16,7 @@ import tree
 from dm_env import specs as dm_specs
 from torch import nn
 
+from framework import specs
 from framework.networks import distributions
 from framework.networks.modules import Linear, Module
 from framework.networks.noisy import NoisyLinear
@@ -25,7 +26,6 @@ from framework.types import Nest
 # A small last layer makes the first policy nearly uniform, whatever the features are.
 _GAIN = 0.01
 _NESTS = (dict, tuple, list)
-UNBOUNDED = 1e30  # Environments without bounds may name the largest number of their dtype.
 
 
 class CategoricalHead(Module):
@@ -262,8 +262,7 @@ class Actions:
             )
         low = np.broadcast_to(spec.minimum if bounded else -np.inf, spec.shape).reshape(size)
         high = np.broadcast_to(spec.maximum if bounded else np.inf, spec.shape).reshape(size)
-        # Bounds of the largest numbers are none.
-        ranged = (abs(low.astype(np.float64)) < UNBOUNDED) & (abs(high.astype(np.float64)) < UNBOUNDED)
+        ranged = np.isfinite(specs.bounds(spec)).all(0).reshape(size)
         self._squash, free = self.continuous and squash, np.arange(size)
         self._torch_dtype = torch.from_numpy(np.zeros(0, self._dtype)).dtype
         self._on: dict[torch.device, list[torch.Tensor]] = {}  # `_numbers`, by device.

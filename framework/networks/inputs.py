@@ -105,17 +105,10 @@ def _input(leaf: specs.Array) -> Input:
     if isinstance(leaf, _Declared):
         is_picture, divides = KINDS[leaf.kind]
         return Input(PICTURE if is_picture else NUMBERS, divides)
-    if isinstance(leaf, specs.DiscreteArray):
-        return Input(CODES, codes=int(leaf.num_values))
-    shape, is_integer = leaf.shape, leaf.dtype.kind in "iu"
+    if codes := specs.num_codes(leaf):
+        return Input(CODES, codes=codes)
+    shape, divides = leaf.shape, specs.is_bytes(leaf)
     stacked = isinstance(leaf, specs.StackedArray | specs.StackedBoundedArray)
-    bounded = isinstance(leaf, specs.BoundedArray)
-    # FrameStack turns a DiscreteArray into one axis of integers from 0 on.
-    if stacked and bounded and len(shape) == 1 and is_integer and not np.any(leaf.minimum):
-        return Input(CODES, codes=int(np.max(leaf.maximum)) + 1)
-    divides = is_integer and (
-        bool(np.all(leaf.minimum == 0) and np.all(leaf.maximum == 255)) if bounded else leaf.dtype == np.uint8
-    )
     is_picture = len(shape) == 3 or (len(shape) == 4 and (stacked or divides))
     if is_picture:
         _, height, width, _ = picture_axes(shape)

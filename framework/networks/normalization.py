@@ -57,8 +57,8 @@ class Moments(Module):
 
     def normalize(self, values: torch.Tensor) -> torch.Tensor:
         """Standard deviations from the mean, float32 `[..., *shape]`, clipped at +-10."""
-        values = values if values.is_floating_point() else values.float()
-        return ((values - self.mean.float()) / self.std()).clamp(-10.0, 10.0)
+        # In float64: float32 has no digits left for the differences of numbers such as Unix times.
+        return ((values.double() - self.mean).float() / self.std()).clamp(-10.0, 10.0)
 
 
 class ObservationNormalizer(Module):
@@ -132,7 +132,7 @@ class RewardScale(Module):
         so_far: Any = torch.zeros_like(rewards[:, 0]) if before is None else before
         returns = []
         # Rows that do not count may hold NaN, and 0 times NaN is NaN.
-        rewards = torch.where(mask > 0, rewards, torch.zeros_like(rewards))
+        rewards = torch.where(mask > 0, rewards, torch.zeros_like(rewards)).double()
         for reward, start, counts in zip(rewards.unbind(1), starts.unbind(1), mask.unbind(1), strict=True):
             so_far = torch.where(counts > 0, reward + gamma * so_far * (start == 0), so_far)
             returns.append(so_far)

@@ -35,16 +35,17 @@ from framework.loggers import (
 )
 from framework.objects import named
 from framework.runs.run_config import RunConfig
+from launch import extras
 
 # Engines, replay back ends and suites that need a package: its module, and how to install it.
 _PACKAGES = {
-    "ray": ("ray", 'pip install "repertory[ray]"'),
-    "launchpad": ("launchpad", 'pip install "repertory[deepmind]", on Python 3.10'),
-    "launchpad_mt": ("launchpad", 'pip install "repertory[deepmind]", on Python 3.10'),
-    "reverb": ("reverb", 'pip install "repertory[reverb]", on Python 3.11 or older'),
+    "ray": ("ray", extras.install("ray")),
+    "launchpad": ("launchpad", extras.install("deepmind")),
+    "launchpad_mt": ("launchpad", extras.install("deepmind")),
+    "reverb": ("reverb", extras.install("reverb")),
     "tensorboard": ("tensorboard", "pip install tensorboard"),
-    "wandb": ("wandb", 'pip install "repertory[wandb]"'),
-    **{name: (suite.package, suite.install) for name, suite in SUITES.items() if suite.package},
+    "wandb": ("wandb", extras.install("wandb")),
+    **{name: (suite.package, extras.install(suite.extra)) for name, suite in SUITES.items() if suite.package},
 }
 
 Wrapper = Callable[[BatchedEnvironment], BatchedEnvironment]

@@ -243,6 +243,30 @@ def test_observers_measure_each_env_and_episode():
     assert all(row["action_min"] == row["action_max"] == row["action_mean"] == 1 for row in logger.rows)
 
 
+@pytest.mark.parametrize("observer", [observers.ActionObserver, observers.ObservationObserver])
+def test_an_observer_that_has_seen_nothing_says_so(observer):
+    spec = testing.make_spec(specs.Array((0,), np.float32), specs.BoundedArray((0,), np.float32, -1, 1))
+    empty = environments.make(testing.FakeEnvironment, num_envs=2, options={"spec": spec})
+    for environment in (environments.make(testing.EchoEnvironment, num_envs=3), empty):
+        watching, envs = observer(), np.arange(environment.num_envs)
+        action = testing.draw_action(environment.action_spec(), np.random.default_rng(0), len(envs))
+        for number in range(3):  # Before a reset, after it, and after a step.
+            assert [each.shape for each in watching.get_metrics(envs[:0]).values()] == [(0,)] * 3
+            few = watching.get_metrics(envs[:1])
+            seen = environment is not empty and number > (observer is observers.ActionObserver)
+            assert len(few) == 3 and all(np.isfinite(each).tolist() == [seen] for each in few.values())
+            if number == 0:
+                watching.observe_first(environment, environment.reset())
+            elif number == 1:
+                watching.observe(environment, environment.step(action), action)
+        # The same observer in a loop of another size.
+        loop = EnvironmentLoop(
+            environments.make(testing.EchoEnvironment), RecordingActor(), observers=[watching]
+        )
+        assert loop.run_episodes(0)["episode_return"].shape == (0,)
+        assert loop.run_episodes(1)["episode_return"].shape == (1,)
+
+
 def test_nested_rewards_give_nested_returns():
     spec = testing.make_spec(
         rewards={"a": specs.Array((2,), np.float32), "b": specs.Array((), np.float32)},

@@ -238,7 +238,7 @@ def test_an_environment_whose_package_is_missing(repertory, tmp_path, monkeypatc
         monkeypatch.delitem(sys.modules, name)
     folder = tmp_path / "run"
     code, _, err = repertory(*TRAIN, "--environment", "gymnasium:LunarLander-v3", "--directory", folder)
-    assert code == 1 and "pip install 'repertory[box2d]'" in err and "Traceback" not in err
+    assert code == 1 and 'pip install "repertory[box2d]"' in err and "Traceback" not in err
     assert not folder.exists()
 
 

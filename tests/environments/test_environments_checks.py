@@ -123,6 +123,7 @@ _CASES = {
         "step().observation/time",
         "return every part that the spec has",
     ),
+    "None": (_changed(observation=None), "step().observation", "return every part that the spec has"),
     "part too many": (
         _changed(observation={"place": _PLACE, "time": 1, "secret": 1}),
         "step().observation",

@@ -7,12 +7,14 @@ import warnings
 import gymnasium
 import numpy as np
 import pytest
+import tree
 from faulty_environment import FaultyEnvironment
 from gymnasium import spaces
 
 from framework import core, environments, specs
 from framework.actors import EnvironmentLoop
 from framework.environments import testing
+from framework.environments.fields import FieldChecker
 
 CARTPOLE = "gymnasium:CartPole-v1"
 
@@ -160,6 +162,74 @@ _GYM = {
 }
 
 
+_X = np.zeros(2, np.float32)
+_STRUCTURE = {
+    "none": (None, r"env 0: observation is None, expected a nest with the parts inner, pair\."),
+    "array": (_X, r"observation is array.*, expected a nest with the parts inner, pair\."),
+    "inner is None": (
+        {"inner": None, "pair": (1, 2)},
+        "observation/inner is None, expected a nest with .* x",
+    ),
+    "leaf is None": ({"inner": {"x": None}, "pair": (1, 2)}, r"inner/x has dtype object \(None\), expected"),
+    "missing": ({"inner": {"x": _X}}, r"/pair is missing from {'inner': {'x': 'ndarray'}}, which"),
+}
+_EXTRA = {
+    "key": ({"inner": {"x": _X}, "pair": (1, 2), "info": 3}, "got the parts info, expected none"),
+    "inner key": ({"inner": {"x": _X, "y": {"z": 0}}, "pair": (1, 2)}, "got the parts inner/y,"),
+    "tuple": (
+        {"inner": {"x": _X}, "pair": (1, 2, 3)},
+        "the parts pair/2, .* inner/x, pair/0, pair/1:",
+    ),
+}
+
+
+class _Nest(gymnasium.Env):
+    """Its observation is a nest at the reset, and what it is told at its first step."""
+
+    _pair = spaces.Tuple((spaces.Discrete(3), spaces.Discrete(4)))
+    observation_space = spaces.Dict({"inner": spaces.Dict({"x": spaces.Box(-1, 1, (2,))}), "pair": _pair})
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, observation):
+        self.observation = observation
+
+    def reset(self, *, seed=None, options=None):
+        return {"inner": {"x": [0.0, 0.0]}, "pair": (1, 2)}, {}
+
+    def step(self, action):
+        return self.observation, 0.0, False, False, {}
+
+
+@pytest.mark.parametrize(("observation", "message"), _STRUCTURE.values(), ids=_STRUCTURE)
+def test_an_observation_of_another_structure_is_told(observation, message):
+    environment = environments.make(_Nest, num_envs=2, options={"observation": observation})
+    environment.reset()
+    with pytest.raises(environments.EnvironmentFault, match=message):
+        environment.step(np.zeros(2, np.int64))
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize(("observation", "message"), _EXTRA.values(), ids=_EXTRA)
+def test_parts_that_the_spec_lacks_are_told_once(observation, message, batched):
+    class Foreign(environments.EnvironmentWrapper):
+        def step(self, action):
+            given = tree.map_structure(lambda leaf: np.stack([leaf] * 2), observation)
+            return super().step(action)._replace(observation=given)
+
+    given = {"inner": {"x": _X}, "pair": (1, 2)} if batched else observation
+    wrappers = [Foreign] if batched else []
+    environment = environments.make(_Nest, num_envs=2, options={"observation": given}, wrappers=wrappers)
+    environment.reset()
+    with pytest.warns(UserWarning, match=message) as told:
+        for _ in range(2):
+            assert sorted(environment.step(np.zeros(2, np.int64)).observation) == ["inner", "pair"]
+    assert len(told) == 1
+    assert any(
+        "parts that its spec lacks" in each.what
+        for each in environments.check_environment(functools.partial(_Nest, observation), num_steps=3)
+    )
+
+
 @pytest.mark.parametrize("vector", [False, True])
 @pytest.mark.parametrize(("changes", "message"), _GYM.values(), ids=_GYM)
 def test_what_gymnasium_calls_return_is_checked(changes, message, vector):
@@ -193,6 +263,44 @@ def test_integers_beyond_their_bounds_that_are_no_codes_are_told_once():
         for _ in range(2):
             environment.step(np.zeros(2, np.int64))
     assert len(told) == 1
+
+
+_INTEGERS = {  # The spec's dtype, what the environment gives, and whether it arrives unchanged.
+    "300 in uint8": ("uint8", np.int64(300), False),
+    "negative in uint8": ("uint8", np.int64(-1), False),
+    "200 in int8": ("int8", np.int64(200), False),
+    "large in int32": ("int32", np.int64(2**40), False),
+    "large in int64": ("int64", np.uint64(2**64 - 1), False),
+    "negative in uint64": ("uint64", np.int64(-1), False),
+    "a float in uint8": ("uint8", 1.5, False),
+    "a whole float in uint8": ("uint8", 2.0, False),
+    "2 in bool": ("bool", np.int64(2), False),
+    "255 in uint8": ("uint8", np.int64(255), True),
+    "int8 in int64": ("int64", np.int8(-5), True),
+    "1 in bool": ("bool", np.int64(1), True),
+    "300 in float32": ("float32", np.int64(300), True),
+}
+
+
+@pytest.mark.parametrize("field", ["observation", "action", "reward"])
+@pytest.mark.parametrize(("dtype", "given", "fits"), _INTEGERS.values(), ids=_INTEGERS)
+def test_integers_arrive_unchanged_or_are_refused(field, dtype, given, fits):
+    """One of three numbers is the odd one, in a batch and in one env's array."""
+    array = np.array([0, given, 1], getattr(given, "dtype", None))
+    batch, of_one = (
+        FieldChecker("e", field, specs.Array(shape, dtype), n) for shape, n in (((), 3), ((3,), 1))
+    )
+    for check in (
+        lambda: batch(array),
+        lambda: batch.gather(list(array), range(3)),
+        lambda: of_one(array[None]),
+    ):
+        if fits:
+            (arrived,) = check()
+            assert arrived.dtype == dtype and np.array_equal(arrived.ravel(), array)
+        else:
+            with pytest.raises(environments.EnvironmentFault, match=f"dtype .*, expected {dtype}"):
+                check()
 
 
 _LARGE = 50331651.0  # 3 * 2**24 + 3, which float32 holds as 50331652.

@@ -193,10 +193,6 @@ def test_a_module_may_register_its_environment(registered, stepping):
         environments.make("gymnasium:no_such_module:Walk-v0")
 
 
-def _same(environment):
-    return environment
-
-
 # dm_env.Environment has the other methods.
 _METHODS = ("reset", "step", "observation_spec", "action_spec")
 _DUCK = type("Duck", (), dict.fromkeys(_METHODS, lambda self: testing.make_spec().actions))
@@ -207,12 +203,6 @@ _BAD = [
     ("atari:", {}, ValueError, "unknown environment 'atari:'"),
     (CARTPOLE, {"num_envs": 0}, ValueError, "num_envs: got 0"),
     (CARTPOLE, {"seed": -1}, ValueError, "seed: got -1"),
-    (
-        functools.partial(_same, testing.EchoEnvironment()),
-        {"num_envs": 2},
-        ValueError,
-        "got the same environment",
-    ),
     (CARTPOLE, {"stepping": "fast"}, ValueError, r"stepping: got 'fast'.*inline"),
     (CARTPOLE, {"num_processes": 2}, ValueError, r"num_processes: got 2 .* Use stepping='processes'"),
     (testing.EchoEnvironment, {"stepping": "vector"}, ValueError, "stepping='vector' needs"),

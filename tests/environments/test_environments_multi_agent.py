@@ -86,6 +86,18 @@ def test_agents_that_come_late_and_end_early(stepping, truncates):
         assert only.discount == {"host": [1, 1, 1, 1, end, 1, 1], "guest": [1, 1, 1, end, 1, 1, 1]}
 
 
+def test_agents_that_are_not_named_are_told():
+    class More(Visit):
+        def observe(self):
+            return super().observe() | {"judge": 0}
+
+    environment = environments.make(More)
+    with pytest.warns(UserWarning, match="More: got observations of judge, expected none but of guest, host"):
+        environment.reset()
+    with pytest.raises(environments.EnvironmentFault, match=r"reset\(\) returned observations of NoneType"):
+        environments.make(type("Blank", (Visit,), {"observe": lambda self: None})).reset()
+
+
 class Leaves(pettingzoo.ParallelEnv):
     """Two agents. At step 1 and 2 `first`, at step 3 `b` end, by their flags or by leaving the list."""
 

@@ -6,11 +6,13 @@ import functools
 import dm_env
 import numpy as np
 import pytest
+import torch
 from dm_env import specs as dm_specs
 
-from framework import environments, specs
+from framework import environments, networks, specs
 from framework.environments import FIRST, LAST, MID, testing
 from framework.environments.single import env_seeds
+from framework.networks import inputs
 
 
 class Script(dm_env.Environment):
@@ -140,7 +142,7 @@ def test_rescale_action(clip):
 @pytest.mark.parametrize("clip", [False, True])
 def test_rescaled_actions_are_within_the_bounds(clip):
     bounds = [(0.1 * low, 0.1 * high) for low in range(-30, 31) for high in range(low + 1, 31)]
-    low, high = (np.array(each, np.float32) for each in zip(*bounds, (-3e38, 3e38), strict=True))
+    low, high = (np.array(each, np.float32) for each in zip(*bounds, (-9e29, 9e29), strict=True))
     environment = environments.make(
         functools.partial(Pushed, np.float32, (low, high)),
         wrappers=[functools.partial(environments.RescaleAction, clip=clip)],
@@ -152,9 +154,10 @@ def test_rescaled_actions_are_within_the_bounds(clip):
         assert value not in (-1, 1) or np.array_equal(given, low if value < 0 else high)
 
 
-def test_rescaling_needs_finite_bounds():
+@pytest.mark.parametrize("largest", [np.inf, np.finfo(np.float32).max, np.finfo(np.float32).max / 2])
+def test_rescaling_needs_finite_bounds(largest):
     def make():
-        return Pushed(bounds=((-np.inf, 0.0), (6.0, 1.0)))
+        return Pushed(bounds=((-largest, 0.0), (6.0, 1.0)))
 
     with pytest.raises(ValueError, match=r"action cannot be rescaled.*not finite"):
         environments.make(make, wrappers=[environments.RescaleAction])
@@ -246,6 +249,33 @@ def test_scale_observation_scales_floats_and_their_bounds():
     assert (scaled.observation_spec()["a"].maximum == 2.5).all()
     with pytest.raises(ValueError, match=r"^scale: got 0, expected"):
         make(wrappers=[functools.partial(environments.ScaleObservation, scale=0)])
+
+
+_PARTS = {  # The spec, and what its kind is called where networks would take it for a picture.
+    "picture": (specs.BoundedArray((4, 4, 3), np.uint8, 0, 255), "bytes"),
+    "bytes without bounds": (specs.Array((5,), np.uint8), None),
+    "bytes as int64": (specs.BoundedArray((5,), np.int64, 0, 255), None),
+    "cells": (specs.BoundedArray((4, 4, 3), np.uint8, 0, 10), "numbers"),
+    "code": (specs.DiscreteArray(4), None),
+    "numbers": (specs.BoundedArray((2, 3), np.float64, 0, 255), None),
+}
+
+
+@pytest.mark.parametrize("num_frames", [None, 2])
+@pytest.mark.parametrize("name", _PARTS)
+def test_networks_see_the_same_numbers_of_what_is_flattened(name, num_frames):
+    spec, kind = _PARTS[name]
+    stack = [functools.partial(environments.FrameStack, num_frames=num_frames)] if num_frames else []
+    options = {"num_envs": 3, "options": {"spec": testing.make_spec({"part": spec})}, "seed": 1}
+    seen = []
+    for wrappers in (stack, [*stack, environments.Flatten]):
+        environment = environments.make(testing.FakeEnvironment, wrappers=wrappers, **options)
+        named = [f"observation/part={kind}"] if kind and wrappers == stack else []
+        encoder = networks.ObservationEncoder(inputs.declared(environment.observation_spec(), named))
+        environment.reset()
+        observation = environment.step(np.zeros(3, np.int64)).observation
+        seen.append(encoder(networks.as_tensors(observation)))
+    torch.testing.assert_close(*seen)
 
 
 def test_flatten_concatenates_and_codes_discrete_values():

@@ -270,6 +270,22 @@ def test_what_a_closing_row_holds_does_not_reach_the_next_episode(kind):
     assert torch.equal(outputs[0, [0, 1, 3, 4]], expected[0, [0, 1, 3, 4]])
 
 
+@pytest.mark.parametrize(
+    ("dtype", "middle", "spread"),
+    [("float64", 1732873457, 1), ("float64", 45000002, 0.5), ("int64", 1732873457, 60), ("float32", 1e4, 1)],
+)
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_numbers_far_from_zero_are_normalized(dtype, middle, spread, shape):
+    values = (middle + spread * np.random.default_rng(0).standard_normal((50, 100, *shape))).astype(dtype)
+    normalizer = networks.ObservationNormalizer(dm_specs.Array(shape, np.dtype(dtype)), True)
+    normalizer.update(torch.from_numpy(values), torch.ones(50, 100, dtype=torch.bool))
+    normalized = normalizer(torch.from_numpy(values))
+    exact = values.astype(np.longdouble)
+    expected = (exact - exact.mean()) / exact.std()
+    assert normalized.dtype == torch.float32
+    np.testing.assert_allclose(normalized, expected.astype(float), atol=1e-5)
+
+
 def test_the_scale_of_rewards_is_that_of_the_returns_that_count():
     scale = networks.RewardScale()
     # Two steps and a closing row, then three steps of the next episode and the last row.

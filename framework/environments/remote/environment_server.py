@@ -181,18 +181,24 @@ def describe_space(space: Any) -> Any:
         first = np.asarray(getattr(space, "start", np.zeros_like(space.nvec)))
         return {**data, "minimum": first.tolist(), "maximum": (first + space.nvec - 1).tolist()}
     low, high = np.asarray(space.low), np.asarray(space.high)
-    if np.isfinite(low).any() or np.isfinite(high).any():
+    if (_is_bound(low) | _is_bound(high)).any():
         alike = low.ndim > 1 and (low == low.flat[0]).all() and (high == high.flat[0]).all()
         data["minimum"] = (low.flat[0] if alike else low).tolist()
         data["maximum"] = (high.flat[0] if alike else high).tolist()
     return data
 
 
+def _is_bound(bound: np.ndarray) -> np.ndarray:
+    """`framework.specs` has the same: the largest float of a dtype, or half of it, is no bound."""
+    largest = min(1e30, float(np.finfo(bound.dtype).max) / 2) if bound.dtype.kind == "f" else np.inf
+    return abs(bound.astype(np.float64)) < largest
+
+
 class _Gymnasium:
     """One environment of gymnasium, or of gym, whose `step` may return four values."""
 
     def __init__(self, env: Any, seed: int | None):
-        self._env, self._seed = env, seed  # The seed is the first reset's.
+        self.env, self._seed = env, seed  # The seed is the first reset's.
         self.spec = {
             "observations": describe_space(env.observation_space),
             "actions": describe_space(env.action_space),
@@ -205,15 +211,15 @@ class _Gymnasium:
 
     def reset(self) -> Any:
         seed, self._seed = self._seed, None
-        if seed is not None and callable(getattr(self._env, "seed", None)):  # gym before 0.26
-            self._env.seed(seed)
+        if seed is not None and callable(getattr(self.env, "seed", None)):  # gym before 0.26
+            self.env.seed(seed)
             seed = None
-        result = self._env.reset() if seed is None else self._env.reset(seed=seed)
+        result = self.env.reset() if seed is None else self.env.reset(seed=seed)
         is_pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
         return result[0] if is_pair else result
 
     def step(self, action: Any) -> tuple[Any, Any, Any, int]:
-        observation, reward, ended, *more = self._env.step(action)
+        observation, reward, ended, *more = self.env.step(action)
         if len(more) == 2:
             terminated, truncated = ended, more[0]
         else:
@@ -223,7 +229,7 @@ class _Gymnasium:
         return observation, reward, 0.0 if terminated else 1.0, LAST if terminated or truncated else MID
 
     def close(self) -> None:
-        self._env.close()
+        self.env.close()
 
 
 def _flag(name: str, value: Any) -> bool:
@@ -238,7 +244,7 @@ class _DmEnv:
     """One environment of dm_env."""
 
     def __init__(self, env: Any):
-        self._env = env
+        self.env = env
         keys = ("observations", "actions", "rewards", "discounts")
         self.spec = {key: describe_spec(getattr(env, f"{key[:-1]}_spec")()) for key in keys}
         for key in ("rewards", "discounts"):
@@ -247,15 +253,15 @@ class _DmEnv:
         self.starts = [[0] * len(flatten(self.spec[of])) for of in ("actions", "observations")]
 
     def reset(self) -> Any:
-        return self._env.reset().observation
+        return self.env.reset().observation
 
     def step(self, action: Any) -> tuple[Any, Any, Any, int]:
-        step_type, reward, discount, observation = self._env.step(action)
+        step_type, reward, discount, observation = self.env.step(action)
         return observation, reward, discount, int(step_type)
 
     def close(self) -> None:
-        if hasattr(self._env, "close"):
-            self._env.close()
+        if hasattr(self.env, "close"):
+            self.env.close()
 
 
 class EnvironmentsOf:
@@ -283,7 +289,13 @@ class EnvironmentsOf:
         if seed is not None:
             children = np.random.SeedSequence(seed).spawn(num_envs)
             seeds = [int(child.generate_state(1)[0]) for child in children]
-        return _Batch([self._make(each) for each in seeds], self.spec)
+        envs = [self._make(each) for each in seeds]
+        if len({id(getattr(env.env, "unwrapped", env.env)) for env in envs}) < num_envs:
+            raise ValueError(
+                "environment: got the same one from two calls of the factory, expected a new one for each "
+                "env. Make the environment, not only its wrappers, inside of the factory."
+            )
+        return _Batch(envs, self.spec)
 
 
 class _Batch:

@@ -18,12 +18,12 @@ milliseconds, and connections are neither encrypted nor authenticated.
 Requires dm-reverb (tested with 0.7.2 and 0.14.0) and a TensorFlow that fits it.
 """
 
+from launch import extras
+
 try:
     import reverb as _reverb  # noqa: F401
 except ImportError as error:
-    raise ImportError(
-        "dm-reverb is not installed. On Python 3.11 or older: pip install 'repertory[reverb]'."
-    ) from error
+    raise ImportError(f"dm-reverb is not installed. Run {extras.install('reverb')}.") from error
 
 from framework.replay.dm_reverb.client import DmReverbClient as Client
 from framework.replay.dm_reverb.server import DmReverbServer as Server

@@ -27,7 +27,7 @@ import sys
 import threading
 from typing import Any
 
-from launch import platforms
+from launch import extras, platforms
 from launch.engines.base import Unit
 from launch.engines.options import Options, Resources
 from launch.engines.ray import actor, placement
@@ -288,7 +288,7 @@ def _import_ray() -> Any:
         import ray
         import ray.util
     except ImportError as error:
-        raise ImportError('engine "ray" requires Ray: pip install "repertory[ray]".') from error
+        raise ImportError(f'engine "ray" requires Ray. Run {extras.install("ray")}.') from error
     return ray
 
 
