@@ -1,10 +1,11 @@
-"""The README's Python runs as it stands there, and its commands exist."""
+"""The README's Python runs as it stands there, its commands exist, and pages hold what their markers make."""
 
 from __future__ import annotations
 
 import pathlib
 import re
 
+import markers
 import warm_python
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -34,6 +35,10 @@ def test_commands_of_the_readme_exist():
     from framework.commands.cli import COMMANDS
 
     assert {*re.findall(r"^repertory (\w+)", README, re.MULTILINE)} <= {*COMMANDS}
+
+
+def test_pages_hold_what_their_markers_make():
+    assert markers.stale() == [], "make pages"
 
 
 def test_links_of_the_documents_lead_somewhere():
