@@ -1,7 +1,7 @@
-"""Tables of fields and of recorded results in the pages, made from what they are about, and a hook of MkDocs.
+"""Makes the tables of fields, names and recorded results in the pages. It is also a hook of MkDocs.
 
-A page holds what a marker makes between the marker and `<!-- end -->`, so that it reads the same in a checkout and on
-the site. `python docs/hooks/markers.py --write` (`make pages`) makes these parts anew; a test compares them.
+What a marker makes stands between the marker and `<!-- end -->`, so that a page reads the same in a checkout and
+on the site. `python docs/hooks/markers.py --write` (`make pages`) makes these parts anew; a test compares them.
 
 `<!-- fields: MODULE:CLASS -->`: all fields of a dataclass.
 `<!-- fields: agents -->`: the fields of all agents' configs, each config under a heading.
@@ -10,8 +10,8 @@ the site. `python docs/hooks/markers.py --write` (`make pages`) makes these part
 `<!-- names: MODULE -->`: the public names of a module, with the first sentence about each.
 `<!-- graph: AGENT -->`: the picture of the agent's program graph, a file beside the page.
 
-The hook makes pictures in `results/records` files of the site, and puts a page outside of `docs`, whose links into
-`docs` become the site's, in place of `<!-- include: FILE -->` and the line below it.
+The hook makes pictures in `results/records` files of the site, and puts a page outside of `docs`, whose links
+into `docs` become the site's, in place of `<!-- include: FILE -->` and the line below it.
 """
 
 import ast
@@ -188,18 +188,20 @@ def on_page_markdown(markdown, **_):
 
 def stale(write=False):
     """The files in `docs` that differ from what their markers make; with `write`, made anew."""
-    different = []
+    files = {}
     for page in sorted((ROOT / "docs").rglob("*.md")):
-        text, pictures = made(page.read_text(encoding="utf-8"))
-        for path, content in {page: text, **{page.parent / name: svg for name, svg in pictures.items()}}.items():
-            if not path.exists() or path.read_text(encoding="utf-8") != content:
-                different.append(path.relative_to(ROOT).as_posix())
-                if write:
-                    path.write_text(content, encoding="utf-8")
-    return different
+        files[page], pictures = made(page.read_text(encoding="utf-8"))
+        files.update({page.parent / name: picture for name, picture in pictures.items()})
+    different = [
+        path for path, text in files.items() if not path.exists() or path.read_text(encoding="utf-8") != text
+    ]
+    for path in different if write else ():
+        path.write_text(files[path], encoding="utf-8")
+    return [path.relative_to(ROOT).as_posix() for path in different]
 
 
 if __name__ == "__main__":
-    files = stale(write="--write" in sys.argv)
-    print("\n".join([*files, f"{len(files)} files {'made anew' if '--write' in sys.argv else 'are stale'}"]))
-    sys.exit(bool(files) and "--write" not in sys.argv)
+    if sys.argv[1:] != ["--write"]:
+        sys.exit(f"got {sys.argv[1:]}, expected --write")
+    for file in stale(write=True):
+        print(f"{file} was made anew")
