@@ -1,7 +1,7 @@
 """Makes the tables of fields, names and recorded results in the pages. It is also a hook of MkDocs.
 
-What a marker makes stands between the marker and `<!-- end -->`, so that a page reads the same in a checkout and
-on the site. `python docs/hooks/markers.py --write` (`make pages`) makes these parts anew; a test compares them.
+What a marker makes stands between the marker and `<!-- end -->`, so that a page reads the same in a checkout
+and on the site. `python docs/hooks/markers.py --write` (`make pages`) makes these parts; a test compares.
 
 `<!-- fields: MODULE:CLASS -->`: all fields of a dataclass.
 `<!-- fields: agents -->`: the fields of all agents' configs, each config under a heading.

@@ -120,6 +120,8 @@ def draw(
     FigureCanvasAgg(figure)  # Draws without a window.
     axes = figure.add_subplot()
     for name, members in curves.items():
+        # Matplotlib hides labels that begin with `_`, as those of a notebook's agents (`__main__:`) do.
+        name = f" {name}" if name.startswith("_") else name
         if len(members) == 1:
             marker = "o" if len(members[0].x) < 30 else None
             axes.plot(members[0].x, members[0].y, label=name, marker=marker, markersize=3)
@@ -148,8 +150,9 @@ def as_table(curves: dict[str, list[Curve]], what: str, axis: Axis, band: Band) 
         spread = f" ± {high - center:.4g}" if band == "std" else f" ({low:.4g} … {high:.4g})"
         spread = spread if len(members) > 1 else ""  # One seed says nothing of others.
         least, most = joined.values[:, -1].min(), joined.values[:, -1].max()
+        text = name.replace("|", "\\|").replace("__", "\\_\\_")  # Markdown would print a bold `main`.
         lines.append(
-            f"| {name} | {len(members)} | {last:,.{3 if axis == 'hours' else 0}f} "
+            f"| {text} | {len(members)} | {last:,.{3 if axis == 'hours' else 0}f} "
             f"| {center:.4g}{spread} | {least:.4g} … {most:.4g} |"
         )
     return "\n".join(lines)

@@ -54,8 +54,8 @@ def main(arguments: Sequence[str]) -> int:
 def frames(policy: LoadedPolicy, episodes: int, max_steps: int, seed: int) -> Iterator[Any]:
     """Yields the frames uint8 `[height, width, 3]` of whole episodes, including the first and the last.
 
-    Prints the return of each episode when it ends, and how far it is every ten seconds. With several agents, it
-    is the mean of theirs.
+    Prints the return of each episode when it ends, and how far it is every ten seconds. With several agents,
+    it is the mean of theirs.
     """
     environment, actor = policy.make_environment(1, seed, render_mode="rgb_array"), policy.make_actor(1, seed)
     try:
