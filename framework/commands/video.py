@@ -16,6 +16,7 @@ from framework import interrupts
 from framework.commands.options import Allow, Checkpoint, CommandError, Run, UsageError, check_at_least, parse
 from framework.programs.loading import LoadedPolicy, load_policy
 from framework.types import FIRST, LAST
+from launch.texts import rounded
 
 _FORMATS = (".mp4", ".gif")
 _LINE_S = 10.0  # Seconds between two lines about an episode.
@@ -73,8 +74,8 @@ def frames(policy: LoadedPolicy, episodes: int, max_steps: int, seed: int) -> It
             over = timestep.step_type[0] == LAST
             if over or not left or time.monotonic() - printed > _LINE_S:
                 printed = time.monotonic()
-                so_far = "" if over else " so far"
-                print(f"episode {episode} of {episodes}: return {total:.1f} after {length:,} steps{so_far}")
+                so_far = f"return {rounded(total, 1)} after {length:,} steps{'' if over else ' so far'}"
+                print(f"episode {episode} of {episodes}: {so_far}")
             if over:
                 episode, length, total = episode + 1, 0, 0.0
             if episode > episodes:
