@@ -47,3 +47,12 @@ def test_links_of_the_documents_lead_somewhere():
         for link in re.findall(r"\]\(([^)#\s]+)", prose):
             if "://" not in link:
                 assert (page.parent / link).exists(), f"{page.relative_to(ROOT)} links to {link}"
+
+
+def test_files_that_the_page_on_architecture_names_exist():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = re.findall(r"`((?:agents|framework|launch)/[\w/.]*)`", page)
+    assert len(named) > 25 and [path for path in named if not (ROOT / path).exists()] == []
+    classes = re.findall(r"\b[A-Z][a-z]+(?:[A-Z][a-z]+)+\b", page.partition("## Inside the nodes")[2])
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "framework").rglob("*.py"))
+    assert [name for name in set(classes) if f"class {name}" not in sources] == []
