@@ -1,6 +1,6 @@
 # make train     the main job: DQN on CartPole-v1 as a multi-process program
 # make test      the tests of every change;  make coverage  the same, with the lines they run
-# make lint      ruff and mypy;  make docs  the site, in site/
+# make lint      ruff and mypy;  make docs  the site, in site/;  make pages  the tables in docs/ that are made
 # make pair BASE=COMMIT  CPU seconds of whole programs here and at a commit, in turns
 # make test-ray, test-reverb, test-deepmind, test-server  one real program or more on each back end
 # make release   every suite whose record in tests/release.json is older than what it tests (hours);
@@ -28,7 +28,7 @@ tests = $(1)/bin/python -m pytest $(2)$(if $(AGAIN), || $(1)/bin/python tests/he
 help:
 	@sed -n '/^#/!q; s/^# //p' Makefile
 
-.PHONY: help train test coverage lint docs pair test-reverb test-ray test-server test-deepmind release tag nightly clean
+.PHONY: help train test coverage lint docs pages pair test-reverb test-ray test-server test-deepmind release tag nightly clean
 
 # An environment of another Python than the one asked for is made anew.
 ifneq ($(MINOR),$(shell $(BIN)/python -c 'import sys; print("%d%d" % sys.version_info[:2])' 2>/dev/null))
@@ -61,6 +61,10 @@ coverage: $(VENV)/installed-test
 
 docs: $(VENV)/installed-test
 	$(BIN)/mkdocs build --strict
+
+# The tables of settings, results and names, from what they are about.
+pages: $(VENV)/installed-test
+	$(BIN)/python docs/hooks/markers.py --write
 
 # A comment is a sentence: it does not begin with a word that leaves its subject and its verb out.
 no-subject = @! grep -rnE "\# +(For|Of|Not|Those|Between|Without) " --include='*.py' framework agents launch examples \

@@ -13,6 +13,7 @@ The cache keeps what was used within the last 30 days, and can be removed at any
 """
 
 import argparse
+import collections
 import fcntl
 import hashlib
 import os
@@ -21,6 +22,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import types
 import unittest.mock
@@ -28,6 +30,7 @@ import unittest.mock
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "repertory/environments"
 KEPT_S = 30 * 24 * 3600.0
+LINE_S = 10.0  # Seconds between two lines about an installation.
 COMPLETE = "complete"  # The file that is written last.
 _ABOUT = "import platform, sys; print('%d.%d.%d' % sys.version_info[:3], platform.machine(), sys.platform)"
 
@@ -40,9 +43,26 @@ def describe(python):
         return None
 
 
+def say(text):
+    print(text, flush=True)
+
+
 def pip(folder, checkout, *arguments):
-    command = [folder / "bin/python", "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
-    subprocess.run([*command, *arguments], cwd=checkout, check=True)
+    """Runs `pip install`, and says every ten seconds what it does."""
+    command = [folder / "bin/python", "-m", "pip", "--disable-pip-version-check", "install", *arguments]
+    begin, lines = time.monotonic(), collections.deque(["starting pip"], maxlen=1)
+    process = subprocess.Popen(
+        command, cwd=checkout, stdout=subprocess.PIPE, encoding="utf-8", errors="replace"
+    )
+    reader = threading.Thread(target=lines.extend, args=(process.stdout,), daemon=True)
+    reader.start()
+    while True:
+        reader.join(LINE_S)
+        if not reader.is_alive():
+            break
+        say(f"{time.monotonic() - begin:5.0f} s  {lines[-1].strip()[:100]}")
+    if process.wait():
+        sys.exit(f"pip install failed: {lines[-1].strip()}")
 
 
 def requirements(checkout, extras):
@@ -62,9 +82,16 @@ def packages(options, version):
     constraints = "constraints/py{}{}.txt".format(*version.split("."))
     asked = requirements(options.checkout, options.extras)
     if not (options.checkout / constraints).exists():
-        print(f"No tested versions for Python {version}: installing the newest of everything.")
+        say(f"No tested versions for Python {version}: installing the newest of everything.")
         return asked, None
     return ["-c", constraints, *asked], constraints
+
+
+def named(what):
+    """What the arguments of pip ask for, in words."""
+    if what[0] == "-r":
+        return f"the packages of {what[1]}"
+    return f"{len(what) - 2 * (what[0] == '-c')} packages, such as torch, and what they need"
 
 
 def cached(options, about):
@@ -76,13 +103,18 @@ def cached(options, about):
     CACHE.mkdir(parents=True, exist_ok=True)
     folder = CACHE / "py{}{}-{}".format(*about.split(".")[:2], digest.hexdigest()[:16])
     with open(f"{folder}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"Waiting for another installation into {folder}.")
+            fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / COMPLETE).exists():
-            begin = time.monotonic()
+            begin, version = time.monotonic(), about.split()[0]
+            say(f"Installing {named(what)} for Python {version} into {folder}: a few minutes, once per user.")
             shutil.rmtree(folder, ignore_errors=True)
             subprocess.run([options.python, "-m", "venv", folder], check=True)
             pip(folder, options.checkout, *what)
-            print(f"{folder.name}: installed in {time.monotonic() - begin:.0f} s", flush=True)
+            say(f"{folder.name}: installed in {time.monotonic() - begin:.0f} s")
         (folder / COMPLETE).touch()
     return folder
 
@@ -130,14 +162,17 @@ def main():
     if about is None:
         sys.exit(f"--python: got {options.python}, which does not run.")
     if describe(folder / "bin/python") == about:
+        say(f"{folder}: adding what it lacks")
         pip(folder, options.checkout, *packages(options, about.split()[0])[0])
     else:
         if folder.exists():
             if not (folder / "pyvenv.cfg").exists():
                 sys.exit(f"FOLDER: got {folder}, which is there and is no environment.")
             shutil.rmtree(folder)
-        copy(cached(options, about), folder)
+        source, begin = cached(options, about), time.monotonic()
+        copy(source, folder)
         remove_old()
+        say(f"{folder}: made of {source} in {time.monotonic() - begin:.0f} s")
     if not options.alone:
         pip(folder, options.checkout, "--no-deps", "-e", ".")
 

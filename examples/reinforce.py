@@ -22,7 +22,7 @@ from framework.programs import RunConfig, make_program
 from framework.replay import ReplaySample
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import OnPolicyAgent, OnPolicyConfig, TorchPolicy
-from framework.types import Nest
+from framework.types import Nest, Step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +38,10 @@ class ReinforceConfig(OnPolicyConfig):
 class ReinforcePolicy(TorchPolicy):
     """Draws actions from the policy's distribution; greedy when it is evaluated."""
 
-    def __init__(self, networks: ActorCritic, greedy: bool):
-        super().__init__(networks, networks.actions, variables=("encoder", "body", "head"))
+    def __init__(
+        self, networks: ActorCritic, greedy: bool, variables: tuple[str, ...] = ("encoder", "body", "head")
+    ):
+        super().__init__(networks, networks.actions, variables)
         self._act, self._greedy = networks.act, greedy
 
     def act(self, observation: Nest, state: Nest) -> tuple[torch.Tensor, Nest, Nest]:
@@ -63,6 +65,10 @@ class Reinforce(OnPolicyAgent):
     def make_policy(self, networks: ActorCritic, evaluation: bool = False) -> ReinforcePolicy:
         return ReinforcePolicy(networks, greedy=evaluation)
 
+    def outputs(self, networks: ActorCritic, data: Step) -> tuple[Any, torch.Tensor]:
+        """The distributions over actions and the values of all rows, `[N, T + 1]`."""
+        return networks(data.observation)
+
     def loss(self, networks: ActorCritic, batch: ReplaySample, context: LossContext) -> LossOutput:
         """The loss of unrolls `[N, T + 1, ...]` (`types.Step`), one of each env.
 
@@ -72,7 +78,7 @@ class Reinforce(OnPolicyAgent):
         """
         config, data = self.config, batch.data
         mask = losses.transition_mask(data.mask)
-        policy, values = networks(data.observation)
+        policy, values = self.outputs(networks, data)
         discounts = config.discount * data.discount.float()
         returns = losses.lambda_returns(data.reward.float(), discounts, values, mask, lambda_=1.0)
         log_probs = policy.log_prob(networks.actions.drawn(data))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import decimal
 import difflib
+import math
 import re
 import signal
 from collections.abc import Iterable
@@ -24,6 +25,15 @@ def integer(text: str) -> int:
     if not (number.is_finite() and abs(number.adjusted()) < 100 and number == int(number)):
         raise ValueError(f"got {text!r}, expected a whole number such as 100000, 100_000 or 1e5.")
     return int(number)
+
+
+def rounded(value: float, decimals: int = 0) -> str:
+    """Returns a number with these decimals, or as many as show two digits: `30,510`, `42`, `5.0`, `0.43`."""
+    if value and math.isfinite(value):
+        if abs(value) < 1e-6:
+            return f"{value:.2g}"
+        decimals = max(decimals, 1 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{decimals}f}"
 
 
 def nearest(name: object, known: Iterable[str]) -> str:

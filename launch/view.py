@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from launch.texts import printable
+from launch.texts import printable, rounded
 
 _STYLES = {"failed": "red", "killed": "red", "restarting": "yellow", "starting": "dim"}
 
@@ -91,4 +91,4 @@ def _rate(node: Mapping[str, Any], old: Mapping[str, Any], name: str, seconds: f
     now, then = node.get(name), old.get(name)
     if now is None or then is None or seconds <= 0 or node.get("pid") != old.get("pid"):
         return ""
-    return f"{max(0.0, now - then) / seconds * factor:,.0f}"
+    return rounded(max(0.0, now - then) / seconds * factor)

@@ -1,10 +1,11 @@
-"""The README's Python runs as it stands there, and its commands exist."""
+"""The README's Python runs as it stands there, its commands exist, and pages hold what their markers make."""
 
 from __future__ import annotations
 
 import pathlib
 import re
 
+import markers
 import warm_python
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -36,9 +37,22 @@ def test_commands_of_the_readme_exist():
     assert {*re.findall(r"^repertory (\w+)", README, re.MULTILINE)} <= {*COMMANDS}
 
 
+def test_pages_hold_what_their_markers_make():
+    assert markers.stale() == [], "make pages"
+
+
 def test_links_of_the_documents_lead_somewhere():
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         prose = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
         for link in re.findall(r"\]\(([^)#\s]+)", prose):
             if "://" not in link:
                 assert (page.parent / link).exists(), f"{page.relative_to(ROOT)} links to {link}"
+
+
+def test_files_that_the_page_on_architecture_names_exist():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = re.findall(r"`((?:agents|framework|launch)/[\w/.]*)`", page)
+    assert len(named) > 25 and [path for path in named if not (ROOT / path).exists()] == []
+    classes = re.findall(r"\b[A-Z][a-z]+(?:[A-Z][a-z]+)+\b", page.partition("## Inside the nodes")[2])
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "framework").rglob("*.py"))
+    assert [name for name in set(classes) if f"class {name}" not in sources] == []

@@ -1,13 +1,17 @@
-"""A hook of MkDocs: markers in pages become tables of fields and of recorded results, and pictures of graphs.
+"""Makes the tables of fields, names and recorded results in the pages. It is also a hook of MkDocs.
 
-`<!-- fields: MODULE:CLASS -->` stands for all fields of a dataclass.
-`<!-- fields: agents -->` stands for the fields of all agents' configs, each config under a heading.
-`<!-- table: results.learning ROW ROW -->` stands for rows of `results/records`; without names, for all.
-`<!-- table: results.nightly -->` stands for the rows of `results/records/nightly`.
-`<!-- graph: AGENT -->` stands for the picture of the agent's program graph.
-`<!-- include: FILE -->` stands for a page outside of `docs`, whose links into `docs` become the site's.
-Pictures in `results/records` become files of the site.
-The line below a marker tells readers of the Markdown where to find the table; the table replaces it.
+What a marker makes stands between the marker and `<!-- end -->`, so that a page reads the same in a checkout
+and on the site. `python docs/hooks/markers.py --write` (`make pages`) makes these parts; a test compares.
+
+`<!-- fields: MODULE:CLASS -->`: all fields of a dataclass.
+`<!-- fields: agents -->`: the fields of all agents' configs, each config under a heading.
+`<!-- table: results.learning ROW ROW -->`: rows of `results/records`; without names, all.
+`<!-- table: results.nightly -->`: the rows of `results/records/nightly`.
+`<!-- names: MODULE -->`: the public names of a module, with the first sentence about each.
+`<!-- graph: AGENT -->`: the picture of the agent's program graph, a file beside the page.
+
+The hook makes pictures in `results/records` files of the site, and puts a page outside of `docs`, whose links
+into `docs` become the site's, in place of `<!-- include: FILE -->` and the line below it.
 """
 
 import ast
@@ -25,7 +29,8 @@ from mkdocs.structure.files import File
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RECORDS = ROOT / "results" / "records"
-MARKER = re.compile(r"<!-- (fields|table|graph|include): (\S+)(.*) -->\n.*")
+MARKER = re.compile(r"(<!-- (fields|table|names|graph): (\S+)(.*) -->\n)(?s:.*?)(<!-- end -->)")
+INCLUDE = re.compile(r"<!-- include: (\S+) -->\n.*")
 
 
 def module_of(name):
@@ -56,31 +61,64 @@ def effects_of(config):
     return effects
 
 
-def fields_table(config):
-    """All fields of the dataclass `config` as a table in Markdown. A field without a comment is an error."""
+def default_of(field):
+    has_default = field.default is not dataclasses.MISSING
+    return repr(field.default if has_default else field.default_factory())
+
+
+def fields_table(config, names=None):
+    """The fields of the dataclass `config`, or those with these names, as a table in Markdown.
+
+    A field without a comment is an error.
+    """
     lines, effects = ["| field | default | effect |", "|---|---|---|"], effects_of(config)
     for field in dataclasses.fields(config):
+        if names is not None and field.name not in names:
+            continue
         effect = effects[field.name].replace("|", "\\|")
         if not effect:
             raise ValueError(f"{config.__name__}.{field.name} has no comment that says what it does")
-        has_default = field.default is not dataclasses.MISSING
-        default = field.default if has_default else field.default_factory()
-        lines.append(f"| `{field.name}` | `{default!r}` | {effect} |")
+        lines.append(f"| `{field.name}` | `{default_of(field)}` | {effect} |")
     return "\n".join(lines)
 
 
 def agents_fields():
-    """A section for each config of the registered agents, with all of its fields."""
+    """A section for each config of the registered agents and for each of their bases.
+
+    A section has a table of the fields that its class declares, and the names and defaults of the others.
+    """
     registry = module_of("framework.runs.registry")
     names_of = {}
     for name in registry.agent_names():
-        config = registry.find_agent(name).make_config()
-        names_of.setdefault(type(config), []).append(name)
-    sections = (
-        f"## {', '.join(names)} {{#{min(names, key=len)}}}\n\n{fields_table(config)}"
-        for config, names in names_of.items()
-    )
+        config = type(registry.find_agent(name).make_config())
+        names_of.setdefault(config, []).append(name)
+    configs = {base: [] for config in names_of for base in config.__mro__ if inspect.get_annotations(base)}
+    heading = {config: min(names_of.get(config, [config.__name__]), key=len) for config in configs}
+    sections = []
+    for config in sorted(configs, key=lambda config: (config not in names_of, heading[config])):
+        inherited = {}  # Names and defaults by the class that declares them last.
+        for field in dataclasses.fields(config):
+            declared = next(base for base in config.__mro__ if field.name in inspect.get_annotations(base))
+            inherited.setdefault(declared, []).append(field)
+        own = inherited.pop(config, [])
+        parts = [f"## {heading[config]}", fields_table(config, {field.name for field in own})]
+        parts[1:1] = [f"Also of `{name}`." for name in names_of.get(config, []) if name != heading[config]]
+        for base in sorted(inherited, key=config.__mro__.index):
+            fields = ", ".join(f"`{field.name}={default_of(field)}`" for field in inherited[base])
+            parts.append(f"From [{heading[base]}](#{heading[base].lower()}): {fields}.")
+        sections.append("\n\n".join(parts))
     return "\n\n".join(sections)
+
+
+def names_table(name):
+    """The public names of a module with the first line of what is said about each."""
+    module = module_of(name)
+    lines = ["| name | what it is |", "|---|---|"]
+    for public, value in sorted(vars(module).items(), key=lambda item: item[0].lower()):
+        if not public.startswith("_") and (inspect.isclass(value) or inspect.isfunction(value)):
+            first = inspect.getdoc(value).partition("\n")[0].replace("|", "\\|")
+            lines.append(f"| `{public}` | {first} |")
+    return "\n".join(lines)
 
 
 def results_table(module, names):
@@ -96,10 +134,10 @@ def results_table(module, names):
 
 
 def graph_picture(agent):
-    """The program graph of the agent with this name as SVG inside HTML."""
+    """The program graph of the agent with this name, as SVG."""
     graph = module_of("framework.commands.graph")
     groups, _ = graph.build(agent)
-    return f"<div>{''.join(graph.as_svg(agent, groups).splitlines())}</div>"
+    return graph.as_svg(agent, groups)
 
 
 def included(name):
@@ -116,20 +154,54 @@ def on_files(files, config):
     return files
 
 
-def on_page_markdown(markdown, **_):
-    """The page with its tables, and with links to the site's pictures, as MkDocs calls it."""
+def made(markdown):
+    """The page with what its markers make, and the pictures that it shows, by their names."""
+    pictures = {}
 
-    def table(marker):
-        kind, name, rows = marker.groups()
+    def part(marker):
+        begin, kind, name, rows, end = marker.groups()
         if kind == "table":
-            return results_table(name, rows.split())
-        if name == "agents":
-            return agents_fields()
-        if kind == "include":
-            return included(name)
-        if kind == "graph":
-            return graph_picture(name)
-        module, _, config = name.partition(":")
-        return fields_table(getattr(module_of(module), config))
+            text = results_table(name, rows.split())
+        elif kind == "names":
+            text = names_table(name)
+        elif kind == "graph":
+            pictures[f"{name}.svg"] = graph_picture(name)
+            text = f"![The program graph of {name}]({name}.svg)"
+        elif name == "agents":
+            text = agents_fields()
+        else:
+            module, _, config = name.partition(":")
+            text = fields_table(getattr(module_of(module), config))
+        return f"{begin}\n{text}\n\n{end}"
 
-    return MARKER.sub(table, markdown.replace("../results/records/", "results/records/"))
+    text, count = MARKER.subn(part, markdown)
+    if count != len(re.findall(r"<!-- (?!include|end)", markdown)):
+        raise ValueError("a marker has an unknown name or no `<!-- end -->`")
+    return text, pictures
+
+
+def on_page_markdown(markdown, **_):
+    """The page as MkDocs calls it: with pages from outside, and with links to the site's pictures."""
+    markdown = INCLUDE.sub(lambda marker: included(marker[1]), markdown)
+    return markdown.replace("../results/records/", "results/records/")
+
+
+def stale(write=False):
+    """The files in `docs` that differ from what their markers make; with `write`, made anew."""
+    files = {}
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        files[page], pictures = made(page.read_text(encoding="utf-8"))
+        files.update({page.parent / name: picture for name, picture in pictures.items()})
+    different = [
+        path for path, text in files.items() if not path.exists() or path.read_text(encoding="utf-8") != text
+    ]
+    for path in different if write else ():
+        path.write_text(files[path], encoding="utf-8")
+    return [path.relative_to(ROOT).as_posix() for path in different]
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["--write"]:
+        sys.exit(f"got {sys.argv[1:]}, expected --write")
+    for file in stale(write=True):
+        print(f"{file} was made anew")

@@ -18,6 +18,7 @@ from framework.environments.seeded_episodes import SeededEpisodes
 from framework.environments.wrappers import find_inside
 from framework.programs.loading import LoadedPolicy, load_policy
 from framework.runs.run_folder import RunFolder
+from launch.texts import rounded
 
 _NAMES = ("episode_return", "episode_length", "env")
 
@@ -44,11 +45,11 @@ def main(arguments: Sequence[str]) -> int:
     envs, limit = min(options.envs, options.episodes), options.max_steps or policy.config.evaluation_limit
     interrupts.clean_up_first()
     result = evaluate(policy, options.episodes, envs, options.seed, limit)
+    names = ("mean", "standard_deviation", "minimum", "maximum", "mean_length")
+    mean, deviation, minimum, maximum, length = (rounded(result[name], 1) for name in names)
     print(
         f"{result['episodes']} episodes with the checkpoint of step {result['step']:,}: "
-        f"return {result['mean']:.1f} ± {result['standard_deviation']:.1f} "
-        f"(from {result['minimum']:.1f} to {result['maximum']:.1f}), "
-        f"length {result['mean_length']:.1f}"
+        f"return {mean} ± {deviation} (from {minimum} to {maximum}), length {length}"
         + (f"; {result['cut_episodes']} cut after {limit:,} steps" if "cut_episodes" in result else "")
     )
     try:

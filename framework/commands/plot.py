@@ -14,6 +14,7 @@ from framework.commands.curves import AXES, BANDS, Axis, Band, Curve, join, read
 from framework.commands.options import CommandError, UsageError, parse
 from framework.config_checks import RaisedAs
 from framework.runs.run_folder import RunFolder
+from launch.texts import rounded
 
 # Settings in which runs of one experiment may differ.
 _NOT_COMPARED = {
@@ -84,8 +85,8 @@ def main(arguments: Sequence[str]) -> int:
     for name, members in curves.items():
         least, most = (end(curve.x[-1] for curve in members) for end in (min, max))
         if most > 1.05 * least:  # Averages end a little before the last row.
-            digits = 3 if options.x == "hours" else 0
-            print(f"{name}: ends with its shortest run at {least:,.{digits}f} of {most:,.{digits}f}")
+            least, most = (rounded(at, 3 if options.x == "hours" else 0) for at in (least, most))
+            print(f"{name}: ends with its shortest run at {least} of {most}")
     if options.table:
         text = as_table(curves, what, options.x, options.band)
         output.with_suffix(".md").write_text(text + "\n", encoding="utf-8")
@@ -120,6 +121,8 @@ def draw(
     FigureCanvasAgg(figure)  # Draws without a window.
     axes = figure.add_subplot()
     for name, members in curves.items():
+        # Matplotlib hides labels that begin with `_`, as those of a notebook's agents (`__main__:`) do.
+        name = f" {name}" if name.startswith("_") else name
         if len(members) == 1:
             marker = "o" if len(members[0].x) < 30 else None
             axes.plot(members[0].x, members[0].y, label=name, marker=marker, markersize=3)
@@ -148,8 +151,9 @@ def as_table(curves: dict[str, list[Curve]], what: str, axis: Axis, band: Band) 
         spread = f" ± {high - center:.4g}" if band == "std" else f" ({low:.4g} … {high:.4g})"
         spread = spread if len(members) > 1 else ""  # One seed says nothing of others.
         least, most = joined.values[:, -1].min(), joined.values[:, -1].max()
+        text = name.replace("|", "\\|").replace("__", "\\_\\_")  # Markdown would print a bold `main`.
         lines.append(
-            f"| {name} | {len(members)} | {last:,.{3 if axis == 'hours' else 0}f} "
+            f"| {text} | {len(members)} | {rounded(last, 3 if axis == 'hours' else 0)} "
             f"| {center:.4g}{spread} | {least:.4g} … {most:.4g} |"
         )
     return "\n".join(lines)

@@ -19,7 +19,7 @@ from framework.runs.run_config import RunConfig
 from framework.runs.run_folder import RunFolder
 from framework.runs.run_lock import unwritable
 from launch.running import stopped_by_signals
-from launch.texts import printable
+from launch.texts import printable, rounded
 from launch.view import NodesView
 
 _OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
@@ -112,7 +112,7 @@ def describe_result(result: dict[str, Any], config: RunConfig) -> str:
         # The learner goes on while an evaluation is played, so these may not be the last parameters.
         version = result.get("variables_version")
         of = f" (parameters of learner step {version:,})" if version else ""
-        mean = f"; greedy mean return over {result.get('episodes')} episodes{of}: {reached:.1f}"
+        mean = f"; greedy mean return over {result.get('episodes')} episodes{of}: {rounded(reached, 1)}"
     if reason == "target_return":
         return f"Reached the target return of {config.target_return:g}{after}{mean}."
     if reason == "max_env_steps":

@@ -13,7 +13,7 @@ from framework.commands.curves import kept_rows
 from framework.commands.options import Run, parse
 from framework.loggers import ProgressDisplay
 from framework.runs.run_folder import RunFolder
-from launch.texts import printable
+from launch.texts import printable, rounded
 from launch.view import NodesView
 
 _ALIVE = ("starting", "running", "restarting", "closing", "stopping")  # States that need a launcher.
@@ -101,11 +101,12 @@ def _status(folder: RunFolder) -> dict[str, Any]:
 def _node(node: dict[str, Any]) -> str:
     shown = {
         "pid": "pid {}",
-        "cpu_seconds": "cpu {:.1f} s",
+        "cpu_seconds": "cpu {} s",
         "memory_mb": "memory {} MB",
         "restarts": "restarts {}",
         "error": "error {}",
     }
-    node = {**node, "memory_mb": round((node.get("memory_bytes") or 0) / 1e6)}
+    used = {"cpu_seconds": node.get("cpu_seconds") or 0.0, "memory_mb": (node.get("memory_bytes") or 0) / 1e6}
+    node = {**node, **{name: value and rounded(value) for name, value in used.items()}}
     details = ", ".join(text.format(node[name]) for name, text in shown.items() if node.get(name))
     return f"  {node.get('label')}: {node.get('state')}{f' ({details})' if details else ''}"

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import tree
+
 from framework import interrupts
 from framework.commands.options import Allow, Checkpoint, CommandError, Run, UsageError, check_at_least, parse
 from framework.programs.loading import LoadedPolicy, load_policy
-from framework.types import LAST
+from framework.types import FIRST, LAST
+from launch.texts import rounded
 
 _FORMATS = (".mp4", ".gif")
+_LINE_S = 10.0  # Seconds between two lines about an episode.
 
 
 @dataclass(frozen=True)
@@ -47,19 +53,32 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def frames(policy: LoadedPolicy, episodes: int, max_steps: int, seed: int) -> Iterator[Any]:
-    """Yields the frames uint8 `[height, width, 3]` of whole episodes, including the first and the last."""
+    """Yields the frames uint8 `[height, width, 3]` of whole episodes, including the first and the last.
+
+    Prints the return of each episode when it ends, and how far it is every ten seconds. With several agents,
+    it is the mean of theirs.
+    """
     environment, actor = policy.make_environment(1, seed, render_mode="rgb_array"), policy.make_actor(1, seed)
     try:
         timestep = environment.reset()
         actor.observe_first(timestep)
         yield environment.render()
-        for _ in range(max_steps):
+        episode, length, total, printed = 1, 0, 0.0, time.monotonic()
+        for left in range(max_steps - 1, -1, -1):
             action = actor.select_action(timestep.observation)
             timestep = environment.step(action)
             actor.observe(action, timestep)
             yield environment.render()
-            episodes -= int(timestep.step_type[0] == LAST)
-            if episodes == 0:
+            length += int(timestep.step_type[0] != FIRST)
+            total += float(np.mean([np.mean(leaf) for leaf in tree.flatten(timestep.reward)]))
+            over = timestep.step_type[0] == LAST
+            if over or not left or time.monotonic() - printed > _LINE_S:
+                printed = time.monotonic()
+                so_far = f"return {rounded(total, 1)} after {length:,} steps{'' if over else ' so far'}"
+                print(f"episode {episode} of {episodes}: {so_far}")
+            if over:
+                episode, length, total = episode + 1, 0, 0.0
+            if episode > episodes:
                 return
     except NotImplementedError as error:
         reason = str(error) or "it has no render() of its own."  # gymnasium's raises without a text.

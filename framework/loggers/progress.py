@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from framework.loggers.base import format_value
-from launch.texts import printable
+from launch.texts import printable, rounded
 
 _BAR_WIDTH = 40
-_WINDOW_S = 10.0  # Rates are of about this time.
+_WINDOW_S = 10.0  # Rates are of about this time,
+_LONGEST_S = 120.0  # or of up to this time for learner steps, until there is one.
 
 
 class ProgressDisplay:
@@ -62,7 +63,7 @@ class ProgressDisplay:
             now = self._clock()
             self._shown = snapshot
             self._seen.append((now, dict(snapshot.get("counts", {}))))
-            while len(self._seen) > 2 and self._seen[1][0] <= now - _WINDOW_S:
+            while len(self._seen) > 2 and self._seen[1][0] <= now - _LONGEST_S:
                 self._seen.popleft()
         if self._console.is_terminal:
             if snapshot is not None or self._below is not None:
@@ -93,24 +94,24 @@ class ProgressDisplay:
         counts, labels = (snapshot.get(name, {}) for name in ("counts", "labels"))
         steps, rate = counts.get("env_steps", 0), self._rate("env_steps")
         result = {"env steps": f"{steps:,}" + (f" / {self._max_steps:,}" if self._max_steps else "")}
-        result["env steps/s"] = "?" if rate is None else f"{rate:,.0f}"
+        result["env steps/s"] = "?" if rate is None else rounded(rate)
         if "learner_steps" in counts:
-            learner_rate = self._rate("learner_steps")
+            learner_rate = self._rate("learner_steps", _LONGEST_S)
             result["learner steps"] = f"{counts['learner_steps']:,}"
-            result["learner steps/s"] = "?" if learner_rate is None else f"{learner_rate:,.0f}"
+            result["learner steps/s"] = "?" if learner_rate is None else rounded(learner_rate)
         actors = [row for label, row in labels.items() if label.startswith("actor")]
         returns = [row["episode_return"] for row in actors if "episode_return" in row]
         if returns:
-            result["return, acting"] = f"{sum(returns) / len(returns):.1f}"
+            result["return, acting"] = rounded(sum(returns) / len(returns), 1)
         evaluated = labels.get("evaluator", {})
         if "episode_return" in evaluated:
             goal = f" (goal {self._target:g})" if self._target is not None else ""
             at = f" at step {evaluated['env_steps']:,}" if "env_steps" in evaluated else ""
-            result["return, greedy"] = f"{evaluated['episode_return']:.1f}{goal}{at}"
+            result["return, greedy"] = f"{rounded(evaluated['episode_return'], 1)}{goal}{at}"
         learner = labels.get("learner", {})
         for name, value in learner.items():
             if name.startswith("replay") and name.endswith("/samples_per_insert"):
-                result["samples per insert"] = f"{value:.2f}"
+                result["samples per insert"] = rounded(value, 2)
         if "loss" in learner:
             result["loss"] = format_value(learner["loss"])
         result["time to go"] = "?"
@@ -150,9 +151,13 @@ class ProgressDisplay:
             self._console.print(line, highlight=False, soft_wrap=True, markup=False)
         self._last_line = (self._clock(), line)
 
-    def _rate(self, name: str) -> float | None:
-        """Growth of a count per second over about the last ten seconds."""
-        if len(self._seen) < 2:
-            return None
-        (start, first), (end, last) = self._seen[0], self._seen[-1]
-        return (last.get(name, 0) - first.get(name, 0)) / (end - start) if end > start else None
+    def _rate(self, name: str, longest: float = _WINDOW_S) -> float | None:
+        """Growth of a count per second over about ten seconds; over `longest` if it did not grow."""
+        rate = None
+        for start, counts in reversed(self._seen):
+            end, last = self._seen[-1]
+            if end > start:
+                rate = (last.get(name, 0) - counts.get(name, 0)) / (end - start)
+            if end - start >= (_WINDOW_S if rate else longest):
+                break
+        return rate

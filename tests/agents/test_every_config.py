@@ -2,8 +2,8 @@
 
 import dataclasses
 import pathlib
+import re
 
-import markers
 import pytest
 from agent_cases import SMALL, spec_of
 from config_fields import FIELDS, OF_DELAYED, OF_SEQUENCES, WRONG, accepted, learned, unchanged
@@ -57,17 +57,22 @@ CONFIGS = {name: find_agent(name).make_config() for name in agent_names()}
 
 @pytest.fixture(scope="module")
 def sections():
-    """The tables of the page of settings as it is built, by the names in their headings."""
-    parts = markers.on_page_markdown(SETTINGS).split("\n## ")[1:]
-    return {name: part for part in parts for name in part.partition(" {#")[0].split(", ")}
+    """The sections of the page of settings, by their headings and by other agents with the same fields."""
+    parts = {part.partition("\n")[0]: part for part in SETTINGS.split("\n## ")[1:]}
+    also = {name: part for part in parts.values() for name in re.findall(r"^Also of `(\w+)`", part, re.M)}
+    return {**parts, **also}
 
 
 @pytest.mark.parametrize("name", [*CONFIGS, "Runs"])
 def test_the_page_of_settings_shows_every_field_its_default_and_its_effect(name, sections):
     config = CONFIGS.get(name, RunConfig())
+    bases = re.findall(r"^From \[(\w+)\]\(#(\w+)\): (.*)", sections[name], re.MULTILINE)
     for field in dataclasses.fields(config):
-        row = f"| `{field.name}` | `{getattr(type(config)(), field.name)!r}` | "
-        assert row in sections[name] and row not in SETTINGS
+        default = repr(getattr(type(config)(), field.name))
+        if f"\n| `{field.name}` | `{default}` | " not in sections[name]:
+            (base,) = (base for base, _, fields in bases if f"`{field.name}={default}`" in fields)
+            assert f"\n| `{field.name}` | `" in sections[base]
+    assert all(anchor == base.lower() for base, anchor, _ in bases)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "agents").glob("[a-z]*.py")), ids=lambda p: p.stem)

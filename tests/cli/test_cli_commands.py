@@ -304,7 +304,7 @@ class TestCheckpointChoice:
         assert [path.name[-7:] for path in folder.checkpointer.checkpoints()] == ["step-10", "step-15"]
 
 
-def test_frames_of_several_agents_end_with_the_episode():
+def test_frames_of_several_agents_end_with_the_episode(capsys):
     environment = environments.make("multi_agent:CartPole", seed=1)
     environment.render = lambda: np.zeros((2, 2, 3), np.uint8)
     actor = SimpleNamespace(
@@ -315,6 +315,13 @@ def test_frames_of_several_agents_end_with_the_episode():
     policy = SimpleNamespace(make_environment=lambda *_, **__: environment, make_actor=lambda *_: actor)
     one, two = (len([*video.frames(policy, episodes, 100, 1)]) for episodes in (1, 2))
     assert 5 < one < two < 50
+    # Each agent has a reward of 1 a step until its own end. A frame more is of the reset.
+    _, first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("episode 1 of 2: return ") and first.endswith(f" after {one - 1} steps")
+    assert second.startswith("episode 2 of 2: ") and second.endswith(f" after {two - one - 1} steps")
+    assert 4 < float(first.split()[5]) <= one - 1
+    assert len([*video.frames(policy, 1, 3, 1)]) == 4
+    assert capsys.readouterr().out == "episode 1 of 1: return 3.0 after 3 steps so far\n"
 
 
 def test_what_cannot_be_filmed_says_why():

@@ -211,3 +211,12 @@ class TestCommand:
             code, out, _ = repertory("plot", path, "--output", tmp_path / "curves")
             assert code == 0 and f"in {tmp_path / 'curves.png'}, which was {done}" in out
         assert (tmp_path / "curves.png").exists() and not (tmp_path / "curves").exists()
+
+    def test_names_that_begin_with_an_underscore_are_shown(self, tmp_path):
+        one = curves.Curve(np.arange(2.0), np.arange(2.0))
+        lines = {"__main__:Own": [one], "_a|b": [one, one]}  # The first is an agent of a notebook.
+        picture = plot.draw(lines, "return", tmp_path / "curves.svg").read_text()
+        for label in ("__main__:Own", "_a|b (2 seeds)"):
+            assert f"<!--  {label} -->" in picture
+        rows = plot.as_table(lines, "return", "steps", "std").splitlines()[2:]
+        assert [row.split(" | ")[0] for row in rows] == [r"| \_\_main\_\_:Own", r"| _a\|b"]

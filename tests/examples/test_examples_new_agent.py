@@ -29,7 +29,7 @@ def test_the_new_agent_learns_and_its_curve_is_drawn(tmp_path, monkeypatch):
     result = load("new_agent").main(max_env_steps=6_000, directory="run")
     # A random policy gets about 22, a policy that always pushes the same way about 9.
     assert result["env_steps"] == 6_000 and result["episode_return"] > 60
-    (curve,) = blocks_of_the_guide()[1]
+    curve, _ = blocks_of_the_guide()[1]
     names = {}
     exec(curve, names)
     # An evaluation comes at the first step of all envs that is past 5,000, another at the end.

@@ -1,11 +1,13 @@
 """The live table of a program's nodes."""
 
 import io
+import math
 
 import pytest
 from rich.console import Console
 
 import launch as lp
+from launch.texts import rounded
 from launch.view import NodesView, nodes_table
 
 
@@ -38,6 +40,11 @@ TABLES = {
         reading(102.0, node("learner-0", 150)),
         ["learner-0", "running", "0", "50", "250", "50", ""],
     ),
+    "slow rates are not 0": (
+        reading(100.0, node("learner-0", 50)),
+        reading(104.0, node("learner-0", 51)),
+        ["learner-0", "running", "0", "0.25", "250", "0.25", ""],
+    ),
     "a new life has no rates yet": (
         reading(100.0, node("actor-0", 50)),
         reading(101.0, node("actor-0", 5, pid=8, restarts=1, error=DIED)),
@@ -54,6 +61,26 @@ TABLES = {
 @pytest.mark.parametrize("before, now, row", TABLES.values(), ids=TABLES.keys())
 def test_table(before, now, row):
     assert rows(nodes_table(now, before)) == [row]
+
+
+def test_numbers_show_two_digits_or_their_decimals():
+    shown = {
+        30510.4: "30,510",
+        42.3: "42",
+        5.04: "5.0",
+        0.996: "1.00",
+        0.004: "0.0040",
+        -0.43: "-0.43",
+        0: "0",
+    }
+    assert {number: rounded(number) for number in shown} == shown
+    assert [rounded(each, 1) for each in (475, 2899.55, 0, math.nan, 1e-12)] == [
+        "475.0",
+        "2,899.6",
+        "0.0",
+        "nan",
+        "1e-12",
+    ]
 
 
 def test_rates_do_not_suffer_from_looking_more_often_than_the_interval():

@@ -256,6 +256,21 @@ class TestProgress:
             "time to go": "0:00:05",
         }
 
+    def test_rates_of_rare_steps_are_not_0(self):
+        display, clock, _ = self.display()
+        shown = {}
+        for second in range(200):  # A learner step each 25 seconds, and none after 60.
+            learned = min(second, 60) // 25
+            display.update({"counts": {"env_steps": 1_000 * second, "learner_steps": learned}})
+            shown[second] = [display.numbers()[f"{name} steps/s"] for name in ("env", "learner")]
+            clock.now += 1.0
+        assert [shown[second] for second in (5, 30, 45, 199)] == [
+            ["1,000", "0"],
+            ["1,000", "0.10"],
+            ["1,000", "0.048"],
+            ["1,000", "0"],
+        ]
+
     def test_lines_now_and_then_where_there_is_no_terminal(self):
         display, clock, out = self.display(line_every=10.0)
         display.update({"counts": {"env_steps": 0}, "labels": {}})

@@ -22,7 +22,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 def test_every_row_with_results_is_shown_on_the_page_of_its_agent_and_on_that_of_all():
     pages = [*ROOT.glob("docs/agents/*.md"), ROOT / "docs" / "results.md"]
-    shown = {path.stem: markers.on_page_markdown(path.read_text(encoding="utf-8")) for path in pages}
+    shown = {path.stem: path.read_text(encoding="utf-8") for path in pages}
     for file in RECORDS.glob("**/*.json"):
         agent = json.loads(file.read_text(encoding="utf-8"))["agent"]
         own = {"a3c": "a2c", "impact": "appo"}.get(agent, agent)
@@ -38,7 +38,9 @@ def test_a_marker_that_has_nothing_to_show_is_an_error():
     with pytest.raises(ValueError, match=r"Config.a has no comment"):
         markers.fields_table(dataclasses.dataclass(Config))
     with pytest.raises(ValueError, match=r"no results of \['no-row'\]"):
-        markers.on_page_markdown("<!-- table: results.learning no-row -->\nText.\n")
+        markers.made("<!-- table: results.learning no-row -->\n<!-- end -->\n")
+    with pytest.raises(ValueError, match="no `<!-- end -->`"):
+        markers.made("<!-- table: results.learning -->\nText.\n")
 
 
 @pytest.mark.parametrize("file", sorted(RECORDS.glob("*.json")), ids=lambda file: file.stem)
