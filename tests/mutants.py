@@ -168,9 +168,13 @@ def main() -> None:
     parser.add_argument("--seed", help="which are drawn (default: another choice for each day and commit)")
     parser.add_argument("--list", type=Path, default=LIST, help="file of the mutants")
     arguments = parser.parse_args()
-    mutants = [each for each in read_mutants(arguments.list) if re.search(arguments.only, f"{each.name} {each.file}")]
+    mutants = [
+        each for each in read_mutants(arguments.list) if re.search(arguments.only, f"{each.name} {each.file}")
+    ]
     if arguments.sample:
-        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+        commit = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
+        )
         day = datetime.date.today().isoformat()
         mutants = sample(mutants, arguments.sample, arguments.seed or f"{day}-{commit.stdout.strip()}")
     os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -9,6 +9,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from background import Background, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -54,6 +55,10 @@ def test_what_is_read_is_what_was_published_last(shapes, versions):
 def test_nothing_is_there_before_the_first_publication():
     block = VariableBlock(filled(0))
     assert block.version == -1 and block.read(empty_like(filled(0))) is None and block.get_variables() is None
+    waiting = Background(block.get_variables, (), -1, 3600.0)
+    until(lambda: block.changed._waiters)
+    block.publish(0, filled(0))
+    assert waiting.result().version == 0, "a publication wakes those who wait"
 
 
 def test_versions_only_grow():

@@ -25,6 +25,10 @@ def test_the_default_graph():
     program = make_program(DQN(CONFIG), CARTPOLE, RunConfig(num_actors=2, inference="server"))
     made = {"replay": 1, "counter": 1, "monitor": 1, "learner": 1, "inference": 1, "actor": 2, "evaluator": 1}
     assert [(name, len(nodes)) for name, nodes in program.groups.items()] == list(made.items())
+    seeds = [
+        node._kwargs["seed"] for name in ("learner", "actor", "evaluator") for node in program.groups[name]
+    ]
+    assert len({*seeds}) == 4, "actors with one seed would make the same steps"
 
 
 class Two(DQN):

@@ -102,16 +102,26 @@ def test_rows_at_the_end_give_their_memory_back_and_take_it_again():
 
 def test_rows_that_find_no_memory_do_not_count():
     class Full(Allocator):
+        is_full = True
+
         def reserve(self, stream, column, begin, end):
-            if end:
+            if end and self.is_full:
                 raise replay.StoreFullError("no memory")
 
-    store = RowStore(max_bytes=10**9, allocator=Full())
+    allocator = Full()
+    store = RowStore(max_bytes=10**9, allocator=allocator)
     stream = store.stream("s", {"x": ((4,), np.float32)})
     for _ in range(2):
         with pytest.raises(replay.StoreFullError, match="no memory"):
             stream.lease(10)
         assert store.num_bytes == 0
+    allocator.is_full = False
+    stream.lease(10)
+    allocator.is_full = True
+    for _ in range(2):
+        with pytest.raises(replay.StoreFullError, match="no memory"):
+            store.stream("s", {"y": ((4,), np.float32)})
+        assert store.num_bytes == stream.num_reserved * stream.row_bytes and list(stream.columns) == ["x"]
 
 
 def test_rows_are_used_again():
