@@ -176,7 +176,7 @@ def test_calls_have_a_limited_number_of_threads_which_end_without_calls():
         thread.join(PATIENCE)
     assert {*running} <= made and len(running) == 3
     calls.submit(call)
-    until(lambda: len(running) == 4)
+    until(lambda: len(running) == 4, PATIENCE)
 
 
 @pytest.mark.parametrize("engine", ["serial", "threads"])
