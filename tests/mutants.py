@@ -3,21 +3,25 @@
 ```console
 $ python tests/mutants.py                        # all of tests/mutants.yaml
 $ python tests/mutants.py --only 'vtrace|wake'   # those whose name or file matches
+$ python tests/mutants.py --sample 20            # 20 of them, in about ten minutes
 ```
 """
 
 import argparse
 import concurrent.futures
+import datetime
 import importlib
 import itertools
 import json
 import multiprocessing
 import os
 import queue
+import random
 import re
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -49,8 +53,8 @@ class Mutant(NamedTuple):
         return text.replace(self.old, self.new)
 
 
-def read_mutants() -> list[Mutant]:
-    groups = yaml.safe_load(LIST.read_text(encoding="utf-8"))
+def read_mutants(path: Path = LIST) -> list[Mutant]:
+    groups = yaml.safe_load(path.read_text(encoding="utf-8"))
     return [
         Mutant(name, group["file"], change["old"], change["new"], group["tests"])
         for group in groups
@@ -118,35 +122,41 @@ class Copy:
 def run(mutants: list[Mutant], jobs: int) -> list[dict[str, object]]:
     """Tests all mutants in `jobs` copies; returns a record of each."""
     copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
-    limits: dict[str, float] = {}
+    groups: dict[str, list[Mutant]] = {}
+    for mutant in mutants:
+        groups.setdefault(mutant.tests, []).append(mutant)
 
-    def check(tests: str) -> None:
+    def test(tests: str) -> list[dict[str, object]]:
         copy = copies.get()
         for _ in range(2):  # One that fails by chance must not end the run.
             began = time.monotonic()
             passed, output = copy.passes(tests, 10 * TIMEOUT_S)
             if passed:
                 break
+        else:
+            print(f"{output}\n{tests}: got a failure without any fault, expected none.", flush=True)
+        limit, results = max(TIMEOUT_S, 3 * (time.monotonic() - began)), []
+        for mutant in groups[tests]:
+            began = time.monotonic()
+            end = "no test" if not passed else "killed" if copy.kills(mutant, limit) else "SURVIVED"
+            seconds = round(time.monotonic() - began, 1)
+            print(f"{end:8} {seconds:6.1f} s  {mutant.name}  ({mutant.file})", flush=True)
+            results.append({"name": mutant.name, "file": mutant.file, "end": end, "seconds": seconds})
         copies.put(copy)
-        if not passed:
-            raise SystemExit(f"{output}\n{tests}: got a failure without any fault, expected none.")
-        limits[tests] = max(TIMEOUT_S, 3 * (time.monotonic() - began))
-
-    def test(mutant: Mutant) -> dict[str, object]:
-        copy, began = copies.get(), time.monotonic()
-        killed = copy.kills(mutant, limits[mutant.tests])
-        copies.put(copy)
-        seconds = round(time.monotonic() - began, 1)
-        end = "killed" if killed else "SURVIVED"
-        print(f"{end:8} {seconds:6.1f} s  {mutant.name}  ({mutant.file})", flush=True)
-        return {"name": mutant.name, "file": mutant.file, "killed": killed, "seconds": seconds}
+        return results
 
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         for number in range(jobs):
             copies.put(Copy(Path(folder, str(number))))
         with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-            list(pool.map(check, dict.fromkeys(mutant.tests for mutant in mutants)))
-            return list(pool.map(test, mutants))
+            return [result for results in pool.map(test, groups) for result in results]
+
+
+def sample(mutants: list[Mutant], size: int, seed: str) -> list[Mutant]:
+    """Draws some of the mutants; the seed says which."""
+    chosen = random.Random(seed).sample(mutants, min(size, len(mutants)))
+    print(f"{len(chosen)} of {len(mutants)} mutants; this option chooses them again: --seed {seed}")
+    return sorted(chosen, key=mutants.index)
 
 
 def main() -> None:
@@ -154,17 +164,28 @@ def main() -> None:
     parser.add_argument("--only", default="", help="regular expression of names and files")
     parser.add_argument("--jobs", type=int, default=2, help="copies that are tested at the same time")
     parser.add_argument("--record", type=Path, help="file for the results as JSON")
+    parser.add_argument("--sample", type=int, metavar="N", help="run N of them, drawn at random")
+    parser.add_argument("--seed", help="which are drawn (default: another choice for each day and commit)")
+    parser.add_argument("--list", type=Path, default=LIST, help="file of the mutants")
     arguments = parser.parse_args()
-    mutants = [each for each in read_mutants() if re.search(arguments.only, f"{each.name} {each.file}")]
+    mutants = [
+        each for each in read_mutants(arguments.list) if re.search(arguments.only, f"{each.name} {each.file}")
+    ]
+    if arguments.sample:
+        commit = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
+        )
+        day = datetime.date.today().isoformat()
+        mutants = sample(mutants, arguments.sample, arguments.seed or f"{day}-{commit.stdout.strip()}")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     Copy.forks.set_forkserver_preload(list(PRELOADED))
     began = time.monotonic()
     results = run(mutants, arguments.jobs)
-    killed = sum(bool(result["killed"]) for result in results)
+    killed = sum(result["end"] == "killed" for result in results)
     print(f"{killed} of {len(results)} killed in {(time.monotonic() - began) / 60:.1f} minutes")
     for result in results:
-        if not result["killed"]:
-            print(f"survived: {result['name']} ({result['file']})")
+        if result["end"] != "killed":
+            print(f"{result['end']}: {result['name']} ({result['file']})")
     if arguments.record:
         arguments.record.write_text(json.dumps({"killed": killed, "mutants": results}, indent=1) + "\n")
     sys.exit(killed < LEAST_SHARE * len(results))

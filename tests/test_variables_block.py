@@ -9,6 +9,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from background import Background, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -54,6 +55,10 @@ def test_what_is_read_is_what_was_published_last(shapes, versions):
 def test_nothing_is_there_before_the_first_publication():
     block = VariableBlock(filled(0))
     assert block.version == -1 and block.read(empty_like(filled(0))) is None and block.get_variables() is None
+    waiting = Background(block.get_variables, (), -1, 3600.0)
+    until(lambda: block.changed._waiters)
+    block.publish(0, filled(0))
+    assert waiting.result().version == 0, "a publication wakes those who wait"
 
 
 def test_versions_only_grow():
@@ -129,15 +134,28 @@ def test_full_shared_memory_says_how_much_is_missing(tmp_path, monkeypatch):
 
 
 def test_a_read_in_which_its_slot_is_written_is_made_again(monkeypatch):
-    block, begun = VariableBlock(filled(0)), iter([3, 1])  # Publications: the first one is read.
-    block.publish(1, filled(1))
+    """While the first publication is copied, the next one is made, and the one after that dies half-way."""
+    block, into = VariableBlock(filled(0)), empty_like(filled(0))
+    block.publish(1, filled(1), env_steps=10)
+    copies = iter(["read 1", "publish 2", "publish 3", "read 2"])
 
     def copy(source, targets):
-        copy_variables(source, targets)
-        block._header[0] = next(begun)
+        name = next(copies)
+        if name == "read 1":
+            copy_variables(source, {"head": targets["head"]})
+            block.publish(2, filled(2), env_steps=20)
+            with pytest.raises(KeyboardInterrupt):
+                block.publish(3, filled(3), env_steps=30)
+            copy_variables(source, {"body": targets["body"]})
+        elif name == "publish 3":
+            copy_variables(source, {"body": targets["body"]})
+            raise KeyboardInterrupt
+        else:
+            copy_variables(source, targets)
 
     monkeypatch.setattr("framework.variables.copy_variables", copy)
-    assert block.read(empty_like(filled(0))).version == 1 and not list(begun)
+    assert block.read(into) == (2, 20) and block.version == 2 and not list(copies)
+    assert all(torch.all(tensor == 2) for state in into.values() for tensor in state.values())
 
 
 def publish_until(stop, block, ready):

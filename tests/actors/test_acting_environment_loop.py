@@ -128,10 +128,10 @@ def test_an_episode_that_began_before_the_reset_has_no_return_and_is_not_played_
 class Uneven(testing.EchoEnvironment):
     """Env 0 has episodes of 2 steps, env 1 of 20."""
 
-    made = 0
+    made, lengths = 0, (2, 20)
 
     def __init__(self):
-        super().__init__(episode_length=2 if Uneven.made % 2 == 0 else 20)
+        super().__init__(episode_length=self.lengths[Uneven.made % 2])
         Uneven.made += 1
 
 
@@ -158,6 +158,14 @@ def test_an_episode_without_an_end_is_cut_and_said(caplog):
     assert loop.run_episodes(2)["episode_length"].tolist() == [2, 7]
     told = "Uneven: 3 of 6 episodes had not ended after 7 steps"
     assert [told in record.message for record in caplog.records] == [True]
+
+
+def test_the_rest_of_a_cut_episode_does_not_count_if_it_ends_while_others_play(monkeypatch):
+    Uneven.made = 0
+    monkeypatch.setattr(Uneven, "lengths", (6, 8))
+    loop = EnvironmentLoop(environments.make(Uneven, num_envs=2), RecordingActor(), max_episode_steps=7)
+    assert loop.run_episodes(6)["episode_length"].tolist() == [6, 7] * 3
+    assert loop.num_cut == 3
 
 
 def test_run_episodes_starts_from_a_reset_and_with_fewer_episodes_than_envs():

@@ -70,7 +70,9 @@ def test_each_envs_state_starts_anew_with_its_episode(make):
     for row in rows:
         action = actor.select_action(row.observation)
         actions.append(action.tolist())
+        before = actor.state["count"].tolist(), actor.state["count"]
         actor.observe(action, row)
+        assert before[0] == before[1].tolist(), "Extras may refer to it."
     # An env that was LAST still acts once, in vain, before its FIRST.
     assert actions == [[0, 0, 0], [1, 1, 1], [2, 2, 2], [3, 0, 3]]
     assert actor.select_action(rows[-1].observation).tolist() == [4, 1, 0]

@@ -101,13 +101,39 @@ def _with_buffers(num_envs):
     return gymnasium.make_vec("CartPole-v1", num_envs, "sync", vector_kwargs=how)
 
 
-@pytest.mark.parametrize("environment", [CARTPOLE, _with_buffers])
-def test_the_previous_time_step_stays_intact_for_one_more_step(environment):
-    environment = environments.make(environment, num_envs=2, seed=5, stepping="inline")
-    before = environment.reset()
-    kept = before.observation.copy()
-    environment.step(np.array([0, 1]))
-    np.testing.assert_array_equal(before.observation, kept)
+@pytest.mark.parametrize(
+    ("environment", "stepping"), [(CARTPOLE, "inline"), (CARTPOLE, "processes"), (_with_buffers, "inline")]
+)
+def test_the_previous_time_step_stays_intact_for_one_more_step(environment, stepping):
+    with environments.make(environment, num_envs=2, seed=5, stepping=stepping) as environment:
+        before = environment.reset()
+        for _ in range(2):
+            kept = before.observation.copy()
+            after = environment.step(np.array([0, 1]))
+            np.testing.assert_array_equal(before.observation, kept)
+            before = after
+
+
+def test_a_vector_environment_may_tell_an_end_again_with_the_step_that_begins_the_next_episode():
+    def telling_twice(num_envs):
+        environment = _with_buffers(num_envs)
+        step, over = environment.step, np.zeros(num_envs, bool)
+
+        def step_telling_twice(action):
+            nonlocal over
+            observation, reward, terminated, *others = step(action)
+            told, over = terminated | over, terminated
+            return observation, reward, told, *others
+
+        environment.step = step_telling_twice
+        return environment
+
+    once, twice = (environments.make(make, num_envs=2, seed=5) for make in (_with_buffers, telling_twice))
+    for expected, got in zip(
+        *([each.step(np.ones(2, np.int64)) for _ in range(40)] for each in (once, twice)), strict=True
+    ):
+        np.testing.assert_array_equal(got.step_type, expected.step_type)
+        np.testing.assert_array_equal(got.discount, expected.discount)
 
 
 @pytest.mark.parametrize("wrapper", [environments.StepLimit, environments.ActionRepeat])

@@ -342,6 +342,18 @@ def test_a_batch_for_which_there_is_no_thread_holds_up_no_other(monkeypatch):
     assert double.submit((1,), {}).result(PATIENCE) == 2
 
 
+def test_a_batch_is_over_when_it_was_late_and_has_no_calls_that_were_canceled():
+    sizes = []
+    late, full = (
+        BatchedMethod(lambda x: sizes.append(len(x)) or 2 * x, "double", BatchOptions(3, seconds))
+        for seconds in (0.0, 3600.0)
+    )
+    assert [late.submit((x,), {}).result(PATIENCE) for x in (1, 2)] == [2, 4]
+    calls = [full.submit((x,), {}) for x in (1, 2)]
+    assert calls[0].cancel() and full.submit((3,), {}).result(PATIENCE) == 6
+    assert sizes == [1, 1, 2] and calls[1].result(PATIENCE) == 4
+
+
 def test_batched_method_made_in_the_constructor():
     sums = Sums(2)
     answers = [sums.compute.submit(([x, x + 1],), {}) for x in range(4)]

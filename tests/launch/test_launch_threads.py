@@ -7,8 +7,10 @@ import threading
 import time
 
 import pytest
+from background import until
 
 import launch as lp
+from launch.futures import CallThreads
 
 PATIENCE = 15.0
 
@@ -158,23 +160,23 @@ def test_a_restart_closes_what_failed(engine):
     assert len(set(closed)) == len(closed) == 3
 
 
-def test_threads_of_batches_end_with_their_program_or_without_calls():
-    class Inference:
-        @lp.batched_handler(batch_size=1)
-        def act(self, x):
-            return x
+def test_calls_have_a_limited_number_of_threads_which_end_without_calls():
+    calls, before, running, go_on = CallThreads(2), {*threading.enumerate()}, [], threading.Event()
 
-    program = lp.Program("test")
-    inference = program.add_node(lp.CourierNode(Inference), label="inference")
-    program.add_node(lp.PyNode(lambda node: node.act(1), inference), label="main")
-    lp.launch(program, "threads")
-    alone = Inference()
-    assert alone.act(2) == 2
-    for thread in threading.enumerate():
-        if thread.name == "batch-act":
-            thread.join(PATIENCE)
-            assert not thread.is_alive()
-    assert alone.act(3) == 3
+    def call():
+        running.append(threading.current_thread())
+        go_on.wait(PATIENCE)
+
+    for _ in range(3):
+        calls.submit(call)
+    made = {*threading.enumerate()} - before
+    assert len(made) == 2
+    go_on.set()
+    for thread in made:
+        thread.join(PATIENCE)
+    assert {*running} <= made and len(running) == 3
+    calls.submit(call)
+    until(lambda: len(running) == 4, PATIENCE)
 
 
 @pytest.mark.parametrize("engine", ["serial", "threads"])

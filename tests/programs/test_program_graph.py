@@ -12,7 +12,7 @@ from agents.dqn import DQN, DQNConfig
 from agents.random_actions import RandomActions
 from framework.checkpoints import Checkpointer
 from framework.environments import testing
-from framework.programs import RunConfig, load_policy, make, make_program
+from framework.programs import RunConfig, groups, load_policy, make, make_program
 from framework.runs.checkpoints import RunCheckpointer
 from framework.runs.run_folder import RunError
 from framework.runs.services import Counter
@@ -25,6 +25,18 @@ def test_the_default_graph():
     program = make_program(DQN(CONFIG), CARTPOLE, RunConfig(num_actors=2, inference="server"))
     made = {"replay": 1, "counter": 1, "monitor": 1, "learner": 1, "inference": 1, "actor": 2, "evaluator": 1}
     assert [(name, len(nodes)) for name, nodes in program.groups.items()] == list(made.items())
+    seeds = [
+        node._kwargs["seed"] for name in ("learner", "actor", "evaluator") for node in program.groups[name]
+    ]
+    assert len({*seeds}) == 4, "actors with one seed would make the same steps"
+
+
+def test_workers_are_spread_over_the_nodes_that_serve_them():
+    handles = [launch.CourierNode(object).create_handle() for _ in range(3)]
+    group = launch.HandleGroup(handles, groups.connect_one)
+    for index in range(6):
+        assert groups.member(group, index) is handles[index % 3]
+        assert list(groups.nearest(group, index).members()) == handles[index % 3 :] + handles[: index % 3]
 
 
 class Two(DQN):

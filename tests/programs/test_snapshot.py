@@ -355,14 +355,17 @@ def test_a_run_at_its_end_is_not_extended(tmp_path, interrupted, limit):
 class Unpicklable(InMemoryLogger):
     def __init__(self):
         super().__init__()
-        self.items = (i for i in range(3))
+        self.items, self.is_closed = (i for i in range(3)), False
+
+    def close(self):
+        self.is_closed = True
 
 
 def test_a_resumed_run_writes_to_its_own_logger(tmp_path):
     config = dataclasses.replace(BASE, directory=str(tmp_path))
     first, second = Unpicklable(), Unpicklable()
     stop_when(start(config, logger_factory=lambda: first), lambda: first.rows)
-    assert "program" in last_checkpoint(str(tmp_path)).names
+    assert "program" in last_checkpoint(str(tmp_path)).names and first.is_closed
     start(config, logger_factory=lambda: second).wait()
     assert max(row.get("env_steps", 0) for row in second.rows) == BASE.max_env_steps
 

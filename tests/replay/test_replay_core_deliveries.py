@@ -199,13 +199,13 @@ def test_a_queue_that_was_refilled_keeps_what_is_given_back():
 
 def test_a_priority_that_is_set_after_the_last_turn_counts_once_the_item_is_back():
     client = make(sampler=selectors.Prioritized(1.0), times=1)
-    insert(client, [0, 1], [1.0, 1.0])
+    keys = insert(client, [0, 1], [1.0, 1.0])
     table = client.tables["t"]
     held = table.sample(1)
-    client.update_priorities("t", held.info.key, [5.0])
-    assert table.weight()[:2] == (1.0, 1)
+    client.update_priorities("t", [*held.info.key, *keys[keys != held.info.key]], [5.0, 2.0])
+    assert table.weight()[:2] == (2.0, 1)
     table.give_back(held)
-    assert table.weight()[:2] == (6.0, 2)
+    assert table.weight()[:2] == (7.0, 2)
 
 
 INTERRUPTED = {

@@ -89,18 +89,39 @@ def test_max_bytes():
     writer.append("s", {"x": np.zeros((10, 16))})
 
 
+def test_rows_at_the_end_give_their_memory_back_and_take_it_again():
+    store = RowStore()
+    stream = store.stream("s", {"x": ((16,), np.float32)})
+    rows = stream.lease(100)
+    stream.release(np.concatenate([rows[10:20], rows[50:]]))
+    assert stream.trim() > 0 and store.num_bytes == 50 * stream.row_bytes
+    held = {*rows[:10].tolist(), *rows[20:50].tolist(), *stream.lease(70).tolist()}
+    assert len(held) == stream.num_rows == 110, "no row is leased twice"
+    assert store.num_bytes >= stream.num_leased * stream.row_bytes
+
+
 def test_rows_that_find_no_memory_do_not_count():
     class Full(Allocator):
+        is_full = True
+
         def reserve(self, stream, column, begin, end):
-            if end:
+            if end and self.is_full:
                 raise replay.StoreFullError("no memory")
 
-    store = RowStore(max_bytes=10**9, allocator=Full())
+    allocator = Full()
+    store = RowStore(max_bytes=10**9, allocator=allocator)
     stream = store.stream("s", {"x": ((4,), np.float32)})
     for _ in range(2):
         with pytest.raises(replay.StoreFullError, match="no memory"):
             stream.lease(10)
         assert store.num_bytes == 0
+    allocator.is_full = False
+    stream.lease(10)
+    allocator.is_full = True
+    for _ in range(2):
+        with pytest.raises(replay.StoreFullError, match="no memory"):
+            store.stream("s", {"y": ((4,), np.float32)})
+        assert store.num_bytes == stream.num_reserved * stream.row_bytes and list(stream.columns) == ["x"]
 
 
 def test_rows_are_used_again():

@@ -79,12 +79,16 @@ def test_default_priority_is_the_largest_so_far():
 
 def test_old_keys_do_not_hit_new_items():
     client = make(sampler=selectors.MaxHeap(), size=2)
-    old = insert(client, [1, 2], [1, 1])
-    insert(client, [3, 4], [1, 1])
-    client.update_priorities("t", old, [50.0, 60.0])
+    old = insert(client, [1, 2], [9, 9])
+    new = insert(client, [3, 4], [1, 1])
+    client.update_priorities("t", [old[0], new[0], old[1], new[1]], [50.0, 7.0, 60.0, 5.0])
     client.mutate_priorities("t", deletes=old)
     info = client.server_info()["t"]
-    assert (info.current_size, info.max_priority) == (2, 1.0)
+    assert (info.current_size, info.max_priority) == (2, 9.0)
+    for value, priority in ((3, 7.0), (4, 5.0)):  # Each has its own, not that of a key that is gone.
+        sample = client.sample_batch("t", 1)
+        assert (sample.data[0], sample.info.priority[0]) == (value, priority)
+        client.mutate_priorities("t", deletes=[*old, sample.info.key[0]])
 
 
 @settings(max_examples=60, deadline=None)

@@ -294,7 +294,9 @@ def test_ragged_items_of_several_tables_are_padded_or_refused():
     write_ragged(client, [3], "a")
     write_ragged(client, [5], "b")
     with Dataset(client, {"a": 0.5, "b": 0.5}, 4, ragged="pad") as dataset:
-        assert next(dataset).lengths["x"].tolist() == [3, 3, 5, 5]
+        batch = next(dataset)
+    assert batch.lengths["x"].tolist() == [3, 3, 5, 5]
+    assert batch.data["x"].tolist() == 2 * [[3, 3, 3, 0, 0]] + 2 * [[5] * 5]
     with (
         Dataset(client, {"a": 0.5, "b": 0.5}, 4) as dataset,
         pytest.raises(ValueError, match="different lengths from several tables"),

@@ -199,13 +199,18 @@ def test_wrong_writes_are_errors_at_the_caller_and_change_nothing(connect):
     assert client.server_info()["t"].current_size == 2
 
 
-def test_items_that_the_server_refuses_count_as_dropped():
+def test_items_that_the_server_refuses_count_as_dropped_and_keep_no_rows():
     with connections("local") as connect:
-        writer = connect(table(signature={"x": specs.Array((2,), np.int64)})).batch_writer()
-        write_columns(writer, {"x": np.arange(2)})
-        with pytest.raises(ValueError, match="signature"):
-            writer.flush()
-        assert writer.close() == 2
+        client = connect(table(signature={"x": specs.Array((2,), np.int64)}))
+        writer = client.batch_writer()
+        for _ in range(50):
+            write_columns(
+                writer, {"x": np.arange(40)}
+            )  # Few enough to go with the message that releases them.
+            with pytest.raises(ValueError, match="signature"):
+                writer.flush()
+        assert num_rows(client.server._client) <= 1200  # Blocks that writers lease.
+        assert writer.close() == 2000
 
 
 def test_rows_are_used_again_also_those_of_samples(connect):

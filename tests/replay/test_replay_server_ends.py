@@ -17,8 +17,10 @@ from served_table import counts, num_rows, table, write
 from framework import replay
 from framework.datasets import Dataset
 from framework.replay.client import ServedClient
+from framework.replay.remote import connection
 from framework.replay.remote.connection import ReplayConnection, SessionLost
 from framework.replay.server import operations, service
+from framework.replay.tables.rate_limiters import SAMPLERS
 from launch.rpc import sockets
 
 
@@ -89,12 +91,16 @@ def test_clients_find_the_shortest_way():
         _ = alone.server_address
 
 
-def test_interrupting_one_client_leaves_the_others_alone(connect):
+def test_interrupting_one_client_leaves_the_others_alone(connect, monkeypatch):
+    monkeypatch.setattr(connection, "LAST_WORDS_S", 3600.0)  # It waits for the end that it has asked for.
     client = connect(table())
     other = client.server.localhost_client()
+    waiting = Background(client.sample_batch, "t", 1)
+    until(lambda: other.tables["t"].waiting.counts[SAMPLERS])
     client.interrupt()
-    with pytest.raises(replay.ServerClosed):
-        client.sample_batch("t", 1)
+    for call in (waiting.result, lambda: client.sample_batch("t", 1)):
+        with pytest.raises(replay.ServerClosed):
+            call()
     write(other.batch_writer(), 3)
     assert other.sample_batch("t", 2).data["x"].shape == (2,)
 
@@ -106,11 +112,11 @@ def test_an_interrupt_between_two_waits_of_a_writer_ends_the_next_one(monkeypatc
         rows = writer.append("s", {"x": np.arange(5)})
         receive = ReplayConnection.receive
 
-        def receive_late(connection, deadline, watch):
+        def receive_late(self, deadline, watch):
             if deadline is None:
                 client.interrupt()
                 deadline = time.monotonic() + 60.0  # so that a failure ends, too
-            return receive(connection, deadline, watch)
+            return receive(self, deadline, watch)
 
         monkeypatch.setattr(ReplayConnection, "receive", receive_late)
         begin = time.monotonic()

@@ -74,7 +74,10 @@ def test_by_priority_over_all_items(shards):
     shares = np.array([0.1, 0.2, 0.6, 0.1])
     np.testing.assert_allclose(np.bincount(sample.data["x"], minlength=4) / 10_000, shares, atol=0.02)
     np.testing.assert_allclose(sample.info.probability, shares[sample.data["x"]], rtol=1e-6)
-    client.update_priorities("t", np.concatenate(keys), [0, 0, 0, 5.0])
+    new, mixed = np.array([0.5, 1.0, 2.0, 5.0]), [3, 0, 2, 1]
+    client.update_priorities("t", np.concatenate(keys)[mixed], new[mixed])
+    sample = client.sample_batch("t", 200)
+    np.testing.assert_array_equal(sample.info.priority, new[sample.data["x"]])
     client.mutate_priorities("t", updates={int(keys[1][0]): 0.0}, deletes=[int(keys[0][0])])
     assert client.server_info()["t"].current_size == 3
     with pytest.raises(ValueError, match="priorities"):

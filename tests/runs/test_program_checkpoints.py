@@ -23,6 +23,7 @@ from framework.runs.checkpoints import (
 )
 from framework.runs.run_folder import RunError
 from framework.runs.services import Counter
+from framework.runs.stopwatch import Stopwatch
 
 
 def run(directory, **changes):
@@ -125,13 +126,15 @@ def test_a_checkpoint_that_replay_cannot_write_says_which_file_and_what_is_intac
 
 
 def test_the_step_of_a_checkpoint_is_that_of_its_counter(tmp_path):
-    """Though actors go on while replay is written."""
+    """Though actors and the learner go on while replay is written: what they put is in the next one."""
     counter = Counter()
     counter.increment(env_steps=500)
 
     class SlowReplay:
         def checkpoint(self):
             counter.increment(env_steps=300)
+            if counter.get_counts()["env_steps"] == 800:
+                checkpointer.put("learner", {"steps": 2})
             path = tmp_path / "written"
             path.mkdir()
             return path
@@ -139,14 +142,18 @@ def test_the_step_of_a_checkpoint_is_that_of_its_counter(tmp_path):
     config = RunConfig(directory=str(tmp_path / "run"))
     checkpointer = RunCheckpointer(config, counter=counter, replays={"replay": SlowReplay()})
     checkpointer.put("learner", {"steps": 1})
-    checkpointer.commit("periodic")
-    reader = newest_checkpoint(config)
-    assert reader.step == reader.state("counter")["counts"]["env_steps"] == 500
+    for learner_steps, env_steps in ((1, 500), (2, 800)):
+        assert checkpointer.commit("periodic") is not None
+        reader = newest_checkpoint(config)
+        assert reader.state("learner")["steps"] == learner_steps
+        assert reader.step == reader.state("counter")["counts"]["env_steps"] == env_steps
+    assert checkpointer.commit("periodic") is None
 
 
-def test_a_checkpoint_every_few_minutes_changes_nothing_else(tmp_path):
+def test_a_checkpoint_every_few_minutes_changes_nothing_else(tmp_path, monkeypatch):
     rows = []
-    for name, minutes in (("often", 1e-9), ("never", None)):
+    for name, minutes, seconds in (("often", 10.0, 601.0), ("never", 10.0, 599.0)):
+        monkeypatch.setattr(Stopwatch, "seconds", lambda self, now=seconds: now)
         run(tmp_path / name, checkpoint_period=None, checkpoint_minutes=minutes, keep_checkpoints=50)
         rows.append([without_times(row) for row in read_jsonl(tmp_path / name / "metrics.jsonl")])
     assert rows[0] == rows[1]

@@ -160,6 +160,10 @@ def test_a_start_during_a_run_is_refused(tmp_path):
         (tmp_path / "run.lock").write_text("")  # as when it ends
         assert run.lock.pid() is None
         assert time.monotonic() - began < 30
+    with run.lock.held() as file:
+        forked = os.dup(file.fileno())  # As of a process that was forked meanwhile and is still there.
+    assert run.lock.wait_until_free(30)
+    os.close(forked)
 
 
 def test_the_commit_of_another_repository_is_not_that_of_an_installed_package(tmp_path, monkeypatch):

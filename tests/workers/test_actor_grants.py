@@ -104,7 +104,7 @@ class Versions:
     """A learner that makes a version as soon as every actor has collected its unroll for it."""
 
     def __init__(self):
-        self.unrolls, self.unroll_length, self.adders = [], 0, []
+        self.unrolls, self.unroll_length = [], 0
 
     @property
     def version(self):
@@ -113,11 +113,26 @@ class Versions:
     def wait_for_version(self, version, timeout, name=None):
         return self.version >= version
 
+
+class Acting:
+    """A collector that acts with the newest version of its last update."""
+
+    adders, version = (), 0
+
+    def __init__(self, learner):
+        self._learner = learner
+
     def update(self):
-        pass
+        self.version = self._learner.version
 
 
 class Waits(Lockstep):
+    def open(self):
+        needed = self._unrolls.needed_version() or 0
+        opened = super().open()
+        assert not opened or self._collector.version >= needed or self._counter.is_ending()
+        return opened
+
     def end(self):
         """Without the wait for the learner's last step."""
 
@@ -143,8 +158,7 @@ def test_actors_in_lockstep_make_the_budget_exactly(actors, envs, unroll_length,
     for index in range(actors):
         worker = ActorWorker(setup, replay=None, learner=None, index=index, **services)
         unrolls = Unrolls(unroll_length, lag)
-        # The learner stands for the collector, whose parameters are the newest.
-        worker._gates.insert(0, Waits(f"actor-{index}", learner, counter, learner, unrolls))
+        worker._gates.insert(0, Waits(f"actor-{index}", learner, counter, Acting(learner), unrolls))
         worker._budget._limit = functools.partial(unrolls.limit, envs)
         learner.unrolls.append(unrolls)
         workers.append(worker)

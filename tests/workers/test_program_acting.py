@@ -28,7 +28,7 @@ class LoggedPort(ServerPort):
     def __init__(self, server, name, *envs):
         self._name, self._log = "ab"[int(name[-1])], server.log
         self._future = None
-        self.updates = 0
+        self.updates, self.envs = 0, envs
         server.ports.append(self)
 
     def request(self, observation, first):
@@ -221,6 +221,15 @@ def test_items_that_were_lost_after_the_last_row_are_told(make, monkeypatch):
     monkeypatch.setattr(LoggedAdder, "close", lambda *_, timeout: 0)
     worker.close()
     assert worker.monitor.snapshot()["labels"]["actor-0"]["lost_items"] == 2
+
+
+def test_halves_share_the_envs_and_their_seconds_are_told_once(make):
+    worker, _, ports, _ = make(envs=5)
+    assert [port.envs for port in ports] == [(3, 0, 5), (2, 3, 5)]  # Size, first env, and all envs.
+    worker.step()
+    assert sum(worker._collector.take_seconds().values()) > 0
+    assert not any(worker._collector.take_seconds().values())
+    worker.close()
 
 
 def test_both_environments_are_closed_although_the_server_is_gone(make, monkeypatch):

@@ -321,6 +321,10 @@ def test_cacher_shares_answers_until_they_are_old(engine):
             self.asked += 1
             return name, self.asked
 
+        def fail(self):
+            self.asked += 1
+            raise ValueError(self.asked)
+
         __call__ = get
 
     def main(cached, brief):
@@ -328,7 +332,8 @@ def test_cacher_shares_answers_until_they_are_old(engine):
         first = brief.get("c")
         while (again := brief.get("c")) == first and not lp.stop_event().wait(0.02):
             continue
-        lp.stop([*answers, again[1] - first[1]])
+        failures = {str(cached.futures.fail().exception(PATIENCE)) for _ in range(2)}
+        lp.stop([*answers, again[1] - first[1], len(failures)])
 
     program = lp.Program("test")
     source = program.add_node(lp.CourierNode(Source), label="source")
@@ -336,7 +341,7 @@ def test_cacher_shares_answers_until_they_are_old(engine):
     brief = program.add_node(lp.CacherNode(source, 0.2), label="brief")
     program.add_node(lp.PyNode(main, cached, brief), label="main")
     fresh = engine == "serial"
-    expected = [("a", 1), ("a", 2 if fresh else 1), ("b", 3 if fresh else 2), 1]
+    expected = [("a", 1), ("a", 2 if fresh else 1), ("b", 3 if fresh else 2), 1, 2]
     assert lp.launch(program, engine) == expected
 
 
