@@ -12,6 +12,7 @@ Every run has such a file, `config.yaml`. Its entry `recorded` holds everything 
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 import os
@@ -28,22 +29,44 @@ from framework import config_checks
 
 T = TypeVar("T")
 RECORDED = "recorded"
+_MAX_DEPTH = 32
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads numbers such as 3e-4, which YAML 1.1 takes for text, as numbers. Refuses a name given twice."""
+    """Reads numbers such as 3e-4, which YAML 1.1 takes for text, as numbers.
+
+    Refuses a name given twice, deep nests, and aliases: nested ones make a value of any size from a few bytes.
+    """
+
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = self.peek_event()
+        wrong = f"more than {_MAX_DEPTH} lists or mappings in each other" if self._depth > _MAX_DEPTH else ""
+        if isinstance(event, yaml.AliasEvent):
+            wrong = f"the alias '*{event.anchor}', expected its value"
+        if wrong:
+            raise yaml.composer.ComposerError(None, None, f"got {wrong}", event.start_mark)
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names = [str(key.value) for key, _ in node.value]
+        counts = collections.Counter(names)
         for (key, _), name in zip(node.value, names, strict=True):
-            if names.count(name) > 1:
-                text = f"got {name!r} {names.count(name)} times, expected once"
+            if counts[name] > 1:
+                text = f"got {name!r} {counts[name]} times, expected once"
                 raise yaml.constructor.ConstructorError(None, None, text, key.start_mark)
         return super().construct_mapping(node, deep)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes the texts that `_Loader` takes for numbers."""
+    """Quotes the texts that `_Loader` takes for numbers, and writes no aliases."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
 
 
 for _each in (_Loader, _Dumper):
