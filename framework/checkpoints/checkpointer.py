@@ -174,7 +174,7 @@ class Checkpointer:
         elif isinstance(which, int) or (isinstance(which, str) and which.isdigit()):
             matching = [path for path in found if path.name.endswith(f"-step-{int(which)}")][-1:]
         else:
-            places = (Path(which), self.directory / which)
+            places = (Path(os.path.expanduser(which)), self.directory / which)
             matching = [path for path in places if (path / folder.MANIFEST).exists()]
         if not matching:
             names = ", ".join(path.name for path in found) or "none"

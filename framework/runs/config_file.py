@@ -14,13 +14,10 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import itertools
 import os
 import re
-import typing
 from collections.abc import Mapping
 from pathlib import Path
-from types import UnionType
 from typing import Any, TypeVar
 
 import yaml
@@ -103,7 +100,8 @@ def parse(text: str) -> Any:
 
 def write(path: str | os.PathLike[str], content: Mapping[str, Any]) -> None:
     """Writes settings in their order. Replaces an old file atomically."""
-    text = yaml.dump(dict(content), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+    layout: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "width": 110}
+    text = yaml.dump(dict(content), Dumper=_Dumper, default_flow_style=None, **layout)
     replace(path, f"# Repeat the run: repertory train --config THIS_FILE [flags, which override it]\n{text}")
 
 
@@ -129,20 +127,6 @@ def from_plain(base: T, content: Mapping[str, Any], where: str) -> T:
     config_class: Any = type(base)
     hints = config_checks.field_types(config_class)
     config_checks.names(f"{where}: {config_class.__name__}", content, list(hints))
-    values = {name: _with_tuples(hints[name], value) for name, value in content.items()}
+    values = {name: config_checks.plain(hints[name], value) for name, value in content.items()}
     with config_checks.RaisedAs(ValueError, ValueError, f"{where}: ", " Correct the file."):
         return dataclasses.replace(base, **values)  # type: ignore[type-var]
-
-
-def _with_tuples(hint: Any, value: Any) -> Any:
-    """`value` with tuples where the annotation `hint` has them, at any depth. A file has lists instead."""
-    origin, parts = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (UnionType, typing.Union):
-        made = (_with_tuples(part, value) for part in parts)
-        return next((each for each in made if each != value), value)
-    if origin is Mapping and isinstance(value, dict):
-        return {name: _with_tuples(parts[1], each) for name, each in value.items()}
-    if origin is tuple and isinstance(value, list):
-        hints = itertools.repeat(parts[0]) if parts[1:] == (...,) else [*parts, *[Any] * len(value)]
-        return tuple(map(_with_tuples, hints, value))
-    return value

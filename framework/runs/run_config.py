@@ -104,13 +104,14 @@ class RunConfig(config_checks.NamedFields):
 
     def __post_init__(self) -> None:
         refuse = functools.partial(config_checks.refuse, self)
+        config_checks.types(self)
         if self.directory == "":
             refuse("directory", ", expected a path or None. '.' is the current folder.")
         if self.directory is not None:
-            object.__setattr__(self, "directory", path := os.path.abspath(self.directory))
+            path = os.path.abspath(os.path.expanduser(self.directory))
+            object.__setattr__(self, "directory", path)
             if path.encode("utf-8", "replace") != os.fsencode(path):  # Torch writes no file there.
                 refuse("directory", ", expected a name in UTF-8. Rename or move the folder.")
-        config_checks.types(self)
         counts = [each.name for each in dataclasses.fields(self) if str(each.type).startswith("int")]
         config_checks.at_least(self, 1, *(name for name in counts if name not in _MAY_BE_0))
         config_checks.at_least(self, 0, *_MAY_BE_0)
