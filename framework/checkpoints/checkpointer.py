@@ -33,7 +33,6 @@ REASONS = {
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 _NAME = re.compile(r"^checkpoint-(\d{6,})(?:-step-(\d+))?$")
-_PART_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 _PACKAGES = (
     *("repertory", "torch", "numpy", "gymnasium", "dm-env", "dm-tree", "pyzmq", "ale-py", "dm-reverb"),
     *("mujoco", "box2d", "dm-control", "minatar", "minigrid", "pettingzoo", "envpool"),
@@ -75,7 +74,7 @@ class Checkpointer:
           CheckpointError: A file cannot be written. Earlier checkpoints are unchanged.
         """
         for name in parts:
-            if not _PART_NAME.match(name) or name in (folder.MANIFEST, folder.DONE):
+            if not folder.is_part_name(name):
                 raise ValueError(
                     f"part name: got {name!r}, expected letters, digits, '.', '_' and '-', starting with a "
                     f"letter or digit, and not {folder.MANIFEST!r} or {folder.DONE!r}."

@@ -229,8 +229,9 @@ def resume(arguments: Sequence[str], name: str | None = None) -> int:
         restarts=options.restarts,
     )
     if changed := folder.changes(new):
-        command = shlex.join(["repertory", "train", "--config", f"{folder.path}/config.yaml", *others])
-        advice = f"Leave the others out, or start a new run with them: {command}"
+        begin = ["--config", f"{folder.path}/config.yaml", "--init", str(folder.path)]
+        command = shlex.join(["repertory", "train", *begin, *others])
+        advice = f"Leave the others out, or start a new run with them from these parameters: {command}"
         raise UsageError(keeps_settings(folder.path, changed, advice))
     folder = new
     agent = folder.make_agent(early.allow)

@@ -36,6 +36,10 @@ class RunConfig(config_checks.NamedFields):
     directory: str | None = None
     # Seed of all random numbers. On the serial engine the same seed gives the same run, bit for bit.
     seed: int = 0
+    # RUN or RUN:CHECKPOINT: the folder of a run, and latest, best, previous or a step of it. A new run begins
+    # with its parameters and statistics, but with a new optimizer and replay, and no steps. The settings may
+    # be others, and so may the environment, if its specs are equal.
+    init: str | None = None
 
     num_actors: int = 1  # Actor nodes. More collect faster while cores are free.
     # Training continues with this many actors while others are lost or not started yet. None needs all.
@@ -107,6 +111,8 @@ class RunConfig(config_checks.NamedFields):
         config_checks.types(self)
         if self.directory == "":
             refuse("directory", ", expected a path or None. '.' is the current folder.")
+        if self.init is not None:
+            object.__setattr__(self, "init", os.path.abspath(os.path.expanduser(self.init)))
         if self.directory is not None:
             path = os.path.abspath(os.path.expanduser(self.directory))
             object.__setattr__(self, "directory", path)

@@ -267,7 +267,14 @@ class RunFolder:
             )
         left_something = self.has_rows or self.checkpointer.latest() is not None
         if left_something and (changed := known.changes(self)):
-            raise RunError(keeps_settings(self.path, changed, "Restore them, or give another directory."))
+            raise RunError(
+                keeps_settings(
+                    self.path,
+                    changed,
+                    f"Restore them, or give another directory; with init={str(self.path)!r}, the new run begins "
+                    "with these parameters.",
+                )
+            )
 
     def changes(self, new: RunFolder) -> str:
         """The `differences` that a run that continues may not have, as far as `config.yaml` can hold them."""
@@ -281,7 +288,7 @@ class RunFolder:
 
     def check_limits(self, reader: CheckpointReader) -> None:
         """Raises RunError if the run has no steps left after a checkpoint."""
-        counts = reader.state("counter")["counts"] if "counter" in reader.names else {}
+        counts = reader.state("counter", "counts") if "counter" in reader.names else {}
         has_ended = (self.path / "result.json").exists()
         for kind, made in (("env", reader.step), ("learner", counts.get("learner_steps", 0))):
             limit = getattr(self.config, f"max_{kind}_steps")

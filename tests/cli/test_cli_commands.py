@@ -304,6 +304,15 @@ class TestCheckpointChoice:
         assert [path.name[-7:] for path in folder.checkpointer.checkpoints()] == ["step-10", "step-15"]
 
 
+def test_a_path_after_an_equals_sign_may_be_in_the_home_folder(repertory, make_run, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    file = make_run().path / "config.yaml"
+    (tmp_path / "settings.yaml").write_bytes(file.read_bytes())
+    code, _, err = repertory("graph", "random_actions", "--config=~/settings.yaml", "--svg=~/graph.svg")
+    assert code == 0, err
+    assert (tmp_path / "graph.svg").exists()
+
+
 def test_frames_of_several_agents_end_with_the_episode():
     environment = environments.make("multi_agent:CartPole", seed=1)
     environment.render = lambda: np.zeros((2, 2, 3), np.uint8)
