@@ -176,10 +176,12 @@ class Checkpointer:
             places = (Path(os.path.expanduser(which)), self.directory / which)
             matching = [path for path in places if (path / folder.MANIFEST).exists()]
         if not matching:
-            names = ", ".join(path.name for path in found) or "none"
+            if not found:
+                raise CheckpointError(f"There is no checkpoint in {self.directory}.")
+            names = ", ".join(path.name for path in found)
             raise CheckpointError(
                 f"There is no checkpoint {str(which)!r} in {self.directory}; it has {names}. Give 'latest', "
-                "'previous', a step, or one of these."
+                "a step, or one of these."
             )
         return matching[0]
 

@@ -230,6 +230,7 @@ def resume(arguments: Sequence[str], name: str | None = None) -> int:
     )
     if changed := folder.changes(new):
         begin = ["--config", f"{folder.path}/config.yaml", "--init", str(folder.path)]
+        begin += [f"--allow={module}" for module in early.allow]
         command = shlex.join(["repertory", "train", *begin, *others])
         advice = f"Leave the others out, or start a new run with them from these parameters: {command}"
         raise UsageError(keeps_settings(folder.path, changed, advice))
@@ -250,7 +251,7 @@ def _advice(folder: RunFolder) -> str:
         return f"Process {pid} trains in it. Give"
     if folder.checkpointer.latest() is not None:
         return f"Go on with it: repertory train --resume {folder.allowed}; or give"
-    return "It ended before its first checkpoint, so that it cannot go on. Remove it, or give"
+    return "It ended before its first checkpoint, so that it cannot go on. Remove the folder, or give"
 
 
 def _new_folder(agent: str, environment: str, seed: int) -> Path:

@@ -88,12 +88,12 @@ def make_program(
     if config.directory is not None:
         run = RunFolder.describe(agent, environment_factory, config, spec)
         run.check_same()
+    make_envs = functools.partial(make_environment, agent, environment_factory, config)
+    setup = Setup(agent.for_program(config.num_envs, config.num_learners), make_envs, spec, config)
     if config.init is not None and (run is None or run.checkpointer.latest() is None):
         initial.check_spec(config.init, spec)
         with torch.random.fork_rng(devices=()):  # The generator is the caller's.
-            initial.load(config.init, agent.make_networks(spec))
-    make_envs = functools.partial(make_environment, agent, environment_factory, config)
-    setup = Setup(agent.for_program(config.num_envs, config.num_learners), make_envs, spec, config)
+            initial.load(config.init, setup.agent.make_networks(spec))
     callbacks = (*callbacks, *([] if on_write is None else [OnWrite(on_write)]))
     graph = ProgramGraph(setup, run, logger_factory, callbacks)
     setup.agent.build(graph)
@@ -125,8 +125,8 @@ def make_environment(
 ) -> BatchedEnvironment:
     """Makes an environment of `num_envs` envs with the wrappers of `config`, and the agent's around them.
 
-    That of an `evaluation` plays whole games, unless `config.evaluation_options` says otherwise, and its
-    episode i begins with the seed `EVALUATION_SEED + seed + i`.
+    An environment of an `evaluation` plays whole games, unless `config.evaluation_options` says otherwise,
+    and its episode i begins with the seed `EVALUATION_SEED + seed + i`.
     """
     options, stepping = dict(config.environment_options), config.stepping
     seeded: tuple[Any, ...] = ()

@@ -32,7 +32,7 @@ _MAX_DEPTH = 32
 class _Loader(yaml.SafeLoader):
     """Reads numbers such as 3e-4, which YAML 1.1 takes for text, as numbers.
 
-    Refuses a name given twice, deep nests, and aliases: nested ones make a value of any size from a few bytes.
+    Refuses a name given twice, deep nests, and aliases: a few bytes of nested ones are a value of any size.
     """
 
     _depth = 0

@@ -65,7 +65,7 @@ def load(init: str, networks: Any, learner: str = "learner") -> None:
 def _open(init: str) -> tuple[RunFolder, CheckpointReader, bool]:
     """The run, its checkpoint, and whether the parameters of the best evaluation are meant."""
     run, _, which = init.rpartition(":")
-    if not run or os.path.exists(init):
+    if not run or "/" in which or os.path.exists(init):
         run, which = init, "latest"
     with RaisedAs(ValueError, RunError, "init: "):
         folder = RunFolder.open(run)

@@ -16,7 +16,7 @@ _MOST_VALUES = 100  # Bounds of more values are recorded as a hash.
 
 
 def recorded(spec: specs.EnvironmentSpec) -> dict[str, Any]:
-    """The observations and actions of `spec` as a file holds them: values, which depend on no print option."""
+    """The observations and actions of `spec` as a file holds them: values, whatever the print options are."""
     return {name: _recorded(getattr(spec, name)) for name in ("observations", "actions")}
 
 

@@ -85,6 +85,14 @@ class RunFolder:
         return f"{self.quoted} {trust.flags(trust.named(self._names()))}".rstrip()
 
     @property
+    def again(self) -> str:
+        """How to begin a run with these settings, for a run that cannot go on."""
+        if self.environment is None:
+            return "Begin it again with make_program and this directory."
+        file = self.allowed.replace(self.quoted, shlex.quote(f"{self.path}/config.yaml"), 1)
+        return f"Begin it again, in a new folder: repertory train --config {file}"
+
+    @property
     def lock(self) -> RunLock:
         """The lock of the folder."""
         return RunLock(self.path)
@@ -129,7 +137,9 @@ class RunFolder:
         networks_fn = None
         if agent.networks_fn is not None and not agent.made_by:  # What made the agent makes it again.
             networks_fn = target_of(agent.networks_fn) or ""
-        return cls(name, plain(fields), environment or None, config, recorded_specs.recorded(spec), networks_fn)
+        return cls(
+            name, plain(fields), environment or None, config, recorded_specs.recorded(spec), networks_fn
+        )
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> RunFolder:
@@ -191,7 +201,10 @@ class RunFolder:
                     f"{self.path} has no checkpoint yet, and process {pid} trains in it. Wait for the first "
                     f"one, or stop the run, which writes one: repertory stop {self.quoted}"
                 ) from error
-            raise RunError(str(error)) from error
+            raise RunError(
+                f"{self.path} has no checkpoint: its run ended before the first one (checkpoint_period, "
+                f"checkpoint_minutes). {self.again}"
+            ) from error
 
     def record(self, engine: str | None = None) -> None:
         """Writes `config.yaml` with the node's engine unless it is equal. Keeps the recorded restarts.
@@ -267,14 +280,8 @@ class RunFolder:
             )
         left_something = self.has_rows or self.checkpointer.latest() is not None
         if left_something and (changed := known.changes(self)):
-            raise RunError(
-                keeps_settings(
-                    self.path,
-                    changed,
-                    f"Restore them, or give another directory; with init={str(self.path)!r}, the new run begins "
-                    "with these parameters.",
-                )
-            )
+            advice = f"Restore them, or give another directory, where init={str(self.path)!r} begins with "
+            raise RunError(keeps_settings(self.path, changed, f"{advice}this run's parameters."))
 
     def changes(self, new: RunFolder) -> str:
         """The `differences` that a run that continues may not have, as far as `config.yaml` can hold them."""

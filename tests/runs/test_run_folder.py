@@ -44,8 +44,8 @@ def cart_pole(reward_fn=None):
 
 
 OLD_SPEC = (  # As format 3 had it, in a program with a precision of 3.
-    "observations: BoundedArray(shape=(4,), dtype=dtype('float32'), name='observation', minimum=[-4.8    -inf "
-    "-0.419   -inf], maximum=[4.8    inf 0.419   inf]); actions: DiscreteArray(shape=(), dtype=int64, "
+    "observations: BoundedArray(shape=(4,), dtype=dtype('float32'), name='observation', minimum=[-4.8    "
+    "-inf -0.419   -inf], maximum=[4.8    inf 0.419   inf]); actions: DiscreteArray(shape=(), dtype=int64, "
     "name=action, minimum=0, maximum=1, num_values=2)"
 )
 
@@ -100,7 +100,9 @@ def test_a_run_of_an_earlier_version_with_settings_that_are_gone_is_read(tmp_pat
     }.values(),
 )
 def test_specs_of_an_environment_are_compared_by_value(tmp_path, size, change, expected):
-    def recorded(part="b", place=None, more=0, dtype=np.float32, kind=specs.BoundedArray, actions=2, name="a"):
+    def recorded(
+        part="b", place=None, more=0, dtype=np.float32, kind=specs.BoundedArray, actions=2, name="a"
+    ):
         low = np.linspace(-1.0, 0.0, size + more, dtype=dtype)
         if place is not None:
             low[place] += 1e-6
