@@ -101,7 +101,8 @@ def plain(hint: Any, value: Any) -> Any:
     if type(value) in (list, tuple):
         return type(value)(plain(Any, each) for each in value)
     if origin is None and isinstance(hint, type) and issubclass(hint, enum.Enum | PurePath):
-        return hint(value) if isinstance(value, str | int | float) else value
+        make: Callable[[Any], Any] = hint
+        return make(value) if isinstance(value, str | int | float) else value
     if isinstance(value, enum.Enum) and (origin is Literal or hint in (bool, int, float, str)):
         value = value.value
     if isinstance(value, os.PathLike):

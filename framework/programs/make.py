@@ -80,6 +80,7 @@ def make_program(
         raise TypeError(f"on_write: got {on_write!r}, expected a function of a snapshot, such as print.")
     check_parts(config)
     known = None if config.directory is None else RunFolder.find(config.directory)
+    config = config.decided({} if known is None else vars(known.config))
     agent, lines = agent.decided(config, {} if known is None else known.agent_config)
     spec = environment_spec(agent, environment_factory, config)
     for line in (*lines, *agent.describe_inputs(spec)):

@@ -312,7 +312,9 @@ class RunFolder:
         At its end a run cuts the last grants of steps, and the learner draws the last samples. It would
         therefore not go on as a run that had the new limits from the beginning.
         """
-        ended_at = reader.manifest.get("note", {}).get("ended_at", {})
+        ended_at = reader.manifest["note"].get("ended_at", {})
+        if not isinstance(ended_at, dict) or not ended_at.keys() <= self.config.limits.keys():
+            raise RunError(f"{reader.path}: manifest.json: got the limits {ended_at!r}, expected a run's.")
         changed = differences(ended_at, {name: self.config.limits[name] for name in ended_at})
         if changed:
             raise RunError(
