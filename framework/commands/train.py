@@ -145,8 +145,9 @@ def parse_new(
 
 def _with_ten_evaluations(config: RunConfig, preset: Preset) -> RunConfig:
     """A run that is shorter than its preset has a period of its own, too."""
-    period, steps, usual = config.evaluate_period, config.max_env_steps, preset.run.get("max_env_steps")
-    if not isinstance(period, int) or steps is None or (usual is not None and steps >= usual):
+    period, steps = config.evaluate_period, config.max_env_steps
+    usual = {**DEFAULTS, **preset.run}["max_env_steps"]
+    if not isinstance(period, int) or steps is None or usual is None or steps >= usual:
         return config
     return dataclasses.replace(config, evaluate_period=shorter_period(period, steps))
 
