@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import enum
 import functools
 import inspect
+import itertools
 import math
 import numbers
+import os
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import PurePath
 from types import NoneType, UnionType
 from typing import Any, Literal, NoReturn
-
-import numpy as np
 
 from launch import texts
 
@@ -58,11 +60,10 @@ _SAME = tuple(
 
 
 def types(config: Any, may_be_infinite: Collection[str] = ()) -> None:
-    """Checks each field of a dataclass against its annotation. Floats must be finite.
+    """Makes the value of each field of a dataclass `plain`, and checks it. Floats must be finite.
 
     Checks int, float (takes an integer), bool, str, `Literal`, `tuple[int, ...]` and the like (takes a list),
-    and unions of those and None. It does not check other annotations. Numbers of numpy are numbers. Where the
-    annotation is int, a whole float such as 1e5 becomes an int.
+    and unions of those and None. It does not check other annotations.
 
     Args:
       config: an instance of a dataclass.
@@ -72,12 +73,43 @@ def types(config: Any, may_be_infinite: Collection[str] = ()) -> None:
     for field, hint in field_types(config_class).items():
         value = getattr(config, field)
         words, fits = _meaning(hint, field not in may_be_infinite)
-        if not fits(value):
-            whole = _with_ints(hint, value)
-            if not fits(whole):
-                known = [choice for choice in typing.get_args(hint) if isinstance(choice, str)]
-                raise ValueError(f"{field}: got {value!r}, expected {words}.{nearest(value, known)}")
-            object.__setattr__(config, field, whole)  # It may be frozen.
+        if not fits(made := plain(hint, value)):
+            known = [choice for choice in typing.get_args(hint) if isinstance(choice, str)]
+            raise ValueError(f"{field}: got {value!r}, expected {words}.{nearest(value, known)}")
+        object.__setattr__(config, field, made)  # It may be frozen.
+
+
+def plain(hint: Any, value: Any) -> Any:
+    """`value`, of a program or of a file, as both can give it where the annotation is `hint`.
+
+    Numbers and texts of numpy, and arrays and tensors of no dimension, become Python's; paths become texts.
+    Depending on the annotation, a list or an array becomes a tuple, a whole float such as 1e5 an int, an
+    enum its value, and a value a path or an enum. What has no such form stays as it is.
+    """
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (UnionType, typing.Union):
+        choices = ((part, plain(part, value)) for part in parts)
+        return next((made for part, made in choices if _meaning(part, False)[1](made)), value)
+    if origin is tuple and hasattr(value, "tolist") and getattr(value, "shape", ()) != ():
+        value = value.tolist()
+    if origin is tuple and isinstance(value, tuple | list):
+        hints = itertools.repeat(parts[0]) if parts[1:] == (...,) else [*parts, *[Any] * len(value)]
+        return tuple(map(plain, hints, value))
+    if isinstance(value, dict):
+        of = parts[1] if origin in (Mapping, dict) else Any
+        return {name: plain(of, each) for name, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(plain(Any, each) for each in value)
+    if origin is None and isinstance(hint, type) and issubclass(hint, enum.Enum | PurePath):
+        make: Callable[[Any], Any] = hint
+        return make(value) if isinstance(value, str | int | float) else value
+    if isinstance(value, enum.Enum) and (origin is Literal or hint in (bool, int, float, str)):
+        value = value.value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if hasattr(value, "tolist") and getattr(value, "shape", None) == ():
+        value = value.tolist()
+    return int(value) if hint is int and isinstance(value, float) and value.is_integer() else value
 
 
 def at_least(config: Any, minimum: float, *fields: str) -> None:
@@ -272,21 +304,11 @@ def _meaning(hint: Any, finite: bool) -> tuple[str, Callable[[Any], bool]]:
     plain: dict[Any, tuple[str, Callable[[Any], bool]]] = {
         float: ("a number", lambda value: _is_number(value, numbers.Real) and not math.isnan(value)),
         int: ("a whole number", lambda value: _is_number(value, numbers.Integral)),
-        bool: ("True or False", lambda value: isinstance(value, bool | np.bool_)),
+        bool: ("True or False", lambda value: isinstance(value, bool)),
         str: ("a string", lambda value: isinstance(value, str)),
         NoneType: ("None", lambda value: value is None),
     }
     return plain.get(hint, (str(hint), lambda value: True))
-
-
-def _with_ints(hint: Any, value: Any) -> Any:
-    """`value` with ints for the whole floats where the annotation `hint` has ints."""
-    parts = typing.get_args(hint)
-    if isinstance(value, tuple | list) and int in parts:
-        return type(value)(_with_ints(int, each) for each in value)
-    if int in (hint, *parts) and isinstance(value, float | np.floating) and float(value).is_integer():
-        return int(value)
-    return next((made for part in parts if (made := _with_ints(part, value)) is not value), value)
 
 
 def _is_number(value: Any, kind: type) -> bool:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import math
+import pathlib
 import re
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
 import pytest
+import torch
 
 from framework import config_checks
 from launch import texts
+
+
+class Kind(enum.Enum):
+    FAR = "far"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +33,9 @@ class Config(config_checks.NamedFields):
     sizes: tuple[int, ...] = ()
     names: tuple[str, ...] | None = None
     kind: Literal["near", "far"] = "near"
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    path: pathlib.Path | None = None
+    choice: Kind | None = None
     anything: Any = None
 
     def __post_init__(self):
@@ -32,16 +43,22 @@ class Config(config_checks.NamedFields):
         config_checks.ordered(self, "count", "bound")
 
 
+UNKNOWN = object()
+# By field, values as programs give them, and what they are in a file.
 GOOD = {
-    "count": [np.int64(1), np.uint8(1)],
-    "rate": [1, np.float32(0.5), np.int32(2)],
-    "limit": [None, 3],
-    "bound": [math.inf],
-    "switch": [np.bool_(True)],
-    "sizes": [(1, np.int64(2)), [1, 2]],
-    "names": [("a",), None],
-    "kind": ["far"],
-    "anything": [object()],
+    "count": [(np.int64(1), 1), (np.uint8(1), 1), (np.array(1), 1), (torch.tensor(1), 1), (np.float32(1), 1)],
+    "rate": [(1, 1), (np.float32(0.5), 0.5), (np.int32(2), 2), (torch.tensor(0.5), 0.5)],
+    "limit": [(None, None), (3, 3), (np.float64(3.5), 3.5)],
+    "bound": [(math.inf, math.inf)],
+    "switch": [(np.bool_(True), True), (torch.tensor(False), False)],
+    "name": [(np.str_("b"), "b"), (pathlib.Path("a", "b"), "a/b"), (Kind.FAR, "far")],
+    "sizes": [((1, np.int64(2)), (1, 2)), ([1, 2], (1, 2)), (np.array([1, 2]), (1, 2))],
+    "names": [(["a"], ("a",)), (np.array(["a"]), ("a",)), (None, None)],
+    "kind": [("far", "far"), (np.str_("far"), "far"), (Kind.FAR, "far")],
+    "options": [({"a": np.int8(3), "b": [np.float32(0.5)]}, {"a": 3, "b": [0.5]})],
+    "path": [("a/b", pathlib.Path("a/b")), (pathlib.Path("a"), pathlib.Path("a")), (None, None)],
+    "choice": [("far", Kind.FAR), (Kind.FAR, Kind.FAR)],
+    "anything": [(UNKNOWN, UNKNOWN), (Kind.FAR, Kind.FAR), (np.int64(1), 1), ([1], [1])],
 }
 WRONG = [
     ("count", "a whole number.", [1.5, math.inf, True, None, "1"]),
@@ -59,9 +76,10 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("field", "values"), GOOD.items())
-def test_what_the_annotation_says_is_accepted(field, values):
-    for value in values:
-        assert getattr(Config(**{field: value}), field) is value
+def test_what_the_annotation_says_is_accepted_as_a_file_has_it(field, values):
+    for value, expected in values:
+        found = getattr(Config(**{field: value}), field)
+        assert (repr(found), type(found)) == (repr(expected), type(expected))
 
 
 @pytest.mark.parametrize(("field", "expected", "values"), WRONG)

@@ -33,7 +33,6 @@ REASONS = {
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 _NAME = re.compile(r"^checkpoint-(\d{6,})(?:-step-(\d+))?$")
-_PART_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 _PACKAGES = (
     *("repertory", "torch", "numpy", "gymnasium", "dm-env", "dm-tree", "pyzmq", "ale-py", "dm-reverb"),
     *("mujoco", "box2d", "dm-control", "minatar", "minigrid", "pettingzoo", "envpool"),
@@ -75,7 +74,7 @@ class Checkpointer:
           CheckpointError: A file cannot be written. Earlier checkpoints are unchanged.
         """
         for name in parts:
-            if not _PART_NAME.match(name) or name in (folder.MANIFEST, folder.DONE):
+            if not folder.is_part_name(name):
                 raise ValueError(
                     f"part name: got {name!r}, expected letters, digits, '.', '_' and '-', starting with a "
                     f"letter or digit, and not {folder.MANIFEST!r} or {folder.DONE!r}."
@@ -174,13 +173,15 @@ class Checkpointer:
         elif isinstance(which, int) or (isinstance(which, str) and which.isdigit()):
             matching = [path for path in found if path.name.endswith(f"-step-{int(which)}")][-1:]
         else:
-            places = (Path(which), self.directory / which)
+            places = (Path(os.path.expanduser(which)), self.directory / which)
             matching = [path for path in places if (path / folder.MANIFEST).exists()]
         if not matching:
-            names = ", ".join(path.name for path in found) or "none"
+            if not found:
+                raise CheckpointError(f"There is no checkpoint in {self.directory}.")
+            names = ", ".join(path.name for path in found)
             raise CheckpointError(
                 f"There is no checkpoint {str(which)!r} in {self.directory}; it has {names}. Give 'latest', "
-                "'previous', a step, or one of these."
+                "a step, or one of these."
             )
         return matching[0]
 

@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import zlib
 from collections.abc import Callable, Iterable, Mapping
@@ -24,6 +25,23 @@ from framework.checkpoints.state import load_state
 FORMAT = 2
 MANIFEST, DONE = "manifest.json", "DONE"
 _BLOCK = 1 << 20  # Bytes read at a time.
+_PART_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
+# By entry of a manifest, what it has to be.
+_ENTRIES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "step": (lambda value: value is None or type(value) is int, "a whole number or null"),
+    "parts": (
+        lambda value: isinstance(value, list) and all(map(is_part_name, value)),
+        "a list of names",
+    ),
+    "files": (
+        lambda value: (
+            isinstance(value, dict)
+            and all(isinstance(each, list) and [*map(type, each)] == [int, int] for each in value.values())
+        ),
+        "a mapping of files to their sizes and checksums",
+    ),
+    "note": (lambda value: isinstance(value, dict), "a mapping"),
+}
 # The contents of a file, its blocks, or a function that writes a file or folder at a path.
 Part = bytes | Iterable[Any] | Callable[[Path], object]
 
@@ -62,9 +80,28 @@ class CheckpointReader:
             )
         return self.path / name
 
-    def state(self, name: str) -> Any:
-        """Loads a part that `torch_part` wrote, with `weights_only=True`, which runs no code."""
-        return load_state(self.part(name))
+    def state(self, name: str, *entries: str) -> Any:
+        """Loads a part that `torch_part` wrote, with `weights_only=True`, which runs no code.
+
+        Args:
+          name: name of the part.
+          entries: keys of the dict in it, of the dict in this entry, and so on. The last one's value returns.
+
+        Raises:
+          CheckpointError: There is no such part, it cannot be loaded, or it lacks an entry.
+        """
+        path = self.part(name)
+        try:
+            state = load_state(path)
+        except Exception as error:  # The content may be anything.
+            why = str(error).strip().partition("\n")[0]
+            wrong = f"its part {name!r} is no state that torch loads without running code ({why})"
+            raise damaged(self.path, wrong) from error
+        for entry in entries:
+            if not isinstance(state, dict) or entry not in state:
+                raise damaged(self.path, f"its part {name!r} has no entry {entry!r}")
+            state = state[entry]
+        return state
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> CheckpointReader:
@@ -138,12 +175,22 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise damaged(path, f"its manifest cannot be read ({error.strerror})") from error
     if hashlib.sha256(text).hexdigest() != digest:
         raise damaged(path, f"{MANIFEST} has been altered or truncated")
-    manifest: dict[str, Any] = json.loads(text)
+    try:
+        manifest: dict[str, Any] = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise damaged(path, f"{MANIFEST} is not JSON ({error})") from error
+    if not isinstance(manifest, dict):
+        raise damaged(path, f"{MANIFEST}: got {type(manifest).__name__}, expected a mapping")
     if manifest.get("format") != FORMAT:
         raise CheckpointError(
             f"Checkpoint {path}: got format {manifest.get('format', 1)}, expected {FORMAT}. Use the version "
             "of Repertory that wrote it, or another directory."
         )
+    manifest.setdefault("note", {})
+    for name, (fits, expected) in _ENTRIES.items():
+        if not fits(value := manifest.get(name)):
+            got = "none" if name not in manifest else repr(value)[:200]
+            raise damaged(path, f"{MANIFEST}: {name}: got {got}, expected {expected}")
     return manifest
 
 
@@ -172,6 +219,11 @@ def delete(path: Path) -> None:
         path.rmdir()
 
 
+def is_part_name(name: Any) -> bool:
+    """Whether a part may have this name: letters, digits, `.`, `_` and `-`."""
+    return isinstance(name, str) and bool(_PART_NAME.match(name)) and name not in (MANIFEST, DONE)
+
+
 def sync(path: Path) -> None:
     """Waits until a file, or the entries of a folder, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -182,7 +234,7 @@ def sync(path: Path) -> None:
 
 
 def damaged(path: Path, reason: str) -> CheckpointError:
-    return CheckpointError(f"Checkpoint {path} is damaged: {reason}. It was not loaded.")
+    return CheckpointError(f"Checkpoint {path} is damaged: {reason}. It was not loaded; take another one.")
 
 
 def _write_part(root: Path, path: Path, part: Part) -> dict[str, list[int]]:

@@ -45,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         platforms.open_standard_streams()
         return interrupts.ending(_run)
+    arguments = [_expanded(argument) for argument in arguments]
     for stream in (sys.stdout, sys.stderr):  # The name of a file need not be UTF-8, nor a terminal.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -79,6 +80,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         _complain(f"{command}: could not use {explain(error)}. Give another place, or make this one usable.")
         return 1
+
+
+def _expanded(argument: str) -> str:
+    """The argument with the home folder in place of `~`, which a shell leaves in `--flag=~/folder`."""
+    flag, equals, value = argument.partition("=")
+    if flag.startswith("-"):
+        return f"{flag}{equals}{os.path.expanduser(value)}"
+    return os.path.expanduser(argument)
 
 
 def _run() -> int:

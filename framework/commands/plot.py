@@ -26,7 +26,7 @@ _NOT_COMPARED = {
     "restarts",
 }
 _NOT_COMPARED |= {"restarts", "loggers", "resources", "learner_threads", "config", "agent_config"}
-_NOT_COMPARED |= {"max_env_steps", "max_learner_steps", "target_return"}
+_NOT_COMPARED |= {"max_env_steps", "max_learner_steps", "target_return", "evaluate_period"}
 _PLACES = 200  # Points of a curve; more are averaged.
 # Rows of a label: how its actions were chosen.
 _ACTIONS = {"evaluator": "greedy", "actor": "acting, with exploration"}

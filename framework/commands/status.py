@@ -89,7 +89,10 @@ def _status(folder: RunFolder) -> dict[str, Any]:
     """Returns the engine's last status, corrected if the engine was killed before it could write the end."""
     try:
         status: dict[str, Any] = json.loads((folder.path / "status.json").read_text(encoding="utf-8"))
-    except (FileNotFoundError, json.JSONDecodeError):  # not every engine writes it; it may be incomplete
+    except (FileNotFoundError, ValueError, RecursionError):  # Not every engine writes it; it may be damaged.
+        return {}
+    nodes = status.get("nodes", []) if isinstance(status, dict) else None
+    if not isinstance(nodes, list) or not all(isinstance(node, dict) for node in nodes):
         return {}
     if folder.lock.pid() is None:
         for each in (status, *status.get("nodes", [])):

@@ -35,5 +35,6 @@ def main(arguments: Sequence[str]) -> int:
             f"--timeout, or end it at once: kill -9 {pid}"
         )
     go_on = f"Go on with: repertory train --resume {folder.allowed}"
-    print(f"{folder.path} has stopped. {go_on if folder.checkpointer.latest() else 'It has no checkpoint.'}")
+    begin = f"It has no checkpoint. {folder.again}"
+    print(f"{folder.path} has stopped. {go_on if folder.checkpointer.latest() else begin}")
     return 0

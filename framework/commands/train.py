@@ -31,7 +31,7 @@ from framework.loggers.files import explained
 from framework.runs import config_file, trust
 from framework.runs.presets import Preset, presets_of
 from framework.runs.registry import AgentEntry, NoConfig, agent_names, find_agent
-from framework.runs.run_config import RunConfig
+from framework.runs.run_config import RunConfig, shorter_period
 from framework.runs.run_folder import RunError, RunFolder, keeps_settings
 from launch.texts import printable
 
@@ -73,6 +73,7 @@ def start(name: str | None, arguments: Sequence[str]) -> int:
 
 def _start(agent: core.Agent, options: TrainOptions, config: RunConfig) -> int:
     path = Path(str(config.directory))
+    config = config.decided({})
     with config_checks.RaisedAs(UsageError, ValueError, building.NOT_BUILT):
         agent, lines = agent.decided(config, {})
     spec = building.environment_spec(agent, options.environment, config)
@@ -135,7 +136,20 @@ def parse_new(
             in_file = {name: given[name] for name in own if name in given}
             made.append(config_file.from_plain(base, {**values, **in_file}, where))
     prog, description = f"repertory {command} {entry.name}", f"{entry.summary()}."
-    return entry, *parse_groups([*made, *more], arguments, prog, description)
+    options, config, *others = parse_groups([*made, *more], arguments, prog, description)
+    flags = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
+    if "evaluate_period" not in given and "--evaluate-period" not in flags:
+        config = _with_ten_evaluations(config, preset)
+    return entry, options, config, *others
+
+
+def _with_ten_evaluations(config: RunConfig, preset: Preset) -> RunConfig:
+    """A run that is shorter than its preset has a period of its own, too."""
+    period, steps = config.evaluate_period, config.max_env_steps
+    usual = {**DEFAULTS, **preset.run}["max_env_steps"]
+    if not isinstance(period, int) or steps is None or usual is None or steps >= usual:
+        return config
+    return dataclasses.replace(config, evaluate_period=shorter_period(period, steps))
 
 
 def _early(arguments: Sequence[str], *flags: str) -> tuple[argparse.Namespace, list[str]]:
@@ -229,8 +243,10 @@ def resume(arguments: Sequence[str], name: str | None = None) -> int:
         restarts=options.restarts,
     )
     if changed := folder.changes(new):
-        command = shlex.join(["repertory", "train", "--config", f"{folder.path}/config.yaml", *others])
-        advice = f"Leave the others out, or start a new run with them: {command}"
+        begin = ["--config", f"{folder.path}/config.yaml", "--init", str(folder.path)]
+        begin += [f"--allow={module}" for module in early.allow]
+        command = shlex.join(["repertory", "train", *begin, *others])
+        advice = f"Leave the others out, or start a new run with them from these parameters: {command}"
         raise UsageError(keeps_settings(folder.path, changed, advice))
     folder = new
     agent = folder.make_agent(early.allow)
@@ -249,7 +265,7 @@ def _advice(folder: RunFolder) -> str:
         return f"Process {pid} trains in it. Give"
     if folder.checkpointer.latest() is not None:
         return f"Go on with it: repertory train --resume {folder.allowed}; or give"
-    return "It ended before its first checkpoint, so that it cannot go on. Remove it, or give"
+    return "It ended before its first checkpoint, so that it cannot go on. Remove the folder, or give"
 
 
 def _new_folder(agent: str, environment: str, seed: int) -> Path:

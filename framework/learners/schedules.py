@@ -1,4 +1,9 @@
-"""Schedules as functions of the env steps of a program, so that a checkpoint stores only that count."""
+"""Schedules as functions of the env steps of a program, so that a checkpoint stores only that count.
+
+The count lags behind the envs. Actors report steps when they ask for more: each holds back up to 64 of each
+of its envs, or up to 16 at first and a sixteenth of those made later. The learner asks when it publishes, and
+an actor acts with the count of its parameters.
+"""
 
 from __future__ import annotations
 

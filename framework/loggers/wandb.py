@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from framework.foreign import close
 from framework.loggers.base import Logger, to_scalars
+from framework.runs import config_file
 from launch import extras
 
 _ID = "id.txt"
@@ -67,4 +66,4 @@ class WandbLogger(Logger):
 def _config(directory: Path) -> dict[str, Any]:
     """The run's settings."""
     file = directory / "config.yaml"
-    return yaml.safe_load(file.read_text(encoding="utf-8")) if file.exists() else {}
+    return config_file.read(file) if file.exists() else {}

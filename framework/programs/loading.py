@@ -97,7 +97,7 @@ class LoadedPolicy:
             self.step = int(kept["row"]["env_steps"])
         elif "learner" in reader.names:
             learner = self.agent.make_learner(self.networks, self.spec)
-            learner.restore(reader.state("learner")["learner"])
+            learner.restore(reader.state("learner", "learner"))
             for name, state in learner.parameters().items():
                 getattr(self.networks, name).load_state_dict(state)
         elif isinstance(self.networks, torch.nn.Module) and any(True for _ in self.networks.parameters()):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import torch
 
 import launch
 from framework import config_checks, core, environments, specs
@@ -13,6 +17,7 @@ from framework.environments import BatchedEnvironment
 from framework.environments.single import takes
 from framework.loggers import Logger
 from framework.programs.graph import ProgramGraph
+from framework.runs import initial
 from framework.runs.callbacks import Callback, OnWrite
 from framework.runs.parts import check_packages, check_parts, wrappers_of
 from framework.runs.run_config import RunConfig
@@ -33,6 +38,7 @@ def make_program(
     callbacks: Sequence[Callback] = (),
     on_write: Callable[[dict[str, Any]], None] | None = None,
     name: str | None = None,
+    init: str | os.PathLike[str] | None = None,
 ) -> launch.Program:
     """Makes the program graph of `agent`, which runs on any engine:
 
@@ -54,6 +60,7 @@ def make_program(
         one ends the program, and `launch.launch` raises it.
       on_write: a callback as a function: called with the monitor's snapshot after every row.
       name: name of the program. None is the agent's class name.
+      init: sets `config.init`, the run whose parameters a new run begins with.
 
     Raises:
       TypeError: An argument has another type, such as the agent's class in place of an instance.
@@ -65,12 +72,15 @@ def make_program(
     config_checks.instance("agent", agent, core.Agent, "such an object, as DQN(DQNConfig()) is")
     config = RunConfig() if config is None else config
     config_checks.instance("config", config, RunConfig, "such an object, as RunConfig(seed=1) is")
+    if init is not None:
+        config = dataclasses.replace(config, init=os.fspath(init))
     for each in callbacks:
         config_checks.instance("callbacks", each, Callback, "objects of classes that inherit it")
     if on_write is not None and not callable(on_write):
         raise TypeError(f"on_write: got {on_write!r}, expected a function of a snapshot, such as print.")
     check_parts(config)
     known = None if config.directory is None else RunFolder.find(config.directory)
+    config = config.decided({} if known is None else vars(known.config))
     agent, lines = agent.decided(config, {} if known is None else known.agent_config)
     spec = environment_spec(agent, environment_factory, config)
     for line in (*lines, *agent.describe_inputs(spec)):
@@ -81,6 +91,10 @@ def make_program(
         run.check_same()
     make_envs = functools.partial(make_environment, agent, environment_factory, config)
     setup = Setup(agent.for_program(config.num_envs, config.num_learners), make_envs, spec, config)
+    if config.init is not None and (run is None or run.checkpointer.latest() is None):
+        initial.check_spec(config.init, spec)
+        with torch.random.fork_rng(devices=()):  # The generator is the caller's.
+            initial.load(config.init, setup.agent.make_networks(spec))
     callbacks = (*callbacks, *([] if on_write is None else [OnWrite(on_write)]))
     graph = ProgramGraph(setup, run, logger_factory, callbacks)
     setup.agent.build(graph)
@@ -112,8 +126,8 @@ def make_environment(
 ) -> BatchedEnvironment:
     """Makes an environment of `num_envs` envs with the wrappers of `config`, and the agent's around them.
 
-    That of an `evaluation` plays whole games, unless `config.evaluation_options` says otherwise, and its
-    episode i begins with the seed `EVALUATION_SEED + seed + i`.
+    An environment of an `evaluation` plays whole games, unless `config.evaluation_options` says otherwise,
+    and its episode i begins with the seed `EVALUATION_SEED + seed + i`.
     """
     options, stepping = dict(config.environment_options), config.stepping
     seeded: tuple[Any, ...] = ()

@@ -12,14 +12,12 @@ Every run has such a file, `config.yaml`. Its entry `recorded` holds everything 
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-import itertools
 import os
 import re
-import typing
 from collections.abc import Mapping
 from pathlib import Path
-from types import UnionType
 from typing import Any, TypeVar
 
 import yaml
@@ -28,22 +26,44 @@ from framework import config_checks
 
 T = TypeVar("T")
 RECORDED = "recorded"
+_MAX_DEPTH = 32
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads numbers such as 3e-4, which YAML 1.1 takes for text, as numbers. Refuses a name given twice."""
+    """Reads numbers such as 3e-4, which YAML 1.1 takes for text, as numbers.
+
+    Refuses a name given twice, deep nests, and aliases: a few bytes of nested ones are a value of any size.
+    """
+
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = self.peek_event()
+        wrong = f"more than {_MAX_DEPTH} lists or mappings in each other" if self._depth > _MAX_DEPTH else ""
+        if isinstance(event, yaml.AliasEvent):
+            wrong = f"the alias '*{event.anchor}', expected its value"
+        if wrong:
+            raise yaml.composer.ComposerError(None, None, f"got {wrong}", event.start_mark)
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names = [str(key.value) for key, _ in node.value]
+        counts = collections.Counter(names)
         for (key, _), name in zip(node.value, names, strict=True):
-            if names.count(name) > 1:
-                text = f"got {name!r} {names.count(name)} times, expected once"
+            if counts[name] > 1:
+                text = f"got {name!r} {counts[name]} times, expected once"
                 raise yaml.constructor.ConstructorError(None, None, text, key.start_mark)
         return super().construct_mapping(node, deep)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes the texts that `_Loader` takes for numbers."""
+    """Quotes the texts that `_Loader` takes for numbers, and writes no aliases."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
 
 
 for _each in (_Loader, _Dumper):
@@ -80,7 +100,8 @@ def parse(text: str) -> Any:
 
 def write(path: str | os.PathLike[str], content: Mapping[str, Any]) -> None:
     """Writes settings in their order. Replaces an old file atomically."""
-    text = yaml.dump(dict(content), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+    layout: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "width": 110}
+    text = yaml.dump(dict(content), Dumper=_Dumper, default_flow_style=None, **layout)
     replace(path, f"# Repeat the run: repertory train --config THIS_FILE [flags, which override it]\n{text}")
 
 
@@ -106,20 +127,6 @@ def from_plain(base: T, content: Mapping[str, Any], where: str) -> T:
     config_class: Any = type(base)
     hints = config_checks.field_types(config_class)
     config_checks.names(f"{where}: {config_class.__name__}", content, list(hints))
-    values = {name: _with_tuples(hints[name], value) for name, value in content.items()}
+    values = {name: config_checks.plain(hints[name], value) for name, value in content.items()}
     with config_checks.RaisedAs(ValueError, ValueError, f"{where}: ", " Correct the file."):
         return dataclasses.replace(base, **values)  # type: ignore[type-var]
-
-
-def _with_tuples(hint: Any, value: Any) -> Any:
-    """`value` with tuples where the annotation `hint` has them, at any depth. A file has lists instead."""
-    origin, parts = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (UnionType, typing.Union):
-        made = (_with_tuples(part, value) for part in parts)
-        return next((each for each in made if each != value), value)
-    if origin is Mapping and isinstance(value, dict):
-        return {name: _with_tuples(parts[1], each) for name, each in value.items()}
-    if origin is tuple and isinstance(value, list):
-        hints = itertools.repeat(parts[0]) if parts[1:] == (...,) else [*parts, *[Any] * len(value)]
-        return tuple(map(_with_tuples, hints, value))
-    return value

@@ -13,6 +13,7 @@ the argument it uses the defaults. A class or function that takes no `config` ma
 from __future__ import annotations
 
 import dataclasses
+import enum
 import inspect
 from collections.abc import Callable
 from importlib import metadata
@@ -116,7 +117,8 @@ def describe_agent(agent: core.Agent) -> tuple[str, dict[str, Any]]:
     config: Any = getattr(agent, "config", None)
     if not _is_config(config) or (agent.made_by and find_agent(agent.made_by).make_config() == NoConfig()):
         return name, {}
-    return name, {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    return name, {key: of.value if isinstance(of, enum.Enum) else of for key, of in fields.items()}
 
 
 def _is_config(config: Any) -> bool:

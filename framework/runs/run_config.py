@@ -36,6 +36,10 @@ class RunConfig(config_checks.NamedFields):
     directory: str | None = None
     # Seed of all random numbers. On the serial engine the same seed gives the same run, bit for bit.
     seed: int = 0
+    # RUN or RUN:CHECKPOINT: the folder of a run, and latest, best, previous or a step of it. A new run begins
+    # with its parameters and statistics, but with a new optimizer and replay, and no steps. The settings may
+    # be others, and so may the environment, if its specs are equal.
+    init: str | None = None
 
     num_actors: int = 1  # Actor nodes. More collect faster while cores are free.
     # Training continues with this many actors while others are lost or not started yet. None needs all.
@@ -76,7 +80,9 @@ class RunConfig(config_checks.NamedFields):
     max_learner_steps: int | None = None  # Learner steps. None: no limit.
     target_return: float | None = None  # Ends the program when an evaluation's mean return reaches it.
 
-    evaluate_period: int | None = 5_000  # Env steps between two evaluations. None makes no evaluator.
+    # Env steps between two evaluations. auto: 5,000, or a tenth of max_env_steps where that is less.
+    # None makes no evaluator.
+    evaluate_period: Literal["auto"] | int | None = "auto"
     num_evaluation_episodes: int = 20  # Episodes of one evaluation, played greedily.
     # Steps after which an evaluation cuts an episode that has not ended: its return is these steps'.
     # Games of Atari have up to 27,000, at four frames a step. None: 10,000, or max_env_steps where that is
@@ -104,16 +110,21 @@ class RunConfig(config_checks.NamedFields):
 
     def __post_init__(self) -> None:
         refuse = functools.partial(config_checks.refuse, self)
+        config_checks.types(self)
         if self.directory == "":
             refuse("directory", ", expected a path or None. '.' is the current folder.")
+        if self.init is not None:
+            object.__setattr__(self, "init", os.path.abspath(os.path.expanduser(self.init)))
         if self.directory is not None:
-            object.__setattr__(self, "directory", path := os.path.abspath(self.directory))
+            path = os.path.abspath(os.path.expanduser(self.directory))
+            object.__setattr__(self, "directory", path)
             if path.encode("utf-8", "replace") != os.fsencode(path):  # Torch writes no file there.
                 refuse("directory", ", expected a name in UTF-8. Rename or move the folder.")
-        config_checks.types(self)
         counts = [each.name for each in dataclasses.fields(self) if str(each.type).startswith("int")]
         config_checks.at_least(self, 1, *(name for name in counts if name not in _MAY_BE_0))
         config_checks.at_least(self, 0, *_MAY_BE_0)
+        if self.evaluate_period != "auto":
+            config_checks.at_least(self, 1, "evaluate_period")
         config_checks.above(self, 0, "checkpoint_minutes", "min_actors_timeout")
         config_checks.device(self, "inference_device")
         known = [field.name for field in dataclasses.fields(Resources)]
@@ -140,6 +151,17 @@ class RunConfig(config_checks.NamedFields):
         if self.inference_nodes > 1 and self.inference == "local":
             refuse("inference_nodes", " with inference 'local', expected 1. Use inference 'server'.")
 
+    def decided(self, recorded: Mapping[str, Any]) -> RunConfig:
+        """The settings with an `evaluate_period` in place of "auto".
+
+        Args:
+          recorded: the settings of a run that goes on; empty for a new one.
+        """
+        if self.evaluate_period != "auto":
+            return self
+        period = recorded.get("evaluate_period", shorter_period(5_000, self.max_env_steps))
+        return dataclasses.replace(self, evaluate_period=period)
+
     @property
     def num_envs(self) -> int:
         """Environments of the whole program."""
@@ -157,3 +179,8 @@ class RunConfig(config_checks.NamedFields):
     def limits(self) -> dict[str, Any]:
         """What ends the run, by the names of the fields."""
         return {name: getattr(self, name) for name in ("max_env_steps", "max_learner_steps", "target_return")}
+
+
+def shorter_period(period: int, env_steps: int | None) -> int:
+    """The period, or a shorter one with which a run of `env_steps` has ten evaluations."""
+    return period if env_steps is None else min(period, max(1, env_steps // 10))

@@ -14,24 +14,22 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
-
 import framework
 import launch
-from framework import core, specs
+from framework import config_checks, core, specs
 from framework.checkpoints import Checkpointer, CheckpointError, CheckpointReader, package_versions
 from framework.config_checks import RaisedAs
 from framework.environments.suites import SUITES
 from framework.loggers.files import read_jsonl
 from framework.objects import load_object, target_of
-from framework.runs import config_file, trust
+from framework.runs import config_file, recorded_specs, trust
 from framework.runs.checkpoints import run_checkpoints
 from framework.runs.registry import describe_agent, find_agent
 from framework.runs.run_config import RunConfig
 from framework.runs.run_lock import RunError as RunError
 from framework.runs.run_lock import RunLock, unwritable
 
-FORMAT = 3
+FORMAT = 4  # Format 3 has the text of the specs.
 #: The settings that may differ when a run continues, beside its engine and its restarts.
 _LIMITS = ("max_env_steps", "max_learner_steps", "target_return")
 MAY_CHANGE = (*_LIMITS, "device", "inference_device", "step_mode")
@@ -55,7 +53,7 @@ class RunFolder:
       agent_config: the fields of its config; empty if it has no config.
       environment: its name, or `module:function`; None if the factory cannot be imported again.
       config: the settings of the program.
-      environment_spec: the specs of the environment as text, to detect a changed environment.
+      environment_spec: the specs of the environment, to detect a changed one; see `recorded_specs`.
       networks_fn: the agent's, as `module:function`; None without one, empty if it cannot be imported again.
       engine: the engine that runs the program.
       restarts: how often each node may fail and be restarted.
@@ -65,7 +63,7 @@ class RunFolder:
     agent_config: Mapping[str, Any]
     environment: str | None
     config: RunConfig
-    environment_spec: str
+    environment_spec: Any
     networks_fn: str | None = None
     engine: str = "processes"
     restarts: int = 0
@@ -85,6 +83,14 @@ class RunFolder:
     def allowed(self) -> str:
         """`quoted`, and the flags that allow what the run names and is not registered."""
         return f"{self.quoted} {trust.flags(trust.named(self._names()))}".rstrip()
+
+    @property
+    def again(self) -> str:
+        """How to begin a run with these settings, for a run that cannot go on."""
+        if self.environment is None:
+            return "Begin it again with make_program and this directory."
+        file = self.allowed.replace(self.quoted, shlex.quote(f"{self.path}/config.yaml"), 1)
+        return f"Begin it again, in a new folder: repertory train --config {file}"
 
     @property
     def lock(self) -> RunLock:
@@ -128,16 +134,17 @@ class RunFolder:
         if not isinstance(environment, str):
             target = target_of(environment) or ""
             environment = "" if target.partition(":")[0] in SUITES else target
-        # Equal for equal environments.
-        described = f"observations: {spec.observations!r}; actions: {spec.actions!r}"
         networks_fn = None
         if agent.networks_fn is not None and not agent.made_by:  # What made the agent makes it again.
             networks_fn = target_of(agent.networks_fn) or ""
-        return cls(name, plain(fields), environment or None, config, described, networks_fn)
+        return cls(
+            name, plain(fields), environment or None, config, recorded_specs.recorded(spec), networks_fn
+        )
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> RunFolder:
         """Reads a run's `config.yaml`. Raises RunError if the file is missing or invalid."""
+        path = os.path.expanduser(path)
         file = Path(path) / "config.yaml"
         try:
             content = config_file.read(file)
@@ -149,7 +156,7 @@ class RunFolder:
             raise RunError(f"{file} cannot be read: {error}") from error
         try:
             recorded = content.pop(config_file.RECORDED)
-            if recorded["format"] != FORMAT:
+            if recorded["format"] not in (3, FORMAT):
                 raise RunError(
                     f"{file} has format {recorded['format']}; this version reads format {FORMAT}. "
                     "Use the version that wrote it (see versions in the file)."
@@ -164,7 +171,7 @@ class RunFolder:
                 content["inference"] = "local"
             fields = [field.name for field in dataclasses.fields(RunConfig) if field.name in content]
             settings = {name: content.pop(name) for name in fields}
-            settings["directory"] = os.fspath(path)
+            settings["directory"] = path
             config = config_file.from_plain(RunConfig(), settings, str(file))
             own["environment_spec"] = recorded["environment_spec"]
             own["networks_fn"] = recorded.get("networks_fn")
@@ -194,7 +201,10 @@ class RunFolder:
                     f"{self.path} has no checkpoint yet, and process {pid} trains in it. Wait for the first "
                     f"one, or stop the run, which writes one: repertory stop {self.quoted}"
                 ) from error
-            raise RunError(str(error)) from error
+            raise RunError(
+                f"{self.path} has no checkpoint: its run ended before the first one (checkpoint_period, "
+                f"checkpoint_minutes). {self.again}"
+            ) from error
 
     def record(self, engine: str | None = None) -> None:
         """Writes `config.yaml` with the node's engine unless it is equal. Keeps the recorded restarts.
@@ -258,11 +268,10 @@ class RunFolder:
             raise RunError(
                 f"{self.path} is a run of {known.agent!r}, not of {self.agent!r}. Use another folder."
             )
-        if known.environment_spec != self.environment_spec:
+        if changed := recorded_specs.changed(known.environment_spec, self.environment_spec):
             raise RunError(
                 f"{self.path}: the environment {self.environment!r} is not the one that the run was trained "
-                f"in. It was:\n  {known.environment_spec}\nand now is:\n  {self.environment_spec}\n"
-                "Install the version of it that config.yaml names, or start a new run."
+                f"in: {changed}. Install the version of it that config.yaml names, or start a new run."
             )
         if known.environment != self.environment and _has_suite(known) and _has_suite(self):
             raise RunError(
@@ -271,7 +280,8 @@ class RunFolder:
             )
         left_something = self.has_rows or self.checkpointer.latest() is not None
         if left_something and (changed := known.changes(self)):
-            raise RunError(keeps_settings(self.path, changed, "Restore them, or give another directory."))
+            advice = f"Restore them, or give another directory, where init={str(self.path)!r} begins with "
+            raise RunError(keeps_settings(self.path, changed, f"{advice}this run's parameters."))
 
     def changes(self, new: RunFolder) -> str:
         """The `differences` that a run that continues may not have, as far as `config.yaml` can hold them."""
@@ -285,7 +295,7 @@ class RunFolder:
 
     def check_limits(self, reader: CheckpointReader) -> None:
         """Raises RunError if the run has no steps left after a checkpoint."""
-        counts = reader.state("counter")["counts"] if "counter" in reader.names else {}
+        counts = reader.state("counter", "counts") if "counter" in reader.names else {}
         has_ended = (self.path / "result.json").exists()
         for kind, made in (("env", reader.step), ("learner", counts.get("learner_steps", 0))):
             limit = getattr(self.config, f"max_{kind}_steps")
@@ -302,7 +312,9 @@ class RunFolder:
         At its end a run cuts the last grants of steps, and the learner draws the last samples. It would
         therefore not go on as a run that had the new limits from the beginning.
         """
-        ended_at = reader.manifest.get("note", {}).get("ended_at", {})
+        ended_at = reader.manifest["note"].get("ended_at", {})
+        if not isinstance(ended_at, dict) or not ended_at.keys() <= self.config.limits.keys():
+            raise RunError(f"{reader.path}: manifest.json: got the limits {ended_at!r}, expected a run's.")
         changed = differences(ended_at, {name: self.config.limits[name] for name in ended_at})
         if changed:
             raise RunError(
@@ -313,7 +325,7 @@ class RunFolder:
 
     def write_json(self, name: str, content: Any) -> None:
         """Writes one file of the folder. Replaces an old file atomically."""
-        config_file.replace(self.path / name, json.dumps(content, indent=1) + "\n")
+        config_file.replace(self.path / name, json.dumps(plain(content), indent=1) + "\n")
 
     def with_device(self, device: str) -> RunFolder:
         """The run with its learner on `device`; the same run if its agent's config has no `device`."""
@@ -435,12 +447,13 @@ def _has_suite(run: RunFolder) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON can hold it: tuples as lists, numbers of numpy as Python's, anything else by name."""
-    return json.loads(json.dumps(value, default=_plain))
+    """`value` as JSON can hold it: tuples as lists, and what it cannot hold by name."""
+    return json.loads(json.dumps(config_checks.plain(Any, value), default=_unrecorded))
 
 
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else {_UNRECORDED: repr(value)}
+def _unrecorded(value: Any) -> dict[str, str]:
+    is_array = hasattr(value, "dtype") and hasattr(value, "shape")  # Its text would depend on print options.
+    return {_UNRECORDED: f"{type(value).__name__} {value.dtype}{[*value.shape]}" if is_array else repr(value)}
 
 
 def git_commits() -> dict[str, str]:

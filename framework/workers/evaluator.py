@@ -29,7 +29,7 @@ class Evaluator(ProgramWorker):
     counted more often than long ones.
 
     Args:
-      setup: makes the environment, the networks and the policy. Its `config.evaluate_period` is not None.
+      setup: makes the environment, the networks and the policy. Its `config.evaluate_period` is a number.
       learner: the variable source.
       counter: counts the env steps of the program.
       monitor: takes the rows of metrics and ends the program.
@@ -125,7 +125,7 @@ class Evaluator(ProgramWorker):
     def _next(self) -> int:
         """The env step of the next evaluation. Not stored: a resumed run may have another limit."""
         period, limit = self._setup.config.evaluate_period, self._setup.config.max_env_steps
-        assert period is not None
+        assert isinstance(period, int)
         due = (self._evaluated_at // period + 1) * period
         return due if limit is None else min(due, limit)
 

@@ -15,6 +15,7 @@ import launch
 from framework import core
 from framework.replay import ReplaySample, TableInfo
 from framework.replay.errors import DeadlineExceededError, ServerClosed
+from framework.runs import initial
 from framework.runs.run_folder import RunError, changed_settings
 from framework.runs.stopwatch import Stopwatch
 from framework.types import Gradients, StepResult
@@ -233,7 +234,11 @@ class ProgramLearner:
         self._counter, self._monitor, self._steps_name = counter, monitor, f"{name}_steps"
         self.stepping = threading.RLock()
         with seeded(seed):
-            self.learner = agent.make_learner(agent.make_networks(setup.spec), setup.spec)
+            networks = agent.make_networks(setup.spec)
+            is_new = checkpointer is None or checkpointer.get(name) is None
+            if is_new and self._config.init is not None:
+                initial.load(self._config.init, networks, name)
+            self.learner = agent.make_learner(networks, setup.spec)
         sizes = [tensor.numel() for of in self.learner.parameters().values() for tensor in of.values()]
         self._threads = learner_threads(self._config, sum(sizes))
         self.dataset = None if replay is None else agent.make_dataset(replay)

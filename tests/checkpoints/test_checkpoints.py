@@ -100,7 +100,7 @@ def test_which(checkpointer):
 
 def test_nothing_there(checkpointer):
     assert checkpointer.latest() is None and checkpointer.checkpoints() == []
-    with pytest.raises(CheckpointError, match="no checkpoint 'latest' in"):
+    with pytest.raises(CheckpointError, match=r"^There is no checkpoint in [^ ]*\.$"):
         checkpointer.restore()
     checkpointer.save(1, {})
     with pytest.raises(CheckpointError, match="no checkpoint 'previous' in"):
@@ -128,6 +128,11 @@ def edit_manifest(path, **changes):
     (path.parent / "DONE").write_text(hashlib.sha256(path.read_bytes()).hexdigest())
 
 
+def write_manifest(path, text):
+    (path / "manifest.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+    (path / "DONE").write_text(hashlib.sha256((path / "manifest.json").read_bytes()).hexdigest())
+
+
 DAMAGE = {
     "truncated": (lambda c: cut(c / "learner"), "learner is truncated: it has"),
     "altered": (lambda c: flip(c / "learner"), "learner has been altered"),
@@ -139,6 +144,23 @@ DAMAGE = {
     "digest altered": (lambda c: flip(c / "DONE"), "manifest.json has been altered"),
     "newer format": (lambda c: edit_manifest(c / "manifest.json", format=99), "got format 99, expected"),
     "oldest format": (lambda c: edit_manifest(c / "manifest.json", format=...), "got format 1, expected"),
+    **{
+        f"{name}: {value!r}": (
+            lambda c, name=name, value=value: edit_manifest(c / "manifest.json", **{name: value}),
+            rf"is damaged: manifest.json: {name}: got .*, expected .*\. It was not loaded; take another",
+        )
+        for name, values in {
+            "parts": (..., None, {"learner": 1}, [1], ["../learner"]),
+            "files": (..., [], {"learner": 3}, {"learner": ["1", 2]}),
+            "step": ("7", 1.5),
+            "note": (3, None),
+        }.items()
+        for value in values
+    },
+    "manifest no JSON": (lambda c: write_manifest(c, "{"), "manifest.json is not JSON"),
+    "manifest of bytes": (lambda c: write_manifest(c, b"\xff"), "manifest.json is not JSON"),
+    "manifest nested": (lambda c: write_manifest(c, "[" * 100_000), "manifest.json is not JSON"),
+    "manifest a list": (lambda c: write_manifest(c, "[1]"), "manifest.json: got list, expected a mapping"),
     "points outside": (lambda c: edit_manifest(c / "manifest.json", files={"../x": [0, 0]}), "outside of it"),
 }
 
@@ -373,9 +395,19 @@ def test_a_part_that_would_run_code_is_refused(checkpointer, tmp_path):
             return (os.mkdir, (str(flag),))
 
     checkpointer.save(1, {"evil": lambda path: torch.save(Evil(), path)})
-    with pytest.raises(Exception, match=r"[Ww]eights.only"):
+    with pytest.raises(CheckpointError, match=r"is damaged: its part 'evil' .*[Ww]eights.only"):
         checkpointer.restore().state("evil")
     assert not flag.exists()
+
+
+def test_a_part_that_is_no_state_or_lacks_an_entry_is_named(checkpointer):
+    checkpointer.save(1, {"text": b"abc", "state": torch_part({"a": [1]}), "list": torch_part([1])})
+    reader = checkpointer.restore()
+    (reader.path / "text").unlink()
+    for part, *entries in (("text",), ("state", "b"), ("state", "a", "c"), ("list", "a")):
+        with pytest.raises(CheckpointError, match=rf"damaged: its part {part!r} .*; take another one"):
+            reader.state(part, *entries)
+    assert reader.state("state", "a") == [1]
 
 
 def test_saves_at_the_same_time_get_numbers_of_their_own(tmp_path):

@@ -65,6 +65,7 @@ def make_run(tmp_path):
     def make(name="run", steps=(), returns=(), agent="random_actions", **settings):
         environment = settings.pop("environment", "gymnasium:CartPole-v1")
         config = RunConfig(**{"max_env_steps": 1000, "directory": str(tmp_path / name), **settings})
+        config = config.decided({})
         made = make_agent(agent)
         spec = building.environment_spec(made, environment, config)
         folder = RunFolder.describe(made, environment, config, spec)

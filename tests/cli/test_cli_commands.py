@@ -75,6 +75,32 @@ def test_flags_override_the_preset_which_overrides_the_default():
     assert other.target_return is None and options.environment == "gymnasium:Acrobot-v1"
 
 
+@pytest.mark.parametrize(
+    ("agent", "flags", "expected"),
+    [
+        ("ppo", "--environment gymnasium:LunarLander-v3", 50_000),  # The preset's, in its own length or more.
+        ("ppo", "--environment gymnasium:LunarLander-v3 --max-env-steps 900_000", 50_000),
+        ("ppo", "--environment gymnasium:LunarLander-v3 --max-env-steps 100_000", 10_000),
+        (
+            "ppo",
+            "--environment gymnasium:LunarLander-v3 --max-env-steps 100_000 --evaluate-period=50000",
+            50_000,
+        ),
+        ("ppo", "--environment gymnasium:LunarLander-v3 --max-env-steps 100_000 --config {file}", 50_000),
+        ("dqn", "--max-env-steps 49_999", 2_000),
+        ("dqn", "--max-env-steps 5 --evaluate_period None --target-return None", None),
+        ("random_actions", "", "auto"),
+    ],
+)
+def test_a_run_shorter_than_its_preset_has_ten_evaluations_if_no_period_is_given(
+    tmp_path, agent, flags, expected
+):
+    file = tmp_path / "settings.yaml"
+    file.write_text("evaluate-period: 50_000\n")
+    _, _, run, _ = train.parse_new(agent, flags.format(file=file).split())
+    assert run.evaluate_period == expected
+
+
 def test_the_environment_if_none_is_given_is_cartpole_or_that_of_the_first_preset():
     for agent, environment in (("dqn", "gymnasium:CartPole-v1"), ("sac", "gymnasium:Pendulum-v1")):
         assert train.parse_new(agent, [])[1].environment == environment
@@ -185,6 +211,9 @@ class TestStatusAndStop:
             file.write(json.dumps({**row, **{f"metric_{i}": i for i in range(100)}}) + "\n")
         out = repertory("status", folder.path)[1]
         assert len(out.splitlines()) < 20
+        for damaged in ("[", "[1]", '{"nodes": [3]}', "\udcff"):
+            (folder.path / "status.json").write_text(damaged, errors="surrogateescape")
+            assert repertory("status", folder.path)[:2] == (0, out)
         for name, value in (("env steps", "250 / 1,000"), ("learner steps", "50"), ("loss", "0.500")):
             assert re.search(rf"{name} +{value}\n", out), out
 
@@ -302,6 +331,15 @@ class TestCheckpointChoice:
             folder.checkpointer.save(15, {})
             raise RuntimeError
         assert [path.name[-7:] for path in folder.checkpointer.checkpoints()] == ["step-10", "step-15"]
+
+
+def test_a_path_after_an_equals_sign_may_be_in_the_home_folder(repertory, make_run, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    file = make_run().path / "config.yaml"
+    (tmp_path / "settings.yaml").write_bytes(file.read_bytes())
+    code, _, err = repertory("graph", "random_actions", "--config=~/settings.yaml", "--svg=~/graph.svg")
+    assert code == 0, err
+    assert (tmp_path / "graph.svg").exists()
 
 
 def test_frames_of_several_agents_end_with_the_episode(capsys):

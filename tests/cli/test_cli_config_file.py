@@ -65,6 +65,8 @@ def test_a_flag_gives_the_environment_that_a_file_does_not_name(write):
         "no date": ("seed: 2026-13-01", "settings.yaml: got text that is not YAML: month must be"),
         "no environment": ("agent: dqn\nenvironment: null", "environment: got null, .* --environment"),
         "no YAML": ("a: [", "text that is not YAML"),
+        "an alias": ("a: &a [1]\nb: [*a, *a]", r"not YAML: got the alias '\*a', expected its value"),
+        "an open nest": (f"a: {'[' * 3_000}", "not YAML: got more than 32 lists or mappings in each other"),
     }.values(),
 )
 def test_wrong_files(write, text, error):

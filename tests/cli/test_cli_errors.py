@@ -144,6 +144,8 @@ def test_a_run_without_a_checkpoint_leads_nowhere_and_says_so(repertory, make_ru
     for arguments in (("train", "--resume", folder.path), ("eval", folder.path)):
         code, _, err = repertory(*arguments)
         assert code == 1 and "no checkpoint" in err and "--checkpoint" not in err
+        command = err.strip().rpartition("Begin it again, in a new folder: repertory ")[2]
+        assert shlex.split(command) == ["train", "--config", str(folder.path / "config.yaml")]
 
 
 def test_a_running_run_without_a_checkpoint_is_not_called_ended(repertory, make_run):
@@ -297,7 +299,7 @@ def test_wrong_resumes_change_nothing(repertory, make_run, run, arguments, code,
 
 # By case: what becomes of config.yaml, and what the error must say.
 DAMAGED = {
-    "of another environment": (lambda text: text.replace("(4,)", "(5,)"), ["(5,)", "(4,)"]),
+    "of another environment": (lambda text: text.replace("[4]", "[5]"), ["[5]", "[4]"]),
     "an unknown key": (lambda text: f"{text}lerning_rate: 1\n", ["'lerning_rate'", "batch_size"]),
     "cut": (lambda text: "{", ["cannot be read"]),
     "a list": (lambda text: "[]", ["expected lines of the form NAME: VALUE"]),
@@ -335,7 +337,8 @@ class TestResume:
         assert code == 2 and "num_actors" not in err
         assert "learning_rate: got 0.01, expected 0.001; double: got False, expected True" in err
         assert "--learning-rate 1e-2 --no-double\n" in err
-        assert f"--config {folder.path}/config.yaml --max-env-steps=1000 --num-actors 1 --learning" in err
+        new = f"--config {folder.path}/config.yaml --init {folder.path} --max-env-steps=1000 --num-actors 1"
+        assert f"from these parameters: repertory train {new} --learning" in err
         assert "--num-actor" in repertory(*arguments, "--num-actor", "2")[2]
         folder.write_json("result.json", {})
         code, _, err = repertory(*arguments)  # The settings of the run: no error of theirs.

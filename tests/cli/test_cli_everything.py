@@ -20,7 +20,7 @@ from framework.commands import building, cli, train
 from framework.commands.options import TrainOptions
 from framework.environments.stepping import InlineEnvironment
 from framework.loggers import read_jsonl
-from framework.programs import RunConfig, make
+from framework.programs import RunConfig, load_policy, make
 from framework.runs import parts
 from framework.runs.run_folder import RunFolder
 from framework.workers import worker
@@ -94,6 +94,8 @@ def run_of(tmp_path_factory):
         file.write_text("discount: 0.5\n" if flags[0] == "dqn" else "{}\n")
         if name == "learns":
             file.write_text(f"discount: 0.5\nwrappers: ['{OURS}:SinglePrecision']\n")
+        if name == "steps":
+            flags += ["--init", f"{make_run('learns').path}:best"]
         flags += ["--directory", str(path), "--config", str(file)]
         run = Run(path, flags)
         if name not in ("built", "reverb"):
@@ -133,6 +135,13 @@ def result(run):
     return (run.path / "result.json").read_text()
 
 
+def begins_with_the_best(run):
+    """Whether its five learner steps have moved the parameters only a little."""
+    best = dict(load_policy(*run.folder.config.init.split(":"), allow=(OURS,)).networks.named_parameters())
+    own = dict(load_policy(run.path).networks.named_parameters())
+    return all(torch.allclose(best[name], own[name], atol=0.02) for name in best)
+
+
 # By option: the run that has it, and what it has to have done there.
 OPTIONS = {
     "config": ("learns", lambda run: run.folder.make_agent((OURS,)).config.discount == 0.5),
@@ -143,6 +152,7 @@ OPTIONS = {
     "restarts": ("served", lambda run: run.folder.restarts == 1),
     "directory": ("learns", lambda run: (run.path / "config.yaml").exists()),
     "seed": ("learns", lambda run: run.folder.config.seed == 7),
+    "init": ("steps", begins_with_the_best),
     "num_actors": ("learns", lambda run: bool(run.rows("actor-0") and run.rows("actor-1"))),
     "min_actors": ("built", lambda run: run.program.min_nodes["actor"] == 1),
     "min_actors_timeout": ("built", lambda run: run.program.min_nodes_timeout == 77),

@@ -53,7 +53,8 @@ def test_the_last_whole_batch_is_learned_from(num_actors, lag):
 
 def test_the_last_evaluation_is_of_what_was_learned_last(tmp_path):
     agent = slow_ppo(lambda: time.sleep(0.2))(PPOConfig(**CONFIG))
-    run = RunConfig(envs_per_actor=4, max_env_steps=4 * 8 * 5, num_evaluation_episodes=1, directory=tmp_path)
+    settings = {"evaluate_period": 5_000, "num_evaluation_episodes": 1, "directory": tmp_path}
+    run = RunConfig(envs_per_actor=4, max_env_steps=4 * 8 * 5, **settings)
     graph = make_program(agent, functools.partial(FakeEnvironment, episode_length=50), run)
     assert launch.launch(graph, engine="threads")["learner_steps"] == 5
     rows = [row for row in read_jsonl(tmp_path / "metrics.jsonl") if row["label"] == "evaluator"]

@@ -5,21 +5,25 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import json
 import os
+import re
 import signal
 import subprocess
 import threading
 import time
 
 import gymnasium
+import numpy as np
 import pytest
 
 import framework
 import launch
 from agents.random_actions import RandomActions, RandomActionsConfig
+from framework import specs
 from framework.loggers import JSONLLogger
 from framework.programs import RunConfig, make_program
-from framework.runs import config_file
+from framework.runs import config_file, recorded_specs
 from framework.runs.run_folder import RunError, RunFolder, git_commits
 
 
@@ -37,6 +41,13 @@ class Seeded(RandomActions):
 def cart_pole(reward_fn=None):
     assert callable(reward_fn)
     return gymnasium.make("CartPole-v1")
+
+
+OLD_SPEC = (  # As format 3 had it, in a program with a precision of 3.
+    "observations: BoundedArray(shape=(4,), dtype=dtype('float32'), name='observation', minimum=[-4.8    "
+    "-inf -0.419   -inf], maximum=[4.8    inf 0.419   inf]); actions: DiscreteArray(shape=(), dtype=int64, "
+    "name=action, minimum=0, maximum=1, num_values=2)"
+)
 
 
 def _run(agent, environment, **settings):
@@ -60,12 +71,50 @@ def test_fields_of_the_agent_with_names_of_other_settings_are_kept(tmp_path):
 def test_a_run_of_an_earlier_version_with_settings_that_are_gone_is_read(tmp_path):
     _run(RandomActions(), "gymnasium:CartPole-v1", directory=str(tmp_path))
     file = tmp_path / "config.yaml"
-    gone = "inference: alternating\ninference_messages: false\ninference_min_batch: 2"
-    old = file.read_text().replace("inference: local", gone)
-    file.write_text(old)
+    content = config_file.read(file)
+    content["recorded"] |= {"format": 3, "environment_spec": OLD_SPEC}
+    gone = {"inference": "alternating", "inference_messages": False, "inference_min_batch": 2}
+    config_file.write(file, {**content, **gone})
     run = RunFolder.open(tmp_path)
-    assert "alternating" in old and run.config.inference == "local"
+    assert run.config.inference == "local"
     assert run.make_agent().config == RandomActionsConfig()
+    _run(RandomActions(), "gymnasium:CartPole-v1", directory=str(tmp_path), max_env_steps=30)
+    content["recorded"]["environment_spec"] = OLD_SPEC.replace("num_values=2", "num_values=3")
+    config_file.write(file, content)
+    with pytest.raises(RunError, match="is not the one that the run was trained in"):
+        _run(RandomActions(), "gymnasium:CartPole-v1", directory=str(tmp_path), max_env_steps=40)
+
+
+@pytest.mark.parametrize("size", [4, 2_000])
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    {
+        "none": ({}, ""),
+        "name": ({"name": "other"}, ""),
+        "bound": ({"place": 3}, r"observations/b/0: got .*minimum.*, expected .*minimum"),
+        "shape": ({"more": 1}, r"observations/b/0: got .*\[\d+1\]|\[5\].*, expected .*\[\d+\]"),
+        "dtype": ({"dtype": np.float64}, r'"float64".*, expected .*"float32"'),
+        "kind": ({"kind": specs.StackedBoundedArray}, r'"StackedBoundedArray".*, expected .*"BoundedArray"'),
+        "actions": ({"actions": 3}, r'actions: got .*"num_values": 3\}, expected .*"num_values": 2\}'),
+        "parts": ({"part": "c"}, r"observations/b/0: got no such part, .*; observations/c/0: got \{"),
+    }.values(),
+)
+def test_specs_of_an_environment_are_compared_by_value(tmp_path, size, change, expected):
+    def recorded(
+        part="b", place=None, more=0, dtype=np.float32, kind=specs.BoundedArray, actions=2, name="a"
+    ):
+        low = np.linspace(-1.0, 0.0, size + more, dtype=dtype)
+        if place is not None:
+            low[place] += 1e-6
+        observations = {"a": specs.Array((), int), part: (kind(low.shape, dtype, low, np.inf, name=name),)}
+        spec = specs.EnvironmentSpec(observations, specs.DiscreteArray(actions, name=name), None, None)
+        return recorded_specs.recorded(spec)
+
+    config_file.write(tmp_path / "config.yaml", recorded())
+    known = config_file.read(tmp_path / "config.yaml")
+    with np.printoptions(precision=2, threshold=3, linewidth=20, suppress=True):
+        found = recorded_specs.changed(known, recorded(**change))
+    assert re.search(expected, found) if expected else not found
 
 
 def test_options_that_the_file_cannot_hold_are_named(tmp_path):
@@ -184,3 +233,19 @@ def test_an_empty_name_is_not_the_current_folder(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="directory: got ''"):
         RunConfig(directory="")
     assert RunConfig(directory=".").directory == str(tmp_path)
+
+
+def test_a_run_in_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    _run(RandomActions(), "gymnasium:CartPole-v1", directory="~/runs/a")
+    assert RunFolder.open("~/runs/a").restore("~/runs/a/checkpoints/checkpoint-000001-step-20").step == 20
+    assert (tmp_path / "runs" / "a" / "config.yaml").exists()
+
+
+def test_numbers_of_numpy_reach_the_last_checkpoint_and_the_result(tmp_path):
+    """As tuners give them: they are a file's from the beginning, since JSON cannot hold them at the end."""
+    limits = {"max_env_steps": np.int64(20), "max_learner_steps": np.uint8(30)}
+    run = _run(RandomActions(), "gymnasium:CartPole-v1", directory=tmp_path, **limits)
+    assert run.checkpointer.restore().step == 20
+    run.write_json("result.json", {"return": np.float32(0.5)})
+    assert json.loads((tmp_path / "result.json").read_text()) == {"return": 0.5}

@@ -87,6 +87,8 @@ def test_the_budget_is_made_exactly_however_late_the_counter_answers(actors, env
         worker = order.choice(running)
         worker.step()
         assert counter.get_counts().get("env_steps", 0) + counter.granted() <= budget
+        # Schedules lag by no more than that.
+        assert all(each._budget.spent <= max(16, each._budget._steps // 16) * envs for each in workers)
         running = [each for each in running if not each.finished()]
     assert counter.get_counts()["env_steps"] == budget == sum(each.save()["steps"] for each in workers)
     assert not counter.granted()

@@ -1,0 +1,76 @@
+"""The specs of an environment in a run's `config.yaml`, which tell whether the environment has changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from typing import Any
+
+import numpy as np
+
+from framework import specs
+from framework.types import Nest
+
+_MOST_VALUES = 100  # Bounds of more values are recorded as a hash.
+
+
+def recorded(spec: specs.EnvironmentSpec) -> dict[str, Any]:
+    """The observations and actions of `spec` as a file holds them: values, whatever the print options are."""
+    return {name: _recorded(getattr(spec, name)) for name in ("observations", "actions")}
+
+
+def changed(known: Any, now: Any) -> str:
+    """How the `recorded` specs differ: `observations/0: got …, expected …` for each leaf; empty if equal."""
+    if isinstance(known, str):  # Up to format 3. The bounds in it depend on the print options of its program.
+        shapes = re.findall(r"shape=\(([\d, ]*)\), dtype=(?:dtype\(')?(\w+)", known)
+        sizes = re.findall(r"num_values=(\d+)", known)
+        leaves = _leaves(now).values()
+        fits = sorted((re.findall(r"\d+", shape), dtype) for shape, dtype in shapes) == sorted(
+            ([*map(str, leaf["shape"])], leaf["dtype"]) for leaf in leaves
+        ) and sorted(sizes) == sorted(str(leaf["num_values"]) for leaf in leaves if "num_values" in leaf)
+        return "" if fits else f"got {', '.join(map(_text, leaves))}, expected {known}"
+    got, expected = _leaves(now), _leaves(known)
+    return "; ".join(
+        f"{name}: got {_text(got.get(name))}, expected {_text(expected.get(name))}"
+        for name in {**expected, **got}
+        if _text(got.get(name)) != _text(expected.get(name))
+    )
+
+
+def _recorded(spec: Nest) -> Any:
+    if isinstance(spec, dict):
+        return {str(name): _recorded(child) for name, child in spec.items()}
+    if isinstance(spec, tuple | list):
+        return [_recorded(child) for child in spec]
+    leaf = {"kind": type(spec).__name__, "shape": list(spec.shape), "dtype": np.dtype(spec.dtype).name}
+    if isinstance(spec, specs.DiscreteArray):
+        leaf["num_values"] = int(spec.num_values)
+    elif isinstance(spec, specs.BoundedArray):
+        leaf |= {"minimum": _bound(spec.minimum), "maximum": _bound(spec.maximum)}
+    return leaf
+
+
+def _bound(bound: Any) -> Any:
+    """One number if all are equal, else a list of them or, for many, their hash."""
+    array = np.asarray(bound)
+    if array.size and (array == array.flat[0]).all():
+        array = array.flat[0]
+    if array.size <= _MOST_VALUES:
+        return array.tolist()
+    return f"sha256 {hashlib.sha256(array.astype(array.dtype.newbyteorder('<')).tobytes()).hexdigest()}"
+
+
+def _leaves(nest: Any, name: str = "") -> dict[str, Any]:
+    """The recorded leaves of a nest by their place in it."""
+    if isinstance(nest, dict) and isinstance(nest.get("kind"), str):
+        return {name: nest}
+    pairs = nest.items() if isinstance(nest, dict) else enumerate(nest if isinstance(nest, list) else ())
+    found: dict[str, Any] = {}
+    for key, child in pairs:
+        found |= _leaves(child, f"{name}/{key}".lstrip("/"))
+    return found
+
+
+def _text(leaf: Any) -> str:
+    return "no such part" if leaf is None else json.dumps(leaf, default=str)
