@@ -66,7 +66,7 @@ def check_environment(
     built: list[Any] = []
     try:
         for _ in range(2):
-            built.append(call_factory(source.make_one, seed, source.options))
+            built.append(call_factory(source.name, source.make_one, seed, source.options))
         first, second = [_single(one, seed) for one in built]
         if _check_spec(first.spec, report):
             patience = max(_PATIENCE * num_steps, _LEAST_PATIENCE)

@@ -118,7 +118,7 @@ def _batch(
         )
     if stepping == "processes":
         return ProcessEnvironment(source, seeds, num_processes)
-    first = call_factory(source.make_one, seeds[0], source.options, num_envs)
+    first = call_factory(source.name, source.make_one, seeds[0], source.options, num_envs)
     many = isinstance(first, BatchedEnvironment) and (makes_batches or num_envs == 1 or first.num_envs > 1)
     if many or isinstance(first, gymnasium.vector.VectorEnv):
         if first.num_envs != num_envs:

@@ -155,10 +155,12 @@ class FieldChecker:
                 f"Add them to the {self._field}_spec(), or do not return them."
             )
 
-    def _warn_of_rounding(self, path: specs.Path, dtype: np.dtype, given: Any) -> None:
-        """Warns once of floats that have more digits than their spec."""
+    def _warn_of_rounding(
+        self, path: specs.Path, dtype: np.dtype, given: Any, is_rounded: bool = False
+    ) -> None:
+        """Warns once of floats that have more digits than their spec, and of integers that it rounds."""
         longer = getattr(given, "kind", "") == dtype.kind == "f" and given.itemsize > dtype.itemsize
-        if longer and self._rounding:
+        if (longer or is_rounded) and self._rounding:
             self._rounding = False
             place = specs.path_name(self._field, path)
             warnings.warn(
@@ -180,6 +182,8 @@ class FieldChecker:
                     place = specs.path_name(self._field, path)
                     first = None if self._is_action else envs[0]
                     raise self._fault(f"{place} has dtype {given.dtype}, expected {dtype}", first)
+                if self._rounding and given.dtype.kind in "iu" and np.count_nonzero(array != given):
+                    self._warn_of_rounding(path, dtype, given.dtype, is_rounded=True)
                 if self._is_reward and dtype.kind == "f" and np.count_nonzero(array != given):
                     exact = list(arrays) if exact is None else exact
                     exact[index] = given.astype(np.float64)

@@ -321,9 +321,15 @@ def make_env(environment: Any, seed: int | None) -> SingleEnv:
 
 
 def call_factory(
-    factory: Callable[..., Any], seed: int | None, options: Mapping[str, Any], num_envs: int = 1
+    name: str,
+    factory: Callable[..., Any],
+    seed: int | None,
+    options: Mapping[str, Any],
+    num_envs: int = 1,
 ) -> Any:
     """Calls `factory`; `seed` and `num_envs` are passed if it names such a parameter and `options` do not.
+
+    `name` is the environment's, for errors.
 
     Warns if the seed is lost, because an environment of `environments.make` must be made with it.
     Environments of dm_env may have no random numbers, and gymnasium's are seeded at their first reset.
@@ -334,7 +340,7 @@ def call_factory(
     known: Mapping[str, Any] = {"seed": seed, "num_envs": num_envs}
     arguments = {**{name: value for name, value in known.items() if takes(factory, name)}, **options}
     config_checks.arguments(getattr(factory, "__qualname__", "environment"), factory, options)
-    name, since = getattr(factory, "__qualname__", None) or type(factory).__name__, simulators.now()
+    since = simulators.now()
     environment = factory(**arguments)
     simulators.take(name, environment, since)
     is_lost = seed is not None and "seed" not in arguments

@@ -44,7 +44,7 @@ class EnvironmentSource:
 
     def make_env(self, seed: int | None) -> SingleEnv:
         """One env."""
-        return make_env(call_factory(self.make_one, seed, self.options), seed)
+        return make_env(call_factory(self.name, self.make_one, seed, self.options), seed)
 
 
 def find(

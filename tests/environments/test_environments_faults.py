@@ -64,25 +64,28 @@ def test_the_faulty_env_is_named_not_the_first():
 class _MoreDigits(testing.EchoEnvironment):
     """float32 at the first observation, then `dtype`."""
 
-    def __init__(self, dtype="float64"):
+    def __init__(self, dtype="float64", more=0):
         super().__init__(episode_length=9)
-        self._dtype = dtype
+        self._more = np.array(more, dtype)
 
     def step(self, action):
         timestep = super().step(action)
-        return timestep._replace(observation=timestep.observation.astype(self._dtype))
+        return timestep._replace(observation=timestep.observation.astype(self._more.dtype) + self._more)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "int64"])
-def test_observations_that_are_rounded_cause_one_warning(dtype):
-    environment = environments.make(_MoreDigits, num_envs=2, options={"dtype": dtype})
+@pytest.mark.parametrize(
+    ("dtype", "more", "is_rounded"),
+    [("float64", 0, True), ("float32", 0, False), ("int64", 0, False), ("int64", 2**30 + 1, True)],
+)
+def test_observations_that_are_rounded_cause_one_warning(dtype, more, is_rounded):
+    environment = environments.make(_MoreDigits, num_envs=2, options={"dtype": dtype, "more": more})
     environment.reset()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(2):
             assert environment.step(np.zeros(2, np.int64)).observation.dtype == np.float32
-    expected = "_MoreDigits: observation has dtype float64, expected float32"
-    assert [expected in str(warning.message) for warning in caught] == [True] * (dtype == "float64")
+    expected = f"_MoreDigits: observation has dtype {dtype}, expected float32"
+    assert [expected in str(warning.message) for warning in caught] == [True] * is_rounded
 
 
 class _Odd(testing.EchoEnvironment):
