@@ -28,6 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import launch
+from framework.clock import Clock
 from framework.types import FIRST, Gradients, Nest, StepResult
 from framework.types import Progress as Progress
 
@@ -142,7 +143,7 @@ class Learner(Saveable):
     """Updates parameters from batches. The caller owns the data, publishing, logs and checkpoints.
 
     Attributes:
-      env_steps: env steps of the program, for schedules. The caller sets it before each step.
+      env_steps: steps of the program's clock, for schedules. The caller sets it before each step.
       device: device of its parameters. Several learners of a program need it.
     """
 
@@ -219,6 +220,9 @@ class Graph(Protocol):
 
     Attributes:
       spec: the `EnvironmentSpec` of one env.
+      clock: says what periods, budgets, schedules, and progress count: env steps, or the steps of the learner
+        in a program without actors, plan, and nodes of your own. `clock.count = "learner_steps"` says so
+        where a node of your own does not act.
       counter: the node that counts `env_steps` and `learner_steps` (`NAME_steps` of a learner `NAME`).
       monitor: the node that takes rows of metrics: `monitor.write(label, row)`.
       checkpointer: the node that keeps states, `put(name, state)` and `get(name)`, and writes them with the
@@ -226,6 +230,7 @@ class Graph(Protocol):
     """
 
     spec: EnvironmentSpec
+    clock: Clock
     counter: launch.Handle
     monitor: launch.Handle
     checkpointer: launch.Handle | None

@@ -48,8 +48,9 @@ def read_curve(folder: RunFolder, label: str, metric: str, axis: Axis = "steps")
       folder: the run.
       label: label of the rows, such as `evaluator`. Rows named `label-NUMBER` count, too.
       metric: name in the rows.
-      axis: `steps`: env steps of the program. `updates`: learner steps; for evaluators and actors, those that
-        made the parameters they act with. `hours`: wall time of the program, without pauses before a resume.
+      axis: `steps`: env steps of the program, or learner steps where nothing acts. `updates`: learner steps;
+        for evaluators and actors, those that made the parameters they act with. `hours`: wall time of the
+        program, without pauses before a resume.
     """
     points: dict[tuple[str, float], float] = {}  # By label and x.
     hours = Hours()
@@ -58,7 +59,8 @@ def read_curve(folder: RunFolder, label: str, metric: str, axis: Axis = "steps")
         of = str(row.get("label", ""))
         if of != label and of.rpartition("-")[0] != label:
             continue
-        x = at if axis == "hours" else row.get("env_steps" if axis == "steps" else _learner_steps(label))
+        updates = row.get(_learner_steps(label))
+        x = at if axis == "hours" else row.get("env_steps", updates) if axis == "steps" else updates
         value = row.get(metric)
         if isinstance(x, int | float) and isinstance(value, int | float):
             points[of, x] = value
@@ -78,7 +80,7 @@ def kept_rows(folder: RunFolder) -> list[dict[str, Any]]:
         hours.at(row)
         if row.get("resumed_at") is not None and hours.starts > starts:  # The first of this start.
             starts = hours.starts
-            rows = [before for before in rows if (before.get("env_steps") or 0) <= row["resumed_at"]]
+            rows = [before for before in rows if step_of(before) <= row["resumed_at"]]
         rows.append(row)
     return rows
 
@@ -111,6 +113,12 @@ class Hours:
             return None
         self._latest = seconds
         return (self._before + seconds) / 3600
+
+
+def step_of(row: dict[str, Any]) -> float:
+    """The step of the program's clock at which a row was written; 0 if it does not say."""
+    own = "steps" if str(row.get("label", "")).startswith("learner") else "learner_steps"
+    return next((row[name] for name in ("env_steps", own) if row.get(name) is not None), 0)
 
 
 def _learner_steps(label: str) -> str:

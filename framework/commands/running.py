@@ -59,12 +59,15 @@ def _tell(folder: RunFolder, result: Any, stopped_by: int | None) -> None:
 def _run(program: launch.Program, folder: RunFolder) -> tuple[Any, int | None]:
     """Returns the result, and the signal that ended the run or None."""
     restarts = dict.fromkeys(program.groups, folder.restarts) if folder.restarts else None
-    target, limit = folder.config.target_return, folder.config.max_env_steps
+    config = folder.config
     shown: dict[str, Any] = {"counts": {}, "labels": {}}
     with (
         launch.start(program, folder.engine, directory=folder.path, restarts=restarts) as job,
         stopped_by_signals(job) as received,
-        ProgressDisplay(limit, target, below=NodesView(job.status)) as display,
+        ProgressDisplay(
+            *(config.max_env_steps, config.target_return, config.max_learner_steps),
+            below=NodesView(job.status),
+        ) as display,
     ):
         try:
             while not job.over:
@@ -121,7 +124,7 @@ def describe_result(result: dict[str, Any], config: RunConfig) -> str:
         short = f" The target return of {target:g} was not reached." if missed else ""
         return f"The budget of {config.max_env_steps:,} env steps is spent{mean}.{short}"
     if reason == "max_learner_steps":
-        return f"The budget of {config.max_learner_steps:,} learner steps is spent{after}."
+        return f"The budget of {config.max_learner_steps:,} learner steps is spent{after}{mean}."
     if reason == "plan_ended":
         return f"The plan has ended after {result['learner_steps']:,} learner steps."
     return f"The program ended{after}{f' ({reason})' if reason else ''}."

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from framework import interrupts
+from framework.clock import Clock
 from framework.commands.curves import kept_rows
 from framework.commands.options import Run, parse
 from framework.loggers import ProgressDisplay
@@ -73,11 +74,14 @@ def text(folder: RunFolder) -> str:
         labels.setdefault(str(row.get("label", "")), {}).update(
             {name: value for name, value in row.items() if value is not None}
         )
-    counts["env_steps"] = max((row.get("env_steps", 0) for row in labels.values()), default=0)
     if "learner" in labels:
         counts["learner_steps"] = labels["learner"].get("steps", 0)
-    display = ProgressDisplay(folder.config.max_env_steps, folder.config.target_return)
-    numbers = display.numbers({"counts": counts, "labels": labels})
+    acting = [row["env_steps"] for row in labels.values() if "env_steps" in row]
+    clock = Clock() if acting or not counts else Clock("learner_steps")  # Rows tell which it was.
+    if clock.acts:
+        counts["env_steps"] = max(acting, default=0)
+    limits = folder.config.max_env_steps, folder.config.target_return, folder.config.max_learner_steps
+    numbers = ProgressDisplay(*limits).numbers({"counts": counts, "labels": labels, "clock": clock.count})
     lines += [f"  {name:<20}{value}" for name, value in numbers.items() if name not in _RATES]
     latest = folder.checkpointer.latest()
     lines += [f"  {'newest checkpoint':<20}{latest.name if latest else 'none yet'}"]

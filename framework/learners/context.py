@@ -52,7 +52,8 @@ class LossContext(NamedTuple):
     Attributes:
       targets: the target networks, by the name of the child that they follow.
       learner_steps: number of learner steps before this one.
-      env_steps: env steps of the program so far, for schedules.
+      env_steps: steps of the program's clock so far, for schedules: env steps, or learner steps where nothing
+        acts.
       generator: random generator on the learner's device; part of the checkpoint. It is equal in all
         learners, so use `normal_like` and `uniform_like` for numbers that differ between items.
       wants_metrics: whether the metrics of this loss are logged. If not, the loss may omit them.

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from framework.clock import ENV_STEPS, Clock
 from framework.loggers.base import format_value
 from launch.texts import printable, rounded
 
@@ -25,6 +26,7 @@ class ProgressDisplay:
 
     Args:
       max_env_steps: end of the bar; None shows no bar and no remaining time.
+      max_learner_steps: the same, for a program whose clock counts learner steps.
       target_return: shown beside the return.
       console: a `rich.console.Console`; None writes to standard output.
       line_every: seconds between two lines if the output is not a terminal.
@@ -37,6 +39,7 @@ class ProgressDisplay:
         self,
         max_env_steps: int | None = None,
         target_return: float | None = None,
+        max_learner_steps: int | None = None,
         console: Any = None,
         line_every: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
@@ -45,7 +48,7 @@ class ProgressDisplay:
         from rich.console import Console
         from rich.live import Live
 
-        self._max_steps, self._target = max_env_steps, target_return
+        self._limits, self._target = (max_learner_steps, max_env_steps), target_return
         self._console = console or Console()
         self._line_every, self._clock, self._below = line_every, clock, below
         self._seen: collections.deque[tuple[float, Mapping[str, Any]]] = collections.deque()  # Time, counts.
@@ -71,7 +74,7 @@ class ProgressDisplay:
                 self._live.update(self.render(), refresh=True)
         elif snapshot is not None:
             # The first line is due with the first env steps.
-            begun = bool(snapshot.get("counts", {}).get("env_steps"))
+            begun = bool(snapshot.get("counts", {}).get(snapshot.get("clock", ENV_STEPS)))
             if begun if self._last_line is None else now - self._last_line[0] >= self._line_every:
                 self._print_line()
 
@@ -92,13 +95,15 @@ class ProgressDisplay:
         """Returns the texts to show by heading: of `snapshot`, or of the newest that `update` took."""
         snapshot = snapshot or self._shown or {}
         counts, labels = (snapshot.get(name, {}) for name in ("counts", "labels"))
-        steps, rate = counts.get("env_steps", 0), self._rate("env_steps")
-        result = {"env steps": f"{steps:,}" + (f" / {self._max_steps:,}" if self._max_steps else "")}
-        result["env steps/s"] = "?" if rate is None else rounded(rate)
-        if "learner_steps" in counts:
-            learner_rate = self._rate("learner_steps", _LONGEST_S)
-            result["learner steps"] = f"{counts['learner_steps']:,}"
-            result["learner steps/s"] = "?" if learner_rate is None else rounded(learner_rate)
+        clock = Clock(snapshot.get("clock", ENV_STEPS))
+        steps, limit, rate = clock.now(counts), self._limits[clock.acts], self._rate(clock.count)
+        result: dict[str, str] = {}
+        for name in dict.fromkeys((clock.count, "learner_steps")):
+            if name in counts or name == clock.count:
+                end, text = f" / {limit:,}" if limit and name == clock.count else "", name.replace("_", " ")
+                growth = self._rate(name, _WINDOW_S if name == ENV_STEPS else _LONGEST_S)
+                result[text] = f"{counts.get(name, 0):,}{end}"
+                result[f"{text}/s"] = "?" if growth is None else rounded(growth)
         actors = [row for label, row in labels.items() if label.startswith("actor")]
         returns = [row["episode_return"] for row in actors if "episode_return" in row]
         if returns:
@@ -106,7 +111,7 @@ class ProgressDisplay:
         evaluated = labels.get("evaluator", {})
         if "episode_return" in evaluated:
             goal = f" (goal {self._target:g})" if self._target is not None else ""
-            at = f" at step {evaluated['env_steps']:,}" if "env_steps" in evaluated else ""
+            at = f" at step {evaluated[clock.count]:,}" if clock.count in evaluated else ""
             result["return, greedy"] = f"{rounded(evaluated['episode_return'], 1)}{goal}{at}"
         learner = labels.get("learner", {})
         for name, value in learner.items():
@@ -115,8 +120,8 @@ class ProgressDisplay:
         if "loss" in learner:
             result["loss"] = format_value(learner["loss"])
         result["time to go"] = "?"
-        if self._max_steps and (rate or steps >= self._max_steps):
-            seconds = max(0, round((self._max_steps - steps) / rate)) if rate else 0
+        if limit and (rate or steps >= limit):
+            seconds = max(0, round((limit - steps) / rate)) if rate else 0
             result["time to go"] = f"{seconds // 3600}:{seconds % 3600 // 60:02d}:{seconds % 60:02d}"
         return result
 
@@ -127,10 +132,10 @@ class ProgressDisplay:
         from rich.table import Table
 
         parts: list[Any] = []
-        if self._shown is not None and self._max_steps:
-            steps = self._shown.get("counts", {}).get("env_steps", 0)
+        clock = Clock((self._shown or {}).get("clock", ENV_STEPS))
+        if self._shown is not None and (limit := self._limits[clock.acts]):
             bar = Table.grid()  # On a line of its own.
-            bar.add_row(ProgressBar(self._max_steps, steps, width=_BAR_WIDTH))
+            bar.add_row(ProgressBar(limit, clock.now(self._shown.get("counts", {})), width=_BAR_WIDTH))
             parts.append(bar)
         if self._shown is not None:
             table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))

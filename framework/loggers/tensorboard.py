@@ -40,7 +40,14 @@ class TensorBoardLogger(Logger):
         label = str(plain.get("label", ""))
         count = self._rows.get(label, 0)
         self._rows[label] = count + 1
-        step = next((plain[key] for key in ("env_steps", "steps") if isinstance(plain.get(key), int)), count)
+        step = next(
+            (
+                plain[key]
+                for key in ("env_steps", "learner_steps", "steps")
+                if isinstance(plain.get(key), int)
+            ),
+            count,
+        )
         for name, value in plain.items():
             if isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value):
                 self._writer.add_scalar(f"{label}/{name}" if label else name, value, step)

@@ -56,7 +56,7 @@ class WandbLogger(Logger):
         plain = to_scalars(row)
         label = str(plain.pop("label", ""))
         values = {f"{label}/{name}" if label else name: value for name, value in plain.items()}
-        steps = plain.get("env_steps", plain.get("steps"))
+        steps = plain.get("env_steps", plain.get("learner_steps", plain.get("steps")))
         self._run.log(values if steps is None else {**values, "env_steps": steps})
 
     def close(self) -> None:

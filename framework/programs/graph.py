@@ -9,6 +9,7 @@ from typing import Any
 
 import launch
 from framework import config_checks, core, flow
+from framework.clock import Clock
 from framework.config_checks import refuse
 from framework.devices import check_before_start
 from framework.loggers import Logger
@@ -49,6 +50,7 @@ class ProgramGraph(core.Graph):
     Attributes:
       config: the settings of the program.
       spec: the `EnvironmentSpec` of one env.
+      clock: what the program counts.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class ProgramGraph(core.Graph):
         self._min_nodes: dict[str, int] = {}
         # By a variable source that may be lost, the learner, from which evaluators take the parameters.
         self._of_evaluators: dict[launch.Handle | None, launch.Handle] = {}
+        self.clock, self._may_act = setup.clock, False
         self._replays: list[tuple[str, str, launch.ProgramNode]] = []  # With the part of a checkpoint.
         self._services: list[tuple[str, launch.ProgramNode]] = []
         self._workers: list[tuple[str, launch.ProgramNode]] = []
@@ -74,7 +77,9 @@ class ProgramGraph(core.Graph):
         self.counter = self._add(self._services, "counter", checkpoints.make_counter, self.config)
         make_rows = logger_factory or functools.partial(make_logger, self.config)
         self.monitor = self._add(
-            self._services, "monitor", _make_monitor, run, make_rows, callbacks, counter=self.counter
+            *(self._services, "monitor", _make_monitor, run, make_rows, callbacks),
+            counter=self.counter,
+            clock=self.clock,
         )
         self.checkpointer = None
         if run is not None:
@@ -180,6 +185,7 @@ class ProgramGraph(core.Graph):
         name: str = "actor",
     ) -> None:
         self._claim(name)
+        self._may_act = True
         learner_name, own = self._learner_of(variables)
         agent, config = agent or own, self.config
         if config.min_actors is not None:
@@ -225,6 +231,7 @@ class ProgramGraph(core.Graph):
                 refuse(self.config, field, f", expected {value!r} for {type(setup.agent).__name__}.")
         self._claim("learner")
         self._claim("actor")
+        self._may_act = True
         self._uses_device("learner", agent)
         node = launch.CourierNode(PlanWorker, courier_client_kwargs={"repeat_lost": True})
         self._workers.append(("learner", node))
@@ -274,6 +281,7 @@ class ProgramGraph(core.Graph):
         if name in self._names:
             raise ValueError(f"name: got {name!r}, which the graph uses or reserves. Give another name.")
         self._workers.append((name, node))
+        self._may_act = True
         return node.create_handle()
 
     def make_program(self, name: str) -> launch.Program:
@@ -285,11 +293,14 @@ class ProgramGraph(core.Graph):
         program.min_nodes, program.min_nodes_timeout = self._min_nodes, self.config.min_actors_timeout
         replays = [(label, node) for label, _, node in self._replays]
         learners = {learner for learner, _ in self._learners.values()}
+        if learners and not self._may_act:
+            self.clock.count = f"{min(learners, key=lambda name: name != 'learner')}_steps"
         for label, node in (*replays, *self._services, *self._workers):
             if label == "checkpointer":
                 node.configure(
                     self.config,
                     counter=self.counter,
+                    clock=self.clock,
                     monitor=self.monitor,
                     replays={part: replay.create_handle() for _, part, replay in self._replays},
                     learners=sorted(learners),
@@ -362,7 +373,7 @@ class ProgramGraph(core.Graph):
 
 
 def _make_monitor(
-    run: RunFolder | None, logger_factory: Any, callbacks: Sequence[Callback], *, counter: Any
+    run: RunFolder | None, logger_factory: Any, callbacks: Sequence[Callback], *, counter: Any, clock: Clock
 ) -> Monitor:
     reader = None if run is None else checkpoints.newest_checkpoint(run.config)
     if run is not None:
@@ -371,5 +382,5 @@ def _make_monitor(
     if reader is not None or (run is not None and run.has_rows):  # Rows of a run that has no checkpoint yet.
         # After a restart of this node alone, what was written since the checkpoint still holds.
         step = 0 if reader is None else reader.step
-        resumed_at = max(step, counter.get_counts().get("env_steps", 0))
-    return Monitor(logger_factory(), callbacks=callbacks, counter=counter, resumed_at=resumed_at)
+        resumed_at = max(step, clock.now(counter.get_counts()))
+    return Monitor(logger_factory(), callbacks=callbacks, counter=counter, resumed_at=resumed_at, clock=clock)

@@ -94,7 +94,7 @@ class LoadedPolicy:
             kept = reader.state("best")
             # It has the variables that the policy names; the others keep their initial values.
             self.networks.load_state_dict({**self.networks.state_dict(), **kept["networks"]})
-            self.step = int(kept["row"]["env_steps"])
+            self.step = int(kept["row"].get("env_steps", kept["row"]["learner_steps"]))
         elif "learner" in reader.names:
             learner = self.agent.make_learner(self.networks, self.spec)
             learner.restore(reader.state("learner", "learner"))

@@ -14,6 +14,7 @@ from typing import Any
 import launch
 from framework.checkpoints import Checkpointer, CheckpointError, CheckpointReader, Part, torch_part
 from framework.checkpoints.state import pack
+from framework.clock import Clock
 from framework.replay.checkpointers import DefaultCheckpointer
 from framework.runs.run_config import RunConfig
 from framework.runs.services import Counter
@@ -30,7 +31,8 @@ class RunCheckpointer:
 
     Args:
       config: the run's settings. Checkpoints go to `checkpoints/` in its directory.
-      counter: the counter, whose counts are part of every checkpoint. `env_steps` names the checkpoint.
+      counter: the counter, whose counts are part of every checkpoint.
+      clock: its count names the checkpoint.
       monitor: takes the folder of each checkpoint.
       replays: replay clients by part. Each server writes its own part.
       learners: names of the learners, which `commit` periodic checkpoints.
@@ -41,13 +43,14 @@ class RunCheckpointer:
         config: RunConfig,
         *,
         counter: Any,
+        clock: Clock | None = None,
         monitor: Any = None,
         replays: Mapping[str, Any] | None = None,
         learners: Sequence[str] = (),
     ):
         self._config, self._checkpointer = config, run_checkpoints(config)
         self._about: dict[str, Any] = {}  # The last checkpoint's note has this, too.
-        self._counter, self._monitor = counter, monitor
+        self._counter, self._clock, self._monitor = counter, clock or Clock(), monitor
         self._replays, self._learners = dict(replays or {}), frozenset(learners)
         self._due: set[str] = set()  # Learners that have put their state for the next periodic checkpoint.
         self._lock = threading.Lock()  # Guards the states; not held while a checkpoint is written.
@@ -106,7 +109,7 @@ class RunCheckpointer:
             }
             parts |= {**others, **{name: torch_part(state) for name, state in states.items()}}
             # The steps of the saved state: replay may have taken long, and actors go on.
-            steps = int(states["counter"]["counts"].get("env_steps", 0))
+            steps = int(self._clock.now(states["counter"]["counts"]))
             path = self._checkpointer.save(steps, parts, {"reason": reason, **self._about})
             self._saved_puts = puts
             if self._monitor is not None:

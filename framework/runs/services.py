@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import launch
+from framework.clock import Clock
 from framework.core import Saveable
 from framework.loggers import Logger
 from framework.loggers.base import close_logger
@@ -207,7 +208,8 @@ class Monitor:
       logger: takes the rows. None keeps them in memory only.
       callbacks: called after rows, evaluations and checkpoints.
       counter: the counter, whose counts are part of the snapshot.
-      resumed_at: env steps of the checkpoint from which the run continues with new episodes, for the
+      clock: what the program counts, which is part of the snapshot.
+      resumed_at: steps of the clock in the checkpoint from which the run continues with new episodes, for the
         first row of each label; 0 if a run with rows begins again, and None if there were none.
     """
 
@@ -218,8 +220,9 @@ class Monitor:
         callbacks: Sequence[Callback] = (),
         counter: Any = None,
         resumed_at: int | None = None,
+        clock: Clock | None = None,
     ):
-        self._resumed_at = resumed_at
+        self._resumed_at, self._counts = resumed_at, clock or Clock()
         self.logger, self.callbacks, self._counter = logger, callbacks, counter
         self._lock = threading.Lock()
         self._calling = threading.Lock()  # Held during the calls of callbacks.
@@ -275,12 +278,13 @@ class Monitor:
                 launch.stop(error)
 
     def snapshot(self) -> dict[str, Any]:
-        """The newest rows: `{"labels": {label: row}, "counts": …, "seconds": …, "result": …}`."""
+        """The newest rows: `{"labels": {label: row}, "counts": …, "clock": …, "seconds": …, "result": …}`."""
         with self._lock:
             labels = {label: dict(row) for label, row in self._latest.items()}
         return {
             "labels": labels,
             "counts": self._counter.get_counts() if self._counter is not None else {},
+            "clock": self._counts.count,
             "seconds": self._clock.seconds(),
             "result": self._result,
         }
@@ -292,8 +296,10 @@ class Monitor:
                 self._result = {"reason": reason, **numbers}
         launch.stop(self._result)
 
-    def finish_evaluation(self, name: str, row: dict[str, Any], evaluators: Sequence[str]) -> None:
-        """Ends the program when all `evaluators` have played their last evaluation.
+    def finish_evaluation(
+        self, name: str, row: dict[str, Any], evaluators: Sequence[str], reason: str = "max_env_steps"
+    ) -> None:
+        """Ends the program for this reason when all `evaluators` have played their last evaluation.
 
         The result has the numbers of the first of them, and the rows of the others under their names.
         """
@@ -302,7 +308,7 @@ class Monitor:
             if any(each not in self._evaluated for each in evaluators):
                 return
             numbers = [dict(self._evaluated[each]) for each in evaluators or (name,)]
-        self.finish("max_env_steps", {**numbers[0], **dict(zip(evaluators[1:], numbers[1:], strict=True))})
+        self.finish(reason, {**numbers[0], **dict(zip(evaluators[1:], numbers[1:], strict=True))})
 
     def close(self) -> None:
         """Flushes and closes the logger."""

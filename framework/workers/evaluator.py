@@ -23,7 +23,7 @@ class _StoppableActor(PolicyActor):
 
 
 class Evaluator(ProgramWorker):
-    """Evaluates every `evaluate_period` env steps, and ends the program at its goal or its last step.
+    """Evaluates every `evaluate_period` steps of the clock, and ends the program at its goal or its end.
 
     One `step()` plays `num_evaluation_episodes` episodes, each in its own env, so that short episodes are not
     counted more often than long ones.
@@ -31,7 +31,7 @@ class Evaluator(ProgramWorker):
     Args:
       setup: makes the environment, the networks and the policy. Its `config.evaluate_period` is a number.
       learner: the variable source.
-      counter: counts the env steps of the program.
+      counter: counts the steps of the program.
       monitor: takes the rows of metrics and ends the program.
       checkpointer: keeps the policy's parameters of the best evaluation, as part `best` (`NAME-best` of an
         evaluator with another name), and the step of the last one. None keeps nothing.
@@ -57,7 +57,8 @@ class Evaluator(ProgramWorker):
         best = None if checkpointer is None else checkpointer.get(_best_part(name))
         self._best = float("-inf") if best is None else float(best["row"]["episode_return"])
         state = None if checkpointer is None else checkpointer.get(name)
-        self._evaluated_at = 0 if state is None else state["env_steps"]  # Env step of the last evaluation.
+        self._clock = setup.clock
+        self._evaluated_at = 0 if state is None else state["evaluated_at"]
         num_episodes = setup.config.num_evaluation_episodes
         environment = setup.make_environment(num_episodes, 0)  # The same episodes in every run.
         with seeded(seed):
@@ -74,15 +75,15 @@ class Evaluator(ProgramWorker):
         )
 
     def ready(self) -> bool:
-        return self._counter.get_counts().get("env_steps", 0) >= self._next
+        return self._clock.now(self._counter.get_counts()) >= self._next
 
     def why_not_ready(self) -> str:
         """The text that the serial engine prints in a deadlock."""
-        return f"waits for env step {self._next}"
+        return f"waits for {self._next} {self._clock.count}"
 
     def step(self) -> None:
         # A bounded wait, to notice a stop. The counter ends it when the step is reached.
-        if not self._counter.wait_for("env_steps", self._next, timeout=0.5):
+        if not self._counter.wait_for(self._clock.count, self._next, timeout=0.5):
             return
         self.evaluate()
 
@@ -94,37 +95,38 @@ class Evaluator(ProgramWorker):
         config, policy = self._setup.config, self._actor.policy
         played = self._setup.agent.play(self._loop, policy, config.num_evaluation_episodes)
         row = {
-            "env_steps": counts.get("env_steps", 0),
             "learner_steps": counts.get(self._steps_name, 0),
             "episodes": len(played["episode_length"]),
             **summarize([played]),
             "variables_version": self._variables.version if self._variables is not None else 0,
         }
+        now = self._evaluated_at = self._clock.now(counts)
+        if self._clock.acts:
+            row["env_steps"] = now
         if cut := self._loop.num_cut - cut_before:
             row["cut_episodes"] = cut
         self._monitor.write(self._name, row, evaluation=True)
-        self._evaluated_at = row["env_steps"]
         if self._checkpointer is not None:
             if self._variables is not None and row["episode_return"] >= self._best:
                 self._best = row["episode_return"]
                 self._checkpointer.put(
                     _best_part(self._name), {"row": row, "networks": self._variables.copy()}
                 )
-            self._checkpointer.put(self._name, {"env_steps": row["env_steps"]})
-        target, limit = config.target_return, config.max_env_steps
+            self._checkpointer.put(self._name, {"evaluated_at": now})
+        target, limit = config.target_return, self._clock.limit(config)
         reached = target is not None and row["episode_return"] >= target
-        if reached or (limit is not None and row["env_steps"] >= limit):
+        if reached or (limit is not None and now >= limit):
             self._finished = True
             if reached:
                 self._monitor.finish("target_return", row)
             else:
-                self._monitor.finish_evaluation(self._name, row, self._setup.evaluators)
+                self._monitor.finish_evaluation(self._name, row, self._setup.evaluators, self._clock.budget)
         return row
 
     @property
     def _next(self) -> int:
-        """The env step of the next evaluation. Not stored: a resumed run may have another limit."""
-        period, limit = self._setup.config.evaluate_period, self._setup.config.max_env_steps
+        """The step of the next evaluation. Not stored: a resumed run may have another limit."""
+        period, limit = self._setup.config.evaluate_period, self._clock.limit(self._setup.config)
         assert isinstance(period, int)
         due = (self._evaluated_at // period + 1) * period
         return due if limit is None else min(due, limit)

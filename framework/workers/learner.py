@@ -41,14 +41,15 @@ class Published:
     Attributes:
       block: the newest parameters.
       steps: number of steps, which the next version has. The caller adds to it.
+      clock: the program's.
     """
 
     def __init__(self, name: str, setup: Setup, learner: core.Learner, counter: Any, checkpointer: Any):
         self._name, self._setup, self._learner = name, setup, learner
-        self._counter, self._checkpointer = counter, checkpointer
+        self._counter, self._checkpointer, self.clock = counter, checkpointer, setup.clock
         self.block = VariableBlock(learner.parameters(), shared_path())
         self.steps = self._counted = 0  # Made, and of those the ones that the counter knows.
-        self._committed = (0, Stopwatch())  # Env steps at the last checkpoint, and time since then.
+        self._committed = (0, Stopwatch())  # Step at the last checkpoint, and time since then.
         self._restore()
 
     def report(self) -> dict[str, int]:
@@ -59,13 +60,16 @@ class Published:
         return counts
 
     def publish(self) -> dict[str, int]:
-        """Counts the steps, then publishes, so that the steps of a published version are always counted."""
-        counts = self.report()
-        self._learner.env_steps = counts.get("env_steps", 0)
+        """Counts the steps, then publishes, so that the steps of a published version are always counted.
+
+        Where the clock counts learner steps, it publishes first: who waits for a step takes its parameters.
+        """
+        counts = self.report() if self.clock.acts else None
+        self._learner.env_steps = self.steps if counts is None else self.clock.now(counts)
         with self.block.changed:
             if self.block.version < self.steps:
                 self.block.publish(self.steps, self._learner.parameters(), self._learner.env_steps)
-        return counts
+        return self.report() if counts is None else counts
 
     def state(self) -> dict[str, Any]:
         """The state now."""
@@ -85,11 +89,11 @@ class Published:
         """Saves the state and writes a checkpoint, if one is due since the last `publish`."""
         if self._checkpointer is None:
             return
-        env_steps = self._learner.env_steps
+        now = self._learner.env_steps
         period, minutes = self._setup.config.checkpoint_period, self._setup.config.checkpoint_minutes
-        made, passed = env_steps - self._committed[0], self._committed[1].seconds()
+        made, passed = now - self._committed[0], self._committed[1].seconds()
         if (period is not None and made >= period) or (minutes is not None and passed >= 60 * minutes):
-            self._committed = (env_steps, Stopwatch())
+            self._committed = (now, Stopwatch())
             self.save()
             self._checkpointer.commit("periodic", self._name)
 
@@ -119,7 +123,7 @@ class Published:
                 ) from error
         counts = self._counter.get_counts()
         made: int = counts.get(f"{self._name}_steps", 0)
-        self._learner.env_steps = counts.get("env_steps", 0)
+        self._learner.env_steps = self.clock.now(counts)
         # A learner that restarts from an older checkpoint, or from none, continues with versions above those
         # of the actors.
         steps = 0 if state is None else int(state["steps"])
@@ -170,10 +174,13 @@ class LearnerReport:
         if self.metrics is None or not made:
             return
         row: dict[str, Any] = {"steps": steps, "version": self._published.block.version}
-        row["env_steps"] = env_steps
+        acts = self._published.clock.acts
+        if acts:
+            row["env_steps"] = env_steps
         row.update({name: float(value) for name, value in self.metrics.items()})
         row["time/learner_steps_per_s"] = made / seconds
-        row["time/env_steps_per_s"] = (env_steps - self._logged[1]) / seconds
+        if acts:
+            row["time/env_steps_per_s"] = (env_steps - self._logged[1]) / seconds
         row["time/waited_for_data_fraction"] = self.waited_s / seconds
         if self._replay is not None:
             row["times_sampled"] = self.times_sampled / made
@@ -233,6 +240,8 @@ class ProgramLearner:
         agent, self._config = setup.agent.for_learner(clients), setup.config
         self._counter, self._monitor, self._steps_name = counter, monitor, f"{name}_steps"
         self.stepping = threading.RLock()
+        # The last step is evaluated where the clock counts learner steps.
+        self._are_evaluated = bool(setup.evaluators) and not setup.clock.acts
         with seeded(seed):
             networks = agent.make_networks(setup.spec)
             is_new = checkpointer is None or checkpointer.get(name) is None
@@ -340,8 +349,10 @@ class ProgramLearner:
             self.published.save()
 
     def end_program(self, reason: str) -> None:
-        """Publishes the last steps, and ends the program."""
+        """Publishes the last steps, and ends the program, unless that is the part of its evaluators."""
         self.published.publish()
+        if reason == "max_learner_steps" and self._are_evaluated:
+            return
         self._monitor.finish(reason, {self._steps_name: self.published.steps})
 
 

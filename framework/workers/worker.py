@@ -17,6 +17,7 @@ import torch
 
 import launch
 from framework import core
+from framework.clock import Clock
 from framework.environments.base import BatchedEnvironment
 from framework.replay import Table
 from framework.replay.contracts import ReplayClient
@@ -45,6 +46,7 @@ class Setup:
       spec: the `EnvironmentSpec` of one env.
       config: the run's settings.
       evaluators: names of the program's evaluators. Without any, the actors end the program.
+      clock: what the program counts.
     """
 
     agent: core.Agent
@@ -52,6 +54,7 @@ class Setup:
     spec: EnvironmentSpec
     config: RunConfig
     evaluators: list[str] = dataclasses.field(default_factory=list)
+    clock: Clock = dataclasses.field(default_factory=Clock)
 
 
 class ProgramWorker(core.Worker):

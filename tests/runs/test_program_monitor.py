@@ -12,6 +12,7 @@ import pytest
 
 import launch
 from agents.random_actions import RandomActions
+from framework.clock import Clock
 from framework.commands.curves import kept_rows
 from framework.environments.testing import FakeEnvironment
 from framework.loggers import InMemoryLogger
@@ -29,7 +30,9 @@ def test_rows_since_the_checkpoint_hold_after_a_restart_of_the_monitor(tmp_path)
     for steps, resumed_at in ((100, 100), (70, 170)):  # When the run is resumed, and later.
         counter.increment(env_steps=steps)
         with entered(None, NodeContext("test", "monitor", 0, "monitor-0", "serial")):
-            monitor = _make_monitor(RunFolder.open(tmp_path), InMemoryLogger, (), counter=counter)
+            monitor = _make_monitor(
+                *(RunFolder.open(tmp_path), InMemoryLogger, ()), counter=counter, clock=Clock()
+            )
         assert monitor._resumed_at == resumed_at
 
 

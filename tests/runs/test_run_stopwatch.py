@@ -4,6 +4,7 @@ import pickle
 import time
 from types import SimpleNamespace
 
+from framework.clock import Clock
 from framework.runs.stopwatch import Stopwatch
 from framework.workers.learner import LearnerReport
 
@@ -11,7 +12,7 @@ from framework.workers.learner import LearnerReport
 def test_the_first_rates_after_a_resume_are_those_of_the_run(monkeypatch):
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    published = SimpleNamespace(steps=0, block=SimpleNamespace(version=0))
+    published = SimpleNamespace(steps=0, block=SimpleNamespace(version=0), clock=Clock())
     before = LearnerReport("learner", SimpleNamespace(env_steps=0), published, None, None)
     now += 2
     state = pickle.dumps(before)

@@ -182,4 +182,4 @@ def test_an_evaluator_takes_what_its_policy_needs_and_keeps_that(agent):
     worker = Evaluator(setup, learner=block, counter=Counter(), monitor=Monitor(), checkpointer=kept)
     assert worker.evaluate()["variables_version"] == 5
     assert {name.partition(".")[0] for name in kept["best"]["networks"]} == set(needed)
-    assert kept["evaluator"] == {"env_steps": 0}
+    assert kept["evaluator"] == {"evaluated_at": 0}
