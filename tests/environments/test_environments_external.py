@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
 import pathlib
+import resource
 import shutil
 import socket
 import ssl
@@ -389,6 +391,34 @@ def test_a_stranger_that_resets_its_connection_does_not_end_the_run(port, certif
     with playing(application, certificate=certificate) as environment:
         assert environment.reset().step_type.tolist() == [0]
         assert environment.step(np.array([0])).reward.tolist() == [4]
+
+
+@pytest.mark.parametrize("what", ["connections", "files"])
+def test_connections_that_say_nothing_keep_no_client_out(port, what, playing):
+    """They use up the room for connections without a token, or the files of the process."""
+    answers = []
+
+    def application():
+        with contextlib.ExitStack() as silent:
+            for _ in range(64):
+                silent.enter_context(connect_as_soon_as_possible(port))
+            client = silent.enter_context(socket.socket())
+            limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+            silent.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+            if what == "files":
+                used = max(map(int, os.listdir("/dev/fd")))
+                resource.setrlimit(resource.RLIMIT_NOFILE, (used, limits[1]))
+            client.settimeout(2.0)
+            client.connect(("127.0.0.1", port))
+            client.sendall(json.dumps(ADMITTED[0]).encode() + b"\n")
+            answers.append(client.recv(1000))
+        with connect(port) as client:
+            play(client, [1.0])
+
+    with playing(application) as environment:
+        environment.reset()
+        assert environment.step(np.array([0])).reward.tolist() == [1]
+    assert json.loads(answers[0])["type"] == "welcome"
 
 
 def test_a_silent_client_is_named(port, playing):
