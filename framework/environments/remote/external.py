@@ -195,7 +195,7 @@ class ExternalEnvironment(ConnectedEnvironment):
         self._end_strangers(_MAX_STRANGERS, time.monotonic() - _HELLO_S)
 
     def _end_strangers(self, most: int, late: float = 0.0) -> None:
-        """Ends connections that have not said hello: those from before `late`, and the oldest above `most`."""
+        """Ends those that have not said hello since before `late`, and the oldest of more than `most`."""
         strangers = sorted(
             (client for client in self._clients if client.env < 0), key=lambda client: client.begun
         )
