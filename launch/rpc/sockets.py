@@ -174,7 +174,8 @@ def make_server_socket(
     curve: CurveKeys | None,
     *,
     max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
-    max_queued_messages: int = 0,
+    max_unread_messages: int = 0,
+    max_unsent_messages: int = 0,
     descriptor: int | None = None,
     domain: bytes | None = None,
 ) -> zmq.Socket:
@@ -185,8 +186,10 @@ def make_server_socket(
       curve: the keys of the program. None admits every local peer, and is an error unless the address is ipc
         or loopback.
       max_frame_bytes: largest frame; a peer that sends a larger one is disconnected.
-      max_queued_messages: number of messages that may wait here for one peer, each way; 0 means no limit.
-        Sending more raises `zmq.Again`.
+      max_unread_messages: messages of one peer, from 2 on, that may wait here to be received; the peer then
+        waits, too. 0 means no limit.
+      max_unsent_messages: messages that may wait here for one peer to read them; sending more raises
+        `zmq.Again`. 0 means no limit.
       descriptor: descriptor of a listening TCP socket at `address`, which the returned socket then owns. None
         opens one.
       domain: name of this socket for `admit_peers`. None shares the keys' domain.
@@ -200,7 +203,7 @@ def make_server_socket(
     """
     transport = check_address(address, curve)
     with _new_socket(zmq.ROUTER, address, max_frame_bytes) as socket:
-        socket.sndhwm = socket.rcvhwm = max_queued_messages
+        socket.rcvhwm, socket.sndhwm = max_unread_messages, max_unsent_messages
         socket.router_mandatory = True  # sending to a disconnected peer is an error, not a silent loss
         if curve is not None:
             socket.zap_domain = domain or curve.domain

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import socket
 import sys
+import threading
 import types
 
 import numpy as np
@@ -20,6 +21,7 @@ from framework.replay.rows.store import RowStore
 from framework.replay.server.holdings import Held, Holdings
 from framework.replay.server.intake import Intake
 from framework.replay.server.limits import Unread
+from launch.rpc import sockets
 
 F4 = np.dtype(np.float32)
 MIB = 1 << 20
@@ -71,6 +73,24 @@ def test_only_as_many_frames_as_a_message_may_have_are_kept():
         with pytest.raises(ValueError, match="max_message_bytes"):
             client._idle[0].post({"op": "insert", "a": np.zeros(1 << 26)})
         client.close()
+
+
+def test_messages_that_arrive_faster_than_they_are_read_wait_at_their_senders(monkeypatch):
+    sent, go = [], threading.Event()
+    with replay.Server([table()]) as server:
+        monkeypatch.setattr(server._service, "_receive", lambda: go.wait(60))
+        peer = sockets.make_client_socket(server.address, None)
+        peer.sndhwm = 1
+        peer.disconnect(server.address)
+        peer.connect(server.address)
+        message = [b"\xc1", bytes(4 * MIB)]
+        for _ in range(100):
+            if not peer.poll(1000, zmq.POLLOUT):
+                break
+            sent.append(peer.send_multipart(message))
+        go.set()
+        peer.close(linger=0)
+    assert 2 <= len(sent) <= 10  # the queues of both sides, and what is on the way
 
 
 def test_a_message_that_is_too_large_is_an_error_of_its_writer_and_of_no_reader():

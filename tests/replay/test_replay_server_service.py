@@ -1,6 +1,9 @@
 """The event loop and the client's connection, with a handler that has nothing to do with replay."""
 
 import contextlib
+import os
+import resource
+import socket
 import threading
 import time
 
@@ -76,10 +79,10 @@ class Gate:
 @pytest.fixture
 def gate():
     handler = Gate()
-    socket = sockets.make_server_socket("tcp://127.0.0.1:*", None)
+    listener = sockets.make_server_socket("tcp://127.0.0.1:*", None)
     handler.failures = []
-    server = service.Service(handler, socket, handler.failures.append)
-    handler.address = sockets.bound_address(socket)
+    server = service.Service(handler, listener, handler.failures.append)
+    handler.address = sockets.bound_address(listener)
     handler.service = server
     server.thread.start()
     yield handler
@@ -124,10 +127,10 @@ def test_the_address_is_free_when_stop_returns(address, tmp_path):
     address = f"ipc://{tmp_path}/socket" if address == "ipc" else address
     client, bound = None, set()
     for _ in range(50):
-        socket = sockets.make_server_socket(address, None)
-        address = sockets.bound_address(socket)
+        listener = sockets.make_server_socket(address, None)
+        address = sockets.bound_address(listener)
         bound.add(address)
-        server = service.Service(Gate(), socket)
+        server = service.Service(Gate(), listener)
         server.thread.start()
         client = client or ConnectionPool(address)
         with contextlib.suppress(ServerClosed):  # that the last one has stopped
@@ -309,6 +312,24 @@ def test_garbage_is_counted_and_ignored(gate, channel):
     stranger.close(linger=0)
 
 
+def test_a_process_without_files_refuses_connections_says_so_once_and_serves_on(gate, channel, caplog):
+    assert channel.call({"op": "echo", "value": 1})["value"] == 1
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.ExitStack() as peers:
+        strangers = [peers.enter_context(socket.socket()) for _ in range(100)]
+        unused = sorted({*range(limits[0])} - {*map(int, os.listdir("/dev/fd"))})
+        resource.setrlimit(resource.RLIMIT_NOFILE, (unused[40], limits[1]))
+        peers.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        for stranger in strangers:
+            stranger.connect(("127.0.0.1", int(gate.address.rpartition(":")[2])))
+        until(lambda: gate.service.refused >= 50)
+        assert channel.call({"op": "echo", "value": 2})["value"] == 2
+    assert caplog.text.count("New connections are refused") == 1 and gate.service.error is None
+    other = ConnectionPool(gate.address)
+    assert other.call({"op": "echo", "value": 3}, timeout=60)["value"] == 3
+    other.close()
+
+
 @pytest.mark.parametrize("op", ["defect at once", "defect later"])
 def test_a_mistake_of_ours_is_logged_answered_and_ends_the_service_if_it_repeats(gate, channel, op, caplog):
     for time_of_it in range(1, 3):
@@ -364,8 +385,7 @@ def test_a_restarted_server_is_found_again(gate, channel):
     gate.service.stop()
     with pytest.raises(ServerClosed):
         channel.call({"op": "echo", "value": 1})
-    socket = sockets.make_server_socket(gate.address, None)
-    again = service.Service(Gate(), socket)
+    again = service.Service(Gate(), sockets.make_server_socket(gate.address, None))
     again.thread.start()
 
     def answers():
@@ -379,8 +399,8 @@ def test_a_restarted_server_is_found_again(gate, channel):
 
 
 def test_nobody_there(tmp_path):
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
-        port = socket.bind_to_random_port("tcp://127.0.0.1")
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as listener:
+        port = listener.bind_to_random_port("tcp://127.0.0.1")
     channel = ConnectionPool(f"tcp://127.0.0.1:{port}", reconnect_timeout=0.2)
     with pytest.raises(ServerClosed, match="no replay server answered"):
         channel.call({"op": "echo", "value": 1})

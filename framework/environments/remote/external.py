@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import errno
 import hmac
 import json
 import math
@@ -192,24 +191,18 @@ class ExternalEnvironment(ConnectedEnvironment):
                 self._handle(client)
                 if not alive and client in self._clients:
                     self._end(client)
-        self._end_strangers(_MAX_STRANGERS, time.monotonic() - _HELLO_S)
-
-    def _end_strangers(self, most: int, late: float = 0.0) -> None:
-        """Ends those that have not said hello since before `late`, and the oldest of more than `most`."""
-        strangers = sorted(
-            (client for client in self._clients if client.env < 0), key=lambda client: client.begun
-        )
+        # A client says hello at once. The others make room for those that come.
+        strangers = sorted((each for each in self._clients if each.env < 0), key=lambda each: each.begun)
+        late = time.monotonic() - _HELLO_S
         for at, client in enumerate(strangers):
-            if client.begun < late or at < len(strangers) - most:
+            if client.begun < late or at < len(strangers) - _MAX_STRANGERS:
                 self._end(client)
 
     def _accept(self) -> None:
         assert self._listener is not None
         try:
             connection, _ = self._listener.accept()
-        except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                self._end_strangers(0)
+        except OSError:
             return
         try:
             connection.getpeername()  # Fails if the peer has left.

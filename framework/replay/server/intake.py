@@ -73,11 +73,16 @@ class Intake:
         if event != zmq.EVENT_ACCEPTED:
             self.peers.pop(descriptor, None)
         elif self._watches:
-            self.peers[descriptor] = _Peer(_memory())
+            with contextlib.suppress(OSError):
+                self.peers[descriptor] = _Peer(_memory())
 
     def look(self) -> None:
         """Closes the connections whose messages are too large."""
-        memory, arriving = _memory(), {}
+        arriving: dict[int, int] = {}
+        try:
+            memory = _memory()
+        except OSError:  # The process has used up its files.
+            return
         for descriptor, peer in list(self.peers.items()):
             with self._borrowed(descriptor) as connection:
                 info = b""

@@ -31,8 +31,9 @@ from framework.replay.shm import SharedMemory
 from framework.replay.tables.table import Table
 from launch.rpc import sockets
 
-# Messages to or from one client that wait in ZeroMQ's queues.
-_MAX_QUEUED = 1000
+# Messages of one client that wait in ZeroMQ's queues: those that have arrived, however large they are, and
+# small answers.
+_MAX_ARRIVED, _MAX_ANSWERS = 2, 1000
 
 
 class Server:
@@ -107,7 +108,11 @@ class Server:
         size = self._limits.max_message_bytes
         try:
             listener = sockets.make_server_socket(
-                address, curve, max_frame_bytes=size, max_queued_messages=_MAX_QUEUED
+                address,
+                curve,
+                max_frame_bytes=size,
+                max_unread_messages=_MAX_ARRIVED,
+                max_unsent_messages=_MAX_ANSWERS,
             )
         except zmq.ZMQError as error:
             raise OSError(error.errno, f"cannot serve replay at {address}: {error.strerror}") from error

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
 from collections import OrderedDict
@@ -37,6 +38,7 @@ _ROUND = 64  # messages that the loop receives before it tries the waiting reque
 _LONGEST_POLL_S = 3600.0
 _LAST_WORDS_S = 1.0  # for which a busy server waits for the last messages of a client that has gone
 _UNBIND_MS = 5000  # for which `stop` waits until the address is free
+_SPARE_FILES = 8  # descriptors that connections leave to the rest of the process
 _MAX_WAITING = 1 << 14  # requests of one client
 _MAX_ALL_WAITING = 1 << 16  # requests of all clients
 _MAX_WAITING_BYTES = 1 << 30  # of the requests of all clients, without the rows, which do not wait
@@ -66,6 +68,7 @@ class Service:
       messages: number of received messages.
       defects: counts messages that failed with an error of this package.
       malformed: number of messages that do not follow the protocol; the service ignores them.
+      refused: number of connections that were closed because the process has used up its files.
     """
 
     def __init__(
@@ -78,11 +81,12 @@ class Service:
     ) -> None:
         self.error: BaseException | None = None
         self.messages = 0
-        self.malformed = 0
+        self.malformed = self.refused = 0
         self.defects = Defects()
         self._handler = handler
         self._limits = limits = limits or Limits()
-        self._intake = watch or Intake("", limits.max_message_bytes, watches=False)
+        address = sockets.bound_address(listener)
+        self._intake = watch or Intake(address, limits.max_message_bytes, watches=False)
         self._unread = Unread(limits.max_unread_bytes)
         self._on_failure = on_failure
         self.thread = threading.Thread(target=self._run, name="replay-server", daemon=True)
@@ -96,6 +100,7 @@ class Service:
         self._next_look = 0.0
         self._is_full = False  # whether a request waits until clients have read their answers
         self._slow: set[tuple[bytes, int]] = set()  # those to cut off, as they leave large answers unread
+        self._spare_files: list[int] = []
         self._again = False  # whether something has changed since the waiting requests were tried
         self._stopping = False
         self._reason: Exception = ServerClosed("the replay server has stopped")
@@ -125,7 +130,7 @@ class Service:
     def _run(self) -> None:
         hurry.on = True  # all clients wait for this thread
         self._monitor = self._socket.get_monitor_socket(
-            zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
+            zmq.EVENT_ACCEPTED | zmq.EVENT_ACCEPT_FAILED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
         )
         try:
             self._loop()
@@ -178,10 +183,37 @@ class Service:
         while self._monitor.poll(0):
             event = parse_monitor_message(self._monitor.recv_multipart())
             self._intake.note(event["event"], event["value"])
-            if event["event"] != zmq.EVENT_ACCEPTED:
+            if event["event"] == zmq.EVENT_ACCEPT_FAILED:
+                self._free_files()
+            elif event["event"] == zmq.EVENT_ACCEPTED:
+                if not self._has_files():
+                    self._refuse(event["value"])
+            else:
                 now = time.monotonic()
                 gone = [each for each in self._sessions.values() if each.descriptor == event["value"]]
                 self._ended.update(dict.fromkeys(gone, now))
+
+    def _has_files(self) -> bool:
+        """Returns whether the process has files to spare, which this service then holds."""
+        with contextlib.suppress(OSError):
+            while len(self._spare_files) < _SPARE_FILES:
+                self._spare_files.append(os.dup(self._wake.descriptor))
+        return len(self._spare_files) == _SPARE_FILES
+
+    def _refuse(self, descriptor: int) -> None:
+        """Closes a new connection for which the process has no file left."""
+        self.refused += 1
+        if self.refused == 1:
+            _LOG.error(
+                "the process has used up its files. New connections are refused until others end. Raise the "
+                "limit (ulimit -n) before the start."
+            )
+        self._intake.close(descriptor, "the process has used up its files")
+
+    def _free_files(self) -> None:
+        """Closes the spare files: ZeroMQ can then accept a connection, which is refused, and tries no more."""
+        while self._spare_files:
+            os.close(self._spare_files.pop())
 
     # --- messages ---
 
@@ -439,4 +471,5 @@ class Service:
                     break
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
+        self._free_files()
         self._socket.close(linger=1000)  # milliseconds to deliver the last answers
