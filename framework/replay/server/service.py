@@ -211,7 +211,7 @@ class Service:
         self._intake.close(descriptor, "the process has used up its files")
 
     def _free_files(self) -> None:
-        """Closes the spare files: ZeroMQ can then accept a connection, which is refused, and tries no more."""
+        """Closes the spare files: ZeroMQ then accepts a connection, to be refused, and tries no more."""
         while self._spare_files:
             os.close(self._spare_files.pop())
 
