@@ -227,7 +227,7 @@ def answer(pipe: Any, call: Callable[[], Any], items: int) -> None:
 
 def _serve(pipe: Any, keys: CurveKeys | None, shards: int) -> None:
     size = CAPACITY // shards
-    server = replay.Server([table(size)], address="tcp://127.0.0.1:*", curve=keys)
+    server = replay.Server([table(size)], curve=keys)
     fill(server.localhost_client(), size).close()
     pipe.send(server.address)
     pipe.recv()

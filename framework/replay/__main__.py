@@ -27,8 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m framework.replay", description="Serves replay tables.")
     add = parser.add_argument
     add("--config", required=True, help="a Python file with a function tables(), and perhaps checkpointer()")
-    add("--port", type=integer, help="port on 127.0.0.1; a free one by default")
-    add("--address", help="instead of --port: tcp://interface:port or ipc://path")
+    add("--port", type=integer, help="port of this machine; a free one by default")
+    add("--address", help="instead of --port: tcp://interface:port, with --keys, or ipc://path")
     add("--keys", help="file with the clients' keys; created if it does not exist")
     add("--max-bytes", type=integer, help="memory budget of all rows, in bytes")
     for limit in dataclasses.fields(Limits):

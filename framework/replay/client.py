@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 from typing import Any
 
+from framework.replay import addresses
 from framework.replay.local.client import LocalClient, client_here
 from framework.replay.remote.channel import DEFAULT_RECONNECT_TIMEOUT
 from framework.replay.remote.client import RemoteClient
@@ -35,22 +36,15 @@ class Client(abc.ABC):  # noqa: B024
 
         Args:
           server_address: `"localhost:8000"`, `"tcp://host:port"` or `"ipc://path"`.
-          curve: the server's keys, if it has any (required for other machines).
+          curve: the server's keys, if it has any. Without keys, only servers of this user on this machine can
+            be reached: see `framework.replay.addresses`.
           local: None uses shared memory and direct calls where possible; False never does.
           reconnect_timeout: seconds for which calls wait for a server that does not answer.
 
         Raises:
-          ValueError: `server_address` is not an address.
+          ValueError: `server_address` is not an address, or names another host without keys.
         """
-        address = f"tcp://{server_address}" if "://" not in server_address else server_address
-        host, _, port = address.removeprefix("tcp://").rpartition(":")
-        if address.startswith("tcp://") and not (host and port.isdigit()):
-            raise ValueError(
-                f"server_address: got {server_address!r}, expected 'host:port', 'tcp://host:port' or "
-                "'ipc://path'."
-            )
-        if host == "localhost":
-            address = f"tcp://127.0.0.1:{port}"
+        address = addresses.resolve(server_address, curve)
         here: Any = None if local is False else client_here(address)
         return here or ServedClient(address, curve, local, reconnect_timeout)
 

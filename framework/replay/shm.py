@@ -6,7 +6,6 @@ that has none (macOS) has it in the folder of temporary files, so the system may
 ```text
 /dev/shm/repertory-<pid>-<random>/owner      locked while the owner lives
 /dev/shm/repertory-<pid>-<random>/<n>        column n, [capacity, *shape] in C order
-/dev/shm/repertory-<pid>-<random>/proof      a secret; only processes on its machine, of its user, can read it
 ```
 
 - A column's file has its full virtual size from the start, so that it is mapped once and never moves, but it
@@ -18,36 +17,21 @@ that has none (macOS) has it in the folder of temporary files, so the system may
 - A process reads rows only after a message that names them, and sockets order memory: rows are whole on
   processors that reorder stores, too.
 - A process that has mapped a file keeps its memory until it unmaps it, also after the owner removed the file.
-
-Whoever holds the port of a server can name files to its clients, so a client maps only what cannot be
-anything else than the server's columns:
-
-- Directory and file belong to this user, and other users have no access to them (modes 0700 and 0600). The
-  file is regular, has one name and is opened through the directory without following links. Another user can
-  therefore neither make it nor lead to a file elsewhere.
-- `Proof` excludes other files of this user: the server answers a random number of the client with a code that
-  takes the secret in the directory. Its port is in the code, so that a false server cannot pass on the answer
-  of the true one.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
-import hashlib
-import hmac
 import itertools
 import math
 import os
-import secrets
 import shutil
-import stat
 import tempfile
 import threading
 import types
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -59,7 +43,6 @@ from framework.replay.rows.allocator import Allocator, addresses
 from launch import directories, platforms
 
 PREFIX = "repertory-"
-PROOF, SECRET_BYTES = "proof", 32  # the file with a server's secret
 
 
 def default_root() -> str:
@@ -78,7 +61,6 @@ class SharedMemory(Allocator):
 
     Attributes:
       directory: the path of the directory.
-      secret: what its file `proof` holds.
     """
 
     def __init__(self, root: str | None = None) -> None:
@@ -89,10 +71,6 @@ class SharedMemory(Allocator):
         self._numbers = itertools.count()
         self.directory = tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=root)  # mode 0700
         owner = directories.share_directory(self.directory)
-        self.secret = secrets.token_bytes(SECRET_BYTES)
-        descriptor = os.open(os.path.join(self.directory, PROOF), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(descriptor, "wb") as file:
-            file.write(self.secret)
         # Runs at the latest when the interpreter ends. A forked child must not remove its parent's files.
         self._finalizer = weakref.finalize(self, _remove, self.directory, owner, os.getpid())
 
@@ -137,11 +115,6 @@ class SharedMemory(Allocator):
                 platforms.free_pages(file.fileno(), 0, os.fstat(file.fileno()).st_size)
             os.unlink(path)
 
-    def size(self) -> int:
-        """Returns the bytes of the file system of the directory, used or not."""
-        status = os.statvfs(self.directory)
-        return status.f_blocks * status.f_frsize
-
     def path(self, stream: str, column: str) -> str:
         """Returns the path of a column's file."""
         return self._paths[stream, column]
@@ -155,72 +128,37 @@ class SharedMemory(Allocator):
             raise ServerClosed("the server was stopped; its shared memory is gone")
 
 
-@dataclasses.dataclass(frozen=True)
-class Proof:
-    """A client's question whether a server is one of its user on its machine, and the answer; see the module.
-
-    Attributes:
-      nonce: random bytes of the client.
-      address: where the client has reached the server; of TCP, only the port counts.
-      code: the server's answer; None before.
-    """
-
-    nonce: bytes
-    address: str
-    code: bytes | None = None
-
-    def answer(self, secret: bytes) -> bytes:
-        """Returns the code of a server that has `secret` in its directory."""
-        place = self.address.rpartition(":")[2].encode()
-        return hmac.digest(secret, self.nonce + place, hashlib.sha256)
-
-    def holds(self, directory: str) -> bool:
-        """Returns whether the server that has given the code has the secret of this directory."""
-        if type(self.code) is not bytes:
-            return False
-        try:
-            with _opened(os.path.join(directory, PROOF), os.O_RDONLY) as descriptor:
-                secret = os.read(descriptor, 2 * SECRET_BYTES)
-        except (OSError, ValueError, TypeError):  # a path with a zero byte, or no path at all
-            return False
-        return len(secret) == SECRET_BYTES and hmac.compare_digest(self.code, self.answer(secret))
-
-
 class MappedStore:
     """A client's view of the rows of a server on its machine. Several threads may use it.
 
     Args:
       server: the server's name, a new one after each restart.
-      directory: where its columns are; empty if it offers no memory.
-      proof: what shows that the server may name files there; see the module.
+      directory: where its columns are; empty if it offers no memory. Its name is random, so that no other
+        machine has it.
 
     Attributes:
       local: whether this process can map the server's columns (same machine, same user).
       streams: the streams mapped so far; they have what a `Binding` needs of a `Stream` to gather.
     """
 
-    def __init__(self, server: str, directory: str, proof: Proof) -> None:
+    def __init__(self, server: str, directory: str) -> None:
         self.server = server
         self.directory = directory
-        self.local = bool(directory) and proof.holds(directory)
+        self.local = False
+        with contextlib.suppress(OSError):  # on another machine, or of another user
+            if directory:
+                directories.check_private(directory)
+                self.local = True
         self.streams: dict[str, types.SimpleNamespace] = {}
         self._lock = threading.Lock()
 
     def column(self, stream: str, column: str, path: str, shape: Sequence[int], dtype: str) -> np.ndarray:
-        """Returns a column, which the first call maps.
-
-        Raises:
-          ValueError: the path is not in the server's directory.
-        """
+        """Returns a column, which the first call maps."""
         with self._lock:
             new = types.SimpleNamespace(name=stream, columns={}, paths={})
             found = self.streams.setdefault(stream, new)
             columns, mapped = found.columns, found.paths
             if mapped.get(column) != path:  # a new one of that name
-                if os.path.dirname(path) != self.directory:
-                    raise ValueError(f"column {column!r}: got {path!r}, expected one in {self.directory!r}")
-                if any(type(size) is not int or size < 0 for size in shape):
-                    raise ValueError(f"column {column!r}: got shape {shape}, expected sizes from 0 on")
                 array = attach(path, shape, wire.parse_dtype(dtype, f"column {column!r}"))
                 mapped[column], columns[column] = path, array
             return columns[column]
@@ -235,42 +173,15 @@ def attach(path: str, shape: Sequence[int], dtype: Any) -> np.ndarray:
       dtype: the column's dtype.
 
     Raises:
-      OSError: The file was removed (its server ended), or it or its directory is not of this user alone.
+      OSError: The file was removed, because its server ended.
       ValueError: The file is smaller than the shape.
     """
     dtype, shape = np.dtype(dtype), tuple(shape)
-    with _opened(path, os.O_RDWR) as descriptor:
-        found, size = os.fstat(descriptor).st_size, math.prod(shape) * dtype.itemsize
+    with open(path, "r+b") as file:
+        found, size = os.fstat(file.fileno()).st_size, math.prod(shape) * dtype.itemsize
         if found < size:
             raise ValueError(f"{path}: got {found} bytes, expected {size} for {shape} of {dtype}.")
-        return _map(descriptor, shape, dtype)
-
-
-@contextlib.contextmanager
-def _opened(path: str, flags: int) -> Iterator[int]:
-    """Opens a regular file with one name; `PermissionError` unless it and its directory are this user's."""
-    folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        # A queue without a writer would hold up the call.
-        flags |= os.O_NOFOLLOW | os.O_NONBLOCK
-        descriptor = os.open(os.path.basename(path), flags, dir_fd=folder)
-        try:
-            within, found = os.fstat(folder), os.fstat(descriptor)
-            for status, mode in ((within, 0o700), (found, 0o600)):
-                if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & ~mode:
-                    raise PermissionError(
-                        errno.EPERM,
-                        f"got a file of user {status.st_uid}, mode {stat.S_IMODE(status.st_mode):o}, "
-                        f"expected one of user {os.geteuid()}, mode {mode:o}",
-                        path,
-                    )
-            if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
-                raise PermissionError(errno.EPERM, "got no regular file with one name, expected one", path)
-            yield descriptor
-        finally:
-            os.close(descriptor)
-    finally:
-        os.close(folder)
+        return _map(file.fileno(), shape, dtype)
 
 
 def back_with_memory(path: str, begin: int, end: int) -> None:

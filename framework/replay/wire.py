@@ -20,7 +20,7 @@ import functools
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgpack
@@ -29,16 +29,9 @@ import numpy as np
 from framework.replay import errors
 from launch.errors import MalformedMessage as MalformedMessage
 
-PROTOCOL = 7  # of the messages between clients and servers; see `server.operations`
+PROTOCOL = 8  # of the messages between clients and servers; see `server.operations`
 INLINE_BYTES = 8192
-_TINY_BYTES = 256  # of an array in the first frame if that has many already
-MAX_ARRAYS = 4096  # in one message
-MAX_LAYOUTS = 4096  # of the items of one client
-# Each byte of the first frame may become an object of 70 bytes, so its size and their number are bounded.
-MAX_HEAD_BYTES = 1 << 22
-_SMALL_HEAD = 1 << 16  # bytes of one whose objects are not counted
-_MAX_OBJECTS = 1 << 17  # lists, dicts and arrays in a larger one
-_MAX_INLINE = INLINE_BYTES + 1024  # bytes of an extension: an array and its description
+MAX_LAYOUTS = 4096  # of the items of one writer
 _ARRAY = 1
 _DTYPE = re.compile(r"[<>|=]?[biufcSUmMV?][0-9]{0,9}(\[[0-9A-Za-z]{1,8}\])?")
 
@@ -56,7 +49,6 @@ def encode(message: dict[str, Any]) -> list[Any]:
     """Returns the frames of a message: bytes, and memoryviews of its arrays, which must not change until they
     are sent."""
     frames: list[Any] = [b""]
-    room = MAX_HEAD_BYTES // 4
 
     def pack(value: Any) -> Any:
         if isinstance(value, np.generic):
@@ -68,22 +60,12 @@ def encode(message: dict[str, Any]) -> list[Any]:
                 "or fixed-width strings. Convert it first."
             )
         array = np.ascontiguousarray(value).reshape(value.shape)
-        nonlocal room
-        room -= array.nbytes
-        inline = array.nbytes <= (INLINE_BYTES if room > 0 else _TINY_BYTES)
-        where: bytes | int = array.tobytes() if inline else len(frames)
-        if where == MAX_ARRAYS + 1:
-            raise ValueError(f"message: got more than {MAX_ARRAYS} large arrays. Send fewer at a time.")
+        where: bytes | int = array.tobytes() if array.nbytes <= INLINE_BYTES else len(frames)
         if isinstance(where, int):
             frames.append(array.reshape(-1).view(np.uint8).data)
         return msgpack.ExtType(_ARRAY, msgpack.packb([array.dtype.str, array.shape, where]))
 
     frames[0] = msgpack.packb(message, default=pack, use_bin_type=True)
-    if len(frames[0]) > MAX_HEAD_BYTES:
-        raise ValueError(
-            f"message: got {len(frames[0])} bytes beside large arrays, expected at most {MAX_HEAD_BYTES}. "
-            "Send fewer values at a time."
-        )
     return frames
 
 
@@ -96,17 +78,8 @@ def decode(frames: Sequence[Any]) -> dict[str, Any]:
       MalformedMessage: The frames are not something that `encode` can have written.
     """
     try:
-        if not 1 <= len(frames) <= MAX_ARRAYS + 1:
-            raise ValueError(f"got {len(frames)} frames, expected 1 to {MAX_ARRAYS + 1}")
-        size = memoryview(frames[0]).nbytes
-        if size > MAX_HEAD_BYTES:
-            raise ValueError(f"got a first frame of {size} bytes, expected at most {MAX_HEAD_BYTES}")
-        unpack: Callable[[int, bytes], Any] = functools.partial(_unpack_array, frames)
-        count: Callable[[Any], Any] | None = None
-        if size > _SMALL_HEAD:
-            count = _Count()
-            unpack = functools.partial(_unpack_array, frames, count=count)
-        message = msgpack.unpackb(frames[0], ext_hook=unpack, raw=False, list_hook=count, object_hook=count)
+        unpack = functools.partial(_unpack_array, frames)
+        message = msgpack.unpackb(frames[0], ext_hook=unpack, raw=False)
         if not isinstance(message, dict):
             raise TypeError(f"got {type(message).__name__}, expected a dict")
     except Exception as error:
@@ -144,27 +117,8 @@ def unpack_error(packed: Any) -> BaseException:
     return _ERRORS.get(name, RuntimeError)(text)
 
 
-class _Count:
-    """Returns the objects that msgpack has made; raises ValueError for one too many."""
-
-    def __init__(self) -> None:
-        self.left = _MAX_OBJECTS
-
-    def __call__(self, made: Any) -> Any:
-        self.left -= 1
-        if self.left < 0:
-            raise ValueError(f"got more than {_MAX_OBJECTS} lists, dicts and arrays")
-        return made
-
-
-def _unpack_array(
-    frames: Sequence[Any], code: int, data: bytes, count: Callable[[Any], Any] | None = None
-) -> np.ndarray:
+def _unpack_array(frames: Sequence[Any], code: int, data: bytes) -> np.ndarray:
     """The array of an extension; an error of any kind if it is malformed."""
-    if count is not None:
-        count(data)
-    if len(data) > _MAX_INLINE:
-        raise ValueError(f"got an extension of {len(data)} bytes, expected at most {_MAX_INLINE}")
     kind, shape, where = msgpack.unpackb(data)
     buffer = where if isinstance(where, bytes) else frames[where]
     if code != _ARRAY or buffer is frames[0]:

@@ -7,8 +7,8 @@ transport:
   token that is derived from the keys (ZeroMQ's PLAIN handshake), so that two programs of one user cannot
   connect by mistake. There is no encryption: the bytes never leave the kernel, and CURVE would cost several
   times as much as the call itself for large arrays.
-- `tcp://` uses CURVE: authenticated encryption that admits only clients with the program's key. Without
-  keys, a tcp socket may only be bound to the loopback interface.
+- `tcp://` uses CURVE: authenticated encryption that admits only clients with the program's key. Every user of
+  the machine can reach the loopback interface, too, so that it also needs keys.
 
 In both cases ZeroMQ finishes the handshake before it delivers any frame, so that data of a peer without the
 key is never parsed. One thread per process, the `Authenticator`, decides which peers are admitted.
@@ -174,7 +174,8 @@ def make_server_socket(
     curve: CurveKeys | None,
     *,
     max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
-    max_queued_messages: int = 0,
+    max_unread_messages: int = 0,
+    max_unsent_messages: int = 0,
     descriptor: int | None = None,
     domain: bytes | None = None,
 ) -> zmq.Socket:
@@ -182,11 +183,13 @@ def make_server_socket(
 
     Args:
       address: `ipc://<path in a directory of mode 0700>` or `tcp://<interface>:<port or *>`.
-      curve: the keys of the program. None admits every local peer, and is an error unless the address is ipc
-        or loopback.
+      curve: the keys of the program. None admits every process of this user, and is an error unless the
+        address is ipc.
       max_frame_bytes: largest frame; a peer that sends a larger one is disconnected.
-      max_queued_messages: number of messages that may wait here for one peer, each way; 0 means no limit.
-        Sending more raises `zmq.Again`.
+      max_unread_messages: messages of one peer, from 2 on, that may wait here to be received; the peer then
+        waits, too. 0 means no limit.
+      max_unsent_messages: messages that may wait here for one peer to read them; sending more raises
+        `zmq.Again`. 0 means no limit.
       descriptor: descriptor of a listening TCP socket at `address`, which the returned socket then owns. None
         opens one.
       domain: name of this socket for `admit_peers`. None shares the keys' domain.
@@ -195,12 +198,12 @@ def make_server_socket(
       The socket; `bound_address` returns the address for clients.
 
     Raises:
-      ValueError: The address is of another kind, or an open interface without keys.
+      ValueError: The address is of another kind, or of tcp without keys.
       PermissionError: Other users can access the directory of an ipc address.
     """
     transport = check_address(address, curve)
     with _new_socket(zmq.ROUTER, address, max_frame_bytes) as socket:
-        socket.sndhwm = socket.rcvhwm = max_queued_messages
+        socket.rcvhwm, socket.sndhwm = max_unread_messages, max_unsent_messages
         socket.router_mandatory = True  # sending to a disconnected peer is an error, not a silent loss
         if curve is not None:
             socket.zap_domain = domain or curve.domain
@@ -227,7 +230,7 @@ def make_client_socket(
 
     The call does not wait for the server. The arguments and errors are `make_server_socket`'s.
     """
-    transport = check_address(address, curve, connecting=True)
+    transport = check_address(address, curve)
     with _new_socket(zmq.DEALER, address, max_frame_bytes) as socket:
         socket.reconnect_ivl = 10
         socket.reconnect_ivl_max = 500
@@ -255,17 +258,17 @@ def bound_address(socket: zmq.Socket) -> str:
     return endpoint.rstrip(b"\0").decode()
 
 
-def check_address(address: str, curve: CurveKeys | None, *, connecting: bool = False) -> str:
+def check_address(address: str, curve: CurveKeys | None) -> str:
     """Checks that an address is safe; returns its transport, `"ipc"` or `"tcp"`."""
     transport, separator, rest = address.partition("://")
     if not separator or transport not in ("ipc", "tcp"):
         raise ValueError(f"address: got {address!r}, expected ipc://<path> or tcp://<interface>:<port>.")
     if transport == "ipc":
         _check_ipc_path(rest)
-    elif curve is None and not connecting and not is_loopback(rest.rpartition(":")[0]):
+    elif curve is None:
         raise ValueError(
-            f"address: got {address!r} without keys, which other machines can reach. Pass "
-            "curve=CurveKeys.generate() here and to the clients, or bind to tcp://127.0.0.1."
+            f"address: got {address!r} without keys, expected keys, because other users can reach tcp. Pass "
+            "curve=CurveKeys.generate() here and to the clients, or use ipc://PATH."
         )
     return transport
 

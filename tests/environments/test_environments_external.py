@@ -391,6 +391,25 @@ def test_a_stranger_that_resets_its_connection_does_not_end_the_run(port, certif
         assert environment.step(np.array([0])).reward.tolist() == [4]
 
 
+def test_connections_that_say_nothing_keep_no_client_out(port, playing):
+    answers = []
+
+    def application():
+        with contextlib.ExitStack() as silent:
+            for _ in range(65):
+                peer = silent.enter_context(connect_as_soon_as_possible(port))
+            peer.settimeout(2.0)
+            peer.sendall(json.dumps(ADMITTED[0]).encode() + b"\n")
+            answers.append(peer.recv(1000))
+        with connect(port) as client:
+            play(client, [1.0])
+
+    with playing(application) as environment:
+        environment.reset()
+        assert environment.step(np.array([0])).reward.tolist() == [1]
+    assert json.loads(answers[0])["type"] == "welcome"
+
+
 def test_a_silent_client_is_named(port, playing):
     done = threading.Event()
 

@@ -4,6 +4,8 @@ import os
 import pathlib
 import pickle
 import socket
+import stat
+import tempfile
 import time
 
 import numpy as np
@@ -12,7 +14,7 @@ import pytest
 import zmq
 from background import Background, until
 from interrupts import interrupt
-from served_table import counts, num_rows, table, write
+from served_table import KEYS, counts, num_rows, table, write
 
 from framework import replay
 from framework.datasets import Dataset
@@ -82,7 +84,7 @@ def test_clients_find_the_shortest_way():
         away.close()
         embedded = pickle.loads(pickle.dumps(server.localhost_client()))
         assert isinstance(embedded, replay.EmbeddedClient)
-        assert embedded.server_address == away.server_address == f"127.0.0.1:{server.port}"
+        assert embedded.server_address == away.server_address == f"localhost:{server.port}"
         embedded.server_info()
     alone = replay.EmbeddedClient([table()])
     with pytest.raises(TypeError, match="in this process only"):
@@ -128,10 +130,9 @@ def test_an_interrupt_between_two_waits_of_a_writer_ends_the_next_one(monkeypatc
 
 def test_strangers_are_kept_out():
     with replay.Server([table()], curve=sockets.CurveKeys.generate()) as server:
-        for keys in (None, sockets.CurveKeys.generate()):
-            stranger = ServedClient(server.address, keys, reconnect_timeout=0.3)
-            with pytest.raises(replay.ServerClosed):
-                stranger.server_info()
+        stranger = ServedClient(server.address, sockets.CurveKeys.generate(), reconnect_timeout=0.3)
+        with pytest.raises(replay.ServerClosed):
+            stranger.server_info()
 
 
 def insert(column, index, lengths, written=(), released=()):
@@ -192,6 +193,15 @@ def test_an_append_of_more_rows_than_half_of_the_largest_lease():
 WRONG_SERVERS = {
     "one name twice": (lambda: replay.EmbeddedClient([table(), table()]), "'t'"),
     "open interface": (lambda: replay.Server([table()], address="tcp://0.0.0.0:*"), "keys"),
+    "loopback": (
+        lambda: replay.Server([table()], address="tcp://127.0.0.1:*"),
+        "without keys, expected keys",
+    ),
+    "another host": (
+        lambda: replay.Client("host:8000"),
+        "'host:8000' without keys, expected 'localhost:8000'",
+    ),
+    "tcp without keys": (lambda: replay.Client("tcp://127.0.0.1:8000"), "without keys"),
     "port and address": (lambda: replay.Server([table()], port=1, address="tcp://127.0.0.1:*"), "one of"),
     "embedded port": (lambda: replay.Server([table()], port=1, embedded=True), "embedded"),
     "no port": (lambda: replay.Client("localhost"), "host:port"),
@@ -203,6 +213,42 @@ def test_wrong_arguments(name):
     make, message = WRONG_SERVERS[name]
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "[::1]"])
+def test_a_server_without_keys_is_found_by_its_port_and_by_its_user_alone(host, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    client = replay.Client(f"{host}:8000")  # before there is a server
+    call = Background(client.server_info)
+    with replay.Server([table()], port=8000) as server:
+        assert call.result().keys() == {"t"} and client._idle[0].mapped.local
+        folder = pathlib.Path(server.address.removeprefix("ipc://")).parent
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700 and folder.parent == tmp_path
+        client.close()
+    folder.chmod(0o755)
+    for make in (lambda: replay.Server([table()], port=8000), lambda: replay.Client("localhost:8000")):
+        with pytest.raises(PermissionError, match="0755"):
+            make()
+
+
+def _serve(pipe, folder):
+    tempfile.tempdir = folder
+    server = replay.Server([table()], port=8000)
+    pipe.send(server.address)
+    pipe.recv()
+
+
+def test_a_killed_server_does_not_keep_its_port_and_a_live_one_does(fork, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    first = fork(_serve, str(tmp_path))
+    path = first.word().removeprefix("ipc://")
+    with pytest.raises(OSError, match="localhost:8000: Address"):
+        replay.Server([table()], port=8000)
+    first.kill()
+    assert os.path.exists(path)
+    with replay.Server([table()], port=8000), replay.Client("localhost:8000", local=False) as client:
+        assert client.server_info().keys() == {"t"}
+    assert not os.path.exists(path)
 
 
 def test_a_taken_port_is_an_error_and_leaves_nothing():
@@ -218,8 +264,8 @@ def test_a_taken_port_is_an_error_and_leaves_nothing():
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the option is Linux's")
 def test_the_kernel_watches_every_connection_between_machines():
     """So that what a client of a machine that vanished held comes back."""
-    with replay.Server([table()]) as server:
-        client = ServedClient(server.address)
+    with replay.Server([table()], curve=KEYS) as server:
+        client = ServedClient(server.address, KEYS)
         client.server_info()
         watched = []
         for each in psutil.Process().net_connections("tcp4"):

@@ -6,6 +6,7 @@ from served_table import table, write
 
 from framework import replay
 from framework.replay import checkpointers
+from framework.replay.addresses import directory
 from framework.replay.client import ServedClient
 
 PATIENCE = 30.0
@@ -41,7 +42,8 @@ def test_clients_follow_their_server(tmp_path, local):
 
 def test_a_call_waits_for_a_server_that_is_away(tmp_path):
     first = serve(tmp_path)
-    client = ServedClient("tcp://127.0.0.1:9", reconnect_timeout=0.1)  # no server is there
+    nowhere = first.address.rpartition("/")[0] + "/9"
+    client = ServedClient(nowhere, reconnect_timeout=0.1)
     client.move(None)
     call = Background(client.server_info)
     assert call.running(0.5)  # five times the time to give up
@@ -52,7 +54,7 @@ def test_a_call_waits_for_a_server_that_is_away(tmp_path):
 
 
 def test_an_interrupt_ends_the_wait_for_a_server_that_is_away():
-    client = ServedClient("tcp://127.0.0.1:9", reconnect_timeout=0.1)
+    client = ServedClient(f"ipc://{directory()}/9", reconnect_timeout=0.1)
     client.move(None)
     call = Background(client.sample_batch, "t", 1)
     assert call.running(0.3)

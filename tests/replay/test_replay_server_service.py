@@ -1,13 +1,16 @@
 """The event loop and the client's connection, with a handler that has nothing to do with replay."""
 
 import contextlib
+import os
+import resource
+import socket
 import threading
 import time
 
 import numpy as np
 import pytest
-import zmq
 from background import Background, until
+from served_table import KEYS
 
 from framework.replay import wire
 from framework.replay.errors import DeadlineExceededError, ServerClosed
@@ -67,19 +70,20 @@ class Gate:
         while self.tokens < tokens:
             # They come when nobody waits, so nobody calls `wake`.
             self.tokens, self.late = self.tokens + self.late, 0
-            self.service.has_room(0)
+            self.service.has_room(1 << 16)
             yield None
         self.tokens -= tokens
         yield {"passed": True}
 
 
 @pytest.fixture
-def gate():
+def gate(tmp_path):
     handler = Gate()
-    socket = sockets.make_server_socket("tcp://127.0.0.1:*", None)
+    tmp_path.chmod(0o700)
+    listener = sockets.make_server_socket(f"ipc://{tmp_path}/gate", None)
     handler.failures = []
-    server = service.Service(handler, socket, handler.failures.append)
-    handler.address = sockets.bound_address(socket)
+    server = service.Service(handler, listener, handler.failures.append)
+    handler.address = sockets.bound_address(listener)
     handler.service = server
     server.thread.start()
     yield handler
@@ -121,15 +125,16 @@ def test_an_answer_that_cannot_be_sent_is_an_error_of_its_request_only(gate, cha
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:*", "ipc"])
 def test_the_address_is_free_when_stop_returns(address, tmp_path):
     tmp_path.chmod(0o700)
+    keys = None if address == "ipc" else KEYS
     address = f"ipc://{tmp_path}/socket" if address == "ipc" else address
     client, bound = None, set()
     for _ in range(50):
-        socket = sockets.make_server_socket(address, None)
-        address = sockets.bound_address(socket)
+        listener = sockets.make_server_socket(address, keys)
+        address = sockets.bound_address(listener)
         bound.add(address)
-        server = service.Service(Gate(), socket)
+        server = service.Service(Gate(), listener)
         server.thread.start()
-        client = client or ConnectionPool(address)
+        client = client or ConnectionPool(address, keys)
         with contextlib.suppress(ServerClosed):  # that the last one has stopped
             client.call({"op": "echo", "value": 1}, timeout=60)
         server.stop()
@@ -283,11 +288,11 @@ def test_a_waiting_request_that_is_not_wanted_any_more_takes_nothing(gate, chann
             mine.open()
             (slow,) = ((key, session.descriptor) for key, session in gate.service._sessions.items())
             if how == "cut off at once":  # in a step of its own request
-                gate.service._unread.has_room = lambda size: (False, [slow])
+                gate.service._unread.has_room = lambda size: (False, slow)
             mine.post({"op": "pass", "timeout": None})
             assert gate.waiting.wait(60)
             if how == "cut off later":
-                gate.service._unread.has_room = lambda size: (False, [slow])
+                gate.service._unread.has_room = lambda size: (False, slow)
                 gate.service.wake()
             elif how == "gone":
                 mine.close()
@@ -307,6 +312,24 @@ def test_garbage_is_counted_and_ignored(gate, channel):
     assert gate.service.malformed == 1
     assert channel.call({"op": "echo", "value": 1})["value"] == 1
     stranger.close(linger=0)
+
+
+def test_a_process_without_files_refuses_connections_says_so_once_and_serves_on(gate, channel, caplog):
+    assert channel.call({"op": "echo", "value": 1})["value"] == 1
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.ExitStack() as peers:
+        unused = sorted({*range(limits[0])} - {*map(int, os.listdir("/dev/fd"))})
+        resource.setrlimit(resource.RLIMIT_NOFILE, (unused[400], limits[1]))
+        peers.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        while gate.service.refused < 20:
+            stranger = peers.enter_context(socket.socket(socket.AF_UNIX))
+            stranger.connect(gate.address.removeprefix("ipc://"))
+            time.sleep(0.001)  # not all at once
+        assert channel.call({"op": "echo", "value": 2})["value"] == 2
+    assert caplog.text.count("New connections are refused") == 1 and gate.service.error is None
+    other = ConnectionPool(gate.address)
+    assert other.call({"op": "echo", "value": 3}, timeout=60)["value"] == 3
+    other.close()
 
 
 @pytest.mark.parametrize("op", ["defect at once", "defect later"])
@@ -364,8 +387,7 @@ def test_a_restarted_server_is_found_again(gate, channel):
     gate.service.stop()
     with pytest.raises(ServerClosed):
         channel.call({"op": "echo", "value": 1})
-    socket = sockets.make_server_socket(gate.address, None)
-    again = service.Service(Gate(), socket)
+    again = service.Service(Gate(), sockets.make_server_socket(gate.address, None))
     again.thread.start()
 
     def answers():
@@ -379,8 +401,7 @@ def test_a_restarted_server_is_found_again(gate, channel):
 
 
 def test_nobody_there(tmp_path):
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
-        port = socket.bind_to_random_port("tcp://127.0.0.1")
-    channel = ConnectionPool(f"tcp://127.0.0.1:{port}", reconnect_timeout=0.2)
+    tmp_path.chmod(0o700)
+    channel = ConnectionPool(f"ipc://{tmp_path}/nobody", reconnect_timeout=0.2)
     with pytest.raises(ServerClosed, match="no replay server answered"):
         channel.call({"op": "echo", "value": 1})

@@ -7,9 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from framework import replay
 from framework.replay import shm
-from framework.replay.client import ServedClient
 from framework.replay.errors import StoreFullError
 from framework.replay.rows.store import RowStore
 from launch import directories
@@ -122,43 +120,3 @@ def test_arrays_of_many_shapes_find_a_stream_each(tmp_path):
     assert len(store.streams) == 200
     assert store.num_bytes < 200 * (2 << 20)
     store.close()
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda path: path.rename(path.with_name("y")) and path.symlink_to("y"),
-        lambda path: path.with_name("y").hardlink_to(path),
-        lambda path: path.unlink() or os.mkfifo(path, 0o600),
-        lambda path: path.chmod(0o640),
-        lambda path: path.parent.chmod(0o711),
-        lambda path: path.parent.rename(path.parents[1] / "b") and path.parent.symlink_to("b"),
-    ],
-    ids=["link", "second-name", "fifo", "mode", "folder-mode", "folder-link"],
-)
-def test_only_columns_of_this_user_alone_are_mapped(change, tmp_path):
-    (tmp_path / "a").mkdir(0o700)
-    path = tmp_path / "a" / "0"
-    path.touch(0o600)
-    path.write_bytes(bytes(16))
-    assert shm.attach(str(path), (2,), I8).sum() == 0
-    change(path)
-    with pytest.raises(OSError):
-        shm.attach(str(path), (2,), I8)
-
-
-def test_a_server_proves_that_it_may_name_files_and_no_other_can_pass_on_its_answer():
-    with replay.Server([replay.Table.queue("t", 10)]) as server:
-        client = ServedClient(server.address)
-        client.server_info()
-        connection, directory = client._idle[0], server._store.allocator.directory
-        code = connection.welcome["proof"]
-        assert (
-            connection.mapped.local and server._store.allocator.secret not in str(connection.welcome).encode()
-        )
-        for place, given in ((server.address, code), ("tcp://localhost:1", code), (server.address, None)):
-            proof = shm.Proof(connection._nonce, place, given)
-            assert shm.MappedStore("", directory, proof).local is (
-                proof.code == code and place == server.address
-            )
-        client.close()

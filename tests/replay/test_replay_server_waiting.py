@@ -10,7 +10,6 @@ from served_table import write
 
 from framework import replay
 from framework.replay.client import ServedClient
-from framework.replay.server import service
 
 
 @pytest.mark.parametrize("local", [True, False], ids=["local", "remote"])
@@ -34,9 +33,9 @@ def test_every_item_arrives_however_many_messages_wait(local):
 
 
 @pytest.mark.parametrize("limit", [20_000, 100])
-def test_messages_that_wait_keep_their_items_only(limit, monkeypatch):
-    monkeypatch.setattr(service, "_MAX_WAITING_BYTES", limit)
-    with replay.Server([replay.Table.queue("t", 1)]) as server:
+def test_messages_that_wait_keep_their_items_only(limit):
+    limits = replay.Limits(max_unread_bytes=limit)
+    with replay.Server([replay.Table.queue("t", 1)], limits=limits) as server:
         client = ServedClient(server.address, local=False)
         writer = client.batch_writer()
 
@@ -48,7 +47,7 @@ def test_messages_that_wait_keep_their_items_only(limit, monkeypatch):
             writer.flush(timeout=10)
 
         if limit == 100:
-            with pytest.raises(ValueError, match="over 100 bytes of all clients"):
+            with pytest.raises(replay.StoreFullError, match="more than 100 bytes of all clients"):
                 write_all()
         else:
             writing, reader = Background(write_all), server.localhost_client()
@@ -192,8 +191,7 @@ def test_the_time_that_served_calls_wait_counts_for_the_table_that_holds_them_ba
         client.close()
 
 
-def test_single_items_that_wait_for_a_full_table_become_few_messages(monkeypatch):
-    monkeypatch.setattr(service, "_MAX_WAITING", 200)
+def test_single_items_that_wait_for_a_full_table_become_few_messages():
     with replay.Server([replay.Table.queue("t", 10)]) as server:
         client = ServedClient(server.address)
         writer = client.trajectory_writer(1)
@@ -202,6 +200,7 @@ def test_single_items_that_wait_for_a_full_table_become_few_messages(monkeypatch
             writer.append({"x": np.int64(at)})
             writer.create_item("t", 1.0, {"x": writer.history["x"][-1]})
             writer._writer._push_late()  # as the timer does, if the next item comes too late for it
+        assert max(len(each.waiting) for each in server._service._sessions.values()) < 200
         reader = server.localhost_client()
         seen = []
         while len(seen) < n:  # the last items, too, without another call of the writer

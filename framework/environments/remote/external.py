@@ -35,7 +35,7 @@ from launch.rpc.sockets import is_loopback, read_secret
 PROTOCOL = 1
 MAX_LINE_BYTES = 1 << 25
 MAX_HELLO_BYTES = 1 << 20
-_HELLO_SECONDS = 10.0  # that a connection may take to say hello
+_HELLO_S = 3.0  # that a connection may take to say hello
 _MAX_STRANGERS = 64  # connections that have not said hello
 _LARGEST_REWARD = float(np.finfo(np.float32).max)
 
@@ -191,18 +191,18 @@ class ExternalEnvironment(ConnectedEnvironment):
                 self._handle(client)
                 if not alive and client in self._clients:
                     self._end(client)
-        late = time.monotonic() - _HELLO_SECONDS
-        for client in [client for client in self._clients if client.env < 0 and client.begun < late]:
-            self._end(client)
+        # A client says hello at once. The others make room for those that come.
+        strangers = sorted((each for each in self._clients if each.env < 0), key=lambda each: each.begun)
+        late = time.monotonic() - _HELLO_S
+        for at, client in enumerate(strangers):
+            if client.begun < late or at < len(strangers) - _MAX_STRANGERS:
+                self._end(client)
 
     def _accept(self) -> None:
         assert self._listener is not None
         try:
             connection, _ = self._listener.accept()
         except OSError:
-            return
-        if sum(client.env < 0 for client in self._clients) >= _MAX_STRANGERS:
-            connection.close()
             return
         try:
             connection.getpeername()  # Fails if the peer has left.

@@ -6,7 +6,7 @@ import dataclasses
 import threading
 from typing import Any, ClassVar
 
-from framework.replay.shm import MappedStore, Proof
+from framework.replay.shm import MappedStore
 from launch.rpc import sockets
 
 DEFAULT_RECONNECT_TIMEOUT = 30.0
@@ -50,14 +50,12 @@ class ReplayChannel:
             self.address = address
             self.stopped = False  # the server before did
 
-    def mapped(self, welcome: dict[str, Any], nonce: bytes) -> MappedStore:
-        """Returns the mapped columns of the server that sent this answer to hello with `nonce`."""
+    def mapped(self, welcome: dict[str, Any]) -> MappedStore:
+        """Returns the mapped columns of the server that sent this answer to hello."""
         directory = "" if self.local is False else welcome.get("directory", "")
-        proof = Proof(nonce, self.address, welcome.get("proof"))
-        new = MappedStore(welcome.get("server", ""), directory, proof)
+        new = MappedStore(welcome.get("server", ""), directory)
         with self._lock:
             old = self._mapped
-            # Every session proves again that it is with the server whose columns are mapped.
             if old is None or (old.server, old.directory, old.local) != (new.server, directory, new.local):
                 old = self._mapped = new
             return old

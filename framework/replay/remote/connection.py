@@ -95,7 +95,6 @@ class ReplayConnection:
         self.done: collections.deque[int] = collections.deque()
         self._channel = channel
         self._address = ""
-        self._nonce = b""
         self._pid = 0
         self._socket: zmq.Socket | None = None
         self._monitor: zmq.Socket | None = None  # readable once the connection has ended
@@ -131,8 +130,7 @@ class ReplayConnection:
                     self._socket = sockets.make_client_socket(address, channel.curve)
                     self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
                     self._next_id += 1
-                    self._nonce = os.urandom(16)
-                    hello = {"op": "hello", "protocol": PROTOCOL, "nonce": self._nonce, "id": self._next_id}
+                    hello = {"op": "hello", "protocol": PROTOCOL, "id": self._next_id}
                     # It is sent once the server is there, if it is not yet.
                     self._socket.send_multipart(encode(hello), zmq.NOBLOCK)
                 while self.receive(min(until, time.monotonic() + channel.look_s), not interrupted):
@@ -164,7 +162,7 @@ class ReplayConnection:
             raise unpack_error(answer["error"])
         self.welcome = answer
         self.session += 1
-        self.mapped = self._channel.mapped(answer, self._nonce)
+        self.mapped = self._channel.mapped(answer)
         self.layouts = {}
         self.done.clear()
         self.answers = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from framework import nest as nests
-from framework.replay import contracts
+from framework.replay import addresses, contracts
 from framework.replay.reverb_api.structured import Config, StructuredWriter
 from framework.replay.reverb_api.trajectory_writer import TrajectoryWriter, Writer
 from framework.replay.types import ReplaySample, SampleInfo
@@ -20,10 +20,11 @@ class ReverbApi:
 
     @property
     def server_address(self) -> str:
-        """Address of the server, `host:port` for TCP; `ValueError` if it serves this process only."""
+        """Address of the server, `host:port` if it has a port; `ValueError` if it has no address."""
         if not self.address:
             raise ValueError("server_address: got tables in this process only, which have no address.")
-        return self.address.removeprefix("tcp://")
+        is_tcp, port = self.address.startswith("tcp://"), addresses.port_of(self.address)
+        return self.address.removeprefix("tcp://") if is_tcp or port is None else f"localhost:{port}"
 
     def insert(self: contracts.ReplayClient, data: Nest, priorities: Mapping[str, float]) -> None:
         """Inserts one item of one step into each table of `priorities`; the data is stored once.

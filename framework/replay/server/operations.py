@@ -2,8 +2,7 @@
 
 Every message has an `op`, and an `id` if it is to be answered. The operations and their fields:
 
-- `hello`: `protocol`, `nonce` → `server` (a name of this life of the server), `directory`, `proof` (see
-  `framework.replay.shm`), `tables`.
+- `hello`: `protocol` → `server` (a name of this life of the server), `directory` (of its columns), `tables`.
 - `declare`: `name` of a stream, `stream` (the server's name, None at first), `columns {name: [shape, dtype]}`
   to add → `stream`, `columns {name: [column, path, shape, dtype]}`.
 - `lease`: `stream` (the server's name), `n` → `rows` int64 `[n]`.
@@ -43,7 +42,7 @@ from framework.replay.errors import DeadlineExceededError, StoreFullError
 from framework.replay.rows.layout import Layout, gather
 from framework.replay.rows.store import RowStore
 from framework.replay.server.holdings import Held, Holdings
-from framework.replay.shm import Proof, SharedMemory
+from framework.replay.shm import SharedMemory
 from framework.replay.tables.delivery import Delivery
 from framework.replay.tables.rate_limiters import INSERTERS, SAMPLERS
 from framework.replay.tables.table import Table
@@ -54,7 +53,6 @@ from framework.replay.writers import MAX_EPISODES, NewItems, check_held
 _MAX_LEASE = 1 << 20
 _MAX_SAMPLES = 1 << 20
 _MAX_ANSWER_BYTES = 1 << 30
-_MAX_DELIVERIES = 1 << 14  # samples of one client that it has not confirmed
 
 
 Reply = dict[str, Any]
@@ -150,13 +148,11 @@ class Operations:
       store: holds the rows; its columns are in `memory`.
       memory: the server's shared memory.
       checkpoint: writes a checkpoint and returns its path.
-      max_leased_bytes: bytes of rows that one client may hold; see `Holdings`.
 
     Attributes:
       operations: what carries out a message, by its `op`. Invalid fields may raise any `Exception`.
       wake: tells the service to try the waiting requests again; set once the service exists.
       has_room: whether an answer of this size may be made now; set once the service exists.
-      address: where the server listens; set once it does.
     """
 
     def __init__(
@@ -165,20 +161,18 @@ class Operations:
         store: RowStore,
         memory: SharedMemory,
         checkpoint: Callable[[], str],
-        max_leased_bytes: int,
     ) -> None:
         self.wake: Callable[[], None] = lambda: None
         self.has_room: Callable[[int], bool] = lambda num_bytes: True
         self._tables = tables
         self._store = store
         self._memory = memory
-        self._holdings = Holdings(store, list(tables.values()), max_leased_bytes)
+        self._holdings = Holdings(store, list(tables.values()))
         self._checkpoint = checkpoint
         self._saver = concurrent.futures.ThreadPoolExecutor(1, "replay-checkpoint")  # one at a time
         # A random start, so that numbers of an earlier server at this address are unknown here.
         self._deliveries = itertools.count(secrets.randbits(48))
         self._server = secrets.token_hex(16)
-        self.address = ""
         own = ("checkpoint", "declare", "give_back", "info", "insert", "lease", "sample", "sync")
         calls = ("mutate", "reset", "can_sample", "can_insert", "weight")
         self.operations: dict[str, Operation] = {name: getattr(self, name) for name in own}
@@ -189,11 +183,8 @@ class Operations:
         protocol = hello.get("protocol")
         if type(protocol) is not int or protocol != wire.PROTOCOL:
             raise ValueError(f"protocol: got {protocol!r}, expected {wire.PROTOCOL}. Use one version.")
-        nonce = hello.get("nonce")
-        proof = Proof(nonce, self.address).answer(self._memory.secret) if type(nonce) is bytes else None
         return {
             "server": self._server,
-            "proof": proof,
             # Clients cannot read compressed columns in place, so all of them get arrays in messages.
             "directory": "" if self._store.compress else self._memory.directory,
             "tables": sorted(self._tables),
@@ -252,8 +243,6 @@ class Operations:
         held, written = session.held.rows, 0
         try:
             for number, layout in message["layouts"]:  # Later messages use them, too, even if this one fails.
-                if len(session.layouts) >= wire.MAX_LAYOUTS:
-                    raise ValueError(f"layouts: got more than {wire.MAX_LAYOUTS} from one client")
                 session.layouts[int(number)] = Layout.from_wire(layout)
             written = self._write(session, message.pop("write"))
         except Exception as raised:
@@ -396,8 +385,6 @@ class Operations:
                 reply["define"].append([number, layout.to_wire(), files])
             reply["parts"].append([number, places, index, lengths])
         if local or hold:
-            if len(session.deliveries) >= _MAX_DELIVERIES:
-                raise ValueError(f"samples: got {_MAX_DELIVERIES} that this client has not confirmed")
             reply["delivery"] = next(self._deliveries)
             session.deliveries[reply["delivery"]] = (table, delivery, hold)
         else:

@@ -10,6 +10,7 @@ server.stop()
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
@@ -19,11 +20,11 @@ from typing import Any
 import zmq
 
 import launch
+from framework.replay import addresses
 from framework.replay.client import Client, EmbeddedClient, ServedClient
 from framework.replay.errors import ServerClosed
 from framework.replay.local.client import serve_here
 from framework.replay.rows.store import RowStore
-from framework.replay.server.intake import Intake
 from framework.replay.server.limits import Limits
 from framework.replay.server.operations import Operations
 from framework.replay.server.service import Service
@@ -31,8 +32,9 @@ from framework.replay.shm import SharedMemory
 from framework.replay.tables.table import Table
 from launch.rpc import sockets
 
-# Messages to or from one client that wait in ZeroMQ's queues.
-_MAX_QUEUED = 1000
+# Messages of one client that wait in ZeroMQ's queues: those that have arrived, however large they are, and
+# small answers.
+_MAX_ARRIVED, _MAX_ANSWERS = 2, 1000
 
 
 class Server:
@@ -40,11 +42,12 @@ class Server:
 
     Args:
       tables: tables with different names; a table belongs to one server.
-      port: on 127.0.0.1; None takes a free one.
+      port: of this machine; None takes a free one. Without keys, only this user's processes reach it: see
+        `framework.replay.addresses`. With keys, it is a TCP port of 127.0.0.1.
       checkpointer: where `Client.checkpoint` writes, and from which the constructor restores the tables
         before clients may connect.
       address: where to serve instead of `port`: `ipc://<path in a 0700 directory>` or `tcp://interface:port`.
-      curve: keys that clients must have; required for interfaces that other machines can reach.
+      curve: keys that clients must have; required for `tcp://`.
       embedded: whether to use no sockets and no shared memory, for clients of this process only.
       concurrent: with `embedded`, whether more than one thread uses the tables.
       max_bytes: memory, in bytes, that the rows of all tables together may take; None for no limit but the
@@ -56,8 +59,7 @@ class Server:
       on_failure: called with the error that ended the server's thread, on that thread.
 
     Raises:
-      ValueError: There are no tables, two have the same name, or other machines could reach the address
-        without keys.
+      ValueError: There are no tables, two have the same name, or the address is of TCP and there are no keys.
       OSError: The port is taken.
     """
 
@@ -94,28 +96,28 @@ class Server:
             self._client = EmbeddedClient(tables, concurrent or not embedded, self._store, checkpointer)
             self.tables = dict(self._client.tables)
             if memory is not None:
-                self._serve(memory, address or f"tcp://127.0.0.1:{port or '*'}", curve)
+                place: Any = contextlib.nullcontext(address or f"tcp://127.0.0.1:{port or '*'}")
+                with addresses.claim(port) if address is None and curve is None else place as claimed:
+                    self._serve(memory, claimed, curve)
         except BaseException:
             self._store.close()
             raise
 
     def _serve(self, memory: SharedMemory, address: str, curve: sockets.CurveKeys | None) -> None:
-        leased = self._limits.max_leased_bytes
-        if leased is None:
-            leased = 1 << 62 if curve is not None else (self._store.max_bytes or memory.size()) // 2
-        operations = Operations(self._client.tables, self._store, memory, self._client.checkpoint, leased)
-        size = self._limits.max_message_bytes
+        operations = Operations(self._client.tables, self._store, memory, self._client.checkpoint)
         try:
             listener = sockets.make_server_socket(
-                address, curve, max_frame_bytes=size, max_queued_messages=_MAX_QUEUED
+                address,
+                curve,
+                max_frame_bytes=self._limits.max_message_bytes,
+                max_unread_messages=_MAX_ARRIVED,
+                max_unsent_messages=_MAX_ANSWERS,
             )
         except zmq.ZMQError as error:
             raise OSError(error.errno, f"cannot serve replay at {address}: {error.strerror}") from error
-        self.address = operations.address = sockets.bound_address(listener)
-        if self.address.startswith("tcp://"):
-            self.port = int(self.address.rpartition(":")[2])
-        watch = Intake(self.address, size, watches=curve is None and self.port is not None)
-        self._service = Service(operations, listener, self._on_failure, self._limits, watch)
+        self.address = sockets.bound_address(listener)
+        self.port = addresses.port_of(self.address)
+        self._service = Service(operations, listener, self._on_failure, self._limits)
         operations.wake = self._service.wake
         operations.has_room = self._service.has_room
         for table in self.tables.values():

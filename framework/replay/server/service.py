@@ -12,6 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import resource
+import socket
 import threading
 import time
 from collections import OrderedDict
@@ -22,9 +25,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from framework.replay import wire
-from framework.replay.errors import ReverbError, ServerClosed, ServerLost
-from framework.replay.server import intake
-from framework.replay.server.intake import Intake
+from framework.replay.errors import ReverbError, ServerClosed, ServerLost, StoreFullError
 from framework.replay.server.limits import Limits, Unread
 from framework.replay.server.operations import ClientSession, Operations, Reply, Request, Steps
 from framework.replay.writers import hurry
@@ -37,9 +38,8 @@ _ROUND = 64  # messages that the loop receives before it tries the waiting reque
 _LONGEST_POLL_S = 3600.0
 _LAST_WORDS_S = 1.0  # for which a busy server waits for the last messages of a client that has gone
 _UNBIND_MS = 5000  # for which `stop` waits until the address is free
-_MAX_WAITING = 1 << 14  # requests of one client
-_MAX_ALL_WAITING = 1 << 16  # requests of all clients
-_MAX_WAITING_BYTES = 1 << 30  # of the requests of all clients, without the rows, which do not wait
+_SPARE_FILES = 256  # that connections leave to the rest of the process, or a quarter of all
+_LOOK_S = 0.1  # between two looks at whether clients have read their answers, while others wait for room
 _LARGE_ANSWER = 1 << 16  # bytes; ZeroMQ bounds the number of smaller ones that a client leaves unread
 # Errors that a client's message or a full machine can cause. Others are defects of this package.
 _FIELD_ERRORS = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
@@ -58,7 +58,6 @@ class Service:
       listener: the bound socket, which the service closes.
       on_failure: called with the error that ended the loop, on its thread, before the clients hear of it.
       limits: what clients may use of the memory; None for the defaults.
-      watch: the connections of the peers; None if nothing limits them.
 
     Attributes:
       thread: runs the loop, once it is started.
@@ -66,6 +65,7 @@ class Service:
       messages: number of received messages.
       defects: counts messages that failed with an error of this package.
       malformed: number of messages that do not follow the protocol; the service ignores them.
+      refused: number of connections that were closed because the process has used up its files.
     """
 
     def __init__(
@@ -74,15 +74,14 @@ class Service:
         listener: zmq.Socket,
         on_failure: Callable[[BaseException], None] | None = None,
         limits: Limits | None = None,
-        watch: Intake | None = None,
     ) -> None:
         self.error: BaseException | None = None
         self.messages = 0
-        self.malformed = 0
+        self.malformed = self.refused = 0
         self.defects = Defects()
         self._handler = handler
         self._limits = limits = limits or Limits()
-        self._intake = watch or Intake("", limits.max_message_bytes, watches=False)
+        self._address = sockets.bound_address(listener)
         self._unread = Unread(limits.max_unread_bytes)
         self._on_failure = on_failure
         self.thread = threading.Thread(target=self._run, name="replay-server", daemon=True)
@@ -90,12 +89,12 @@ class Service:
         self._monitor: zmq.Socket  # of the listener; the loop makes it
         self._sessions: dict[bytes, ClientSession] = {}
         self._lines: OrderedDict[Hashable, OrderedDict[Request, None]] = OrderedDict()
-        self._num_waiting = self._waiting_bytes = 0
+        self._waiting_bytes = 0
         self._deadlines: dict[Request, float] = {}
         self._ended: dict[ClientSession, float] = {}  # those without a connection, and since when
         self._next_look = 0.0
         self._is_full = False  # whether a request waits until clients have read their answers
-        self._slow: set[tuple[bytes, int]] = set()  # those to cut off, as they leave large answers unread
+        self._slow: set[Any] = set()  # clients to cut off, as they leave large answers unread
         self._again = False  # whether something has changed since the waiting requests were tried
         self._stopping = False
         self._reason: Exception = ServerClosed("the replay server has stopped")
@@ -144,8 +143,7 @@ class Service:
             poller.register(source, zmq.POLLIN)
         while not self._stopping:
             now = time.monotonic()
-            looks = self._is_full or self._intake.peers
-            longest = intake.LOOK_S if looks else _LONGEST_POLL_S
+            longest = _LOOK_S if self._is_full else _LONGEST_POLL_S
             due = min([now + longest, *self._deadlines.values()])
             again = self._lines and self._again
             ready = dict(poller.poll(0 if again else max(0, int(1000 * (due - now) + 0.999))))
@@ -153,11 +151,10 @@ class Service:
                 self._wake.clear()
             if self._monitor in ready:
                 self._read_events()
-            if looks and time.monotonic() >= self._next_look:
-                self._next_look = time.monotonic() + intake.LOOK_S
-                self._again |= self._is_full
+            if self._is_full and time.monotonic() >= self._next_look:
+                self._next_look = time.monotonic() + _LOOK_S
+                self._again = True
                 self._is_full = False
-                self._intake.look()
             if self._socket in ready:
                 self._receive()
             if self._ended:
@@ -177,11 +174,45 @@ class Service:
         """Reads the monitor's events, and notes the sessions whose connections have ended."""
         while self._monitor.poll(0):
             event = parse_monitor_message(self._monitor.recv_multipart())
-            self._intake.note(event["event"], event["value"])
-            if event["event"] != zmq.EVENT_ACCEPTED:
+            if event["event"] == zmq.EVENT_ACCEPTED:
+                self._refuse_without_files(event["value"])
+            else:
                 now = time.monotonic()
                 gone = [each for each in self._sessions.values() if each.descriptor == event["value"]]
                 self._ended.update(dict.fromkeys(gone, now))
+
+    def _refuse_without_files(self, descriptor: int) -> None:
+        """Closes a new connection that has taken one of the last files of the process.
+
+        Numbers are given from the lowest on. ZeroMQ ends the process if it finds none for a connection to a
+        socket of a directory.
+        """
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if most == resource.RLIM_INFINITY or descriptor < most - min(_SPARE_FILES, most // 4):
+            return
+        self.refused += 1
+        if self.refused == 1:
+            _LOG.error(
+                "the process has used up most of its %d files. New connections are refused until others end. "
+                "Raise the limit (ulimit -n) before the start.",
+                most,
+            )
+        self._shut(descriptor)
+
+    def _shut(self, descriptor: int) -> None:
+        """Closes a connection by ZeroMQ's descriptor; ZeroMQ then drops what it holds of it.
+
+        ZeroMQ may have closed it. Of what has taken its number since, only another connection to this address
+        counts.
+        """
+        with contextlib.suppress(OSError):  # The number is free, or that of a file.
+            connection = socket.socket(fileno=descriptor)
+            try:
+                name: Any = connection.getsockname()
+                if self._address.endswith(name if isinstance(name, str) else f":{name[1]}"):
+                    connection.shutdown(socket.SHUT_RDWR)
+            finally:
+                connection.detach()
 
     # --- messages ---
 
@@ -213,33 +244,22 @@ class Service:
         The last value is ZeroMQ's descriptor of its connection.
 
         Raises:
-          MalformedMessage: It does not follow the protocol. If it has too many or too large frames, the
-            connection is closed.
+          MalformedMessage: It does not follow the protocol. If it is too large, the connection is closed.
         """
-        frames = [self._socket.recv(copy=False)]
+        frames = self._socket.recv_multipart(copy=False)
         descriptor = int(frames[0].get(zmq.SRCFD))
-        self._intake.heard.add(descriptor)
-        while frames[-1].more and len(frames) <= wire.MAX_ARRAYS:
-            frames.append(self._socket.recv(copy=False))
-        excess = frames[-1].more
-        num_bytes = sum(map(len, frames))
-        if not excess and num_bytes <= self._limits.max_message_bytes:
-            message = wire.decode(frames)
-            op, number = message.get("op"), message.get("id")
-            message["num_bytes"] = num_bytes
-            if type(op) is str and (number is None or type(number) is int):
-                return op, number, message, descriptor
-            raise wire.MalformedMessage(
-                f"op, id: got {type(op).__name__}, {type(number).__name__}, expected a string and an integer"
-            )
-        what = f"a message of {len(frames)} frames or more, {num_bytes} bytes"
-        frames.clear()
-        # Before the connection is closed: the rest of the message would go with it.
-        while excess:
-            self._socket.recv()
-            excess = bool(self._socket.getsockopt(zmq.RCVMORE))
-        self._intake.close(descriptor, what)
-        raise wire.MalformedMessage("message: got too many or too large frames")
+        num_bytes, most = sum(map(len, frames)), self._limits.max_message_bytes
+        if num_bytes > most:
+            self._shut(descriptor)
+            raise wire.MalformedMessage(f"message: got {num_bytes} bytes, expected at most {most}")
+        message = wire.decode(frames)
+        op, number = message.get("op"), message.get("id")
+        message["num_bytes"] = num_bytes
+        if type(op) is str and (number is None or type(number) is int):
+            return op, number, message, descriptor
+        raise wire.MalformedMessage(
+            f"op, id: got {type(op).__name__}, {type(number).__name__}, expected a string and an integer"
+        )
 
     def _note(self, error: Exception, what: str) -> None:
         """Counts a defect; raises it if it repeats."""
@@ -313,18 +333,19 @@ class Service:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
         else:
-            if session is None or tracker is None or num_bytes < _LARGE_ANSWER:
-                return
-            if not self._unread.add((identity, session.descriptor), tracker, num_bytes):
-                self._cut_off(identity, session.descriptor)
+            if session is not None and tracker is not None and num_bytes >= _LARGE_ANSWER:
+                self._unread.add((identity, session.descriptor), tracker, num_bytes)
             return
         if session is not None:
             self._close(session)
 
     def has_room(self, num_bytes: int) -> bool:
         """Returns whether a large answer may be made now; if not, the request is tried again soon."""
-        room, gone = self._unread.has_room(num_bytes)
-        self._slow.update(gone)  # This request, which takes a step now, may be of one of them.
+        if num_bytes < _LARGE_ANSWER:
+            return True
+        room, idlest = self._unread.has_room(num_bytes)
+        if idlest is not None:
+            self._slow.add(idlest)  # This request, which takes a step now, may be of it.
         self._is_full |= not room
         return room
 
@@ -332,7 +353,8 @@ class Service:
         """Ends the session and the connection of a client that leaves large answers unread."""
         if identity in self._sessions:
             self._close(self._sessions[identity])
-        self._intake.close(descriptor, "it leaves large answers unread")
+        _LOG.warning("ended the connection of a client: it leaves large answers unread while others wait")
+        self._shut(descriptor)
 
     # --- requests that wait ---
 
@@ -349,18 +371,15 @@ class Service:
         answer = None if request.line in self._lines else next(steps)
         if answer is None and timeout == 0:
             answer = request.late()
-        elif answer is None and len(session.waiting) >= _MAX_WAITING:
-            text = f"requests that wait: got more than {_MAX_WAITING} of one client. Wait for answers first."
-            answer = ValueError(text)
-        elif answer is None and self._num_waiting >= _MAX_ALL_WAITING:
-            answer = ValueError(f"requests that wait: got more than {_MAX_ALL_WAITING} of all clients.")
-        elif answer is None and self._waiting_bytes + request.num_bytes > _MAX_WAITING_BYTES:
-            answer = ValueError(f"requests that wait: got over {_MAX_WAITING_BYTES} bytes of all clients.")
+        elif answer is None and self._waiting_bytes + request.num_bytes > self._limits.max_unread_bytes:
+            answer = StoreFullError(
+                f"requests that wait: got more than {self._limits.max_unread_bytes} bytes of all clients. "
+                "Wait for answers first, or give the server a larger max_unread_bytes."
+            )
         if answer is not None:
             steps.close()
             return answer
         session.waiting.add(request)
-        self._num_waiting += 1
         self._waiting_bytes += request.num_bytes
         self._lines.setdefault(request.line, OrderedDict())[request] = None
         if timeout is not None:
@@ -396,7 +415,6 @@ class Service:
         if request not in request.session.waiting:
             return
         request.session.waiting.remove(request)
-        self._num_waiting -= 1
         self._waiting_bytes -= request.num_bytes
         line = self._lines[request.line]
         del line[request]
@@ -431,6 +449,9 @@ class Service:
                 self._send(session.identity, {"notice": "stopped"})
             if session.identity in self._sessions:
                 self._close(session)
+        if self._address.startswith("ipc://"):  # ZeroMQ leaves the file, which may soon be another server's.
+            with contextlib.suppress(OSError):
+                os.unlink(self._address.removeprefix("ipc://"))
         # ZeroMQ's thread closes the listener: until then, the address is in use.
         with contextlib.suppress(zmq.ZMQError):
             self._socket.unbind(sockets.bound_address(self._socket))
