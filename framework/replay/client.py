@@ -10,6 +10,7 @@ from framework.replay.local.client import LocalClient, client_here
 from framework.replay.remote.channel import DEFAULT_RECONNECT_TIMEOUT
 from framework.replay.remote.client import RemoteClient
 from framework.replay.reverb_api.client import ReverbApi
+from framework.replay.reverb_api.trajectory_writer import Writer as Writer
 from launch.rpc import sockets
 
 

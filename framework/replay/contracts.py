@@ -49,7 +49,7 @@ class Source(Protocol):
 
         Args:
           table, n, timeout, pad: see `draw`.
-          least: number of samples to wait for. More come, up to `n`, if they are to be had. None for `n`.
+          least: number of samples to wait for. More come, up to `n`, if they need no wait. None for `n`.
 
         Returns:
           The first argument of `answer` or `drop`, one of which must follow.

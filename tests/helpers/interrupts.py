@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 import dis
+import functools
 import gc
 import sys
+
+
+@functools.cache
+def _handlers(code):
+    """The parts of a function with handlers of exceptions, `(start, end, handler)`; none before 3.11."""
+    entries = getattr(dis.Bytecode(code), "exception_entries", ())
+    return [(each.start, each.end, each.target) for each in entries]
+
+
+def _handler(code, at):
+    return next((handler for start, end, handler in _handlers(code) if start <= at < end), None)
 
 
 def interrupt(function, at, *files):
@@ -18,9 +30,12 @@ def interrupt(function, at, *files):
         frame.f_trace_opcodes = True
         if event == "opcode":
             # Python looks after a call and a jump back, and at the beginning of a function.
-            name = before.get(id(frame), "RESUME")
-            before[id(frame)] = dis.opname[frame.f_code.co_code[frame.f_lasti]]
-            if name.startswith(("CALL", "RESUME", "JUMP_BACKWARD", "JUMP_ABSOLUTE")):
+            code, now = frame.f_code, frame.f_lasti
+            name, last = before.get(id(frame), ("RESUME", now))
+            before[id(frame)] = dis.opname[code.co_code[now]], now
+            # It raises in the call. What follows may have another handler, as in `with lock: return f()`.
+            same = _handler(code, last) == _handler(code, now)
+            if same and name.startswith(("CALL", "RESUME", "JUMP_BACKWARD", "JUMP_ABSOLUTE")):
                 seen += 1
                 if seen > at:
                     sys.settrace(None)

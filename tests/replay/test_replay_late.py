@@ -164,5 +164,6 @@ def test_the_end_of_the_interpreter_waits_for_no_writer_for_long(monkeypatch, ca
             end_writers()
             client.close()
             call.exception()
-    assert any("3 of its items are in no table" in text for text in caplog.messages)
+    # The thread that waits is interrupted: only after that does the writer know which item got in.
+    assert any(f"{n} of its items are in no table" in text for text in caplog.messages for n in (3, 4))
     client.close()

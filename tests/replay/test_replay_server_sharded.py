@@ -260,7 +260,7 @@ def test_queues_lose_nothing_to_a_dataset(shards, prefetch):
     assert sorted(np.concatenate(seen)) == list(range(100))
 
 
-def test_a_batch_that_is_not_to_be_had_leaves_no_sample_counted(shards):
+def test_a_batch_that_does_not_come_leaves_no_sample_counted(shards):
     """One server gives its part, the other does not, or has another error."""
     limiter = replay.rate_limiters.RateLimiter(1.0, 1, 5.0, 1e9)
     limited = replay.Table("t", replay.selectors.Uniform(), replay.selectors.Fifo(), 100, limiter)

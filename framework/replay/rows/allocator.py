@@ -17,7 +17,7 @@ from framework.replay.errors import StoreFullError
 # Python has the flag since 3.13. The number is Linux's; on macOS the flag has no effect.
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 _HUGE_PAGE = 2 << 20
-_SMALL = 1 << 14  # bytes of an array that is no matter of pages
+_SMALL = 1 << 14  # bytes; smaller arrays come from malloc
 
 
 def zeros(shape: tuple[int, ...], dtype: np.dtype, huge: bool) -> np.ndarray:

@@ -109,6 +109,7 @@ def test_items_may_go_unvalidated_and_modules_have_their_names(rig):
     writer.create_item(table="t", priority=1.0, trajectory={"a": writer.history["a"][-1]})
     writer.flush(block_until_num_items=0, timeout_ms=60_000)
     assert items(client) == [[7]]
+    assert rig.reverb.client.Writer is rig.reverb.Writer
     if rig.real:
         return  # whose submodules are there once something imports them
     assert rig.reverb.item_selectors.Uniform is rig.reverb.selectors.Uniform
