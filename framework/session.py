@@ -24,6 +24,7 @@ import torch
 import tree
 
 from framework import core, specs
+from framework.own_settings import OwnSettings, in_own_settings, seeded
 from framework.pickling import ObjectPickler, pickle_module
 from framework.replay.client import EmbeddedClient
 from framework.replay.errors import WouldBlockError
@@ -58,6 +59,9 @@ class Session:
       ValueError: The agent wraps its environments, which it does not see here.
     """
 
+    settings = OwnSettings()
+
+    @in_own_settings
     def __init__(self, agent: core.Agent, spec: EnvironmentSpec, num_envs: int = 1, seed: int = 0):
         if num_envs < 1:
             raise ValueError(f"num_envs: got {num_envs}, expected at least 1.")
@@ -68,11 +72,11 @@ class Session:
                 "environments; turn off the setting of the agent that needs them."
             )
         self._agent, self._spec, self._num_envs = agent, spec, num_envs
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             learned = agent.make_networks(spec)
             self.networks = agent.make_networks(spec)
             self._learner = agent.make_learner(learned, spec)
+        self.settings = OwnSettings(learned.parameters())
         self._policy = agent.make_policy(self.networks)
         tables = agent.make_tables(spec)
         seeds = np.random.SeedSequence(seed).generate_state(1 + len(tables))
@@ -92,6 +96,7 @@ class Session:
         self.env_steps = self.learner_steps = 0
         self._publish()
 
+    @in_own_settings
     def act(self, observation: Nest, env_ids: Sequence[Hashable] | None = None) -> Nest:
         """Chooses actions `[k, ...]` for k envs.
 
@@ -139,6 +144,7 @@ class Session:
             self._chosen[place] = tree.map_structure(_copy, (_row(action, row), _row(extras, row)))
         return action
 
+    @in_own_settings
     def observe(
         self,
         next_observation: Nest,
@@ -181,6 +187,7 @@ class Session:
             if ends[row]:
                 self._end(env)
 
+    @in_own_settings
     def end_episodes(self, env_ids: Sequence[Hashable]) -> None:
         """Ends the open episodes of envs that do not continue, as if they were truncated.
 
@@ -194,6 +201,7 @@ class Session:
             self._chosen.pop(self._places[env], None)
             self._end(env)
 
+    @in_own_settings
     def learn(self, max_steps: int | None = None) -> dict[str, float]:
         """Makes the learner steps that the rate limiter of replay allows now, at most `max_steps`.
 
@@ -216,6 +224,7 @@ class Session:
         counts = {"learner_steps": float(self.learner_steps), "env_steps": float(self.env_steps)}
         return {name: float(value) for name, value in metrics.items()} | counts
 
+    @in_own_settings
     def save(self) -> bytes:
         """The exact state: parameters, optimizer, replay, open episodes and random choices."""
         file = io.BytesIO()
@@ -233,6 +242,7 @@ class Session:
         )
         return file.getvalue()
 
+    @in_own_settings
     def restore(self, state: bytes) -> None:
         """Continues from what `save` returned, bit for bit.
 

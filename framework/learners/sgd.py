@@ -20,6 +20,7 @@ from framework.learners.context import LossContext, LossFn, LossOutput, is_due
 from framework.learners.cuda_graphs import CapturedGradient
 from framework.learners.distributed import LearnerGroup
 from framework.learners.gradient import STEP_MODES, CompiledGradient, LossGradient, why_not
+from framework.own_settings import OwnSettings, in_own_settings
 from framework.replay.types import ReplaySample
 from framework.types import Gradients, StepResult
 
@@ -89,6 +90,7 @@ class SGDLearner(core.Learner):
         if autocast_dtype not in (None, torch.bfloat16):
             raise ValueError(f"autocast_dtype: got {autocast_dtype}, expected torch.bfloat16 or None.")
         self.networks = networks.to(self.device)
+        self.settings = OwnSettings(networks.parameters())
         children = dict(networks.named_children())
         unknown = sorted(set(target_names) - set(children))
         if unknown:
@@ -129,6 +131,7 @@ class SGDLearner(core.Learner):
         self._generator = torch.Generator(self.device).manual_seed(seed)
         self._group: LearnerGroup | None = None
 
+    @in_own_settings
     def step(self, batch: ReplaySample) -> StepResult:
         """One optimizer step on `batch`, whose data are tensors on the learner's device.
 
@@ -138,6 +141,7 @@ class SGDLearner(core.Learner):
         self._set_learning_rate()
         return self._finish_step(*self._minimize(batch, self._context()))
 
+    @in_own_settings
     def gradients(self, batch: ReplaySample) -> Gradients:
         """The gradients of the loss on `batch`. Changes no parameters."""
         output, gradients, _ = self._gradient(batch, self._context())
@@ -146,6 +150,7 @@ class SGDLearner(core.Learner):
         values = [() if gradient is None else gradient for gradient in gradients]
         return Gradients(values, output.loss, output.metrics, torch.tensor(self.steps))
 
+    @in_own_settings
     def apply(self, gradients: Gradients) -> StepResult:
         """One optimizer step with the gradients of another learner's batch, on this learner's device.
 
