@@ -174,8 +174,8 @@ class Session:
             if place not in self._chosen:
                 raise ValueError(f"observe: env {env!r} has no action to observe. Call act() first.")
         rewards = specs.batch("reward", self._spec.rewards, reward, len(ids))
-        is_terminal = _flags("terminated", terminated, len(ids))
-        ends = is_terminal | _flags("truncated", truncated, len(ids))
+        is_terminal = specs.flags("terminated", terminated, len(ids))
+        ends = is_terminal | specs.flags("truncated", truncated, len(ids))
         self._make_room("observe", places)
         for row, (env, place) in enumerate(zip(ids, places, strict=True)):
             kind, discount = LAST if ends[row] else MID, 0.0 if is_terminal[row] else 1.0
@@ -344,19 +344,6 @@ class Session:
 
 # Attributes of the session that `save` stores as they are.
 _SAVED = ("_adders", "_dataset", "_state", "_places", "_free", "_chosen", "env_steps", "learner_steps")
-
-
-def _flags(name: str, values: Any, count: int) -> np.ndarray:
-    """`values` as bools `[count]`."""
-    given = np.asarray(values)
-    flags = given.astype(np.bool_)
-    if given.dtype.kind not in "iubf" or np.count_nonzero(flags != given):
-        raise ValueError(f"{name}: got {values!r:.80}, expected bools.")
-    if flags.shape not in ((), (count,)):
-        raise ValueError(
-            f"{name}: got shape {flags.shape}, expected {(count,)}, one for each of env_ids, or one for all."
-        )
-    return np.broadcast_to(flags, count)
 
 
 def _row(nest: Nest, row: int) -> Nest:

@@ -20,7 +20,8 @@ def test_an_observation_without_envs_is_refused(make_run, name, environment):
         (one.tolist(), "Add a batch"),
         (one[None, None], rf"expected \(1{shape}\), one row for each env\.$"),  # No advice on B.
         (np.zeros((2, 7)), rf"got shape \(2, 7\), expected \(2{shape}\), one row for each env\.$"),
-        (np.full((2, *one.shape), np.nan), "got nan, expected finite" if spec.shape else "got nan"),
+        (np.full((2, *one.shape), np.nan), "got nan, expected finite" if spec.shape else "got dtype float64"),
+        (np.zeros((2, *spec.shape), complex), "got dtype complex128, expected"),
     ]
     for value, text in wrong:
         with pytest.raises(ValueError, match=text):
