@@ -179,6 +179,10 @@ class CompiledGradient:
         self._draws: dict[Any, list[_Draw]] = {}
         self._compiled: dict[tuple[bool, ...], Callable[..., Any]] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        # What is compiled is this process's: it is compiled again where it is next needed.
+        return {**vars(self), "_compiled": {}}
+
     def __call__(
         self, batch: Any, context: LossContext
     ) -> tuple[LossOutput, Sequence[torch.Tensor | None], torch.Tensor]:
