@@ -1,4 +1,4 @@
-"""The state of a process that a program within it shares with the caller: generators, and torch's settings.
+"""The state of a process that a program within it shares with the caller: generators, and settings.
 
 Only packages that are imported have any.
 """
@@ -30,12 +30,13 @@ def _generators() -> _Parts:
 
 
 def _settings() -> _Parts:
-    if (torch := sys.modules.get("torch")) is None:
-        return {}
-    return {
-        "threads": (torch.get_num_threads, torch.set_num_threads),
-        "dtype": (torch.get_default_dtype, torch.set_default_dtype),
-    }
+    parts: _Parts = {}
+    if (numpy := sys.modules.get("numpy")) is not None:
+        parts["errors"] = numpy.geterr, lambda errors: numpy.seterr(**errors)
+    if (torch := sys.modules.get("torch")) is not None:
+        parts["threads"] = torch.get_num_threads, torch.set_num_threads
+        parts["dtype"] = torch.get_default_dtype, torch.set_default_dtype
+    return parts
 
 
 def _read(parts: _Parts) -> dict[str, Any]:
