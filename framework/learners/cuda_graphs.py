@@ -36,10 +36,6 @@ class CapturedGradient:
         self._gradient = gradient
         self._by_sizes: dict[Any, _Graphs] = {}
 
-    def __getstate__(self) -> dict[str, Any]:
-        # Graphs are this process's: they are captured again.
-        return {**vars(self), "_by_sizes": {}}
-
     def __call__(
         self, batch: Any, context: LossContext
     ) -> tuple[LossOutput, Sequence[torch.Tensor | None], torch.Tensor]:

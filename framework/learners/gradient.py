@@ -180,7 +180,7 @@ class CompiledGradient:
         self._compiled: dict[tuple[bool, ...], Callable[..., Any]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        # What is compiled is this process's: it is compiled again where it is next needed.
+        # Functions and graphs are this process's: they are compiled or captured again.
         return {**vars(self), "_compiled": {}}
 
     def __call__(

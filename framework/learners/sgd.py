@@ -57,7 +57,9 @@ class SGDLearner(core.Learner):
     """
 
     fixed_sizes: ClassVar[bool] = True  # Whether all batches of the loss function have the same sizes.
+    settings = OwnSettings()
 
+    @in_own_settings
     def __init__(
         self,
         networks: nn.Module,

@@ -59,6 +59,23 @@ def test_the_caller_gets_its_process_back(engine, end):
         assert (callers.generators(), callers.settings()) == before
 
 
+def test_a_node_that_the_caller_calls_first_is_made_in_the_state_of_the_program():
+    class Service:
+        def __init__(self):
+            torch.set_num_threads(2)
+
+        def call(self):
+            return None
+
+    program = lp.Program("called")
+    program.add_node(lp.CourierNode(Service), label="service")
+    program.add_node(lp.PyNode(lambda: lp.stop(torch.get_num_threads())), label="main")
+    job, before = lp.start(program, "serial"), callers.settings()
+    job.client("service").call()
+    assert callers.settings() == before
+    assert job.wait() == 2
+
+
 def test_the_last_program_on_threads_gives_the_settings_back():
     program = lp.Program("waits")
     program.add_node(lp.PyNode(lambda: (torch.set_num_threads(2), lp.wait_for_stop())), label="main")
