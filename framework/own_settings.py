@@ -20,7 +20,7 @@ from launch import process_state
 from launch.context import find_context
 from launch.errors import LaunchError
 
-_CORES = torch.get_num_threads()  # Before anything sets it: the cores of this machine.
+_CORES = torch.get_num_threads()  # Nothing has set it yet, so it is the number of cores.
 _PER_THREAD = 50_000  # Parameters of networks for each torch thread.
 _SEEDING = threading.Lock()
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -35,7 +35,7 @@ def threads_for(num_parameters: int) -> int:
     return given or max(1, min(_CORES, num_parameters // _PER_THREAD))
 
 
-class _Here(threading.local):
+class _Blocks(threading.local):
     depth = 0  # Number of blocks that this thread is in.
     leave: contextlib.ExitStack | None = None
 
@@ -51,7 +51,7 @@ class OwnSettings:
       threads: number of torch threads. None follows from the size of the networks.
     """
 
-    _here = _Here()
+    _here = _Blocks()
 
     def __init__(self, tensors: Iterable[torch.Tensor] = (), threads: int | None = None):
         self._given = threads

@@ -285,7 +285,7 @@ class Session:
         """What must be equal for a restore: the agent's class, the number of envs, and the settings."""
         config: Any = getattr(self._agent, "config", None)
         fields = dataclasses.fields(config) if dataclasses.is_dataclass(config) else ()
-        # As text: a setting that is a function or the like need not be one that a pickle can hold.
+        # They are text, since a pickle cannot hold every setting, such as a function.
         settings = {
             f"setting {field.name}": json.dumps(getattr(config, field.name), default=_name)
             for field in fields

@@ -171,7 +171,7 @@ class TorchAgent(core.Agent):
             "optimizer_fn": lambda parameters: self.make_optimizer(networks),
             "learning_rate_schedule": None if decay is None else schedules.linear(1.0, end, decay),
             "max_gradient_norm": config.max_gradient_norm,
-            # From the global generator, as the initial parameters.
+            # The global generator draws it, as it draws the initial parameters.
             "seed": int(torch.randint(2**31, (), device="cpu")),
             "device": check_visible("device", self.device),
             "step_mode": "eager" if config.step_mode == "auto" else config.step_mode,

@@ -230,7 +230,7 @@ class SGDLearner(core.Learner):
             self._unchecked.append((self.steps, output.loss + norm))
             if len(self._unchecked) >= self._check_period:
                 self._check()
-            if limit is not None:  # As nn.utils.clip_grads_with_norm_, for tensors on one device.
+            if limit is not None:  # nn.utils.clip_grads_with_norm_ does the same on any devices.
                 scale = (limit / (norm + 1e-6)).clamp(max=1.0)
         gradients: Any = [value for value in values if value is not None]
         if scale is not None and gradients:

@@ -208,7 +208,7 @@ class _Pickler(ObjectPickler):
             return launch.stop_event, ()
         if kind is VariableBlock:
             return obj.reduce_private()
-        if kind is launch.NodeClient:  # Whose reduction is for other processes.
+        if kind is launch.NodeClient:  # The class's own reduction is for other processes.
             return copyreg.__newobj__, (kind,), vars(obj)  # type: ignore[attr-defined]
         return super().reducer_override(obj)
 

@@ -139,7 +139,7 @@ class SerialJob(LocalJob):
         """
         working, moved = [], bool(self._due)
         if not self._due:
-            # In a group, the worker with the fewest turns goes first. Otherwise the first actor takes all the
+            # In a group, the worker with the fewest turns goes first. The first actor would take all the
             # room in replay.
             if len(self._groups) < len(self._workers):
                 self._workers.sort(key=lambda each: (self._groups.index(each.leaf.context.group), each.turns))
