@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from launch import process_state
@@ -37,7 +38,8 @@ def threads_for(num_parameters: int) -> int:
 
 class _Blocks(threading.local):
     depth = 0  # Number of blocks that this thread is in.
-    leave: contextlib.ExitStack | None = None
+    threads: int | None = None  # The caller's, if the block has others.
+    leave: contextlib.ExitStack | None = None  # What gives the caller's other settings back.
 
 
 class OwnSettings:
@@ -62,6 +64,13 @@ class OwnSettings:
         here.depth += 1
         if here.depth > 1:
             return
+        try:
+            self._set(here)
+        except BaseException:  # It may be an interrupt.
+            self.__exit__()
+            raise
+
+    def _set(self, here: _Blocks) -> None:
         engine, before = _engine(), torch.get_num_threads()
         if self._given:
             threads = self._given
@@ -69,24 +78,35 @@ class OwnSettings:
             threads = min(self._due, before)  # The caller may have chosen fewer.
         else:
             threads = self._due if engine == "serial" else before
-        if engine and threads == before:
-            return
-        here.leave = stack = contextlib.ExitStack()
         if threads != before:
-            stack.callback(torch.set_num_threads, before)
+            here.threads = before
             torch.set_num_threads(threads)
-        if engine is None:
+        if engine is None and not _are_usual():
+            here.leave = stack = contextlib.ExitStack()
             stack.enter_context(process_state.new_thread_settings())
-            if (dtype := torch.get_default_dtype()) != torch.float32:
-                stack.callback(torch.set_default_dtype, dtype)
-                torch.set_default_dtype(torch.float32)
+            stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+            torch.set_default_dtype(torch.float32)
 
     def __exit__(self, *_: object) -> None:
         here = self._here
         here.depth -= 1
-        if not here.depth and here.leave is not None:
+        if here.depth:
+            return
+        if here.threads is not None:
+            torch.set_num_threads(here.threads)
+            here.threads = None
+        if here.leave is not None:
             stack, here.leave = here.leave, None
             stack.close()
+
+
+def _are_usual() -> bool:
+    """Whether the settings of a new thread are set already, in float32. This takes two microseconds."""
+    made = torch.empty(0)
+    on_cpu = made.dtype == torch.float32 and made.device.type == "cpu"
+    return (
+        on_cpu and not made.is_inference() and torch.is_grad_enabled() and np.geterr() == process_state.ERRORS
+    )
 
 
 def in_own_settings(method: _Method) -> _Method:

@@ -14,6 +14,8 @@ from typing import Any
 
 from launch.seeds import seed_generators
 
+#: NumPy's reactions to floating-point errors in a new thread.
+ERRORS = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
 # By name, what reads a part of the state and what sets it.
 _Parts = dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]]
 
@@ -66,7 +68,7 @@ def new_thread_settings() -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         if (numpy := sys.modules.get("numpy")) is not None:
-            stack.enter_context(numpy.errstate(divide="warn", over="warn", under="ignore", invalid="warn"))
+            stack.enter_context(numpy.errstate(**ERRORS))
         if (torch := sys.modules.get("torch")) is not None:
             stack.enter_context(torch.inference_mode(False))  # It also records gradients.
             if torch.get_default_device().type != "cpu":

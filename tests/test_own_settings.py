@@ -82,6 +82,19 @@ def test_the_callers_settings_come_back_after_an_error():
         assert callers.settings() == before
 
 
+def test_an_interrupt_of_the_beginning_leaves_the_callers_settings(monkeypatch):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    torch.set_num_threads(8)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(own_settings, "_are_usual", interrupt)
+        OwnSettings().__enter__()
+    assert torch.get_num_threads() == 8
+    with OwnSettings():
+        assert torch.get_num_threads() == 1
+
+
 def test_initial_parameters_leave_the_generators():
     before = callers.generators()
     with seeded(3):
