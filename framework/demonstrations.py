@@ -33,6 +33,7 @@ from framework.adders import Adder
 from framework.environments.base import BatchedEnvironment
 from framework.environments.tensor import as_arrays
 from framework.objects import named
+from framework.programs.loading import LoadedPolicy
 from framework.specs import EnvironmentSpec
 from framework.types import FIRST, LAST, Nest, Step
 
@@ -47,7 +48,7 @@ def record(environment: BatchedEnvironment, act: Callable[[Nest], Nest], num_epi
 
     Args:
       environment: an environment of one env; see `environments.make`.
-      act: observation `[1, ...]` to action `[1, ...]`, such as a function or a `LoadedPolicy` without memory.
+      act: observation `[1, ...]` to action `[1, ...]`, such as a function or a `LoadedPolicy`.
       num_episodes: number of episodes.
 
     Raises:
@@ -61,6 +62,8 @@ def record(environment: BatchedEnvironment, act: Callable[[Nest], Nest], num_epi
         timestep = environment.reset()
         begun_before = environment.cut is not None and bool(environment.cut[0])
         while timestep.step_type[0] != LAST:
+            if not rows and isinstance(act, LoadedPolicy):
+                act.reset()  # Its memory restarts.
             action = act(timestep.observation)
             following = environment.step(action)
             if following.step_type[0] == FIRST:  # The env was lost, and its episode has no end.

@@ -45,7 +45,7 @@ class ObjectPickler(StatePickler):
             items = [obj.get() for _ in range(obj.qsize())]
             _put_all(obj, items)
             return kind, (), items, None, None, _put_all
-        if kind is EmbeddedClient:  # Whose reduction is for other processes.
+        if kind is EmbeddedClient:  # The class's own reduction is for other processes.
             return copyreg.__newobj__, (kind,), vars(obj)  # type: ignore[attr-defined]
         if kind is Stream:
             self._num_rows.update((id(array), obj.num_leased) for array in obj.arrays())

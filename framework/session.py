@@ -24,6 +24,7 @@ import torch
 import tree
 
 from framework import core, specs
+from framework.own_settings import OwnSettings, in_own_settings, seeded
 from framework.pickling import ObjectPickler, pickle_module
 from framework.replay.client import EmbeddedClient
 from framework.replay.errors import WouldBlockError
@@ -58,6 +59,9 @@ class Session:
       ValueError: The agent wraps its environments, which it does not see here.
     """
 
+    settings = OwnSettings()
+
+    @in_own_settings
     def __init__(self, agent: core.Agent, spec: EnvironmentSpec, num_envs: int = 1, seed: int = 0):
         if num_envs < 1:
             raise ValueError(f"num_envs: got {num_envs}, expected at least 1.")
@@ -68,11 +72,11 @@ class Session:
                 "environments; turn off the setting of the agent that needs them."
             )
         self._agent, self._spec, self._num_envs = agent, spec, num_envs
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             learned = agent.make_networks(spec)
             self.networks = agent.make_networks(spec)
             self._learner = agent.make_learner(learned, spec)
+        self.settings = OwnSettings(learned.parameters())
         self._policy = agent.make_policy(self.networks)
         tables = agent.make_tables(spec)
         seeds = np.random.SeedSequence(seed).generate_state(1 + len(tables))
@@ -92,6 +96,7 @@ class Session:
         self.env_steps = self.learner_steps = 0
         self._publish()
 
+    @in_own_settings
     def act(self, observation: Nest, env_ids: Sequence[Hashable] | None = None) -> Nest:
         """Chooses actions `[k, ...]` for k envs.
 
@@ -139,6 +144,7 @@ class Session:
             self._chosen[place] = tree.map_structure(_copy, (_row(action, row), _row(extras, row)))
         return action
 
+    @in_own_settings
     def observe(
         self,
         next_observation: Nest,
@@ -168,8 +174,8 @@ class Session:
             if place not in self._chosen:
                 raise ValueError(f"observe: env {env!r} has no action to observe. Call act() first.")
         rewards = specs.batch("reward", self._spec.rewards, reward, len(ids))
-        is_terminal = _flags("terminated", terminated, len(ids))
-        ends = is_terminal | _flags("truncated", truncated, len(ids))
+        is_terminal = specs.flags("terminated", terminated, len(ids))
+        ends = is_terminal | specs.flags("truncated", truncated, len(ids))
         self._make_room("observe", places)
         for row, (env, place) in enumerate(zip(ids, places, strict=True)):
             kind, discount = LAST if ends[row] else MID, 0.0 if is_terminal[row] else 1.0
@@ -181,6 +187,7 @@ class Session:
             if ends[row]:
                 self._end(env)
 
+    @in_own_settings
     def end_episodes(self, env_ids: Sequence[Hashable]) -> None:
         """Ends the open episodes of envs that do not continue, as if they were truncated.
 
@@ -194,6 +201,7 @@ class Session:
             self._chosen.pop(self._places[env], None)
             self._end(env)
 
+    @in_own_settings
     def learn(self, max_steps: int | None = None) -> dict[str, float]:
         """Makes the learner steps that the rate limiter of replay allows now, at most `max_steps`.
 
@@ -216,6 +224,7 @@ class Session:
         counts = {"learner_steps": float(self.learner_steps), "env_steps": float(self.env_steps)}
         return {name: float(value) for name, value in metrics.items()} | counts
 
+    @in_own_settings
     def save(self) -> bytes:
         """The exact state: parameters, optimizer, replay, open episodes and random choices."""
         file = io.BytesIO()
@@ -233,6 +242,7 @@ class Session:
         )
         return file.getvalue()
 
+    @in_own_settings
     def restore(self, state: bytes) -> None:
         """Continues from what `save` returned, bit for bit.
 
@@ -275,7 +285,7 @@ class Session:
         """What must be equal for a restore: the agent's class, the number of envs, and the settings."""
         config: Any = getattr(self._agent, "config", None)
         fields = dataclasses.fields(config) if dataclasses.is_dataclass(config) else ()
-        # As text: a setting that is a function or the like need not be one that a pickle can hold.
+        # They are text, since a pickle cannot hold every setting, such as a function.
         settings = {
             f"setting {field.name}": json.dumps(getattr(config, field.name), default=_name)
             for field in fields
@@ -334,19 +344,6 @@ class Session:
 
 # Attributes of the session that `save` stores as they are.
 _SAVED = ("_adders", "_dataset", "_state", "_places", "_free", "_chosen", "env_steps", "learner_steps")
-
-
-def _flags(name: str, values: Any, count: int) -> np.ndarray:
-    """`values` as bools `[count]`."""
-    given = np.asarray(values)
-    flags = given.astype(np.bool_)
-    if given.dtype.kind not in "iubf" or np.count_nonzero(flags != given):
-        raise ValueError(f"{name}: got {values!r:.80}, expected bools.")
-    if flags.shape not in ((), (count,)):
-        raise ValueError(
-            f"{name}: got shape {flags.shape}, expected {(count,)}, one for each of env_ids, or one for all."
-        )
-    return np.broadcast_to(flags, count)
 
 
 def _row(nest: Nest, row: int) -> Nest:

@@ -232,16 +232,14 @@ def check_sizes(spec: EnvironmentSpec) -> None:
                 )
 
 
-def batch(name: str, spec: Nest, values: Nest, count: int | None = None, converts: bool = True) -> Nest:
-    """`values`, a nest like `spec`, as arrays `[B, *shape]`, one row for each env.
+def batch(name: str, spec: Nest, values: Nest, count: int | None = None) -> Nest:
+    """`values`, a nest like `spec`, as arrays `[B, *shape]` of its dtypes, one row for each env.
 
     Args:
       name: what the values are, for errors.
       spec: the specs of a row.
       values: arrays, or what `np.asarray` takes, of `[B, *shape]`.
       count: B. None is the length of the first leaf.
-      converts: whether the arrays get the dtypes of the spec. If not, arrays and tensors are returned as
-        they are.
 
     Raises:
       ValueError: The nest, a shape, a dtype, or a value does not fit the spec.
@@ -262,19 +260,36 @@ def batch(name: str, spec: Nest, values: Nest, count: int | None = None, convert
             raise ValueError(
                 f"{where}: got shape {array.shape}, expected {expected}, one row for each env.{advice}"
             )
-        if converts and not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
+        if not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
             raise ValueError(
                 f"{where}: got dtype {array.dtype}, expected {np.dtype(leaf.dtype)} (the spec's). Convert it."
             )
-        given, array = array, array.astype(leaf.dtype, copy=False) if converts else array
+        given, array = array, array.astype(leaf.dtype, copy=False)
         if array.dtype != given.dtype and array.dtype.kind in "iu" and np.count_nonzero(array != given):
             wrong = given[array != given][0]
             raise ValueError(f"{where}: got {wrong}, expected a number that {array.dtype} holds.")
         if wrong := wrong_value(leaf, array):
             raise ValueError(f"{where}: got {wrong}.")
-        return array if converts or not hasattr(value, "dtype") else value
+        return array
 
     return tree.map_structure_with_path(check, spec, values)
+
+
+def flags(name: str, values: Any, count: int) -> np.ndarray:
+    """`values` as bools `[count]`.
+
+    Raises:
+      ValueError: They are not bools `[count]`, nor one for all.
+    """
+    given = np.asarray(values)
+    flags = given.astype(np.bool_)
+    if given.dtype.kind not in "iubf" or np.count_nonzero(flags != given):
+        raise ValueError(f"{name}: got {values!r:.80}, expected bools.")
+    if flags.shape not in ((), (count,)):
+        raise ValueError(
+            f"{name}: got shape {flags.shape}, expected {(count,)}, one for each env, or one for all."
+        )
+    return np.broadcast_to(flags, count)
 
 
 def wrong_value(spec: Array, array: np.ndarray) -> str | None:

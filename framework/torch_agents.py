@@ -43,6 +43,7 @@ from framework.devices import check_visible, device_of_learner
 from framework.learners import LossContext, LossOutput, schedules
 from framework.learners.gradient import PAYS_FROM_STEPS, why_not
 from framework.networks import check_action_mask, inputs
+from framework.own_settings import OwnSettings
 from framework.replay.contracts import ReplayClient
 from framework.session import Session
 from framework.torch_policy import TorchPolicy as TorchPolicy
@@ -111,7 +112,8 @@ class TorchAgent(core.Agent):
         if self.networks_fn is None:
             specs.check_sizes(spec)
         spec = spec._replace(observations=inputs.declared(spec.observations, self.config.inputs))
-        networks = (self.networks_fn or default)(self.config, spec)
+        with OwnSettings():
+            networks = (self.networks_fn or default)(self.config, spec)
         missing = [member for member in members if not _has(networks, member)]
         if missing or not isinstance(networks, nn.Module):
             raise ValueError(
@@ -169,7 +171,8 @@ class TorchAgent(core.Agent):
             "optimizer_fn": lambda parameters: self.make_optimizer(networks),
             "learning_rate_schedule": None if decay is None else schedules.linear(1.0, end, decay),
             "max_gradient_norm": config.max_gradient_norm,
-            "seed": int(torch.randint(2**31, ())),  # From the global generator, as the initial parameters.
+            # The global generator draws it, as it draws the initial parameters.
+            "seed": int(torch.randint(2**31, (), device="cpu")),
             "device": check_visible("device", self.device),
             "step_mode": "eager" if config.step_mode == "auto" else config.step_mode,
             "autocast_dtype": torch.bfloat16 if config.autocast else None,

@@ -11,6 +11,7 @@ from torch import nn
 from framework import core
 from framework.devices import restore_generator
 from framework.networks import Actions, JointActions, as_numpy, as_tensors, holds_tensors
+from framework.own_settings import OwnSettings
 from framework.types import Nest
 
 
@@ -34,6 +35,7 @@ class TorchPolicy(core.Policy):
         self.variables = variables
         self.device = next((p.device for p in networks.parameters()), torch.device("cpu"))
         self.random = torch.Generator(self.device).manual_seed(0)
+        self.settings = OwnSettings(networks.parameters())
         self._place = None if self.device.type == "cpu" else self.device
         self._versions = (-1, np.zeros(0, np.int64))
 
@@ -48,7 +50,7 @@ class TorchPolicy(core.Policy):
         return ()
 
     def step(self, observation: Nest, state: Nest) -> tuple[Nest, Nest, Nest]:
-        with torch.inference_mode():
+        with self.settings, torch.inference_mode():
             drawn, extras, state = self.act(as_tensors(observation, self._place), state)
             if not isinstance(observation, np.ndarray) and holds_tensors(observation):
                 return self.actions.to_environment(drawn), as_numpy(extras), state

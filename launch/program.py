@@ -58,7 +58,8 @@ class Program:
     """
 
     #: From it and its label, each node in a process of its own derives the seed of the global random
-    #: generators of Python, NumPy and torch. None: another seed in every run.
+    #: generators of Python, NumPy and torch. None: another seed in every run. On `serial`, the program has
+    #: generators of its own that begin with it; None: it draws from the caller's, as on `threads`.
     seed: int | None = None
     #: Keeps the state of an interrupted program of the serial engine; None keeps none.
     snapshot: ProgramSnapshot | None = None

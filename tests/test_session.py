@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from unittest import mock
 
+import callers
 import numpy as np
 import pytest
 import torch
@@ -245,12 +246,21 @@ def test_an_episode_whose_first_action_was_interrupted_begins_without_a_memory(m
     tree.map_structure(np.testing.assert_array_equal, *(session._state for session in sessions))
 
 
-def test_learning_leaves_the_global_generators():
-    torch.manual_seed(3)
-    expected = torch.rand(2)
-    torch.manual_seed(3)
-    play(dqn(SPEC), {"a": Game(0, 4)}, [["a"]] * 30)
-    assert torch.equal(torch.rand(2), expected)
+@pytest.mark.parametrize("name", ["dqn", "r2d2", "sac"])
+def test_a_session_computes_the_same_whatever_the_caller_sets_and_leaves_it(name):
+    def learn():
+        spec = SPEC._replace(actions=TWO_NUMBERS) if name == "sac" else SPEC
+        session = AGENTS[name]().session(spec)
+        played = play(session, {0: Game(0, 4)}, [[0]] * 30)
+        session.restore(session.save())
+        return played
+
+    expected = learn()
+    assert expected[1], "it does not learn"
+    with callers.unusual_settings():
+        before = callers.generators(), callers.settings()
+        assert learn() == expected
+        assert (callers.generators(), callers.settings()) == before
 
 
 def test_an_env_that_is_gone_leaves_its_place():

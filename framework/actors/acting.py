@@ -11,6 +11,7 @@ import tree
 from framework import core
 from framework.config_checks import whole_number
 from framework.foreign import copies, is_foreign
+from framework.own_settings import OwnSettings
 from framework.types import Nest
 
 
@@ -94,7 +95,8 @@ class PolicyActor(core.Actor):
                 self.state = restarted(self.state, self._initial_state(), begins)
 
     def _initial_state(self) -> Nest:
-        states = self.policy.initial_state(self._total)
+        with OwnSettings():
+            states = self.policy.initial_state(self._total)
         mine = slice(self._offset, self._offset + self.num_envs)
         return tree.map_structure(lambda leaf: leaf[mine], states)
 

@@ -31,7 +31,7 @@ from framework.replay.types import ReplaySample, SampleInfo
 STEP_MODES = ("eager", "compile", "cuda_graph")
 # Steps of an optimizer from which compiling pays: a minute, for about a third of a millisecond per step.
 PAYS_FROM_STEPS = 200_000
-# Up to this number of elements, one copy of all gradients is faster than one operation per gradient.
+# One copy of all gradients is faster than one operation per gradient up to this number of elements.
 _SMALL = 1 << 16
 # Random numbers that a loss draws: the method that draws, shape, and dtype.
 _Draw = tuple[str, tuple[int, ...], torch.dtype]
@@ -90,7 +90,7 @@ class LossGradient:
                 _check(output)
                 self._checked = True
             for parameter in self.parameters:
-                parameter.grad = None  # As optimizer.zero_grad, without its hooks for profilers.
+                parameter.grad = None  # optimizer.zero_grad also calls hooks for profilers.
             output.loss.backward()
             gradients = [parameter.grad for parameter in self.parameters]
         metrics = {name: value.detach() for name, value in output.metrics.items()}
@@ -169,7 +169,7 @@ class CompiledGradient:
     ):
         self._gradient, self._fixed_sizes = gradient, fixed_sizes
         self._compiler = compiler or functools.partial(
-            # In this process: workers of the compiler would outlive a learner that is killed.
+            # Workers of the compiler would outlive a learner that is killed.
             torch.compile,
             fullgraph=True,
             isolate_recompiles=True,
@@ -178,6 +178,10 @@ class CompiledGradient:
         self._questions: list[tuple[int, int]] = []
         self._draws: dict[Any, list[_Draw]] = {}
         self._compiled: dict[tuple[bool, ...], Callable[..., Any]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Functions and graphs are this process's: they are compiled or captured again.
+        return {**vars(self), "_compiled": {}}
 
     def __call__(
         self, batch: Any, context: LossContext

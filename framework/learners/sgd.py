@@ -20,6 +20,7 @@ from framework.learners.context import LossContext, LossFn, LossOutput, is_due
 from framework.learners.cuda_graphs import CapturedGradient
 from framework.learners.distributed import LearnerGroup
 from framework.learners.gradient import STEP_MODES, CompiledGradient, LossGradient, why_not
+from framework.own_settings import OwnSettings, in_own_settings
 from framework.replay.types import ReplaySample
 from framework.types import Gradients, StepResult
 
@@ -56,7 +57,9 @@ class SGDLearner(core.Learner):
     """
 
     fixed_sizes: ClassVar[bool] = True  # Whether all batches of the loss function have the same sizes.
+    settings = OwnSettings()
 
+    @in_own_settings
     def __init__(
         self,
         networks: nn.Module,
@@ -89,6 +92,7 @@ class SGDLearner(core.Learner):
         if autocast_dtype not in (None, torch.bfloat16):
             raise ValueError(f"autocast_dtype: got {autocast_dtype}, expected torch.bfloat16 or None.")
         self.networks = networks.to(self.device)
+        self.settings = OwnSettings(networks.parameters())
         children = dict(networks.named_children())
         unknown = sorted(set(target_names) - set(children))
         if unknown:
@@ -129,6 +133,7 @@ class SGDLearner(core.Learner):
         self._generator = torch.Generator(self.device).manual_seed(seed)
         self._group: LearnerGroup | None = None
 
+    @in_own_settings
     def step(self, batch: ReplaySample) -> StepResult:
         """One optimizer step on `batch`, whose data are tensors on the learner's device.
 
@@ -138,6 +143,7 @@ class SGDLearner(core.Learner):
         self._set_learning_rate()
         return self._finish_step(*self._minimize(batch, self._context()))
 
+    @in_own_settings
     def gradients(self, batch: ReplaySample) -> Gradients:
         """The gradients of the loss on `batch`. Changes no parameters."""
         output, gradients, _ = self._gradient(batch, self._context())
@@ -146,6 +152,7 @@ class SGDLearner(core.Learner):
         values = [() if gradient is None else gradient for gradient in gradients]
         return Gradients(values, output.loss, output.metrics, torch.tensor(self.steps))
 
+    @in_own_settings
     def apply(self, gradients: Gradients) -> StepResult:
         """One optimizer step with the gradients of another learner's batch, on this learner's device.
 
@@ -223,7 +230,7 @@ class SGDLearner(core.Learner):
             self._unchecked.append((self.steps, output.loss + norm))
             if len(self._unchecked) >= self._check_period:
                 self._check()
-            if limit is not None:  # As nn.utils.clip_grads_with_norm_, for tensors on one device.
+            if limit is not None:  # nn.utils.clip_grads_with_norm_ does the same on any devices.
                 scale = (limit / (norm + 1e-6)).clamp(max=1.0)
         gradients: Any = [value for value in values if value is not None]
         if scale is not None and gradients:

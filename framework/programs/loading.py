@@ -11,8 +11,10 @@ import tree
 
 from framework import specs
 from framework.actors import PolicyActor
+from framework.actors.acting import restarted
 from framework.checkpoints import CheckpointError, CheckpointReader
 from framework.config_checks import RaisedAs
+from framework.own_settings import OwnSettings, in_own_settings, seeded
 from framework.programs.make import environment_spec, make_environment
 from framework.runs.run_folder import RunError, RunFolder
 
@@ -24,7 +26,7 @@ class LoadedPolicy:
     policy = load_policy("runs/cartpole")
     environment = policy.make_environment(num_envs=1, seed=0)
     timestep = environment.reset()
-    action = policy(timestep.observation)               # [B, ...] to [B, ...]
+    action = policy(timestep.observation, timestep.first())               # [B, ...] to [B, ...]
     ```
 
     Attributes:
@@ -36,6 +38,9 @@ class LoadedPolicy:
       checkpoint: folder of the checkpoint.
     """
 
+    settings = OwnSettings()
+
+    @in_own_settings
     def __init__(
         self, folder: RunFolder, reader: CheckpointReader, best: bool = False, allow: Collection[str] = ()
     ):
@@ -44,28 +49,71 @@ class LoadedPolicy:
         with RaisedAs(RunError, (ValueError, TypeError, ImportError), f"{folder.path}: "):
             self.spec = environment_spec(self.agent, self._factory, folder.config)
         RunFolder.describe(self.agent, self._factory, folder.config, self.spec).check_same()
-        self.networks = self.agent.make_networks(self.spec)
         self.step, self.checkpoint = reader.step, reader.path
-        self._load(reader, best)
+        with seeded(0):
+            self.networks = self.agent.make_networks(self.spec)
+            self._load(reader, best)
         if isinstance(self.networks, torch.nn.Module):
             self.networks.eval()
+            self.settings = OwnSettings(self.networks.parameters())
         self._policy = self.agent.make_policy(self.networks, evaluation=True)
         self._state: Any = None
+        self._has_memory = False
         self._envs = 0
 
-    def __call__(self, observation: Any) -> Any:
-        """The actions for a nest of `[B, ...]`. Recurrent policies keep their state until `reset`.
+    @in_own_settings
+    def __call__(self, observation: Any, start_of_episode: Any = None) -> Any:
+        """The actions for a nest of `[B, ...]`; see `Session.act` for the observations that it takes.
+
+        Args:
+          observation: the observations of the envs, arrays or tensors.
+          start_of_episode: bool `[B]`, the envs in which an episode begins with this observation:
+            `timestep.first()`. A policy with a memory restarts it there. With a single env, `reset` can be
+            called instead. For several agents, the result of `begins(timestep)`.
 
         Raises:
-          ValueError: A leaf does not have the shape `[B, *shape]` of its spec, with the same B for all
-            leaves.
+          ValueError: An observation does not fit the spec. A policy with a memory acts for several envs, and
+            was not told where episodes begin, or got another number of envs than before.
         """
-        observation = specs.batch("observation", self.spec.observations, observation, converts=False)
-        envs = len(tree.flatten(observation)[0])
-        if self._state is None or envs != self._envs:
-            self._envs, self._state = envs, self._policy.initial_state(envs)
-        action, _, self._state = self._policy.step(observation, self._state)
+        arrays = specs.batch("observation", self.spec.observations, observation)
+        given = tree.map_structure_up_to(
+            arrays,
+            lambda old, new: torch.as_tensor(new) if torch.is_tensor(old) else new,
+            observation,
+            arrays,
+        )
+        envs, before = len(tree.flatten(arrays)[0]), self._state
+        if self._has_memory and before is not None:
+            before = self._restarted(before, envs, start_of_episode)
+        elif before is None or envs != self._envs:
+            before = self._policy.initial_state(envs)
+        action, _, self._state = self._policy.step(given, before)
+        leaves = zip(tree.flatten(before), tree.flatten(self._state), strict=True)
+        self._has_memory, self._envs = any(old is not new for old, new in leaves), envs
         return action
+
+    def _restarted(self, state: Any, envs: int, start_of_episode: Any) -> Any:
+        if envs != self._envs:
+            raise ValueError(
+                f"observation: got {envs} envs, expected {self._envs} as before, since this policy has a "
+                "memory. Call reset() to begin with others."
+            )
+        of_agents = bool(specs.agents(self.spec))
+        if start_of_episode is None and envs == 1 and not of_agents:
+            return state
+        if start_of_episode is None or (of_agents and not tree.is_nested(start_of_episode)):
+            raise ValueError(
+                f"start_of_episode: got {start_of_episode!r:.80}, expected the envs in which an episode "
+                "begins, since this policy has a memory. Pass timestep.first(), or begins(timestep) for "
+                "several agents."
+            )
+        if not of_agents:
+            start_of_episode = specs.flags("start_of_episode", start_of_episode, envs)
+        return restarted(state, self._policy.initial_state(envs), start_of_episode)
+
+    def begins(self, timestep: Any) -> Any:
+        """Where episodes begin in a time step, also those of single agents; see `Policy.begins`."""
+        return self._policy.begins(timestep)
 
     def reset(self) -> None:
         """Starts new episodes in all envs."""

@@ -20,7 +20,6 @@ import json
 import logging
 import math
 import os
-import random
 import secrets
 import socket
 import threading
@@ -28,7 +27,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 import launch
@@ -47,6 +45,7 @@ from framework.workers.learner_worker import LearnerNode
 from framework.workers.worker import keep_freed_memory, prepare_process
 from launch import context
 from launch.engines.in_process import LocalInstance, LocalRuntime
+from launch.process_state import generators, set_generators
 from launch.program import ProgramState
 from launch.rpc.sockets import read_secret
 
@@ -87,11 +86,11 @@ class Snapshot:
         _current.config = self._config
         file, monitor = io.BytesIO(), state.objects["monitor-0"]
         logger = monitor.logger
-        generators = random.getstate(), np.random.get_state(), torch.get_rng_state()
+        states = generators()
         try:
             if self._logger_factory is not None:
                 monitor.logger = None  # It may be impossible to pickle, and the next run makes its own.
-            torch.save((generators, state), file, pickle_module=pickle_module(_Pickler))
+            torch.save((states, state), file, pickle_module=pickle_module(_Pickler))
             about = json.dumps({**self._about(), **_progress(state)}).encode() + b"\n"
             signature = _signature(about, file.getbuffer())
         except Exception as error:
@@ -151,16 +150,14 @@ class Snapshot:
         keep_freed_memory()
         _current.config = self._config
         pickled = io.BytesIO(file.read())
-        generators, state = torch.load(pickled, pickle_module=pickle_module(_Pickler), weights_only=False)
+        states, state = torch.load(pickled, pickle_module=pickle_module(_Pickler), weights_only=False)
         state.objects["counter-0"].max_steps = limit
         monitor = state.objects["monitor-0"]
         monitor.callbacks = self._callbacks
         if self._logger_factory is not None:
             monitor.logger = self._logger_factory()
         self._run.record("serial")
-        random.setstate(generators[0])
-        np.random.set_state(generators[1])
-        torch.set_rng_state(generators[2])
+        set_generators(states)
         return state
 
     def _about(self) -> dict[str, Any]:
@@ -211,7 +208,7 @@ class _Pickler(ObjectPickler):
             return launch.stop_event, ()
         if kind is VariableBlock:
             return obj.reduce_private()
-        if kind is launch.NodeClient:  # Whose reduction is for other processes.
+        if kind is launch.NodeClient:  # The class's own reduction is for other processes.
             return copyreg.__newobj__, (kind,), vars(obj)  # type: ignore[attr-defined]
         return super().reducer_override(obj)
 

@@ -14,10 +14,11 @@ from framework.actors.inference_client import ServerPort
 from framework.adders import Adder
 from framework.environments.base import BatchedEnvironment
 from framework.environments.tensor import as_arrays
+from framework.own_settings import seeded
 from framework.replay.errors import ServerClosed, ServerLost
 from framework.runs.parts import make_observers
 from framework.variables import VariableClient
-from framework.workers.worker import Setup, derive_seed, seeded
+from framework.workers.worker import Setup, derive_seed
 
 
 class Steps(NamedTuple):

@@ -7,10 +7,11 @@ from typing import Any
 import launch
 from framework.actors import EnvironmentLoop, PolicyActor
 from framework.actors.environment_loop import summarize
+from framework.own_settings import seeded
 from framework.runs.parts import make_observers
 from framework.types import Nest
 from framework.variables import VariableClient
-from framework.workers.worker import ProgramWorker, Setup, prepare_process, seeded
+from framework.workers.worker import ProgramWorker, Setup, prepare_process
 
 
 class _StoppableActor(PolicyActor):

@@ -7,9 +7,10 @@ from typing import Any
 import launch
 from framework.actors.inference_server import InferenceServer
 from framework.devices import check_visible
+from framework.own_settings import seeded
 from framework.runs.stopwatch import Stopwatch
 from framework.variables import VariableClient
-from framework.workers.worker import Setup, next_seed, prepare_process, seeded
+from framework.workers.worker import Setup, next_seed, prepare_process
 
 
 class InferenceWorker(InferenceServer):

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, SupportsFloat
 
 import numpy as np
-import torch
 
 import launch
 from framework import core
+from framework.own_settings import OwnSettings, seeded
 from framework.replay import ReplaySample, TableInfo
 from framework.replay.errors import DeadlineExceededError, ServerClosed
 from framework.runs import initial
@@ -20,7 +21,7 @@ from framework.runs.run_folder import RunError, changed_settings
 from framework.runs.stopwatch import Stopwatch
 from framework.types import Gradients, StepResult
 from framework.variables import VariableBlock, shared_path
-from framework.workers.worker import Setup, describe_tables, learner_threads, seeded
+from framework.workers.worker import Setup, describe_tables
 
 _LOG = logging.getLogger(__name__)
 
@@ -248,8 +249,8 @@ class ProgramLearner:
             if is_new and self._config.init is not None:
                 initial.load(self._config.init, networks, name)
             self.learner = agent.make_learner(networks, setup.spec)
-        sizes = [tensor.numel() for of in self.learner.parameters().values() for tensor in of.values()]
-        self._threads = learner_threads(self._config, sum(sizes))
+        tensors = itertools.chain(*(each.values() for each in self.learner.parameters().values()))
+        self._settings = OwnSettings(tensors, self._config.learner_threads)
         self.dataset = None if replay is None else agent.make_dataset(replay)
         # Actors with a limited policy lag need every version.
         self._publish_period = 1 if agent.max_policy_lag is not None else self._config.publish_period
@@ -279,9 +280,8 @@ class ProgramLearner:
             return self._step(step, batch, metrics)
 
     def _step(self, step: Callable[..., StepResult], batch: Any, metrics: Mapping[str, Any]) -> StepResult:
-        if torch.get_num_threads() != self._threads:  # On serial, nodes that were made later have set it.
-            torch.set_num_threads(self._threads)
-        result = step(batch)
+        with self._settings:
+            result = step(batch)
         if result.priorities is not None and self.dataset is not None:
             self.dataset.update_priorities(batch.info.key, result.priorities)
         if metrics:

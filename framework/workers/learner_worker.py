@@ -11,6 +11,7 @@ import torch
 
 from framework.learners.group import FirstLearner, GroupMember, Place
 from framework.learners.stall_detector import StallDetector
+from framework.own_settings import seeded
 from framework.variables import VariableBlock, Variables
 from framework.workers.learner import ProgramLearner
 from framework.workers.worker import (
@@ -194,7 +195,8 @@ class LearnerReplica(ProgramWorker):
         prepare_process(seed)
         size = setup.config.num_learners
         agent = setup.agent.for_program(setup.config.num_envs, size, rank).for_learner(clients)
-        self._learner = agent.make_learner(agent.make_networks(setup.spec), setup.spec)
+        with seeded(seed):
+            self._learner = agent.make_learner(agent.make_networks(setup.spec), setup.spec)
         if setup.config.learner_threads is not None:
             torch.set_num_threads(setup.config.learner_threads)
         self._dataset = agent.make_dataset(replay)

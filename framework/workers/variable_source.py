@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import launch
+from framework.own_settings import seeded
 from framework.variables import VariableBlock, Variables, shared_path
 from framework.workers.worker import ProgramWorker, Setup, prepare_process
 
@@ -40,7 +41,8 @@ class VariableSource(ProgramWorker):
         block = None if launch.get_node_context().engine == "ray" else learner.variable_block()
         self._pulls = block is None
         self._finished = not self._pulls
-        self._block: VariableBlock = block or VariableBlock(_acting_parameters(setup), shared_path())
+        with seeded(seed):
+            self._block: VariableBlock = block or VariableBlock(_acting_parameters(setup), shared_path())
 
     def host(self) -> str:
         """The machine of this source; see `launch.ProgramNodeContext.host`."""

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import dataclasses
-import os
-import random
-import threading
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -27,11 +23,9 @@ from framework.runs.run_config import RunConfig
 from framework.specs import EnvironmentSpec
 from launch import platforms
 from launch.context import find_context
+from launch.seeds import seed_generators
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # As in malloc.h.
-_CORES = torch.get_num_threads()  # Before anything sets it: the cores of this machine.
-_PER_THREAD = 50_000  # Parameters of networks for each torch thread of the learner of a serial program.
-_SEEDING = threading.Lock()
 # Reverb's limiters without a bound use the largest float64.
 BOUNDLESS = 10**15
 
@@ -122,17 +116,18 @@ def describe_tables(replay: ReplayClient) -> str:
 
 
 def prepare_process(seed: int) -> None:
-    """Seeds Python, NumPy and torch, and sets torch to one thread, or to `OMP_NUM_THREADS` if it is set.
+    """Prepares a process or thread for a node: sets torch to one thread and float32, and seeds generators.
 
-    More threads make small networks slower, and processes that share cores much slower. The engine sets the
-    variable for a group with more threads. With several nodes in one process, the last call determines the
-    result.
+    More threads make small networks slower, and processes that share cores much slower: `OMP_NUM_THREADS`
+    gives another number, and the engine sets it for a group with more threads. With several nodes in one
+    process, the last call determines the result. On the engine `threads` the generators of Python, NumPy and
+    torch stay the caller's. The engines give the caller's settings back.
     """
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    with seeded(seed):
-        pass
+    platforms.limit_torch()
+    torch.set_default_dtype(torch.float32)
+    node = find_context()
+    if node is None or node.engine != "threads":
+        seed_generators(seed)
 
 
 def keep_freed_memory() -> None:
@@ -149,28 +144,7 @@ def keep_freed_memory() -> None:
     mallopt(_M_TOP_PAD, 64 << 20)
 
 
-def learner_threads(config: RunConfig, num_parameters: int) -> int:
-    """Torch threads of a learner whose networks have `num_parameters` numbers; see `RunConfig`."""
-    given = config.learner_threads or int(os.environ.get("OMP_NUM_THREADS") or 0)
-    if given:
-        return given
-    node = find_context()
-    is_alone = node is not None and node.engine == "serial"
-    return max(1, min(_CORES, num_parameters // _PER_THREAD)) if is_alone else 1
-
-
 def is_elastic(config: RunConfig) -> bool:
     """Whether actors may be lost or missing: within one process they cannot."""
     node = find_context()
     return config.min_actors is not None and node is not None and node.engine not in ("serial", "threads")
-
-
-@contextlib.contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Seeds torch for the code that makes initial parameters, while no other node of this process does.
-
-    With several nodes in one process, the parameters would otherwise depend on the order of their threads.
-    """
-    with _SEEDING:
-        torch.manual_seed(seed)
-        yield

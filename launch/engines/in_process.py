@@ -20,6 +20,7 @@ from launch.errors import CallTimeout, LaunchError, ProgramStopped, message_of
 from launch.futures import CallThreads, expire, fulfil
 from launch.handles import NodeClient, Target
 from launch.nodes import CourierNode, ServerNode
+from launch.process_state import OwnState, SharedSettings, shared_settings
 from launch.program import Program
 
 _log = logging.getLogger("launch")
@@ -77,6 +78,7 @@ class LocalRuntime(Runtime):
         leaves = ((leaf, unit) for unit in units for leaf in unit.leaves)
         self.instances = {leaf.node.node_id: LocalInstance(leaf, unit) for leaf, unit in leaves}
         self._concurrent = concurrent
+        self.state: OwnState | SharedSettings = shared_settings
         self._changed = threading.Condition()
         self._building = threading.local()
         self._clients: dict[int, Any] = {}
@@ -108,7 +110,7 @@ class LocalRuntime(Runtime):
         before = getattr(self._building, "instance", None)
         self._building.instance = instance
         try:
-            with entered(self, instance.leaf.context):
+            with self.state.entered(), entered(self, instance.leaf.context):
                 node = instance.leaf.node
                 if isinstance(node, ServerNode):
                     instance.object = node.serve(

@@ -23,6 +23,7 @@ from launch.engines.in_process import LocalInstance, LocalJob
 from launch.engines.options import Options
 from launch.errors import DeadlockError, LaunchError, StopTimeoutWarning
 from launch.handles import Target
+from launch.process_state import OwnState
 from launch.program import Program, ProgramSnapshot, ProgramState
 
 
@@ -31,6 +32,7 @@ class SerialJob(LocalJob):
 
     def __init__(self, program: Program, engine: str, options: Options) -> None:
         super().__init__(program, engine, options, concurrent=False)
+        self._state = self._runtime.state = OwnState(program.seed)
         self._runtime.stopped = _StopEvent()
         self._workers: list[LocalInstance] = []  # the nodes that take turns
         self._due: collections.deque[LocalInstance] = collections.deque()  # to take a turn in this pass
@@ -62,7 +64,8 @@ class SerialJob(LocalJob):
         if not self.over:
             self._runs, self._thread = True, threading.get_ident()
             try:
-                self._run(self.ended(labels), deadline)
+                with self._state.entered():
+                    self._run(self.ended(labels), deadline)
             except TimeoutError:
                 raise
             except BaseException as error:
@@ -136,7 +139,7 @@ class SerialJob(LocalJob):
         """
         working, moved = [], bool(self._due)
         if not self._due:
-            # In a group, the worker with the fewest turns goes first. Otherwise the first actor takes all the
+            # In a group, the worker with the fewest turns goes first. The first actor would take all the
             # room in replay.
             if len(self._groups) < len(self._workers):
                 self._workers.sort(key=lambda each: (self._groups.index(each.leaf.context.group), each.turns))
@@ -212,20 +215,24 @@ class SerialJob(LocalJob):
 
     def _end(self) -> None:
         if not self.over:
-            between_turns = self._started and not self._in_turn and not self._runtime.stopped.is_set()
-            snapshot = self._program.snapshot
-            if snapshot is not None and self._interrupted and self.outcome.error is None:
-                if between_turns:
-                    self._save(snapshot)
-                elif self._started:
-                    warnings.warn(
-                        f"{self._program.name}: a turn did not end within stop_timeout="
-                        f"{self._options.stop_timeout:g} s of the stop, so that the program's exact state "
-                        "was not saved.",
-                        StopTimeoutWarning,
-                    )
-            self._begin_stop()
-            self._close(self._instances)
+            with self._state.entered():
+                self._end_here()
+
+    def _end_here(self) -> None:
+        between_turns = self._started and not self._in_turn and not self._runtime.stopped.is_set()
+        snapshot = self._program.snapshot
+        if snapshot is not None and self._interrupted and self.outcome.error is None:
+            if between_turns:
+                self._save(snapshot)
+            elif self._started:
+                warnings.warn(
+                    f"{self._program.name}: a turn did not end within stop_timeout="
+                    f"{self._options.stop_timeout:g} s of the stop, so that the program's exact state "
+                    "was not saved.",
+                    StopTimeoutWarning,
+                )
+        self._begin_stop()
+        self._close(self._instances)
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if not self._interrupted:

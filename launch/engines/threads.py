@@ -13,6 +13,7 @@ from launch.engines.base import ended_normally
 from launch.engines.in_process import LocalInstance, LocalJob
 from launch.engines.options import Options
 from launch.errors import LaunchError
+from launch.process_state import shared_settings
 from launch.program import Program
 
 
@@ -21,6 +22,7 @@ class ThreadsJob(LocalJob):
 
     def __init__(self, program: Program, engine: str, options: Options) -> None:
         super().__init__(program, engine, options, concurrent=True)
+        options.at_end.enter_context(shared_settings.entered())
         self._threads = {
             each.label: threading.Thread(target=self._run, args=(each,), name=each.label, daemon=True)
             for each in self._instances

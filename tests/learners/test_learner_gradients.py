@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import io
 import types
 
 import pytest
@@ -24,6 +25,7 @@ from framework.learners import LossOutput, MinibatchLearner, SGDLearner, cuda_gr
 from framework.learners.cuda_graphs import CapturedGradient
 from framework.learners.gradient import CompiledGradient, LossGradient
 from framework.networks import as_tensors, frozen
+from framework.pickling import ObjectPickler, pickle_module
 from framework.programs import RunConfig
 from framework.replay import ReplaySample
 
@@ -239,14 +241,29 @@ def test_graphs_ask_the_context_and_return_what_can_be_kept(dtype, monkeypatch):
     assert torch.stack(kept).tolist() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
 
 
-def test_a_compiled_learner_resumes_exactly():
-    straight, (first, second) = ask_learner(True), (ask_learner(True), ask_learner(True))
+@pytest.mark.parametrize("resume", ["checkpoint", "exact state"])
+@pytest.mark.parametrize("mode", [functools.partial(CompiledGradient, compiler=as_traced), CapturedGradient])
+def test_a_compiled_learner_resumes_exactly(mode, resume, monkeypatch):
+    monkeypatch.setattr(cuda_graphs, "_record", rerun)
+
+    def make():
+        learner = ask_learner(False)
+        learner._gradient = mode(learner._eager)
+        return learner
+
+    straight, learner = make(), make()
     for step, batch in enumerate(batches()):
         straight.step(batch)
-        if step == 3:
-            second.restore(first.save())
-        (first if step < 3 else second).step(batch)
-    assert flat(straight.networks).equal(flat(second.networks))
+        if step == 3 and resume == "checkpoint":
+            state, learner = learner.save(), make()
+            learner.restore(state)
+        elif step == 3:
+            file, module = io.BytesIO(), pickle_module(ObjectPickler)
+            torch.save(learner, file, pickle_module=module)
+            file.seek(0)
+            learner = torch.load(file, pickle_module=module, weights_only=False)
+        learner.step(batch)
+    assert flat(straight.networks).equal(flat(learner.networks))
 
 
 def test_equal_gradients_are_clipped_once():

@@ -7,9 +7,12 @@ import dataclasses
 import json
 import os
 import pathlib
+import random
 import time
 
+import callers
 import gymnasium
+import numpy as np
 import pytest
 import torch
 
@@ -291,13 +294,41 @@ def stop_when(job, condition) -> None:
     job.wait()
 
 
-def test_a_resumed_run_has_the_threads_of_a_new_one(tmp_path):
-    config = dataclasses.replace(BASE, directory=str(tmp_path))
-    run("ppo", CARTPOLE, config, passes=20)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(threads + 1)
-    run("ppo", CARTPOLE, config, passes=1)
-    assert torch.get_num_threads() == threads
+class Drawing(gymnasium.Env):
+    """Rewards are from the global generators, and end with the number of torch threads."""
+
+    observation_space, action_space = gymnasium.spaces.Box(-1, 1, (2,)), gymnasium.spaces.Discrete(2)
+
+    def reset(self, **_):
+        self.left = 5
+        return np.zeros(2, np.float32), {}
+
+    def step(self, _):
+        self.left -= 1
+        drawn = random.random() + np.random.rand() + torch.rand((), dtype=torch.float64).item()
+        return np.zeros(2, np.float32), 10 * torch.get_num_threads() + drawn, self.left == 0, False, {}
+
+
+def test_a_run_has_generators_and_settings_of_its_own_also_when_it_is_resumed(tmp_path):
+    config = dataclasses.replace(BASE, max_env_steps=120, evaluate_period=None, log_period=10)
+    returns = []
+    for directory, passes in (("whole", ()), ("parts", (10, 10))):
+        config = dataclasses.replace(config, directory=str(tmp_path / directory))
+        for count in (*passes, None):
+            np.random.rand()  # The caller's generators are elsewhere at each start.
+            with callers.unusual_settings() if count else contextlib.nullcontext():
+                before = callers.generators(), callers.settings()
+                job = launch.start(make_program(AGENTS["ppo"](), Drawing, config), engine="serial")
+                for _ in range(count or 0):
+                    with pytest.raises(TimeoutError):
+                        job.wait(timeout=0.0)
+                if count:
+                    job.stop()
+                job.wait()
+                assert (callers.generators(), callers.settings()) == before
+        returns.append([row["episode_return"] for row in rows(config.directory) if "episode_return" in row])
+    assert returns[0] == returns[1] and min(returns[0]) > 50 and len(set(returns[0])) == len(returns[0])
+    assert_same_run(str(tmp_path / "whole"), str(tmp_path / "parts"))
 
 
 def test_a_clock_that_began_again_delays_no_checkpoint(tmp_path, monkeypatch):
