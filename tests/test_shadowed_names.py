@@ -49,8 +49,11 @@ OVERRIDDEN = {
     "torch.nn.modules.module.Module": {"forward"},
     "torch.optim.adam.Adam": {"step"},
     "torch.optim.optimizer.Optimizer": {"step", "state_dict", "load_state_dict", "add_param_group"},
+    "yaml.composer.Composer": {"compose_node"},
     "yaml.constructor.BaseConstructor": {"construct_mapping"},
     "yaml.constructor.SafeConstructor": {"construct_mapping"},
+    "yaml.representer.BaseRepresenter": {"ignore_aliases"},
+    "yaml.representer.SafeRepresenter": {"ignore_aliases"},
     "yaml.resolver.BaseResolver": {"yaml_implicit_resolvers"},
     "yaml.resolver.Resolver": {"yaml_implicit_resolvers"},
 }

@@ -15,6 +15,7 @@ from framework.runs.run_folder import RunError, RunFolder
 if TYPE_CHECKING:
     import torch
 
+_MOST_NAMED = 20  # Parameters in one error.
 _LOG = logging.getLogger(__name__)
 
 
@@ -53,9 +54,11 @@ def load(init: str, networks: Any, learner: str = "learner") -> None:
         if got != own:
             wrong.append(f"{name}: got shape {got}, expected {'no such parameter' if own is None else own}")
     if wrong or not found:
+        more = f"; and {len(wrong) - _MOST_NAMED} more" if len(wrong) > _MOST_NAMED else ""
         raise ValueError(
-            f"init: got {reader.path}, which does not fit this agent: {'; '.join(wrong) or 'no parameters'}. "
-            "Give the agent the networks of that run, or choose another run."
+            f"init: got {reader.path}, which does not fit this agent: "
+            f"{'; '.join(wrong[:_MOST_NAMED]) or 'no parameters'}{more}. Give the agent the networks of that "
+            "run, or choose another run."
         )
     networks.load_state_dict({**expected, **found})
     if best and new:

@@ -50,9 +50,9 @@ OLD_SPEC = (  # As format 3 had it, in a program with a precision of 3.
 )
 
 
-def _run(agent, environment, **settings):
+def _run(agent, environment, engine="threads", **settings):
     config = RunConfig(**{"max_env_steps": 20, "evaluate_period": None, **settings})
-    launch.launch(make_program(agent, environment, config), engine="threads")
+    launch.launch(make_program(agent, environment, config), engine=engine)
     return RunFolder.open(config.directory)
 
 
@@ -245,7 +245,7 @@ def test_a_run_in_the_home_folder(tmp_path, monkeypatch):
 def test_numbers_of_numpy_reach_the_last_checkpoint_and_the_result(tmp_path):
     """As tuners give them: they are a file's from the beginning, since JSON cannot hold them at the end."""
     limits = {"max_env_steps": np.int64(20), "max_learner_steps": np.uint8(30)}
-    run = _run(RandomActions(), "gymnasium:CartPole-v1", directory=tmp_path, **limits)
+    run = _run(RandomActions(), "gymnasium:CartPole-v1", "serial", directory=tmp_path, **limits)
     assert run.checkpointer.restore().step == 20
     run.write_json("result.json", {"return": np.float32(0.5)})
     assert json.loads((tmp_path / "result.json").read_text()) == {"return": 0.5}
