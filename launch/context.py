@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launch import platforms
-from launch.errors import LaunchError
+from launch.errors import LaunchError, without_exit
 
 
 @dataclass(frozen=True)
@@ -119,10 +119,11 @@ class Runtime(abc.ABC):
             for handler in handlers:
                 try:
                     handler()
-                except Exception as error:
-                    errors.append(error)
-                except SystemExit:  # It would end the thread that stops the program.
-                    errors.append(LaunchError(f"stop handler {handler!r}: got sys.exit(), expected return."))
+                except (
+                    Exception,
+                    SystemExit,
+                ) as error:  # An exit would end the stopping thread.
+                    errors.append(without_exit(error))
         finally:
             self._handled.set()
         if errors:

@@ -138,9 +138,16 @@ class PyClassNode(ProgramNode):
 
 
 class PyNode(ProgramNode):
-    """Calls `fn(*args, **kwargs)`, once."""
+    """Calls `function(*args, **kwargs)`, once. `sys.exit(0)` in it is a return, as in a script."""
 
     is_function = True
+
+    def call(self) -> Any:
+        try:
+            return super().call()
+        except SystemExit as end:
+            if end.code not in (None, 0):
+                raise
 
 
 class ServerNode(ProgramNode):

@@ -111,7 +111,7 @@ def rebuild_error(failure: Mapping[str, Any], node: str) -> BaseException:
     except Exception:
         error = RemoteError(failure["kind"], failure["message"])
     # The class may refuse changes, as a frozen dataclass does.
-    object.__setattr__(error, "__cause__", RemoteTraceback(node, failure["frames"]))
+    object.__setattr__(error, "__cause__", RemoteTraceback(node, failure["frames"], failure["place"]))
     return error
 
 
