@@ -123,7 +123,7 @@ class Runtime(abc.ABC):
                     Exception,
                     SystemExit,
                 ) as error:  # An exit would end the stopping thread.
-                    errors.append(without_exit(error))
+                    errors.append(without_exit(error, f"stop handler {handler!r}"))
         finally:
             self._handled.set()
         if errors:

@@ -121,11 +121,11 @@ class LaunchError(RuntimeError):
     """Base class of the errors that `launch` raises."""
 
 
-def without_exit(error: BaseException) -> BaseException:
-    """Returns the error itself, or one in place of a `SystemExit`, which would end whoever gets it."""
+def without_exit(error: BaseException, what: str = "a call") -> BaseException:
+    """Returns the error of `what`, with another one in place of a `SystemExit`, which would end a thread."""
     if not isinstance(error, SystemExit):
         return error
-    failure = LaunchError(f"{place_of(error) or 'a call'}: {message_of(error)}")
+    failure = LaunchError(f"{place_of(error) or what}: {message_of(error)}")
     failure.__cause__ = error
     return failure
 
@@ -159,7 +159,7 @@ class NodeError(LaunchError):
         self.traceback = traceback
         self.frames = frames
         self.place = place
-        text = f"node {node!r}{place and f', in {place},'} failed with {kind}: {message}"
+        text = f"{place and f'{place}: '}node {node!r} failed with {kind}: {message}"
         if log_tail:
             text += f"\n\nLast lines of the log of node {node!r}:\n{log_tail.rstrip()}"
         super().__init__(printable(text))
