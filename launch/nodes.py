@@ -7,7 +7,9 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from launch import context
 from launch.caching import Cacher
+from launch.errors import LaunchError
 from launch.handles import Handle, replace_handles, timeout_seconds
 from launch.texts import check_known
 
@@ -89,6 +91,24 @@ class ProgramNode:
     def runs(self, obj: Any) -> bool:
         """Returns whether the object is a worker, which has work of its own; a service only answers calls."""
         return self._run and callable(getattr(obj, "run", None))
+
+    def work(self, obj: Any) -> None:
+        """Does the work of a worker: calls its function, or the object's `run()`.
+
+        Raises:
+          LaunchError: `run = step` returned after one step, although the program goes on.
+        """
+        if self.is_function:
+            self.call()
+            return
+        obj.run()
+        kind, finished = type(obj), getattr(obj, "finished", bool)
+        if kind.run is getattr(kind, "step", None) and not (finished() or context.stop_was_asked()):
+            raise LaunchError(
+                f"{kind.__name__}: got run = step, which returned after one step, expected a loop over the "
+                "steps that are left. Write run() as `while not launch.stop_event().is_set(): self.step()`, and "
+                "call launch.stop(result) in the last step."
+            )
 
     def close(self, obj: Any) -> None:
         """Closes the object of this node, if it can be closed."""

@@ -224,7 +224,9 @@ def test_an_error_shows_its_innermost_frame_if_none_is_the_users(place):
     told = describe(error)
     assert told["place"] == place and told["frames"].count("File ") == 1
     assert told["traceback"].count("File ") > 1
-    assert str(lp.NodeError("a-0", **told)).startswith(f"{place and place + ': '}node 'a-0' failed with Launch")
+    assert str(lp.NodeError("a-0", **told)).startswith(
+        f"{place and place + ': '}node 'a-0' failed with Launch"
+    )
 
 
 # The engines of one process.

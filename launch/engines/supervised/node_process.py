@@ -156,10 +156,8 @@ class NodeProcess:
             if last:
                 self._tell("ready", any(instance.is_worker for instance in self._instances))
             try:
-                if instance.leaf.node.is_function:
-                    instance.leaf.node.call()
-                elif instance.is_worker:
-                    instance.object.run()
+                if instance.is_worker:
+                    instance.leaf.node.work(instance.object)
             except BaseException as error:
                 if not ended_normally(error, self._runtime.stopped.is_set()):
                     raise

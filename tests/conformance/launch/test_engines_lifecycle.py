@@ -338,6 +338,31 @@ def test_sys_exit_is_a_failure_except_with_zero_in_a_function(engine, code):
         assert lp.launch(program, engine) is None
 
 
+class Counts:
+    """A plan of three steps, whose author took `run = step` from a plan of one."""
+
+    def __init__(self, last):
+        self.made, self.last = 0, last
+
+    def step(self):
+        self.made += 1
+        if self.made == self.last:
+            lp.stop(self.made)
+
+    run = step
+
+
+@pytest.mark.parametrize("last", [1, 3])
+def test_a_run_that_is_step_makes_all_steps_or_says_what_is_left(engine, last):
+    program = lp.Program("test")
+    program.add_node(lp.PyClassNode(Counts, last), label="driver")
+    if last == 1 or engine == "serial":
+        assert lp.launch(program, engine) == last
+    else:
+        with pytest.raises(lp.NodeError, match=r"'driver-0' failed with LaunchError: Counts: got run = step"):
+            lp.launch(program, engine)
+
+
 def test_a_worker_that_exits_ends_the_program(concurrent_engine):
     program = lp.Program("test")
     program.add_node(lp.PyClassNode(Exits), label="worker")
