@@ -106,8 +106,8 @@ class ProgramNode:
         if kind.run is getattr(kind, "step", None) and not (finished() or context.stop_was_asked()):
             raise LaunchError(
                 f"{kind.__name__}: got run = step, which returned after one step, expected a loop over the "
-                "steps that are left. Write run() as `while not launch.stop_event().is_set(): self.step()`, and "
-                "call launch.stop(result) in the last step."
+                "steps that are left. Write run() as `while not launch.stop_event().is_set(): self.step()`, "
+                "and call launch.stop(result) in the last step."
             )
 
     def close(self, obj: Any) -> None:
