@@ -27,14 +27,16 @@ class ProgramNode:
 
     serves: ClassVar[str | None] = None
     is_function: ClassVar[bool] = False  # whether `call` does the node's work rather than construct an object
+    first_argument: ClassVar[str] = "constructor"  # its name; it may be given by position or by this name
     client_options: Any = None  # of `courier_client_kwargs`; see `ServerNode`
 
-    def __init__(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        fn, *rest = args or (kwargs.pop(self.first_argument, None),)
         if not callable(fn):
-            raise TypeError(f"{type(self).__name__}(constructor): got {fn!r}, expected a callable.")
+            raise TypeError(f"{type(self).__name__}({self.first_argument}): got {fn!r}, expected a callable.")
         self.node_id = next(_ids)
         self._fn = fn
-        self._args = args
+        self._args = tuple(rest)
         self._kwargs = kwargs
         self._claimed = False
         self._run = True
@@ -161,6 +163,7 @@ class PyNode(ProgramNode):
     """Calls `function(*args, **kwargs)`, once. `sys.exit(0)` in it is a return, as in a script."""
 
     is_function = True
+    first_argument = "function"
 
     def call(self) -> Any:
         try:

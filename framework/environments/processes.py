@@ -36,7 +36,7 @@ from framework.environments.states import dumps
 from framework.environments.stepping import InlineEnvironment
 from framework.environments.suites import EnvironmentSource
 from framework.types import MultiAgentTimeStep, Nest
-from launch import platforms, texts
+from launch import pickling, platforms, texts
 from launch.errors import RemoteTraceback, describe
 from launch.seeds import seed_generators
 
@@ -68,7 +68,7 @@ class _Child:
         try:
             # multiprocessing's Process would import the user's __main__ again, and need a guard there.
             self.process = subprocess.Popen(
-                [sys.executable, "-c", code],
+                [platforms.interpreter(), "-c", code],
                 pass_fds=(theirs.fileno(), memory),
                 stdin=subprocess.PIPE,
                 env=variables,
@@ -108,7 +108,7 @@ class ProcessEnvironment(BatchedEnvironment):
         """Starts the children and waits until all environments are built.
 
         Args:
-          source: makes the environments; cloudpickle sends it to the children.
+          source: makes the environments; `launch.pickling` sends it to the children.
           seeds: one per env.
           num_processes: number of children; by default one per usable core, at most one per env.
           start_timeout: seconds that building the environments may take.
@@ -126,7 +126,7 @@ class ProcessEnvironment(BatchedEnvironment):
         pickles = []
         for rows in self._groups:
             build = functools.partial(InlineEnvironment, self.name, make_envs[rows], first_env=rows.start)
-            pickles.append(cloudpickle.dumps(build))
+            pickles.append(pickling.dumps(build))
         self._start(pickles)
 
     def __getstate__(self) -> dict[str, Any]:

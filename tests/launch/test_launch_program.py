@@ -96,6 +96,7 @@ def courier(**options):
 
 
 NODES = {
+    "no function": (lambda: lp.PyNode(), TypeError, r"PyNode\(function\): got None"),
     "not callable": (lambda: lp.PyNode(5), TypeError, "expected a callable"),
     "unknown server option": (courier(courier_kwargs={"port": 1}), ValueError, r"\['port'\].*pool_size"),
     "unknown client option": (courier(courier_client_kwargs={"compress": True}), ValueError, "call_timeout"),
@@ -113,6 +114,11 @@ NODES = {
 def test_nodes_that_make_no_sense(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+def test_a_node_takes_its_first_argument_by_launchpads_name():
+    assert lp.PyNode(function=str, object=1).call() == "1"
+    assert lp.PyClassNode(constructor=int).call() == 0
 
 
 OPTIONS = {
