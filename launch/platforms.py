@@ -168,7 +168,7 @@ def interpreter() -> str:
     path = sys.executable or ""
     if not (os.path.isfile(path) and os.access(path, os.X_OK)):
         raise LaunchError(
-            f"sys.executable: got {path!r}, expected the file of this Python, which starts further processes. "
+            f"sys.executable: got {path!r}, expected the file of this Python, of which nodes are made. "
             "Restore that file and its mode, or set sys.executable to a Python with the same packages."
         )
     return path

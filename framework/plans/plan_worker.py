@@ -41,7 +41,7 @@ class PlanLearner:
     def __init__(self, program: ProgramLearner, device: str, replay: Any = None):
         self._program, self._device, self._replay = program, device, replay
         self.learner, self.dataset, self.busy_s = program.learner, program.dataset, 0.0
-        self._stepping = threading.RLock()  # Publications wait for a step, which publishes too.
+        self._stepping = threading.RLock()  # Reentrant: a step publishes while it holds the lock.
         self._tables: list[str] | None = None  # The replay node's.
         self._ended = False
 

@@ -21,7 +21,7 @@ from framework.workers.worker import (
     prepare_process,
 )
 
-_SILENT_S = 60.0  # Wait for the source of parameters, which may be lost with its host for good.
+_SILENT_S = 60.0  # How long an elastic actor waits for a silent source of parameters.
 
 
 class ActorWorker(ProgramWorker):
