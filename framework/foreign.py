@@ -36,6 +36,6 @@ def close(end: Callable[[], Any], name: str) -> None:
     """Calls `end`, which closes something. An error is logged under `name`: what was done stays done."""
     try:
         end()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         call = f"{getattr(end, '__name__', 'close')}()"
         _LOG.warning("%s: %s raised %s: %s", name, call, type(error).__name__, message_of(error))

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launch import platforms
-from launch.errors import LaunchError
+from launch.errors import LaunchError, without_exit
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,12 @@ class Runtime(abc.ABC):
 
     Args:
       job: random name of the run.
-      request_stop: asks the program to stop; its argument is the result, which is optional.
+      request_stop: carries out `request_stop`.
       report_failure: ends a node as failed; its arguments are those of `fail`. None for a process without
         nodes.
 
     Attributes:
+      stop_was_asked: whether this process has asked for a stop.
       stopped: event that is set when a stop begins.
       only_context: the context of this process's node, if it has only one.
       stop_handlers: the handlers that have not been called.
@@ -81,7 +82,7 @@ class Runtime(abc.ABC):
         report_failure: Callable[..., None] | None = None,
     ) -> None:
         self.job = job
-        self.request_stop = request_stop
+        self._request_stop, self.stop_was_asked = request_stop, False
         self._report_failure = report_failure
         self.only_context: NodeContext | None = None
         self.stopped = threading.Event()
@@ -89,6 +90,11 @@ class Runtime(abc.ABC):
         self.loss_handlers: list[Callable[[str], Any]] = []
         self._handlers_lock = threading.Lock()
         self._handled = threading.Event()
+
+    def request_stop(self, result: Any = None) -> None:
+        """Asks the program to stop, with a result."""
+        self.stop_was_asked = True
+        self._request_stop(result)
 
     @abc.abstractmethod
     def client(self, node_id: int) -> Any:
@@ -119,10 +125,11 @@ class Runtime(abc.ABC):
             for handler in handlers:
                 try:
                     handler()
-                except Exception as error:
-                    errors.append(error)
-                except SystemExit:  # It would end the thread that stops the program.
-                    errors.append(LaunchError(f"stop handler {handler!r}: got sys.exit(), expected return."))
+                except (
+                    Exception,
+                    SystemExit,
+                ) as error:  # An exit would end the stopping thread.
+                    errors.append(without_exit(error, f"stop handler {handler!r}"))
         finally:
             self._handled.set()
         if errors:
@@ -248,6 +255,12 @@ def stop(result: Any = None) -> None:
         `launch()` raises it.
     """
     current_runtime().request_stop(result)
+
+
+def stop_was_asked() -> bool:
+    """Returns whether this process has asked for a stop of the program, or the stop has begun."""
+    runtime = current_runtime()
+    return runtime.stop_was_asked or runtime.stopped.is_set()
 
 
 def stop_event() -> threading.Event:

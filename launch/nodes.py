@@ -7,7 +7,9 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from launch import context
 from launch.caching import Cacher
+from launch.errors import LaunchError
 from launch.handles import Handle, replace_handles, timeout_seconds
 from launch.texts import check_known
 
@@ -25,14 +27,16 @@ class ProgramNode:
 
     serves: ClassVar[str | None] = None
     is_function: ClassVar[bool] = False  # whether `call` does the node's work rather than construct an object
+    first_argument: ClassVar[str] = "constructor"  # its name; it may be given by position or by this name
     client_options: Any = None  # of `courier_client_kwargs`; see `ServerNode`
 
-    def __init__(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        fn, *rest = args or (kwargs.pop(self.first_argument, None),)
         if not callable(fn):
-            raise TypeError(f"{type(self).__name__}(constructor): got {fn!r}, expected a callable.")
+            raise TypeError(f"{type(self).__name__}({self.first_argument}): got {fn!r}, expected a callable.")
         self.node_id = next(_ids)
         self._fn = fn
-        self._args = args
+        self._args = tuple(rest)
         self._kwargs = kwargs
         self._claimed = False
         self._run = True
@@ -90,6 +94,24 @@ class ProgramNode:
         """Returns whether the object is a worker, which has work of its own; a service only answers calls."""
         return self._run and callable(getattr(obj, "run", None))
 
+    def work(self, obj: Any) -> None:
+        """Does the work of a worker: calls its function, or the object's `run()`.
+
+        Raises:
+          LaunchError: `run = step` returned after one step, although the program goes on.
+        """
+        if self.is_function:
+            self.call()
+            return
+        obj.run()
+        kind, finished = type(obj), getattr(obj, "finished", bool)
+        if kind.run is getattr(kind, "step", None) and not (finished() or context.stop_was_asked()):
+            raise LaunchError(
+                f"{kind.__name__}: got run = step, which returned after one step, expected a loop over the "
+                "steps that are left. Write run() as `while not launch.stop_event().is_set(): self.step()`, "
+                "and call launch.stop(result) in the last step."
+            )
+
     def close(self, obj: Any) -> None:
         """Closes the object of this node, if it can be closed."""
         closing = getattr(obj, "close", None)
@@ -138,9 +160,17 @@ class PyClassNode(ProgramNode):
 
 
 class PyNode(ProgramNode):
-    """Calls `fn(*args, **kwargs)`, once."""
+    """Calls `function(*args, **kwargs)`, once. `sys.exit(0)` in it is a return, as in a script."""
 
     is_function = True
+    first_argument = "function"
+
+    def call(self) -> Any:
+        try:
+            return super().call()
+        except SystemExit as end:
+            if end.code not in (None, 0):
+                raise
 
 
 class ServerNode(ProgramNode):

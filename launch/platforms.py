@@ -22,6 +22,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from launch.errors import LaunchError
 from launch.texts import check_known
 
 _SHM = "/dev/shm"
@@ -160,3 +161,14 @@ def boot_id() -> str:
             with open(_BOOT_ID) as file:
                 return file.read().strip()
     return ""
+
+
+def interpreter() -> str:
+    """Returns the file of this process's Python, for further processes; `LaunchError` if it cannot run."""
+    path = sys.executable or ""
+    if not (os.path.isfile(path) and os.access(path, os.X_OK)):
+        raise LaunchError(
+            f"sys.executable: got {path!r}, expected the file of this Python, of which nodes are made. "
+            "Restore that file and its mode, or set sys.executable to a Python with the same packages."
+        )
+    return path

@@ -247,7 +247,7 @@ class InferenceServer:
             self._error = error
             if self._on_failure is None:
                 raise
-            self._on_failure(error)  # Before the actors hear of it: theirs would be the first failures.
+            self._on_failure(error)  # Report first, or the actors' errors pass for the cause.
         finally:
             with self._lock:
                 self._closed = True

@@ -18,7 +18,6 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 import weakref
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, Pipe
@@ -37,8 +36,8 @@ from framework.environments.states import dumps
 from framework.environments.stepping import InlineEnvironment
 from framework.environments.suites import EnvironmentSource
 from framework.types import MultiAgentTimeStep, Nest
-from launch import platforms, texts
-from launch.errors import message_of
+from launch import pickling, platforms, texts
+from launch.errors import RemoteTraceback, describe
 from launch.seeds import seed_generators
 
 # Seconds that the envs of a child may take to close after the parent has closed its connection.
@@ -69,7 +68,7 @@ class _Child:
         try:
             # multiprocessing's Process would import the user's __main__ again, and need a guard there.
             self.process = subprocess.Popen(
-                [sys.executable, "-c", code],
+                [platforms.interpreter(), "-c", code],
                 pass_fds=(theirs.fileno(), memory),
                 stdin=subprocess.PIPE,
                 env=variables,
@@ -109,7 +108,7 @@ class ProcessEnvironment(BatchedEnvironment):
         """Starts the children and waits until all environments are built.
 
         Args:
-          source: makes the environments; cloudpickle sends it to the children.
+          source: makes the environments; `launch.pickling` sends it to the children.
           seeds: one per env.
           num_processes: number of children; by default one per usable core, at most one per env.
           start_timeout: seconds that building the environments may take.
@@ -127,7 +126,7 @@ class ProcessEnvironment(BatchedEnvironment):
         pickles = []
         for rows in self._groups:
             build = functools.partial(InlineEnvironment, self.name, make_envs[rows], first_env=rows.start)
-            pickles.append(cloudpickle.dumps(build))
+            pickles.append(pickling.dumps(build))
         self._start(pickles)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -227,12 +226,15 @@ class ProcessEnvironment(BatchedEnvironment):
             if succeeded:
                 results.append(result)
             else:
-                error, text, trace = result
                 # A fault of the child's batch names environment and env already.
+                text, error = result["message"], result["kind"]
                 named = text.startswith(f"{self.name}, env")
                 headline = text if named else f"{self.name}, {child.envs}: {error}: {text}"
                 kind = NotImplementedError if error == "NotImplementedError" else EnvironmentFault
-                faults.append(kind(f"{headline}\n\nIn child process {child.process.pid}:\n{trace}"))
+                faults.append(kind(headline))
+                faults[-1].__cause__ = RemoteTraceback(
+                    str(child.process.pid), result["frames"], result["place"], "process"
+                )
         self._broken = None
         if faults:
             raise faults[0]
@@ -322,7 +324,7 @@ def _serve(connection: Connection, memory: int) -> None:
     try:
         made = pickle.loads(pickled)
         environment: InlineEnvironment = made() if callable(made) else made
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         _answer_failure(connection, error)
         connection.poll(None)  # until the parent, which waits for the others too, closes the connection
         return
@@ -339,7 +341,7 @@ def _serve(connection: Connection, memory: int) -> None:
                     result: Any = dumps(environment)
                 else:
                     result = getattr(environment, method)(*arguments)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 _answer_failure(connection, error)
                 continue
             if isinstance(result, (dm_env.TimeStep, MultiAgentTimeStep)):
@@ -355,6 +357,5 @@ def _answer(connection: Connection, succeeded: bool, result: Any) -> None:
     connection.send_bytes(pickle.dumps((succeeded, result), protocol=5))
 
 
-def _answer_failure(connection: Connection, error: Exception) -> None:
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    _answer(connection, False, (type(error).__name__, message_of(error), text))
+def _answer_failure(connection: Connection, error: BaseException) -> None:
+    _answer(connection, False, describe(error))

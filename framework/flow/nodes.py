@@ -8,6 +8,7 @@ from typing import Any
 
 import launch
 from launch import platforms
+from launch.errors import message_of
 
 # A step of a plan that runs where a node is: a function of the node's object, and of the item before it.
 Step = Callable[..., Any]
@@ -31,11 +32,12 @@ def run(function: Step, obj: Any, args: tuple) -> Any:
 
     A step that calls a restarted node may raise the same error by which a plan recognizes that its own call
     was lost and has to be repeated. It becomes a RuntimeError, so that it counts as an error of the step.
+    So does `sys.exit()`.
     """
     try:
         return function(obj, *args)
-    except launch.CallLost as error:
-        raise RuntimeError(f"{type(error).__name__}: {error}") from error
+    except (launch.CallLost, SystemExit) as error:
+        raise RuntimeError(f"{type(error).__name__}: {message_of(error)}") from error
 
 
 class Host:

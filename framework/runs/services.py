@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import math
 import threading
 from collections import Counter as Counts
@@ -17,9 +16,9 @@ from framework.loggers import Logger
 from framework.loggers.base import close_logger
 from framework.runs.callbacks import Callback
 from framework.runs.stopwatch import Stopwatch
+from launch.errors import without_exit
 
 _STEPS = "env_steps"  # The count to which `Counter.grant` adds spent steps.
-_LOG = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass
@@ -271,11 +270,8 @@ class Monitor:
             try:
                 for callback in self.callbacks:
                     event(callback)
-            except Exception as error:
-                if launch.get_node_context().engine not in ("serial", "threads"):
-                    # Pickling drops its trace.
-                    _LOG.exception("A callback raised an error, which ends the program.")
-                launch.stop(error)
+            except (Exception, SystemExit) as error:
+                launch.stop(without_exit(error))
 
     def snapshot(self) -> dict[str, Any]:
         """The newest rows: `{"labels": {label: row}, "counts": …, "clock": …, "seconds": …, "result": …}`."""

@@ -104,9 +104,7 @@ class BackOff:
 
 
 def ended_normally(error: BaseException, stopping: bool) -> bool:
-    """Returns whether a node's exception is a normal end: `sys.exit(0)`, or a wait that a stop ended."""
-    if isinstance(error, SystemExit):
-        return error.code in (None, 0)
+    """Returns whether a node's exception is a normal end: a wait that a stop ended."""
     return stopping and isinstance(error, ProgramStopped)
 
 

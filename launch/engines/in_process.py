@@ -16,7 +16,7 @@ from typing import Any
 from launch.context import Runtime, active, entered, here
 from launch.engines.base import Job, Leaf, Record, Unit, ended_normally, node_error, unknown_node, unserved
 from launch.engines.options import Options
-from launch.errors import CallTimeout, LaunchError, ProgramStopped, message_of
+from launch.errors import CallTimeout, LaunchError, ProgramStopped, message_of, without_exit
 from launch.futures import CallThreads, expire, fulfil
 from launch.handles import NodeClient, Target
 from launch.nodes import CourierNode, ServerNode
@@ -192,6 +192,8 @@ class LocalRuntime(Runtime):
         here.runtime, here.context = self, instance.leaf.context
         try:
             return target.method(name)(*args, **kwargs)
+        except SystemExit as error:  # It is not for the caller.
+            raise without_exit(error) from error
         finally:
             here.runtime, here.context = before
 

@@ -11,6 +11,8 @@ If no worker was ready in a pass, none can become ready, because nothing else ru
 from __future__ import annotations
 
 import collections
+import logging
+import math
 import threading
 import time
 import warnings
@@ -26,6 +28,9 @@ from launch.handles import Target
 from launch.process_state import OwnState
 from launch.program import Program, ProgramSnapshot, ProgramState
 
+_ENDLESS_S = 30.0  # after which a worker that nothing can end is named
+_log = logging.getLogger("launch")
+
 
 class SerialJob(LocalJob):
     """A program that runs on the thread that calls `wait()`; it is over when `wait()` returns."""
@@ -39,6 +44,7 @@ class SerialJob(LocalJob):
         self._in_turn = False
         self._interrupted = False  # whether a stop without a result waits for the end of the turn
         self._groups: list[str] = []  # the workers' groups
+        self._tells_at = time.monotonic() + _ENDLESS_S
         self._started = False
         self._runs = False  # whether wait() is running nodes
         self._thread = threading.get_ident()  # which runs them
@@ -92,9 +98,23 @@ class SerialJob(LocalJob):
                     return
                 if not self._pass():
                     break
+                if time.monotonic() >= self._tells_at:
+                    self._tell_endless()
                 if deadline is not None and time.monotonic() >= deadline:
                     raise TimeoutError("The program is not over. Call wait() again to continue.")
         self._end()
+
+    def _tell_endless(self) -> None:
+        """Tells, once, which workers this engine steps without end: a program may end in a `run()` only."""
+        self._tells_at = math.inf
+        endless = [each for each in self._workers if not callable(getattr(each.object, "finished", None))]
+        if endless:
+            turns = ", ".join(f"{each.label} ({each.turns:,} steps)" for each in endless)
+            _log.warning(
+                "program %r: the serial engine calls step(), never run(), and %s cannot end: got no "
+                "finished(). Call launch.stop() in step(), add finished(), or use the engine threads.",
+                *(self._program.name, turns),
+            )
 
     def _begin(self, instance: LocalInstance) -> None:
         """Creates a node's object or calls its function, and tries again while it has restarts left."""

@@ -59,7 +59,7 @@ class ThreadsJob(LocalJob):
                 instance.state = "running"
                 if instance.works:
                     with entered(self._runtime, instance.leaf.context):
-                        instance.leaf.node.call() if instance.leaf.node.is_function else instance.object.run()
+                        instance.leaf.node.work(instance.object)
                     instance.state = "returned"
                 break
             except BaseException as error:

@@ -18,6 +18,7 @@ import zmq
 
 from launch.batching import BatchedMethod
 from launch.defects import Defects
+from launch.errors import without_exit
 from launch.handles import Target
 from launch.rpc import sockets, wire
 from launch.rpc.shared_socket import SharedSocket
@@ -217,7 +218,7 @@ class RpcServer:
             try:
                 kind, (data, buffers) = wire.REPLY, wire.encode(get())
             except BaseException as error:
-                kind, (data, buffers) = wire.ERROR, wire.encode(wire.describe_error(error))
+                kind, (data, buffers) = wire.ERROR, wire.encode(wire.describe_error(without_exit(error)))
             self._send(client, kind, number, data, buffers)
         finally:
             with self._lock:

@@ -18,6 +18,7 @@ from typing import Any
 
 import zmq
 
+from launch import pickling
 from launch.errors import MalformedMessage, NodeError, RemoteError, RemoteTraceback, describe
 
 # kind of message, number of buffers that follow, number of the call within its connection
@@ -47,10 +48,8 @@ def encode(value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
     except (pickle.PicklingError, AttributeError, TypeError):
         pass  # cloudpickle can pickle lambdas and local classes, and its errors are clearer
     # In the other process __main__ is another module, so its objects are pickled by value.
-    import cloudpickle
-
     buffers.clear()
-    return cloudpickle.dumps(value, 5, buffer_callback=keep_out), buffers
+    return pickling.dumps(value, keep_out), buffers
 
 
 def load(data: Any, buffers: Sequence[Any]) -> Any:
@@ -111,7 +110,7 @@ def rebuild_error(failure: Mapping[str, Any], node: str) -> BaseException:
     except Exception:
         error = RemoteError(failure["kind"], failure["message"])
     # The class may refuse changes, as a frozen dataclass does.
-    object.__setattr__(error, "__cause__", RemoteTraceback(node, failure["frames"]))
+    object.__setattr__(error, "__cause__", RemoteTraceback(node, failure["frames"], failure["place"]))
     return error
 
 

@@ -91,6 +91,8 @@ def test_a_killed_server_is_replaced_and_its_episodes_end(serve):
 class _Faulty:
     """A gymnasium environment whose second step raises an error."""
 
+    error: BaseException = RuntimeError("\x1b[2J the wheel came off")
+
     def __init__(self):
         self._env = gymnasium.make("CartPole-v1")
         self.observation_space, self.action_space = self._env.observation_space, self._env.action_space
@@ -99,7 +101,7 @@ class _Faulty:
     def step(self, action):
         self._steps += 1
         if self._steps == 2:
-            raise RuntimeError("\x1b[2J the wheel came off")
+            raise self.error
         return self._env.step(action)
 
 
@@ -132,12 +134,20 @@ def cartpole():
     return gymnasium.make("CartPole-v1")
 
 
-def test_an_error_of_a_remote_env_is_a_fault_here_with_its_traceback(serve, serve_here):
-    serve_here(_Faulty)
+class _Exits(_Faulty):
+    error = SystemExit(0)
+
+
+@pytest.mark.parametrize(
+    ("faulty", "told"),
+    [(_Faulty, r"RuntimeError: \\x1b\[2J the wheel"), (_Exits, r"(?s)SystemExit: 0.*in step")],
+)
+def test_an_error_of_a_remote_env_is_a_fault_here_with_its_traceback(serve, serve_here, faulty, told):
+    serve_here(faulty)
     with make(serve, 1) as environment:
         environment.reset()
         environment.step(np.zeros(1, np.int64))
-        with pytest.raises(environments.EnvironmentFault, match=r"RuntimeError: \\x1b\[2J the wheel"):
+        with pytest.raises(environments.EnvironmentFault, match=told):
             environment.step(np.zeros(1, np.int64))
 
 

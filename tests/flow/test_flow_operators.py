@@ -110,19 +110,27 @@ def test_staleness_is_the_depth(depth):
     assert set(ages[2 * depth :]) == {depth}
 
 
-def test_a_failed_step_names_its_node_and_the_flow_goes_on():
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ValueError("no luck"), "ValueError: no luck"),
+        (SystemExit(), r"RuntimeError: SystemExit: got sys\.exit"),
+    ],
+    ids=["error", "exit"],
+)
+def test_a_failed_step_names_its_node_and_the_flow_goes_on(error, told):
     def fail_second(worker: Worker) -> int:
         worker.made += 1
         if worker.name == "b" and worker.made == 2:
-            raise ValueError("no luck")
+            raise error
         return worker.made
 
     plan = Par(nodes(2), fail_second).unordered()
     assert [next(plan), next(plan), next(plan)] == [1, 1, 2]
-    with pytest.raises(StepError, match=r"worker-1: .*fail_second: ValueError: no luck") as caught:
+    with pytest.raises(StepError, match=rf"worker-1: .*fail_second: {told}") as caught:
         next(plan)
     assert caught.value.node == "worker-1"
-    assert isinstance(caught.value.__cause__, ValueError)
+    assert error in (caught.value.__cause__, caught.value.__cause__.__cause__)
     assert [next(plan), next(plan)] == [3, 3]
 
 

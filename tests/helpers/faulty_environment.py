@@ -1,8 +1,9 @@
-"""An environment that breaks, in one of seven manners."""
+"""An environment that breaks, in one of eight manners."""
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 
 import numpy as np
@@ -29,6 +30,8 @@ class FaultyEnvironment(EchoEnvironment):
             raise RuntimeError("the simulator exploded")
         if self._fault == "exit":
             os._exit(7)
+        if self._fault == "sys.exit":
+            sys.exit(0)
         if self._fault == "hang":
             threading.Event().wait()
         replaced = {

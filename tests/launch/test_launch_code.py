@@ -1,24 +1,68 @@
-"""How the code of nodes is pickled."""
+"""How the code of nodes, of calls and of environments is pickled."""
 
 import functools
 import pickle
 
-import launch as lp
-from launch.engines.base import Leaf, Unit
-from launch.engines.supervised import code
+import pytest
+
+from launch import pickling
+from launch.rpc import wire
 
 
 def test_modules_that_are_frozen_into_the_interpreter_are_never_pickled_by_value():
-    assert code._importable("abc")
+    assert pickling._importable("abc")
 
 
-def test_a_cached_function_of_the_script_is_pickled_by_value():
-    def double(x):
-        return 2 * x
+def counted():
+    @functools.lru_cache(maxsize=3)
+    def factorial(n):
+        return 1 if n < 2 else n * factorial(n - 1)
 
-    double.__module__ = "__main__"  # As a script's own is.
-    cached = functools.lru_cache(maxsize=3)(double)
-    unit = Unit("main-0", "main", 0, (Leaf(lp.PyNode(print, cached), None),))
-    (copy,) = pickle.loads(code.dumps(unit)).leaves[0].node._args
-    assert copy(4) == 8 and copy.cache_parameters()["maxsize"] == 3
-    assert copy is not cached
+    return factorial
+
+
+def dispatched():
+    @functools.singledispatch
+    def factorial(n):
+        return factorial(int(n))
+
+    @factorial.register
+    def _(n: int):
+        return 1 if n < 2 else n * factorial(str(n - 1))
+
+    return factorial
+
+
+def methods():
+    class Table:
+        @functools.cached_property
+        def factorial(self):
+            return counted()
+
+        @functools.singledispatchmethod
+        def find(self, n):
+            return self.factorial(n)
+
+    return lambda n: Table().find(n)
+
+
+@pytest.mark.parametrize("dumps", [pickling.dumps, lambda value: wire.encode(value)[0]], ids=["code", "call"])
+@pytest.mark.parametrize("name", [__name__, "__main__"])
+@pytest.mark.parametrize("make", [counted, dispatched, methods, lambda: functools.partial(counted())])
+def test_a_function_that_no_other_process_finds_travels_behind_its_wrapper(make, name, dumps):
+    wrapped = make()
+    for each in filter(lambda each: hasattr(each, "__wrapped__"), (wrapped, getattr(wrapped, "func", None))):
+        each.__wrapped__.__module__ = each.__module__ = name  # As in a script.
+    copy = pickle.loads(dumps(wrapped))
+    assert copy(4) == 24 and copy is not wrapped
+    if make is counted:
+        assert copy.cache_parameters()["maxsize"] == 3 and wrapped.cache_info().misses == 0
+
+
+@functools.cache
+def double(x):
+    return 2 * x
+
+
+def test_a_wrapper_that_other_processes_find_is_pickled_by_name():
+    assert pickle.loads(pickling.dumps(double)) is double

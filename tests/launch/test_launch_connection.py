@@ -17,7 +17,7 @@ from background import Background, until
 
 import launch as lp
 from launch import CallLost, CallTimeout, ClientClosed, ProgramStopped, directories
-from launch.rpc import client
+from launch.rpc import client, wire
 from launch.rpc.client import Connection
 from launch.rpc.server import RpcServer
 from launch.rpc.shared_socket import SharedSocket
@@ -255,6 +255,24 @@ def test_closing_ends_calls_that_wait(connection):
 
 
 # Restarts at the same address.
+
+
+def test_a_call_is_not_lost_while_its_answer_is_on_its_way(connection, serve, impatient, monkeypatch):
+    """A node that is asked for its calls between the end of one and its answer still has it."""
+    server, _ = serve("first")
+    send, told = server._socket.send, threading.Event()
+
+    def send_late(frames):
+        kind = frames[1][0]
+        if kind == wire.REPLY:
+            assert told.wait(PATIENCE)
+        send(frames)
+        if kind == wire.UNKNOWN:
+            told.set()
+
+    monkeypatch.setattr(server._socket, "send", send_late)
+    connection.move(server.address)
+    assert connection.call("name", (), {}, PATIENCE) == "first"
 
 
 @pytest.fixture

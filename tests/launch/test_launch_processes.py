@@ -23,6 +23,7 @@ import launch as lp
 from launch import seeds
 from launch.engines import processes
 from launch.engines.options import Options
+from launch.engines.processes import fork_server
 from launch.engines.supervised import job as supervised_job
 from launch.engines.supervised.node_process import NodeProcess
 
@@ -358,3 +359,12 @@ def test_unread_reports_do_not_hold_up_the_end(monkeypatch):
         job.stop()
         job.wait(timeout=PATIENCE)
         assert job.over
+
+
+@pytest.mark.parametrize("file", ["", "no-python", "README"])
+def test_an_interpreter_that_cannot_be_executed_is_named(monkeypatch, tmp_path, file):
+    (tmp_path / "README").touch()
+    path = file and str(tmp_path / file)
+    monkeypatch.setattr(sys, "executable", path)
+    with pytest.raises(lp.LaunchError, match=f"executable: got {path!r}, expected .* Restore that file"):
+        fork_server.command("main", 3)

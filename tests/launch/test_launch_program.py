@@ -15,6 +15,7 @@ import pytest
 import launch as lp
 from launch.batching import BatchedMethod, BatchOptions
 from launch.engines.supervised.runtime import RemoteRuntime
+from launch.errors import describe
 from launch.handles import Handle, replace_handles
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(lp.__file__)))
@@ -95,6 +96,7 @@ def courier(**options):
 
 
 NODES = {
+    "no function": (lambda: lp.PyNode(), TypeError, r"PyNode\(function\): got None"),
     "not callable": (lambda: lp.PyNode(5), TypeError, "expected a callable"),
     "unknown server option": (courier(courier_kwargs={"port": 1}), ValueError, r"\['port'\].*pool_size"),
     "unknown client option": (courier(courier_client_kwargs={"compress": True}), ValueError, "call_timeout"),
@@ -112,6 +114,11 @@ NODES = {
 def test_nodes_that_make_no_sense(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+def test_a_node_takes_its_first_argument_by_launchpads_name():
+    assert lp.PyNode(function=str, object=1).call() == "1"
+    assert lp.PyClassNode(constructor=int).call() == 0
 
 
 OPTIONS = {
@@ -210,6 +217,22 @@ def test_outside_of_a_program():
     for call in (lp.stop, lp.get_node_context, lp.make_program_stopper(), lp.wait_for_stop):
         with pytest.raises(lp.LaunchError):
             call()
+
+
+@pytest.mark.parametrize("place", ["", "Game.step (game.py, line 3)"])
+def test_an_error_shows_its_innermost_frame_if_none_is_the_users(place):
+    """The function of the user may have run in another process."""
+    with pytest.raises(lp.LaunchError) as caught:
+        lp.wait_for_stop()
+    error = caught.value.with_traceback(caught.value.__traceback__.tb_next)  # Past this file.
+    error.__cause__ = lp.RemoteTraceback("1", "", place, "process")
+    assert error.__traceback__.tb_next is not None
+    told = describe(error)
+    assert told["place"] == place and told["frames"].count("File ") == 1
+    assert told["traceback"].count("File ") > 1
+    assert str(lp.NodeError("a-0", **told)).startswith(
+        f"{place and place + ': '}node 'a-0' failed with Launch"
+    )
 
 
 # The engines of one process.

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 import launch as lp
+from launch.engines import serial
 
 
 class Queue:
@@ -102,6 +103,25 @@ def test_serial_worker_without_step_is_told_what_to_add():
     program.add_node(lp.CourierNode(OnlyRun), label="worker")
     with pytest.raises(lp.NodeError, match=r"Add step\(\)"):
         lp.launch(program, "serial")
+
+
+def test_serial_names_the_workers_that_cannot_end(monkeypatch, caplog):
+    """As in Launchpad's consumer and producers, whose `run()` makes ten steps."""
+
+    class Consumer:
+        def step(self):
+            if caplog.records:
+                lp.stop()
+
+        def run(self):
+            raise AssertionError("the serial engine steps")
+
+    monkeypatch.setattr(serial, "_ENDLESS_S", 0.01)
+    program = queue_program(10**9, 10**9)
+    program.add_node(lp.PyClassNode(Consumer), label="consumer")
+    lp.launch(program, "serial")
+    (told,) = caplog.messages
+    assert "consumer-0 (" in told and "got no finished()" in told and "threads" in told
 
 
 def test_serial_finished_workers_end_the_program():

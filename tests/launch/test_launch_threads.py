@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 
@@ -115,19 +114,6 @@ def test_a_thread_that_cannot_start_ends_the_program(monkeypatch):
         program.add_node(lp.PyNode(lp.wait_for_stop), label=label)
     with pytest.raises(RuntimeError, match="new thread"), lp.start(program, "threads") as job:
         job.wait(timeout=PATIENCE)
-
-
-def test_a_constructor_that_ends_its_node_does_not_keep_the_program():
-    class Done:
-        def __init__(self):
-            sys.exit(0)
-
-    program = lp.Program("test")
-    program.add_node(lp.PyClassNode(Done), label="done")
-    program.add_node(lp.PyNode(lambda: None), label="main")
-    with lp.start(program, "threads") as job:
-        job.wait(timeout=PATIENCE)
-        assert job.over
 
 
 @pytest.mark.parametrize("engine", ["serial", "threads"])

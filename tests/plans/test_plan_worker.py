@@ -16,8 +16,9 @@ from agents.a2c import A2C, A2CConfig
 from agents.dqn import DQNConfig
 from examples.flows import DQNPlan
 from framework import environments, specs
-from framework.flow import Flow, Par, concurrent
+from framework.flow import Flow, LocalNode, Par, concurrent
 from framework.plans.plan_worker import PlanLearner, PlanWorker
+from framework.plans.rollout_worker import PlanOver
 from framework.programs import RolloutWorker, RunConfig, make_program
 from framework.replay import EmbeddedClient, ReplaySample, SampleInfo
 from framework.runs.services import Counter
@@ -167,6 +168,45 @@ def test_a_plan_that_calls_one_of_two_workers_ends_with_the_budget():
     config = RunConfig(num_actors=2, envs_per_actor=1, max_env_steps=100, evaluate_period=None)
     program = make_program(OneOfTwo(A2CConfig(hidden_sizes=(4,))), "gymnasium:CartPole-v1", config)
     assert launch.launch(program, "serial")["env_steps"] == 100
+
+
+class Rollouts:
+    """Has some items, and is over after them; its calls are carried out at once."""
+
+    def __init__(self, items: int):
+        self.left, self.is_over, self.finished = items, False, False
+        self.futures = SimpleNamespace(call=lambda step, args: LocalNode(self).call(step, *args))
+
+    def take(self) -> int:
+        if not self.left:
+            self.is_over = True
+            raise PlanOver
+        self.left -= 1
+        return 1
+
+    def finish(self) -> None:
+        self.finished = True
+
+
+class FirstTwo(A2C):
+    def plan(self, workers, learner):
+        items = Par(workers[:2], Rollouts.take)
+        return items.sync() if self.config.discount < 1 else items.unordered()
+
+
+@pytest.mark.parametrize("discount", [0.9, 1.0], ids=["sync", "unordered"])
+def test_a_plan_is_over_when_all_workers_that_it_calls_are(discount, monkeypatch):
+    monkeypatch.setattr(RolloutWorker, "finish", Rollouts.finish)
+    monitor = SimpleNamespace(write=lambda *_: None)
+    workers = [Rollouts(1), Rollouts(4), Rollouts(9)]
+    setup = make_setup(FirstTwo, A2CConfig(discount=discount, hidden_sizes=(4,)))
+    worker = PlanWorker(setup, workers=workers, counter=Counter(), monitor=monitor)
+    for _ in range(20):
+        if not worker.finished():
+            worker.step()
+    assert worker.finished() and [each.left for each in workers] == [0, 0, 9]
+    assert all(each.finished for each in workers)
+    worker.close()
 
 
 def test_a_plan_that_is_no_flow_is_refused():

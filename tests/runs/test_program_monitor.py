@@ -6,7 +6,9 @@ import functools
 import json
 import pathlib
 import shutil
+import sys
 import time
+import traceback
 
 import pytest
 
@@ -69,12 +71,24 @@ def prune(snapshot):
 
 
 @pytest.mark.parametrize("engine", ["serial", "processes"])
-def test_an_error_of_on_write_reaches_the_caller_as_itself(engine):
+@pytest.mark.parametrize(
+    ("on_write", "kind", "told"),
+    [
+        (prune, Pruned, "trial 7 is not promising"),
+        (lambda snapshot: sys.exit(), launch.LaunchError, r"<lambda> .*got sys\.exit\(\)"),
+    ],
+    ids=["an error", "an exit"],
+)
+def test_an_error_of_on_write_reaches_the_caller_as_itself_and_silently(engine, on_write, kind, told, capfd):
     config = RunConfig(max_env_steps=1_000_000, log_period=50, evaluate_period=None)
-    program = make_program(RandomActions(), functools.partial(FakeEnvironment), config, on_write=prune)
-    with pytest.raises(Pruned, match="trial 7") as raised:
+    program = make_program(RandomActions(), functools.partial(FakeEnvironment), config, on_write=on_write)
+    with pytest.raises(kind, match=told) as raised:
         launch.launch(program, engine)
-    assert type(raised.value) is Pruned and raised.value.args[1] == 7
+    assert type(raised.value) is kind
+    if kind is Pruned:
+        assert raised.value.args[1] == 7
+        assert "in prune" in "".join(traceback.format_exception(raised.value))
+    assert not capfd.readouterr().err
 
 
 class Journal(Callback):

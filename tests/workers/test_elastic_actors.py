@@ -41,9 +41,9 @@ def test_a_lost_life_gets_no_new_grant():
     assert counter.grant("a", 60, life="1") == 60
     counter.release("a")
     assert counter.grant("a", 60, spent=10, life="1") == 0 and counter.ungranted() == 90
-    assert counter.grant("a", 60, life="2") == 60
-    assert counter.grant("a", 60, spent=10, life="1") == 0  # arrives after the next life's
-    assert counter.grant("a", 0, spent=60, life="2") == 0 and counter.get_counts()["env_steps"] == 80
+    assert counter.grant("a", 80, life="2") == 80
+    assert counter.grant("a", 60, spent=60, life="1") == 0  # Late: 10 of its steps have room.
+    assert counter.grant("a", 0, spent=80, life="2") == 0 and counter.get_counts()["env_steps"] == 100
 
 
 def test_the_grant_of_a_lost_actor_returns_to_the_budget():

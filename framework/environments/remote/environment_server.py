@@ -502,7 +502,9 @@ class _Server:
     def _reply(self, session: _Session, call: Callable[[], Any]) -> None:
         try:
             leaves = call()
-        except Exception as error:
+        except _Terminated:
+            raise
+        except (Exception, SystemExit) as error:
             text = f"{type(error).__name__}: {error}\n\n{traceback.format_exc()}"
             self._tell(text)
             session.send(pack("fault", text))
@@ -608,9 +610,17 @@ def make_parser(prog: str, *, names: str) -> argparse.ArgumentParser:
     return parser
 
 
+class _Terminated(SystemExit):
+    """A SIGTERM ends this server; another `SystemExit` is of an environment, and a fault of it."""
+
+
+def _terminate(*_: object) -> None:
+    raise _Terminated(0)
+
+
 def run(make: Callable[[], Any], chosen: argparse.Namespace) -> int:
     """Serves what `make` returns until SIGTERM, or an interrupt; returns the exit code."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         serve(make(), chosen.connect, chosen.key, chosen.num_envs, chosen.idle_timeout)
     except (OSError, ValueError, TypeError, ImportError, AttributeError, Refused) as error:

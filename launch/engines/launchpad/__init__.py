@@ -20,7 +20,7 @@ import sys
 import threading
 from typing import Any
 
-from launch import directories
+from launch import directories, platforms
 from launch.engines.base import Unit
 from launch.engines.options import Options, Resources
 from launch.engines.supervised.job import SupervisedJob
@@ -102,7 +102,7 @@ class LaunchpadHost(ProcessHost):
         }
         with open(self._log, "wb") as log:
             self._driver = subprocess.Popen(
-                [sys.executable, "-m", "launch.engines.launchpad.driver"],
+                [platforms.interpreter(), "-m", "launch.engines.launchpad.driver"],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

@@ -148,5 +148,8 @@ class ForkServer(ProcessHost):
                 self._report(message)
         if not self._closed:
             how = how_it_ended(self._process.wait())
-            text = f"The fork server, which starts the nodes, {self._given_up or how}. The program was "
-            self._report({"lost": text + "stopped. Messages of the fork server are on stderr."})
+            text = (
+                f"The fork server, which starts the nodes, {self._given_up or how}. The program was stopped. "
+            )
+            file = f"Messages of the fork server, which runs {sys.executable}, are on stderr."
+            self._report({"lost": text + file})

@@ -53,7 +53,7 @@ def command(function: str, *arguments: Any) -> list[str]:
         f"from launch.engines.processes import fork_server; fork_server.{function}(*{arguments!r})"
     )
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    return [sys.executable, *flags, "-c", code]
+    return [platforms.interpreter(), *flags, "-c", code]
 
 
 def begin_spawned(descriptor: int, log: str | None) -> NoReturn:
@@ -135,7 +135,7 @@ class _Parent:
         arguments = command("begin_spawned", descriptor, request["log"])
         # A signal before the node has its handlers would end it.
         return os.posix_spawn(
-            sys.executable, arguments, {**os.environ, **request["env"]}, setsigmask=platforms.OF_ALL_PROCESSES
+            arguments[0], arguments, {**os.environ, **request["env"]}, setsigmask=platforms.OF_ALL_PROCESSES
         )
 
     def _reap(self) -> None:

@@ -278,6 +278,9 @@ class SupervisedJob(Job):
         elif what == "stop":
             self.outcome.offer_result(value)
             self._stop_asked = True
+        elif what == "raised":  # as an argument of `launch.stop`
+            self.outcome.fail(wire.rebuild_error(value, process.unit.label))
+            self._stop_asked = True
         elif what == "log":  # the output of a process on another machine
             if process.log is not None:
                 self._files.append(process.log, value)

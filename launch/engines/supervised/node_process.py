@@ -91,8 +91,8 @@ class NodeProcess:
                 Leaf(leaf.node, dataclasses.replace(leaf.context, address=here)) for leaf in leaves
             )
         self._instances = [Instance(leaf) for leaf in leaves]
-        job, stop = leaves[0].context.job, lambda result=None: self._tell("stop", result)
-        self._runtime = RemoteRuntime(job, setup.entries, setup.keys, stop, self._fail)
+        job = leaves[0].context.job
+        self._runtime = RemoteRuntime(job, setup.entries, setup.keys, self._ask_to_stop, self._fail)
         if len(self._instances) == 1:
             self._runtime.only_context = self._instances[0].leaf.context
         self.close = threading.Event()
@@ -156,10 +156,8 @@ class NodeProcess:
             if last:
                 self._tell("ready", any(instance.is_worker for instance in self._instances))
             try:
-                if instance.leaf.node.is_function:
-                    instance.leaf.node.call()
-                elif instance.is_worker:
-                    instance.object.run()
+                if instance.is_worker:
+                    instance.leaf.node.work(instance.object)
             except BaseException as error:
                 if not ended_normally(error, self._runtime.stopped.is_set()):
                     raise
@@ -239,8 +237,15 @@ class NodeProcess:
         try:
             for handler in handlers:
                 handler(*arguments)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._tell("failed", wire.describe_error(error))
+
+    def _ask_to_stop(self, result: Any = None) -> None:
+        """Carries out `launch.stop`. An exception travels with its traceback, which a pickle would drop."""
+        if isinstance(result, Exception):
+            self._tell("raised", wire.describe_error(result))
+        else:
+            self._tell("stop", result)
 
     def _fail(self, label: str, error: BaseException) -> None:
         """Carries out `launch.make_failure_handler`: ends this process as an error of a worker does."""

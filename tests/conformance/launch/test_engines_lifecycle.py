@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import sys
 import threading
 import time
 import traceback
@@ -303,16 +304,71 @@ def test_a_failing_node_ends_the_program(engine, where):
     assert printed.count("raise Refused") == 1 and "Refused" in printed.splitlines()[-1]
 
 
-def test_sys_exit_zero_is_an_ordinary_end_and_others_are_failures(engine):
-    def leave(code):
-        raise SystemExit(code)
+class Exits:
+    """A worker whose user calls `sys.exit()`, while another worker waits for the stop."""
 
-    good, bad = lp.Program("good"), lp.Program("bad")
-    good.add_node(lp.PyNode(leave, 0), label="main")
-    bad.add_node(lp.PyNode(leave, 3), label="main")
-    assert lp.launch(good, engine) is None
-    with pytest.raises(lp.NodeError, match="SystemExit"):
-        lp.launch(bad, engine)
+    def step(self):
+        sys.exit()
+
+    run = step
+
+
+def call_one_that_exits(client, code):
+    with pytest.raises(lp.LaunchError, match=r"step.*got sys\.exit\(\), expected a return") as caught:
+        client.step()
+    assert not isinstance(caught.value, lp.CallLost | lp.ProgramStopped)
+    sys.exit(code)
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_sys_exit_is_a_failure_except_with_zero_in_a_function(engine, code):
+    """It ends neither the caller of a call, nor, without a word, a worker."""
+    program = lp.Program("test")
+    service = lp.CourierNode(Exits)
+    service.disable_run()
+    program.add_node(
+        lp.PyNode(call_one_that_exits, program.add_node(service, label="one"), code), label="main"
+    )
+    if code:
+        with pytest.raises(
+            lp.NodeError, match=r"call_one_that_exits.*main-0.*SystemExit: got sys\.exit\(3\)"
+        ):
+            lp.launch(program, engine)
+    else:
+        assert lp.launch(program, engine) is None
+
+
+class Counts:
+    """A plan of three steps, whose author took `run = step` from a plan of one."""
+
+    def __init__(self, last):
+        self.made, self.last = 0, last
+
+    def step(self):
+        self.made += 1
+        if self.made == self.last:
+            lp.stop(self.made)
+
+    run = step
+
+
+@pytest.mark.parametrize("last", [1, 3])
+def test_a_run_that_is_step_makes_all_steps_or_says_what_is_left(engine, last):
+    program = lp.Program("test")
+    program.add_node(lp.PyClassNode(Counts, last), label="driver")
+    if last == 1 or engine == "serial":
+        assert lp.launch(program, engine) == last
+    else:
+        with pytest.raises(lp.NodeError, match=r"'driver-0' failed with LaunchError: Counts: got run = step"):
+            lp.launch(program, engine)
+
+
+def test_a_worker_that_exits_ends_the_program(concurrent_engine):
+    program = lp.Program("test")
+    program.add_node(lp.PyClassNode(Exits), label="worker")
+    program.add_node(lp.PyNode(lp.wait_for_stop), label="other")
+    with pytest.raises(lp.NodeError, match=r"step \(.*, line \d+\): node 'worker-0' failed with SystemExit"):
+        lp.launch(program, concurrent_engine)
 
 
 class Fragile:
