@@ -49,10 +49,14 @@ def say(text):
 
 def pip(folder, checkout, *arguments):
     """Runs `pip install`, and says every ten seconds what it does."""
-    command = [folder / "bin/python", "-m", "pip", "--disable-pip-version-check", "install", *arguments]
+    command = [folder / "bin/python", "-m", "pip", "--disable-pip-version-check", "install"]
     begin, lines = time.monotonic(), collections.deque(["starting pip"], maxlen=1)
     process = subprocess.Popen(
-        command, cwd=checkout, stdout=subprocess.PIPE, encoding="utf-8", errors="replace"
+        [*command, "--progress-bar", "off", *arguments],
+        cwd=checkout,
+        stdout=subprocess.PIPE,
+        encoding="utf-8",
+        errors="replace",
     )
     reader = threading.Thread(target=lines.extend, args=(process.stdout,), daemon=True)
     reader.start()

@@ -77,7 +77,7 @@ def main(arguments: Sequence[str]) -> int:
         what += f" ({_ACTIONS[labels[0]]})"
     output = Path(options.output)
     if not output.suffix:
-        output = Path(f"{output}.png")  # As matplotlib writes it.
+        output = Path(f"{output}.png")  # Matplotlib would add it, too.
     done = "replaced" if output.exists() else "written"
     draw(curves, what, output, axis=options.x, band=options.band)
     count = f"{len(paths)} runs" if len(paths) > 1 else "1 run"
