@@ -202,6 +202,7 @@ def test_single_items_that_wait_for_a_full_table_become_few_messages(monkeypatch
             writer.append({"x": np.int64(at)})
             writer.create_item("t", 1.0, {"x": writer.history["x"][-1]})
             writer._writer._push_late()  # as the timer does, if the next item comes too late for it
+        time.sleep(0.05)  # The timer after the last item finds as many messages.
         reader = server.localhost_client()
         seen = []
         while len(seen) < n:  # the last items, too, without another call of the writer

@@ -146,7 +146,13 @@ def test_an_evaluator_takes_what_its_policy_needs_and_keeps_that(agent):
     make = functools.partial(fake, episode_length=3)
     config = RunConfig(num_evaluation_episodes=2, evaluate_period=100)
     setup = Setup(agent, make, spec, config)
-    worker = Evaluator(setup, learner=block, counter=Counter(), monitor=Monitor(), checkpointer=kept)
+    counter = Counter()
+    worker = Evaluator(setup, learner=block, counter=counter, monitor=Monitor(), checkpointer=kept)
     assert worker.evaluate()["variables_version"] == 5
     assert {name.partition(".")[0] for name in kept["best"]["networks"]} == set(needed)
     assert kept["evaluator"] == {"env_steps": 0}
+    for steps, is_due in ((99, False), (31, True), (69, False), (1, True)):  # A late one delays no other.
+        counter.increment(env_steps=steps)
+        assert worker.ready() == is_due
+        if is_due:
+            worker.evaluate()
