@@ -73,6 +73,17 @@ class Kept(dict):
     put = dict.__setitem__
 
 
+def test_the_first_state_is_kept_before_any_checkpoint():
+    agent, spec = DQN(DQN_CONFIG), specs.make_environment_spec(fake(1))
+    kept, setup = Kept(), Setup(agent, fake, spec, RunConfig())
+    made = agent.make_learner(agent.make_networks(spec), spec)
+    published = learner.Published("learner", setup, made, Counter(), kept)
+    for steps in (0, 7):
+        published.steps = steps
+        published.save_first()
+        assert kept["learner"]["steps"] == 0
+
+
 def learner_with_data(log, kept=None):
     environment, agent = fake(2), DQN(dataclasses.replace(DQN_CONFIG, min_replay_size=10, batch_size=4))
     spec = specs.make_environment_spec(environment)
