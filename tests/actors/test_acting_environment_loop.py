@@ -180,7 +180,7 @@ def test_run_episodes_starts_from_a_reset_and_with_fewer_episodes_than_envs():
 def test_rows_hold_figures_timings_and_counts():
     loop, _, _, logger = _make(num_envs=2)
     loop.run(num_steps=10)
-    assert len(logger.rows) == 2
+    assert len(logger.rows) == 2 and not any(loop.seconds.values())
     row = logger.rows[1]
     assert row["env"] == 1 and row["episode_length"] == 5
     assert isinstance(row["episode_return"], float) and isinstance(row["env"], int)

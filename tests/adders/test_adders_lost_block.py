@@ -58,6 +58,7 @@ def test_the_adder_goes_on_as_a_new_one(name, failing, monkeypatch):
     with pytest.raises(ValueError, match="no open episode"):
         adder.add(*list(stacked_episodes(2))[1])
     before = items_of(client)
+    assert all(stream.num_rows == 0 for stream in client.store.streams.values()), "it holds none"
     play(adder)
     play(MAKERS[name](other))
     every = items_of(other)

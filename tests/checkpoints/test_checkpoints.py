@@ -88,7 +88,8 @@ def test_the_newest_is_the_last_saved_not_the_highest_step(checkpointer):
 
 
 def test_which(checkpointer):
-    paths = [checkpointer.save(step, parts(step)) for step in (10, 20)]
+    checkpointer.save(10, parts(0))  # The later one of a step counts, and not one whose number ends like it.
+    paths = [checkpointer.save(step, parts(step)) for step in (10, 110)]
     assert checkpointer.restore("latest").path == paths[1]
     assert checkpointer.restore("10").path == paths[0]
     assert checkpointer.restore(paths[0]).path == paths[0]
@@ -364,6 +365,7 @@ def test_arrays_come_back_exactly(checkpointer, dtype):
     back = checkpointer.restore().state("state")
     for name, expected in {"x": array, "empty": array[:0], "scalar": array[0, 1]}.items():
         assert back[name].dtype == expected.dtype and back[name].shape == expected.shape
+        assert type(back[name]) is type(expected)
         np.testing.assert_array_equal(back[name], expected)
 
 

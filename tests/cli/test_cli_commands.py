@@ -407,6 +407,14 @@ def test_what_a_run_says_at_its_end(case):
     assert running.describe_result({**numbers, "reason": reason} if reason else {}, config) == text
 
 
+def test_the_display_ends_with_the_numbers_of_the_result_where_they_are_newer():
+    shown = {"counts": {"env_steps": 300, "learner_steps": 20}, "labels": {}}
+    result = {"env_steps": 400, "learner_steps": 10, "episode_return": 9.0}
+    ended = running._at_the_end(shown, result)
+    assert ended == {"counts": {"env_steps": 400, "learner_steps": 20}, "labels": {"evaluator": result}}
+    assert shown["counts"]["env_steps"] == 300
+
+
 def test_the_end_is_told_before_the_curve_is_drawn(repertory, tmp_path, monkeypatch):
     monkeypatch.setattr(running, "draw_run", lambda folder: print("drawn"))
     flags = ["--engine", "serial", "--max-env-steps", "20", "--directory", tmp_path / "run"]

@@ -129,9 +129,8 @@ def test_a_vector_environment_may_tell_an_end_again_with_the_step_that_begins_th
         return environment
 
     once, twice = (environments.make(make, num_envs=2, seed=5) for make in (_with_buffers, telling_twice))
-    for expected, got in zip(
-        *([each.step(np.ones(2, np.int64)) for _ in range(40)] for each in (once, twice)), strict=True
-    ):
+    steps = [[each.step(np.ones(2, np.int64)) for _ in range(40)] for each in (once, twice)]
+    for expected, got in zip(*steps, strict=True):
         np.testing.assert_array_equal(got.step_type, expected.step_type)
         np.testing.assert_array_equal(got.discount, expected.discount)
 

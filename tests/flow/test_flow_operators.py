@@ -317,6 +317,8 @@ def test_concurrent_without_threads_takes_turns_among_the_ready():
         next(plan)
     ready = True
     assert list(plan) == ["b", "c"]
+    alone = Flow.of("de", lambda: False).batch(2)
+    assert next(alone) == ["d", "e"], "no other flow has turns any more"
 
 
 @pytest.mark.parametrize("ahead", [0, 3])

@@ -37,7 +37,7 @@ def make_learner(seen=None, **changes):
         if seen is not None:
             seen.append(data["index"].tolist())
         value = (networks.body(data["x"]) ** 2).mean()
-        return LossOutput(value, {"value": value})
+        return LossOutput(value, {"value": value, "wanted": torch.tensor(float(context.wants_metrics))})
 
     settings = {"epochs": 3, "minibatch_size": 5, **changes}
     return MinibatchLearner(
@@ -87,6 +87,7 @@ def test_finish_has_the_last_word():
 
 
 def test_metrics_are_means_over_the_last_epoch():
+    assert make_learner().step(batch()).metrics["wanted"] == 1
     learner = make_learner(epochs=1)
     start = Net()
     start.load_state_dict(learner.networks.state_dict())

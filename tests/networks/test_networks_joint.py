@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+
 import numpy as np
 import pytest
 import torch
@@ -102,3 +104,9 @@ def test_the_largest_numbers_are_no_bounds():
     np.testing.assert_array_equal(Actions(spec).to_environment(drawn), drawn)
     with pytest.raises(ValueError, match="expected finite bounds"):
         Actions(spec, squash=True)
+
+
+def test_a_closing_row_has_the_first_action_of_a_range_that_does_not_begin_at_zero():
+    data = types.SimpleNamespace(action=torch.tensor([[[0, 0], [2, 3], [4, 9]]]))
+    drawn = Actions(dm_specs.BoundedArray((2,), np.int64, 2, [4, 5])).drawn(data)
+    assert drawn.tolist() == [[[0, 0], [0, 1], [2, 3]]]

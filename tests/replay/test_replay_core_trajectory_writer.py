@@ -174,6 +174,14 @@ def test_items_share_rows_and_free_them():
     client.reset("t")
     client.reset("u")
     assert num_rows(client) == 0
+    with pytest.raises(RuntimeError, match="was not found"), client.trajectory_writer(3) as writer:
+        fill(writer, 2)
+        writer.create_item("no table", 1.0, writer.history["a"][:])
+    with pytest.raises(RuntimeError, match="was not found"):
+        client.insert({"a": 1}, {"t": 1.0, "no table": 1.0})
+    assert one(client) == {"a": 1}
+    client.reset("t")
+    assert writer.closed and num_rows(client) == 0, "after an error, too"
 
 
 def test_create_item_does_not_wait_and_flush_does():
@@ -212,6 +220,7 @@ def test_end_episode(clear):
     assert client.server_info()["t"].num_episodes == 2
     client.reset("t")
     assert client.server_info()["t"].num_episodes == 0
+    assert num_rows(client) == (1 if clear else 3)
 
 
 def test_end_episode_resets_even_if_the_flush_times_out():

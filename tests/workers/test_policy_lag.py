@@ -1,9 +1,12 @@
 """When an unroll begins, in steps of an actor or in its part of the episodes of a batch."""
 
+import types
+
 import pytest
 
+from framework.runs.services import Counter
 from framework.workers.collector import Steps
-from framework.workers.lockstep import Unrolls
+from framework.workers.lockstep import Lockstep, Unrolls
 
 
 def begun(units, parts, lag, count):
@@ -47,3 +50,16 @@ def test_where_all_actors_wait_their_episodes_make_a_batch(units, parts):
         assert needed is not None and needed >= unroll and not unrolls.go_on()
         # Of all actors together: the learner can make this version.
         assert parts * unrolls.done >= units * needed
+
+
+def test_an_unroll_waits_for_its_version_also_after_a_restart_that_skips_some():
+    learner = types.SimpleNamespace(version=0, join=lambda name, life: 0)
+    learner.wait_for_version = lambda version, *_: learner.version >= version
+    collector = types.SimpleNamespace(version=0, adders=())
+    collector.update = lambda: setattr(collector, "version", learner.version)
+    gate = Lockstep("actor-0", learner, Counter(), collector, Unrolls(1, 0), life="of an elastic actor")
+    for newest in (0, 60, 61, 62):
+        learner.version = newest
+        assert gate.open() and collector.version == newest
+        gate.took(Steps(1, None))
+        assert not gate.open()

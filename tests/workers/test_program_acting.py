@@ -1,6 +1,7 @@
 """Halves that alternate: who asks when, what is dropped, what is kept of both."""
 
 import functools
+import itertools
 import types
 
 import dm_env
@@ -13,6 +14,7 @@ from framework import core, environments, specs
 from framework.actors import PolicyActor
 from framework.actors.inference_client import ServerPort
 from framework.environments.testing import EchoEnvironment
+from framework.loggers import InMemoryLogger
 from framework.programs import RunConfig
 from framework.replay.errors import ServerLost
 from framework.runs.services import Counter, Monitor
@@ -125,7 +127,7 @@ def make(monkeypatch):
         spec = specs.make_environment_spec(environment(1, 0))
         services = {
             "counter": make_client(Counter(max_env_steps)),
-            "monitor": make_client(monitor := Monitor()),
+            "monitor": make_client(monitor := Monitor(InMemoryLogger())),
         }
         source = None if unroll is None else Source()
         setup = Setup(LoggedAgent(adders, unroll), environment, spec, config)
@@ -229,6 +231,17 @@ def test_halves_share_the_envs_and_their_seconds_are_told_once(make):
     worker.step()
     assert sum(worker._collector.take_seconds().values()) > 0
     assert not any(worker._collector.take_seconds().values())
+    worker.close()
+
+
+def test_a_row_has_the_episodes_since_the_last_one_and_all_steps_so_far(make):
+    worker, _, _, _ = make(log_period=1)
+    for _ in range(12):
+        worker.step()
+    rows = worker.monitor.logger.rows
+    assert [row["env_steps"] for row in rows] == [row["steps"] for row in rows]
+    has_ended = [after["episodes"] > before["episodes"] for before, after in itertools.pairwise(rows)]
+    assert ["episode_return" in row for row in rows[1:]] == has_ended and {*has_ended} == {True, False}
     worker.close()
 
 

@@ -106,6 +106,17 @@ class Kept(dict):
     put = dict.__setitem__
 
 
+def test_the_first_state_is_kept_before_any_checkpoint():
+    agent, spec = DQN(DQN_CONFIG), specs.make_environment_spec(fake(1))
+    kept, setup = Kept(), Setup(agent, fake, spec, RunConfig())
+    made = agent.make_learner(agent.make_networks(spec), spec)
+    published = learner.Published("learner", setup, made, Counter(), kept)
+    for steps in (0, 7):
+        published.steps = steps
+        published.save_first()
+        assert kept["learner"]["steps"] == 0
+
+
 def learner_with_data(log, kept=None):
     environment, agent = fake(2), DQN(dataclasses.replace(DQN_CONFIG, min_replay_size=10, batch_size=4))
     spec = specs.make_environment_spec(environment)
@@ -179,7 +190,13 @@ def test_an_evaluator_takes_what_its_policy_needs_and_keeps_that(agent):
     make = functools.partial(fake, episode_length=3)
     config = RunConfig(num_evaluation_episodes=2, evaluate_period=100)
     setup = Setup(agent, make, spec, config)
-    worker = Evaluator(setup, learner=block, counter=Counter(), monitor=Monitor(), checkpointer=kept)
+    counter = Counter()
+    worker = Evaluator(setup, learner=block, counter=counter, monitor=Monitor(), checkpointer=kept)
     assert worker.evaluate()["variables_version"] == 5
     assert {name.partition(".")[0] for name in kept["best"]["networks"]} == set(needed)
     assert kept["evaluator"] == {"evaluated_at": 0}
+    for steps, is_due in ((99, False), (31, True), (69, False), (1, True)):  # A late one delays no other.
+        counter.increment(env_steps=steps)
+        assert worker.ready() == is_due
+        if is_due:
+            worker.evaluate()

@@ -158,8 +158,11 @@ def test_services_close_in_reverse_order_and_may_call_older_ones(engine, tmp_pat
 
     program = lp.Program("test")
     diary = program.add_node(lp.CourierNode(Diary, str(tmp_path / "diary")), label="diary")
-    services = [program.add_node(lp.CourierNode(Service, diary, name), label=name) for name in "abc"]
-    program.add_node(lp.PyNode(main, diary, services), label="main")
+    services = [lp.CourierNode(Service, diary, name) for name in "abc"]
+    worker = lp.PyNode(main, diary, [service.create_handle() for service in services])
+    # The last service is added after the worker, which must end before all the same.
+    for label, node in zip("abwc", (*services[:2], worker, services[2]), strict=True):
+        program.add_node(node, label=label)
     lp.launch(program, engine)
     words = (tmp_path / "diary").read_text().split()
     assert sorted(words[:2]) == ["returned", "stopping"]
