@@ -38,7 +38,7 @@ _ROUND = 64  # messages that the loop receives before it tries the waiting reque
 _LONGEST_POLL_S = 3600.0
 _LAST_WORDS_S = 1.0  # for which a busy server waits for the last messages of a client that has gone
 _UNBIND_MS = 5000  # for which `stop` waits until the address is free
-_SPARE_FILES = 256  # that connections leave to the rest of the process, or a quarter of all
+_SPARE_FILES = 512  # that connections leave to the rest of the process, or half of all
 _LOOK_S = 0.1  # between two looks at whether clients have read their answers, while others wait for room
 _LARGE_ANSWER = 1 << 16  # bytes; ZeroMQ bounds the number of smaller ones that a client leaves unread
 # Errors that a client's message or a full machine can cause. Others are defects of this package.
@@ -188,7 +188,7 @@ class Service:
         socket of a directory.
         """
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        if most == resource.RLIM_INFINITY or descriptor < most - min(_SPARE_FILES, most // 4):
+        if most == resource.RLIM_INFINITY or descriptor < most - min(_SPARE_FILES, most // 2):
             return
         self.refused += 1
         if self.refused == 1:
