@@ -77,6 +77,23 @@ def test_replay_imports_nothing_else_of_the_framework():
     assert wrong_imports("framework/replay", others) == []
 
 
+CORE = ("tables", "rows", "local", "remote", "server")
+# What stands on top: Reverb's names and writers, a real dm-reverb, and what puts the parts together.
+GUESTS = ("reverb_api", "dm_reverb", "client", "serving", "sharded", "node")
+
+
+def test_the_core_of_replay_does_not_know_its_guests():
+    guests = tuple(f"framework.replay.{name}" for name in GUESTS)
+    is_guest = lambda name: name.startswith((*guests, "reverb", "acme", "framework.actors"))  # noqa: E731
+    assert [each for part in CORE for each in wrong_imports(f"framework/replay/{part}", is_guest)] == []
+
+
+def test_no_module_is_put_where_none_is():
+    written = re.compile(r"sys\.modules\[[^]]+\]\s*=[^=]")
+    files = [path for package in ("framework", "agents", "launch") for path in (ROOT / package).rglob("*.py")]
+    assert [path for path in files if written.search(path.read_text(encoding="utf-8"))] == []
+
+
 LIGHT = """
 import framework, launch
 from framework import replay

@@ -17,7 +17,7 @@ from typing import Any
 from framework import interrupts
 from framework.replay.errors import CheckpointError
 from framework.replay.server.limits import Limits
-from framework.replay.server.server import Server
+from framework.replay.serving import Server
 from launch.rpc.sockets import CurveKeys
 from launch.texts import integer, nearest, printable
 

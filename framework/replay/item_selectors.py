@@ -1,0 +1,3 @@
+"""The names in `reverb.item_selectors`."""
+
+from framework.replay.tables.selectors import *  # noqa: F403

@@ -1,0 +1,3 @@
+"""The names in `reverb.selectors`."""
+
+from framework.replay.tables.selectors import *  # noqa: F403
