@@ -11,7 +11,7 @@ import contextlib
 import errno
 import fcntl
 import os
-import random
+import secrets
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -79,8 +79,7 @@ def claim(port: int | None) -> Iterator[str]:
     folder = directory()
     with open(os.path.join(folder, "lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        ports = [port] if port else random.SystemRandom().sample(_FREE_PORTS, len(_FREE_PORTS))
-        for each in ports:
+        for each in [port] if port else (secrets.choice(_FREE_PORTS) for _ in range(1000)):
             if not _listens(f"{folder}/{each}"):
                 yield f"ipc://{folder}/{each}"
                 return
