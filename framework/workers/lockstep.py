@@ -137,6 +137,8 @@ class Lockstep(Gate):
         if not self._wait(needed):
             return False
         self._collector.update()
+        # A restarted learner skips versions.
+        unrolls.first = max(unrolls.first, self._collector.version - unrolls.number)
         unrolls.begin()
         return True
 

@@ -53,11 +53,11 @@ def test_where_all_actors_wait_their_episodes_make_a_batch(units, parts):
 
 
 def test_an_unroll_waits_for_its_version_also_after_a_restart_that_skips_some():
-    learner = types.SimpleNamespace(version=0, join=lambda name, life: 0)
+    learner = types.SimpleNamespace(version=0)
     learner.wait_for_version = lambda version, *_: learner.version >= version
     collector = types.SimpleNamespace(version=0, adders=())
     collector.update = lambda: setattr(collector, "version", learner.version)
-    gate = Lockstep("actor-0", learner, Counter(), collector, Unrolls(1, 0), life="of an elastic actor")
+    gate = Lockstep("actor-0", learner, Counter(), collector, Unrolls(1, 0))
     for newest in (0, 60, 61, 62):
         learner.version = newest
         assert gate.open() and collector.version == newest
