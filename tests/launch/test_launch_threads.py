@@ -166,6 +166,21 @@ def test_calls_have_a_limited_number_of_threads_which_end_without_calls():
 
 
 @pytest.mark.parametrize("engine", ["serial", "threads"])
+def test_a_call_leaves_its_caller_where_it_was(engine):
+    class Service:
+        def where(self):
+            return lp.get_node_context().label
+
+    def main(service):
+        lp.stop([service.where(), lp.get_node_context().label])
+
+    program = lp.Program("test")
+    service = program.add_node(lp.CourierNode(Service), label="service")
+    program.add_node(lp.PyNode(main, service), label="main")
+    assert lp.launch(program, engine) == ["service-0", "main-0"]
+
+
+@pytest.mark.parametrize("engine", ["serial", "threads"])
 def test_a_callback_of_a_future_may_call_its_node(engine):
     class Echo:
         def echo(self, x):

@@ -217,12 +217,14 @@ def test_new_adders_begin_new_episodes(make):
 
 def test_items_that_were_lost_after_the_last_row_are_told(make, monkeypatch):
     worker, _, _, adders = make(log_period=1)
-    worker.step()
-    adders += [LoggedAdder(), LoggedAdder()]
-    assert worker.recover(ServerLost("the server is gone"))
+    for _ in range(2):
+        for _ in range(3):
+            worker.step()
+        adders += [LoggedAdder(), LoggedAdder()]
+        assert worker.recover(ServerLost("the server is gone"))
     monkeypatch.setattr(LoggedAdder, "close", lambda *_, timeout: 0)
     worker.close()
-    assert worker.monitor.snapshot()["labels"]["actor-0"]["lost_items"] == 2
+    assert worker.monitor.snapshot()["labels"]["actor-0"]["lost_items"] == 4
 
 
 def test_halves_share_the_envs_and_their_seconds_are_told_once(make):
