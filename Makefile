@@ -67,8 +67,8 @@ pages: $(VENV)/installed-test
 	$(BIN)/python docs/hooks/markers.py --write
 
 # A comment is a sentence: it does not begin with a word that leaves its subject and its verb out.
-no-subject = @! grep -rnE "\# +(For|Of|Not|Those|Between|Without) " --include='*.py' framework agents launch examples \
-  || { echo "A comment begins with For, Of, Not, Those, Between or Without. Write a sentence."; exit 1; }
+no-subject = @! grep -rnE "\# +(As|Before|Between|For|Its|Not|Of|Otherwise|So|Those|Whose|Without) " --include='*.py' framework agents launch examples \
+  || { echo "A comment begins with As, Before, Between, For, Its, Not, Of, Otherwise, So, Those, Whose or Without. Write a sentence."; exit 1; }
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check .

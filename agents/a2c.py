@@ -52,7 +52,7 @@ class A2C(OnPolicyAgent):
         config, data = self.config, batch.data
         mask = losses.transition_mask(data.mask)
         starts = data.start_of_episode.float().clone()
-        starts[:, 0] = 0.0  # Its state is stored, whether an episode begins there or not.
+        starts[:, 0] = 0.0  # The first row's state is stored, whether an episode begins there or not.
         policy, values = networks(data.observation, data.extras.get("state", ()), starts)
         with torch.no_grad():
             discounts = config.discount * data.discount.float()

@@ -277,7 +277,7 @@ PRESETS: Mapping[str, Preset] = {
     "minatar:Freeway": Preset(
         MINATAR, {**MINATAR_RUN, "evaluate_period": 200_000, "num_evaluation_episodes": 8}
     ),
-    # As in the paper: a learner step of 32 items for every 4 env steps.
+    # The paper makes a learner step of 32 items for every 4 env steps.
     "atari:Pong": Preset(
         agent={
             "n_step": 3,

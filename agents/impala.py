@@ -100,7 +100,7 @@ class ActorCritic(networks.RecurrentEncoder):
         The first row continues from `state`, which is the initial state where an episode begins there.
         """
         inside = start_of_episode.clone()
-        inside[:, 0] = False  # Its state is stored, whether an episode begins there or not.
+        inside[:, 0] = False  # The first row's state is stored, whether an episode begins there or not.
         features = super().unroll(observation, state, inside)
         policy = networks.masked_policy(self.policy, features, observation)
         return policy, networks.in_float32(self.value, features).squeeze(-1)
@@ -142,7 +142,7 @@ class IMPALAPolicy(TorchPolicy):
         log_prob = policy.log_prob(drawn).float()
         extras = {"log_prob": log_prob, "version": self.versions(log_prob)}
         if self.actions.continuous:
-            extras["action"] = drawn  # As sampled; the environment gets it clipped.
+            extras["action"] = drawn  # The environment gets it clipped.
         return drawn, {**extras, "state": state} if state else extras, next_state
 
 

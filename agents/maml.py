@@ -156,7 +156,7 @@ class TaskWorker(RolloutWorker):
 
 def collect(collector: Collector, step: Callable[[], Any], dataset: Dataset, length: int) -> ReplaySample:
     """One unroll of every env from a reset, `[B, T + 1, ...]`; `step` steps the collector."""
-    collector.reset()  # Otherwise the reset is a row of the unroll.
+    collector.reset()  # The reset would be a row of the unroll.
     for _ in range(length):
         step()
     return next(dataset)
@@ -178,7 +178,7 @@ class MAML(OnPolicyAgent):
         return Par(workers, TaskWorker.sample_tasks).sync().map(concatenate).map(learner.step)
 
     def environment_wrappers(self) -> Sequence[Any]:
-        return (require_tasks,)  # So that others are refused before a node starts.
+        return (require_tasks,)  # Others are refused before a node starts.
 
     def make_networks(self, spec: EnvironmentSpec) -> MAMLNetworks:
         return self.custom_networks(spec, MAMLNetworks, ("actions", "encoder", "forward"))

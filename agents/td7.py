@@ -69,7 +69,7 @@ class TargetRange(nn.Module):
         super().__init__()
         # The largest values of -target and target: one maximum over all learners finds both.
         self.register_buffer("seen", torch.full((2,), -torch.inf))
-        self.register_buffer("used", torch.zeros(2))  # As in the authors' code: nothing is bootstrapped yet.
+        self.register_buffer("used", torch.zeros(2))  # Nothing is bootstrapped yet, as in the authors' code.
 
     def add(self, targets: torch.Tensor, context: LossContext) -> None:
         """Widens what was seen to hold the targets `[N]` of all learners."""

@@ -51,7 +51,7 @@ def main(learner_steps: int = 3_000) -> float:
         context = multiprocessing.get_context("fork")
         ours, theirs = context.Pipe()
         actor = context.Process(target=act, args=(theirs, agent, block), daemon=True)
-        actor.start()  # Before the server, whose threads a fork would not copy.
+        actor.start()  # The server comes later: a fork would not copy its threads.
         server = replay.Server(agent.make_tables(spec))
         ours.send(server.address)
         client = server.localhost_client()

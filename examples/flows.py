@@ -49,7 +49,7 @@ class IMPALAPlan(impala.IMPALA):
             raise ValueError(
                 f"batch_size: got {config.batch_size}, expected a multiple of {envs}, the envs of a worker."
             )
-        # As many samples of each worker as IMPALA's queue and learner hold, with older parameters.
+        # IMPALA's queue and learner hold as many samples of each worker, with older parameters.
         ahead = config.queue_batches + config.prefetch_batches - 1
         samples = Par(workers, RolloutWorker.sample).unordered(depth=ahead)
         return samples.batch(config.batch_size // envs).map(concatenate).map(learner.step)

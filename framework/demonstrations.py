@@ -63,7 +63,7 @@ def record(environment: BatchedEnvironment, act: Callable[[Nest], Nest], num_epi
         begun_before = environment.cut is not None and bool(environment.cut[0])
         while timestep.step_type[0] != LAST:
             if not rows and isinstance(act, LoadedPolicy):
-                act.reset()  # Its memory restarts.
+                act.reset()  # The memory restarts.
             action = act(timestep.observation)
             following = environment.step(action)
             if following.step_type[0] == FIRST:  # The env was lost, and its episode has no end.

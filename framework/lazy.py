@@ -24,7 +24,7 @@ def exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         found = getattr(importlib.import_module(modules[name]), name)
-        setattr(module, name, found)  # So that this is called once for each name.
+        setattr(module, name, found)  # This is called once for each name.
         return found
 
     return get, lambda: sorted({*vars(module), *modules})

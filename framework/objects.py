@@ -19,7 +19,7 @@ T = TypeVar("T")
 def load_object(target: str) -> Any:
     """Imports `module:name`. Raises ImportError or AttributeError."""
     module, _, name = target.partition(":")
-    if module.startswith("."):  # As in ./my_module, for which Python raises a TypeError.
+    if module.startswith("."):  # Python raises a TypeError for it.
         raise ImportError(f"{module!r} begins with a dot, expected the full name of a module")
     return functools.reduce(getattr, name.split("."), importlib.import_module(module))
 

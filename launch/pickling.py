@@ -41,7 +41,7 @@ class _CodePickler(cloudpickle.Pickler):
         if isinstance(obj, functools._lru_cache_wrapper) and not _found_by_name(obj):
             return _cached, (obj.__wrapped__, obj.cache_parameters())
         if isinstance(getattr(obj, "registry", None), MappingProxyType) and not _found_by_name(obj):
-            return _dispatching, (dict(obj.registry),)  # Its cache holds weak references.
+            return _dispatching, (dict(obj.registry),)  # The cache holds weak references.
         if isinstance(obj, functools.cached_property):  # With a lock, before Python 3.12.
             return functools.cached_property, (obj.func,), {"attrname": obj.attrname}
         if isinstance(obj, (type, FunctionType)) and not _importable(obj.__module__ or ""):

@@ -2,6 +2,6 @@
 
 import os
 
-# Before torch is loaded: idle OpenMP threads sleep instead of spinning. PPO on Pong with two threads on two
-# cores that ten other processes use makes 20 env steps/s like this (with one thread 19), and below 7 without.
+# Torch is not loaded yet, so idle OpenMP threads will sleep instead of spinning. PPO on Pong with two
+# threads, on two cores that ten other processes use, makes 20 env steps/s like this, else below 7.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")

@@ -102,7 +102,7 @@ def _run() -> int:
         if error.errno != errno.EPIPE and (not is_full or {"train", "eval"} & {*sys.argv[1:2]}):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Else the interpreter fails on the rest when it ends.
-        if is_full:  # Otherwise the reader has exited, as in `repertory list | head`.
+        if is_full:  # If not, the reader has exited, as in `repertory list | head`.
             _complain(f"could not write the output: {error.strerror}. Make room, or write it elsewhere.")
         return 1
 

@@ -28,7 +28,7 @@ _POLL_S = 0.5  # Seconds between two updates of the display.
 
 def run(folder: RunFolder, program: launch.Program, lock: IO[str]) -> int:
     """Runs the program of `folder`, which `lock` locks, and reports its end; returns the exit code."""
-    program.contexts = (lambda: contextlib.nullcontext(lock),)  # Its own would lock the folder.
+    program.contexts = (lambda: contextlib.nullcontext(lock),)  # The program's own would lock the folder.
     in_words = f"{folder.agent} in {folder.environment_name}, engine {folder.engine}, folder {folder.path}"
     print(printable(in_words))
     try:

@@ -93,7 +93,11 @@ def _status(folder: RunFolder) -> dict[str, Any]:
     """Returns the engine's last status, corrected if the engine was killed before it could write the end."""
     try:
         status: dict[str, Any] = json.loads((folder.path / "status.json").read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError, RecursionError):  # Not every engine writes it; it may be damaged.
+    except (
+        FileNotFoundError,
+        ValueError,
+        RecursionError,
+    ):  # Some engines do not write it; it may be damaged.
         return {}
     nodes = status.get("nodes", []) if isinstance(status, dict) else None
     if not isinstance(nodes, list) or not all(isinstance(node, dict) for node in nodes):

@@ -41,8 +41,8 @@ from launch.errors import RemoteTraceback, describe
 from launch.seeds import seed_generators
 
 # Seconds that the envs of a child may take to close after the parent has closed its connection.
-CLOSE_GRACE = 2.0
-_CLOSE_SECONDS = 5.0  # After these, children that have not ended are killed.
+CLOSE_GRACE_S = 2.0
+_CLOSE_S = 5.0  # After these, children that have not ended are killed.
 
 
 class _Child:
@@ -262,7 +262,7 @@ def _shut_down(children: list[_Child]) -> None:
     """Ends all children; called once, by `close()`, garbage collection or the interpreter's end."""
     for child in children:
         child.close()
-    deadline = time.monotonic() + _CLOSE_SECONDS
+    deadline = time.monotonic() + _CLOSE_S
     for child in children:
         try:
             child.process.wait(timeout=max(0.0, deadline - time.monotonic()))
@@ -312,9 +312,9 @@ def serve(connection_fd: int, memory: int) -> None:
 
 
 def _end_with_parent(parent: int) -> None:
-    """Ends this process `CLOSE_GRACE` seconds after the parent is gone or done, even if a step hangs."""
+    """Ends this process `CLOSE_GRACE_S` seconds after the parent is gone or done, even if a step hangs."""
     os.read(parent, 1)  # returns when the parent's end was closed
-    time.sleep(CLOSE_GRACE)  # the process ends by itself in this time, unless an env hangs
+    time.sleep(CLOSE_GRACE_S)  # the process ends by itself in this time, unless an env hangs
     os._exit(1)
 
 

@@ -96,11 +96,11 @@ class LearnerGroup:
         self.device = torch.device(device)
         timeout = datetime.timedelta(seconds=timeout_s)
         backend = "nccl" if self.device.type == "cuda" else "gloo"
-        if backend == "nccl":  # Its watchdog must not call a store of Python.
+        if backend == "nccl":  # NCCL's watchdog must not call a store of Python.
             os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
             if self.device.index is not None:
                 torch.cuda.set_device(self.device)
-        # Otherwise gloo uses the address of the machine's host name. Another group may need another one.
+        # By default, gloo uses the address of the machine's host name. Another group may need another one.
         variable = f"{backend.upper()}_SOCKET_IFNAME"
         self._variable = None if variable in os.environ else variable
         if self._variable is not None:

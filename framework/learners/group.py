@@ -189,7 +189,7 @@ class FirstLearner:
           ValueError: Two learners have the same GPU.
         """
         if rank == 0:
-            self._state = self._learner.save()  # Before the others can have it.
+            self._state = self._learner.save()  # The others cannot have it yet.
         with self._changed:
             if self._current.call_ids.setdefault(rank, call_id) != call_id:
                 self._current.close()

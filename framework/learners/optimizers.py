@@ -91,8 +91,8 @@ class Adam(torch.optim.Adam):
             if (minimum := group.get("minimum")) is not None:
                 torch._foreach_clamp_min_(parameters, minimum)
 
-    # Otherwise the first optimizer wraps `step` in a range for torch's profiler, which takes as long as the
-    # step.
+    # If this is not set, the first optimizer wraps `step` in a range for torch's profiler, which takes as
+    # long as the step.
     step.hooked = True  # type: ignore[attr-defined]
 
 

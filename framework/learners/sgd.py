@@ -147,7 +147,7 @@ class SGDLearner(core.Learner):
     def gradients(self, batch: ReplaySample) -> Gradients:
         """The gradients of the loss on `batch`. Changes no parameters."""
         output, gradients, _ = self._gradient(batch, self._context())
-        if isinstance(self._gradient, CapturedGradient):  # Its next call would change them.
+        if isinstance(self._gradient, CapturedGradient):  # The next call would change them.
             gradients = [None if gradient is None else gradient.clone() for gradient in gradients]
         values = [() if gradient is None else gradient for gradient in gradients]
         return Gradients(values, output.loss, output.metrics, torch.tensor(self.steps))

@@ -189,7 +189,7 @@ class CSVLogger(Logger):
 
 def _line(columns: list[str], row: Mapping[str, Any]) -> str:
     line = io.StringIO()
-    # Before Python 3.13 only characters of the line's end are quoted, and a bare CR would end the row, too.
+    # Python before 3.13 quotes only characters of the line's end, and a bare CR would end the row, too.
     csv.DictWriter(line, columns, "", "ignore", lineterminator="\r\n").writerow(row)
     return line.getvalue()[:-2] + "\n"
 

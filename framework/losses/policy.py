@@ -210,7 +210,7 @@ def explained_variance(
     if mask is not None:
         values, targets = values[mask > 0], targets[mask > 0]
     if not targets.numel():
-        return values.sum()  # 0, of which there is a gradient
+        return values.sum()  # A differentiable zero.
     spread = targets.var(correction=0)  # 0 for a single target; the unbiased estimate is NaN.
     explained = 1.0 - (targets - values).var(correction=0) / spread.clamp(min=1e-8)
     return torch.where(spread > 0, explained, 0.0)

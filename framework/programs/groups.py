@@ -33,7 +33,7 @@ def _connect_nearest(handles: Sequence[launch.Handle]) -> Any:
     if node.engine != "ray":  # There is one machine.
         return clients[0]
     hosts = {client.futures.host(): client for client in clients}
-    # All sources that are there answer at about the same time; one that is lost would never.
+    # All sources that are there answer at about the same time; a lost one never answers.
     done, rest = concurrent.futures.wait(hosts, _NEAREST_S, concurrent.futures.FIRST_COMPLETED)
     done |= concurrent.futures.wait(rest, _REST_S).done
     there = {hosts[future]: future.result() for future in done if future.exception() is None}

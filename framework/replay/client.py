@@ -7,7 +7,7 @@ from typing import Any
 
 from framework.replay import addresses
 from framework.replay.local.client import LocalClient, client_here
-from framework.replay.remote.channel import DEFAULT_RECONNECT_TIMEOUT
+from framework.replay.remote.channel import RECONNECT_TIMEOUT_S
 from framework.replay.remote.client import RemoteClient
 from framework.replay.reverb_api.client import ReverbApi
 from framework.replay.reverb_api.trajectory_writer import Writer as Writer
@@ -18,7 +18,7 @@ class EmbeddedClient(ReverbApi, LocalClient):
     """A client of tables in this process; see `LocalClient`."""
 
 
-class ServedClient(ReverbApi, RemoteClient):  # type: ignore[misc]  # Its address is read only.
+class ServedClient(ReverbApi, RemoteClient):  # type: ignore[misc]  # The address is read only.
     """A client of a server in another process; see `RemoteClient`."""
 
 
@@ -31,7 +31,7 @@ class Client(abc.ABC):  # noqa: B024
         *,
         curve: sockets.CurveKeys | None = None,
         local: bool | None = None,
-        reconnect_timeout: float = DEFAULT_RECONNECT_TIMEOUT,
+        reconnect_timeout: float = RECONNECT_TIMEOUT_S,
     ) -> EmbeddedClient | ServedClient:
         """Connects to a server.
 

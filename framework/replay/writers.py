@@ -65,7 +65,7 @@ def check_held(what: str, held: HeldRows | None, rows: np.ndarray) -> slice | np
         at = span(rows)
         if type(at) is slice:
             known = at.start >= 0
-        else:  # As unsigned numbers, negative rows are too large.
+        else:  # Negative rows are too large as unsigned numbers.
             known = not np.count_nonzero(rows.view(np.uint64) >= np.array(len(held.held), np.uint64))
         if known and np.count_nonzero(held.held[at]) == len(rows):
             return at

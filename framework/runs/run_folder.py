@@ -167,7 +167,7 @@ class RunFolder:
                 content.pop(name, None)
             if content.pop("compile_loss", False):  # The name of this mode in version 0.2.
                 content["step_mode"] = "compile"
-            if content.get("inference") == "alternating":  # So did this value.
+            if content.get("inference") == "alternating":  # This value is gone, too.
                 content["inference"] = "local"
             fields = [field.name for field in dataclasses.fields(RunConfig) if field.name in content]
             settings = {name: content.pop(name) for name in fields}
@@ -452,7 +452,7 @@ def plain(value: Any) -> Any:
 
 
 def _unrecorded(value: Any) -> dict[str, str]:
-    is_array = hasattr(value, "dtype") and hasattr(value, "shape")  # Its text would depend on print options.
+    is_array = hasattr(value, "dtype") and hasattr(value, "shape")  # The text would depend on print options.
     return {_UNRECORDED: f"{type(value).__name__} {value.dtype}{[*value.shape]}" if is_array else repr(value)}
 
 

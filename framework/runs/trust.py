@@ -74,7 +74,7 @@ def named(settings: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         else:
             for text in _texts(value):
                 if setting == "loggers" and text.startswith("wandb(") and "settings" in text:
-                    yield setting, text, "wandb"  # Its settings name programs that it starts.
+                    yield setting, text, "wandb"  # W&B's settings name programs that it starts.
                 elif _OBJECT.fullmatch(text) or (setting in _NAMES and ":" in text.partition("(")[0]):
                     yield setting, text, text.partition(":")[0]
 

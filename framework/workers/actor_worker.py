@@ -77,8 +77,8 @@ class ActorWorker(ProgramWorker):
             ahead = (lambda: True) if unrolls is None else unrolls.go_on
             collector = make_served(setup, own, index, seed, inference, make_adder, ahead)
         self._collector = collector
-        self._gates: list[Gate] = []  # Before a step.
-        self._exits: list[Gate] = []  # Before the end, when no steps are granted any more.
+        self._gates: list[Gate] = []  # They are asked before a step.
+        self._exits: list[Gate] = []  # They are asked when no steps are granted any more.
         if unrolls is not None:
             self._gates.append(Lockstep(own, learner, counter, collector, unrolls))
         # Off-policy, or from a queue; with a limited policy lag, the lockstep waits for the last batch.

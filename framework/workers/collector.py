@@ -177,7 +177,7 @@ class Turns:
     """
 
     def __init__(self, collectors: Sequence[Collector], may_ask_ahead: Callable[[], bool]):
-        self._mine, self._other = collectors  # Whose turn it is, and whose it is next.
+        self._mine, self._other = collectors  # It is the turn of the first; the other is next.
         self._both, self._may_ask_ahead = collectors, may_ask_ahead
 
     version = property(lambda self: self._mine.version)

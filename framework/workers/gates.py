@@ -107,7 +107,7 @@ class Budget(Gate):
         granted: int = self._counter.grant(
             n=wanted, spent=self.spent, actor_episodes=self._episodes, **self._options
         )
-        if granted or not (self._options["holds"] and wanted):  # Otherwise they were not counted.
+        if granted or not (self._options["holds"] and wanted):  # If this is False, they were not counted.
             self.spent = self._episodes = 0
         self.left = granted
         return granted

@@ -65,7 +65,7 @@ class InferenceWorker(InferenceServer):
         state = checkpointer.get(name) if checkpointer is not None else None
         if state is not None:
             self._rows, self._batches = int(state["steps"]), int(state["batches"])
-        policy.seed(next_seed(seed, state))  # As an actor with its own policy does.
+        policy.seed(next_seed(seed, state))  # An actor with its own policy does the same.
         self._logged = (self._rows, self._batches, Stopwatch())
         launch.register_stop_handler(self.stop_waiting)
 
@@ -79,7 +79,7 @@ class InferenceWorker(InferenceServer):
         self._batches += 1
         if self._rows - self._logged[0] >= self._log_period:
             self._log()
-        elif not self._is_kept:  # As a `Report` keeps the first step.
+        elif not self._is_kept:  # A `Report` keeps the first step, too.
             self._keep()
 
     def _keep(self) -> None:

@@ -79,7 +79,7 @@ class Report:
 
     def log(self) -> None:
         """Keeps the state, and writes a row if it has changed since the last one, or items were dropped."""
-        totals = self._keep()  # Before the row, in case writing that fails.
+        totals = self._keep()  # The row comes later, in case writing it fails.
         if totals == self._told and not self.dropped_items:
             return
         counts = self._counter.get_counts()

@@ -25,7 +25,7 @@ from launch import platforms
 from launch.context import find_context
 from launch.seeds import seed_generators
 
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # As in malloc.h.
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # The numbers are those in malloc.h.
 # Reverb's limiters without a bound use the largest float64.
 BOUNDLESS = 10**15
 

@@ -26,8 +26,8 @@ from launch.errors import LaunchError, NodeError, ProgramStopped, describe
 from launch.nodes import MultiProcessingColocation, ProgramNode
 from launch.program import Program
 
-FIRST_BACK_OFF = 0.1  # seconds before the first restart of a node; doubles with each restart
-LONGEST_BACK_OFF = 5.0
+FIRST_BACK_OFF_S = 0.1  # seconds before the first restart of a node; doubles with each restart
+LONGEST_BACK_OFF_S = 5.0
 #: By name, in alphabetical order: a module of `launch.engines` and its subclass of `Job`.
 ENGINES = {
     "launchpad": ("launchpad", "LaunchpadJob"),
@@ -38,7 +38,7 @@ ENGINES = {
     "threads": ("threads", "ThreadsJob"),
 }
 ENDED = ("returned", "closed", "failed", "killed")  # states of a node whose work is over
-LONG_LIFE = 60.0  # seconds; after a life this long, the pause before a restart starts over
+LONG_LIFE_S = 60.0  # seconds; after a life this long, the pause before a restart starts over
 
 
 @dataclass(frozen=True)
@@ -95,12 +95,12 @@ class BackOff:
 
     def after(self, life: float) -> float:
         """Returns the seconds to wait after a life of `life` seconds."""
-        if life >= LONG_LIFE:
+        if life >= LONG_LIFE_S:
             self._short_lives = 0
         # A larger exponent is not needed, and 2 ** 1024 does not fit into a float.
-        seconds = FIRST_BACK_OFF * 2 ** min(self._short_lives, 30)
+        seconds = FIRST_BACK_OFF_S * 2 ** min(self._short_lives, 30)
         self._short_lives += 1
-        return min(LONGEST_BACK_OFF, seconds)
+        return min(LONGEST_BACK_OFF_S, seconds)
 
 
 def ended_normally(error: BaseException, stopping: bool) -> bool:

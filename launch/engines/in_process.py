@@ -297,7 +297,9 @@ class LocalJob(Job):
             _log.warning("node %r: close() failed after a failure", instance.label, exc_info=True)
 
     def _fail(self, instance: LocalInstance, error: BaseException) -> None:
-        self.outcome.fail(node_error(instance.label, error))  # Before the state, for which `wait` may wait.
+        self.outcome.fail(
+            node_error(instance.label, error)
+        )  # `wait` may wait for the state, which changes next.
         instance.state = "failed"
         self.stop()
 

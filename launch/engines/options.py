@@ -54,7 +54,7 @@ class Resources:
                 raise ValueError(f"resources: {name}: got {amount!r}, expected a number of at least 0.")
         threads: Any = self.threads
         if isinstance(threads, float) and threads.is_integer():
-            object.__setattr__(self, "threads", int(threads))  # As 1e1 of a file is.
+            object.__setattr__(self, "threads", int(threads))  # A file may give 1e1.
         if not isinstance(self.threads, int) or self.threads < 1:
             raise ValueError(f"resources: threads: got {self.threads!r}, expected a number of at least 1.")
         if self.strategy not in STRATEGIES:

@@ -77,7 +77,7 @@ class ThreadsJob(LocalJob):
 
     def _has_failed(self, instance: LocalInstance, error: BaseException, life: int) -> None:
         if instance.works:
-            self._fail(instance, error)  # Its thread may still run, and cannot be ended.
+            self._fail(instance, error)  # The node's thread may still run, and cannot be ended.
         elif self._may_restart(instance, error, life):
             before = self._threads[instance.label]
             thread = threading.Thread(

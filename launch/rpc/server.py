@@ -23,7 +23,7 @@ from launch.handles import Target
 from launch.rpc import sockets, wire
 from launch.rpc.shared_socket import SharedSocket
 
-_PATIENCE_FOR_ANSWERS = 1.0  # seconds
+_PATIENCE_FOR_ANSWERS_S = 1.0  # seconds
 _log = logging.getLogger("launch")
 
 
@@ -104,7 +104,7 @@ class RpcServer:
         if self._reading.acquire(timeout=timeout):
             self._reading.release()
         with self._lock:  # A call that ended the program has returned, but its answer may not be sent yet.
-            self._answered.wait_for(lambda: not self._open, _PATIENCE_FOR_ANSWERS)
+            self._answered.wait_for(lambda: not self._open, _PATIENCE_FOR_ANSWERS_S)
         self._socket.close(linger=1000)  # queued answers are still sent
 
     def _add_thread(self) -> None:

@@ -158,7 +158,7 @@ def test_signals_to_all_processes_do_not_end_the_children(monkeypatch):
 
 
 def test_a_hanging_step_meets_its_timeout_and_the_child_is_killed(monkeypatch):
-    monkeypatch.setattr(processes, "_CLOSE_SECONDS", 0.5)
+    monkeypatch.setattr(processes, "_CLOSE_S", 0.5)
     source = suites.EnvironmentSource("Hanging", FaultyEnvironment, {"fault": "hang", "at": 1})
     environment = ProcessEnvironment(source, [None, None], 1, step_timeout=2.0)
     pids = _pids(environment)

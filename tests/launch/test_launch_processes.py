@@ -313,7 +313,7 @@ def test_nodes_save_what_they_have_when_the_fork_server_is_lost(tmp_path, monkey
 
 
 def test_a_fork_server_that_hangs_is_ended(monkeypatch):
-    monkeypatch.setattr(processes, "_CLOSE_TIMEOUT", 0.5)
+    monkeypatch.setattr(processes, "_CLOSE_TIMEOUT_S", 0.5)
     server = processes.ForkServer([], [], Options(preload=[]), print)
     os.kill(server._process.pid, signal.SIGSTOP)
     server.close()

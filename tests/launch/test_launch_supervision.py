@@ -164,7 +164,7 @@ def test_nodes_close_after_an_unexpected_error(tmp_path, monkeypatch, when):
         look(job, *args)
 
     monkeypatch.setattr(SupervisedJob, "_look_at_clock", fail)
-    monkeypatch.setattr(processes, "_CLOSE_TIMEOUT", PATIENCE)  # a busy machine
+    monkeypatch.setattr(processes, "_CLOSE_TIMEOUT_S", PATIENCE)  # a busy machine
     with pytest.raises(ZeroDivisionError, match="a mistake"):
         lp.launch(saving_program(tmp_path / "saved", 2), "processes", stop_timeout=PATIENCE)
     assert (tmp_path / "saved").read_text() == "saved\n" * 2

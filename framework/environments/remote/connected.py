@@ -24,7 +24,7 @@ from launch.defects import Defects
 from launch.texts import printable
 
 _LOG = logging.getLogger(__name__)
-_POLL_SECONDS = 0.5  # between two looks at whether the program stops and peers are still there
+_POLL_S = 0.5  # between two looks at whether the program stops and peers are still there
 _PATIENCE_SECONDS = 3.0  # before a message says what is missing
 
 
@@ -113,7 +113,7 @@ class ConnectedEnvironment(BatchedEnvironment):
             wanted = bool(np.count_nonzero(self._vacant))
             if wanted != self._is_listening:
                 self._listen() if wanted else self._stop_listening()
-            self._receive(_POLL_SECONDS)
+            self._receive(_POLL_S)
             now = time.monotonic()
             if self._stopped.is_set():
                 raise launch.ProgramStopped(f"{self.name}: the program stops.")

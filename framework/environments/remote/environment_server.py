@@ -456,7 +456,7 @@ class _Server:
                 event = recv_monitor_message(session.monitor)
                 refused = event["event"] & _AUTH_FAILED and event["value"] != _TURNED_AWAY
                 self._end(session, "it refused the key" if refused else "it needs no envs, or is not running")
-        # Its answer may have arrived meanwhile: steps of other envs may have taken long.
+        # The answer may have arrived meanwhile: steps of other envs may have taken long.
         waits = offer if offer is self._offer else None
         if waits is not None and waits.socket not in ready and now > waits.begun + _ANSWER_SECONDS:
             self._end(waits, f"{waits.address} did not answer")

@@ -296,7 +296,7 @@ class ExternalEnvironment(ConnectedEnvironment):
                 raise UnreadableMessage(
                     f"truncated: got {message['truncated']!r:.40}, expected true or false."
                 )
-            if not client.is_cut:  # Otherwise an episode that the run has not begun; the next one begins.
+            if not client.is_cut:  # If it is, the run has not begun the episode; the next one begins.
                 self._put_step(client, LAST, 1.0 if message.get("truncated") else 0.0, leaves)
         else:
             raise UnreadableMessage(

@@ -159,7 +159,7 @@ class RemoteEnvironment(ConnectedEnvironment):
         self._servers[identity] = _ConnectedServer(envs, layout)
         self._vacant[envs] = False
         if not np.count_nonzero(self._vacant):
-            self._stop_listening()  # Before the server offers the rest of its envs.
+            self._stop_listening()  # The server offers the rest of its envs next.
         seed = int(self._seeds.spawn(1)[0].generate_state(1)[0]) if self._is_seeded else None
         self._send(identity, "take", len(envs), seed)
         if self._columns is not None:  # In the middle of a step.

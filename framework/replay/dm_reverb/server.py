@@ -16,7 +16,7 @@ import launch
 from framework.replay.checkpointers import DefaultCheckpointer
 from framework.replay.dm_reverb import convert
 from framework.replay.dm_reverb.client import DmReverbClient
-from framework.replay.dm_reverb.writer import START_SECONDS
+from framework.replay.dm_reverb.writer import START_S
 from framework.replay.errors import ReverbError, ServerClosed
 
 _PRIVATE = "dm-reverb"  # the folder of dm-reverb's checkpoints in the given folder
@@ -149,10 +149,10 @@ def _notice(address: str) -> pathlib.Path:
 def _wait_for_port(address: str) -> int:
     """Waits for the server of `ipc://path` and returns its port."""
     notice, stopped = _notice(address), launch.stop_event()
-    deadline = time.monotonic() + START_SECONDS
+    deadline = time.monotonic() + START_S
     while not notice.exists():
         if stopped.wait(0.02):
             raise ServerClosed("The program stops before its replay server has started.")
         if time.monotonic() > deadline:
-            raise ReverbError(f"The replay server did not start within {START_SECONDS:g} s.")
+            raise ReverbError(f"The replay server did not start within {START_S:g} s.")
     return int(notice.read_text())

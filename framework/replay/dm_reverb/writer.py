@@ -41,9 +41,9 @@ from framework.replay.writers import NewItems, Writers
 from framework.types import Nest
 
 # Seconds to wait for a server of another process to start, including TensorFlow's import.
-START_SECONDS = 120.0
+START_S = 120.0
 # Timeout of one request to a running server, in seconds.
-_ASK_SECONDS = 5
+_ASK_S = 5
 # dm-reverb prints warnings if about 64 items or more are in flight.
 DEFAULT_IN_FLIGHT = 32
 # Number of steps that dm-reverb's writer keeps for later items. It sends the names of all of them with each
@@ -52,7 +52,7 @@ DEFAULT_IN_FLIGHT = 32
 _WINDOW = 128
 # Shortest and longest wait in dm-reverb, in seconds, between two checks whether the client was interrupted.
 _SHORT, _SLICE = 0.02, 0.2
-_SETTLE = 5.0  # seconds within which a server confirms items that no rate limiter delays
+_SETTLE_S = 5.0  # seconds within which a server confirms items that no rate limiter delays
 
 
 class ServerTables:
@@ -104,8 +104,8 @@ class ServerTables:
           ServerClosed: The server was stopped in this process, or the client closed.
         """
         self.check_open()
-        seconds = _ASK_SECONDS if timeout is None else max(1, math.ceil(timeout))
-        deadline = time.monotonic() + (START_SECONDS if timeout is None else 0)
+        seconds = _ASK_S if timeout is None else max(1, math.ceil(timeout))
+        deadline = time.monotonic() + (START_S if timeout is None else 0)
         while True:
             try:
                 infos = self.native.server_info(timeout=seconds).items()
@@ -138,7 +138,7 @@ class ServerTables:
     def all_have_room(self) -> bool:
         """Returns whether the server answers and no rate limiter refuses an item."""
         try:
-            infos = self.infos(_ASK_SECONDS)
+            infos = self.infos(_ASK_S)
         except (DeadlineExceededError, ServerClosed):
             return False
         return all(convert.limiter_of(info).allowed_inserts(1) for info in infos.values())
@@ -321,7 +321,7 @@ class ReverbWriter(BatchWriter):
         After the deadline, continues for a few seconds while no rate limiter refuses items, because the
         server is then only busy.
         """
-        busy_until = time.monotonic() + _SETTLE
+        busy_until = time.monotonic() + _SETTLE_S
         while self.num_pending > keep:
             left = _SLICE if deadline is None else deadline - time.monotonic()
             if self._flush_for(keep, min(max(left, _SHORT), _SLICE)):

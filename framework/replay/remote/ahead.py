@@ -69,7 +69,7 @@ class AheadSource(BaseSource):
             self._blocks.append(_Block(Piece.of(sample), size, drawn))
             self.stock += size
         kept: Any = [block.samples for block in self._blocks]
-        # Before any of them is taken. An item of one row would otherwise fill several rows of `out`.
+        # None of them is taken yet. An item of one row would otherwise fill several rows of `out`.
         for array, *leaves in zip(
             out or (), *[each[len(SampleInfo._fields) :] for each in kept], strict=False
         ):

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from framework.replay.shm import MappedStore
 from launch.rpc import sockets
 
-DEFAULT_RECONNECT_TIMEOUT = 30.0
+RECONNECT_TIMEOUT_S = 30.0
 
 
 @dataclasses.dataclass(eq=False)
@@ -31,7 +31,7 @@ class ReplayChannel:
     address: str
     curve: sockets.CurveKeys | None = None
     local: bool | None = None
-    reconnect_timeout: float = DEFAULT_RECONNECT_TIMEOUT
+    reconnect_timeout: float = RECONNECT_TIMEOUT_S
     look_s: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:

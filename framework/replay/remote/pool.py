@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from framework.replay.errors import ServerClosed
-from framework.replay.remote.channel import DEFAULT_RECONNECT_TIMEOUT, ReplayChannel
+from framework.replay.remote.channel import RECONNECT_TIMEOUT_S, ReplayChannel
 from framework.replay.remote.connection import ReplayConnection
 from framework.replay.wire import Wake
 from launch.rpc import sockets
@@ -27,7 +27,7 @@ class ConnectionPool:
         address: str,
         curve: sockets.CurveKeys | None = None,
         local: bool | None = None,
-        reconnect_timeout: float = DEFAULT_RECONNECT_TIMEOUT,
+        reconnect_timeout: float = RECONNECT_TIMEOUT_S,
     ) -> None:
         self._channel = ReplayChannel(address, curve, local, reconnect_timeout)
         self._begin()

@@ -30,7 +30,7 @@ from framework.replay.reverb_api.columns import ColumnHistory, TrajectoryColumn,
 from framework.replay.writers import MAX_EPISODES
 from framework.types import Nest
 
-# As in Reverb, `create_item` practically never waits: this many items may wait for room.
+# `create_item` practically never waits, as in Reverb: this many items may wait for room.
 _UNLIMITED = 1_000_000
 _STREAM = "steps"
 

@@ -29,7 +29,7 @@ from launch.errors import LaunchError
 from launch.program import Program
 
 _TAIL = 4000  # bytes of Launchpad's log in an error
-_END = 10.0  # seconds to wait for Launchpad's end
+_END_S = 10.0  # seconds to wait for Launchpad's end
 
 
 class LaunchpadJob(SupervisedJob):
@@ -134,7 +134,7 @@ class LaunchpadHost(ProcessHost):
 
     def close(self) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._driver.wait(_END)  # all its nodes have ended
+            self._driver.wait(_END_S)  # all its nodes have ended
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._driver.pid, signal.SIGKILL)
         self._driver.wait()
@@ -170,7 +170,7 @@ class LaunchpadHost(ProcessHost):
         """Gives a node its channel, and reports its start and its end."""
         with node, node.makefile("rb") as file:
             said = json.loads(file.readline())
-            number, line = self._lines[said["label"]].get(timeout=_END)
+            number, line = self._lines[said["label"]].get(timeout=_END_S)
             with line:
                 socket.send_fds(node, [b"\0"], [line.fileno()])
             self._pids[number] = said["pid"]

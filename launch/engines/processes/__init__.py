@@ -25,7 +25,7 @@ from launch.engines.supervised.job import SupervisedJob
 from launch.engines.supervised.process import Process, ProcessHost, Report
 from launch.texts import how_it_ended
 
-_CLOSE_TIMEOUT = 10.0  # seconds for the fork server to end
+_CLOSE_TIMEOUT_S = 10.0  # seconds for the fork server to end
 
 
 class ProcessesJob(SupervisedJob):
@@ -124,7 +124,7 @@ class ForkServer(ProcessHost):
         self._closed = True
         self._line.end()
         try:
-            self._process.wait(_CLOSE_TIMEOUT)
+            self._process.wait(_CLOSE_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

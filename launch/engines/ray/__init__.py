@@ -35,10 +35,10 @@ from launch.engines.supervised.job import SupervisedJob
 from launch.engines.supervised.process import Process, ProcessHost, Report
 from launch.errors import LaunchError
 
-_SILENCE = 1.0  # timeout of one read from a node, in seconds
-_PATIENCE = 15.0  # seconds after which a log message says that a node waits for a machine
+_SILENCE_S = 1.0  # timeout of one read from a node, in seconds
+_PATIENCE_S = 15.0  # seconds after which a log message says that a node waits for a machine
 _PLACES = 3  # how often a node is placed again because its machine was lost before the node started
-_HEAD_PERIOD = 2.0  # seconds between two checks of the head of the cluster
+_HEAD_PERIOD_S = 2.0  # seconds between two checks of the head of the cluster
 _HEAD_FAILURES = 3  # number of failed checks in a row after which the head counts as dead
 _LOCAL_OBJECT_STORE = 100 << 20  # bytes; nodes do not use Ray's object store
 
@@ -111,7 +111,7 @@ class RayHost(ProcessHost):
             life.kill()
         if self.head_is_dead:  # further calls to Ray, and its shutdown, would wait for a minute
             if self.leaving:
-                self._ray.wait(self.leaving, num_returns=len(self.leaving), timeout=_SILENCE)
+                self._ray.wait(self.leaving, num_returns=len(self.leaving), timeout=_SILENCE_S)
             atexit.unregister(self._ray.shutdown)
             if sys.excepthook.__module__.startswith("ray."):  # tells the head
                 sys.excepthook = sys.__excepthook__
@@ -129,7 +129,7 @@ class RayHost(ProcessHost):
         """Detects a dead head early: Ray waits for it for a minute and then ends this process."""
         failures = 0
         while failures < _HEAD_FAILURES:
-            if self._closed.wait(_HEAD_PERIOD):
+            if self._closed.wait(_HEAD_PERIOD_S):
                 return
             host, _, port = self._head.rpartition(":")
             try:
@@ -239,7 +239,7 @@ class _Life:
         life = actor.live.options(concurrency_group="life").remote()
         threading.Thread(target=self._give, args=(actor,), daemon=True).start()
         while True:
-            data = ray.get(actor.take.options(concurrency_group="out").remote(_SILENCE))
+            data = ray.get(actor.take.options(concurrency_group="out").remote(_SILENCE_S))
             if data:
                 self._line.sendall(data)
             elif ray.wait([life], timeout=0)[0]:
@@ -256,7 +256,7 @@ class _Life:
                     return None
                 actor = self._actor = self._host.place(self._unit, self._resources)
             born = actor.born.remote()
-            while not ray.wait([born], timeout=_PATIENCE)[0]:
+            while not ray.wait([born], timeout=_PATIENCE_S)[0]:
                 _log.warning(
                     "node %r waits for a machine with %s; free in the cluster: %s",
                     self._unit.label,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from launch.engines.base import LONG_LIFE
+from launch.engines.base import LONG_LIFE_S
 from launch.engines.supervised.process import Process
 
-_ERRORS = 5  # Exceptions of one node that are forgiven in a row, unless it lived for LONG_LIFE seconds.
+_ERRORS = 5  # Exceptions of one node that are forgiven in a row, unless it lived for LONG_LIFE_S seconds.
 _PLACE_S = 5.0  # After which a node that has not begun counts as one without a place.
 _THERE = ("running", "returned", "closing", "closed")
 
@@ -55,7 +55,7 @@ class ElasticGroups:
     def lost(self, process: Process, now: float) -> None:
         """Counts the exception with which a life of the node ended, if any."""
         label = process.unit.label
-        if now - process.born >= LONG_LIFE:
+        if now - process.born >= LONG_LIFE_S:
             self._errors.pop(label, None)
         if process.failure is not None:
             self._errors[label] = self._errors.get(label, 0) + 1

@@ -38,10 +38,10 @@ from launch.rpc import sockets, wire
 from launch.seeds import of_node
 from launch.texts import how_it_ended, printable, why_killed
 
-_STATUS_INTERVAL = 1.0
+_STATUS_INTERVAL_S = 1.0
 _log = logging.getLogger("launch")
 _GONE = ("closed", "failed", "killed")
-_EXIT_GRACE = 2.0  # seconds for a failed or closed node to exit
+_EXIT_GRACE_S = 2.0  # seconds for a failed or closed node to exit
 _REPORT_S = 10.0  # for the host's report on a process that has ended
 _UNREPORTED = "The process ended. What started it was lost, so that the exit code is not known."
 _MOST_UNREAD = 1 << 16  # orders that may wait for a node that does not read
@@ -168,7 +168,7 @@ class SupervisedJob(Job):
         times = [self._status_at, *(self._must_end_at(process) for process in self._ending())]
         for process in self._processes:
             times += [at for at in (process.kill_at, process.restart_at) if at is not None]
-        return max(0.0, min(_STATUS_INTERVAL, min(times) - time.monotonic()))
+        return max(0.0, min(_STATUS_INTERVAL_S, min(times) - time.monotonic()))
 
     def _fork(self, process: Process) -> None:
         if self._host_is_lost:
@@ -288,14 +288,14 @@ class SupervisedJob(Job):
             process.usage = value
         elif what == "closed":
             process.state = "closed"
-            process.kill_at = time.monotonic() + _EXIT_GRACE
+            process.kill_at = time.monotonic() + _EXIT_GRACE_S
         elif what == "failed":
             process.failure = value
             process.error = f"{value['kind']}: {value['message']}"
             if process.kill_at is None:  # Further failures of this life do not prolong it.
-                process.kill_at = time.monotonic() + _EXIT_GRACE
+                process.kill_at = time.monotonic() + _EXIT_GRACE_S
             if not self._may_restart(process):
-                # Before the state, for which `wait` may wait.
+                # `wait` may wait for the state, which changes next.
                 self._fail(wire.node_error(process.unit.label, value))
                 process.state = "failed"
 
@@ -438,7 +438,7 @@ class SupervisedJob(Job):
                 self._stop_asked = True
         self._kill_late(now)
         if now >= self._status_at:
-            self._status_at = now + _STATUS_INTERVAL
+            self._status_at = now + _STATUS_INTERVAL_S
             self._write_status()
 
     def _ending(self) -> list[Process]:
@@ -468,7 +468,7 @@ class SupervisedJob(Job):
     def _kill(self, process: Process, reason: str | None) -> None:
         process.kill_reason = process.kill_reason or reason
         if not process.begun and process.silent_since is None:
-            process.silent_since = time.monotonic()  # Its host may hang, and have no channel to break.
+            process.silent_since = time.monotonic()  # The host may hang, and have no channel to break.
         self._server.kill(process.number)
 
     def _finish(self) -> None:

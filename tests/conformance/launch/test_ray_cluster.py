@@ -165,7 +165,7 @@ def test_a_node_that_misses_an_order_is_ended(machines):
 
 @on_the_fake
 def test_the_death_of_the_head_ends_the_program(machines, monkeypatch):
-    monkeypatch.setattr(ray_engine, "_HEAD_PERIOD", 0.02)
+    monkeypatch.setattr(ray_engine, "_HEAD_PERIOD_S", 0.02)
     with pytest.raises(lp.LaunchError, match=r"head of the Ray cluster .* does not answer"), start({}) as job:
         assert machine_of(job)
         fake_ray.cluster.head.close()
