@@ -95,15 +95,14 @@ class Evaluator(ProgramWorker):
         cut_before = self._loop.num_cut
         config, policy = self._setup.config, self._actor.policy
         played = self._setup.agent.play(self._loop, policy, config.num_evaluation_episodes)
+        now = self._evaluated_at = self._clock.now(counts)
         row = {
+            **({"env_steps": now} if self._clock.acts else {}),
             "learner_steps": counts.get(self._steps_name, 0),
             "episodes": len(played["episode_length"]),
             **summarize([played]),
             "variables_version": self._variables.version if self._variables is not None else 0,
         }
-        now = self._evaluated_at = self._clock.now(counts)
-        if self._clock.acts:
-            row["env_steps"] = now
         if cut := self._loop.num_cut - cut_before:
             row["cut_episodes"] = cut
         self._monitor.write(self._name, row, evaluation=True)
