@@ -6,8 +6,6 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import torch
-
 from framework import core
 from framework.actors import EnvironmentLoop, EnvironmentLoopObserver, PolicyActor
 from framework.actors.inference_client import ServerPort
@@ -15,6 +13,7 @@ from framework.adders import Adder
 from framework.environments.base import BatchedEnvironment
 from framework.environments.tensor import as_arrays
 from framework.own_settings import seeded
+from framework.parameters import on_device
 from framework.replay.errors import ServerClosed, ServerLost
 from framework.runs.parts import make_observers
 from framework.variables import VariableClient
@@ -245,8 +244,8 @@ def make_collector(
     environment = setup.make_environment(envs, seed)
     with seeded(seed):
         networks = setup.agent.make_networks(setup.spec)
-        if environment.device is not None and isinstance(networks, torch.nn.Module):
-            networks.to(environment.device)  # The actor acts where its envs are.
+        if environment.device is not None:  # The actor acts where its envs are.
+            networks = on_device(networks, environment.device)
         policy = make_policy(networks)
     if learner is not None:
         variables = VariableClient(learner, networks, policy, setup.config.update_period)

@@ -1,0 +1,111 @@
+"""The parameters of networks as numpy arrays with names: `{variable: {entry: array}}`.
+
+A variable is a child of the networks, and its entries are those of the child's state dict. Networks that are no
+torch module are such a nest themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+# Name of a variable, name of its entry, value.
+Parameters = Mapping[str, Mapping[str, Any]]
+
+
+def as_array(value: Any) -> np.ndarray:
+    """A tensor or array as an array: a view of its memory if it is on the CPU, a copy from another device.
+
+    Numpy has no bfloat16, so such a tensor becomes a copy in float32, which has all of its values.
+    """
+    if isinstance(value, np.ndarray):
+        return value
+    try:
+        array: np.ndarray = value.numpy(force=True)
+    except TypeError:
+        array = value.float().numpy(force=True)
+    return array
+
+
+def arrays_of(parameters: Parameters) -> dict[str, dict[str, np.ndarray]]:
+    """The same nest with each tensor `as_array`."""
+    return {
+        name: {key: as_array(value) for key, value in state.items()} for name, state in parameters.items()
+    }
+
+
+class NamedArrays:
+    """Variables of `networks`, as arrays for newer values.
+
+    ```python
+    copy_variables(newer, named.arrays)
+    named.loaded()
+    ```
+
+    Args:
+      networks: a torch module, or a nest of arrays.
+      names: the variables. Empty means all.
+
+    Attributes:
+      arrays: by variable and entry. The networks use the same memory where `as_array` gives a view.
+
+    Raises:
+      KeyError: `networks` has no variable of a name.
+    """
+
+    def __init__(self, networks: Any, names: Sequence[str] = ()):
+        given: Any = networks if isinstance(networks, Mapping) else dict(networks.named_children())
+        if unknown := sorted(set(names) - set(given)):
+            raise KeyError(f"variables: got {unknown}, expected some of {sorted(given)}.")
+        children = {name: given[name] for name in names or given}
+        self._state = {name: state_of(child) for name, child in children.items()}
+        self.arrays = arrays_of(self._state)
+        self._elsewhere = [
+            (value, self.arrays[name][key])
+            for name, state in self._state.items()
+            for key, value in state.items()
+            if not isinstance(value, np.ndarray) and value.data_ptr() != self.arrays[name][key].ctypes.data
+        ]
+
+    def loaded(self) -> None:
+        """Copies the arrays into the tensors that do not share their memory."""
+        for tensor, array in self._elsewhere:
+            tensor.copy_(tensor.new_tensor(array))
+
+    def copy(self) -> dict[str, Any]:
+        """A copy in the host's memory, as entries of a state: see `state_of`."""
+        return {
+            f"{name}.{key}": value.copy() if isinstance(value, np.ndarray) else value.cpu().clone()
+            for name, state in self._state.items()
+            for key, value in state.items()
+        }
+
+
+def state_of(networks: Any) -> dict[str, Any]:
+    """The state dict of a torch module; the arrays of a nest, by `VARIABLE.ENTRY`. Neither is copied."""
+    if not isinstance(networks, Mapping):
+        return dict(networks.state_dict())
+    state: dict[str, Any] = {}
+    for name, value in networks.items():
+        nested = isinstance(value, Mapping)
+        state |= {f"{name}.{key}": leaf for key, leaf in value.items()} if nested else {name: value}
+    return state
+
+
+def load_state(networks: Any, state: Mapping[str, Any]) -> None:
+    """Copies tensors or arrays into the entries of `state_of(networks)`. The others stay as they are."""
+    own = state_of(networks)
+    if isinstance(networks, Mapping):
+        for name, value in state.items():
+            np.copyto(own[name], as_array(value))
+    else:
+        import torch
+
+        networks.load_state_dict(own | {name: torch.as_tensor(value) for name, value in state.items()})
+
+
+def on_device(networks: Any, device: Any) -> Any:
+    """The networks on a device of torch; a nest of arrays stays in the host's memory."""
+    return networks.to(device) if hasattr(networks, "to") else networks
