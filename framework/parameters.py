@@ -1,7 +1,7 @@
 """The parameters of networks as numpy arrays with names: `{variable: {entry: array}}`.
 
-A variable is a child of the networks, and its entries are those of the child's state dict. Networks that are no
-torch module are such a nest themselves.
+In torch, a variable is a child of the networks, and its entries are the child's state dict. Networks without
+torch are such a nest of arrays themselves.
 """
 
 from __future__ import annotations
@@ -31,9 +31,7 @@ def as_array(value: Any) -> np.ndarray:
 
 def arrays_of(parameters: Parameters) -> dict[str, dict[str, np.ndarray]]:
     """The same nest with each tensor `as_array`."""
-    return {
-        name: {key: as_array(value) for key, value in state.items()} for name, state in parameters.items()
-    }
+    return {name: {key: as_array(leaf) for key, leaf in each.items()} for name, each in parameters.items()}
 
 
 class NamedArrays:
@@ -56,31 +54,23 @@ class NamedArrays:
     """
 
     def __init__(self, networks: Any, names: Sequence[str] = ()):
-        given: Any = networks if isinstance(networks, Mapping) else dict(networks.named_children())
-        if unknown := sorted(set(names) - set(given)):
-            raise KeyError(f"variables: got {unknown}, expected some of {sorted(given)}.")
-        children = {name: given[name] for name in names or given}
-        self._state = {name: state_of(child) for name, child in children.items()}
-        self.arrays = arrays_of(self._state)
-        self._elsewhere = [
-            (value, self.arrays[name][key])
-            for name, state in self._state.items()
-            for key, value in state.items()
-            if not isinstance(value, np.ndarray) and value.data_ptr() != self.arrays[name][key].ctypes.data
-        ]
+        children = networks if isinstance(networks, Mapping) else dict(networks.named_children())
+        if unknown := sorted(set(names) - set(children)):
+            raise KeyError(f"variables: got {unknown}, expected some of {sorted(children)}.")
+        values = {name: state_of(children[name]) for name in names or children}
+        self.arrays = arrays_of(values)
+        pairs = zip(state_of(values).values(), state_of(self.arrays).values(), strict=True)
+        self._elsewhere = [(v, a) for v, a in pairs if v is not a and v.data_ptr() != a.ctypes.data]
+        self._given = (networks, names)
+
+    def __reduce__(self) -> Any:
+        """Pickles as the networks, whose copy has the arrays."""
+        return NamedArrays, self._given
 
     def loaded(self) -> None:
         """Copies the arrays into the tensors that do not share their memory."""
         for tensor, array in self._elsewhere:
             tensor.copy_(tensor.new_tensor(array))
-
-    def copy(self) -> dict[str, Any]:
-        """A copy in the host's memory, as entries of a state: see `state_of`."""
-        return {
-            f"{name}.{key}": value.copy() if isinstance(value, np.ndarray) else value.cpu().clone()
-            for name, state in self._state.items()
-            for key, value in state.items()
-        }
 
 
 def state_of(networks: Any) -> dict[str, Any]:

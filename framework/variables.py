@@ -22,7 +22,6 @@ import concurrent.futures
 import contextlib
 import fcntl
 import functools
-import math
 import os
 import threading
 import time
@@ -35,7 +34,7 @@ import numpy as np
 import launch
 from framework import core
 from framework.config_checks import whole_number
-from framework.parameters import NamedArrays, Parameters, as_array
+from framework.parameters import NamedArrays, Parameters, state_of
 from framework.replay.shm import attach, back_with_memory
 from launch import platforms
 from launch.context import find_context
@@ -116,7 +115,7 @@ class VariableBlock:
         for name, state in parameters.items():
             layout[name] = entries = {}
             for key, value in state.items():
-                array = as_array(value)
+                array = np.asarray(value)
                 entries[key] = _Entry(offset, array.shape, array.dtype)
                 offset += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
         if path is not None:
@@ -144,7 +143,7 @@ class VariableBlock:
         self._header = memory[:_HEADER_BYTES].view(np.int64)
         self._slots = [
             {
-                name: {key: _array(memory[begin:], entry) for key, entry in entries.items()}
+                name: {k: np.ndarray(e.shape, e.dtype, memory, begin + e.offset) for k, e in entries.items()}
                 for name, entries in layout.items()
             }
             for begin in (_HEADER_BYTES, _HEADER_BYTES + size)
@@ -313,9 +312,9 @@ class VariableClient:
                 self._look_for_block(wait and self.version == before)
         return self.version != before
 
-    def copy(self) -> dict[str, Any]:
-        """A copy of the acting parameters on the CPU, as entries of the networks' state."""
-        return self._named.copy()
+    def copy(self) -> dict[str, np.ndarray]:
+        """A copy of the acting parameters, as entries of the networks' state."""
+        return {name: array.copy() for name, array in state_of(self._named.arrays).items()}
 
     def _look_for_block(self, now: bool) -> None:
         """Asks for the block again from time to time: the node may have been restarted on another machine.
@@ -382,7 +381,7 @@ def shared_path() -> str | None:
 
 
 def copy_variables(source: Parameters, targets: Parameters) -> None:
-    """Copies the variables of `source` (arrays or tensors) that `targets` names into its arrays.
+    """Copies the variables of `source` that `targets` names into its arrays.
 
     Raises:
       KeyError: A variable is missing.
@@ -398,18 +397,13 @@ def copy_variables(source: Parameters, targets: Parameters) -> None:
                 f"Variable {name!r}: entries {odd} are on one side only. Make both networks alike."
             )
         for key, array in target.items():
-            value = as_array(state[key])
+            value = state[key]
             if value.shape != array.shape:
                 raise ValueError(
                     f"Variable {name!r}, entry {key!r}: got shape {value.shape}, expected {array.shape}. "
                     "Make both networks from the same config and spec."
                 )
             np.copyto(array, value)
-
-
-def _array(slot: np.ndarray, entry: _Entry) -> np.ndarray:
-    num_bytes = math.prod(entry.shape) * entry.dtype.itemsize
-    return slot[entry.offset :][:num_bytes].view(entry.dtype).reshape(entry.shape)
 
 
 def _rebuild(layout: Layout, size: int, path: str | None, memory: np.ndarray | None) -> VariableBlock | None:
