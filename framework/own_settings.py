@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -58,7 +57,7 @@ class OwnSettings:
 
     def __init__(self, tensors: Iterable[torch.Tensor | np.ndarray] = (), threads: int | None = None):
         self._given = threads
-        self._due = threads_for(sum(math.prod(tensor.shape) for tensor in tensors))
+        self._due = threads_for(sum(int(np.prod(tensor.shape)) for tensor in tensors))
 
     def __enter__(self) -> None:
         here = self._here

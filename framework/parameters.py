@@ -15,7 +15,7 @@ import numpy as np
 Parameters = Mapping[str, Mapping[str, Any]]
 
 
-def as_array(value: Any) -> np.ndarray:
+def as_array(value: Any) -> Any:
     """A tensor or array as an array: a view of its memory if it is on the CPU, a copy from another device.
 
     Numpy has no bfloat16, so such a tensor becomes a copy in float32, which has all of its values.
@@ -23,10 +23,9 @@ def as_array(value: Any) -> np.ndarray:
     if isinstance(value, np.ndarray):
         return value
     try:
-        array: np.ndarray = value.numpy(force=True)
+        return value.numpy(force=True)
     except TypeError:
-        array = value.float().numpy(force=True)
-    return array
+        return value.float().numpy(force=True)
 
 
 def arrays_of(parameters: Parameters) -> dict[str, dict[str, np.ndarray]]:
@@ -54,14 +53,14 @@ class NamedArrays:
     """
 
     def __init__(self, networks: Any, names: Sequence[str] = ()):
-        children = networks if isinstance(networks, Mapping) else dict(networks.named_children())
-        if unknown := sorted(set(names) - set(children)):
-            raise KeyError(f"variables: got {unknown}, expected some of {sorted(children)}.")
-        values = {name: state_of(children[name]) for name in names or children}
+        is_nest, self._given = isinstance(networks, Mapping), (networks, names)
+        known = networks if is_nest else {name: each.state_dict() for name, each in networks.named_children()}
+        if unknown := sorted(set(names) - set(known)):
+            raise KeyError(f"variables: got {unknown}, expected some of {sorted(known)}.")
+        values = {name: known[name] for name in names or known}
         self.arrays = arrays_of(values)
         pairs = zip(state_of(values).values(), state_of(self.arrays).values(), strict=True)
         self._elsewhere = [(v, a) for v, a in pairs if v is not a and v.data_ptr() != a.ctypes.data]
-        self._given = (networks, names)
 
     def __reduce__(self) -> Any:
         """Pickles as the networks, whose copy has the arrays."""
@@ -75,13 +74,9 @@ class NamedArrays:
 
 def state_of(networks: Any) -> dict[str, Any]:
     """The state dict of a torch module; the arrays of a nest, by `VARIABLE.ENTRY`. Neither is copied."""
-    if not isinstance(networks, Mapping):
-        return dict(networks.state_dict())
-    state: dict[str, Any] = {}
-    for name, value in networks.items():
-        nested = isinstance(value, Mapping)
-        state |= {f"{name}.{key}": leaf for key, leaf in value.items()} if nested else {name: value}
-    return state
+    if isinstance(networks, Mapping):
+        return {f"{name}.{key}": leaf for name, each in networks.items() for key, leaf in each.items()}
+    return dict(networks.state_dict())
 
 
 def load_state(networks: Any, state: Mapping[str, Any]) -> None:
@@ -94,8 +89,3 @@ def load_state(networks: Any, state: Mapping[str, Any]) -> None:
         import torch
 
         networks.load_state_dict(own | {name: torch.as_tensor(value) for name, value in state.items()})
-
-
-def on_device(networks: Any, device: Any) -> Any:
-    """The networks on a device of torch; a nest of arrays stays in the host's memory."""
-    return networks.to(device) if hasattr(networks, "to") else networks

@@ -76,7 +76,7 @@ def _open(init: str) -> tuple[RunFolder, CheckpointReader, bool]:
 def _networks_in(state: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """The entries of the networks in what a learner saved; of each policy, if it learns several."""
     if "networks" in state:
-        return {f"{prefix}{name}": value for name, value in state_of(state["networks"]).items()}
+        return {f"{prefix}{name}": value for name, value in state["networks"].items()}
     found: dict[str, Any] = {}
     for name, part in state.items():
         if isinstance(part, dict):

@@ -13,7 +13,6 @@ from framework.adders import Adder
 from framework.environments.base import BatchedEnvironment
 from framework.environments.tensor import as_arrays
 from framework.own_settings import seeded
-from framework.parameters import on_device
 from framework.replay.errors import ServerClosed, ServerLost
 from framework.runs.parts import make_observers
 from framework.variables import VariableClient
@@ -244,8 +243,8 @@ def make_collector(
     environment = setup.make_environment(envs, seed)
     with seeded(seed):
         networks = setup.agent.make_networks(setup.spec)
-        if environment.device is not None:  # The actor acts where its envs are.
-            networks = on_device(networks, environment.device)
+        if environment.device is not None and hasattr(networks, "to"):
+            networks.to(environment.device)  # The actor acts where its envs are.
         policy = make_policy(networks)
     if learner is not None:
         variables = VariableClient(learner, networks, policy, setup.config.update_period)

@@ -8,7 +8,6 @@ import launch
 from framework.actors.inference_server import InferenceServer
 from framework.devices import check_visible
 from framework.own_settings import seeded
-from framework.parameters import on_device
 from framework.runs.stopwatch import Stopwatch
 from framework.variables import VariableClient
 from framework.workers.worker import Setup, next_seed, prepare_process
@@ -41,7 +40,9 @@ class InferenceWorker(InferenceServer):
         agent, spec, config = setup.agent, setup.spec, setup.config
         device = check_visible("inference_device", config.inference_device)
         with seeded(seed):
-            networks = on_device(agent.make_networks(spec), device)
+            networks = agent.make_networks(spec)
+            if hasattr(networks, "to"):  # A nest of arrays has one place only.
+                networks.to(device)
         policy = agent.make_policy(networks)
         variables = None
         if learner is not None:

@@ -95,6 +95,5 @@ class VariableSource(ProgramWorker):
 def _acting_parameters(setup: Setup) -> dict[str, Any]:
     """The parameters that the policies of the agent name."""
     networks = setup.agent.make_networks(setup.spec)
-    policies = [setup.agent.make_policy(networks, evaluation) for evaluation in (False, True)]
-    named = [NamedArrays(networks, policy.variables).arrays for policy in policies]
-    return named[0] | named[1]
+    acting, greedy = (setup.agent.make_policy(networks, evaluation).variables for evaluation in (False, True))
+    return NamedArrays(networks, acting).arrays | NamedArrays(networks, greedy).arrays
