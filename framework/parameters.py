@@ -46,7 +46,8 @@ class NamedArrays:
       names: the variables. Empty means all.
 
     Attributes:
-      arrays: by variable and entry. The networks use the same memory where `as_array` gives a view.
+      values: the tensors or arrays of the networks, by variable and entry.
+      arrays: the same as arrays. The networks use their memory where `as_array` gives a view.
 
     Raises:
       KeyError: `networks` has no variable of a name.
@@ -57,9 +58,9 @@ class NamedArrays:
         known = networks if is_nest else {name: each.state_dict() for name, each in networks.named_children()}
         if unknown := sorted(set(names) - set(known)):
             raise KeyError(f"variables: got {unknown}, expected some of {sorted(known)}.")
-        values = {name: known[name] for name in names or known}
-        self.arrays = arrays_of(values)
-        pairs = zip(state_of(values).values(), state_of(self.arrays).values(), strict=True)
+        self.values = {name: known[name] for name in names or known}
+        self.arrays = arrays_of(self.values)
+        pairs = zip(state_of(self.values).values(), state_of(self.arrays).values(), strict=True)
         self._elsewhere = [(v, a) for v, a in pairs if v is not a and v.data_ptr() != a.ctypes.data]
 
     def __reduce__(self) -> Any:

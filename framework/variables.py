@@ -312,9 +312,10 @@ class VariableClient:
                 self._look_for_block(wait and self.version == before)
         return self.version != before
 
-    def copy(self) -> dict[str, np.ndarray]:
-        """A copy of the acting parameters, as entries of the networks' state."""
-        return {name: array.copy() for name, array in state_of(self._named.arrays).items()}
+    def copy(self) -> dict[str, Any]:
+        """A copy of the acting parameters on the CPU, for `framework.parameters.load_state`."""
+        values = state_of(self._named.values)
+        return {n: v.cpu().clone() if hasattr(v, "cpu") else v.copy() for n, v in values.items()}
 
     def _look_for_block(self, now: bool) -> None:
         """Asks for the block again from time to time: the node may have been restarted on another machine.
