@@ -1,6 +1,7 @@
 """The variable client: what it copies and when, from a block and by messages; what does not fit is named."""
 
 import concurrent.futures
+import pickle
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch import nn
 
 from framework import core
+from framework.parameters import NamedArrays, state_of
 from framework.variables import VariableBlock, VariableClient, Variables
 from launch.context import NodeContext, entered
 
@@ -32,16 +34,16 @@ class ActsOnly(core.Policy):
 
 
 def parameters(value, names=("policy", "critic")):
-    networks = Networks()
     return {
-        name: {k: torch.full(t.shape, value) for k, t in getattr(networks, name).state_dict().items()}
+        name: {
+            k: np.full(p.shape, value, np.float32) for k, p in getattr(Networks(), name).named_parameters()
+        }
         for name in names
     }
 
 
 def answer(value, version, names=("policy",)):
-    values = {name: {k: t.numpy() for k, t in s.items()} for name, s in parameters(value, names).items()}
-    return Variables(version, 10 * version, values)
+    return Variables(version, 10 * version, parameters(value, names))
 
 
 def value(networks):
@@ -258,16 +260,33 @@ def test_bad_arguments_are_named():
 
 
 @pytest.mark.parametrize("reachable", [True, False])
-def test_parameters_keep_their_memory_and_need_of_gradients(reachable):
-    block = VariableBlock(parameters(1.5))
-    block.publish(1, parameters(1.5))
-    source, networks = Source(block if reachable else None), Networks()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_parameters_keep_their_memory_their_dtype_and_need_of_gradients(reachable, dtype):
+    """Numpy has no bfloat16: its arrays are copies, which are loaded as those for a GPU are."""
+    trained, networks = Networks().to(dtype), Networks().to(dtype)
+    with torch.no_grad():
+        trained.policy.weight.copy_(torch.tensor([[-3e38, 1e-40]]))
+    arrays = NamedArrays(trained).arrays
+    block = VariableBlock(arrays)
+    block.publish(1, arrays)
+    source = Source(block if reachable else None)
     client = VariableClient(source, networks, ActsOnly())
     parameter, pointer = networks.policy.weight, networks.policy.weight.data_ptr()
     client.update()
     if not reachable:
-        source.requests[0].set_result(answer(1.5, 1))
+        source.requests[0].set_result(block.get_variables(["policy"]))
         client.update()
-    assert value(networks) == 1.5
     assert networks.policy.weight is parameter and parameter.data_ptr() == pointer
-    assert parameter.requires_grad and torch.isfinite(parameter).all()
+    assert parameter.requires_grad and torch.equal(parameter, trained.policy.weight)
+    assert torch.equal(client.copy()["policy.weight"], trained.policy.weight)
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "arrays"])
+def test_a_pickled_client_updates_the_networks_that_are_pickled_with_it(kind):
+    networks = parameters(0.0) if kind == "arrays" else Networks().to(getattr(torch, kind))
+    block = VariableBlock(parameters(3.0))
+    block.publish(1, parameters(3.0))
+    named, again = pickle.loads(pickle.dumps((NamedArrays(networks), networks)))
+    block.read(named.arrays)
+    named.loaded()
+    assert float(state_of(again)["policy.weight"][0, 0]) == 3.0
