@@ -80,6 +80,7 @@ def test_replay_imports_nothing_else_of_the_framework():
 LIGHT = """
 import framework, launch
 from framework import replay
+from framework.variables import VariableBlock
 from framework.runs.checkpoints import RunCheckpointer
 from framework.runs.services import Counter
 from framework.programs import RunConfig; RunConfig()

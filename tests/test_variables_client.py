@@ -34,12 +34,8 @@ class ActsOnly(core.Policy):
 
 
 def parameters(value, names=("policy", "critic")):
-    return {
-        name: {
-            k: np.full(p.shape, value, np.float32) for k, p in getattr(Networks(), name).named_parameters()
-        }
-        for name in names
-    }
+    arrays = NamedArrays(Networks(), names).arrays
+    return {name: {key: np.full_like(each[key], value) for key in each} for name, each in arrays.items()}
 
 
 def answer(value, version, names=("policy",)):
