@@ -29,9 +29,9 @@ from benchmarks.common import cpu_seconds
 from framework import replay, specs
 from framework.actors.inference_client import ServerPort
 from framework.environments.base import FIRST, LAST, MID, BatchedEnvironment
+from framework.parameters import NamedArrays
 from framework.programs import RunConfig
 from framework.runs.services import Counter, Monitor
-from framework.parameters import NamedArrays
 from framework.variables import VariableBlock, Variables
 from framework.workers.actor_worker import ActorWorker
 from framework.workers.inference_worker import InferenceWorker

@@ -36,9 +36,9 @@ from agents.ppo import PPO
 from framework import demonstrations, environments
 from framework.environments.testing import FakeEnvironment, MaskedEnvironment, make_spec
 from framework.networks import as_numpy
+from framework.parameters import NamedArrays
 from framework.programs import RunConfig, make_agent, make_program
 from framework.runs.registry import agent_names
-from framework.parameters import NamedArrays
 from framework.variables import VariableBlock, VariableClient
 
 NORMALIZED = {"normalize_observations": True, "normalize_rewards": True}
