@@ -6,6 +6,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from helpers.numpy_agent import LinearPolicy
 from torch import nn
 
 from framework import core
@@ -275,6 +276,15 @@ def test_parameters_keep_their_memory_their_dtype_and_need_of_gradients(reachabl
     assert networks.policy.weight is parameter and parameter.data_ptr() == pointer
     assert parameter.requires_grad and torch.equal(parameter, trained.policy.weight)
     assert torch.equal(client.copy()["policy.weight"], trained.policy.weight)
+
+
+def test_a_policy_takes_new_arrays_to_where_it_acts():
+    networks, block = parameters(0.0), VariableBlock(parameters(2.0))
+    block.publish(3, parameters(2.0), env_steps=70)
+    policy = LinearPolicy(networks, evaluation=True)
+    assert VariableClient(block, networks, policy).update()
+    assert (policy._placed["bias"], policy.progress) == (2.0, core.Progress(3, 70))
+    assert networks["critic"]["bias"] == 0.0
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "arrays"])
