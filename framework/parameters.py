@@ -54,7 +54,7 @@ class NamedArrays:
     """
 
     def __init__(self, networks: Any, names: Sequence[str] = ()):
-        is_nest, self._given = isinstance(networks, Mapping), (networks, names)
+        is_nest = isinstance(networks, Mapping)
         known = networks if is_nest else {name: each.state_dict() for name, each in networks.named_children()}
         if unknown := sorted(set(names) - set(known)):
             raise KeyError(f"variables: got {unknown}, expected some of {sorted(known)}.")
@@ -62,10 +62,6 @@ class NamedArrays:
         self.arrays = arrays_of(self.values)
         pairs = zip(state_of(self.values).values(), state_of(self.arrays).values(), strict=True)
         self._elsewhere = [(v, a) for v, a in pairs if v is not a and v.data_ptr() != a.ctypes.data]
-
-    def __reduce__(self) -> Any:
-        """Pickles as the networks, whose copy has the arrays."""
-        return NamedArrays, self._given
 
     def loaded(self) -> None:
         """Copies the arrays into the tensors that do not share their memory."""

@@ -1,7 +1,6 @@
 """The variable client: what it copies and when, from a block and by messages; what does not fit is named."""
 
 import concurrent.futures
-import pickle
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ from helpers.numpy_agent import LinearPolicy
 from torch import nn
 
 from framework import core
-from framework.parameters import NamedArrays, state_of
+from framework.parameters import NamedArrays
 from framework.variables import VariableBlock, VariableClient, Variables
 from launch.context import NodeContext, entered
 
@@ -285,14 +284,3 @@ def test_a_policy_takes_new_arrays_to_where_it_acts():
     assert VariableClient(block, networks, policy).update()
     assert (policy._placed["bias"], policy.progress) == (2.0, core.Progress(3, 70))
     assert networks["critic"]["bias"] == 0.0
-
-
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "arrays"])
-def test_a_pickled_client_updates_the_networks_that_are_pickled_with_it(kind):
-    networks = parameters(0.0) if kind == "arrays" else Networks().to(getattr(torch, kind))
-    block = VariableBlock(parameters(3.0))
-    block.publish(1, parameters(3.0))
-    named, again = pickle.loads(pickle.dumps((NamedArrays(networks), networks)))
-    block.read(named.arrays)
-    named.loaded()
-    assert float(state_of(again)["policy.weight"][0, 0]) == 3.0

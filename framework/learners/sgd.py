@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 import tree
 from torch import nn
@@ -242,7 +243,7 @@ class SGDLearner(core.Learner):
             parameter.grad = None if value is None else next(scaled)
         self.optimizer.step()
 
-    def parameters(self) -> dict[str, dict[str, Any]]:
+    def parameters(self) -> dict[str, dict[str, np.ndarray]]:
         """The arrays of each child of the networks. Raises FloatingPointError after a non-finite step."""
         if self._unchecked:
             self._check()
