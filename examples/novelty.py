@@ -29,6 +29,7 @@ from agents.dqn import DQN, DQNConfig, DQNNetworks
 from framework import adders, core, learners, networks, replay
 from framework.datasets import Dataset
 from framework.learners import LossContext, LossOutput
+from framework.parameters import arrays_of
 from framework.programs import RunConfig, make_program
 from framework.specs import EnvironmentSpec
 from framework.variables import VariableBlock, VariableClient, Variables, shared_path
@@ -177,8 +178,8 @@ class NoveltyWorker(core.Worker):
             state = {"networks": networks_, "optimizer": optimizer, "steps": self._steps}
             self._checkpointer.put(TABLE, state)
 
-    def _parameters(self) -> dict[str, dict[str, torch.Tensor]]:
-        return {TABLE: self._novelty.state_dict()}
+    def _parameters(self) -> dict[str, dict[str, np.ndarray]]:
+        return arrays_of({TABLE: self._novelty.state_dict()})
 
     def _publish(self) -> None:
         if self._block.version < self._steps:

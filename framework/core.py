@@ -34,6 +34,7 @@ from framework.types import Progress as Progress
 
 if TYPE_CHECKING:
     import dm_env
+    import numpy as np
     import torch
     from typing_extensions import Self
 
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from framework.specs import EnvironmentSpec
 
 State = TypeVar("State")
-# The config of an agent and the spec of its environments to a torch module with all of its parameters.
+# The config of an agent and the spec of its environments to networks with all of its parameters.
 NetworksFn = Callable[[Any, "EnvironmentSpec"], Any]
 
 
@@ -78,8 +79,8 @@ class Policy(abc.ABC):
     """A pure step from observations to actions. It owns no adder, no variables and no clock.
 
     Attributes:
-      variables: names of the children of the networks that acting needs. Empty means all.
-      progress: set by `VariableClient` whenever it has refreshed the parameters.
+      variables: names of the variables of the networks that acting needs. Empty means all.
+      progress: of the parameters that were loaded last.
       takes_tensors: whether `step` also takes tensors, and then returns the action on the same device.
     """
 
@@ -104,6 +105,13 @@ class Policy(abc.ABC):
         and the action then is. The policy chooses the type of the state. The networks may be on a device
         other than the CPU.
         """
+
+    def loaded(self, progress: Progress) -> None:
+        """Takes note that newer parameters have been copied into the networks.
+
+        Override it, and call the base's, where they have to be copied on: to a device, or into a model.
+        """
+        self.progress = progress
 
     def begins(self, timestep: Any) -> Nest:
         """Where an episode begins in `timestep`, so that the state restarts: bool`[B]`.
@@ -155,10 +163,12 @@ class Learner(Saveable):
         """One update from a `ReplaySample` whose leaves are `[N, ...]` or `[N, T, ...]`."""
 
     @abc.abstractmethod
-    def parameters(self) -> dict[str, dict[str, torch.Tensor]]:
-        """The tensors of each variable: name of a child of the networks to its state dict.
+    def parameters(self) -> dict[str, dict[str, np.ndarray]]:
+        """The arrays of each variable, by its name and its entries: `{"torso": {"weight": …}}`.
 
-        The tensors are the learner's own, on its device. Copy them before the next `step`.
+        They may be views of the learner's own memory, so copy them before the next `step`. The names, shapes
+        and dtypes are always the same. In torch, a variable is a child of the networks, with the entries of
+        its state dict; `framework.parameters.arrays_of` makes arrays of tensors on any device.
         """
 
     def gradients(self, batch: ReplaySample) -> Gradients:
@@ -317,7 +327,11 @@ class Agent(abc.ABC):
 
     @abc.abstractmethod
     def make_networks(self, spec: EnvironmentSpec) -> Any:
-        """The torch module that holds all of the agent's parameters, on the CPU."""
+        """What holds all of the agent's parameters, on the CPU.
+
+        It is a torch module, whose children are the variables, or a nest of numpy arrays, as
+        `Learner.parameters` returns. Newer parameters are copied into its tensors or arrays.
+        """
 
     @abc.abstractmethod
     def make_policy(self, networks: Any, evaluation: bool = False) -> Policy:

@@ -28,6 +28,7 @@ from framework import core, specs
 from framework.adders import Adder, ForkingAdder
 from framework.config_checks import RaisedAs
 from framework.learners import SGDLearner
+from framework.parameters import arrays_of
 from framework.replay import ReplaySample
 from framework.types import FIRST, LAST, MID, MultiAgentTimeStep, Nest, StepResult
 
@@ -161,17 +162,10 @@ class MultiAgentPolicy(core.Policy):
     def __init__(self, networks: MultiAgentNetworks, policies: Mapping[str, core.Policy]):
         self._groups, self._policies, self._networks = networks.groups, dict(policies), networks
 
-    _progress = core.Progress()
-
-    @property
-    def progress(self) -> core.Progress:
-        return self._progress
-
-    @progress.setter
-    def progress(self, progress: core.Progress) -> None:
-        self._progress = progress
+    def loaded(self, progress: core.Progress) -> None:
+        super().loaded(progress)
         for name, policy in self._policies.items():
-            policy.progress = progress._replace(version=int(self._networks.steps_of(name)))
+            policy.loaded(progress._replace(version=int(self._networks.steps_of(name))))
 
     def initial_state(self, batch_size: int) -> Nest:
         return {
@@ -250,11 +244,11 @@ class MultiAgentLearner(core.Learner):
         self._metrics[f"{name}/steps"] = int(self._networks.steps_of(name))
         return StepResult(dict(self._metrics), result.priorities)
 
-    def parameters(self) -> dict[str, dict[str, torch.Tensor]]:
+    def parameters(self) -> dict[str, dict[str, np.ndarray]]:
         for name, learner in self._learners.items():
             with RaisedAs(FloatingPointError, FloatingPointError, f"policy {name!r}: "):
                 learner.parameters()  # On a GPU, the first that tells of a step that was not finite.
-        return {name: child.state_dict() for name, child in self._networks.named_children()}
+        return arrays_of({name: child.state_dict() for name, child in self._networks.named_children()})
 
     def save(self) -> dict[str, Any]:
         steps = {name: int(self._networks.steps_of(name)) for name in self._learners}

@@ -49,15 +49,15 @@ class OwnSettings:
     run on the caller's thread, unless it is given.
 
     Args:
-      tensors: the parameters of the networks that compute in the block.
+      tensors: the parameters of the networks that compute in the block, tensors or arrays.
       threads: number of torch threads. None follows from the size of the networks.
     """
 
     _here = _Blocks()
 
-    def __init__(self, tensors: Iterable[torch.Tensor] = (), threads: int | None = None):
+    def __init__(self, tensors: Iterable[torch.Tensor | np.ndarray] = (), threads: int | None = None):
         self._given = threads
-        self._due = threads_for(sum(tensor.numel() for tensor in tensors))
+        self._due = threads_for(sum(int(np.prod(tensor.shape)) for tensor in tensors))
 
     def __enter__(self) -> None:
         here = self._here

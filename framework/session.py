@@ -25,11 +25,13 @@ import tree
 
 from framework import core, specs
 from framework.own_settings import OwnSettings, in_own_settings, seeded
+from framework.parameters import NamedArrays, load_state, state_of
 from framework.pickling import ObjectPickler, pickle_module
 from framework.replay.client import EmbeddedClient
 from framework.replay.errors import WouldBlockError
 from framework.specs import EnvironmentSpec
 from framework.types import FIRST, LAST, MID, Nest, Progress
+from framework.variables import copy_variables
 
 
 class Session:
@@ -76,8 +78,9 @@ class Session:
             learned = agent.make_networks(spec)
             self.networks = agent.make_networks(spec)
             self._learner = agent.make_learner(learned, spec)
-        self.settings = OwnSettings(learned.parameters())
+        self.settings = OwnSettings(state_of(learned).values())
         self._policy = agent.make_policy(self.networks)
+        self._acting = NamedArrays(self.networks, self._policy.variables)
         tables = agent.make_tables(spec)
         seeds = np.random.SeedSequence(seed).generate_state(1 + len(tables))
         self._policy.seed(int(seeds[0]))
@@ -233,7 +236,7 @@ class Session:
             | {
                 "about": self._about,
                 "learner": self._learner.save(),
-                "networks": self.networks.state_dict(),
+                "networks": state_of(self.networks),
                 "policy": self._policy.save(),
                 "progress": tuple(self._policy.progress),
             },
@@ -274,9 +277,9 @@ class Session:
 
     def _restore(self, saved: Mapping[str, Any]) -> None:
         self._learner.restore(saved["learner"])
-        self.networks.load_state_dict(saved["networks"])
+        load_state(self.networks, saved["networks"])
         self._policy.restore(saved["policy"])
-        self._policy.progress = Progress(*saved["progress"])
+        self._policy.loaded(Progress(*saved["progress"]))
         for name in _SAVED:
             setattr(self, name, saved[name])
 
@@ -294,12 +297,9 @@ class Session:
         return {"agent class": type(self._agent).__name__, "num_envs": self._num_envs, **settings}
 
     def _publish(self) -> None:
-        children = dict(self.networks.named_children())
-        names = self._policy.variables
-        for name, values in self._learner.parameters().items():
-            if not names or name in names:
-                children[name].load_state_dict(values)
-        self._policy.progress = Progress(self.learner_steps, self.env_steps)
+        copy_variables(self._learner.parameters(), self._acting.arrays)
+        self._acting.loaded()
+        self._policy.loaded(Progress(self.learner_steps, self.env_steps))
 
     def _make_room(self, call: str, places: Sequence[int]) -> None:
         """Makes room for a step of all envs before the first one is taken: all are, or none."""

@@ -22,26 +22,22 @@ import concurrent.futures
 import contextlib
 import fcntl
 import functools
-import math
 import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 import launch
 from framework import core
 from framework.config_checks import whole_number
+from framework.parameters import NamedArrays, Parameters, state_of
 from framework.replay.shm import attach, back_with_memory
 from launch import platforms
 from launch.context import find_context
-
-# Child of the networks, entry of its state dict, value.
-Parameters = Mapping[str, Mapping[str, Any]]
 
 _BEGUN, _DONE, _SLOTS = 0, 1, 2  # Places in the header.
 _HEADER_BYTES = _ALIGNMENT = 64
@@ -53,7 +49,7 @@ class Variables(NamedTuple):
     Attributes:
       version: number of learner steps that produced the parameters.
       env_steps: env steps of the program when the parameters were published.
-      values: child name to state dict, in numpy. A bfloat16 tensor is float32.
+      values: the arrays by variable and entry.
     """
 
     version: int
@@ -62,11 +58,11 @@ class Variables(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """The position of a tensor in a slot."""
+    """The position of an array in a slot."""
 
     offset: int
     shape: tuple[int, ...]
-    dtype: torch.dtype
+    dtype: np.dtype[Any]
 
 
 Layout = dict[str, dict[str, _Entry]]
@@ -79,8 +75,8 @@ class VariableBlock:
 
     ```text
     header   int64    begun · done · version and env steps of slot 0 · version and env steps of slot 1
-    slot 0            every tensor, one after the other
-    slot 1            every tensor, one after the other
+    slot 0            every array, one after the other
+    slot 1            every array, one after the other
     ```
 
     Publication n writes slot n mod 2, between `begun = n` and `done = n`. A reader copies slot `done` mod 2
@@ -103,7 +99,7 @@ class VariableBlock:
     shared ones: none waits for another. In private memory, the interpreter's lock does the same.
 
     Args:
-      parameters: tensors by child name and key. Only their shapes and dtypes are used.
+      parameters: arrays by variable and entry, as `publish` gets. Only their shapes and dtypes are used.
       path: a file in shared memory, see `shared_path`. An existing file is continued. None: private memory.
 
     Attributes:
@@ -118,9 +114,10 @@ class VariableBlock:
         offset = 0
         for name, state in parameters.items():
             layout[name] = entries = {}
-            for key, tensor in state.items():
-                entries[key] = _Entry(offset, tuple(tensor.shape), tensor.dtype)
-                offset += -(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
+            for key, value in state.items():
+                array = np.asarray(value)
+                entries[key] = _Entry(offset, array.shape, array.dtype)
+                offset += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
         if path is not None:
             os.close(os.open(path, os.O_CREAT, 0o600))
             begin, end = os.path.getsize(path), _HEADER_BYTES + 2 * offset
@@ -129,9 +126,7 @@ class VariableBlock:
         self._attach(layout, offset, path)
         self._header[_BEGUN] = self._header[_DONE]
 
-    def _attach(
-        self, layout: Layout, size: int, path: str | None, memory: torch.Tensor | None = None
-    ) -> None:
+    def _attach(self, layout: Layout, size: int, path: str | None, memory: np.ndarray | None = None) -> None:
         self._layout, self._size, self._path = layout, size, path
         total = _HEADER_BYTES + 2 * size
         self.changed = threading.Condition()
@@ -141,14 +136,14 @@ class VariableBlock:
                 file = os.open(path, os.O_RDONLY)
                 weakref.finalize(self, os.close, file)
                 self._order = functools.partial(fcntl.flock, file, fcntl.LOCK_SH)
-            memory = torch.from_numpy(attach(path, (total,), np.uint8))
+            memory = attach(path, (total,), np.uint8)
         elif memory is None:
-            memory = torch.zeros(total, dtype=torch.uint8)
+            memory = np.zeros(total, np.uint8)
         self._memory = memory
-        self._header = memory[:_HEADER_BYTES].view(torch.int64).numpy()
+        self._header = memory[:_HEADER_BYTES].view(np.int64)
         self._slots = [
             {
-                name: {key: _tensor(memory[begin:], entry) for key, entry in entries.items()}
+                name: {k: np.ndarray(e.shape, e.dtype, memory, begin + e.offset) for k, e in entries.items()}
                 for name, entries in layout.items()
             }
             for begin in (_HEADER_BYTES, _HEADER_BYTES + size)
@@ -167,7 +162,7 @@ class VariableBlock:
         return int(self._header[_SLOTS + 2 * (done % 2)]) if done else -1
 
     def publish(self, version: int, parameters: Parameters, env_steps: int = 0) -> None:
-        """Copies `parameters`, from any device, into the block as `version`.
+        """Copies `parameters` into the block as `version`.
 
         Args:
           version: number of learner steps, greater than at the publication before.
@@ -175,7 +170,7 @@ class VariableBlock:
           env_steps: env steps of the program so far.
 
         Raises:
-          ValueError: The version is not greater, or the tensors differ from the constructor's.
+          ValueError: The version is not greater, or the arrays differ from the constructor's.
         """
         done = int(self._header[_DONE])
         newest = self._header[_SLOTS + 2 * (done % 2)]
@@ -197,7 +192,7 @@ class VariableBlock:
             return self.changed.wait_for(lambda: self.version >= version, timeout)
 
     def read(self, targets: Parameters, newer_than: int = -1) -> core.Progress | None:
-        """Copies the variables that `targets` names into its tensors.
+        """Copies the variables that `targets` names into its arrays.
 
         Returns:
           The version and env steps of the variables. None, without a change to `targets`, if no version is
@@ -234,17 +229,12 @@ class VariableBlock:
         if not self.wait_for(newer_than + 1, timeout):
             return None
         copies = {
-            name: {key: torch.empty_like(tensor) for key, tensor in self._slots[0][name].items()}
+            name: {key: np.empty_like(array) for key, array in self._slots[0][name].items()}
             for name in names or self._layout
         }
         progress = self.read(copies, newer_than)
         assert progress is not None
-        values = {
-            # Numpy has no bfloat16; float32 has all its values, and copy_variables() converts them back.
-            name: {key: (t.float() if t.dtype == torch.bfloat16 else t).numpy() for key, t in state.items()}
-            for name, state in copies.items()
-        }
-        return Variables(*progress, values)
+        return Variables(*progress, copies)
 
     def reduce_private(self) -> Any:
         """Pickles a block in private memory with its contents, unlike `__reduce__`."""
@@ -259,14 +249,14 @@ class VariableClient:
     """Copies newer parameters of the variables that `policy` names into `networks`.
 
     Only `update` copies, on the thread that calls it, so parameters never change during a forward pass. It
-    sets the policy's `progress`.
+    then calls the policy's `loaded`.
 
     Args:
       source: a `VariableBlock`, or the client of a node with `variable_block()` and
         `get_variables(names, newer_than)`. The client reads a block directly if it can map it. Otherwise
         it sends one request at a time to the node, and the next `update` raises its error.
-      networks: the networks to update.
-      policy: its `variables` are the children of `networks` to copy. None copies all.
+      networks: the networks to update: a torch module, or a nest of arrays by variable and entry.
+      policy: its `variables` are those to copy. None copies all.
       update_period: number of calls of `update` between two requests for newer parameters.
       timeout: seconds that `update` waits for an answer from the node. None waits without a limit.
 
@@ -279,21 +269,16 @@ class VariableClient:
     def __init__(
         self,
         source: Any,
-        networks: torch.nn.Module,
+        networks: Any,
         policy: core.Policy | None = None,
         update_period: int = 1,
         timeout: float | None = 60.0,
     ):
-        children = dict(networks.named_children())
-        names = tuple(policy.variables if policy is not None else ()) or tuple(children)
-        unknown = sorted(set(names) - set(children))
-        if unknown:
-            raise KeyError(f"variables: got {unknown}, expected some of {sorted(children)}.")
         self.version = -1
         self._source, self._policy = source, policy
         self._block = source if isinstance(source, VariableBlock) else None
         self._is_connected = self._block is not None
-        self._targets = {name: children[name].state_dict() for name in names}
+        self._named = NamedArrays(networks, () if policy is None else policy.variables)
         self._update_period = whole_number("update_period", update_period, 1)
         self._timeout = timeout
         self._calls = update_period - 1  # The first update() makes a request.
@@ -322,18 +307,15 @@ class VariableClient:
             self._exchange(due, wait)
         elif due:
             self._calls = 0
-            self._accept(self._block.read(self._targets, self.version))
+            self._accept(self._block.read(self._named.arrays, self.version))
             if self._may_move:
                 self._look_for_block(wait and self.version == before)
         return self.version != before
 
-    def copy(self) -> dict[str, torch.Tensor]:
-        """A copy of the acting parameters on the CPU, as entries of the networks' state dict."""
-        return {
-            f"{name}.{key}": value.cpu().clone()
-            for name, state in self._targets.items()
-            for key, value in state.items()
-        }
+    def copy(self) -> dict[str, Any]:
+        """A copy of the acting parameters on the CPU, for `framework.parameters.load_state`."""
+        values = state_of(self._named.values)
+        return {n: v.cpu().clone() if hasattr(v, "cpu") else v.copy() for n, v in values.items()}
 
     def _look_for_block(self, now: bool) -> None:
         """Asks for the block again from time to time: the node may have been restarted on another machine.
@@ -352,7 +334,7 @@ class VariableClient:
         if now and self._block is None:
             self._exchange(True, True)
         elif now and self._block is not None:
-            self._accept(self._block.read(self._targets, self.version))
+            self._accept(self._block.read(self._named.arrays, self.version))
 
     def _exchange(self, due: bool, wait: bool) -> None:
         """Takes the answer of the node if it has arrived, and sends the next request if it is due."""
@@ -361,7 +343,7 @@ class VariableClient:
             # With `wait`, request again even if an answer has just arrived: its request may be older than
             # this call.
             self._calls = 0
-            names = tuple(self._targets)
+            names = tuple(self._named.arrays)
             self._request = self._source.futures.get_variables(names, newer_than=self.version)
             self._take(wait)
 
@@ -371,14 +353,15 @@ class VariableClient:
         request, self._request = self._request, None
         variables: Variables | None = self._answer(request)
         if variables is not None and variables.version > self.version:
-            copy_variables(variables.values, self._targets)
+            copy_variables(variables.values, self._named.arrays)
             self._accept(core.Progress(variables.version, variables.env_steps))
 
     def _accept(self, progress: core.Progress | None) -> None:
         if progress is not None:
             self.version = progress.version
+            self._named.loaded()
             if self._policy is not None:
-                self._policy.progress = progress
+                self._policy.loaded(progress)
 
     def _answer(self, future: Any) -> Any:
         concurrent.futures.wait([future], self._timeout)
@@ -398,9 +381,8 @@ def shared_path() -> str | None:
     return os.path.join(directory, f"variables-{launch.get_node_context().label}")
 
 
-@torch.no_grad()
 def copy_variables(source: Parameters, targets: Parameters) -> None:
-    """Copies the variables of `source` (tensors or numpy arrays) that `targets` names into its tensors.
+    """Copies the variables of `source` that `targets` names into its arrays.
 
     Raises:
       KeyError: A variable is missing.
@@ -415,24 +397,17 @@ def copy_variables(source: Parameters, targets: Parameters) -> None:
             raise ValueError(
                 f"Variable {name!r}: entries {odd} are on one side only. Make both networks alike."
             )
-        for key, tensor in target.items():
+        for key, array in target.items():
             value = state[key]
-            if value.shape != tensor.shape:
+            if value.shape != array.shape:
                 raise ValueError(
-                    f"Variable {name!r}, entry {key!r}: got shape {tuple(value.shape)}, expected "
-                    f"{tuple(tensor.shape)}. Make both networks from the same config and spec."
+                    f"Variable {name!r}, entry {key!r}: got shape {value.shape}, expected {array.shape}. "
+                    "Make both networks from the same config and spec."
                 )
-            tensor.copy_(torch.as_tensor(value))
+            np.copyto(array, value)
 
 
-def _tensor(slot: torch.Tensor, entry: _Entry) -> torch.Tensor:
-    num_bytes = math.prod(entry.shape) * entry.dtype.itemsize
-    return slot[entry.offset :][:num_bytes].view(entry.dtype).view(entry.shape)
-
-
-def _rebuild(
-    layout: Layout, size: int, path: str | None, memory: torch.Tensor | None
-) -> VariableBlock | None:
+def _rebuild(layout: Layout, size: int, path: str | None, memory: np.ndarray | None) -> VariableBlock | None:
     if path is None and memory is None:
         return None
     block = VariableBlock.__new__(VariableBlock)

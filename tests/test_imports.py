@@ -97,6 +97,7 @@ def test_no_module_is_put_where_none_is():
 LIGHT = """
 import framework, launch
 from framework import replay
+from framework.variables import VariableBlock
 from framework.runs.checkpoints import RunCheckpointer
 from framework.runs.services import Counter
 from framework.programs import RunConfig; RunConfig()

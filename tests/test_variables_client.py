@@ -5,9 +5,11 @@ import concurrent.futures
 import numpy as np
 import pytest
 import torch
+from helpers.numpy_agent import LinearPolicy
 from torch import nn
 
 from framework import core
+from framework.parameters import NamedArrays
 from framework.variables import VariableBlock, VariableClient, Variables
 from launch.context import NodeContext, entered
 
@@ -32,16 +34,12 @@ class ActsOnly(core.Policy):
 
 
 def parameters(value, names=("policy", "critic")):
-    networks = Networks()
-    return {
-        name: {k: torch.full(t.shape, value) for k, t in getattr(networks, name).state_dict().items()}
-        for name in names
-    }
+    arrays = NamedArrays(Networks(), names).arrays
+    return {name: {key: np.full_like(each[key], value) for key in each} for name, each in arrays.items()}
 
 
 def answer(value, version, names=("policy",)):
-    values = {name: {k: t.numpy() for k, t in s.items()} for name, s in parameters(value, names).items()}
-    return Variables(version, 10 * version, values)
+    return Variables(version, 10 * version, parameters(value, names))
 
 
 def value(networks):
@@ -258,16 +256,31 @@ def test_bad_arguments_are_named():
 
 
 @pytest.mark.parametrize("reachable", [True, False])
-def test_parameters_keep_their_memory_and_need_of_gradients(reachable):
-    block = VariableBlock(parameters(1.5))
-    block.publish(1, parameters(1.5))
-    source, networks = Source(block if reachable else None), Networks()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_parameters_keep_their_memory_their_dtype_and_need_of_gradients(reachable, dtype):
+    """Numpy has no bfloat16: its arrays are copies, which are loaded as those for a GPU are."""
+    trained, networks = Networks().to(dtype), Networks().to(dtype)
+    with torch.no_grad():
+        trained.policy.weight.copy_(torch.tensor([[-3e38, 1e-40]]))
+    arrays = NamedArrays(trained).arrays
+    block = VariableBlock(arrays)
+    block.publish(1, arrays)
+    source = Source(block if reachable else None)
     client = VariableClient(source, networks, ActsOnly())
     parameter, pointer = networks.policy.weight, networks.policy.weight.data_ptr()
     client.update()
     if not reachable:
-        source.requests[0].set_result(answer(1.5, 1))
+        source.requests[0].set_result(block.get_variables(["policy"]))
         client.update()
-    assert value(networks) == 1.5
     assert networks.policy.weight is parameter and parameter.data_ptr() == pointer
-    assert parameter.requires_grad and torch.isfinite(parameter).all()
+    assert parameter.requires_grad and torch.equal(parameter, trained.policy.weight)
+    assert torch.equal(client.copy()["policy.weight"], trained.policy.weight)
+
+
+def test_a_policy_takes_new_arrays_to_where_it_acts():
+    networks, block = parameters(0.0), VariableBlock(parameters(2.0))
+    block.publish(3, parameters(2.0), env_steps=70)
+    policy = LinearPolicy(networks, evaluation=True)
+    assert VariableClient(block, networks, policy).update()
+    assert (policy._placed["bias"], policy.progress) == (2.0, core.Progress(3, 70))
+    assert networks["critic"]["bias"] == 0.0

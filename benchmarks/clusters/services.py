@@ -29,6 +29,7 @@ from benchmarks.common import cpu_seconds
 from framework import replay, specs
 from framework.actors.inference_client import ServerPort
 from framework.environments.base import FIRST, LAST, MID, BatchedEnvironment
+from framework.parameters import NamedArrays
 from framework.programs import RunConfig
 from framework.runs.services import Counter, Monitor
 from framework.variables import VariableBlock, Variables
@@ -158,7 +159,7 @@ class Source:
         torch.set_num_threads(1)
         keep_freed_memory()  # As learners do.
         networks = DummyNetworks(shape.parameters, shape.action)
-        self._parameters = {"policy": networks.policy.state_dict()}
+        self._parameters = NamedArrays(networks, ("policy",)).arrays
         self._block, self._rate = VariableBlock(self._parameters), rate
         self._block.publish(0, self._parameters)
         self._copies = 0

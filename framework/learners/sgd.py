@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 import tree
 from torch import nn
@@ -21,6 +22,7 @@ from framework.learners.cuda_graphs import CapturedGradient
 from framework.learners.distributed import LearnerGroup
 from framework.learners.gradient import STEP_MODES, CompiledGradient, LossGradient, why_not
 from framework.own_settings import OwnSettings, in_own_settings
+from framework.parameters import arrays_of
 from framework.replay.types import ReplaySample
 from framework.types import Gradients, StepResult
 
@@ -241,11 +243,11 @@ class SGDLearner(core.Learner):
             parameter.grad = None if value is None else next(scaled)
         self.optimizer.step()
 
-    def parameters(self) -> dict[str, dict[str, torch.Tensor]]:
-        """The tensors of each child of the networks. Raises FloatingPointError after a non-finite step."""
+    def parameters(self) -> dict[str, dict[str, np.ndarray]]:
+        """The arrays of each child of the networks. Raises FloatingPointError after a non-finite step."""
         if self._unchecked:
             self._check()
-        return {name: child.state_dict() for name, child in self.networks.named_children()}
+        return arrays_of({name: child.state_dict() for name, child in self.networks.named_children()})
 
     def save(self) -> dict[str, Any]:
         """The complete state of the learner, as tensors on the CPU and plain Python values."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from framework.actors.acting import restarted
 from framework.checkpoints import CheckpointError, CheckpointReader
 from framework.config_checks import RaisedAs
 from framework.own_settings import OwnSettings, in_own_settings, seeded
+from framework.parameters import load_state, state_of
 from framework.programs.make import environment_spec, make_environment
 from framework.runs.run_folder import RunError, RunFolder
 
@@ -141,14 +142,13 @@ class LoadedPolicy:
         if best:
             kept = reader.state("best")
             # It has the variables that the policy names; the others keep their initial values.
-            self.networks.load_state_dict({**self.networks.state_dict(), **kept["networks"]})
+            load_state(self.networks, kept["networks"])
             self.step = int(kept["row"].get("env_steps", kept["row"]["learner_steps"]))
         elif "learner" in reader.names:
             learner = self.agent.make_learner(self.networks, self.spec)
             learner.restore(reader.state("learner", "learner"))
-            for name, state in learner.parameters().items():
-                getattr(self.networks, name).load_state_dict(state)
-        elif isinstance(self.networks, torch.nn.Module) and any(True for _ in self.networks.parameters()):
+            load_state(self.networks, state_of(learner.parameters()))
+        elif isinstance(self.networks, torch.nn.Module | Mapping) and state_of(self.networks):
             raise RunError(
                 f"{reader.path}: got no parameters of a learner called 'learner', but the parts "
                 f"{', '.join(reader.names)}. If the run ended before its learner saved any, resume it, or "

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from framework import specs
 from framework.checkpoints import CheckpointError, CheckpointReader
 from framework.config_checks import RaisedAs
+from framework.parameters import as_array, load_state, state_of
 from framework.runs import recorded_specs
 from framework.runs.run_folder import RunError, RunFolder
-
-if TYPE_CHECKING:
-    import torch
 
 _MOST_NAMED = 20  # Parameters in one error.
 _LOG = logging.getLogger(__name__)
@@ -34,7 +32,7 @@ def load(init: str, networks: Any, learner: str = "learner") -> None:
 
     Args:
       init: `RUN[:CHECKPOINT]`, as `RunConfig.init`.
-      networks: a torch module on the CPU.
+      networks: a torch module on the CPU, or a nest of arrays.
       learner: name of the learner.
 
     Raises:
@@ -45,10 +43,10 @@ def load(init: str, networks: Any, learner: str = "learner") -> None:
     with RaisedAs(ValueError, CheckpointError, "init: "):
         saved = {"networks": reader.state("best", "networks")} if best else reader.state(learner, "learner")
     found = _networks_in(saved)
-    expected: dict[str, torch.Tensor] = networks.state_dict()
+    expected = state_of(networks)
     # An evaluator keeps what acts. Counts of several policies are not a learner's.
     new = [name for name in expected if name not in found]
-    wrong = [f"{name}: got none" for name in new if not best and expected[name].is_floating_point()]
+    wrong = [f"{name}: got none" for name in new if not best and as_array(expected[name]).dtype.kind == "f"]
     for name, value in found.items():
         got, own = [*value.shape], [*expected[name].shape] if name in expected else None
         if got != own:
@@ -60,7 +58,7 @@ def load(init: str, networks: Any, learner: str = "learner") -> None:
             f"{'; '.join(wrong[:_MOST_NAMED]) or 'no parameters'}{more}. Give the agent the networks of that "
             "run, or choose another run."
         )
-    networks.load_state_dict({**expected, **found})
+    load_state(networks, found)
     if best and new:
         _LOG.warning("init: %s keeps what acts; new parameters: %s.", reader.path, ", ".join(new))
 
@@ -75,11 +73,11 @@ def _open(init: str) -> tuple[RunFolder, CheckpointReader, bool]:
         return folder, folder.restore("latest" if which == "best" else which), which == "best"
 
 
-def _networks_in(state: dict[str, Any], prefix: str = "") -> dict[str, torch.Tensor]:
-    """The tensors of the networks in what a learner saved; of each policy, if it learns several."""
+def _networks_in(state: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The entries of the networks in what a learner saved; of each policy, if it learns several."""
     if "networks" in state:
         return {f"{prefix}{name}": value for name, value in state["networks"].items()}
-    found: dict[str, torch.Tensor] = {}
+    found: dict[str, Any] = {}
     for name, part in state.items():
         if isinstance(part, dict):
             found |= _networks_in(part, f"{prefix}{name}.")

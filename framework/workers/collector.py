@@ -6,8 +6,6 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import torch
-
 from framework import core
 from framework.actors import EnvironmentLoop, EnvironmentLoopObserver, PolicyActor
 from framework.actors.inference_client import ServerPort
@@ -245,7 +243,7 @@ def make_collector(
     environment = setup.make_environment(envs, seed)
     with seeded(seed):
         networks = setup.agent.make_networks(setup.spec)
-        if environment.device is not None and isinstance(networks, torch.nn.Module):
+        if environment.device is not None and hasattr(networks, "to"):
             networks.to(environment.device)  # The actor acts where its envs are.
         policy = make_policy(networks)
     if learner is not None:

@@ -40,7 +40,9 @@ class InferenceWorker(InferenceServer):
         agent, spec, config = setup.agent, setup.spec, setup.config
         device = check_visible("inference_device", config.inference_device)
         with seeded(seed):
-            networks = agent.make_networks(spec).to(device)
+            networks = agent.make_networks(spec)
+            if hasattr(networks, "to"):  # A nest of arrays has one place only.
+                networks.to(device)
         policy = agent.make_policy(networks)
         variables = None
         if learner is not None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import launch
 from framework.own_settings import seeded
+from framework.parameters import NamedArrays
 from framework.variables import VariableBlock, Variables, shared_path
 from framework.workers.worker import ProgramWorker, Setup, prepare_process
 
@@ -94,7 +95,5 @@ class VariableSource(ProgramWorker):
 def _acting_parameters(setup: Setup) -> dict[str, Any]:
     """The parameters that the policies of the agent name."""
     networks = setup.agent.make_networks(setup.spec)
-    children = dict(networks.named_children())
-    policies = [setup.agent.make_policy(networks, evaluation) for evaluation in (False, True)]
-    names = {name for policy in policies for name in policy.variables or children}
-    return {name: children[name].state_dict() for name in children if name in names}
+    acting, greedy = (setup.agent.make_policy(networks, evaluation).variables for evaluation in (False, True))
+    return NamedArrays(networks, acting).arrays | NamedArrays(networks, greedy).arrays

@@ -36,6 +36,7 @@ from agents.ppo import PPO
 from framework import demonstrations, environments
 from framework.environments.testing import FakeEnvironment, MaskedEnvironment, make_spec
 from framework.networks import as_numpy
+from framework.parameters import NamedArrays
 from framework.programs import RunConfig, make_agent, make_program
 from framework.runs.registry import agent_names
 from framework.variables import VariableBlock, VariableClient
@@ -190,8 +191,8 @@ def test_a_policy_names_the_variables_it_needs_and_no_others(name):
     others = "critics values value_body value_head temperature duals embeddings"
     assert not needed & set(others.split())
     untouched = {n: p.clone() for n, p in fresh.named_parameters() if n.split(".")[0] not in needed}
-    block = VariableBlock({child: module.state_dict() for child, module in trained.named_children()})
-    block.publish(3, {child: module.state_dict() for child, module in trained.named_children()}, 70)
+    block = VariableBlock(NamedArrays(trained).arrays)
+    block.publish(3, NamedArrays(trained).arrays, 70)
     assert VariableClient(block, fresh, policy).update()
     assert policy.progress == (3, 70)
     for parameter_name, before in untouched.items():

@@ -42,7 +42,7 @@ def make_learner(agent: Any, spec: Any = DISCRETE) -> Any:
 def make_policy(agent: Any, spec: Any = DISCRETE, evaluation: bool = False, version: int = 1) -> Any:
     torch.manual_seed(0)
     policy = agent.make_policy(agent.make_networks(spec), evaluation)
-    policy.progress = Progress(version=version, env_steps=1)
+    policy.loaded(Progress(version=version, env_steps=1))
     return policy
 
 
@@ -104,7 +104,7 @@ def unrolls(agent: Any, spec: Any = DISCRETE, seed: int = 0) -> ReplaySample:
         for parameter in networks.parameters():
             parameter.mul_(2.0)
     policy, rows = agent.make_policy(networks), []
-    policy.progress = Progress(version=-2)
+    policy.loaded(Progress(version=-2))
     policy.seed(seed)
     state = policy.initial_state(envs)
     for t in range(-2, shape[1]):  # The first two are not kept, so that the memory holds something.

@@ -10,6 +10,7 @@ from dm_env import specs as dm_specs
 
 import launch
 from framework.environments.testing import make_spec
+from framework.parameters import NamedArrays
 from framework.variables import VariableBlock
 
 SPEC = make_spec(dm_specs.Array((4,), np.float32))
@@ -35,7 +36,7 @@ class FarLearner:
         self._changed = threading.Condition()
 
     def _parameters(self, version):
-        return {"q_network": networks_of(self._agent, version).q_network.state_dict()}
+        return NamedArrays(networks_of(self._agent, version), ("q_network",)).arrays
 
     def variable_block(self):
         return self._block

@@ -15,6 +15,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from helpers.numpy_agent import Linear
 
 import launch
 from agents.a2c import A2CConfig
@@ -46,6 +47,7 @@ AGENTS = {
     "random": lambda: RandomActions(),
     "a3c": lambda: A3C(A2CConfig(unroll_length=2)),
     "dqn-plan": lambda: DQNPlan(DQNConfig(**SMALL)),
+    "numpy": lambda: Linear(),
 }
 PERIODS = {"evaluate_period": 200, "log_period": 50, "learner_log_period": 7}
 BASE = RunConfig(num_actors=2, envs_per_actor=2, max_env_steps=450, num_evaluation_episodes=1, **PERIODS)
@@ -76,8 +78,8 @@ def last_checkpoint(directory: str):
 
 
 def same(left, right) -> bool:
-    if isinstance(left, torch.Tensor):
-        return torch.equal(left, right)
+    if isinstance(left, torch.Tensor | np.ndarray):
+        return np.array_equal(left, right)
     if isinstance(left, dict):
         return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
     if isinstance(left, list | tuple):
@@ -94,7 +96,7 @@ def assert_same_run(one: str, other: str) -> None:
 
 
 CASES = [("prioritized", "local"), ("ppo", "server"), ("impala", "alternating+server")]
-CASES += [("r2d2", "local"), ("sac", "server"), ("dqn-plan", "local")]
+CASES += [("r2d2", "local"), ("sac", "server"), ("dqn-plan", "local"), ("numpy", "local")]
 CASES += [pytest.param(name, "local", marks=pytest.mark.release) for name in ("mpo", "a3c")]
 
 
