@@ -264,7 +264,9 @@ def batch(name: str, spec: Nest, values: Nest, count: int | None = None) -> Nest
             raise ValueError(
                 f"{where}: got dtype {array.dtype}, expected {np.dtype(leaf.dtype)} (the spec's). Convert it."
             )
-        given, array = array, array.astype(leaf.dtype, copy=False)
+        given = array
+        with np.errstate(invalid="ignore", over="ignore"):  # Numbers that do not fit are told below.
+            array = array.astype(leaf.dtype, copy=False)
         if array.dtype != given.dtype and array.dtype.kind in "iu" and np.count_nonzero(array != given):
             wrong = given[array != given][0]
             raise ValueError(f"{where}: got {wrong}, expected a number that {array.dtype} holds.")

@@ -329,7 +329,7 @@ class VariableClient:
         if self._lookup is not None and self._lookup.done():
             lookup, self._lookup = self._lookup, None
             self._look_at = time.monotonic() + self.look_s
-            if lookup.exception() is None:  # Otherwise the node is not there at the moment.
+            if lookup.exception() is None:  # The node is there at the moment.
                 self._block = lookup.result()
         if now and self._block is None:
             self._exchange(True, True)

@@ -304,7 +304,7 @@ def test_settings_reach_both_algorithms():
     ppo, dqn = config.ppo_config(), config.dqn_config()
     for name, value in shared.items():
         assert getattr(ppo, name) == getattr(dqn, name) == value
-    assert (ppo.epochs, ppo.unroll_length, dqn.n_step, dqn.hidden_sizes) == (3, 64, 2, [3])
+    assert (ppo.epochs, ppo.unroll_length, dqn.n_step, dqn.hidden_sizes) == (3, 64, 2, (3,))
     for part, values, text in (
         ("ppo", {"epochs": 0}, "epochs: got 0"),
         ("dqn", {"nstep": 1}, "dqn has no field 'nstep'.* Did you mean 'n_step'"),

@@ -280,7 +280,7 @@ def test_an_episode_that_is_ended_is_in_replay_as_if_it_was_truncated(n_step):
             session.act([[0, time]])
             session.observe([[0, time + 1]], [0.0], False, session is truncated and time == 4)
     ended.end_episodes([0])
-    sizes = [session._dataset._client.server_info()["replay"].current_size for session in (ended, truncated)]
+    sizes = [session._dataset._items.server_info()["replay"].current_size for session in (ended, truncated)]
     assert sizes[0] == sizes[1] >= 5
 
 
