@@ -73,20 +73,6 @@ def test_discrete_starts_of_unsigned_dtypes(factory):
     assert [found.where for found in environments.check_environment(_Unsigned, num_steps=5)] == ["episodes"]
 
 
-def test_a_missing_part_of_the_observation_is_named():
-    class Forgetful(_Nested):
-        def step(self, action):
-            observation, *rest = super().step(action)
-            del observation["seen"]
-            return observation, *rest
-
-    environment = environments.make(Forgetful)
-    environment.reset()
-    # The offset of "seen" is taken off before the batch sees it, so both places may notice.
-    with pytest.raises(environments.EnvironmentFault, match=r"env 0.*seen"):
-        environment.step({"pick": np.array([0]), "push": np.zeros((1, 2), np.float32)})
-
-
 def test_a_nested_action_with_a_part_missing_is_refused():
     environment = environments.make(_Nested)
     environment.reset()

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from embedded_table import contents, insert, make
+from embedded_table import contents, make
 
 from framework import replay
 from framework.replay import selectors
@@ -33,22 +33,6 @@ def test_nest_comes_back_as_it_was_written():
     stacked, first = client.sample_batch("t", 50).data
     assert stacked.shape == (50, 4, 4)
     assert (stacked[:, :, 0] == 4 * (first[:, None] + np.arange(4))).all()
-
-
-def test_ragged_items():
-    client = make(sampler=selectors.Fifo(), times=1)
-    writer = client.batch_writer()
-    rows = writer.append("s", {"x": np.arange(6)})
-    padded = np.array([[rows[0], rows[1], rows[1]], [rows[2], rows[3], rows[4]], [rows[5]] * 3])
-    lengths = np.array([2, 3, 1])
-    leaf = writer.slice("s", "x", padded, lengths)
-    writer.create_items("t", {"x": leaf, "first": writer.slice("s", "x", padded[:, 0])})
-    with pytest.raises(ValueError, match="different lengths"):
-        client.sample_batch("t", 3, timeout=0)
-    sample = client.sample_batch("t", 3, timeout=0, pad=True)
-    assert sample.data["x"].tolist() == [[0, 1, 0], [2, 3, 4], [5, 0, 0]]
-    assert sample.lengths["x"].tolist() == [2, 3, 1] and sample.lengths["first"] is None
-    assert sample.data["first"].tolist() == [0, 2, 5]
 
 
 def test_strings_are_padded_with_empty_strings():
@@ -122,15 +106,6 @@ def test_rows_that_find_no_memory_do_not_count():
         with pytest.raises(replay.StoreFullError, match="no memory"):
             store.stream("s", {"y": ((4,), np.float32)})
         assert store.num_bytes == stream.num_reserved * stream.row_bytes and list(stream.columns) == ["x"]
-
-
-def test_rows_are_used_again():
-    client = make(size=10)
-    writer = client.batch_writer()
-    for value in range(100):
-        insert(client, np.arange(7) + value, writer=writer)
-    assert client.store.streams["s"].num_leased <= 10 + 7 + 7
-    assert contents(client)[-7:] == list(range(99, 106))
 
 
 def test_rows_are_written_with_their_dtype_and_shape():

@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import pytest
 from background import Background, until
-from embedded_table import contents, drain, insert, insert_now, make
+from embedded_table import drain, insert, make
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from served_table import counts, num_rows
@@ -189,14 +189,6 @@ def test_an_item_that_comes_between_a_draw_and_its_wait_is_seen(flushes, monkeyp
     assert table.waiting.seconds[SAMPLERS] < 10.0
 
 
-def test_an_insert_of_more_items_than_the_table_holds_goes_through_at_once():
-    client = make(size=3)
-    writer = client.batch_writer()
-    rows = writer.append("s", {"x": np.arange(8)})
-    assert insert_now(client.tables["t"], writer.slice("s", "x", rows))[1] == 8
-    assert contents(client) == [5, 6, 7]
-
-
 def test_alone_it_does_not_wait_for_ever():
     client = make(concurrent=False)
     with pytest.raises(replay.WouldBlockError, match="size 0 < min_size_to_sample 1"):
@@ -236,11 +228,6 @@ def test_queue_and_stack(make_table, order):
     assert not client.can_insert("t")
     assert drain(client, 3) == order
     assert not client.can_sample("t")
-
-
-def test_unknown_table():
-    with pytest.raises(RuntimeError, match=r"'nope' was not found.*'t'"):
-        make().sample_batch("nope", 1)
 
 
 def test_large_tables_grow():

@@ -94,22 +94,6 @@ def test_single_items_are_sent_soon():
         client.close()
 
 
-def test_messages_behind_the_first_are_woken_by_a_reader_in_the_servers_process():
-    with replay.Server([replay.Table.queue("t", 3)]) as server:
-
-        def write_all():
-            writer = ServedClient(server.address).batch_writer()
-            for _ in range(3):  # messages of 64 items, in one line
-                write(writer, 64)
-            writer.flush()
-
-        writing = Background(write_all)
-        client = server.localhost_client()
-        for _ in range(3 * 64):
-            client.sample_batch("t", 1, timeout=10)
-        writing.result(10)
-
-
 def test_a_client_can_be_closed_while_a_writer_waits_in_another_thread():
     with replay.Server([replay.Table.queue("t", 3)]) as server:
         client = ServedClient(server.address)

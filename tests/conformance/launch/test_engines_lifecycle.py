@@ -46,14 +46,6 @@ class Counter:
         return self.count
 
 
-def test_workers_run_until_someone_stops(engine):
-    program = lp.Program("test")
-    with program.group("worker"):
-        program.add_node(lp.CourierNode(Counter))
-        program.add_node(lp.CourierNode(Counter, limit=10, result="done"))
-    assert lp.launch(program, engine) == "done"
-
-
 @pytest.mark.parametrize("fails", ["", "in a node", "at the start"])
 def test_contexts_hold_from_before_the_first_node_until_all_have_ended(engine, tmp_path, fails):
     """They are of the launching process, also if a node fails or the program cannot start."""
