@@ -1,7 +1,7 @@
 """The engines of each test: those of this project, and other back ends as far as they are installed.
 
-In the environments of Ray and of Launchpad `.ci/run` runs the tests with the mark `real` only; the others have
-the mark `release` there.
+In the environments of Ray and of Launchpad `.ci/run` runs the tests with the mark `real` only; there the
+others have the mark `release`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The engines that tests run on, as far as they are installed.
 
-Nothing stands in for Ray: `.ci/run` runs the tests with the mark `real` on it, and `make release` all of them.
+Nothing stands in for Ray: `.ci/run` runs the tests with the mark `real` on it, `make release` all of them.
 """
 
 import importlib.util

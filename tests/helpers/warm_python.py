@@ -29,7 +29,7 @@ import time
 import types
 import weakref
 
-import psutil
+from psutil import NoSuchProcess, Process  # Bound here: a test replaces what psutil has under the name.
 
 from launch.engines import processes
 
@@ -110,8 +110,8 @@ def cpu_seconds():
     """The CPU seconds of the templates, and of their forks that have ended."""
     total = 0.0
     for pid in templates():
-        with contextlib.suppress(psutil.NoSuchProcess):  # One that has died is replaced when a test needs it.
-            total += sum(psutil.Process(pid).cpu_times()[:4])  # Its own, and those of its children.
+        with contextlib.suppress(NoSuchProcess):  # One that has died is replaced when a test needs it.
+            total += sum(Process(pid).cpu_times()[:4])  # Its own, and those of its children.
     return total
 
 

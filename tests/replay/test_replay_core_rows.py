@@ -7,32 +7,6 @@ from embedded_table import contents, make
 from framework import replay
 from framework.replay import selectors
 from framework.replay.rows.store import Allocator, RowStore, span
-from framework.types import Transition
-
-
-def test_nest_comes_back_as_it_was_written():
-    client = make()
-    writer = client.batch_writer()
-    x = np.arange(24, dtype=np.float32).reshape(6, 4)
-    rows = writer.append("s", {"x": x, "a": np.arange(6), "r": np.arange(6, dtype=np.float32)})
-    s = writer.slice
-    now, then = rows[:-1], rows[1:]
-    windows = np.stack([rows[:4], rows[1:5], rows[2:]])
-    writer.create_items(
-        "t",
-        Transition(
-            {"x": s("s", "x", now)}, s("s", "a", now), s("s", "r", now), s("s", "r", now), [s("s", "x", then)]
-        ),
-    )
-    sample = client.sample_batch("t", 100)
-    assert type(sample.data) is Transition and sample.data.extras == ()
-    assert (sample.data.next_observation[0] == sample.data.observation["x"] + 4).all()
-    assert (sample.data.observation["x"][:, 0] == sample.data.action * 4).all()
-    client.reset("t")
-    writer.create_items("t", (s("s", "x", windows), s("s", "a", windows[:, 0])))
-    stacked, first = client.sample_batch("t", 50).data
-    assert stacked.shape == (50, 4, 4)
-    assert (stacked[:, :, 0] == 4 * (first[:, None] + np.arange(4))).all()
 
 
 def test_strings_are_padded_with_empty_strings():

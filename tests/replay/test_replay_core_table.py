@@ -33,20 +33,6 @@ def test_sample_info():
     assert client.server_info()["t"].num_unique_samples == 2
 
 
-@pytest.mark.parametrize("bad", [[1.0, -1.0], [np.nan, 1.0], [np.inf, 1.0], [1.0]], ids=str)
-def test_wrong_priorities_change_nothing(bad):
-    client = make(sampler=selectors.Prioritized(2.0))
-    keys = insert(client, [1, 2], [1.0, 3.0])
-    before = client.server_info()["t"]
-    with pytest.raises(ValueError, match="priorities"):
-        insert(client, [3, 4], bad)
-    with pytest.raises(ValueError, match="priorities"):
-        client.update_priorities("t", keys, bad)
-    assert client.server_info()["t"] == before
-    assert client.store.streams["s"].num_rows >= 2
-    np.testing.assert_allclose(sorted(set(client.sample_batch("t", 64).info.priority)), [1.0, 3.0])
-
-
 @pytest.mark.parametrize("change", [lambda keys: keys.reshape(2, 2), lambda keys: keys.astype(np.float32)])
 def test_wrong_keys_change_nothing(change):
     client = make(sampler=selectors.Prioritized(1.0))

@@ -106,20 +106,6 @@ TestQueue = QueueMachine.TestCase
 TestQueue.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
-def test_writers_that_are_dropped_give_their_rows_back_and_their_items_get_in_if_there_is_room():
-    client = make_client()
-    for first in range(0, 40, 4):
-        writer = client.batch_writer()
-        writer.append("s", {"x": np.arange(100)})
-        if first < 8:
-            create(writer, "a", range(first, first + 4))
-        del writer
-    gc.collect()
-    assert [int(client.sample_batch("a", 1, timeout=10).data[0]) for _ in range(3)] == list(range(3))
-    assert not client.can_sample("a")
-    assert client.store.stream("s").num_rows == 0
-
-
 def test_a_writer_that_is_dropped_with_the_object_that_stages_for_it_is_ended():
     """The two refer to one another, so they are garbage together."""
 
