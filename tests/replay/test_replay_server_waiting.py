@@ -185,7 +185,6 @@ def test_single_items_that_wait_for_a_full_table_become_few_messages():
             writer.create_item("t", 1.0, {"x": writer.history["x"][-1]})
             writer._writer._push_late()  # as the timer does, if the next item comes too late for it
         assert max(len(each.waiting) for each in server._service._sessions.values()) < 200
-        time.sleep(0.05)  # The timer after the last item finds as many messages.
         reader = server.localhost_client()
         seen = []
         while len(seen) < n:  # the last items, too, without another call of the writer
