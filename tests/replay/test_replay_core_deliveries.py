@@ -161,6 +161,42 @@ DeliveryMachine.TestCase.settings = settings(max_examples=120, stateful_step_cou
 TestDeliveries = DeliveryMachine.TestCase
 
 
+@pytest.mark.parametrize("turns", [0, 1, 2])
+@pytest.mark.parametrize(
+    "sampler", [selectors.Uniform(), selectors.Prioritized(0.5)], ids=["uniform", "priority"]
+)
+def test_what_is_given_back_was_never_drawn(sampler, turns):
+    client = make(
+        sampler=sampler.copy(), times=turns, size=20, limiter=rl.SampleToInsertRatio(2.0, 1, (0, 100))
+    )
+    insert(client, range(20), np.arange(20) + 1.0)
+    table = client.tables["t"]
+    before = table.info
+    deliveries = [table.sample(n, timeout=0) for n in (7, 1, 9)]
+    assert table.info.rate_limiter_info.sample_stats.completed == 17
+    for at in (1, 0, 2):
+        table.give_back(deliveries[at])
+    assert table.info == before
+    if turns:
+        got = client.sample_batch("t", 20 * turns, timeout=0).data
+        assert np.bincount(got).tolist() == [turns] * 20
+
+
+def test_a_queue_that_was_refilled_keeps_what_is_given_back():
+    client = make(sampler=selectors.Fifo(), limiter=rl.Queue(4), size=4, times=1)
+    table = client.tables["t"]
+    insert(client, range(4))
+    delivery = table.sample(4, timeout=0)
+    insert(client, range(4, 8))
+    table.give_back(delivery)
+    assert table.info.current_size == 8, "more than max_size: nothing is lost"
+    assert not client.can_insert("t", 1)
+    assert client.sample_batch("t", 5, timeout=0).data.tolist() == [0, 1, 2, 3, 4]
+    assert client.can_insert("t", 1) and not client.can_insert("t", 2)
+    assert client.sample_batch("t", 3, timeout=0).data.tolist() == [5, 6, 7]
+    assert client.can_insert("t", 4), "empty, it takes as many as before"
+
+
 def test_a_priority_that_is_set_after_the_last_turn_counts_once_the_item_is_back():
     client = make(sampler=selectors.Prioritized(1.0), times=1)
     keys = insert(client, [0, 1], [1.0, 1.0])

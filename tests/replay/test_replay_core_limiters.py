@@ -3,6 +3,7 @@
 Tables with limiters are compared with a model in test_replay_core_deliveries.py.
 """
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,6 +25,21 @@ CASES = {
 def test_wrong_arguments_are_refused(make):
     with pytest.raises(ValueError):
         make()
+
+
+NUMBERS = {  # samples_per_insert, min_size_to_sample, min_diff, max_diff
+    "a number is a window around the minimum": (rl.SampleToInsertRatio(2.0, 5, 4), (2, 5, 6, 14)),
+    "a number of numpy's": (rl.SampleToInsertRatio(2.0, 5, np.float32(4)), (2, 5, 6, 14)),
+    "a window": (rl.SampleToInsertRatio(2.0, 5, (4, 20)), (2, 5, 4, 20)),
+    "a queue": (rl.Queue(4), (1, 1, 0, 4)),
+    "a stack": (rl.Stack(3), (1, 1, 0, 3)),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_what_a_limiter_is_made_of(name):
+    limiter, expected = NUMBERS[name]
+    assert tuple(limiter.options().values()) == expected
 
 
 def test_minimum_above_max_size_is_refused():
