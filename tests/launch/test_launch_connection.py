@@ -146,16 +146,6 @@ def test_arguments_of_a_call_that_waits_are_copied(connection, serve):
     assert future.result(PATIENCE) == [1]
 
 
-def test_futures_that_wait_for_the_node_are_bounded(connection, serve, stopped):
-    futures = [connection.submit("name", (), {}, None) for _ in range(8)]
-    ninth = Background(connection.submit, "name", (), {}, None)
-    with pytest.raises(CallTimeout):
-        connection.submit("name", (), {}, 0.05)
-    assert not ninth.done()
-    connection.move(serve("first")[0].address)
-    assert {future.result(PATIENCE) for future in [*futures, ninth.result(PATIENCE)]} == {"first"}
-
-
 def test_futures_that_waited_count_when_the_node_has_them(connection, serve):
     """Who waits for room is not let in by the node's coming, only by an answer."""
     server, service = serve("first")

@@ -91,15 +91,6 @@ def no_context():
     raise Refused
 
 
-def test_py_class_node(engine):
-    program = lp.Program("test")
-    quiet = lp.PyClassNode(Counter, limit=1, result="should not run")
-    quiet.disable_run()
-    program.add_node(quiet, label="quiet")
-    program.add_node(lp.PyClassNode(Counter, limit=3, result="ran"), label="worker")
-    assert lp.launch(program, engine) == "ran"
-
-
 def test_program_ends_when_all_workers_have_returned(engine):
     def work():
         return None
