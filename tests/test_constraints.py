@@ -6,9 +6,7 @@ The release suite installs from the files. What can be told without a network is
 from __future__ import annotations
 
 import pathlib
-import re
 import runpy
-import sys
 
 import pytest
 import setuptools
@@ -60,17 +58,3 @@ def test_every_python_that_the_package_names_has_a_file(package):
     named = {line.rpartition(" :: ")[2] for line in package["classifiers"] if ":: Python :: 3." in line}
     assert named <= FILES.keys()
     assert package["python_requires"] == f">={min(named, key=Version)}"
-
-
-def test_an_installation_says_what_and_how_far(monkeypatch, capfd):
-    made = runpy.run_path(str(ROOT / "constraints" / "environment.py"))
-    assert made["named"](["-c", "py311.txt", "torch>=2.10", "numpy"]).startswith("2 packages")
-    assert made["named"](["-r", "ray.txt", "--no-deps"]) == "the packages of ray.txt"
-    monkeypatch.setitem(made["pip"].__globals__, "LINE_S", 0.02)
-    arguments = pathlib.Path(sys.prefix), ROOT, "--no-index", "--dry-run"
-    made["pip"](*arguments, "pip")
-    lines = capfd.readouterr().out.splitlines()
-    assert lines[0].endswith(" 0 s  starting pip") and all(re.match(r" +\d+ s  \S", line) for line in lines)
-    with pytest.raises(SystemExit, match="pip install failed"):
-        made["pip"](*arguments, "no-such-package-here")
-    assert "No matching distribution found for no-such-package-here" in capfd.readouterr().err

@@ -7,11 +7,7 @@ older one can know. Classes of the standard library with private state are there
 from __future__ import annotations
 
 import ast
-import functools
-import importlib
-import inspect
 import pathlib
-import pkgutil
 import sys
 from collections.abc import Iterator
 
@@ -36,27 +32,6 @@ STANDARD = {
 }
 
 # What subclasses are there to define. A name that is defined as well and is not here shadows one.
-OVERRIDDEN = {
-    "cloudpickle.cloudpickle.Pickler": {"reducer_override"},
-    "concurrent.futures._base.Future": {"result", "exception", "_condition"},
-    "dm_env._environment.Environment": {
-        *("reset", "step", "close"),
-        *("action_spec", "observation_spec", "reward_spec", "discount_spec"),
-    },
-    "threading.Event": {"wait"},
-    "torch.distributed.distributed_c10d.Store": {"wait", "clone", "set", "add", "check", "get"},
-    "torch.nn.modules.linear.Linear": {"forward"},
-    "torch.nn.modules.module.Module": {"forward"},
-    "torch.optim.adam.Adam": {"step"},
-    "torch.optim.optimizer.Optimizer": {"step", "state_dict", "load_state_dict", "add_param_group"},
-    "yaml.composer.Composer": {"compose_node"},
-    "yaml.constructor.BaseConstructor": {"construct_mapping"},
-    "yaml.constructor.SafeConstructor": {"construct_mapping"},
-    "yaml.representer.BaseRepresenter": {"ignore_aliases"},
-    "yaml.representer.SafeRepresenter": {"ignore_aliases"},
-    "yaml.resolver.BaseResolver": {"yaml_implicit_resolvers"},
-    "yaml.resolver.Resolver": {"yaml_implicit_resolvers"},
-}
 
 
 def bases_in(source: str) -> Iterator[tuple[str, str]]:
@@ -87,44 +62,6 @@ def inherited_state(source: str) -> list[str]:
     ]
 
 
-@functools.cache
-def names_in(module: str) -> dict[str, set[str]]:
-    """The names that a module gives each of its classes: in the body, and as attributes of `self`."""
-    try:
-        tree = ast.parse(inspect.getsource(sys.modules[module]))
-    except (KeyError, OSError, TypeError):  # of C
-        return {}
-    names = {}
-    for cls in ast.walk(tree):
-        if isinstance(cls, ast.ClassDef):
-            found = names.setdefault(cls.name, set())
-            for node in cls.body:
-                for target in node.targets if isinstance(node, ast.Assign) else [node]:
-                    target = target.target if isinstance(target, ast.AnnAssign) else target
-                    found.add(getattr(target, "id", None) or getattr(target, "name", ""))
-            for node in ast.walk(cls):
-                if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-                    found |= {node.attr} if getattr(node.value, "id", "") == "self" else set()
-    return names
-
-
-def names_of(cls: type) -> set[str]:
-    found = names_in(cls.__module__).get(cls.__name__, set())
-    return {name for name in found if name and not (name.startswith("__") and name.endswith("__"))}
-
-
-def shadowed(cls: type) -> set[str]:
-    """The attributes of foreign bases of `cls`, as `base.name`, to which `cls` gives another meaning."""
-    found, mine = set(), names_of(cls)
-    for base in cls.__mro__[1:]:
-        if base.__module__.split(".")[0] in OURS or base is object:
-            continue
-        name = f"{base.__module__}.{base.__qualname__}"
-        theirs = set(vars(base)) | set(getattr(base, "__annotations__", ())) | names_of(base)
-        found |= {f"{name}.{each}" for each in (mine & theirs) - OVERRIDDEN.get(name, set())}
-    return found
-
-
 def test_classes_with_private_state_are_held_and_not_inherited_from():
     wrong = {
         f"{path.relative_to(ROOT)}: {found}"
@@ -133,18 +70,3 @@ def test_classes_with_private_state_are_held_and_not_inherited_from():
         for found in inherited_state(path.read_text(encoding="utf-8"))
     }
     assert not wrong
-
-
-def test_no_name_shadows_an_attribute_of_a_foreign_base():
-    classes = []
-    for package in map(importlib.import_module, OURS):
-        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            try:
-                loaded = importlib.import_module(module.name)
-            except ImportError as error:  # of an optional package
-                assert "not installed" in str(error), module.name
-                continue
-            classes += [each for each in vars(loaded).values() if inspect.isclass(each)]
-    own = {each for each in classes if each.__module__.split(".")[0] in OURS}
-    assert len(own) > 400
-    assert not {f"{cls.__module__}.{cls.__name__}: {name}" for cls in own for name in shadowed(cls)}

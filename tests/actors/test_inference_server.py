@@ -3,11 +3,11 @@
 import concurrent.futures
 import os
 import threading
-import time
 import types
 
 import numpy as np
 import pytest
+from background import until
 
 import launch
 from framework import core
@@ -181,10 +181,11 @@ def test_when_a_batch_is_fired(case, make):
 def test_who_has_gone_is_not_waited_for(make, monkeypatch):
     monkeypatch.setattr(inference_server, "PATIENCE_S", HOUR_S)
     policy = CountingPolicy()
-    clients = ports(make(policy, timeout=HOUR_S), [2, 2])
+    server = make(policy, timeout=HOUR_S)
+    clients = ports(server, [2, 2])
     policy.batches.clear()
     ask(clients[0])
-    time.sleep(0.1)  # the server waits for the other one by now
+    until(lambda: server._waiting)  # For the other one.
     clients[1].close()
     clients[0].answer()
     assert policy.batches == [2]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -135,17 +134,6 @@ def test_images_are_learned_from(name, autocast):
         assert np.isfinite(learn(learner, batch_of(agent, spec, seed)).metrics["loss"].item())
     convolutions = {name: p for name, p in learner.networks.named_parameters() if ".images." in name}
     assert convolutions and all(not torch.equal(p, before[name]) for name, p in convolutions.items())
-
-
-@pytest.mark.parametrize("name", [name for name in SMALL if name != "a2c"])  # Plans have one learner.
-def test_two_learners_take_half_of_a_batch_each(name):
-    agent, sizes = SMALL[name], []
-    for num_learners in (1, 2):
-        with mock.patch("framework.torch_agents.Dataset") as dataset:
-            agent.for_program(16, num_learners, rank=num_learners - 1).make_dataset(None)
-        sizes.append(dataset.call_args.args[2])
-    assert sizes[0] == 2 * sizes[1]
-    assert agent.num_learners == 1  # A copy was placed.
 
 
 # --- policies ---

@@ -10,22 +10,9 @@ from agent_cases import SMALL
 from config_fields import learned
 
 from agents.td3 import TD3
-from framework.programs import make_agent
 from framework.types import Transition
 
 SMALL_TD3, SMALL_DDPG = SMALL["td3"].config, SMALL["ddpg"].config
-
-
-@pytest.mark.parametrize("part", ["policy", "critics"])
-@pytest.mark.parametrize("name", ["td3", "ddpg", "d4pg", "recurrent_td3", "td7"])
-def test_all_hidden_layers_are_normalized_or_none(name, part):
-    def layers(layer_norm):
-        agent = make_agent(name, layer_norm=layer_norm, num_critics=1)
-        module = getattr(agent.make_networks(CONTINUOUS), part)
-        return [each.normalized_shape for each in module.modules() if isinstance(each, torch.nn.LayerNorm)]
-
-    assert layers(True) == [(256,), (256,)]
-    assert layers(False) == []
 
 
 def test_ddpg_is_td3_with_one_critic_no_delay_and_no_smoothing():

@@ -1,7 +1,5 @@
 """What scaling calculates, by values worked by hand, and its check with few actors."""
 
-import dataclasses
-
 import pytest
 
 from benchmarks.clusters import scaling
@@ -22,33 +20,6 @@ def test_calls_of_actors_with_their_own_policy():
         "sample": 20.0,
         "act": 0.0,
     }
-
-
-def test_calls_of_actors_whose_parameters_others_have():
-    served = scaling.calls_per_second(dataclasses.replace(ATARI, is_served=True))
-    assert (served["look"], served["copy"], served["act"]) == (0.0, 0.0, 5_000.0)
-    on_hosts = scaling.calls_per_second(dataclasses.replace(ATARI, actors_per_host=64))
-    assert (on_hosts["look"], on_hosts["copy"]) == (0.0, 4.0)  # two hosts, two versions a second
-
-
-@pytest.mark.parametrize(
-    ("rate", "inserts", "rows"),
-    [(4.0, 400.0, 8.0), (20.0, 2_000.0, 8.0), (50.0, 2_000.0, 20.0)],
-    ids=["slower than the delay", "as fast", "faster: several steps in a message"],
-)
-def test_messages_of_adders(rate, inserts, rows):
-    load = Workload(100, SHAPES["mujoco"], 8, rate)
-    assert scaling.calls_per_second(load)["insert"] == pytest.approx(inserts)
-    assert load.rows_per_insert == pytest.approx(rows)
-
-
-def test_bytes_of_calls():
-    sizes = scaling.bytes_per_call(ATARI)
-    assert sizes["insert"] == 20 * (84 * 84 + 4 + 8)  # one frame of a stack, action, reward and discount
-    assert sizes["sample"] == 256 * (2 * 4 * 84 * 84 + 4 + 8)
-    assert sizes["copy"] == 6_800_000
-    mujoco = scaling.bytes_per_call(Workload(1, SHAPES["mujoco"], 1, 10.0))
-    assert mujoco["insert"] == 17 * 4 + 6 * 4 + 8
 
 
 COSTS = dict.fromkeys(["grant", "row", "look", "copy", "insert", "sample", "act"], 1e-4)

@@ -150,12 +150,6 @@ def held(folder, at_sigterm="goes on"):
 
 
 class TestRunFolder:
-    def test_round_trip(self, make_run):
-        folder = make_run(agent="dqn", num_actors=3, target_return=12.5)
-        again = RunFolder.open(folder.path)
-        assert again.config == folder.config and again.environment == folder.environment
-        assert again.make_agent().config == find_agent("dqn").make_config()
-
     def test_what_is_recorded(self, make_run):
         content = config_file.read(make_run().path / "config.yaml")
         assert content["agent"] == "random_actions" and content["max_env_steps"] == 1000

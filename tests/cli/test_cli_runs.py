@@ -12,7 +12,6 @@ import torch
 
 from framework.commands import cli
 from framework.loggers import read_jsonl, without_times
-from framework.programs import load_policy
 from framework.runs import config_file
 from framework.runs.run_folder import RunFolder
 
@@ -59,17 +58,6 @@ def test_eval_of_a_run(trained, repertory):
     _, out, _ = repertory("eval", trained, "--episodes", "2", "--max-steps", "3")
     assert "length 3.0; 2 cut after 3 steps" in out
     assert json.loads((trained / "evaluation.json").read_text())["cut_episodes"] == 2
-
-
-def test_a_policy_from_python(trained):
-    policy = load_policy(trained)
-    assert policy.step == 600
-    with policy.make_environment(num_envs=3, seed=1) as environment:
-        timestep = environment.reset()
-        for _ in range(5):
-            action = policy(timestep.observation)
-            assert action.shape == (3,)
-            timestep = environment.step(action)
 
 
 @pytest.mark.parametrize("name", ["film.mp4", "film.gif"])

@@ -77,13 +77,6 @@ def test_the_same_seed_gives_the_same_steps_and_another_seed_others(stepping):
     assert not np.array_equal(runs[0][3][:, 0], runs[0][3][:, 1])
 
 
-def test_an_env_does_not_depend_on_how_many_there_are():
-    actions = np.random.default_rng(0).integers(0, 2, (60, 5))
-    wide = _roll(environments.make(CARTPOLE, num_envs=5, seed=5, stepping="inline"), actions)
-    narrow = _roll(environments.make(CARTPOLE, num_envs=2, seed=5, stepping="inline"), actions[:, :2])
-    np.testing.assert_array_equal(wide[3][:, :2], narrow[3])
-
-
 @pytest.mark.parametrize("stepping", ["inline", "vector"])
 def test_a_reset_in_mid_episode_starts_others_and_a_step_before_it_is_a_reset(stepping):
     environment = environments.make(CARTPOLE, num_envs=2, seed=5, stepping=stepping)
@@ -176,17 +169,6 @@ def test_a_vector_environment_in_another_autoreset_mode_is_refused():
 
     with pytest.raises(ValueError, match=r"SameStep.*NEXT_STEP"):
         environments.make(same_step, num_envs=2)
-
-
-def test_memory_environment_pays_for_the_cue_only():
-    environment = environments.make(testing.MemoryEnvironment, num_envs=16, seed=0)
-    timestep = environment.reset()
-    cue = timestep.observation[:, :2].argmax(axis=1)
-    assert set(cue) == {0, 1}
-    for time in range(1, 11):
-        timestep = environment.step(cue if time == 10 else 1 - cue)
-        assert (timestep.observation[:, :2] == 0).all()
-    assert (timestep.reward == 1).all() and (timestep.step_type == LAST).all()
 
 
 @pytest.fixture
@@ -355,14 +337,6 @@ def test_a_batch_of_the_wrong_size_is_refused_when_it_is_made(factory, arguments
         environments.make(factory, **arguments)
 
 
-@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint8])
-def test_a_discrete_action_has_the_dtype_of_its_spec(dtype):
-    spec = testing.make_spec(actions=specs.DiscreteArray(3, dtype))
-    environment = environments.make(lambda: testing.FakeEnvironment(spec), num_envs=2)
-    environment.reset()
-    environment.step(np.array([0, 2]))  # FakeEnvironment validates its action.
-
-
 BOUNDED = {
     "above": specs.BoundedArray((3,), np.float32, 5, np.inf),
     "below": specs.BoundedArray((3,), np.float32, -np.inf, -5),
@@ -370,9 +344,3 @@ BOUNDED = {
     "all int64": specs.BoundedArray((3,), np.int64, np.iinfo(np.int64).min, np.iinfo(np.int64).max),
     "bools": specs.BoundedArray((3,), bool, False, True),
 }
-
-
-@pytest.mark.parametrize("spec", BOUNDED.values(), ids=BOUNDED)
-def test_drawn_values_are_within_their_spec(spec):
-    for seed in range(10):
-        spec.validate(testing.draw(spec, np.random.default_rng(seed)))

@@ -36,20 +36,6 @@ class _Nested(gymnasium.Env):
         return observation
 
 
-@pytest.mark.parametrize(("stepping", "few"), [("inline", {}), ("processes", {"num_processes": 2})])
-def test_nested_spaces_and_discrete_starts(stepping, few):
-    with environments.make(_Nested, num_envs=3, stepping=stepping, **few) as environment:
-        assert environment.action_spec()["pick"].num_values == 3
-        environment.reset()
-        push = np.linspace(-1, 1, 6, dtype=np.float32).reshape(3, 2)
-        timestep = environment.step({"pick": np.array([0, 1, 2]), "push": push})
-        assert timestep.observation["seen"].tolist() == [0, 1, 2]
-        assert timestep.reward.tolist() == [-1, 0, 1]
-        np.testing.assert_array_equal(timestep.observation["both"][0], push)
-        assert timestep.observation["both"][0].dtype == np.float64
-        assert timestep.observation["both"][1].tolist() == [[1, 2]] * 3
-
-
 class _Unsigned(gymnasium.Env):
     observation_space = spaces.Discrete(3, start=1, dtype=np.uint8)
     action_space = spaces.Discrete(2, start=1, dtype=np.uint8)
@@ -71,20 +57,6 @@ def test_discrete_starts_of_unsigned_dtypes(factory):
     assert environment.reset().observation.tolist() == [0, 0]
     assert environment.step(np.array([1, 0])).observation.tolist() == [2, 1]
     assert [found.where for found in environments.check_environment(_Unsigned, num_steps=5)] == ["episodes"]
-
-
-def test_a_missing_part_of_the_observation_is_named():
-    class Forgetful(_Nested):
-        def step(self, action):
-            observation, *rest = super().step(action)
-            del observation["seen"]
-            return observation, *rest
-
-    environment = environments.make(Forgetful)
-    environment.reset()
-    # The offset of "seen" is taken off before the batch sees it, so both places may notice.
-    with pytest.raises(environments.EnvironmentFault, match=r"env 0.*seen"):
-        environment.step({"pick": np.array([0]), "push": np.zeros((1, 2), np.float32)})
 
 
 def test_a_nested_action_with_a_part_missing_is_refused():

@@ -15,7 +15,6 @@ import pytest
 import zmq
 from background import Background, until
 
-import launch as lp
 from launch import CallLost, CallTimeout, ClientClosed, ProgramStopped, directories
 from launch.rpc import client, wire
 from launch.rpc.client import Connection
@@ -145,16 +144,6 @@ def test_arguments_of_a_call_that_waits_are_copied(connection, serve):
     values.append(2)
     connection.move(serve("first")[0].address)
     assert future.result(PATIENCE) == [1]
-
-
-def test_futures_that_wait_for_the_node_are_bounded(connection, serve, stopped):
-    futures = [connection.submit("name", (), {}, None) for _ in range(8)]
-    ninth = Background(connection.submit, "name", (), {}, None)
-    with pytest.raises(CallTimeout):
-        connection.submit("name", (), {}, 0.05)
-    assert not ninth.done()
-    connection.move(serve("first")[0].address)
-    assert {future.result(PATIENCE) for future in [*futures, ninth.result(PATIENCE)]} == {"first"}
 
 
 def test_futures_that_waited_count_when_the_node_has_them(connection, serve):
@@ -350,29 +339,6 @@ def test_errors_of_the_node_are_not_repeated(serve, connect, address):
     serve("first", address)
     with pytest.raises(AttributeError, match="no method"):
         connect(repeat_lost=True).call("missing", (), {}, PATIENCE)
-
-
-def test_an_idle_client_finds_the_next_life(serve, connect, address, impatient):
-    connection = connect(repeat_lost=True)  # the closing server may still take a call in
-    server, _ = serve("first", address)
-    assert connection.call("name", (), {}, PATIENCE) == "first"
-    server.close()
-    answer = Background(connection.call, "name", (), {}, None)
-    with pytest.raises(lp.CallTimeout):
-        connection.call("name", (), {}, 0.2)
-    assert not answer.done()
-    serve("second", address)
-    assert answer.result(PATIENCE) == "second"
-
-
-def test_a_long_call_is_asked_after_and_answered(serve, connect, address, impatient):
-    server, service = serve("first", address)
-    answer = Background(connect().call, "hold", (), {}, None)
-    assert service.entered.wait(PATIENCE)
-    assert answer.running(0.4)
-    service.release.set()
-    assert answer.result(PATIENCE) == "first"
-    assert server.calls == 1  # a probe is no call
 
 
 def test_after_the_stop_a_running_call_is_waited_for_and_a_lost_node_is_not(

@@ -302,14 +302,15 @@ def test_a_repeated_call_is_carried_out_once_however_long_the_node_was_away(keys
     first = Thing()
     server = RpcServer(first, address, keys).start()
     client = Connection(address, keys, repeat_lost=True)
+    client.probe_interval_s = 0.1
     future = client.submit("block", (), {}, None)
     assert first.entered.acquire(timeout=PATIENCE)
     server.close()
-    threading.Event().wait(3.5)  # several probes wait for the next life of the node
+    threading.Event().wait(0.5)  # several probes wait for the next life of the node
     second = Thing()
     server = RpcServer(second, address, keys).start()
     assert second.entered.acquire(timeout=PATIENCE)
-    assert not second.entered.acquire(timeout=1.5), "the call came twice"
+    assert not second.entered.acquire(timeout=0.5), "the call came twice"
     second.release.set()
     assert future.result(PATIENCE)
     first.release.set()

@@ -6,18 +6,14 @@ import contextlib
 import os
 import pickle
 import queue
-import shutil
 import stat
 
 import numpy as np
 import pytest
 import zmq
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from served_thing import PATIENCE, Thing, ask
 
 import launch as lp
-from launch import directories
 from launch.rpc import sockets, wire
 from launch.rpc.client import Connection
 from launch.rpc.server import RpcServer
@@ -40,14 +36,6 @@ def test_strangers_are_not_heard(served, stranger):
     assert server.calls == 1
     assert server.malformed == 0
     socket.close(linger=0)
-
-
-def test_client_of_another_program_is_told(served):
-    other = Connection(served[1].address, sockets.CurveKeys.generate(), name="thing")
-    with pytest.raises((lp.LaunchError, TimeoutError)):
-        other.call("echo", (1,), {}, 1.0)
-    assert served[1].calls == 0
-    other.close()
 
 
 def test_client_with_the_public_key_only_is_refused(keys):
@@ -163,43 +151,6 @@ def test_oversized_frame_ends_the_connection(keys, directory):
     assert ask(connection, np.zeros(50_000, np.uint8)).nbytes == 50_000
     connection.close()
     server.close()
-
-
-@pytest.fixture(scope="module")
-def fuzzed():
-    keys, directory = sockets.CurveKeys.generate(), directories.make_private_directory()
-    server = RpcServer(Thing(), f"ipc://{directory}/s", keys).start()
-    connection = Connection(server.address, keys)
-    yield server, connection, keys
-    connection.close()
-    server.close()
-    shutil.rmtree(directory, ignore_errors=True)
-
-
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    st.lists(
-        st.one_of(
-            st.binary(max_size=64),
-            st.builds(
-                lambda kind, number, count, data: wire.head(kind, number, count) + data,
-                st.integers(0, 255),
-                st.integers(0, 2**64 - 1),
-                st.integers(0, 4),
-                st.one_of(st.binary(max_size=32), st.just(call_frames()[0][wire.HEAD.size :])),
-            ),
-        ),
-        min_size=1,
-        max_size=5,
-    )
-)
-def test_any_frames_leave_the_server_alive(fuzzed, frames):
-    server, connection, keys = fuzzed
-    socket = sockets.make_client_socket(server.address, keys)
-    socket.send_multipart(frames)
-    socket.send_multipart(frames[::-1])
-    assert ask(connection, len(frames)) == len(frames)
-    socket.close(linger=0)
 
 
 # Mistakes of our own.

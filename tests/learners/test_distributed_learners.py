@@ -141,18 +141,6 @@ def test_a_rank_outside_of_the_group_is_refused():
         LearnerGroup(2, 2, dist.HashStore())
 
 
-def test_the_turnstile_lets_all_through_or_none():
-    barrier = Barrier(3)
-    for step in range(20):
-        arriving = [Background(barrier.arrive, rank, step) for rank in range(3)]
-        assert [each.result(10) for each in arriving] == [True] * 3
-    waiting = [Background(barrier.arrive, rank, 20) for rank in range(2)]
-    barrier.close()
-    assert [each.result(10) for each in waiting] == [False] * 2
-    assert barrier.arrive(0, 20) is False
-    assert barrier.arrive(0, 19) is True  # Again: the answer was lost.
-
-
 def test_who_was_let_through_stays_so_when_it_closes_at_once():
     for _ in range(50):
         barrier = Barrier(2)
@@ -160,15 +148,3 @@ def test_who_was_let_through_stays_so_when_it_closes_at_once():
         mine = barrier.arrive(0, 0)
         barrier.close()
         assert mine is other.result(10) is True
-
-
-def test_a_learner_that_arrives_again_counts_once():
-    barrier = Barrier(2)
-    orphans = [Background(barrier.arrive, 1, 0) for _ in range(2)]
-    assert orphans[0].running(0.2)
-    assert barrier.arrive(0, 0)
-    assert [each.result(10) for each in orphans] == [True, True]
-    assert barrier.arrive(1, 0)  # At once; and not for the next step.
-    late = Background(barrier.arrive, 0, 1)
-    barrier.close()
-    assert late.result(10) is False

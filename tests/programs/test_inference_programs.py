@@ -6,7 +6,6 @@ import dataclasses
 import functools
 from typing import get_args
 
-import numpy as np
 import pytest
 from helpers.small_programs import SMALL as SMALL_DQN
 
@@ -15,8 +14,6 @@ from agents.dqn import DQN
 from agents.impala import IMPALA, IMPALAConfig
 from agents.ppo import PPO, PPOConfig
 from agents.r2d2 import R2D2, R2D2Config
-from agents.random_actions import RandomActions
-from framework import core
 from framework.checkpoints import Checkpointer
 from framework.environments.testing import EchoEnvironment, FakeEnvironment
 from framework.loggers import InMemoryLogger, read_jsonl, without_times
@@ -144,44 +141,6 @@ def test_several_nodes_act_each_for_its_own_actors(engine, tmp_path):
     assert engine != "serial" or min(nodes) > 200
 
 
-class EnvTeller(core.Policy):
-    """Each env's action is its number in its actor."""
-
-    def initial_state(self, batch_size):
-        return np.arange(batch_size)
-
-    def step(self, observation, state):
-        return state % NUM_ACTIONS, (), state
-
-
-class TellsEnvs(RandomActions):
-    def make_policy(self, networks, evaluation=False):
-        return EnvTeller()
-
-
-class ExpectsOwnEnv(EchoEnvironment):
-    """Fails for an action that is not the one of the env it is (envs are made in order)."""
-
-    made = 0
-
-    def __init__(self):
-        super().__init__(NUM_ACTIONS, LENGTH)
-        self._own = ExpectsOwnEnv.made % NUM_ACTIONS
-        ExpectsOwnEnv.made += 1
-
-    def step(self, action):
-        assert self._time is None or action == self._own, f"env {self._own} was given {action}"
-        return super().step(action)
-
-
-@pytest.mark.parametrize("mode", get_args(Inference))
-def test_a_env_is_the_same_env_everywhere(mode):
-    """The policy of the envs 0 to 3 of an actor acts for these, whoever computes it."""
-    graph = program(mode, agent=TellsEnvs(), environment=ExpectsOwnEnv, envs_per_actor=4)
-    ExpectsOwnEnv.made = 0
-    assert launch.launch(graph, engine="serial")["env_steps"] == 600
-
-
 WRONG = [
     ({"mode": "remote"}, "inference: got 'remote'"),
     ({"mode": "alternating+server", "envs_per_actor": 1}, "envs_per_actor: got 1"),
@@ -240,9 +199,3 @@ def test_other_agents(agent, mode, nodes):
     result = launch.launch(graph, engine="serial")
     assert result["reason"] == "max_env_steps" and result["env_steps"] == 600
     assert result["learner_steps"] > 10
-
-
-def test_an_agent_that_follows_the_learner_in_step_is_served_in_processes():
-    environment = functools.partial(FakeEnvironment, episode_length=LENGTH)
-    graph = program("alternating+server", agent=small_ppo(), environment=environment, inference_nodes=2)
-    assert launch.launch(graph, engine="processes")["env_steps"] == 600

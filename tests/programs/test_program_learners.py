@@ -102,36 +102,6 @@ def test_killed_learners_come_back_and_the_group_goes_on(tmp_path):
         assert versions == sorted(versions) and versions
 
 
-class FailsAside(DQN):
-    """The second learner's third step fails."""
-
-    def make_learner(self, networks, spec):
-        learner = super().make_learner(networks, spec)
-        if self.rank == 1:
-            step = learner.step
-
-            def failing(batch):
-                if learner.steps == 2:
-                    raise OSError("the second learner is out of paper")
-                return step(batch)
-
-            learner.step = failing
-        return learner
-
-
-def test_a_learner_that_fails_ends_the_program_with_its_error():
-    with pytest.raises(launch.NodeError) as raised:
-        launch.launch(program(FailsAside(CONFIG)))
-    # The other one may be the first to be heard: it notices that its peer has gone.
-    assert "out of paper" in str(raised.value) or raised.value.node == "learner-0"
-
-
-def test_several_learners_need_processes():
-    message = "num_learners: got 2 on engine 'serial', which has one process"
-    with pytest.raises(ValueError, match=message):
-        launch.launch(program(max_learner_steps=5), engine="serial")
-
-
 @pytest.mark.parametrize(
     ("agent", "learners", "message"),
     [

@@ -73,29 +73,6 @@ def test_any_one_node_may_be_killed(tmp_path, groups):
         assert versions[-1] > versions[0]
 
 
-class Hangs:
-    """Stops its process in the first call."""
-
-    def __init__(self, flag):
-        self._flag = flag
-
-    def work(self):
-        if not self._flag.exists():
-            self._flag.touch()
-            os.kill(os.getpid(), signal.SIGSTOP)
-        return "made anew"
-
-
-def test_a_hung_node_is_killed_and_made_anew(tmp_path):
-    program = launch.Program("test")
-    node = launch.CourierNode(Hangs, tmp_path / "flag", courier_client_kwargs={"repeat_lost": True})
-    service = program.add_node(node, label="service")
-    program.add_node(launch.PyNode(lambda hangs: launch.stop(hangs.work()), service), label="main")
-    with launch.start(program, "processes", restarts={"service": 1}, heartbeat_timeout=8.0) as job:
-        assert job.wait(timeout=PATIENCE) == "made anew"
-        assert "no sign of life" in node_of(job, "service")["error"]
-
-
 LAUNCHER = """
     import test_program_restarts as tests
 

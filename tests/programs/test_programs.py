@@ -111,8 +111,3 @@ def test_a_resumed_program_makes_no_learner_steps_above_the_limit(tmp_path):
         result = launch.launch(program(directory=tmp_path, **settings), engine=engine)
         assert result == {"reason": "max_learner_steps", "learner_steps": steps}
     assert Checkpointer(tmp_path / "checkpoints").restore().state("learner")["steps"] == 30
-
-
-def test_without_an_evaluator_the_last_actor_ends_the_program():
-    result = launch.launch(program(evaluate_period=None), engine="serial")
-    assert result["reason"] == "max_env_steps" and result["env_steps"] == 500

@@ -2,8 +2,6 @@
 
 import functools
 import logging
-import os
-import signal
 import threading
 import time
 
@@ -102,17 +100,6 @@ def test_an_actor_that_waits_for_parameters_learns_that_its_unroll_was_refused()
         launch.start(graph, engine="processes") as job,
     ):
         job.wait(timeout=60)
-
-
-@pytest.mark.slow
-def test_a_learner_that_comes_back_without_a_checkpoint_goes_on_above_the_versions_before():
-    """Else actors that have version 9 would wait for a tenth while the new learner makes its first."""
-    with launch.start(program(0, 2000, evaluate_period=None), restarts={"learner": 1}) as job:
-        assert job.client("counter").wait_for("learner_steps", 9, timeout=60)
-        (learner,) = [node for node in job.status()["nodes"] if node["group"] == "learner"]
-        os.kill(learner["pid"], signal.SIGKILL)
-        assert job.wait(timeout=60)["env_steps"] == 2000
-        assert [node["restarts"] for node in job.status()["nodes"] if node["group"] == "learner"] == [1]
 
 
 def test_an_actor_that_waits_long_says_so(monkeypatch, caplog):

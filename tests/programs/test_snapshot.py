@@ -163,15 +163,6 @@ def test_a_stop_within_a_pass_continues_with_the_next_node(tmp_path):
     assert_same_run(whole, parts)
 
 
-def test_other_packages_begin_new_episodes(tmp_path, caplog, monkeypatch):
-    config = dataclasses.replace(BASE, directory=str(tmp_path))
-    run("ppo", CARTPOLE, config, passes=20)
-    monkeypatch.setattr(snapshot, "package_versions", lambda: {"torch": "1.0"})
-    assert run("ppo", CARTPOLE, config)["env_steps"] == BASE.max_env_steps
-    assert "settings or packages have changed, so new episodes begin: " in caplog.text
-    assert "torch: got '1.0', expected '" in caplog.text
-
-
 class Watched(RandomActions):
     """Its graph is changed between two runs."""
 

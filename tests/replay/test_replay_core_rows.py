@@ -2,53 +2,11 @@
 
 import numpy as np
 import pytest
-from embedded_table import contents, insert, make
+from embedded_table import contents, make
 
 from framework import replay
 from framework.replay import selectors
 from framework.replay.rows.store import Allocator, RowStore, span
-from framework.types import Transition
-
-
-def test_nest_comes_back_as_it_was_written():
-    client = make()
-    writer = client.batch_writer()
-    x = np.arange(24, dtype=np.float32).reshape(6, 4)
-    rows = writer.append("s", {"x": x, "a": np.arange(6), "r": np.arange(6, dtype=np.float32)})
-    s = writer.slice
-    now, then = rows[:-1], rows[1:]
-    windows = np.stack([rows[:4], rows[1:5], rows[2:]])
-    writer.create_items(
-        "t",
-        Transition(
-            {"x": s("s", "x", now)}, s("s", "a", now), s("s", "r", now), s("s", "r", now), [s("s", "x", then)]
-        ),
-    )
-    sample = client.sample_batch("t", 100)
-    assert type(sample.data) is Transition and sample.data.extras == ()
-    assert (sample.data.next_observation[0] == sample.data.observation["x"] + 4).all()
-    assert (sample.data.observation["x"][:, 0] == sample.data.action * 4).all()
-    client.reset("t")
-    writer.create_items("t", (s("s", "x", windows), s("s", "a", windows[:, 0])))
-    stacked, first = client.sample_batch("t", 50).data
-    assert stacked.shape == (50, 4, 4)
-    assert (stacked[:, :, 0] == 4 * (first[:, None] + np.arange(4))).all()
-
-
-def test_ragged_items():
-    client = make(sampler=selectors.Fifo(), times=1)
-    writer = client.batch_writer()
-    rows = writer.append("s", {"x": np.arange(6)})
-    padded = np.array([[rows[0], rows[1], rows[1]], [rows[2], rows[3], rows[4]], [rows[5]] * 3])
-    lengths = np.array([2, 3, 1])
-    leaf = writer.slice("s", "x", padded, lengths)
-    writer.create_items("t", {"x": leaf, "first": writer.slice("s", "x", padded[:, 0])})
-    with pytest.raises(ValueError, match="different lengths"):
-        client.sample_batch("t", 3, timeout=0)
-    sample = client.sample_batch("t", 3, timeout=0, pad=True)
-    assert sample.data["x"].tolist() == [[0, 1, 0], [2, 3, 4], [5, 0, 0]]
-    assert sample.lengths["x"].tolist() == [2, 3, 1] and sample.lengths["first"] is None
-    assert sample.data["first"].tolist() == [0, 2, 5]
 
 
 def test_strings_are_padded_with_empty_strings():
@@ -122,15 +80,6 @@ def test_rows_that_find_no_memory_do_not_count():
         with pytest.raises(replay.StoreFullError, match="no memory"):
             store.stream("s", {"y": ((4,), np.float32)})
         assert store.num_bytes == stream.num_reserved * stream.row_bytes and list(stream.columns) == ["x"]
-
-
-def test_rows_are_used_again():
-    client = make(size=10)
-    writer = client.batch_writer()
-    for value in range(100):
-        insert(client, np.arange(7) + value, writer=writer)
-    assert client.store.streams["s"].num_leased <= 10 + 7 + 7
-    assert contents(client)[-7:] == list(range(99, 106))
 
 
 def test_rows_are_written_with_their_dtype_and_shape():

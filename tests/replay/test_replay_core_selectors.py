@@ -74,14 +74,6 @@ def test_distribution_after_many_changes(exponent):
     assert_distributed(counts, weights / weights.sum())
 
 
-@pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0, -1.0])
-def test_all_zero_is_uniform(exponent):
-    selector = fill(selectors.Prioritized(exponent), np.zeros(7))
-    slots, probabilities = selector.sample(70_000, np.random.default_rng(0))
-    np.testing.assert_allclose(probabilities, 1 / 7)
-    assert_distributed(np.bincount(slots, minlength=7), np.full(7, 1 / 7))
-
-
 def test_negative_exponent_inverts():
     selector = fill(selectors.Prioritized(-1.0), [1.0, 4.0, 0.0])
     _, probabilities = selector.sample(100, np.random.default_rng(0))

@@ -63,20 +63,6 @@ def test_conditions_are_all_needed_and_episodes_begin_anew():
     assert [item["v"].tolist() for item, _ in contents(client)] == [[2, 3], [2, 3]]
 
 
-def test_patterns_wait_for_columns_that_are_missing_and_partial_steps():
-    client = make()
-    with client.structured_writer(
-        [structured.create_config([STEP["a"][-1], STEP["b"]["c"][-2]], "t")]
-    ) as writer:
-        writer.append({"a": 0, "b": {"c": 0.0}})
-        writer.append({"a": 1, "b": {"c": None}})
-        writer.append({"a": 2, "b": {"c": 2.0}})
-        writer.append({"a": 3, "b": {"c": None}}, partial_step=True)
-        assert writer.step_is_open
-        writer.append({"a": None, "b": {"c": 3.0}})
-    assert [[leaf.tolist() for leaf in item] for item, _ in contents(client)] == [[1, 0.0], [3, 2.0]]
-
-
 def test_priorities():
     td = structured.td_error(0.75, {"a": None, "b": {"c": None}}, lambda step: step["a"])
     client = run([config(slice(-3, None), priority=td)], 4)

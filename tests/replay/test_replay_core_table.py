@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import pytest
 from background import Background, until
-from embedded_table import contents, drain, insert, insert_now, make
+from embedded_table import drain, insert, make
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from served_table import counts, num_rows
@@ -31,20 +31,6 @@ def test_sample_info():
         assert times.tolist() == list(range(1, len(times) + 1))
     assert [a.dtype for a in info] == [np.uint64, np.float64, np.int64, np.float64, np.int32]
     assert client.server_info()["t"].num_unique_samples == 2
-
-
-@pytest.mark.parametrize("bad", [[1.0, -1.0], [np.nan, 1.0], [np.inf, 1.0], [1.0]], ids=str)
-def test_wrong_priorities_change_nothing(bad):
-    client = make(sampler=selectors.Prioritized(2.0))
-    keys = insert(client, [1, 2], [1.0, 3.0])
-    before = client.server_info()["t"]
-    with pytest.raises(ValueError, match="priorities"):
-        insert(client, [3, 4], bad)
-    with pytest.raises(ValueError, match="priorities"):
-        client.update_priorities("t", keys, bad)
-    assert client.server_info()["t"] == before
-    assert client.store.streams["s"].num_rows >= 2
-    np.testing.assert_allclose(sorted(set(client.sample_batch("t", 64).info.priority)), [1.0, 3.0])
 
 
 @pytest.mark.parametrize("change", [lambda keys: keys.reshape(2, 2), lambda keys: keys.astype(np.float32)])
@@ -189,14 +175,6 @@ def test_an_item_that_comes_between_a_draw_and_its_wait_is_seen(flushes, monkeyp
     assert table.waiting.seconds[SAMPLERS] < 10.0
 
 
-def test_an_insert_of_more_items_than_the_table_holds_goes_through_at_once():
-    client = make(size=3)
-    writer = client.batch_writer()
-    rows = writer.append("s", {"x": np.arange(8)})
-    assert insert_now(client.tables["t"], writer.slice("s", "x", rows))[1] == 8
-    assert contents(client) == [5, 6, 7]
-
-
 def test_alone_it_does_not_wait_for_ever():
     client = make(concurrent=False)
     with pytest.raises(replay.WouldBlockError, match="size 0 < min_size_to_sample 1"):
@@ -236,11 +214,6 @@ def test_queue_and_stack(make_table, order):
     assert not client.can_insert("t")
     assert drain(client, 3) == order
     assert not client.can_sample("t")
-
-
-def test_unknown_table():
-    with pytest.raises(RuntimeError, match=r"'nope' was not found.*'t'"):
-        make().sample_batch("nope", 1)
 
 
 def test_large_tables_grow():

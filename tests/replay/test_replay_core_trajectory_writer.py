@@ -256,16 +256,6 @@ def test_sample_checks():
         list(client.sample("u", timeout=0))
 
 
-@pytest.mark.parametrize("concurrent", [True, False])
-def test_reader_empties_a_writer_that_nobody_flushes(concurrent):
-    client = make(limiter=rl.Queue(2), concurrent=concurrent)
-    writer = client.trajectory_writer(1)
-    for i in range(6):
-        fill(writer, 1, i)
-        writer.create_item("t", 1.0, writer.history["a"][-1])
-    assert client.sample_batch("t", 6, timeout=20).data.tolist() == list(range(6))
-
-
 @pytest.mark.parametrize("kind", ["trajectory", "structured", "older"])
 def test_writers_that_are_dropped_release_their_rows(kind):
     client = make(times=0)

@@ -31,19 +31,6 @@ def fill(client, n, table="t", start=0):
     writer.close(timeout=5)
 
 
-def test_batches(make):
-    client = make(table())
-    fill(client, 100)
-    with Dataset(client, "t", 32) as dataset:
-        for _ in range(5):
-            sample = next(dataset)
-            assert isinstance(sample, replay.ReplaySample)
-            assert sample.info.key.shape == (32,) and sample.info.key.dtype == np.uint64
-            assert sample.data["x"].shape == (32,) and sample.data["y"].shape == (32, 3)
-            assert set(sample.data["x"].tolist()) <= set(range(100))
-            np.testing.assert_array_equal(sample.info.table_size, np.full(32, 100))
-
-
 def test_only_what_is_handed_out_counts_and_the_rest_is_given_back(make):
     client = make(table(limiter=replay.rate_limiters.SampleToInsertRatio(10, 1, 1000)))
     fill(client, 50)

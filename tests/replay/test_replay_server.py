@@ -11,14 +11,6 @@ from framework.replay.client import ServedClient
 from framework.replay.remote import writer as remote_writer
 
 
-def test_what_was_written_is_read_at_once(connect):
-    client = connect(table())
-    writer = client.batch_writer()
-    for n in range(1, 20):
-        write(writer, 1)
-        assert client.server_info()["t"].current_size == n
-
-
 @pytest.mark.parametrize("priorities", [None, []], ids=["default priorities", "priorities"])
 def test_no_items_are_no_error_and_change_nothing(connect, priorities):
     client = connect(table(sampler=replay.selectors.Fifo(), max_times_sampled=1))
@@ -114,13 +106,6 @@ def test_a_batch_larger_than_the_limiters_window_fills_as_items_come(connect):
     writer.flush(timeout=10)
     np.testing.assert_array_equal(batch.result().data["x"], np.arange(30))
     assert counts(client) == (30, 30)
-
-
-def test_a_batch_larger_than_one_draw_does_not_wait(connect, monkeypatch):
-    monkeypatch.setattr("framework.replay.tables.table._MAX_DRAW", 8)
-    client = connect(table())
-    write(client.batch_writer(), 3)
-    assert len(client.sample_batch("t", 20, timeout=10).info.key) == 20
 
 
 def test_a_batch_that_does_not_fill_in_time_takes_nothing(connect):

@@ -106,45 +106,6 @@ TestQueue = QueueMachine.TestCase
 TestQueue.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
-@pytest.mark.parametrize("in_flight", [1, 3, None])
-@pytest.mark.parametrize("writers", [1, 3])
-def test_a_reader_and_writers_that_wait_end_with_every_item_once(writers, in_flight):
-    client = make_client()
-    batches, sizes = 40, (1, 2, 5, 7)
-    total = sum(sizes[i % 4] for i in range(batches))
-
-    def write(number):
-        with client.batch_writer(max_in_flight_items=in_flight) as writer:
-            value = number * 10_000
-            for i in range(batches):
-                create(writer, "a", range(value, value + sizes[i % 4]))
-                value += sizes[i % 4]
-            writer.flush(timeout=30)
-
-    calls = [Background(write, number) for number in range(writers)]
-    got = [int(client.sample_batch("a", 1, timeout=30).data[0]) for _ in range(total * writers)]
-    for call in calls:
-        call.result()
-    for number in range(writers):
-        mine = [value for value in got if value // 10_000 == number]
-        assert mine == list(range(number * 10_000, number * 10_000 + total))
-    assert client.store.stream("s").num_rows == 0
-
-
-def test_writers_that_are_dropped_give_their_rows_back_and_their_items_get_in_if_there_is_room():
-    client = make_client()
-    for first in range(0, 40, 4):
-        writer = client.batch_writer()
-        writer.append("s", {"x": np.arange(100)})
-        if first < 8:
-            create(writer, "a", range(first, first + 4))
-        del writer
-    gc.collect()
-    assert [int(client.sample_batch("a", 1, timeout=10).data[0]) for _ in range(3)] == list(range(3))
-    assert not client.can_sample("a")
-    assert client.store.stream("s").num_rows == 0
-
-
 def test_a_writer_that_is_dropped_with_the_object_that_stages_for_it_is_ended():
     """The two refer to one another, so they are garbage together."""
 

@@ -1,12 +1,7 @@
 """Elastic actors: a program goes on with those that are there, and lost ones come back."""
 
-import os
-import signal
-
 import pytest
 
-import launch
-from agents.dqn import DQN, DQNConfig
 from agents.impala import IMPALA
 from agents.ppo import PPO
 from examples.flows import PPOPlan
@@ -14,26 +9,6 @@ from framework.programs import RunConfig, make_program
 from framework.runs.services import Counter
 
 PATIENCE = 100.0
-
-
-def kill_actor(job, index):
-    (pid,) = [node["pid"] for node in job.nodes() if node["label"] == f"actor-{index}"]
-    os.kill(pid, signal.SIGKILL)
-
-
-def test_a_program_goes_on_without_lost_actors_and_makes_all_its_steps(tmp_path):
-    steps = 3_500  # Not over before the actor is killed.
-    settings = {"num_actors": 3, "min_actors": 1, "envs_per_actor": 2, "max_env_steps": steps}
-    config = RunConfig(evaluate_period=None, directory=str(tmp_path), **settings)
-    agent = DQN(DQNConfig(min_replay_size=50, batch_size=16, samples_per_insert=1.0))
-    program = make_program(agent, "gymnasium:CartPole-v1", config)
-    with launch.start(program, "processes") as job:
-        counter = job.client("counter").with_timeout(PATIENCE)
-        assert counter.wait_for("env_steps", 300, PATIENCE)
-        kill_actor(job, 1)
-        result = job.wait(timeout=PATIENCE)
-    assert (result["reason"], result["env_steps"]) == ("max_env_steps", steps)
-    assert {node["label"] for node in job.nodes() if node["restarts"]} == {"actor-1"}
 
 
 def test_a_lost_life_gets_no_new_grant():

@@ -156,10 +156,6 @@ def test_calls(engine):
     assert name == engine and (pid != os.getpid()) == (engine in ELSEWHERE)
 
 
-def test_without_a_result_launch_returns_none(engine):
-    assert lp.launch(calculator_program(lambda client: client.add(1)), engine) is None
-
-
 def test_timeouts_and_cancelled_futures(concurrent_engine):
     def main(calculator):
         unlimited = calculator.with_timeout(0)  # 0 is none; the node's own is 0.1 s.

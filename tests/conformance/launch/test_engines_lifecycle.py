@@ -46,14 +46,6 @@ class Counter:
         return self.count
 
 
-def test_workers_run_until_someone_stops(engine):
-    program = lp.Program("test")
-    with program.group("worker"):
-        program.add_node(lp.CourierNode(Counter))
-        program.add_node(lp.CourierNode(Counter, limit=10, result="done"))
-    assert lp.launch(program, engine) == "done"
-
-
 @pytest.mark.parametrize("fails", ["", "in a node", "at the start"])
 def test_contexts_hold_from_before_the_first_node_until_all_have_ended(engine, tmp_path, fails):
     """They are of the launching process, also if a node fails or the program cannot start."""
@@ -97,15 +89,6 @@ def test_contexts_hold_from_before_the_first_node_until_all_have_ended(engine, t
 
 def no_context():
     raise Refused
-
-
-def test_py_class_node(engine):
-    program = lp.Program("test")
-    quiet = lp.PyClassNode(Counter, limit=1, result="should not run")
-    quiet.disable_run()
-    program.add_node(quiet, label="quiet")
-    program.add_node(lp.PyClassNode(Counter, limit=3, result="ran"), label="worker")
-    assert lp.launch(program, engine) == "ran"
 
 
 def test_program_ends_when_all_workers_have_returned(engine):

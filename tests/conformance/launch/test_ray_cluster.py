@@ -2,60 +2,30 @@
 
 from __future__ import annotations
 
-import fake_ray
+import types
+
 import pytest
-from fake_ray import HAS_RAY
 from patient_ray import RealMachines
 
 import launch as lp
 from launch.engines import ray as ray_engine
 
-pytestmark = [pytest.mark.ray, *([pytest.mark.release] if HAS_RAY else [])]
-on_the_fake = pytest.mark.skipif(
-    HAS_RAY, reason="needs a Ray that can be held; runs where Ray is not installed"
-)
+ray = pytest.importorskip("ray")
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 PATIENCE = 240.0
 
 
-class FakeMachines:
-    """The same of the fake."""
-
-    head = "machine-0"
-
-    def __init__(self):
-        for resources in (fake_ray.cluster.machines, fake_ray.cluster.free):
-            resources[self.head]["head"] = 10
-
-    def add(self, **resources):
-        return fake_ray.add_node({"CPU": 4, **resources})
-
-    def lose(self, name):
-        fake_ray.remove_node(name)
-
-
 @pytest.fixture(scope="module")
-def real_machines():
+def machines():
+    """A head and a machine ``left``; tests may add others."""
     made = RealMachines()
     made.left = made.add(left=10)
     yield made
     made.close()
 
 
-@pytest.fixture
-def machines(request):
-    """A head and a machine ``left``; tests may add others."""
-    if HAS_RAY:
-        return request.getfixturevalue("real_machines")
-    request.getfixturevalue("ray_cluster")
-    made = FakeMachines()
-    made.left = made.add(left=10)
-    return made
-
-
 class Service:
     def machine(self):
-        import ray
-
         return ray.get_runtime_context().get_node_id()
 
 
@@ -91,6 +61,7 @@ def test_nodes_run_where_there_is_what_they_need(machines):
             assert machine_of(job) == expected
 
 
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("resources", "count", "expected"),
     [
@@ -128,22 +99,32 @@ def test_nodes_move_when_their_machine_is_lost(machines):
         assert found == second
 
 
-# Races, which only the fake can force.
+@pytest.fixture
+def on_placement(monkeypatch):
+    """Does something to each actor before its node begins."""
+    place = ray_engine.RayHost.place
+
+    def then(do):
+        def placed(*args):
+            actor = place(*args)
+            do(actor)
+            return actor
+
+        monkeypatch.setattr(ray_engine.RayHost, "place", placed)
+
+    return then
 
 
-@on_the_fake
-def test_a_node_whose_machine_is_lost_before_it_started_has_not_failed(machines, monkeypatch):
+def test_a_node_whose_machine_is_lost_before_it_started_has_not_failed(machines, on_placement):
     """It is placed again, three times at most; a restart is not used up."""
-    start_process, lost = fake_ray.warm_python.start_fork_server, []
+    lost = []
 
-    def lose(*args, main, **options):
-        process = start_process(*args, main=main, **options)
+    def lose(actor):
         if len(lost) < losses:
-            lost.append(process)
-            process.kill()
-        return process
+            lost.append(actor)
+            ray.kill(actor)
 
-    monkeypatch.setattr(fake_ray.warm_python, "start_fork_server", lose)
+    on_placement(lose)
     losses = 2
     with start({"num_cpus": 1}) as job:
         assert machine_of(job) and len(lost) == 2
@@ -153,21 +134,16 @@ def test_a_node_whose_machine_is_lost_before_it_started_has_not_failed(machines,
         job.wait(timeout=PATIENCE)
 
 
-@on_the_fake
-def test_a_node_that_misses_an_order_is_ended(machines):
+@pytest.mark.release
+def test_a_node_that_misses_an_order_is_ended(machines, on_placement):
     """What Ray could not deliver is gone, and what follows it would make no sense."""
+
+    def unreachable(data):
+        raise ray.exceptions.RayError("the machine could not be reached")
+
+    def cut_off(actor):
+        actor.give = types.SimpleNamespace(options=lambda **_: types.SimpleNamespace(remote=unreachable))
+
+    on_placement(cut_off)
     with pytest.raises(lp.NodeError, match="could not be reached"), start({}) as job:
-        assert machine_of(job)
-        fake_ray.cluster.unreachable.add("give")
-        job.stop()
         job.wait(timeout=PATIENCE)
-
-
-@on_the_fake
-def test_the_death_of_the_head_ends_the_program(machines, monkeypatch):
-    monkeypatch.setattr(ray_engine, "_HEAD_PERIOD_S", 0.02)
-    with pytest.raises(lp.LaunchError, match=r"head of the Ray cluster .* does not answer"), start({}) as job:
-        assert machine_of(job)
-        fake_ray.cluster.head.close()
-        job.wait(timeout=PATIENCE)
-    assert {node["state"] for node in job.nodes()} == {"closed"}  # They have stopped in order.

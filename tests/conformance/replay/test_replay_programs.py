@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-
 import numpy as np
 import pytest
 
@@ -76,13 +74,6 @@ def test_errors_of_the_older_writer(client):
                 lambda: writer.create_item("t", 2, 1.0),  # one step was appended
             )
         ) == {"ValueError"}
-
-
-def test_clients_travel(client):
-    again = pickle.loads(pickle.dumps(client))
-    again.insert([np.int64(3)], {"t": 1.0})
-    assert again.server_address == client.server_address
-    assert plain(next(client.sample("t"))) == [[3]]
 
 
 def test_parts_of_columns(client):
