@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
 import numpy as np
 
-from framework.adders.block import NO_ROW, STEPS, Block, ItemBatch, ItemFormat
+from framework.adders.block import NO_ROW, STEPS, Block, ItemBatch
 from framework.adders.block_adder import BlockAdder
 from framework.adders.item_writer import PriorityFns, sees_items
-from framework.adders.rows import PaddingFn, StepRows, step_signature
+from framework.adders.rows import PaddingFn, RowFormat, StepRows, step_signature
 from framework.config_checks import whole_number
 from framework.types import FIRST, LAST
 
@@ -53,9 +54,10 @@ class EpisodeAdder(BlockAdder):
           max_delay: seconds; see `BlockAdder`.
           limit_name: the name of the setting that limits the episodes, for the error.
         """
+        length = whole_number("max_sequence_length", max_sequence_length, 2)
         super().__init__(
             client,
-            EpisodeFormat(max_sequence_length, padding_fn, limit_name),
+            EpisodeFormat(StepRows(length, ragged=padding_fn is None, padding_fn=padding_fn), limit_name),
             new_block=functools.partial(Block, keeps_observations=sees_items(priority_fns)),
             priority_fns=priority_fns,
             max_in_flight_items=max_in_flight_items,
@@ -63,39 +65,34 @@ class EpisodeAdder(BlockAdder):
         )
 
 
-class EpisodeFormat(ItemFormat):
-    """The format of an `EpisodeAdder`, whose arguments it takes."""
+@dataclasses.dataclass(eq=False)
+class EpisodeFormat(RowFormat):
+    """The format of an `EpisodeAdder`."""
 
-    def __init__(self, max_sequence_length: int, padding_fn: PaddingFn | None, limit_name: str):
-        length = whole_number("max_sequence_length", max_sequence_length, 2)
-        self._limit_name = limit_name
-        self._rows = StepRows(length, ragged=padding_fn is None, padding_fn=padding_fn)
-
-    def begin(self, block: Block) -> None:
-        self._rows.begin(block)
+    limit_name: str
 
     def check(self, block: Block, step_types: np.ndarray) -> None:
-        length = self._rows.length
-        if self._rows.largest_number(block) < length:
+        length = self.rows.length
+        if self.rows.largest_number(block) < length:
             return
-        over = (self._rows.numbers(block)[-1] >= length) & (step_types != FIRST)
+        over = (self.rows.numbers(block)[-1] >= length) & (step_types != FIRST)
         if over.any():
             raise ValueError(
-                f"{self._limit_name}: got episodes of more than {length} observations in envs "
+                f"{self.limit_name}: got episodes of more than {length} observations in envs "
                 f"{np.flatnonzero(over).tolist()}, expected at most {length - 1} steps. Give a larger "
-                f"{self._limit_name}, or limit the environment's steps, as StepLimit does. To drop these "
+                f"{self.limit_name}, or limit the environment's steps, as StepLimit does. To drop these "
                 "episodes and go on, call reset() or add_first()."
             )
 
     def emit(self, block: Block, end: int) -> ItemBatch:
-        new, real, counts = self._rows.new_rows(block)
+        new, real, counts = self.rows.new_rows(block)
         # Rows stay in the arrays until their episode ends.
         block.next_history = int(np.where(block.step_types[end] == LAST, 0, counts[end] - 1).max())
-        self._rows.append(block, new, real)
+        self.rows.append(block, new, real)
         times, envs = np.nonzero(new & ~real)
         sizes = counts[times, envs]
         is_whole = block.step_types[times, envs] >= LAST  # or ENDED
-        items = self._rows.items(block, times[is_whole], envs[is_whole], sizes[is_whole], real)
+        items = self.rows.items(block, times[is_whole], envs[is_whole], sizes[is_whole], real)
         for time, env, size in zip(times, envs, sizes, strict=True):
             rows = block.rows[time - size + 1 : time + 1, env]
             block.release(STEPS, rows)

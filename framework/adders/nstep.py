@@ -83,19 +83,23 @@ class NStepTransitionAdder(BlockAdder):
           one_step: whether the extras of an item are a `OneStep`: the first step of its window.
           reward_clip: each reward is clipped to +- this before rewards are summed; None keeps it.
         """
-        item_format = NStepFormat(n_step, discount, one_step, reward_clip)
+        if not 0.0 <= discount <= 1.0:
+            raise ValueError(f"discount: got {discount!r}, expected a number in [0, 1].")
+        if reward_clip is not None and not reward_clip > 0:
+            raise ValueError(f"reward_clip: got {reward_clip!r}, expected more than 0, or None.")
+        n = whole_number("n_step", n_step, 1)
         new_block = functools.partial(
             Block,
             # One row more than the longest window needs: if an episode is cut short, its last windows are
             # known one step late.
-            history=n_step if n_step > 1 else 0,
+            history=n if n > 1 else 0,
             max_rows=max_in_flight_items,  # The rate limiter does not know of staged items.
             keeps_observations=sees_items(priority_fns),
             stacks=None if frame_stack is None else whole_number("frame_stack", frame_stack, 2),
         )
         super().__init__(
             client,
-            item_format,
+            NStepFormat(n, float(discount), one_step, reward_clip),
             new_block=new_block,
             priority_fns=priority_fns,
             max_in_flight_items=max_in_flight_items,
@@ -131,13 +135,7 @@ class NStepFormat(ItemFormat):
     """The format of a `NStepTransitionAdder`, whose arguments it takes."""
 
     def __init__(self, n_step: int, discount: float, one_step: bool, reward_clip: float | None):
-        if not 0.0 <= discount <= 1.0:
-            raise ValueError(f"discount: got {discount!r}, expected a number in [0, 1].")
-        if reward_clip is not None and not reward_clip > 0:
-            raise ValueError(f"reward_clip: got {reward_clip!r}, expected more than 0, or None.")
-        self._n = whole_number("n_step", n_step, 1)
-        self._g = float(discount)
-        self._one_step, self._reward_clip = one_step, reward_clip
+        self._n, self._g, self._one_step, self._reward_clip = n_step, discount, one_step, reward_clip
 
     def begin(self, block: Block) -> None:
         fields = block.fields

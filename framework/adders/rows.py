@@ -11,7 +11,7 @@ import tree
 from dm_env import specs as dm_specs
 
 from framework import nest as nests
-from framework.adders.block import STEPS, Block, ItemBatch
+from framework.adders.block import STEPS, Block, ItemBatch, ItemFormat
 from framework.adders.fields import is_absent, result_dtype
 from framework.adders.frames import FRAMES
 from framework.specs import path_name
@@ -264,3 +264,13 @@ class StepRows:
                 "value of one row, as numpy.zeros(shape, dtype) makes it."
             )
         return value.astype(zero.dtype, copy=False)
+
+
+@dataclasses.dataclass(eq=False)
+class RowFormat(ItemFormat):
+    """The base of the formats whose items are windows over `rows`."""
+
+    rows: StepRows
+
+    def begin(self, block: Block) -> None:
+        self.rows.begin(block)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import functools
 from collections.abc import Collection
@@ -9,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from framework.adders.block import Block, ItemBatch, ItemFormat
+from framework.adders.block import Block, ItemBatch
 from framework.adders.block_adder import BlockAdder
 from framework.adders.item_writer import PriorityFns, sees_items
-from framework.adders.rows import StepRows, step_signature
+from framework.adders.rows import RowFormat, StepRows, step_signature
 from framework.config_checks import whole_number
 from framework.specs import frame_stack, leaves, path_name
 from framework.types import LAST, Nest
@@ -87,9 +88,18 @@ class SequenceAdder(BlockAdder):
           priorities_see_observations: whether the items that `priority_fns` get have observations. Without
             them these are None, and copies of images are saved.
         """
-        item_format = SequenceFormat(sequence_length, period, end_of_episode_behavior, extras_of_first_row)
+        length = whole_number("sequence_length", sequence_length, 1)
+        if whole_number("period", period, 1) > length:
+            raise ValueError(
+                f"period: got {period} with sequence_length {sequence_length}, expected at most the sequence "
+                "length. Rows between two sequences would be lost."
+            )
+        at_end = _as_behavior(end_of_episode_behavior)
+        continues = at_end is EndOfEpisodeBehavior.CONTINUE
+        ragged = at_end is EndOfEpisodeBehavior.TRUNCATE  # including items of full length
+        rows = StepRows(length, extras_of_first_row, ragged=ragged, continues=continues)
         stacks: dict[str, int] = {}  # the number of frames of each column that is a stack
-        if observation_spec is not None and item_format.continues:
+        if observation_spec is not None and continues:
             for path, leaf in leaves(observation_spec):
                 if (k := frame_stack(leaf)) is not None:
                     stacks[path_name("observation", path)] = k
@@ -98,56 +108,34 @@ class SequenceAdder(BlockAdder):
         sees_observations = priorities_see_observations and sees_items(priority_fns)
         super().__init__(
             client,
-            item_format,
+            SequenceFormat(rows, period, at_end),
             new_block=functools.partial(
-                Block, history=sequence_length - 1, keeps_observations=sees_observations, stacks=stacks
+                Block, history=length - 1, keeps_observations=sees_observations, stacks=stacks
             ),
             priority_fns=priority_fns,
             max_in_flight_items=max_in_flight_items,
             max_delay=max_delay,
-            continues=item_format.continues,
+            continues=continues,
         )
 
 
-class SequenceFormat(ItemFormat):
-    """The format of a `SequenceAdder`, whose arguments it takes.
+@dataclasses.dataclass(eq=False)
+class SequenceFormat(RowFormat):
+    """The format of a `SequenceAdder`."""
 
-    Attributes:
-      continues: whether items continue into the next episode.
-    """
-
-    def __init__(
-        self,
-        sequence_length: int,
-        period: int,
-        end_of_episode_behavior: EndOfEpisodeBehavior | str,
-        extras_of_first_row: Collection[str],
-    ):
-        length = whole_number("sequence_length", sequence_length, 1)
-        self._period = whole_number("period", period, 1)
-        if period > sequence_length:
-            raise ValueError(
-                f"period: got {period} with sequence_length {sequence_length}, expected at most the sequence "
-                "length. Rows between two sequences would be lost."
-            )
-        self._end = _as_behavior(end_of_episode_behavior)
-        self.continues = self._end is EndOfEpisodeBehavior.CONTINUE
-        ragged = self._end is EndOfEpisodeBehavior.TRUNCATE  # including items of full length
-        self._rows = StepRows(length, extras_of_first_row, ragged=ragged, continues=self.continues)
-
-    def begin(self, block: Block) -> None:
-        self._rows.begin(block)
+    period: int
+    at_end: EndOfEpisodeBehavior
 
     def emit(self, block: Block, end: int) -> ItemBatch:
-        length, period = self._rows.length, self._period
-        new, real, counts = self._rows.new_rows(block)
-        self._rows.append(block, new, real)
+        length, period = self.rows.length, self.period
+        new, real, counts = self.rows.new_rows(block)
+        self.rows.append(block, new, real)
         full = new & (counts >= length) & ((counts - length) % period == 0)
         size = np.where(full, length, 0)  # real and closing rows in the item that ends here; 0: no item
         tails = new & ~real & ~full
         num_dropped = 0
-        if not self.continues and tails.any():
-            if self._end is EndOfEpisodeBehavior.WRITE:
+        if self.at_end is not EndOfEpisodeBehavior.CONTINUE and tails.any():
+            if self.at_end is EndOfEpisodeBehavior.WRITE:
                 num_dropped = int(np.count_nonzero(tails & (counts > 1) & (counts < length)))
                 size[tails & (counts >= length)] = length
             else:
@@ -159,7 +147,7 @@ class SequenceFormat(ItemFormat):
         # complete together with the row before it.
         order = np.lexsort((steps, envs, steps - (block.step_types[steps, envs] == LAST)))
         steps, envs = steps[order], envs[order]
-        items = self._rows.items(block, steps, envs, size[steps, envs], real)
+        items = self.rows.items(block, steps, envs, size[steps, envs], real)
         items.num_dropped_episodes = num_dropped
         return items
 

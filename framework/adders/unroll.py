@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from framework.adders.base import QUEUE_TABLE
-from framework.adders.block import NO_ROW, STEPS, Block, ItemBatch, ItemFormat
+from framework.adders.block import NO_ROW, STEPS, Block, ItemBatch
 from framework.adders.block_adder import BlockAdder
 from framework.adders.item_writer import PriorityFns
-from framework.adders.rows import StepRows, step_signature
+from framework.adders.rows import RowFormat, StepRows, step_signature
 from framework.config_checks import whole_number
 from framework.types import FIRST
 
@@ -69,7 +69,7 @@ class UnrollAdder(BlockAdder):
         steps = whole_number("unroll_length", unroll_length, 2)
         super().__init__(
             client,
-            UnrollFormat(steps, extras_of_first_row),
+            UnrollFormat(StepRows(steps + 1, extras_of_first_row, writes_empty=True)),
             new_block=functools.partial(Block, steps=steps),
             priority_fns={QUEUE_TABLE: None} if priority_fns is None else priority_fns,
             max_in_flight_items=None if client.concurrent else 1,
@@ -79,22 +79,16 @@ class UnrollAdder(BlockAdder):
         )
 
 
-class UnrollFormat(ItemFormat):
-    """The format of an `UnrollAdder`, whose arguments it takes: one item of each block and env."""
-
-    def __init__(self, unroll_length: int, extras_of_first_row: Collection[str]):
-        self._rows = StepRows(unroll_length + 1, extras_of_first_row, writes_empty=True)
-
-    def begin(self, block: Block) -> None:
-        self._rows.begin(block)
+class UnrollFormat(RowFormat):
+    """The format of an `UnrollAdder`: one item of each block and env."""
 
     def emit(self, block: Block, end: int) -> ItemBatch:
         new = np.ones((end + 1, block.num_envs), np.bool_)
         real = np.zeros_like(new)
         real[:-1] = block.transitions()
-        self._rows.append(block, new, real)
+        self.rows.append(block, new, real)
         envs = np.arange(block.num_envs)
-        items = self._rows.items(block, np.full_like(envs, end), envs, np.full_like(envs, end + 1), real)
+        items = self.rows.items(block, np.full_like(envs, end), envs, np.full_like(envs, end + 1), real)
         block.release(STEPS, block.rows[end])
         block.rows[end] = NO_ROW
         # The next unroll begins with the same observation, as the first of an episode.
