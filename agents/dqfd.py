@@ -21,7 +21,7 @@ from torch import nn
 from agents.dqn import DQN, DQNConfig, DQNNetworks, ItemLosses
 from framework import adders, demonstrations, environments, losses, replay
 from framework import config_checks as check
-from framework.adders.block import PriorityFn
+from framework.adders import PriorityFn
 from framework.datasets import Dataset, table_numbers
 from framework.learners import LossContext, LossOutput
 from framework.networks import mask_values

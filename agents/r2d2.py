@@ -28,7 +28,7 @@ from torch import nn
 
 from framework import adders, losses, networks, replay, specs
 from framework import config_checks as check
-from framework.adders.block import PriorityFn
+from framework.adders import PriorityFn
 from framework.learners import LossContext, LossOutput, schedules
 from framework.losses.masking import where_counted
 from framework.networks import as_tensors

@@ -20,7 +20,7 @@ from agents.r2d2 import SequenceConfig, sequence_adder, unroll_inputs
 from agents.td3 import TD3, TD3Config, TD3Networks, TD3Policy
 from framework import adders, losses, networks, replay
 from framework import config_checks as check
-from framework.adders.block import PriorityFn
+from framework.adders import PriorityFn
 from framework.learners import LossContext, LossOutput
 from framework.losses.masking import where_counted
 from framework.networks import frozen

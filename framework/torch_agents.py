@@ -33,7 +33,7 @@ from torch import nn
 from typing_extensions import Self
 
 from framework import adders, config_checks, core, environments, learners, replay, specs
-from framework.adders.block import PriorityFn
+from framework.adders import PriorityFn
 from framework.agent_configs import ActorCriticConfig as ActorCriticConfig
 from framework.agent_configs import AgentConfig as AgentConfig
 from framework.agent_configs import OffPolicyConfig as OffPolicyConfig

@@ -394,7 +394,7 @@ def test_learning_too_seldom_is_refused_and_not_queued_without_a_bound():
         answers = [np.array([part]) for part in game.step()]
         repeated(session, refused, session.observe, *answers, max_steps=1)
         session.learn(max_steps=1)
-        assert sum(adder._writer.num_pending for adder in session._adders) <= 2 * settings["insert_burst"]
+        assert sum(adder._out.writer.num_pending for adder in session._adders) <= 2 * settings["insert_burst"]
     assert refused
 
 

@@ -116,7 +116,7 @@ def instrument(sections: Sections) -> None:
     import agents.sac
     from framework import core, networks
     from framework.actors import EnvironmentLoop, PolicyActor
-    from framework.adders.block import BlockAdder
+    from framework.adders import BlockAdder
     from framework.datasets import Dataset
     from framework.environments.single import DmEnvAdapter, GymnasiumAdapter
     from framework.environments.stepping import InlineEnvironment, VectorEnvironment

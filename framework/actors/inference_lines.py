@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 import launch
-from framework.actors.inference_slots import Block, Rows
+from framework.actors.inference_slots import Rows, SlotBlock
 from framework.replay.shm import SharedMemory, attach
 from framework.types import Nest
 from launch.rpc.wire import describe_error, rebuild_error
@@ -76,7 +76,7 @@ class DirectLine:
     def __init__(self, connection: InferenceConnection, name: str, timeout: float):
         assert connection.folder is not None
         rows = connection.rows.slice
-        block = Block(
+        block = SlotBlock(
             connection.examples, connection.capacity, lambda size: attach(connection.block, (size,), np.uint8)
         )
         self._observation, self._action, self._extras = (

@@ -94,7 +94,7 @@ class Columns:
         return self._pack([array[rows].copy() if copies else array[rows] for array in self._arrays])
 
 
-class Block:
+class SlotBlock:
     """The columns of all rows, in one block of memory.
 
     Args:
@@ -161,10 +161,10 @@ class Slots:
       policy: a pure step. Its owner updates the parameters.
       spec: the `EnvironmentSpec` of one env.
       capacity: number of rows: the envs of all clients together.
-      allocate: see `Block`.
+      allocate: see `SlotBlock`.
 
     Attributes:
-      examples: see `Block`.
+      examples: see `SlotBlock`.
       block: the columns.
     """
 
@@ -184,7 +184,7 @@ class Slots:
         action, extras, state = policy.step(observation, policy.initial_state(1))
         policy.restore(random)
         self.examples = observation, action, extras
-        self.block = Block(self.examples, capacity, allocate)
+        self.block = SlotBlock(self.examples, capacity, allocate)
         self._fresh = [copied(leaf) for leaf in tree.flatten(policy.initial_state(capacity))]
         self._state = [copied(leaf) for leaf in self._fresh]
         self._pack_state = nests.unflattener(state)

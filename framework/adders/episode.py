@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import functools
 from typing import Any
 
 import numpy as np
 
-from framework.adders.block import NO_ROW, PriorityFns
-from framework.adders.sequence import MASK, START, RowAdder
+from framework.adders.block import NO_ROW, STEPS, Block, ItemBatch
+from framework.adders.block_adder import BlockAdder
+from framework.adders.item_writer import PriorityFns, sees_items
+from framework.adders.rows import PaddingFn, RowFormat, StepRows, step_signature
 from framework.config_checks import whole_number
 from framework.types import FIRST, LAST
 
-PaddingFn = Callable[[tuple[int, ...], np.dtype], np.ndarray]
 
-
-class EpisodeAdder(RowAdder):
+class EpisodeAdder(BlockAdder):
     """Writes one `Step` item for each finished episode, with all its T + 1 rows.
 
     Unfinished episodes are not written: a FIRST step or `reset()` in mid-episode drops the open one.
     `num_dropped_episodes` counts them. `end_episodes()` finishes it.
     """
 
-    _checks_steps = True
-    _writes_unfinished = False  # Within `end_episodes`.
+    signature = staticmethod(step_signature)
 
     def __init__(
         self,
@@ -54,59 +54,48 @@ class EpisodeAdder(RowAdder):
           max_delay: seconds; see `BlockAdder`.
           limit_name: the name of the setting that limits the episodes, for the error.
         """
-        self._length = whole_number("max_sequence_length", max_sequence_length, 2)
-        self._padding_fn, self._limit_name = padding_fn, limit_name
-        self._ragged = padding_fn is None
-        super().__init__(client, 0, priority_fns, max_in_flight_items, max_delay)
+        length = whole_number("max_sequence_length", max_sequence_length, 2)
+        super().__init__(
+            client,
+            EpisodeFormat(StepRows(length, ragged=padding_fn is None, padding_fn=padding_fn), limit_name),
+            new_block=functools.partial(Block, keeps_observations=sees_items(priority_fns)),
+            priority_fns=priority_fns,
+            max_in_flight_items=max_in_flight_items,
+            max_delay=max_delay,
+        )
 
-    def end_episodes(self) -> None:
-        with self._lock:
-            self._write_block(timeout=0)  # The episodes that a FIRST step cut short stay out.
-            self._writes_unfinished = True
-            try:
-                super().end_episodes()
-                self._write_block(timeout=0)
-            finally:
-                self._writes_unfinished = False
 
-    def _check(self, kinds: np.ndarray) -> None:
-        if self._t + self._num_shifted + 1 - self._origin.min() < self._length:
+@dataclasses.dataclass(eq=False)
+class EpisodeFormat(RowFormat):
+    """The format of an `EpisodeAdder`."""
+
+    limit_name: str
+
+    def check(self, block: Block, step_types: np.ndarray) -> None:
+        length = self.rows.length
+        if self.rows.largest_number(block) < length:
             return
-        over = (self._count(self._t)[self._t] >= self._length) & (kinds != FIRST)
+        over = (self.rows.numbers(block)[-1] >= length) & (step_types != FIRST)
         if over.any():
             raise ValueError(
-                f"{self._limit_name}: got episodes of more than {self._length} observations in envs "
-                f"{np.flatnonzero(over).tolist()}, expected at most {self._length - 1} steps. Give a larger "
-                f"{self._limit_name}, or limit the environment's steps, as StepLimit does. To drop these "
+                f"{self.limit_name}: got episodes of more than {length} observations in envs "
+                f"{np.flatnonzero(over).tolist()}, expected at most {length - 1} steps. Give a larger "
+                f"{self.limit_name}, or limit the environment's steps, as StepLimit does. To drop these "
                 "episodes and go on, call reset() or add_first()."
             )
 
-    def _emit(self, t: int) -> None:
-        new, real, counts = self._new_rows(t)
+    def emit(self, block: Block, end: int) -> ItemBatch:
+        new, real, counts = self.rows.new_rows(block)
         # Rows stay in the arrays until their episode ends.
-        oldest = np.where(self._kinds[t] == LAST, t, self._origin - self._num_shifted).min()
-        self._next_history = t - int(oldest)
+        block.next_history = int(np.where(block.step_types[end] == LAST, 0, counts[end] - 1).max())
+        self.rows.append(block, new, real)
         times, envs = np.nonzero(new & ~real)
         sizes = counts[times, envs]
-        is_whole = (self._kinds[times, envs] == LAST) | (self._writes_unfinished & (sizes > 1))
-        self._append_rows(t, new, real)
-        self._write(times[is_whole], envs[is_whole], sizes[is_whole], real)
-        self.num_dropped_episodes += int(np.count_nonzero((sizes > 1) & ~is_whole))
+        is_whole = block.step_types[times, envs] >= LAST  # or ENDED
+        items = self.rows.items(block, times[is_whole], envs[is_whole], sizes[is_whole], real)
         for time, env, size in zip(times, envs, sizes, strict=True):
-            rows = self._rows[time - size + 1 : time + 1, env]
-            self._release(self._stream, rows)
+            rows = block.rows[time - size + 1 : time + 1, env]
+            block.release(STEPS, rows)
             rows[:] = NO_ROW
-
-    def _padding_values(self) -> dict[str, np.ndarray]:
-        values = super()._padding_values()
-        for name, zero in values.items():
-            if self._padding_fn is None or name in (START, MASK):
-                continue
-            value = np.asarray(self._padding_fn(zero.shape, zero.dtype))
-            if value.shape != zero.shape:
-                raise ValueError(
-                    f"padding_fn: got shape {value.shape} for column {name!r}, expected {zero.shape}: the "
-                    "value of one row, as numpy.zeros(shape, dtype) makes it."
-                )
-            values[name] = value.astype(zero.dtype, copy=False)
-        return values
+        items.num_dropped_episodes = int(np.count_nonzero((sizes > 1) & ~is_whole))
+        return items

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,38 +12,59 @@ from framework.adders.fields import Field
 from framework.replay.writer import BatchWriter
 from framework.types import FIRST, Nest
 
+NO_ROW = -1
+FRAMES = "frames"  # the stream
+
 
 class Frames:
     """Stores each frame once, in the stream `frames`; an observation is a stack of k rows, oldest first.
 
     A step adds one frame. An episode's first observation adds its frames that differ. Frames that
     fill the stack at a reset (zeros, or copies of the first frame) are stored once.
+
+    Attributes:
+      names: columns of the leaves that are stacks, `[time, B, k, ...]`.
+      rows: int64 `[time, B, k]`, the number of each frame's row in replay; -1 if it is not there.
     """
 
-    stream = "frames"
-
-    def __init__(self, writer: BatchWriter, field: Field, names: Collection[str]):
-        """Makes the frames of an adder.
+    def __init__(
+        self, writer: BatchWriter, field: Field, stacks: int | Mapping[str, int], shape: tuple[int, int]
+    ):
+        """Makes the frames of a block.
 
         Args:
           writer: the adder's writer.
-          field: the adder's observations.
-          names: columns of those leaves of `field` that are stacks, `[time, B, k, ...]`.
+          field: the block's observations.
+          stacks: the number k of frames of all leaves, or of the columns that are stacks; equal for all.
+          shape: `(time, B)`.
+
+        Raises:
+          ValueError: A leaf is not a stack of k frames.
         """
-        self._writer = writer
-        self._field = field
-        self.names = names
+        if isinstance(stacks, int):
+            stacks = dict.fromkeys(field.names, stacks)
+        for name, array in zip(field.names, field.arrays, strict=True):
+            if name in stacks and array.shape[2:3] != (stacks[name],):
+                raise ValueError(
+                    f"frame_stack: got {stacks[name]} and {name} of shape {array.shape[2:]}, expected "
+                    "that many frames along the first axis of each observation."
+                )
+        self._writer, self._field = writer, field
+        self.names = tuple(stacks)
+        self.rows: np.ndarray = np.full((*shape, *set(stacks.values())), NO_ROW, np.int64)
         self._leased = np.zeros(0, np.int64)
 
-    def append(self, rows: np.ndarray, first: int, kinds: np.ndarray) -> None:
-        """Appends the frames of the observations from time index `first` on, and enters them in `rows`.
+    def append(self, history: int, end: int, step_types: np.ndarray) -> None:
+        """Appends the new frames of the observations from time index `history` to `end`.
 
         Args:
-          rows: int64 `[time, B, k]`, the row of each frame.
-          first: time index of the first new observation.
-          kinds: int8 `[>= time, B]`, step types.
+          history: time index of the first row of the block.
+          end: time index of the open row, which has its observation.
+          step_types: int8 `[time, B]`.
         """
-        last, width, k = rows.shape
+        rows = self.rows
+        first, last = history + int(rows[history].flat[-1] >= 0), end + 1
+        _, width, k = rows.shape
         stacks = self._field.take(slice(first * width, last * width))
         stacks = {name: stacks[name] for name in self.names}
         newest = self._append({name: array[:, -1] for name, array in stacks.items()}).reshape(-1, width)
@@ -51,7 +72,7 @@ class Frames:
             if time:
                 rows[time, :, :-1] = rows[time - 1, :, 1:]
             rows[time, :, -1] = newest[time - first]
-            for env in np.flatnonzero(kinds[time] == FIRST):
+            for env in np.flatnonzero(step_types[time] == FIRST):
                 stack = {name: array[(time - first) * width + env] for name, array in stacks.items()}
                 # The older frames, from the newest to the oldest.
                 for j in range(k - 2, -1, -1):
@@ -62,7 +83,7 @@ class Frames:
                         rows[time, env, j] = frame[0]
 
     def _append(self, columns: dict[str, np.ndarray]) -> np.ndarray:
-        rows = self._writer.append(self.stream, columns)
+        rows = self._writer.append(FRAMES, columns)
         self._leased = np.concatenate([self._leased, rows])
         return rows
 
@@ -81,12 +102,20 @@ class Frames:
                     "if the environment's observation_spec() is specs.unstacked(...)."
                 )
 
-    def release_except(self, rows: np.ndarray) -> None:
-        """Releases the frames that are not in `rows`."""
-        kept = np.isin(self._leased, rows)
+    def shift(self, by: int, history: int) -> None:
+        """Moves rows `by` to the front, as their block does, and releases the frames that none refers to."""
+        if by:
+            self.rows[: history + 1] = self.rows[by : by + history + 1]
+            self.rows[history + 1 :] = NO_ROW
+        kept = np.isin(self._leased, self.rows)
         if not kept.all():
-            self._writer.release(self.stream, self._leased[~kept])
+            self._writer.release(FRAMES, self._leased[~kept])
             self._leased = self._leased[kept]
+
+    def clear(self) -> None:
+        """Releases all frames."""
+        self.rows[:] = NO_ROW
+        self.shift(0, 0)
 
 
 def restacked(observation: Nest, length: int) -> Nest:

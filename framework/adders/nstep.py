@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,13 +11,17 @@ import tree
 from dm_env import specs as dm_specs
 
 from framework import nest as nests
-from framework.adders.block import BlockAdder, PriorityFns, transitions
+from framework.adders.block import STEPS, Block, ItemBatch, ItemFormat, transitions
+from framework.adders.block_adder import BlockAdder
 from framework.adders.fields import Field, is_absent, result_dtype
+from framework.adders.frames import FRAMES
+from framework.adders.item_writer import PriorityFns, sees_items
 from framework.config_checks import whole_number
 from framework.specs import path_name
 from framework.types import FIRST, LAST, Nest, OneStep, Transition
 
 _TRANSITIONS = "transitions"
+_FIELDS = ("observation", "action", "reward", "discount")
 
 
 class NStepTransitionAdder(BlockAdder):
@@ -48,8 +53,6 @@ class NStepTransitionAdder(BlockAdder):
 
     An observation is stored once, whatever the number of items that refer to it.
     """
-
-    _stream = "observations"
 
     def __init__(
         self,
@@ -84,15 +87,24 @@ class NStepTransitionAdder(BlockAdder):
             raise ValueError(f"discount: got {discount!r}, expected a number in [0, 1].")
         if reward_clip is not None and not reward_clip > 0:
             raise ValueError(f"reward_clip: got {reward_clip!r}, expected more than 0, or None.")
-        self._n = whole_number("n_step", n_step, 1)
-        self._g = float(discount)
-        self._one_step, self._reward_clip = one_step, reward_clip
-        # One row more than the longest window needs: if an episode is cut short, its last windows are known
-        # one step late.
-        history = self._n if self._n > 1 else 0
-        self._frame_stack = None if frame_stack is None else whole_number("frame_stack", frame_stack, 2)
-        max_staged = max_in_flight_items  # The rate limiter does not know of staged items.
-        super().__init__(client, history, priority_fns, max_in_flight_items, max_delay, max_staged)
+        n = whole_number("n_step", n_step, 1)
+        new_block = functools.partial(
+            Block,
+            # One row more than the longest window needs: if an episode is cut short, its last windows are
+            # known one step late.
+            history=n if n > 1 else 0,
+            max_rows=max_in_flight_items,  # The rate limiter does not know of staged items.
+            keeps_observations=sees_items(priority_fns),
+            stacks=None if frame_stack is None else whole_number("frame_stack", frame_stack, 2),
+        )
+        super().__init__(
+            client,
+            NStepFormat(n, float(discount), one_step, reward_clip),
+            new_block=new_block,
+            priority_fns=priority_fns,
+            max_in_flight_items=max_in_flight_items,
+            max_delay=max_delay,
+        )
 
     @classmethod
     def signature(cls, environment_spec: Any, extras_spec: Nest = (), one_step: bool = False) -> Transition:
@@ -118,64 +130,60 @@ class NStepTransitionAdder(BlockAdder):
             extras=extras,
         )
 
-    def _allocate(self, observation: Nest) -> None:
-        super()._allocate(observation)
-        if self._frame_stack is None:
-            return
-        for name, array in zip(self._observation.names, self._observation.arrays, strict=True):
-            if array.shape[2:3] != (self._frame_stack,):
-                self._fields = []
-                raise ValueError(
-                    f"frame_stack: got {self._frame_stack} and {name} of shape {array.shape[2:]}, expected "
-                    "that many frames along the first axis of each observation."
-                )
-        self._store_frames(self._observation.names, self._frame_stack)
 
-    def _declare(self, action: Nest, timestep: Any, extras: Nest) -> None:
-        rewards, discounts = broadcast_structures(timestep.reward, timestep.discount)
-        super()._declare(action, timestep, extras)
+class NStepFormat(ItemFormat):
+    """The format of a `NStepTransitionAdder`, whose arguments it takes."""
+
+    def __init__(self, n_step: int, discount: float, one_step: bool, reward_clip: float | None):
+        self._n, self._g, self._one_step, self._reward_clip = n_step, discount, one_step, reward_clip
+
+    def begin(self, block: Block) -> None:
+        fields = block.fields
+        observation, action, reward, discount = (fields[name].template for name in _FIELDS)
+        rewards, discounts = broadcast_structures(reward, discount)
         try:
-            self._returns = Returns(rewards, self._reward, self._discount, self._n, self._g)
-        except ValueError as error:  # The next step may be the first again.
-            del self._fields[1:]
+            self._returns = Returns(rewards, fields["reward"], fields["discount"], self._n, self._g)
+        except ValueError as error:
             raise ValueError(f"reward and discount: expected shapes that broadcast. {error}") from error
-        observation, present = self._observation.template, () if self._extras is None else extras
+        extras = fields["extras"].template if "extras" in fields else ()
         if self._one_step:
-            present = OneStep(timestep.reward, timestep.discount, observation, present)
+            extras = OneStep(reward, discount, observation, extras)
         self._pack = nests.unflattener(
-            Transition(observation, action, rewards, discounts, observation, present)
+            Transition(observation, action, rewards, discounts, observation, extras)
         )
 
-    def _emit(self, t: int) -> None:
-        history, width = self._history, self._width
-        # Rows up to `t`: the newest items end at the newest observation.
-        if self._frames is None:
-            stream, rows = self._stream, self._rows
+    def emit(self, block: Block, end: int) -> ItemBatch:
+        history, width, writer, fields = block.history, block.num_envs, block.writer, block.fields
+        observation = fields["observation"]
+        # Rows up to `end`: the newest items end at the newest observation.
+        if block.frames is None:
+            stream, rows = STEPS, block.rows
             first = history + int(rows[history, -1] >= 0)
-            columns = self._observation.take(slice(first * width, (t + 1) * width))
-            rows[first : t + 1] = self._writer.append(stream, columns).reshape(-1, width)
+            columns = observation.take(slice(first * width, (end + 1) * width))
+            rows[first : end + 1] = writer.append(stream, columns).reshape(-1, width)
         else:
-            stream, rows = self._frames.stream, self._frame_rows
-            self._append_frames(t)
+            stream, rows = FRAMES, block.frames.rows
         if (limit := self._reward_clip) is not None:
-            for rewards in self._reward.arrays:
-                np.clip(rewards[history:t], -limit, limit, out=rewards[history:t])
-        windows = self._returns.windows(self._kinds[: t + 1], history)
+            for rewards in fields["reward"].arrays:
+                np.clip(rewards[history:end], -limit, limit, out=rewards[history:end])
+        windows = self._returns.windows(block.step_types[: end + 1], history)
         if windows is None:
-            return
-        start, end, sums = windows
+            return ItemBatch()
+        start, stop, sums = windows
         flat = rows.reshape(-1, *rows.shape[2:])
-        columns = self._action.take(start)
+        columns = fields["action"].take(start)
         columns.update(zip(self._returns.names, sums, strict=True))
-        observations, num_before_next = [start, end], len(columns)
+        observations, num_before_next = [start, stop], len(columns)
         if self._one_step:
             observations.append(start + width)
-            for field in (self._reward, self._discount):
-                columns.update({f"one_step/{name}": value for name, value in field.take(start).items()})
+            for name in ("reward", "discount"):
+                values = fields[name].take(start)
+                columns.update({f"one_step/{column}": value for column, value in values.items()})
         num_before_extras = len(columns)
-        if self._extras is not None:
-            columns.update(self._extras.take(start))
-        own = self._writer.append(_TRANSITIONS, columns)
+        if "extras" in fields:
+            columns.update(fields["extras"].take(start))
+        own = writer.append(_TRANSITIONS, columns)
+        block.release(_TRANSITIONS, own)
 
         def pack(observations: Iterable[Iterable[Any]], stored: list[Any]) -> Nest:
             before, after, *first = observations
@@ -184,17 +192,14 @@ class NStepTransitionAdder(BlockAdder):
             return self._pack([leaf for part in parts for leaf in part])
 
         def data() -> Nest:
-            taken = [self._observation.take(index).values() for index in observations]
+            taken = [observation.take(index).values() for index in observations]
             return pack(taken, [value.copy() for value in columns.values()])
 
-        stored = [self._writer.slice(_TRANSITIONS, name, own) for name in columns]
+        stored = [writer.slice(_TRANSITIONS, name, own) for name in columns]
         seen = []
         for rows in [flat[index] for index in observations]:  # Leaves with the same rows share the array.
-            seen.append([self._writer.slice(stream, name, rows) for name in self._observation.names])
-        try:
-            self._write_items(pack(seen, stored), len(own), data)
-        finally:  # A priority function may fail.
-            self._release(_TRANSITIONS, own)
+            seen.append([writer.slice(stream, name, rows) for name in observation.names])
+        return ItemBatch(len(own), pack(seen, stored), data)
 
 
 class Returns:

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Collection, Mapping
+import functools
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
-import tree
-from dm_env import specs as dm_specs
 
-from framework import nest as nests
-from framework.adders.block import BlockAdder, PriorityFns, transitions
-from framework.adders.fields import is_absent, result_dtype
+from framework.adders.block import Block, ItemBatch
+from framework.adders.block_adder import BlockAdder
+from framework.adders.item_writer import PriorityFns, sees_items
+from framework.adders.rows import RowFormat, StepRows, step_signature
 from framework.config_checks import whole_number
 from framework.specs import frame_stack, leaves, path_name
-from framework.types import FIRST, LAST, Nest, Step
-
-FIRST_ROWS = "first_rows"
-START, MASK = "start_of_episode", "mask"
+from framework.types import LAST, Nest
 
 
 class EndOfEpisodeBehavior(enum.Enum):
@@ -42,221 +39,7 @@ class EndOfEpisodeBehavior(enum.Enum):
     CONTINUE = "continue"
 
 
-@dataclasses.dataclass(frozen=True)
-class OpenArray:
-    """A spec whose sizes may be None, which means any size; `dm_env.specs.Array` has fixed sizes only."""
-
-    shape: tuple[int | None, ...]
-    dtype: np.dtype
-    name: str | None = None
-
-
-class RowAdder(BlockAdder):
-    """The base of the adders of sequences and episodes: whole rows, stored once, in one stream.
-
-    A row is an observation, its action, the reward and discount that resulted from the action, whether the
-    observation is the first of its episode, the extras, and the mask. The mask is 1 if the row is a
-    transition, 0 if it is the closing row (the last observation, with zeros for the rest) or padding.
-    """
-
-    # Columns of extras that an item stores for its first row only, in the stream FIRST_ROWS.
-    _of_first_row: frozenset[str] = frozenset()
-    # Whether the rows of an episode are numbered on after the rows of the episode before.
-    _continues = False
-    # Whether items have their own lengths. Otherwise they are padded.
-    _ragged = False
-    # Whether items without a transition are written.
-    _writes_empty = False
-    # Largest number of rows in an item.
-    _length: int
-
-    @classmethod
-    def signature(
-        cls,
-        environment_spec: Any,
-        extras_spec: Nest = (),
-        sequence_length: int | None = None,
-        extras_of_first_row: Collection[str] = (),
-    ) -> Step:
-        """Returns the specs of one item, for `replay.Table(signature=...)`.
-
-        Args:
-          environment_spec: specs of the environment.
-          extras_spec: specs of the extras; `()` if there are none.
-          sequence_length: length of the time axis; None if items differ in length (sequences with `TRUNCATE`,
-            episodes without a `padding_fn`).
-          extras_of_first_row: as in the constructor of `SequenceAdder`.
-        """
-
-        def with_time(spec: Any, dtype: Any = None) -> Any:
-            shape, dtype = (sequence_length, *spec.shape), np.dtype(dtype or spec.dtype)
-            kind: Any = OpenArray if sequence_length is None else dm_specs.Array
-            return kind(shape, dtype, name=spec.name)
-
-        def floats(spec: Any) -> Any:
-            return with_time(spec, result_dtype(spec.dtype))
-
-        def extra(path: tuple[Any, ...], spec: Any) -> Any:
-            return spec if path and path[0] in extras_of_first_row else with_time(spec)
-
-        return Step(
-            observation=tree.map_structure(with_time, environment_spec.observations),
-            action=tree.map_structure(with_time, environment_spec.actions),
-            reward=tree.map_structure(floats, environment_spec.rewards),
-            discount=tree.map_structure(floats, environment_spec.discounts),
-            start_of_episode=with_time(dm_specs.Array((), np.bool_, START)),
-            extras=() if is_absent(extras_spec) else tree.map_structure_with_path(extra, extras_spec),
-            mask=with_time(dm_specs.Array((), np.float32, MASK)),
-        )
-
-    def _allocate(self, observation: Nest) -> None:
-        super()._allocate(observation)
-        # When each env's current count began: the row at `t` has the number t + _num_shifted - origin + 1.
-        self._origin = np.full(self._width, self._t + self._num_shifted, np.int64)
-        self._padding: np.ndarray | None = None
-
-    def _declare(self, action: Nest, timestep: Any, extras: Nest) -> None:
-        super()._declare(action, timestep, extras)
-        self._names = [name for field in self._fields[:4] for name in field.names]
-        self._names += [START, *(self._extras.names if self._extras is not None else ()), MASK]
-        observation, reward, discount = self._observation.template, timestep.reward, timestep.discount
-        present = () if self._extras is None else extras
-        self._pack = nests.unflattener(Step(observation, action, reward, discount, None, present, None))
-
-    def _new_rows(self, t: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns what is known of the rows before they are appended.
-
-        Returns:
-          Three arrays `[t + 1, B]`: whether this block appends the row, whether the row is a transition, and
-          the number, from 1, of each new row in its episode (since the start, if `_continues`).
-        """
-        history = self._history
-        kinds = self._kinds[: t + 1]
-        new = np.zeros(kinds.shape, np.bool_)
-        new[history:t] = True
-        # Row t is open unless it is LAST; a first row that is LAST was written with the block before.
-        new[history] &= kinds[history] != LAST
-        new[t] = kinds[t] == LAST
-        real = np.zeros(kinds.shape, np.bool_)
-        real[:-1] = transitions(kinds)
-        counts = self._count(t)
-        self._origin = t + self._num_shifted + 1 - counts[t]
-        return new, real, counts
-
-    def _append_rows(self, t: int, new: np.ndarray, real: np.ndarray) -> None:
-        """Appends the complete rows; see `_new_rows`."""
-        history, width, kinds = self._history, self._width, self._kinds[: t + 1]
-        # A LAST row of an earlier block may have got the action that the environment ignored since.
-        closing = (new & ~real) | (kinds == LAST)
-        if closing.any():
-            for field in self._fields[1:]:
-                field.clear(np.flatnonzero(closing))
-        # Most blocks are whole time steps: then no selection of rows is needed.
-        first = history + int(not new[history].any())
-        last = t + int(new[t].any())
-        whole = new[first:last].all()
-        index = slice(first * width, last * width) if whole else np.flatnonzero(new)
-        columns: dict[str, np.ndarray] = {}
-        for field in self._fields:
-            columns.update(field.take(index))
-        for name in self._stored_elsewhere:
-            del columns[name]
-        columns[START] = kinds.reshape(-1)[index] == FIRST
-        columns[MASK] = real.reshape(-1)[index].astype(np.float32)
-        self._rows.reshape(-1)[index] = self._writer.append(self._stream, columns)
-
-    def _count(self, t: int) -> np.ndarray:
-        """Returns `[t + 1, B]`, the number of each row from `history` on in its episode."""
-        times = np.arange(t + 1)[:, None] + self._num_shifted
-        if self._continues:
-            return times - self._origin + 1
-        begins = self._kinds[: t + 1] == FIRST
-        begins[: self._history] = False
-        return times - np.maximum.accumulate(np.where(begins, times, self._origin), axis=0) + 1
-
-    def _forget(self) -> None:
-        super()._forget()
-        if self._padding is not None:
-            self._release(self._stream, self._padding)
-            self._padding = None
-        self._origin[:] = self._t + self._num_shifted
-
-    @property
-    def _stored_elsewhere(self) -> set[str]:
-        """The columns that are not in the stream of whole rows."""
-        return {*self._of_first_row, *(() if self._frames is None else self._frames.names)}
-
-    def _padding_values(self) -> dict[str, np.ndarray]:
-        """Returns one row of padding."""
-        values = {
-            name: np.zeros(array.shape[2:], array.dtype)
-            for field in self._fields
-            for name, array in zip(field.names, field.arrays, strict=True)
-            if name not in self._of_first_row
-        }
-        return {**values, START: np.zeros((), np.bool_), MASK: np.zeros((), np.float32)}
-
-    def _write(self, last: np.ndarray, envs: np.ndarray, sizes: np.ndarray, real: np.ndarray) -> None:
-        """Writes the items that have a transition, or all of them with `_writes_empty`.
-
-        Args:
-          last: int64 `[k]`, the time index of each item's last row.
-          envs: int64 `[k]`, the env of each item.
-          sizes: int64 `[k]`, the number of rows of each item, without padding.
-          real: bool `[time, B]`, which rows are transitions.
-        """
-        times = (last - sizes + 1)[:, None] + np.arange(self._length)
-        padded = np.arange(self._length) >= sizes[:, None]
-        times[padded] = 0
-        index = times * self._width + envs[:, None]
-        is_real = real.reshape(-1)[index] & ~padded
-        kept = is_real.any(axis=1) | self._writes_empty
-        if not kept.any():
-            return
-        index, padded, is_real, sizes = index[kept], padded[kept], is_real[kept], sizes[kept]
-        rows = self._rows.reshape(-1)[index]
-        if padded.any():
-            # Rows beyond the length of a ragged item are never read, but must exist.
-            rows = np.where(padded, rows[:, :1] if self._ragged else self._padding_row(), rows)
-        lengths = sizes if self._ragged else None
-        first_rows = None
-        if self._extras is not None and self._of_first_row:
-            values = self._extras.take(index[:, 0])
-            values = {name: value for name, value in values.items() if name in self._of_first_row}
-            first_rows = self._writer.append(FIRST_ROWS, values)
-        slices = dict.fromkeys(self._names, (self._stream, rows, lengths))
-        slices.update(dict.fromkeys(self._of_first_row, (FIRST_ROWS, first_rows, None)))
-        if self._frames is not None:
-            frames = self._frame_rows.reshape(-1, self._frame_rows.shape[-1])[index].reshape(len(rows), -1)
-            slices.update(dict.fromkeys(self._frames.names, (self._frames.stream, frames, None)))
-        columns = [self._writer.slice(stream, name, *where) for name, (stream, *where) in slices.items()]
-
-        def data() -> Nest:
-            padding = self._padding_values()
-            values = {START: self._kinds.reshape(-1)[index] == FIRST, MASK: is_real.astype(np.float32)}
-            for field in self._fields if self._shows_observations else self._fields[1:]:
-                values.update(field.take(index))
-            for name in padding.keys() & values.keys():
-                values[name][padded] = padding[name]
-            for name in self._of_first_row:
-                values[name] = values[name][:, 0]
-            return self._pack([values.get(name) for name in self._names])
-
-        try:
-            self._write_items(self._pack(columns), len(rows), data)
-        finally:  # A priority function may fail.
-            if first_rows is not None:
-                self._release(FIRST_ROWS, first_rows)
-
-    def _padding_row(self) -> int:
-        """Returns the number of the one row that all padding of this adder refers to."""
-        if self._padding is None:
-            columns = {name: value[None] for name, value in self._padding_values().items()}
-            self._padding = self._writer.append(self._stream, columns)
-        return int(self._padding[0])
-
-
-class SequenceAdder(RowAdder):
+class SequenceAdder(BlockAdder):
     """Writes `Step` items: rows [k, k + L) when an episode has L rows, then every `period` rows.
 
     An episode of T steps has T + 1 rows. `EndOfEpisodeBehavior` says how the rows that do not fill a sequence
@@ -265,6 +48,8 @@ class SequenceAdder(RowAdder):
     episode that is cut short by a FIRST step ends like a truncated one, with its last observation in the
     closing row.
     """
+
+    signature = staticmethod(step_signature)
 
     def __init__(
         self,
@@ -303,60 +88,55 @@ class SequenceAdder(RowAdder):
           priorities_see_observations: whether the items that `priority_fns` get have observations. Without
             them these are None, and copies of images are saved.
         """
-        self._length = whole_number("sequence_length", sequence_length, 1)
-        self._period = whole_number("period", period, 1)
-        if period > sequence_length:
+        length = whole_number("sequence_length", sequence_length, 1)
+        if whole_number("period", period, 1) > length:
             raise ValueError(
                 f"period: got {period} with sequence_length {sequence_length}, expected at most the sequence "
                 "length. Rows between two sequences would be lost."
             )
-        self._end = _as_behavior(end_of_episode_behavior)
-        self._continues = self._end is EndOfEpisodeBehavior.CONTINUE
-        self._ragged = self._end is EndOfEpisodeBehavior.TRUNCATE  # including items of full length
-        self._extras_of_first_row = frozenset(extras_of_first_row)
-        self._stacks: dict[str, int] = {}  # the number of frames of each column that is a stack
-        if observation_spec is not None and self._continues:
+        at_end = _as_behavior(end_of_episode_behavior)
+        continues = at_end is EndOfEpisodeBehavior.CONTINUE
+        ragged = at_end is EndOfEpisodeBehavior.TRUNCATE  # including items of full length
+        rows = StepRows(length, extras_of_first_row, ragged=ragged, continues=continues)
+        stacks: dict[str, int] = {}  # the number of frames of each column that is a stack
+        if observation_spec is not None and continues:
             for path, leaf in leaves(observation_spec):
                 if (k := frame_stack(leaf)) is not None:
-                    self._stacks[path_name("observation", path)] = k
-        if len(set(self._stacks.values())) > 1:
-            self._stacks = {}  # rows of different numbers of frames
-        super().__init__(client, self._length - 1, priority_fns, max_in_flight_items, max_delay)
-        self._shows_observations &= priorities_see_observations
+                    stacks[path_name("observation", path)] = k
+        if len(set(stacks.values())) > 1:
+            stacks = {}  # rows of different numbers of frames
+        sees_observations = priorities_see_observations and sees_items(priority_fns)
+        super().__init__(
+            client,
+            SequenceFormat(rows, period, at_end),
+            new_block=functools.partial(
+                Block, history=length - 1, keeps_observations=sees_observations, stacks=stacks
+            ),
+            priority_fns=priority_fns,
+            max_in_flight_items=max_in_flight_items,
+            max_delay=max_delay,
+            continues=continues,
+        )
 
-    def end_episodes(self) -> None:
-        if not self._continues:
-            super().end_episodes()
 
-    def _declare(self, action: Nest, timestep: Any, extras: Nest) -> None:
-        keys = self._extras_of_first_row
-        if keys and not (isinstance(extras, Mapping) and keys <= extras.keys()):
-            have = sorted(extras) if isinstance(extras, Mapping) else type(extras).__name__
-            raise ValueError(
-                f"extras_of_first_row: got {sorted(keys)} with extras {have}, expected keys of the extras. "
-                "Return extras from the policy as a dict that has these keys."
-            )
-        super()._declare(action, timestep, extras)
-        if keys:
-            paths = [path for path, _ in tree.flatten_with_path(extras)]
-            self._of_first_row = frozenset(path_name("extras", path) for path in paths if path[0] in keys)
+@dataclasses.dataclass(eq=False)
+class SequenceFormat(RowFormat):
+    """The format of a `SequenceAdder`."""
 
-    def _allocate(self, observation: Nest) -> None:
-        super()._allocate(observation)
-        if self._stacks:
-            self._store_frames(self._stacks, next(iter(self._stacks.values())))
+    period: int
+    at_end: EndOfEpisodeBehavior
 
-    def _emit(self, t: int) -> None:
-        self._append_frames(t)
-        length, period = self._length, self._period
-        new, real, counts = self._new_rows(t)
-        self._append_rows(t, new, real)
+    def emit(self, block: Block, end: int) -> ItemBatch:
+        length, period = self.rows.length, self.period
+        new, real, counts = self.rows.new_rows(block)
+        self.rows.append(block, new, real)
         full = new & (counts >= length) & ((counts - length) % period == 0)
         size = np.where(full, length, 0)  # real and closing rows in the item that ends here; 0: no item
         tails = new & ~real & ~full
-        if not self._continues and tails.any():
-            if self._end is EndOfEpisodeBehavior.WRITE:
-                self.num_dropped_episodes += int(np.count_nonzero(tails & (counts > 1) & (counts < length)))
+        num_dropped = 0
+        if self.at_end is not EndOfEpisodeBehavior.CONTINUE and tails.any():
+            if self.at_end is EndOfEpisodeBehavior.WRITE:
+                num_dropped = int(np.count_nonzero(tails & (counts > 1) & (counts < length)))
                 size[tails & (counts >= length)] = length
             else:
                 # The write point that the episode did not reach; the item starts `length` rows before it.
@@ -365,9 +145,11 @@ class SequenceAdder(RowAdder):
         steps, envs = np.nonzero(size)
         # Items are ordered as add() completed their rows, whatever the size of the blocks: a LAST row is
         # complete together with the row before it.
-        order = np.lexsort((steps, envs, steps - (self._kinds[steps, envs] == LAST)))
+        order = np.lexsort((steps, envs, steps - (block.step_types[steps, envs] == LAST)))
         steps, envs = steps[order], envs[order]
-        self._write(steps, envs, size[steps, envs], real)
+        items = self.rows.items(block, steps, envs, size[steps, envs], real)
+        items.num_dropped_episodes = num_dropped
+        return items
 
 
 def _as_behavior(value: EndOfEpisodeBehavior | str) -> EndOfEpisodeBehavior:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import sys
+import functools
 from collections.abc import Collection
 from typing import Any
 
+import numpy as np
+
 from framework.adders.base import QUEUE_TABLE
-from framework.adders.block import NO_EXTRAS, PriorityFns
-from framework.adders.sequence import EndOfEpisodeBehavior, SequenceAdder
+from framework.adders.block import NO_ROW, STEPS, Block, ItemBatch
+from framework.adders.block_adder import BlockAdder
+from framework.adders.item_writer import PriorityFns
+from framework.adders.rows import RowFormat, StepRows, step_signature
 from framework.config_checks import whole_number
-from framework.types import FIRST, Nest
+from framework.types import FIRST
 
 
-class UnrollAdder(SequenceAdder):
+class UnrollAdder(BlockAdder):
     """Writes a `Step` item of `unroll_length + 1` rows per env after each `unroll_length` steps.
 
     Each step gives one row, even if it is a reset, so that all envs write at the same time:
@@ -40,14 +44,7 @@ class UnrollAdder(SequenceAdder):
     whose mask is 0. Each unroll is therefore one batch.
     """
 
-    _writes_early = False
-    _writes_empty = True
-
-    # The last step of an unroll advances twice. In a block of one step, the second could wait for room.
-    _min_steps = 2
-
-    # Each block looks at all rows of its unroll. A whole unroll is one block, if it has the room.
-    _max_rows = sys.maxsize
+    signature = staticmethod(step_signature)
 
     def __init__(
         self,
@@ -69,59 +66,31 @@ class UnrollAdder(SequenceAdder):
             room, while the next is made. If there are more, the last `add` of an unroll waits for the oldest.
             Has no effect with a client that is not concurrent.
         """
-        self._unrolls_in_flight = whole_number("unrolls_in_flight", unrolls_in_flight, 1)
-        self._unroll_length = whole_number("unroll_length", unroll_length, 2)
-        rows = self._unroll_length + 1
-        self._made = 0  # steps of the current unroll
+        steps = whole_number("unroll_length", unroll_length, 2)
         super().__init__(
             client,
-            rows,
-            rows,
-            EndOfEpisodeBehavior.CONTINUE,
-            extras_of_first_row=extras_of_first_row,
+            UnrollFormat(StepRows(steps + 1, extras_of_first_row, writes_empty=True)),
+            new_block=functools.partial(Block, steps=steps),
             priority_fns={QUEUE_TABLE: None} if priority_fns is None else priority_fns,
             max_in_flight_items=None if client.concurrent else 1,
+            max_in_flight_blocks=whole_number("unrolls_in_flight", unrolls_in_flight, 1),
+            max_delay=None,
+            continues=True,
         )
 
-    def _allocate(self, observation: Nest) -> None:
-        super()._allocate(observation)
-        if self._concurrent:
-            self._max_in_flight = self._unrolls_in_flight * self._width
 
-    def add(self, action: Nest, next_timestep: Any, extras: Nest = NO_EXTRAS) -> None:
-        with self._lock:
-            # A step that is a reset in all envs is a row, too, though no transition has declared the fields.
-            if self._open and len(self._fields) == 1 and next_timestep.reward is not None:
-                self._declare(action, next_timestep, extras)
-            super().add(action, next_timestep, extras)
+class UnrollFormat(RowFormat):
+    """The format of an `UnrollAdder`: one item of each block and env."""
 
-    def ready(self) -> bool:
-        # Only the last step of an unroll makes items.
-        if self._open and self._made < self._unroll_length - 1:
-            return not self._closed
-        return super().ready()
-
-    def make_room(self) -> None:
-        if not self._concurrent and self._made + 1 == self._unroll_length:
-            self._flush_writer(None)
-        super().make_room()
-
-    def _advance(self, kind: Any) -> None:
-        ends = self._made + 1 == self._unroll_length
-        if ends and not self._concurrent:
-            self._flush_writer(None)
-        super()._advance(kind)
-        self._made += 1
-        if ends:
-            self._made = 0
-            # Repeats the observation as the first of an episode, so that the row before it closes.
-            self._observation.repeat(self._t)
-            super()._advance(FIRST)
-            self._write_block()
-            if self._concurrent:
-                # Sends the unroll, and waits for those before it, so that the learner gets new experience.
-                self._writer.flush(keep=self._max_in_flight)
-
-    def _forget(self) -> None:
-        super()._forget()
-        self._made = 0
+    def emit(self, block: Block, end: int) -> ItemBatch:
+        new = np.ones((end + 1, block.num_envs), np.bool_)
+        real = np.zeros_like(new)
+        real[:-1] = block.transitions()
+        self.rows.append(block, new, real)
+        envs = np.arange(block.num_envs)
+        items = self.rows.items(block, np.full_like(envs, end), envs, np.full_like(envs, end + 1), real)
+        block.release(STEPS, block.rows[end])
+        block.rows[end] = NO_ROW
+        # The next unroll begins with the same observation, as the first of an episode.
+        block.step_types[end] = FIRST
+        return items

@@ -32,7 +32,7 @@ def test_a_refused_step_of_an_episode_does_not_count(monkeypatch):
     adder = adders.EpisodeAdder(client, 3)
     adder.add_first(step(FIRST, 1))
     with monkeypatch.context() as patch:
-        patch.setattr(adder._writer, "flush", refuse)
+        patch.setattr(adder._out.writer, "flush", refuse)
         for _ in range(3):
             with pytest.raises(replay.WouldBlockError):
                 adder.add(0, step(MID, 2))
@@ -106,7 +106,7 @@ def test_an_adder_whose_server_is_lost_can_be_closed(make, method, monkeypatch):
     adder.add_first(step(FIRST, 1))
     adder.add(0, step(MID, 2))
     adder.add(0, step(LAST, 3))
-    monkeypatch.setattr(adder._writer, method, lost)
+    monkeypatch.setattr(adder._out.writer, method, lost)
     assert adder.close(timeout=0) == 0
     assert adder.close() == 0
 

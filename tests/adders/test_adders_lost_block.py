@@ -44,14 +44,14 @@ def test_the_adder_goes_on_as_a_new_one(name, failing, monkeypatch):
     monkeypatch.setattr(block, "_MAX_BLOCK_STEPS", 5)
     client, other = make_client(), make_client()
     adder, calls = MAKERS[name](client), iter(range(1, 1000))
-    append = adder._writer.append
+    append = adder._out.writer.append
 
     def limited(*arguments):
         if next(calls) == failing:
             raise replay.StoreFullError("no room")
         return append(*arguments)
 
-    adder._writer.append = limited
+    adder._out.writer.append = limited
     with pytest.raises(replay.StoreFullError):
         play(adder)
     assert 3 <= adder.num_dropped_episodes <= 6

@@ -61,7 +61,7 @@ def test_priority_functions_that_read_do_not_wait_for_one_another(monkeypatch):
 def test_no_more_is_staged_than_may_be_in_flight_and_one_time_step_at_least(bound, most):
     client = make_client()
     adder = adders.NStepTransitionAdder(client, 1, 0.9, max_in_flight_items=bound, max_delay=1e9)
-    adder._writer._before_read = None  # else a look at the table would write what is staged
+    adder._out.writer._before_read = None  # else a look at the table would write what is staged
     adder.add_first(step(FIRST, 0, envs=2))
     staged = []
     for i in range(1, 101):
@@ -161,7 +161,7 @@ def test_what_is_staged_is_written_without_another_call():
     table = replay.Table.queue(TABLE, 10)
     client = make_client(table)
     adder = adders.NStepTransitionAdder(client, 1, 0.9, max_delay=0.001)
-    adder._writer._before_read = None
+    adder._out.writer._before_read = None
     adder.add_first(step(FIRST, 0))
     adder.add(0, step(MID, 1))
     adder.add(0, step(MID, 2))

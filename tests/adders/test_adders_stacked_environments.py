@@ -88,11 +88,15 @@ def test_sampled_stacks_are_the_environments_byte_for_byte(case):
 @pytest.mark.parametrize("stacked", [True, False])
 def test_agents_take_it_from_the_spec(agent, stacked):
     environment = cartpole() if stacked else environments.make("gymnasium:CartPole-v1", num_envs=2)
-    spec = specs.make_environment_spec(environment)
-    environment.close()
-    adder = agent.make_adder(replay.EmbeddedClient([table(TABLE, size=10_000)]), spec)
-    assert adder._frame_stack == (3 if stacked else None)
+    client = replay.EmbeddedClient([table(TABLE, size=10_000)])
+    adder = agent.make_adder(client, specs.make_environment_spec(environment))
+    adder.add_first(environment.reset())
+    action = np.zeros(environment.num_envs, np.int64)
+    adder.add(action, environment.step(action))
+    adder.flush()
+    assert ("frames" in client.store.streams) == stacked
     adder.close()
+    environment.close()
 
 
 STACK = specs.StackedBoundedArray((4, 5), np.float32, 0, 1, name="x")
