@@ -173,7 +173,7 @@ class Block:
         self.step_types[self.end] = FIRST
 
     def put(self, action: Nest, timestep: Any, extras: Nest) -> None:
-        """Copies an action and what resulted from it. The step is not taken: another call overwrites it.
+        """Copies an action and what resulted from it. The step is not taken before `end` grows.
 
         Raises:
           ValueError: The structure, a shape or dtype differs from the first step's, or the observations do
@@ -192,11 +192,6 @@ class Block:
             )
         if self.frames is not None:
             self.frames.check(t + 1, np.equal(timestep.step_type, FIRST))
-
-    def take(self, step_types: int | np.ndarray) -> None:
-        """Takes the step: the open row gets its action, and the next row is open."""
-        self.end += 1
-        self.step_types[self.end] = step_types
 
     def shift(self) -> None:
         """Moves the rows that the next block keeps to the front, and releases those that it does not keep."""

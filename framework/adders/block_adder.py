@@ -239,7 +239,8 @@ class BlockAdder(Adder):
         """Takes the step, and writes the block if it is full."""
         if (full := block.end + 1 == block.limit) or self._out.ahead:
             self._make_way(block)
-        block.take(step_types)
+        block.end += 1
+        block.step_types[block.end] = step_types
         if full:
             self._write()
             self._out.wait(send=self._max_delay is None)

@@ -73,7 +73,7 @@ class EpisodeFormat(RowFormat):
 
     def check(self, block: Block, step_types: np.ndarray) -> None:
         length = self.rows.length
-        if self.rows.largest_number(block) < length:
+        if block.end - block.history + 1 + self.rows.before.max() < length:
             return
         over = (self.rows.numbers(block)[-1] >= length) & (step_types != FIRST)
         if over.any():

@@ -76,6 +76,10 @@ class StepRows:
     A row is an observation, its action, the reward and discount that resulted from the action, whether the
     observation is the first of its episode, the extras, and the mask. The mask is 1 if the row is a
     transition, 0 if it is the closing row (the last observation, with zeros for the rest) or padding.
+
+    Attributes:
+      length: largest number of rows in an item.
+      before: int64 `[B]`, number of rows of the open episode of each env that are not in the block.
     """
 
     def __init__(
@@ -107,7 +111,7 @@ class StepRows:
     def begin(self, block: Block) -> None:
         """Takes the fields of a block; see `ItemFormat.begin`."""
         fields = block.fields
-        self._before = np.zeros(block.num_envs, np.int64)  # of rows of the open episode, before the block
+        self.before = np.zeros(block.num_envs, np.int64)
         extras = fields["extras"].template if "extras" in fields else ()
         if self._keys and not (isinstance(extras, Mapping) and self._keys <= extras.keys()):
             have = sorted(extras) if isinstance(extras, Mapping) else type(extras).__name__
@@ -141,22 +145,18 @@ class StepRows:
         real = np.zeros(step_types.shape, np.bool_)
         real[:-1] = block.transitions()
         numbers = self.numbers(block)
-        self._before = numbers[-1] - 1
+        self.before = numbers[-1] - 1
         return new, real, numbers
 
     def numbers(self, block: Block) -> np.ndarray:
         """Returns int64 `[end + 1, B]`, the number, from 1, of each row from `history` on in its episode."""
         times = np.arange(block.end + 1)[:, None]
-        origin = block.history - self._before
+        origin = block.history - self.before
         if not self._continues:
             begins = block.step_types[: block.end + 1] == FIRST
             begins[: block.history] = False
             origin = np.maximum.accumulate(np.where(begins, times, origin), axis=0)
         return times - origin + 1
-
-    def largest_number(self, block: Block) -> int:
-        """Returns a number that no row of the block exceeds, which takes less time than `numbers`."""
-        return block.end - block.history + 1 + int(self._before.max())
 
     def append(self, block: Block, new: np.ndarray, real: np.ndarray) -> None:
         """Appends rows.
