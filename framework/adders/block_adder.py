@@ -122,7 +122,7 @@ class BlockAdder(Adder):
                 return
             step_types = block.step_types[block.end]
             if np.count_nonzero(running := step_types == MID):
-                # As episodes that are cut short. The open row cannot be LAST: items may lead up to it.
+                # They end as if they were cut short. The open row cannot be LAST: items may lead up to it.
                 self._make_way(block)
                 step_types[running] = ENDED
                 block.fields["observation"].repeat(block.end)
@@ -227,7 +227,7 @@ class BlockAdder(Adder):
 
     def _start(self, block: Block, observation: Nest) -> None:
         """Opens an episode in every env with rows of type FIRST. Open episodes end there."""
-        # Before the first action there is no transition to keep: the open row is replaced.
+        # There is no transition to keep before the first action: the open row is replaced.
         if self._open and len(block.fields) > 1:
             block.fields["observation"].put(block.end + 1, observation)
             self._advance(block, FIRST)
