@@ -110,6 +110,9 @@ class StepRows:
 
     def begin(self, block: Block) -> None:
         """Takes the fields of a block; see `ItemFormat.begin`."""
+        if self._padding is not None:
+            block.release(STEPS, self._padding)
+            self._padding = None
         fields = block.fields
         self.before = np.zeros(block.num_envs, np.int64)
         extras = fields["extras"].template if "extras" in fields else ()
