@@ -10,6 +10,7 @@ import numpy as np
 import tree
 
 from framework import specs
+from framework.environments.rows import TimeStepRows
 from framework.types import FIRST as FIRST
 from framework.types import LAST as LAST
 from framework.types import MID as MID
@@ -83,7 +84,7 @@ class BatchedEnvironment(dm_env.Environment):
 
     @property
     def exact_rewards(self) -> list[np.ndarray] | None:
-        """The rewards of the last step in float64, `[B, ...]` per leaf, if float32 rounds some; else None."""
+        """The rewards of the last step in float64, `[B, ...]` per leaf; None if they are the time step's."""
         return None
 
     @abc.abstractmethod
@@ -98,6 +99,14 @@ class BatchedEnvironment(dm_env.Environment):
           EnvironmentFault: The environment raised an error or returned NaN, a wrong shape or a wrong dtype;
             or the action does not fit `action_spec()`. Reset or close the environment before the next step.
         """
+
+    def write_to(self, rows: TimeStepRows | None) -> None:
+        """Makes the environment write each later time step into row `rows.at`, or, with None, into new arrays.
+
+        An environment that can do so sets `rows.verify`, and leaves the check of values to it. The others
+        ignore the call, and return arrays of their own. A time step is intact until its row is written again.
+        """
+        return
 
     def repeat_actions(self, num_repeats: int) -> None:
         """Makes each later `step` give its actions several times; see `ActionRepeat`."""

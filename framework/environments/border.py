@@ -21,7 +21,8 @@ from framework.environments.base import (
     describe,
     unrounded,
 )
-from framework.environments.fields import TimeStepChecker, arrays, copied
+from framework.environments.fields import arrays, copied
+from framework.environments.rows import TimeStepRows
 from framework.environments.stepping import VectorEnvironment
 from framework.environments.tensor import checker
 from framework.environments.wrappers import EnvironmentWrapper
@@ -37,7 +38,7 @@ def checked(environment: BatchedEnvironment) -> BatchedEnvironment:
 
 
 class Border(EnvironmentWrapper):
-    """Gives the environment inside copies of actions; checks and copies what it returns, at every step."""
+    """Gives the environment inside copies of actions; checks what it returns, and writes it into rows of ours."""
 
     exact_rewards: list[np.ndarray] | None = None
 
@@ -51,19 +52,22 @@ class Border(EnvironmentWrapper):
         super().__init__(environment)
         self.device = environment.device
         self._over: Any = True  # bool[B]: envs whose next time step must be FIRST.
-        self._check = TimeStepChecker(
+        self._check = checker(environment)(
             *(self.name, self.spec, self.num_envs),
             observation_starts=observation_starts,
             action_starts=action_starts,
-            make=checker(environment),
         )
+        self._is_foreign = is_foreign(environment)
+
+    def write_to(self, rows: TimeStepRows | None) -> None:
+        self._check.write_to(rows)
 
     def reset(self) -> dm_env.TimeStep:
         self._over = True
         return self._call("reset")
 
     def step(self, action: Nest) -> dm_env.TimeStep:
-        return self._call("step", self._check.action.build(copied(self._check.action(action))))
+        return self._call("step", self._check.action.build(copied(self._check.check_action(action))))
 
     def repeat_actions(self, num_repeats: int) -> None:
         self._environment.repeat_actions(num_repeats)
@@ -85,11 +89,14 @@ class Border(EnvironmentWrapper):
         except Exception as error:
             raise EnvironmentFault(f"{self.name}: {describe(f'{method}()', error)}") from error
         timestep = self._check(timestep)
-        exact = self._check.fields["reward"].exact
-        if exact is None and self._environment.exact_rewards:
-            exact = unrounded(self._environment, timestep._replace(reward=arrays(timestep.reward)))
-        self.exact_rewards = exact
-        if is_foreign(self._environment):
+        self.exact_rewards = exact = self._check.exact
+        if self._environment.exact_rewards is not None:
+            inner, held = unrounded(self._environment, timestep), tree.flatten(timestep.reward)
+            if exact is None:
+                exact = inner
+            # What the environment inside gave is exact where a wrapper has not changed it.
+            self.exact_rewards = [np.where(i == h, e, i) for i, h, e in zip(inner, held, exact, strict=True)]
+        if self._is_foreign:
             self._check_beginnings(timestep)
         return timestep
 

@@ -1,8 +1,11 @@
-"""The border to the code of environments: checks of the actions and time steps of B envs, at every step."""
+"""The border to the code of environments: checks of the actions and time steps of B envs.
+
+The structure, shapes and dtypes of a time step are compared at each step. Its values are checked together
+with those of the other steps that have been written since the last check, see `write_to`.
+"""
 
 from __future__ import annotations
 
-import math
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -15,6 +18,7 @@ import tree
 from framework import nest as nests
 from framework import specs
 from framework.environments.base import FIRST, LAST, MID, EnvironmentFault
+from framework.environments.rows import Row, TimeStepRows
 from framework.types import MultiAgentTimeStep, Nest
 
 STEP_TYPE = specs.BoundedArray((), np.int64, FIRST, LAST)
@@ -27,8 +31,7 @@ class FieldChecker:
 
     Attributes:
       build: a function from the arrays, one per leaf of the spec, to a nest like the spec.
-      exact: of rewards, the float64 values of the last call, one array per leaf, where float32 rounds some;
-        None: it holds all exactly.
+      exact: what the last call got, one array per leaf, before it was converted.
     """
 
     def __init__(
@@ -48,11 +51,11 @@ class FieldChecker:
         """
         self._name, self._field = name, field
         self._envs, self._first_env = range(num_envs), first_env
-        self._is_action, self._is_reward, self._is_discount = (
-            field == name for name in ("action", "reward", "discount")
-        )
+        self._is_action, self._is_discount = field == "action", field == "discount"
+        self._is_observation = field == "observation"
+        self._is_number = field in ("reward", "discount")  # Floats of any size.
         self._warned: set[Any] = set()
-        self._rounding = field == "observation"  # Whether a warning of rounded numbers is due.
+        self._rounding = self._is_observation  # Whether a warning of rounded numbers is due.
         # How many calls are looked at for parts that the spec lacks: a reset and a step.
         self._spec, self._looks = spec, 2 * tree.is_nested(spec)
         self.exact: list[np.ndarray] | None = None
@@ -63,10 +66,8 @@ class FieldChecker:
         leaves = specs.leaves(spec)
         for (path, leaf), start in zip(leaves, starts or [0] * len(leaves), strict=True):
             self._leaves.append((path, leaf.shape, leaf.dtype, self._bounds(leaf), start))
-        # Whether the field is one float of each env; a discount's bounds must hold 0 and 1.
-        numbers = [(path, shape, dtype.kind) for path, shape, dtype, *_ in self._leaves] == [((), (), "f")]
-        low, high = self._leaves[0][3][:2] if numbers and self._is_discount else (0, 1)
-        self._is_quick = numbers and (self._is_reward or self._is_discount) and low <= 0 and high >= 1
+        # Others are checked at each step: step types say what the rows are.
+        self._waits = field in ("observation", "reward", "discount")
 
     def _bounds(self, leaf: Any) -> tuple[Any, Any, bool] | None:
         """The bounds of a leaf, and whether values beyond them are an error, not a warning."""
@@ -87,6 +88,75 @@ class FieldChecker:
           EnvironmentFault: A part is missing, or has another shape or dtype, or is not finite, or is outside
             the bounds that hold.
         """
+        return self._check(self._pick(nest), self._envs)
+
+    def gather(self, values: Sequence[Nest], envs: Sequence[int]) -> list[np.ndarray]:
+        """Takes one nest for each of `envs`; returns one new array `[len(envs), ...]` per leaf."""
+        return self._check([self._stack(index, values, envs) for index in range(len(self._leaves))], envs)
+
+    def write(self, nest: Nest, rows: Sequence[np.ndarray], exact: Sequence[np.ndarray]) -> None:
+        """Writes a nest of `[B, ...]`, whose values `check_values` checks later.
+
+        Args:
+          nest: as in a call.
+          rows: an array `[B, ...]` of the spec's dtype per leaf.
+          exact: of rewards, a float64 array per leaf for what the environment gave; else empty.
+        """
+        for index, array in enumerate(self._pick(nest)):
+            self._write(index, array, rows[index], exact)
+
+    def write_each(
+        self, values: Sequence[Nest], rows: Sequence[np.ndarray], exact: Sequence[np.ndarray]
+    ) -> None:
+        """Writes one nest of each env; see `write`."""
+        if self._looks:
+            self._look_for_extra_parts(values)
+        for index, (path, shape, dtype, _, start) in enumerate(self._leaves):
+            row = rows[index]
+            if self._is_observation:
+                try:
+                    for env, value in enumerate(values):
+                        part = specs.pick(value, path) if path else value
+                        if part.shape != shape or part.dtype != dtype:
+                            break
+                        row[env] = part
+                    else:
+                        if start:
+                            row -= start
+                        continue
+                except (AttributeError, *_MISSING):  # A number, a list, or a part that is missing.
+                    pass
+            self._write(index, self._stack(index, values, self._envs), row, exact)
+
+    def _write(self, index: int, given: np.ndarray, row: np.ndarray, exact: Sequence[np.ndarray]) -> None:
+        start = self._leaves[index][4]
+        if given.dtype == row.dtype or (given.dtype.kind == row.dtype.kind == "f" and self._is_number):
+            row[...] = given
+            if start:
+                row -= start
+            if not self._waits:
+                self._check_values(index, row, given)
+        else:  # What is wrong with it cannot be told from the row.
+            array = self._fit(index, given, self._envs)
+            self._check_values(index, array, given)
+            row[...] = array
+        if exact:
+            exact[index][...] = given
+
+    def check_values(self, rows: Sequence[np.ndarray], exact: Sequence[np.ndarray]) -> None:
+        """Checks what was written: `[n * B, ...]` per leaf, the rows of n steps.
+
+        Raises:
+          EnvironmentFault: A value is not finite, or is outside the bounds that hold.
+        """
+        for index, array in enumerate(rows):
+            self._check_values(index, array, exact[index] if exact else array)
+        for given, held in zip(exact, rows, strict=False):
+            if given.size and np.abs(given).max() > _LARGEST_INTEGER and "integers" not in self._warned:
+                self._warn_of_large_rewards(given, held)
+
+    def _pick(self, nest: Nest) -> list[np.ndarray]:
+        """The arrays of a nest of `[B, ...]`, of the right shapes."""
         arrays: list[np.ndarray] = []
         if self._looks:
             self._look_for_extra_parts([nest])
@@ -102,47 +172,27 @@ class FieldChecker:
             for (path, _, dtype, *_), array in zip(self._leaves, arrays, strict=True):
                 if array.dtype != dtype:
                     self._warn_of_rounding(path, dtype, array.dtype)
-        return self._check(arrays, self._envs)
+        return arrays
 
-    def gather(self, values: Sequence[Nest], envs: Sequence[int]) -> list[np.ndarray]:
-        """Takes one nest for each of `envs`; returns one new array `[len(envs), ...]` per leaf."""
-        if self._is_quick and (quick := self._gather_quickly(values)) is not None:
-            return [quick]
-        arrays = []
-        if self._looks:
-            self._look_for_extra_parts(values)
-        for path, shape, dtype, _, _ in self._leaves:
-            try:
-                parts = [specs.pick(value, path) for value in values] if path else values
-                # The spec's dtype comes later: numpy would make numbers of text, and NaN of None.
-                array = np.array(parts)
-                if array.shape != (len(envs), *shape):
-                    if shape:
-                        raise ValueError(array.shape)
-                    array = array.reshape(len(envs))  # one number may come as an array of one number
-                if array.dtype.kind not in "iubf":
-                    raise TypeError(array.dtype)
-            except (*_MISSING, ValueError) as error:
-                raise self._find_misfit([leaf[1] for leaf in self._leaves], values, envs) from error
-            if self._rounding and array.dtype != dtype:
-                for part in parts:
-                    self._warn_of_rounding(path, dtype, getattr(part, "dtype", dtype))
-            arrays.append(array)
-        return self._check(arrays, envs)
-
-    def _gather_quickly(self, values: Sequence[Any]) -> np.ndarray | None:
-        """Rewards or discounts that obviously fit, else None: comparing lists is faster than arrays."""
-        self.exact = None
+    def _stack(self, index: int, values: Sequence[Nest], envs: Sequence[int]) -> np.ndarray:
+        """One leaf of several envs' nests, as a new array of the right shape."""
+        path, shape, dtype, _, _ = self._leaves[index]
         try:
-            array = np.array(values, self._leaves[0][2])
-            # Text, None, NaN, and what the dtype rounds differ from the array's values.
-            fits = array.ndim == 1 and array.tolist() == values
-            known = values.count(0.0) + values.count(1.0) == len(values)
-            if fits and (known or (self._is_reward and math.isfinite(sum(values)))):
-                return array
-        except (TypeError, ValueError):
-            pass
-        return None
+            parts = [specs.pick(value, path) for value in values] if path else values
+            # The spec's dtype comes later: numpy would make numbers of text, and NaN of None.
+            array = np.array(parts)
+            if array.shape != (len(envs), *shape):
+                if shape:
+                    raise ValueError(array.shape)
+                array = array.reshape(len(envs))  # one number may come as an array of one number
+            if array.dtype.kind not in "iubf":
+                raise TypeError(array.dtype)
+        except (*_MISSING, ValueError) as error:
+            raise self._find_misfit([leaf[1] for leaf in self._leaves], values, envs) from error
+        if self._rounding and array.dtype != dtype:
+            for part in parts:
+                self._warn_of_rounding(path, dtype, getattr(part, "dtype", dtype))
+        return array
 
     def _look_for_extra_parts(self, values: Sequence[Nest]) -> None:
         """Warns once of parts that the spec lacks, which nobody sees."""
@@ -170,46 +220,51 @@ class FieldChecker:
 
     def _check(self, arrays: list[np.ndarray], envs: Sequence[int]) -> list[np.ndarray]:
         """Checks the values of arrays of the right shapes, and converts them."""
-        exact = None
-        for index, (path, _, dtype, bounds, start) in enumerate(self._leaves):
-            array = given = arrays[index]
-            if array.dtype != dtype:
-                numbers = array.dtype.kind in ("iubf" if dtype.kind == "f" else "iub")
-                if numbers:
-                    array = given.astype(dtype)
-                # Integers of another size are taken if they fit.
-                if not numbers or (dtype.kind != "f" and np.count_nonzero(array != given)):
-                    place = specs.path_name(self._field, path)
-                    first = None if self._is_action else envs[0]
-                    raise self._fault(f"{place} has dtype {given.dtype}, expected {dtype}", first)
-                if self._rounding and given.dtype.kind in "iu" and np.count_nonzero(array != given):
-                    self._warn_of_rounding(path, dtype, given.dtype, is_rounded=True)
-                if self._is_reward and dtype.kind == "f" and np.count_nonzero(array != given):
-                    exact = list(arrays) if exact is None else exact
-                    exact[index] = given.astype(np.float64)
-            if start and not self._is_action:
-                array = array - start
-            if self._is_discount:
-                inside = (array >= bounds[0]) & (array <= bounds[1])
-                if np.count_nonzero(inside) != array.size:
-                    raise self._bad_value(path, given, ~inside, envs, f"outside {bounds[0]} ... {bounds[1]}")
-            elif dtype.kind == "f":
-                # On a batch of small arrays count_nonzero() takes a fifth of the time of all().
-                if np.count_nonzero(np.isfinite(array)) != array.size:
-                    raise self._bad_value(path, given, ~np.isfinite(array), envs, "not finite")
-            elif bounds is not None:
-                outside = (array < bounds[0]) | (array > bounds[1])
-                if np.count_nonzero(outside):
-                    self._refuse_or_warn(path, array, outside, envs, bounds)
-            if start and self._is_action:  # A negated value would wrap around in an unsigned dtype.
-                array = array + start
-            arrays[index] = array
-        if exact is not None:
-            exact = [array.astype(np.float64) for array in exact]
-            if "integers" not in self._warned and any(abs(each).max() > _LARGEST_INTEGER for each in exact):
-                self._warn_of_large_rewards(exact, arrays)
-        self.exact = exact
-        return arrays
+        found = []
+        for index, given in enumerate(arrays):
+            array = self._fit(index, given, envs)
+            self._check_values(index, array, given, envs)
+            if (start := self._leaves[index][4]) and self._is_action:
+                array = array + start  # A negated value would wrap around in an unsigned dtype.
+            found.append(array)
+        self.exact = arrays
+        return found
+
+    def _fit(self, index: int, given: np.ndarray, envs: Sequence[int]) -> np.ndarray:
+        """An array of the spec's dtype, counted from 0; the same one if it fits."""
+        path, _, dtype, _, start = self._leaves[index]
+        array = given
+        if array.dtype != dtype:
+            numbers = array.dtype.kind in ("iubf" if dtype.kind == "f" else "iub")
+            if numbers:
+                array = given.astype(dtype)
+            # Integers of another size are taken if they fit.
+            if not numbers or (dtype.kind != "f" and np.count_nonzero(array != given)):
+                place = specs.path_name(self._field, path)
+                first = None if self._is_action else envs[0]
+                raise self._fault(f"{place} has dtype {given.dtype}, expected {dtype}", first)
+            if self._rounding and given.dtype.kind in "iu" and np.count_nonzero(array != given):
+                self._warn_of_rounding(path, dtype, given.dtype, is_rounded=True)
+        return array - start if start and not self._is_action else array
+
+    def _check_values(
+        self, index: int, array: np.ndarray, given: np.ndarray, envs: Sequence[int] | None = None
+    ) -> None:
+        """Checks the values of one leaf; `given` are those that the environment returned."""
+        path, _, dtype, bounds, _ = self._leaves[index]
+        envs = self._envs if envs is None else envs
+        if self._is_discount:
+            inside = (array >= bounds[0]) & (array <= bounds[1])
+            if np.count_nonzero(inside) != array.size:
+                raise self._bad_value(path, given, ~inside, envs, f"outside {bounds[0]} ... {bounds[1]}")
+        elif dtype.kind == "f":
+            # On a batch of small arrays count_nonzero() takes a fifth of the time of all().
+            if np.count_nonzero(np.isfinite(array)) != array.size:
+                raise self._bad_value(path, given, ~np.isfinite(array), envs, "not finite")
+        elif bounds is not None:
+            outside = (array < bounds[0]) | (array > bounds[1])
+            if np.count_nonzero(outside):
+                self._refuse_or_warn(path, array, outside, envs, bounds)
 
     def _refuse_or_warn(
         self, path: specs.Path, array: np.ndarray, outside: np.ndarray, envs: Sequence[int], bounds: Any
@@ -222,17 +277,16 @@ class FieldChecker:
             self._warned.add(path)
             warnings.warn(str(fault))
 
-    def _warn_of_large_rewards(self, exact: list[np.ndarray], rounded: list[np.ndarray]) -> None:
-        self._warned.add("integers")
-        for given, held in zip(exact, rounded, strict=True):
-            for value, near in zip(given.flat, held.flat, strict=True):
-                if value != near and abs(value) > _LARGEST_INTEGER:
-                    warnings.warn(
-                        f"{self._name}: reward: got {value:.17g}, which float32 holds as {near:.17g}: above "
-                        f"{_LARGEST_INTEGER:,} it has no digits for units. Returns are exact, but the agent "
-                        "learns from the rounded rewards. Scale the rewards down."
-                    )
-                    return
+    def _warn_of_large_rewards(self, given: np.ndarray, held: np.ndarray) -> None:
+        for value, near in zip(given.flat, held.flat, strict=True):
+            if value != near and abs(value) > _LARGEST_INTEGER:
+                self._warned.add("integers")
+                warnings.warn(
+                    f"{self._name}: reward: got {value:.17g}, which float32 holds as {near:.17g}: above "
+                    f"{_LARGEST_INTEGER:,} it has no digits for units. Returns are exact, but the agent "
+                    "learns from the rounded rewards. Scale the rewards down."
+                )
+                return
 
     def _find_misfit(
         self, shapes: Sequence[tuple[int, ...]], values: Sequence[Nest], envs: Sequence[int | None]
@@ -274,7 +328,8 @@ class FieldChecker:
         self, path: specs.Path, array: np.ndarray, bad: np.ndarray, envs: Sequence[int], why: str
     ) -> EnvironmentFault:
         index = int(np.nonzero(bad.reshape(len(bad), -1).any(axis=1))[0][0])
-        place, env, value = specs.path_name(self._field, path), envs[index], array[index]
+        place, value = specs.path_name(self._field, path), array[index]
+        env = envs[index % len(envs)]  # The rows may be those of several steps.
         if self._is_action:
             return self._fault(f"{place} of env {env} is {value!r}, {why}")
         if value.dtype.kind != "f" or np.isfinite(value).all():
@@ -306,7 +361,10 @@ class TimeStepChecker:
     Attributes:
       action: the checker of the actions.
       fields: the checkers of a time step's fields, by name.
+      exact: the rewards of the last time step in float64, `[B, ...]` per leaf.
     """
+
+    exact: list[np.ndarray] | None = None
 
     def __init__(
         self,
@@ -328,30 +386,64 @@ class TimeStepChecker:
             for field, of in template._asdict().items()
         }
         self._gathered = list(self.fields.values())[1:]
-        self._time_step: Any = type(template)
+        self._like, self._build = specs.zeros(template, (num_envs,)), nests.unflattener(template)
+        self._layout = [[(leaf.shape, leaf.dtype) for leaf in tree.flatten(nest)] for nest in self._like]
+        self._rows: TimeStepRows | None = None
         # Several agents are left out: one that is not in the episode has a mask of zeros.
         self._has_mask, self._has_agents = specs.has_action_mask(spec), bool(specs.agents(spec))
         self._mask_starts = np.cumsum([0, *specs.choices(spec.actions)])[:-1]
 
+    def write_to(self, rows: TimeStepRows | None) -> None:
+        """Sets the rows of the next time steps; see `BatchedEnvironment.write_to`."""
+        self._rows = None
+        if rows is not None and rows.fits(self._like):
+            self._rows, rows.verify = rows, self.check_values
+
+    def check_action(self, action: Nest) -> list[np.ndarray]:
+        """The arrays of an action, checked."""
+        try:
+            return self.action(action)
+        except EnvironmentFault:
+            if self._rows is not None:
+                self._rows.check()  # The policy may have seen NaN.
+            raise
+
     def __call__(self, timestep: Any) -> Any:
-        """A copy of a time step of B envs, checked."""
-        fields = [
-            check.build(copied(check(getattr(timestep, field)))) for field, check in self.fields.items()
-        ]
-        timestep = self._time_step(*fields)
-        if self._has_mask or self._has_agents:
-            self._check_together(timestep)
-        return timestep
+        """Writes a time step of B envs, checks it, and returns what it wrote."""
+        row = self._next_row()
+        for check, field, leaves in zip(self.fields.values(), timestep._fields, row.fields, strict=True):
+            check.write(getattr(timestep, field), leaves, row.exact if field == "reward" else ())
+        return self._written(row)
 
     def gather(self, step_types: Sequence[int], *values: Sequence[Nest]) -> Any:
-        """The time step of B envs, from the values of its fields, one for each env."""
-        fields: list[Nest] = [np.array(step_types, np.int64)]
-        for check, of_envs in zip(self._gathered, values):  # noqa: B905  (one agent has no step types)
-            fields.append(check.build(check.gather(of_envs, self._envs)))
-        timestep = self._time_step(*fields)
+        """Writes a time step of B envs from the values of its fields, one for each env."""
+        row = self._next_row()
+        row.fields[0][0][:] = step_types
+        # One agent has no step types.
+        for check, of_envs, leaves in zip(self._gathered, values, row.fields[1:]):  # noqa: B905
+            check.write_each(of_envs, leaves, row.exact if check is self._gathered[0] else ())
+        return self._written(row)
+
+    def _next_row(self) -> Row:
+        """The row to write: of the rows of `write_to`, or of new arrays."""
+        if self._rows is not None:
+            return self._rows.rows[self._rows.at]
+        fields = [[np.empty(*leaf) for leaf in leaves] for leaves in self._layout]
+        timestep = self._build([leaf for leaves in fields for leaf in leaves])
+        return Row(timestep, fields, [np.empty(shape) for shape, _ in self._layout[1]])
+
+    def _written(self, row: Row) -> Any:
+        self.exact = row.exact
         if self._has_mask or self._has_agents:
-            self._check_together(timestep)
-        return timestep
+            self._check_together(row.timestep)
+        if self._rows is None:
+            self.check_values(row.fields, row.exact)
+        return row.timestep
+
+    def check_values(self, fields: Sequence[Sequence[np.ndarray]], exact: Sequence[np.ndarray]) -> None:
+        """Checks written rows: the leaves `[n * B, ...]` of each field, and the rewards in float64."""
+        for check, leaves in zip(self._gathered[:3], fields[1:4], strict=True):
+            check.check_values(leaves, exact if check is self._gathered[0] else ())
 
     def _check_together(self, timestep: Any) -> None:
         """Checks what several fields say together."""

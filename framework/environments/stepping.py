@@ -20,6 +20,7 @@ from framework.environments.base import (
     describe,
 )
 from framework.environments.fields import TimeStepChecker
+from framework.environments.rows import TimeStepRows
 from framework.environments.single import SingleEnv, as_flag, env_seeds, reset_parts, step_parts
 from framework.foreign import close, copies
 from framework.types import Nest
@@ -79,12 +80,15 @@ class InlineEnvironment(BatchedEnvironment):
     def step(self, action: Nest) -> dm_env.TimeStep:
         # One action for each env: copies, since environments may keep it and policies may use theirs again.
         # One number is a scalar of numpy, as `action_space.sample()` gives it, and needs no copy.
-        arrays = self._check.action(action)
+        arrays = self._check.check_action(action)
         actions = [list(array if array.ndim == 1 else array.copy()) for array in arrays]
         if self._single_action:
             return self._advance(actions[0], action)
         build = self._check.action.build
         return self._advance([build(parts) for parts in zip(*actions, strict=True)], action)
+
+    def write_to(self, rows: TimeStepRows | None) -> None:
+        self._check.write_to(rows)
 
     def repeat_actions(self, num_repeats: int) -> None:
         self._num_repeats = num_repeats
@@ -130,7 +134,7 @@ class InlineEnvironment(BatchedEnvironment):
             types = zip(step_types, self._envs, strict=True)
             agents = [env.agents or dict.fromkeys(self.spec.actions, kind) for kind, env in types]
         timestep = self._check.gather(step_types, rewards, discounts, observations, agents)
-        self.exact_rewards = self._check.fields["reward"].exact
+        self.exact_rewards = self._check.exact
         return timestep
 
     def _fault(self, env: int, call: str, error: Exception) -> EnvironmentFault:

@@ -14,7 +14,7 @@ import numpy as np
 
 from framework import specs
 from framework.environments.base import BatchedEnvironment
-from framework.environments.fields import FieldChecker
+from framework.environments.fields import FieldChecker, TimeStepChecker, copied
 from framework.environments.fields import arrays as arrays
 from framework.environments.wrappers import EnvironmentWrapper
 from framework.types import Nest
@@ -127,7 +127,27 @@ def _is_good(leaf: torch.Tensor, limits: tuple[torch.Tensor, ...] | None) -> tor
     return (least >= limits[0]) & (most <= limits[1])
 
 
+class TensorTimeStepChecker(TimeStepChecker):
+    """Checks each time step of a tensor environment, and copies it on its device."""
+
+    def __init__(self, device: Any, *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options, make=functools.partial(TensorChecker, device))
+
+    def write_to(self, rows: Any) -> None:
+        return  # Rows are arrays.
+
+    def __call__(self, timestep: Any) -> Any:
+        fields = [
+            check.build(copied(check(getattr(timestep, field)))) for field, check in self.fields.items()
+        ]
+        self.exact = self.fields["reward"].exact
+        timestep = type(self._like)(*fields)
+        if self._has_mask or self._has_agents:
+            self._check_together(timestep)
+        return timestep
+
+
 def checker(environment: BatchedEnvironment) -> Any:
-    """The class of the checkers of this environment's fields."""
+    """The class of the checker of this environment's time steps."""
     device = environment.device
-    return FieldChecker if device is None else functools.partial(TensorChecker, device)
+    return TimeStepChecker if device is None else functools.partial(TensorTimeStepChecker, device)

@@ -23,7 +23,8 @@ import tree
 from framework import specs
 from framework.config_checks import whole_number
 from framework.environments.base import FIRST, LAST, MID, BatchedEnvironment, EnvironmentFault
-from framework.foreign import copies
+from framework.environments.rows import TimeStepRows
+from framework.foreign import copies, is_foreign
 from framework.types import MultiAgentTimeStep, Nest
 
 T = TypeVar("T")
@@ -60,6 +61,11 @@ class EnvironmentWrapper(BatchedEnvironment):
 
     def step(self, action: Nest) -> dm_env.TimeStep:
         return self._environment.step(action)
+
+    def write_to(self, rows: TimeStepRows | None) -> None:
+        # A wrapper of another package gets arrays that are its own.
+        if rows is None or not is_foreign(self):
+            self._environment.write_to(rows)
 
     def seed_episodes(self, seeds: np.ndarray, envs: np.ndarray) -> None:
         self._environment.seed_episodes(seeds, envs)
@@ -191,6 +197,9 @@ def _unit_spec(spec: specs.Array) -> specs.Array:
 class _ObservationWrapper(EnvironmentWrapper):
     """Changes each observation by `_transform(timestep)`."""
 
+    def write_to(self, rows: TimeStepRows | None) -> None:
+        return  # Its observations are new arrays.
+
     def reset(self) -> dm_env.TimeStep:
         timestep = self._environment.reset()
         return timestep._replace(observation=self._transform(timestep))
@@ -281,6 +290,9 @@ class ObservationActionReward(EnvironmentWrapper):
             "reward": self.spec.rewards,
         }
         self.spec = self.spec._replace(observations=seen)
+
+    def write_to(self, rows: TimeStepRows | None) -> None:
+        return  # Its observations are nests of others.
 
     def reset(self) -> dm_env.TimeStep:
         return self._observe(copies(self._no_action), self._environment.reset())
