@@ -312,6 +312,10 @@ class VariableClient:
                 self._look_for_block(wait and self.version == before)
         return self.version != before
 
+    def passed(self, steps: int) -> None:
+        """Counts steps as calls of `update`."""
+        self._calls += steps
+
     def copy(self) -> dict[str, Any]:
         """A copy of the acting parameters on the CPU, for `framework.parameters.load_state`."""
         values = state_of(self._named.values)

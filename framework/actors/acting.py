@@ -10,9 +10,12 @@ import tree
 
 from framework import core
 from framework.config_checks import whole_number
+from framework.environments.rows import TimeStepRows
 from framework.foreign import copies, is_foreign
 from framework.own_settings import OwnSettings
 from framework.types import Nest
+
+_ROWS = 63  # The last row of an actor without an adder.
 
 
 class PolicyActor(core.Actor):
@@ -64,12 +67,25 @@ class PolicyActor(core.Actor):
         self.state: Nest = None
         self._has_memory = False
         self._extras: Nest = ()
+        self._rows: TimeStepRows | None = None  # Without an adder.
+        self._is_own = not (is_foreign(policy) or is_foreign(self))
         if seed is not None:
             policy.seed(seed)
 
     def ready(self) -> bool:
         """Whether the next `observe` can run without waiting for replay."""
         return self.adder is None or self.adder.ready()
+
+    def time_step_rows(self) -> TimeStepRows | None:
+        """Rows into which the environment may write the next time steps; see `Adder.time_step_rows`.
+
+        None where a policy or an adder of another package sees them: they may change what they get.
+        """
+        if not self._is_own:
+            return None
+        if self.adder is None:
+            return self._rows
+        return None if self._copies else self.adder.time_step_rows()
 
     def observe_first(self, timestep: Any) -> None:
         self.state = self._initial_state()
@@ -78,6 +94,10 @@ class PolicyActor(core.Actor):
         if self.adder is not None:
             self._copies = is_foreign(self.adder)
             self.adder.add_first(copies(timestep) if self._copies else timestep)
+        elif self._rows is not None:
+            self._rows.restart(0)
+        elif self._is_own:
+            self._rows = TimeStepRows(timestep, 0, _ROWS)
 
     def select_action(self, observation: Nest) -> Nest:
         if self.state is None:
@@ -89,6 +109,8 @@ class PolicyActor(core.Actor):
         if self.adder is not None:
             given = action, next_timestep, self._extras
             self.adder.add(*(copies(given) if self._copies else given))
+        elif self._rows is not None:
+            self._rows.advance()
         if self._has_memory:
             begins = self.policy.begins(next_timestep)
             if any(np.count_nonzero(mask) for mask in tree.flatten(begins)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import dm_env
@@ -12,8 +12,10 @@ import numpy as np
 import tree
 
 from framework import core
+from framework.actors.acting import PolicyActor
 from framework.actors.observers import EnvironmentLoopObserver
-from framework.environments.base import BatchedEnvironment, unrounded
+from framework.environments.base import BatchedEnvironment, EnvironmentFault, unrounded
+from framework.environments.border import is_own
 from framework.environments.tensor import arrays
 from framework.foreign import copies, is_foreign
 from framework.specs import path_name
@@ -64,6 +66,7 @@ class EnvironmentLoop:
       environment: the environment.
       timestep: the time step that the next actions follow; None if the next step begins with a reset.
       num_steps: transitions of all envs since the construction of the loop.
+      num_calls: steps of every env, also since then.
       num_dropped: number of episodes, also since then, that the environment cut short with FIRST, or that
         began before a reset (`BatchedEnvironment.cut`). They have no return.
       num_cut: number of episodes, also since then, that `run_episodes` cut after `max_episode_steps`. Their
@@ -99,7 +102,7 @@ class EnvironmentLoop:
         self._actor = actor
         self._counter = counter
         self._logger = logger
-        self._observers = tuple(observers)
+        self._observers = [(observer, is_foreign(observer)) for observer in observers]
         self._should_update = should_update
         self._max_episode_steps = max_episode_steps
         self.timestep: dm_env.TimeStep | None = None
@@ -113,71 +116,166 @@ class EnvironmentLoop:
         self._lengths = np.zeros(environment.num_envs, np.int64)
         self.seconds = dict.fromkeys(("reset", "select_action", "step", "observe"), 0.0)
         self._logged = (0, time.perf_counter())  # steps and time at the last row
-        self.num_steps = self.num_dropped = self.num_cut = 0
+        self.num_steps = self.num_calls = self.num_dropped = self.num_cut = 0
+        # Of the steps that are not counted yet: int8 [time, B], and float64 [time, B, *shape] per leaf.
+        self._kinds, self._rewards = np.zeros((0, 0), np.int8), list(self._returns)
+        self._ended: list[dict[str, Any]] = []  # Results that are not returned yet.
+        # What `_connect` has found out.
+        self._rows_of = actor.time_step_rows if isinstance(actor, PolicyActor) else None
+        self._connected: BatchedEnvironment | None = None
+        self._is_own, self._rows = False, None if self._rows_of is None else self._rows_of()
 
     def step(self, max_steps: int | None = None) -> dict[str, Any] | None:
-        """One step of every env, after a reset if one is due.
+        """One step of every env, after a reset if one is due; see `collect`."""
+        return self.collect(1, max_steps)
+
+    def collect(
+        self,
+        num_steps: int,
+        max_steps: int | None = None,
+        until: Callable[[], bool] | None = None,
+        until_end: bool = False,
+    ) -> dict[str, Any] | None:
+        """Up to `num_steps` steps of every env, after a reset if one is due.
+
+        What the environment returns is checked at the end of the call, and counted then.
 
         Args:
-          max_steps: the maximum number of transitions, at least 1. If more envs would step, the actor gets
-            FIRST for the excess envs, which closes their open episodes without counting them, and the next
-            call resets all envs.
+          num_steps: the number of steps of every env, at least 1.
+          max_steps: the maximum number of transitions, at least 1. The call makes as many steps as surely
+            fit. If fewer are left than there are envs, the actor gets FIRST for the excess envs, which
+            closes their open episodes without counting them, and the next call resets all envs.
+          until: ends the call after a step if it returns True.
+          until_end: whether the call ends after a step that ends an episode.
 
         Returns:
           `episode_return` (float64 `[k]`, or a nest like the reward spec), `episode_length` (int64 `[k]`) and
           `env` (int64 `[k]`) of the k whole episodes that ended, and the metrics of the observers. None if
           none ended. The attribute `num_steps` counts the steps.
         """
-        if max_steps is not None and max_steps < 1:
-            raise ValueError(f"max_steps: got {max_steps}, expected at least 1 or None.")
-        clock, seconds = time.perf_counter, self.seconds
-        before = self._reset() if self.timestep is None else self.timestep
-        self.timestep = None  # If the code below fails, the next step begins with a reset.
-        start = clock()
-        action = self._actor.select_action(before.observation)
-        chosen = clock()
-        timestep = self.environment.step(copies(action))  # Environments and wrappers may change theirs.
-        stepped = clock()
-        seen = timestep
-        if self.environment.device is not None:  # Only the policy sees tensors.
-            action, seen = arrays((action, timestep))
-        moved = seen.step_type != FIRST
-        num_steps = int(np.count_nonzero(moved))
-        cut = max_steps is not None and num_steps > max_steps
-        if cut and max_steps is not None:
-            seen, moved = _cut(seen, moved, max_steps)
-            num_steps = max_steps
-        if self.environment.exact_rewards is not None:
-            rewards = unrounded(self.environment, seen)
-        else:
-            rewards = [seen.reward] if self._has_one_reward else tree.flatten(seen.reward)
-        self._actor.observe(action, seen)
-        for observer in self._observers:
-            foreign = is_foreign(observer)
-            observer.observe(self.environment, *(copies((seen, action)) if foreign else (seen, action)))
+        if max_steps is not None:
+            if max_steps < 1:
+                raise ValueError(f"max_steps: got {max_steps}, expected at least 1 or None.")
+            num_steps = max(1, min(num_steps, max_steps // self._lengths.size))
+        if self.timestep is None:
+            self.timestep = self._reset()
+        self._connect()
+        if not self._observers:
+            self._play(num_steps, max_steps, until, until_end)
+        else:  # Their metrics are of the time when an episode ends.
+            for _ in range(num_steps):
+                if self._play(1, max_steps, until, until_end):
+                    break
         if self._should_update:
+            start = time.perf_counter()
             self._actor.update()
-        seconds["select_action"] += chosen - start
-        seconds["step"] += stepped - chosen
-        seconds["observe"] += clock() - stepped
+            self.seconds["observe"] += time.perf_counter() - start
+        ended, self._ended = self._ended, []
+        return _joined(ended) if ended else None
 
+    def _connect(self) -> None:
+        """Finds out who may share arrays with whom, where that can have changed."""
+        environment = self.environment
+        if environment is not self._connected:
+            self._connected, self._is_own, self._rows = environment, is_own(environment), None
+        rows = None if self._rows_of is None else self._rows_of()
+        if rows is not self._rows:
+            self._rows = rows
+            environment.write_to(rows)
+
+    def _play(
+        self, num_steps: int, max_steps: int | None, until: Callable[[], bool] | None, until_end: bool
+    ) -> bool:
+        """Steps every env, and counts that; returns whether the call ends before `num_steps`."""
+        clock, environment, actor, is_own = time.perf_counter, self.environment, self._actor, self._is_own
+        before, self.timestep = self.timestep, None  # If the code below fails, the next step is a reset.
+        assert before is not None
+        taken, cut, over, on_device = 0, False, False, environment.device is not None
+        if len(self._kinds) < num_steps:
+            self._kinds = np.zeros((num_steps, self._lengths.size), np.int8)
+            self._rewards = [np.zeros((num_steps, *total.shape)) for total in self._returns]
+        acting = stepping = observing = 0.0
+        start = clock()
+        try:
+            while taken < num_steps and not over:
+                action = actor.select_action(before.observation)
+                chosen = clock()
+                # Environments and wrappers of others may change what they get.
+                timestep = environment.step(action if is_own else copies(action))
+                stepped = clock()
+                seen = timestep
+                if on_device:  # Only the policy sees tensors.
+                    action, seen = arrays((action, timestep))
+                if max_steps is not None and max_steps < self._lengths.size:
+                    cut, seen = _cut(seen, max_steps)
+                exact = environment.exact_rewards
+                if exact is None:
+                    exact = [seen.reward] if self._has_one_reward else tree.flatten(seen.reward)
+                elif cut or not is_own:
+                    exact = unrounded(environment, seen)
+                actor.observe(action, seen)
+                for observer, is_theirs in self._observers:
+                    observer.observe(environment, *(copies((seen, action)) if is_theirs else (seen, action)))
+                self._kinds[taken] = seen.step_type
+                for rewards, reward in zip(self._rewards, exact, strict=True):
+                    rewards[taken] = reward
+                taken, before = taken + 1, timestep
+                over = (until_end and LAST in seen.step_type) or (until is not None and until())
+                now = clock()
+                acting, stepping = acting + chosen - start, stepping + stepped - chosen
+                observing, start = observing + now - stepped, now
+        except EnvironmentFault:
+            raise
+        except BaseException:
+            self._count(taken)  # If the environment is the reason, that is the error.
+            raise
+        finally:
+            self.seconds["select_action"] += acting
+            self.seconds["step"] += stepping
+            self.seconds["observe"] += observing
+        self._count(taken, cut)
+        if not cut:
+            self.timestep = before
+        return over
+
+    def _count(self, taken: int, cut: bool = False) -> None:
+        """Checks what the last steps have returned, and counts them."""
+        if self._rows is not None:
+            self._rows.check()
+        kinds = self._kinds[:taken]
+        num_steps, num_ended = int(np.count_nonzero(kinds)), len(self._ended)  # FIRST is 0.
         self.num_steps += num_steps
-        if num_steps < len(moved) and not cut and (dropped := ~moved & (self._lengths > 0)).any():
+        self.num_calls += taken
+        # Between these steps, all episodes go on.
+        turns = np.flatnonzero((kinds != MID).any(1)).tolist() if self._partial is None else range(taken)
+        done = 0
+        for turn in (*turns, taken):
+            if done < turn:
+                self._lengths += turn - done
+                for total, rewards in zip(self._returns, self._rewards, strict=True):
+                    total += rewards[done:turn].sum(0)
+            if turn < taken:
+                self._turn(turn, cut)
+            done = turn + 1
+        if self._counter is not None and num_steps:
+            episodes = sum(len(ended["env"]) for ended in self._ended[num_ended:])
+            self._counter.increment(steps=num_steps, **({"episodes": episodes} if episodes else {}))
+
+    def _turn(self, index: int, cut: bool) -> None:
+        """Counts a step in which episodes begin or end."""
+        kinds = self._kinds[index]
+        moved = kinds != FIRST
+        if not cut and (dropped := ~moved & (self._lengths > 0)).any():
             self.num_dropped += int(np.count_nonzero(dropped))
             self._clear(np.flatnonzero(dropped))
         self._lengths += moved
-        for total, reward in zip(self._returns, rewards, strict=True):
-            total += reward  # FIRST steps have reward 0
-        if not cut:
-            self.timestep = timestep
-        over = seen.step_type == LAST
+        for total, rewards in zip(self._returns, self._rewards, strict=True):
+            total += rewards[index]  # FIRST steps have reward 0.
+        over = kinds == LAST
         if self._partial is not None:
-            over = self._without_partial(over, seen.step_type)
-        finished = np.flatnonzero(over) if np.count_nonzero(over) else None
-        if self._counter is not None and num_steps:
-            ended = {} if finished is None else {"episodes": len(finished)}
-            self._counter.increment(steps=num_steps, **ended)
-        return None if finished is None else self._finish(finished)
+            over = self._without_partial(over, kinds)
+        if np.count_nonzero(over):
+            self._ended.append(self._finish(np.flatnonzero(over)))
 
     def restart(self) -> None:
         """Makes the next step begin with a reset of all envs."""
@@ -274,7 +372,7 @@ class EnvironmentLoop:
             returns = tree.unflatten_as(self._reward_spec, [total[:0] for total in self._returns])
             return {"episode_return": returns, "episode_length": none, "env": none}
         order = np.argsort(np.concatenate(numbers))
-        return tree.map_structure(lambda *parts: np.concatenate(parts)[order], *results)
+        return tree.map_structure(lambda array: array[order], _joined(results))
 
     def _reset(self) -> dm_env.TimeStep:
         start = time.perf_counter()
@@ -282,8 +380,8 @@ class EnvironmentLoop:
         made = time.perf_counter()
         seen = timestep if self.environment.device is None else arrays(timestep)
         self._actor.observe_first(seen)
-        for observer in self._observers:
-            observer.observe_first(self.environment, copies(seen) if is_foreign(observer) else seen)
+        for observer, is_theirs in self._observers:
+            observer.observe_first(self.environment, copies(seen) if is_theirs else seen)
         self.seconds["reset"] += made - start
         self.seconds["observe"] += time.perf_counter() - made
         for total in self._returns:
@@ -310,7 +408,7 @@ class EnvironmentLoop:
             "episode_length": self._lengths[envs],
             "env": envs,
         }
-        for observer in self._observers:
+        for observer, _ in self._observers:
             result.update(observer.get_metrics(envs))
         self._clear(envs)
         return result
@@ -349,9 +447,17 @@ def _numbers(name: str, nest: Nest) -> dict[str, Any]:
     return found
 
 
-def _cut(timestep: dm_env.TimeStep, moved: np.ndarray, limit: int) -> tuple[dm_env.TimeStep, np.ndarray]:
-    """Keeps the first `limit` transitions and makes FIRST steps of the others."""
+def _joined(ended: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The results of several steps as one."""
+    return ended[0] if len(ended) == 1 else tree.map_structure(lambda *parts: np.concatenate(parts), *ended)
+
+
+def _cut(timestep: Any, limit: int) -> tuple[bool, Any]:
+    """Keeps the first `limit` transitions, and makes FIRST steps of the others; returns whether there are."""
+    moved = timestep.step_type != FIRST
     beyond = moved & (np.cumsum(moved) > limit)
+    if not beyond.any():
+        return False, timestep
 
     def put(array: np.ndarray, value: float) -> np.ndarray:
         array = np.array(array)
@@ -365,7 +471,7 @@ def _cut(timestep: dm_env.TimeStep, moved: np.ndarray, limit: int) -> tuple[dm_e
     )
     if isinstance(cut, MultiAgentTimeStep):
         cut = cut._replace(agents=tree.map_structure(lambda kinds: put(kinds, FIRST), cut.agents))
-    return cut, moved & ~beyond
+    return True, cut
 
 
 def summarize(ended: Sequence[dict[str, Any]]) -> dict[str, float]:

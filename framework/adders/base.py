@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 from typing import Any
 
+from framework.environments.rows import TimeStepRows
 from framework.types import Nest
 
 # The tables that adders write to and agents read from by default. Items of the first are sampled repeatedly;
@@ -61,6 +62,13 @@ class Adder(abc.ABC):
           ValueError: `add_first` was not called, an env's episode is over and its time step is not FIRST, or
             the shape or dtype of a leaf differs from the first step's. The step is not added.
         """
+
+    def time_step_rows(self) -> TimeStepRows | None:
+        """Rows into which the environment may write the next time steps, which `add` then need not copy.
+
+        They change when the adder replaces its arrays. None: `add` copies all.
+        """
+        return None
 
     def end_episodes(self) -> None:
         """Ends the open episodes as if they were truncated. Call `add_first` next.

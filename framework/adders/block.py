@@ -12,11 +12,13 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import dm_env
 import numpy as np
 import tree
 
 from framework.adders.fields import Field, grown, is_absent
 from framework.adders.frames import NO_ROW, Frames
+from framework.environments.rows import TimeStepRows
 from framework.replay.writer import BatchWriter
 from framework.specs import path_name
 from framework.types import FIRST, MID, Nest
@@ -25,6 +27,7 @@ from framework.types import FIRST, MID, Nest
 ENDED = 3
 NO_EXTRAS: Nest = ()
 STEPS = "steps"  # the stream of `Block.rows`
+_NOTHING = dm_env.TimeStep(*4 * [object()])
 
 # A block has at most this many time steps, rows and bytes of observations.
 _MAX_BLOCK_STEPS = 256
@@ -71,6 +74,7 @@ class Block:
       step_types: int8 `[time, B]`, FIRST, MID, LAST or ENDED; -1 where there is no row.
       rows: int64 `[time, B]`, numbers of the rows in the stream `steps` of replay; -1 if they are not there.
       frames: the frames of observations that are stacks; None if observations are stored whole.
+      time_steps: the same arrays as rows of time steps, for an environment that writes into them.
     """
 
     def __init__(
@@ -116,6 +120,7 @@ class Block:
         field = self._field("observation", observation, keeps_history=keeps_observations)
         self.fields = {"observation": field}
         self.frames = Frames(writer, field, stacks, shape) if stacks else None
+        self.time_steps: TimeStepRows | None = None
         self._spent: list[tuple[str, np.ndarray]] = []
 
     @property
@@ -163,6 +168,18 @@ class Block:
         if not is_absent(extras):
             fields["extras"] = self._field("extras", extras)
         self.fields.update(fields)
+        self._example = timestep
+
+    def make_time_steps(self, lock: Any) -> None:
+        """Makes `time_steps` of the arrays that there are now; `lock` is held while they move."""
+        if not self.batch or len(self.fields) == 1 or self._steps == 1:
+            return  # With one step in a block, the next would overwrite the last.
+        observation = self.fields["observation"]
+        held = {name: (self.fields[name].arrays, 1) for name in ("reward", "discount")}
+        held["observation"] = (observation.arrays, observation.skip)
+        last = len(self.rows) - 1
+        self.time_steps = TimeStepRows(self._example, observation.skip + 1, last, held, lock)
+        self.time_steps.move(self.end + 1)
 
     def _field(self, name: str, example: Nest, **options: bool) -> Field:
         return Field(name, example, self.batch, self._steps + 1, self.history, **options)
@@ -171,6 +188,8 @@ class Block:
         """Sets the open row to the first of an episode in every env."""
         self.fields["observation"].put(self.end, observation)
         self.step_types[self.end] = FIRST
+        if self.time_steps is not None:
+            self.time_steps.restart(self.end + 1)
 
     def put(self, action: Nest, timestep: Any, extras: Nest) -> None:
         """Copies an action and what resulted from it. The step is not taken before `end` grows.
@@ -180,10 +199,14 @@ class Block:
             not continue their stacks of frames.
         """
         t, fields = self.end, self.fields
-        fields["observation"].put(t + 1, timestep.observation)
+        own = _NOTHING if self.time_steps is None else self.time_steps.rows[t + 1].timestep
+        if timestep.observation is not own.observation:
+            fields["observation"].put(t + 1, timestep.observation)
         fields["action"].put(t, action)
-        fields["reward"].put(t, timestep.reward)
-        fields["discount"].put(t, timestep.discount)
+        if timestep.reward is not own.reward:
+            fields["reward"].put(t, timestep.reward)
+        if timestep.discount is not own.discount:
+            fields["discount"].put(t, timestep.discount)
         if "extras" in fields:
             fields["extras"].put(t, extras)
         elif extras is not NO_EXTRAS and not is_absent(extras):
@@ -192,6 +215,13 @@ class Block:
             )
         if self.frames is not None:
             self.frames.check(t + 1, np.equal(timestep.step_type, FIRST))
+
+    def advance(self, step_types: int | np.ndarray) -> None:
+        """Takes the step of which the open row has got all."""
+        self.end += 1
+        self.step_types[self.end] = step_types
+        if self.time_steps is not None:
+            self.time_steps.at = self.end + 1
 
     def shift(self) -> None:
         """Moves the rows that the next block keeps to the front, and releases those that it does not keep."""
@@ -205,6 +235,8 @@ class Block:
             self.rows[history + 1 :] = NO_ROW
         for field in self.fields.values():
             field.shift(by, history)
+        if self.time_steps is not None:
+            self.time_steps.move(self.end + 1)
         if self.limit >= len(self.rows):
             self._grow(2 * self.limit)
         self._free()
@@ -216,6 +248,8 @@ class Block:
         self.end = self.history
         self.release(STEPS, self.rows)
         self.step_types[:] = self.rows[:] = NO_ROW
+        if self.time_steps is not None:
+            self.time_steps.move(self.end + 1)
         self._free()
         if self.frames is not None:
             self.frames.clear()
@@ -233,6 +267,7 @@ class Block:
 
     def _grow(self, length: int) -> None:
         """Makes room for a longer history."""
+        self.time_steps = None
         self.step_types = grown(self.step_types, length, NO_ROW)
         self.rows = grown(self.rows, length, NO_ROW)
         for field in self.fields.values():

@@ -11,6 +11,7 @@ import numpy as np
 from framework.adders.base import Adder
 from framework.adders.block import ENDED, NO_EXTRAS, Block, ItemFormat
 from framework.adders.item_writer import ItemWriter, PriorityFns
+from framework.environments.rows import TimeStepRows
 from framework.replay.errors import ServerClosed
 from framework.types import FIRST, LAST, MID, Nest
 
@@ -113,6 +114,13 @@ class BlockAdder(Adder):
             if self._format.check is not None:
                 self._format.check(block, step_types)
             self._advance(block, step_types)
+
+    def time_step_rows(self) -> TimeStepRows | None:
+        with self._lock:
+            block = self._block
+            if block is not None and block.time_steps is None:
+                block.make_time_steps(self._lock)
+            return None if block is None else block.time_steps
 
     def end_episodes(self) -> None:
         with self._lock:
@@ -239,8 +247,7 @@ class BlockAdder(Adder):
         """Takes the step, and writes the block if it is full."""
         if (full := block.end + 1 == block.limit) or self._out.ahead:
             self._make_way(block)
-        block.end += 1
-        block.step_types[block.end] = step_types
+        block.advance(step_types)
         if full:
             self._write()
             self._out.wait(send=self._max_delay is None)
@@ -262,7 +269,14 @@ class BlockAdder(Adder):
         if self._max_delay is None and block.end < block.limit:
             return
         self._open = False
+        rows = block.time_steps
+        if rows is not None and rows.fault is not None:  # Its fault was raised where it was found.
+            self.num_dropped_episodes += block.count_episodes()
+            self._drop(block)
+            return
         try:
+            if rows is not None:
+                rows.check()
             if block.frames is not None:
                 block.frames.append(block.history, block.end, block.step_types)
             items = self._format.emit(block, block.end)

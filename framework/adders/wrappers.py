@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from framework.adders.base import Adder
+from framework.environments.rows import TimeStepRows
 from framework.types import Nest
 
 
@@ -25,6 +26,9 @@ class ForkingAdder(Adder):
     def add(self, action: Nest, next_timestep: Any, extras: Nest = ()) -> None:
         for adder in self._adders:
             adder.add(action, next_timestep, extras)
+
+    def time_step_rows(self) -> TimeStepRows | None:
+        return self._adders[0].time_step_rows()  # The others copy them.
 
     def end_episodes(self) -> None:
         for adder in self._adders:

@@ -101,7 +101,7 @@ class BatchedEnvironment(dm_env.Environment):
         """
 
     def write_to(self, rows: TimeStepRows | None) -> None:
-        """Makes the environment write each later time step into row `rows.at`, or, with None, into new arrays.
+        """Makes the environment write each later time step into row `rows.at`; with None, into new arrays.
 
         An environment that can do so sets `rows.verify`, and leaves the check of values to it. The others
         ignore the call, and return arrays of their own. A time step is intact until its row is written again.

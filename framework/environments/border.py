@@ -37,8 +37,17 @@ def checked(environment: BatchedEnvironment) -> BatchedEnvironment:
     return Border(environment) if is_foreign(environment) else environment
 
 
+def is_own(environment: Any) -> bool:
+    """Whether code of this package alone changes the actions and time steps of an environment."""
+    while not is_foreign(environment):
+        if isinstance(environment, Border) or not isinstance(environment, EnvironmentWrapper):
+            return True
+        environment = environment.wrapped
+    return False
+
+
 class Border(EnvironmentWrapper):
-    """Gives the environment inside copies of actions; checks what it returns, and writes it into rows of ours."""
+    """Gives the environment inside copies of actions; checks and copies what it returns."""
 
     exact_rewards: list[np.ndarray] | None = None
 

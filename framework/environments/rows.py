@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,7 +37,7 @@ class TimeStepRows:
       rows: by time index, one time step each.
       at: time index of the time step that is written next.
       verify: checks the leaves of each field and the exact rewards, `[n * B, ...]`; None: they are checked.
-      is_bad: whether a check has failed. Nothing of the rows may be used then.
+      fault: the error of a check that has failed, after which nothing of the rows may be used; else None.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class TimeStepRows:
         first: int,
         last: int,
         held: Mapping[str, tuple[Sequence[np.ndarray], int]] | None = None,
+        lock: AbstractContextManager[Any] | None = None,
     ):
         """Makes the rows.
 
@@ -53,6 +56,7 @@ class TimeStepRows:
           last: time index of the last row.
           held: by field, arrays that exist, one for each leaf, and the time index of their first row. The
             arrays of other fields are new.
+          lock: the owner holds it while it moves rows.
         """
         length = last - first + 1
 
@@ -71,7 +75,8 @@ class TimeStepRows:
         self.first, self.last = first, last
         self.at = self._checked = first
         self.verify: Callable[[list[list[np.ndarray]], list[np.ndarray]], None] | None = None
-        self.is_bad = False
+        self.fault: BaseException | None = None
+        self._lock = threading.Lock() if lock is None else lock
 
     def fits(self, example: Any) -> bool:
         """Whether time steps like this one, of arrays, can be written here."""
@@ -85,25 +90,40 @@ class TimeStepRows:
         """Checks the rows that have been written since the last check.
 
         Raises:
-          EnvironmentFault: The environment broke its contract. `is_bad` stays True until `move`.
+          EnvironmentFault: The environment broke its contract. Each later call raises it, until `restart`.
         """
-        first, last = self._checked, self.at
-        if first == last or self.verify is None or self.is_bad:
-            return
-        self.is_bad = True
-        self.verify(
-            [
-                [_flat(array[first - start : last - start]) for array in arrays]
-                for arrays, start in self._held
-            ],
-            [_flat(array[first - self.first : last - self.first]) for array in self._exact],
-        )
-        self._checked, self.is_bad = last, False
+        with self._lock:
+            first, last = self._checked, self.at
+            if self.fault is not None:
+                raise self.fault
+            if first == last or self.verify is None:
+                return
+            fields = [
+                [_flat(each[first - start : last - start]) for each in held] for held, start in self._held
+            ]
+            exact = [_flat(each[first - self.first : last - self.first]) for each in self._exact]
+            try:
+                self.verify(fields, exact)
+            except BaseException as error:
+                self.fault = error
+                raise
+            self._checked = last
+
+    def advance(self) -> None:
+        """Goes on at the next row, or checks all, and begins with the first again."""
+        self.at += 1
+        if self.at > self.last:
+            self.check()
+            self.move(self.first)
 
     def move(self, at: int) -> None:
         """Goes on at another row; those before it are forgotten."""
         self.at = self._checked = at
-        self.is_bad = False
+
+    def restart(self, at: int) -> None:
+        """Goes on at a row after a reset of the environment."""
+        self.move(at)
+        self.fault = None
 
 
 def _flat(array: np.ndarray) -> np.ndarray:

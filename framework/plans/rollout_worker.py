@@ -152,13 +152,15 @@ class RolloutWorker:
             self._begin(steps)
             yield
 
-    def step_envs(self) -> None:
-        """One step of every env. Raises `launch.ProgramStopped` when the program stops."""
-        if launch.stop_event().is_set():
+    def step_envs(self, most: int = 1) -> int:
+        """Up to `most` steps of every env; returns how many. Raises `launch.ProgramStopped` at a stop."""
+        stopped = launch.stop_event()
+        if stopped.is_set():
             raise launch.ProgramStopped(f"{self.name}: the program stops.")
-        steps = self.collector.step(self._report.budget.left)
+        steps = self.collector.collect(most, self._report.budget.left, stopped.is_set)
         self._report.budget.took(steps)
         self._report.took(steps)
+        return steps.calls
 
     def finish(self) -> None:
         """Makes the env steps that are left of the program's budget. Their data is dropped."""
@@ -187,8 +189,8 @@ class RolloutWorker:
         """Makes `steps` steps of every env; returns False if the replay server was lost meanwhile."""
         try:
             self._begin(steps)
-            for _ in range(steps):
-                self.step_envs()
+            while steps > 0:
+                steps -= self.step_envs(steps)
         except ServerClosed as error:
             if launch.stop_event().is_set():
                 raise launch.ProgramStopped(f"{self.name}: the program stops.") from None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import sys
 import uuid
 from typing import Any
 
+import launch
 from framework.replay.errors import ServerClosed
 from framework.workers.collector import Collector, Turns, make_collector, make_served
 from framework.workers.gates import Budget, Gate, LostSteps
@@ -20,14 +22,17 @@ from framework.workers.worker import (
     next_seed,
     prepare_process,
 )
+from launch.context import find_context
+
+_MOST_STEPS = 8  # Of one call, for an agent without unrolls that wait.
 
 
 class ActorWorker(ProgramWorker):
     """Acts for the B envs of one actor until the budget of env steps is spent.
 
-    One `step()` is one step of its collector, for which every gate must be open: the lockstep of an agent
-    with a limited policy lag, and the budget. When the budget is spent, other gates keep the actor from
-    ending too early.
+    One `step()` is as many steps of its collector as every gate is open for: the lockstep of an agent with a
+    limited policy lag, and the budget. Others make a few, or one where the engine asks at each step whether
+    replay takes it. When the budget is spent, other gates keep the actor from ending too early.
 
     Args:
       setup: makes the environment, the networks, the policy and the adder.
@@ -82,6 +87,12 @@ class ActorWorker(ProgramWorker):
         if unrolls is not None:
             self._gates.append(Lockstep(own, learner, counter, collector, unrolls))
         # Off-policy, or from a queue; with a limited policy lag, the lockstep waits for the last batch.
+        self._until_end = unrolls is not None and unrolls.of_episodes
+        # Without unrolls, an actor looks for parameters more often. The serial engine asks before each step
+        # whether replay has room.
+        node = find_context()
+        is_serial = node is not None and node.engine == "serial"
+        self._most = sys.maxsize if unrolls is not None else 1 if is_serial else _MOST_STEPS
         drains = unrolls is None and replay is not None and learner is not None
         limit = None if unrolls is None else functools.partial(unrolls.limit, self._envs)
         self._budget = Budget(own, counter, self._envs, limit=limit, life=life, holds=drains)
@@ -118,7 +129,9 @@ class ActorWorker(ProgramWorker):
                 if gate is self._budget and all(each.open() for each in self._exits):
                     self._finish()
                 return  # The caller checks for a stop of the program, and calls again.
-        steps = self._collector.step(self._budget.left)
+        num_steps = min(self._most, *[gate.most() for gate in self._gates])
+        stops = launch.stop_event().is_set
+        steps = self._collector.collect(num_steps, self._budget.left, stops, self._until_end)
         for gate in self._gates:
             gate.took(steps)
         self._report.took(steps)

@@ -20,15 +20,17 @@ from framework.workers.worker import Setup, derive_seed
 
 
 class Steps(NamedTuple):
-    """What a step of a collector made.
+    """What a call of a collector made.
 
     Attributes:
       made: number of env steps. The steps that begin an episode do not count.
-      ended: results of the episodes that ended, see `EnvironmentLoop.step`; None if none did.
+      ended: results of the episodes that ended, see `EnvironmentLoop.collect`; None if none did.
+      calls: number of steps of every env.
     """
 
     made: int
     ended: dict[str, Any] | None
+    calls: int = 1
 
 
 class Collector:
@@ -79,6 +81,7 @@ class Collector:
         self.actor = PolicyActor(policy, adder, self._variables, environment.num_envs, seed, offset, total)
         self.loop = EnvironmentLoop(environment, self.actor, observers=observers, should_update=updates)
         self.lost_items = 0
+        self._told = (0, 0)  # Env steps and steps of every env that were returned.
         self._renewed_at = -1  # Env steps at the last `recover`.
 
     @property
@@ -97,11 +100,30 @@ class Collector:
         return adder is None or adder.ready()
 
     def step(self, max_steps: int | None = None) -> Steps:
-        """One step of every env, at most `max_steps` env steps; see `EnvironmentLoop.step`."""
-        loop = self.loop
-        before = loop.num_steps
-        ended = loop.step(max_steps)
-        return Steps(loop.num_steps - before, ended)
+        """One step of every env, at most `max_steps` env steps; see `EnvironmentLoop.collect`."""
+        return self.collect(1, max_steps)
+
+    def collect(
+        self,
+        num_steps: int,
+        max_steps: int | None = None,
+        until: Callable[[], bool] | None = None,
+        until_end: bool = False,
+    ) -> Steps:
+        """Up to `num_steps` steps of every env; see `EnvironmentLoop.collect`.
+
+        The result has what was made before an error of the last call, too.
+        """
+        loop, ended = self.loop, None
+        if max_steps is not None:
+            max_steps -= loop.num_steps - self._told[0]
+        if max_steps is None or max_steps > 0:
+            if isinstance(self._variables, VariableClient):
+                self._variables.passed(num_steps - 1)  # The loop updates once a call.
+            ended = loop.collect(num_steps, max_steps, until, until_end)
+        made, calls = loop.num_steps - self._told[0], loop.num_calls - self._told[1]
+        self._told = loop.num_steps, loop.num_calls
+        return Steps(made, ended, calls)
 
     def ask_ahead(self) -> None:
         """Asks an inference server for the next actions, which it computes until `step` needs them."""
@@ -186,6 +208,10 @@ class Turns:
 
     def step(self, max_steps: int | None = None) -> Steps:
         """As `Collector.step`, of the collector whose turn it is."""
+        return self.collect(1, max_steps)
+
+    def collect(self, num_steps: int, max_steps: int | None = None, *_: Any) -> Steps:
+        """One step, as `step`: the next one is the other collector's."""
         self._mine.ask_ahead()
         if self._may_ask_ahead():
             self._other.ask_ahead()

@@ -18,7 +18,7 @@ class Gate:
 
     ```python
     while all(gate.open() for gate in gates):
-        steps = collector.step()
+        steps = collector.collect(min(gate.most() for gate in gates))
         for gate in gates:
             gate.took(steps)
     ```
@@ -32,8 +32,12 @@ class Gate:
         """Whether the worker may go on. May wait for it, for half a second."""
         return True
 
+    def most(self) -> int:
+        """Steps of the collector, at least 1, before the gate must be asked again."""
+        return _LARGEST_GRANT
+
     def took(self, steps: Steps) -> None:
-        """Takes what a step has made."""
+        """Takes what steps have made."""
 
     def why(self) -> str:
         """What the gate waits for, as the message of a deadlock says it."""
@@ -84,10 +88,13 @@ class Budget(Gate):
         wanted = min(max(_FIRST_GRANT, self._steps // _GRANT_SHARE), _LARGEST_GRANT) * self._envs
         return self._report(wanted if self._limit is None else min(wanted, max(1, self._limit()))) > 0
 
+    def most(self) -> int:
+        return max(1, self.left // self._envs)
+
     def took(self, steps: Steps) -> None:
         self.left -= steps.made
         self.spent += steps.made
-        self._steps += 1
+        self._steps += steps.calls
         if steps.ended is not None:
             self._episodes += len(steps.ended["episode_length"])
 

@@ -13,6 +13,7 @@ from framework.workers.collector import Collector, Steps, Turns
 from framework.workers.gates import WAIT_S, Gate
 
 _LAST_STEP_S = 60.0  # Limit of the wait for the learner's last step.
+_MOST_STEPS = 64  # In one call, where an episode may end it.
 _SAY_PERIOD = 120  # Waits of half a second between two log messages.
 _LOG = logging.getLogger(__name__)
 
@@ -36,12 +37,13 @@ class Unrolls:
     Attributes:
       first: the version at the start; None before it.
       done: number of units that are done.
+      of_episodes: the argument.
     """
 
     def __init__(
         self, units: int, lag: int, parts: int = 1, of_episodes: bool = False, turns: int = 1, length: int = 0
     ):
-        self._units, self._lag, self._parts, self._of_episodes = units, lag, parts, of_episodes
+        self._units, self._lag, self._parts, self.of_episodes = units, lag, parts, of_episodes
         self._turns, self._length = turns, length or units
         self.first: int | None = None
         self.done = 0
@@ -72,7 +74,7 @@ class Unrolls:
         most = max(1, (self._length - 2) // 2) * envs
         # At most the rest of the unroll: a larger grant could take steps that other actors need to complete
         # their unrolls at the end of the budget.
-        return most if self._of_episodes else min(most, self.left * envs // self._turns)
+        return most if self.of_episodes else min(most, self.left * envs // self._turns)
 
     def needed_version(self) -> int | None:
         """The oldest version with which an unroll may begin now; None inside one."""
@@ -84,16 +86,23 @@ class Unrolls:
         """An unroll begins."""
         self._end = -(-(self.number + 1) * self._units // self._parts)
 
+    def most(self) -> int:
+        """Steps that surely belong to the unroll, at least 1.
+
+        The last step of an unroll is one by itself, as its items may need room in replay.
+        """
+        return _MOST_STEPS if self.of_episodes else max(1, self.left - 1)
+
     def took(self, steps: Steps) -> None:
-        """Counts the units of a step."""
-        if not self._of_episodes:
-            self.done += 1
+        """Counts the units of steps."""
+        if not self.of_episodes:
+            self.done += steps.calls
         elif steps.ended is not None:
             self.done += len(steps.ended["episode_length"])
 
     def go_on(self) -> bool:
         """Whether the step after the next one is surely of the same unroll."""
-        return self.done + 1 < self._end and not self._of_episodes
+        return self.done + 1 < self._end and not self.of_episodes
 
 
 class Lockstep(Gate):
@@ -141,6 +150,9 @@ class Lockstep(Gate):
         unrolls.first = max(unrolls.first, self._collector.version - unrolls.number)
         unrolls.begin()
         return True
+
+    def most(self) -> int:
+        return self._unrolls.most()
 
     def took(self, steps: Steps) -> None:
         self._unrolls.took(steps)
