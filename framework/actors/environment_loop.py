@@ -13,16 +13,16 @@ import tree
 
 from framework import core
 from framework.actors.acting import PolicyActor
+from framework.actors.episodes import cut_short, joined, numbers
+from framework.actors.episodes import summarize as summarize
 from framework.actors.observers import EnvironmentLoopObserver
 from framework.environments.base import BatchedEnvironment, EnvironmentFault, unrounded
 from framework.environments.border import is_own
 from framework.environments.tensor import arrays
 from framework.foreign import copies, is_foreign
-from framework.specs import path_name
-from framework.types import FIRST, LAST, MID, MultiAgentTimeStep, Nest
+from framework.types import FIRST, LAST, MID
 
 _LOG = logging.getLogger(__name__)
-_OF_THE_LOOP = ("episode_return", "episode_length", "env")  # In every result; others are of observers.
 
 
 class StepCounter(Protocol):
@@ -171,7 +171,7 @@ class EnvironmentLoop:
             self._actor.update()
             self.seconds["observe"] += time.perf_counter() - start
         ended, self._ended = self._ended, []
-        return _joined(ended) if ended else None
+        return joined(ended) if ended else None
 
     def _connect(self) -> None:
         """Finds out who may share arrays with whom, where that can have changed."""
@@ -207,7 +207,7 @@ class EnvironmentLoop:
                 if on_device:  # Only the policy sees tensors.
                     action, seen = arrays((action, timestep))
                 if max_steps is not None and max_steps < self._lengths.size:
-                    cut, seen = _cut(seen, max_steps)
+                    cut, seen = cut_short(seen, max_steps)
                 exact = environment.exact_rewards
                 if exact is None:
                     exact = [seen.reward] if self._has_one_reward else tree.flatten(seen.reward)
@@ -372,7 +372,7 @@ class EnvironmentLoop:
             returns = tree.unflatten_as(self._reward_spec, [total[:0] for total in self._returns])
             return {"episode_return": returns, "episode_length": none, "env": none}
         order = np.argsort(np.concatenate(numbers))
-        return tree.map_structure(lambda array: array[order], _joined(results))
+        return tree.map_structure(lambda array: array[order], joined(results))
 
     def _reset(self) -> dm_env.TimeStep:
         start = time.perf_counter()
@@ -434,67 +434,5 @@ class EnvironmentLoop:
         for index in range(len(finished["env"])):
             row: dict[str, Any] = {}
             for key, nest in finished.items():
-                row.update(_numbers(key, tree.map_structure(lambda array, i=index: array[i], nest)))
+                row.update(numbers(key, tree.map_structure(lambda array, i=index: array[i], nest)))
             self._logger.write({**row, **common})
-
-
-def _numbers(name: str, nest: Nest) -> dict[str, Any]:
-    """The numbers of a nest of arrays by name, such as `episode_return/agent_0`; one number has `name`."""
-    found = {}
-    for path, leaf in tree.flatten_with_path(nest):
-        for index in np.ndindex(np.shape(leaf)):
-            found[path_name(name, (*path, *index))] = np.asarray(leaf).item(*index)
-    return found
-
-
-def _joined(ended: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The results of several steps as one."""
-    return ended[0] if len(ended) == 1 else tree.map_structure(lambda *parts: np.concatenate(parts), *ended)
-
-
-def _cut(timestep: Any, limit: int) -> tuple[bool, Any]:
-    """Keeps the first `limit` transitions, and makes FIRST steps of the others; returns whether there are."""
-    moved = timestep.step_type != FIRST
-    beyond = moved & (np.cumsum(moved) > limit)
-    if not beyond.any():
-        return False, timestep
-
-    def put(array: np.ndarray, value: float) -> np.ndarray:
-        array = np.array(array)
-        array[beyond] = value
-        return array
-
-    cut = timestep._replace(
-        step_type=put(timestep.step_type, FIRST),
-        reward=tree.map_structure(lambda reward: put(reward, 0), timestep.reward),
-        discount=tree.map_structure(lambda discount: put(discount, 1), timestep.discount),
-    )
-    if isinstance(cut, MultiAgentTimeStep):
-        cut = cut._replace(agents=tree.map_structure(lambda kinds: put(kinds, FIRST), cut.agents))
-    return True, cut
-
-
-def summarize(ended: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Mean, minimum and maximum of the results of `EnvironmentLoop.step`; empty if no episode ended.
-
-    With several agents, they are of the mean return of all agents; `episode_return/AGENT` is each agent's.
-    Of arrays of other names, such as metrics of observers, the mean over the results that have them.
-    """
-    if not ended:
-        return {}
-    lengths = np.concatenate([episodes["episode_length"] for episodes in ended])
-    each = tree.map_structure(lambda *parts: np.concatenate(parts), *[one["episode_return"] for one in ended])
-    returns = np.mean(tree.flatten(each), axis=0)
-    of_agents = each if isinstance(each, dict) else {}
-    observed = dict.fromkeys(name for episodes in ended for name in episodes if name not in _OF_THE_LOOP)
-    return {
-        **{
-            name: float(np.mean(np.concatenate([episodes[name] for episodes in ended if name in episodes])))
-            for name in observed
-        },
-        **{f"episode_return/{agent}": float(np.mean(of_agents[agent])) for agent in of_agents},
-        "episode_return": float(np.mean(returns)),
-        "episode_return_min": float(np.min(returns)),
-        "episode_return_max": float(np.max(returns)),
-        "episode_length": float(np.mean(lengths)),
-    }

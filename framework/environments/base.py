@@ -10,7 +10,6 @@ import numpy as np
 import tree
 
 from framework import specs
-from framework.environments.rows import TimeStepRows
 from framework.types import FIRST as FIRST
 from framework.types import LAST as LAST
 from framework.types import MID as MID
@@ -100,11 +99,11 @@ class BatchedEnvironment(dm_env.Environment):
             or the action does not fit `action_spec()`. Reset or close the environment before the next step.
         """
 
-    def write_to(self, rows: TimeStepRows | None) -> None:
+    def write_to(self, rows: Any) -> None:
         """Makes the environment write each later time step into row `rows.at`; with None, into new arrays.
 
-        An environment that can do so sets `rows.verify`, and leaves the check of values to it. The others
-        ignore the call, and return arrays of their own. A time step is intact until its row is written again.
+        `rows` are `TimeStepRows`. An environment that can do so sets `rows.verify`, which then checks the
+        values. The others ignore the call. A time step is intact until its row is written again.
         """
         return
 

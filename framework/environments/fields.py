@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import dm_env
 import numpy as np
 import tree
 
 from framework import nest as nests
 from framework import specs
-from framework.environments.base import FIRST, LAST, MID, EnvironmentFault
-from framework.environments.rows import Row, TimeStepRows
-from framework.types import MultiAgentTimeStep, Nest
+from framework.environments.base import EnvironmentFault
+from framework.types import Nest
 
-STEP_TYPE = specs.BoundedArray((), np.int64, FIRST, LAST)
 _MISSING = (KeyError, IndexError, TypeError)
 _LARGEST_INTEGER = 2**24  # Up to this, float32 holds all integers.
 
@@ -345,131 +342,6 @@ class FieldChecker:
         else:
             fix = f"Make the environment agree with its {self._field}_spec(); see check_environment()."
         return EnvironmentFault(f"{where}: {what}. {fix}")
-
-
-def time_step_spec(spec: specs.EnvironmentSpec) -> dm_env.TimeStep | MultiAgentTimeStep:
-    """The specs of a whole time step of one env, with several agents of each agent's step type, too."""
-    fields = (STEP_TYPE, spec.rewards, spec.discounts, spec.observations)
-    if agents := specs.agents(spec):
-        return MultiAgentTimeStep(*fields, dict.fromkeys(agents, STEP_TYPE))
-    return dm_env.TimeStep(*fields)
-
-
-class TimeStepChecker:
-    """Checks the actions that go to B envs, and the time steps that they return.
-
-    Attributes:
-      action: the checker of the actions.
-      fields: the checkers of a time step's fields, by name.
-      exact: the rewards of the last time step in float64, `[B, ...]` per leaf.
-    """
-
-    exact: list[np.ndarray] | None = None
-
-    def __init__(
-        self,
-        name: str,
-        spec: specs.EnvironmentSpec,
-        num_envs: int,
-        *,
-        observation_starts: Sequence[int] = (),
-        action_starts: Sequence[int] = (),
-        first_env: int = 0,
-        make: Callable[..., FieldChecker] = FieldChecker,
-    ):
-        """Makes the checkers of all fields; `make` makes that of one. See `FieldChecker`."""
-        self._name, self._first_env, self._envs = name, first_env, range(num_envs)
-        self.action = make(name, "action", spec.actions, num_envs, action_starts)
-        template, starts = time_step_spec(spec), {"observation": observation_starts}
-        self.fields = {
-            field: make(name, field, of, num_envs, starts.get(field, ()), first_env)
-            for field, of in template._asdict().items()
-        }
-        self._gathered = list(self.fields.values())[1:]
-        self._like, self._build = specs.zeros(template, (num_envs,)), nests.unflattener(template)
-        self._layout = [[(leaf.shape, leaf.dtype) for leaf in tree.flatten(nest)] for nest in self._like]
-        self._rows: TimeStepRows | None = None
-        # Several agents are left out: one that is not in the episode has a mask of zeros.
-        self._has_mask, self._has_agents = specs.has_action_mask(spec), bool(specs.agents(spec))
-        self._mask_starts = np.cumsum([0, *specs.choices(spec.actions)])[:-1]
-
-    def write_to(self, rows: TimeStepRows | None) -> None:
-        """Sets the rows of the next time steps; see `BatchedEnvironment.write_to`."""
-        self._rows = None
-        if rows is not None and rows.fits(self._like):
-            self._rows, rows.verify = rows, self.check_values
-
-    def check_action(self, action: Nest) -> list[np.ndarray]:
-        """The arrays of an action, checked."""
-        try:
-            return self.action(action)
-        except EnvironmentFault:
-            if self._rows is not None:
-                self._rows.check()  # The policy may have seen NaN.
-            raise
-
-    def __call__(self, timestep: Any) -> Any:
-        """Writes a time step of B envs, checks it, and returns what it wrote."""
-        row = self._next_row()
-        for check, field, leaves in zip(self.fields.values(), timestep._fields, row.fields, strict=True):
-            check.write(getattr(timestep, field), leaves, row.exact if field == "reward" else ())
-        return self._written(row)
-
-    def gather(self, step_types: Sequence[int], *values: Sequence[Nest]) -> Any:
-        """Writes a time step of B envs from the values of its fields, one for each env."""
-        row = self._next_row()
-        row.fields[0][0][:] = step_types
-        # One agent has no step types.
-        for check, of_envs, leaves in zip(self._gathered, values, row.fields[1:]):  # noqa: B905
-            check.write_each(of_envs, leaves, row.exact if check is self._gathered[0] else ())
-        return self._written(row)
-
-    def _next_row(self) -> Row:
-        """The row to write: of the rows of `write_to`, or of new arrays."""
-        if self._rows is not None:
-            return self._rows.rows[self._rows.at]
-        fields = [[np.empty(*leaf) for leaf in leaves] for leaves in self._layout]
-        timestep = self._build([leaf for leaves in fields for leaf in leaves])
-        return Row(timestep, fields, [np.empty(shape) for shape, _ in self._layout[1]])
-
-    def _written(self, row: Row) -> Any:
-        self.exact = row.exact
-        if self._has_mask or self._has_agents:
-            self._check_together(row.timestep)
-        if self._rows is None:
-            self.check_values(row.fields, row.exact)
-        return row.timestep
-
-    def check_values(self, fields: Sequence[Sequence[np.ndarray]], exact: Sequence[np.ndarray]) -> None:
-        """Checks written rows: the leaves `[n * B, ...]` of each field, and the rewards in float64."""
-        for check, leaves in zip(self._gathered[:3], fields[1:4], strict=True):
-            check.check_values(leaves, exact if check is self._gathered[0] else ())
-
-    def _check_together(self, timestep: Any) -> None:
-        """Checks what several fields say together."""
-        if self._has_mask:
-            step_type, mask = arrays((timestep.step_type, specs.action_mask(timestep.observation)))
-            legal = allowed(mask)
-            stuck = ~np.logical_or.reduceat(legal, self._mask_starts, axis=1).all(1) & (step_type != LAST)
-            if np.count_nonzero(stuck):
-                env = int(np.flatnonzero(stuck)[0])
-                raise EnvironmentFault(
-                    f"{self._name}, env {self._first_env + env}: {specs.ACTION_MASK} is "
-                    f"{legal[env].astype(int)}, expected a legal action for each choice. End the episode "
-                    "where nothing can be done."
-                )
-        if self._has_agents:
-            kind = timestep.step_type
-            for name, kinds in timestep.agents.items():
-                # The agents begin with the environment, and none goes on beyond its end.
-                wrong = ((kind == FIRST) & (kinds != FIRST)) | ((kind == LAST) & (kinds == MID))
-                if np.count_nonzero(wrong):
-                    env = int(np.flatnonzero(wrong)[0])
-                    raise EnvironmentFault(
-                        f"{self._name}, env {self._first_env + env}: agents: {name} has step type "
-                        f"{kinds[env]} where the environment's is {kind[env]}, expected FIRST with FIRST, "
-                        "and FIRST or LAST with LAST."
-                    )
 
 
 def allowed(mask: Nest) -> np.ndarray:

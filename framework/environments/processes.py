@@ -31,7 +31,8 @@ import tree
 from framework import nest as nests
 from framework import specs
 from framework.environments.base import BatchedEnvironment, EnvironmentFault, unrounded
-from framework.environments.fields import FieldChecker, time_step_spec
+from framework.environments.fields import FieldChecker
+from framework.environments.rows import time_step_spec
 from framework.environments.states import dumps
 from framework.environments.stepping import InlineEnvironment
 from framework.environments.suites import EnvironmentSource

@@ -19,8 +19,7 @@ from framework.environments.base import (
     UnexpectedReturn,
     describe,
 )
-from framework.environments.fields import TimeStepChecker
-from framework.environments.rows import TimeStepRows
+from framework.environments.rows import TimeStepChecker, TimeStepRows
 from framework.environments.single import SingleEnv, as_flag, env_seeds, reset_parts, step_parts
 from framework.foreign import close, copies
 from framework.types import Nest

@@ -14,8 +14,9 @@ import numpy as np
 
 from framework import specs
 from framework.environments.base import BatchedEnvironment
-from framework.environments.fields import FieldChecker, TimeStepChecker, copied
+from framework.environments.fields import FieldChecker, copied
 from framework.environments.fields import arrays as arrays
+from framework.environments.rows import TimeStepChecker
 from framework.environments.wrappers import EnvironmentWrapper
 from framework.types import Nest
 

@@ -16,9 +16,9 @@ import launch
 from framework import nest as nests
 from framework import specs
 from framework.environments.base import BatchedEnvironment, EnvironmentFault
-from framework.environments.fields import TimeStepChecker, time_step_spec
 from framework.environments.remote.environment_server import UnreadableMessage
 from framework.environments.remote.spec_data import parse_environment_spec
+from framework.environments.rows import TimeStepChecker, time_step_spec
 from framework.types import Nest
 from launch.defects import Defects
 from launch.texts import printable
