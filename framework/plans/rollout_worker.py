@@ -151,6 +151,7 @@ class RolloutWorker:
         with self._busy:
             self._begin(steps)
             yield
+            self.collector.flush_pending()
 
     def step_envs(self) -> None:
         """One step of every env. Raises `launch.ProgramStopped` when the program stops."""
@@ -189,6 +190,7 @@ class RolloutWorker:
             self._begin(steps)
             for _ in range(steps):
                 self.step_envs()
+            self.collector.flush_pending()
         except ServerClosed as error:
             if launch.stop_event().is_set():
                 raise launch.ProgramStopped(f"{self.name}: the program stops.") from None

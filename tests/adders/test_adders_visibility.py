@@ -6,7 +6,7 @@ import time
 
 import pytest
 from adder_steps import FIRST, MID, TABLE, step
-from background import Background
+from background import Background, until
 from forked import Forked
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -115,6 +115,21 @@ def test_a_reader_that_waits_gets_each_step_in_order_while_the_adder_waits_for_r
         adder.close()
 
 
+@pytest.mark.parametrize("way", ["embedded", "local", "remote"])
+def test_a_reader_that_waits_already_gets_what_is_staged_without_another_call(way):
+    with connections(way) as connect:
+        client = connect(replay.Table.queue(TABLE, 10))
+        adder = adders.NStepTransitionAdder(client, 1, 0.9, max_delay=0.05)
+        adder.add_first(step(FIRST, 0))
+        for i in (1, 3):
+            reading = Background(client.sample_batch, TABLE, 2, 60)
+            until(lambda: client.server_info()[TABLE].rate_limiter_info.sample_stats.pending)
+            adder.add(0, step(MID, i))
+            adder.add(0, step(MID, i + 1))
+            assert reading.result(4).data.next_observation.tolist() == [i, i + 1]
+        adder.close()
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     st.integers(1, 8),
@@ -184,6 +199,7 @@ def serve_and_read(pipe, count):
             client.sample_batch(TABLE, 1, timeout=60)
             arrived.append(time.monotonic())
         pipe.send(arrived)
+        pipe.recv()  # The adder is closed.
 
 
 def test_another_process_sees_a_step_after_the_delay_and_one_step_of_the_environment():
@@ -204,6 +220,7 @@ def test_another_process_sees_a_step_after_the_delay_and_one_step_of_the_environ
         assert max(late) < max_delay + env_step + 0.5, late
         assert adder.close(timeout=20) == 0
         client.close()
+        reader.tell("closed")
         reader.end()
     finally:
         reader.kill()

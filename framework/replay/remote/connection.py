@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import math
 import os
 import time
 from typing import Any, NamedTuple
@@ -300,9 +301,13 @@ class ReplayConnection:
         _, number, deadline, wait, watch = asked
         try:
             while number not in self.answers:
+                # A rate limiter may hold it back until this process writes more.
+                look = time.monotonic() + self._channel.writers.look_s if wait else math.inf
                 try:
-                    if not self.receive(deadline, watch):
-                        break
+                    if not self.receive(look if deadline is None else min(look, deadline), watch):
+                        if deadline is not None and deadline <= look:
+                            break
+                        self._channel.writers.show()
                 except Interrupted:
                     # The server ends the request with an error, or has answered it already.
                     self.post({"op": "cancel"})
