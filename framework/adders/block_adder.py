@@ -64,7 +64,7 @@ class BlockAdder(Adder):
         # Episodes that were not written completely: see reset(), _drop() and each format.
         self.num_dropped_episodes = 0
         if max_delay is not None:
-            self._out.writer.before_read(self._write, max_delay)
+            self._out.writer.before_read(self._write)
 
     # --- calls of the environment loop ---
 

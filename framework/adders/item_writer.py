@@ -12,6 +12,7 @@ from framework.adders.base import REPLAY_TABLE
 from framework.adders.block import ItemBatch
 from framework.replay.errors import DeadlineExceededError, WouldBlockError
 from framework.replay.writer import DEFAULT_MAX_IN_FLIGHT_ITEMS, BatchWriter
+from framework.replay.writers import push_all
 from framework.types import Nest
 
 # Computes a table's priorities: takes batched items (leaves [k, ...]) and returns k priorities. In
@@ -82,6 +83,7 @@ class ItemWriter:
     def wait(self) -> None:
         """Waits while more items than may be in flight wait for room."""
         if self.concurrent and self.writer.num_pending > self._max_in_flight:
+            push_all()
             self.writer.flush(keep=self._max_in_flight)
 
     def make_room(self, full: bool) -> None:

@@ -8,7 +8,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from framework.replay.errors import ReverbError, ServerClosed
 from framework.replay.rows.layout import Layout, LayoutBuilder, Slice
 from framework.replay.rows.store import ColumnSpec, RowStore
-from framework.replay.writers import HeldRows, NewItems, Writers, check_held, push_all
+from framework.replay.writers import HeldRows, NewItems, Writers, check_held
 from framework.types import Nest
 
 _LOG = logging.getLogger(__name__)
@@ -28,7 +28,6 @@ DEFAULT_MAX_IN_FLIGHT_ITEMS = 512
 SHARD_SHIFT = 56
 # Seconds after which a reader goes on without what a thread writes that holds the writer's lock.
 _READ_S = 5.0
-_LOOK_S = 0.01  # Shortest time between two looks of a reader that waits.
 _KEY_BIT = 1 << 55  # is set in every key: none is 0
 
 _Self = TypeVar("_Self", bound="BatchWriter")
@@ -52,7 +51,7 @@ class BatchWriter:
 
     A subclass inserts the queue, in `_push`, and waits for that, in `_wait`. The rows are in a `RowStore` of
     this process, unless the subclass says otherwise. `lock` guards the state. A thread that waits for room
-    inserts or sends all it can first, and does not hold the lock then: a reader may make that room.
+    inserts or sends all it can first, so that readers need not wait for it.
 
     Args:
       store: where rows are written; None if the subclass overrides `_declare`, `_lease` and `_free`.
@@ -76,7 +75,7 @@ class BatchWriter:
     _closed = True  # until the subclass is ready: there is nothing to end
     _default_in_flight = DEFAULT_MAX_IN_FLIGHT_ITEMS
     _held_back = 1
-    _waits = 0  # the thread that waits for room, without the lock: only it may change the state
+    _waits = False  # whether the thread with the lock waits for room, which perhaps only a reader makes
 
     def __init__(
         self,
@@ -92,7 +91,6 @@ class BatchWriter:
         self._writers = writers
         self._has_room = has_room
         self.lock = threading.RLock()
-        self._waited = threading.Condition(self.lock)
         self._builder = LayoutBuilder()
         # The key of the next item. Two writers collide with a probability of about 1e-16 for each item.
         self._next_key = _KEY_BIT | secrets.randbits(54)
@@ -124,7 +122,7 @@ class BatchWriter:
           StoreFullError: There is no room. Nothing is written.
         """
         with self.lock:
-            if self._waits or self._ended or self._errors:
+            if self._ended or self._errors:
                 self.check()
             held = self._streams.get(stream)
             specs = {} if held is None else held.specs
@@ -217,7 +215,7 @@ class BatchWriter:
           DeadlineExceededError: The timeout expired. The items stay in the queue.
         """
         with self.lock:
-            if self._waits or self._ended or self._errors:
+            if self._ended or self._errors:
                 self.check()
             layout, index, lengths = self._builder.build(trajectory)
             for stream, begin, end in layout.parts:
@@ -241,7 +239,7 @@ class BatchWriter:
                 if self._items:
                     self._hold_back()
         if self.num_pending > self._max_in_flight:
-            self._wait_for_room(timeout, self._max_in_flight)
+            self._wait(timeout, self._max_in_flight)
         return items.keys | np.uint64(self.shard << SHARD_SHIFT) if self.shard else items.keys
 
     def can_insert(self, table: str, n: int = 1) -> bool:
@@ -257,7 +255,7 @@ class BatchWriter:
           ValueError: The writer does not hold the rows, or one of them is given twice. Nothing is released.
         """
         with self.lock:
-            if self._waits or self._ended:  # other errors are left to the next call that writes
+            if self._ended:  # other errors are left to the next call that writes
                 self.check()
             rows = np.asarray(rows, np.int64).ravel()
             held = self._streams.get(stream)
@@ -275,17 +273,14 @@ class BatchWriter:
           DeadlineExceededError: More items are pending after `timeout` seconds. They stay in the queue.
         """
         self.check()
-        self._wait_for_room(timeout, keep)
+        self._wait(timeout, keep)
 
     def check(self) -> None:
         """Raises the error of what this writer did for a reader, or of its end."""
-        with self.lock:
-            while self._is_taken():
-                self._waited.wait()
-            if self._ended is not None:
-                raise type(self._ended)(*self._ended.args)
-            if self._errors:
-                raise self._errors.popleft()
+        if self._ended is not None:
+            raise type(self._ended)(*self._ended.args)
+        if self._errors:
+            raise self._errors.popleft()
 
     def close(self, timeout: float | None = None) -> int:
         """Flushes for up to `timeout` seconds, releases all rows and closes the writer.
@@ -297,7 +292,7 @@ class BatchWriter:
         try:
             if self._ended is None:
                 with contextlib.suppress(ReverbError):  # items that did not get in are counted
-                    self._wait_for_room(timeout, 0)
+                    self._wait(timeout, 0)
         finally:
             with self.lock:
                 if not self._closed:
@@ -314,12 +309,11 @@ class BatchWriter:
           until: None if the writer was dropped. At the end of the process, when to give up; a writer in which
             another thread waits is then left alone.
         """
-        left = _READ_S if until is None else until - time.monotonic()
-        taken = left > 0.0 and self.lock.acquire(timeout=left)
+        taken = (until is None or time.monotonic() < until) and self._enter()
         try:
             if taken:
                 self.show()
-            lost = self.close(timeout=0) if taken and not self._is_taken() else self.num_pending
+            lost = self.close(timeout=0) if taken else self.num_pending
             if lost:
                 _LOG.warning(
                     "writer: got no close(), and %d of its items are in no table. Call close(), which waits "
@@ -336,20 +330,17 @@ class BatchWriter:
         """Inserts everything that was staged and created so far, as far as there is room; does not wait.
 
         Called before something is read through the same client, from any thread. Does nothing while another
-        thread waits in this writer for room, or for a user's function: it has inserted or sent what it can,
-        and perhaps waits for the reader.
+        thread waits in this writer for room, or for a user's function, which may both wait for the reader.
 
         Args:
           confirm: whether a server says which items it could insert.
         """
-        if self._is_taken() or self.busy or not self.lock.acquire(timeout=_READ_S):
+        if self.busy or not self._enter():
             return
         try:
-            if self._is_taken() or self._ended is not None:
-                return
             if self._before_read is not None:
                 self._before_read()
-            if self.num_pending:
+            if self.num_pending and self._ended is None:
                 with contextlib.suppress(ReverbError):
                     (self._settle if confirm else self._push)()
         except Exception as error:  # one of this writer's next call, not of the reader's
@@ -357,18 +348,22 @@ class BatchWriter:
         finally:
             self.lock.release()
 
-    def before_read(self, function: Callable[[], object], delay: float = float("inf")) -> None:
+    def _enter(self) -> bool:
+        """Takes the lock; returns False if the thread that has it waits, perhaps for this one."""
+        until = time.monotonic() + _READ_S
+        taken = self.lock.acquire(blocking=False)
+        while not (taken or self._waits or self.busy or time.monotonic() >= until):
+            taken = self.lock.acquire(timeout=0.01)
+        return taken
+
+    def before_read(self, function: Callable[[], object]) -> None:
         """Registers the function that runs before a reader reads a table through the same client.
 
         The function writes the caller's staged rows. It may run in any thread, with `lock`, and must not
-        wait. The writer has one such function and keeps it until `close`.
-
-        Args:
-          function: if it fails, the writer's next call raises its error.
-          delay: seconds after which a reader that waits calls it again.
+        wait. If it fails, the writer's next call raises its error. The writer has one such function and keeps
+        it until `close`.
         """
         self._before_read = function
-        self._writers.look_s = min(self._writers.look_s, max(delay, _LOOK_S))
 
     def __enter__(self: _Self) -> _Self:
         return self
@@ -404,32 +399,6 @@ class BatchWriter:
     def _wait(self, timeout: float | None, keep: int) -> None:
         """Waits until at most `keep` items are pending; see `flush`. Called without the lock."""
         raise NotImplementedError
-
-    def _wait_for_room(self, timeout: float | None, keep: int) -> None:
-        if timeout != 0.0 and self.num_pending > keep:
-            push_all()
-        self._wait(timeout, keep)
-
-    @contextlib.contextmanager
-    def _waiting(self) -> Iterator[None]:
-        """Surrounds a wait for room, in which no other thread uses this writer, and readers pass it."""
-        mine = threading.get_ident()
-        try:
-            with self.lock:
-                while self._is_taken():
-                    self._waited.wait()
-                self._push()
-                self._waits = mine
-            yield
-        finally:
-            if self._waits == mine:
-                self._waits = 0
-                with self.lock:
-                    self._waited.notify_all()
-
-    def _is_taken(self) -> bool:
-        """Returns whether another thread waits for room. An interrupt may have left this one's mark."""
-        return self._waits not in (0, threading.get_ident())
 
     def _finish(self) -> int:
         """Drops the items that are pending and all rows; returns how many items were dropped or lost."""

@@ -135,11 +135,9 @@ class Writers:
 
     Attributes:
       dropped: the writers that were dropped and have not been ended.
-      look_s: seconds after which a reader that waits calls `show` again.
     """
 
     def __init__(self, elsewhere: bool = False) -> None:
-        self.look_s = float("inf")
         self.dropped: collections.deque[Any] = collections.deque()
         self._live: tuple[tuple[weakref.ref[Any], Any], ...] = ()
         self._lock = threading.Lock()

@@ -297,10 +297,14 @@ class ReverbWriter(BatchWriter):
         concurrent = self._tables.concurrent
         # No other thread makes room if the client is not concurrent.
         seconds = timeout if concurrent else 0.0
-        with self._waiting():
-            if not self._confirm(keep, None if seconds is None else time.monotonic() + seconds):
-                error = DeadlineExceededError if concurrent else WouldBlockError
-                raise error(f"{self.num_pending} items still wait for room in their tables.")
+        with self.lock:
+            try:
+                self._waits = True
+                if not self._confirm(keep, None if seconds is None else time.monotonic() + seconds):
+                    error = DeadlineExceededError if concurrent else WouldBlockError
+                    raise error(f"{self.num_pending} items still wait for room in their tables.")
+            finally:
+                self._waits = False
 
     def _flush_for(self, in_flight: int, seconds: float) -> bool:
         """Returns whether at most `in_flight` items are unconfirmed within `seconds`."""

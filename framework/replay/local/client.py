@@ -221,11 +221,6 @@ class LocalWriter(BatchWriter):
         self._releases: collections.deque[tuple[int, str, np.ndarray]] = collections.deque()
         self._closed = False
 
-    def before_read(self, function: Callable[[], object], delay: float = float("inf")) -> None:
-        super().before_read(function, delay)
-        for table in self._tables.values():
-            table.waiting.look_s = min(table.waiting.look_s, self._writers.look_s)
-
     def _finish(self) -> int:
         dropped, self.num_pending = self.num_pending, 0
         self._items.clear()

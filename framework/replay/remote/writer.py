@@ -95,7 +95,7 @@ class ServedWriter(BatchWriter):
     def end_in_child(self) -> None:
         """Ends this writer in a forked child: its rows and its session are the parent's."""
         # Another thread of the parent may have held their locks.
-        self.lock, self._writers, self._waits = threading.RLock(), Writers(), 0
+        self.lock, self._writers = threading.RLock(), Writers()
         self._ended = ServerLost("writer: got a call in a forked process. Make a new writer there.")
 
     def end(self, until: float | None = None) -> None:
@@ -222,7 +222,7 @@ class ServedWriter(BatchWriter):
     def _push_late(self) -> None:
         with self.lock:
             self._timer = None
-            if self._is_taken() or self._ended is not None:
+            if self._ended is not None:
                 return
             try:
                 self._collect(0.0)
@@ -276,24 +276,29 @@ class ServedWriter(BatchWriter):
         return bool(answers)
 
     def _wait(self, timeout: float | None, keep: int) -> None:
-        with self._waiting():  # It sends rows that were released, too.
+        with self.lock:
+            self._push()  # also rows that were released
             # Read once: an interrupt from here on must end the wait, wherever in the loop it comes.
             interrupted = self._connection.wake.is_set
             if interrupted:
                 timeout = LAST_WORDS_S if timeout is None else min(timeout, LAST_WORDS_S)
             deadline = None if timeout is None else time.monotonic() + timeout
-            while self.num_pending > keep:
-                left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                came = self._collect(left, not interrupted)
-                if came or deadline is None or time.monotonic() < deadline:
-                    continue
-                # An answer may be on its way: it comes before the answer to this.
-                why = self._call(self._connection.request, {"op": "sync"})["why"]
-                self._collect(0.0)
-                if self.num_pending > keep:
-                    if self._connection.wake.is_set:
-                        raise Interrupted
-                    raise DeadlineExceededError(f"{self.num_pending} items wait for room: {why}")
+            try:
+                self._waits = True
+                while self.num_pending > keep:
+                    left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                    came = self._collect(left, not interrupted)
+                    if came or deadline is None or time.monotonic() < deadline:
+                        continue
+                    # An answer may be on its way: it comes before the answer to this.
+                    why = self._call(self._connection.request, {"op": "sync"})["why"]
+                    self._collect(0.0)
+                    if self.num_pending > keep:
+                        if self._connection.wake.is_set:
+                            raise Interrupted
+                        raise DeadlineExceededError(f"{self.num_pending} items wait for room: {why}")
+            finally:
+                self._waits = False
             if self._errors:
                 raise self._errors.popleft()
 
