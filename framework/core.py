@@ -74,6 +74,10 @@ class Actor(abc.ABC):
     def update(self, wait: bool = False) -> None:
         """Pulls newer parameters if there are any. With `wait`, blocks until the source answers."""
 
+    def flush_pending(self) -> None:
+        """Hands experience to replay that the actor has staged. Called before a pause; does not wait."""
+        return
+
 
 class Policy(abc.ABC):
     """A pure step from observations to actions. It owns no adder, no variables and no clock.

@@ -219,7 +219,7 @@ def inserts(client: Any, shape: Shape, envs: int, who: str) -> Callable[[], Any]
 
     def call() -> None:
         adder.add(action, environment.step(action))
-        adder.flush_pending(wait=True)  # As the writer's late thread does.
+        adder.flush_pending()
         adder.flush()
 
     return call

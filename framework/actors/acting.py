@@ -9,6 +9,7 @@ import torch
 import tree
 
 from framework import core
+from framework.adders import Adder
 from framework.config_checks import whole_number
 from framework.environments.rows import TimeStepRows
 from framework.foreign import copies, is_foreign
@@ -63,6 +64,7 @@ class PolicyActor(core.Actor):
         self._offset, self._total = offset, offset + num_envs if total is None else total
         self.adder = adder
         self._copies = False  # Whether it gets copies, because it is of another package.
+        self._stages = False  # Whether it is an `Adder`, which may have staged steps for too long.
         self._variable_client = variable_client
         self.state: Nest = None
         self._has_memory = False
@@ -92,7 +94,7 @@ class PolicyActor(core.Actor):
         self._has_memory = bool(tree.flatten(self.state))
         self._extras = ()
         if self.adder is not None:
-            self._copies = is_foreign(self.adder)
+            self._copies, self._stages = is_foreign(self.adder), isinstance(self.adder, Adder)
             self.adder.add_first(copies(timestep) if self._copies else timestep)
         elif self._rows is not None:
             self._rows.restart(0)
@@ -103,6 +105,8 @@ class PolicyActor(core.Actor):
         if self.state is None:
             raise RuntimeError("select_action() came before observe_first(); give it the first time step.")
         action, self._extras, self.state = self.policy.step(observation, self.state)
+        if self._stages and self.adder is not None:  # The step of the environment may take long.
+            self.adder.flush_pending(late=True)
         return action
 
     def observe(self, action: Nest, next_timestep: Any) -> None:
@@ -115,6 +119,10 @@ class PolicyActor(core.Actor):
             begins = self.policy.begins(next_timestep)
             if any(np.count_nonzero(mask) for mask in tree.flatten(begins)):
                 self.state = restarted(self.state, self._initial_state(), begins)
+
+    def flush_pending(self) -> None:
+        if self._stages and self.adder is not None:
+            self.adder.flush_pending()
 
     def _initial_state(self) -> Nest:
         with OwnSettings():

@@ -301,11 +301,11 @@ class EnvironmentLoop:
         before = self.num_steps
         if num_episodes is not None:
             self.run_episodes(num_episodes)
-            return self.num_steps - before
-        while num_steps is None or self.num_steps - before < num_steps:
+        while num_episodes is None and (num_steps is None or self.num_steps - before < num_steps):
             finished = self.step(None if num_steps is None else num_steps - (self.num_steps - before))
             if finished is not None:
                 self._log(finished)
+        self._actor.flush_pending()
         return self.num_steps - before
 
     def run_episodes(self, num_episodes: int) -> dict[str, Any]:

@@ -34,7 +34,8 @@ class Adder(abc.ABC):
     added as Acme's adders expect it, with `add_first` after each LAST step.
 
     Each call copies its arguments before it returns. An adder stages time steps and writes their items in
-    blocks; a reader with a client in the same process sees all items.
+    blocks; a reader with a client in the same process sees all items. No thread writes what is staged after
+    the last call: see `flush_pending`.
     """
 
     @abc.abstractmethod
@@ -89,6 +90,16 @@ class Adder(abc.ABC):
         With a client that is not concurrent (the serial engine), items of the next step that find no room
         wait in the writer, and `ready()` is False until they are in their tables.
         """
+
+    def flush_pending(self, late: bool = False) -> None:
+        """Hands staged time steps to replay, if the adder stages any, without waiting for room.
+
+        Call it before a wait, or a pause, in which readers of other processes need them.
+
+        Args:
+          late: whether to do so only if the oldest of them has been staged for too long.
+        """
+        return
 
     def make_room(self) -> None:
         """Makes room for the next step, so that a later `add` does not raise `WouldBlockError`.

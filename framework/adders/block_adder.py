@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import threading
+import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,8 +20,9 @@ from framework.types import FIRST, LAST, MID, Nest
 class BlockAdder(Adder):
     """Stages time steps in a `Block`, and writes the items that an `ItemFormat` makes of it.
 
-    A block is written when it is full, when a reader of this process samples, or after `max_delay` seconds.
-    With a `max_delay` of None it is written when it is full, and only then.
+    A block is written when it is full, when a reader of this process reads, by `ready` and `flush`, and by
+    the first `add` or `flush_pending(late=True)` that comes `max_delay` seconds after the first step of the
+    block. With a `max_delay` of None it is written when it is full, and only then.
     """
 
     def __init__(
@@ -47,9 +49,9 @@ class BlockAdder(Adder):
             means 512.
           max_in_flight_blocks: the same as a number of blocks. Has no effect with a client that is not
             concurrent.
-          max_delay: seconds after which the writer's late thread writes staged time steps at the latest. Has
-            no effect with a client that is not concurrent: there, a read writes them. None writes blocks when
-            they are full, and only then.
+          max_delay: seconds after which the next call writes staged time steps. Has no effect with a client
+            that is not concurrent: there, a read writes them. None writes blocks when they are full, and only
+            then.
           continues: whether items continue into the next episode, so that `end_episodes` has no effect.
         """
         self._format, self._new_block = item_format, new_block
@@ -57,20 +59,18 @@ class BlockAdder(Adder):
         self._max_delay = max_delay
         self._continues = continues
         self._block: Block | None = None
-        # Held while arrays change: a reader in another thread of this process may ask for staged items.
-        self._lock = threading.RLock()
-        self._error: BaseException | None = None  # raised on the late thread
+        self._due = math.inf  # when the staged steps are to be written
         self._closed = False
         self._open = False  # whether there is an open row, and no block is being written
         # Episodes that were not written completely: see reset(), _drop() and each format.
         self.num_dropped_episodes = 0
         if max_delay is not None:
-            self._out.writer.before_read(self.flush_pending)
+            self._out.writer.before_read(self._write)
 
     # --- calls of the environment loop ---
 
     def add_first(self, timestep: Any) -> None:
-        with self._lock:
+        with self._out.writer.lock:
             self._check_usable()
             step_types = np.asarray(timestep.step_type)
             self._check_batch(step_types)
@@ -82,9 +82,10 @@ class BlockAdder(Adder):
             if self._block is None:
                 self._block = self._new_block(self._out.writer, timestep.observation, step_types.shape)
             self._start(self._block, timestep.observation)
+        self._out.wait()
 
     def add(self, action: Nest, next_timestep: Any, extras: Nest = NO_EXTRAS) -> None:
-        with self._lock:
+        with self._out.writer.lock:
             block = self._block
             if block is None or not self._open:
                 self._check_usable()
@@ -108,22 +109,23 @@ class BlockAdder(Adder):
                 self._declare(block, action, next_timestep, extras)
             if begins:
                 self._start(block, next_timestep.observation)
-                return
-            # The step is not taken before _advance(): the next call overwrites the values of a failed call.
-            block.put(action, next_timestep, extras)
-            if self._format.check is not None:
-                self._format.check(block, step_types)
-            self._advance(block, step_types)
+            else:
+                # It is not taken before _advance(): the next call overwrites the values of a failed call.
+                block.put(action, next_timestep, extras)
+                if self._format.check is not None:
+                    self._format.check(block, step_types)
+                self._advance(block, step_types)
+        self._out.wait()
 
     def time_step_rows(self) -> TimeStepRows | None:
-        with self._lock:
+        with self._out.writer.lock:
             block = self._block
             if block is not None and block.time_steps is None:
-                block.make_time_steps(self._lock)
+                block.make_time_steps(self._out.writer.lock)
             return None if block is None else block.time_steps
 
     def end_episodes(self) -> None:
-        with self._lock:
+        with self._out.writer.lock:
             self._check_usable()
             block = self._block
             if block is None or not self._open or self._continues:
@@ -131,39 +133,32 @@ class BlockAdder(Adder):
             step_types = block.step_types[block.end]
             if np.count_nonzero(running := step_types == MID):
                 # They end as if they were cut short. The open row cannot be LAST: items may lead up to it.
-                self._make_way(block)
+                self.make_room()
                 step_types[running] = ENDED
                 block.fields["observation"].repeat(block.end)
                 self._advance(block, FIRST)
+        self._out.wait()
 
     def reset(self) -> None:
-        with self._lock:
+        with self._out.writer.lock:
             self._check_usable()
             self._write()
             if (block := self._block) is not None and self._open:
                 self.num_dropped_episodes += int(np.count_nonzero(block.step_types[block.end] == MID))
                 self._drop(block)
-            self._out.wait()
+        self._out.wait()
 
     # --- visibility, room and end ---
 
-    def flush_pending(self, wait: bool = False) -> None:
-        """Hands staged time steps to the writer without waiting. Replay calls it before it reads a table.
-
-        A reader must not wait for room that only its own read makes. The call therefore does nothing while
-        another thread waits for room in this adder, unless `wait` is set.
-        """
-        if self._lock.acquire() if wait else self._out.writer.enter_to_read(self._lock):
-            try:
-                if not self._closed:
-                    self._write()
-            except Exception as error:  # raised by this adder's next call, not by the reader
-                self._error = error
-            finally:
-                self._lock.release()
+    def flush_pending(self, late: bool = False) -> None:
+        if late and time.monotonic() < self._due:
+            return
+        with self._out.writer.lock:
+            self._check_usable()
+            self._write()
 
     def ready(self) -> bool:
-        with self._lock:
+        with self._out.writer.lock:
             if self._closed:
                 return False
             self._write()
@@ -176,29 +171,27 @@ class BlockAdder(Adder):
         self._out.make_room(self._is_last_step())
 
     def flush(self, timeout: float | None = None) -> None:
-        with self._lock:
+        with self._out.writer.lock:
             self._check_usable()
             self._write()
         self._out.flush(timeout)
 
     def close(self, timeout: float | None = None) -> int:
-        with self._lock:
+        failed: BaseException | None = None
+        with self._out.writer.lock:
             if self._closed:
                 return 0
-            error, self._error = self._error, None
-            self._closed = True
             try:
+                self._check_usable()
                 self._write()
             except ServerClosed:
                 pass  # the writer counts the dropped items
-            except BaseException:
-                self._out.writer.close(0)
-                raise
-            finally:
-                self._open = False
-        dropped = self._out.writer.close(timeout)
-        if error is not None and not isinstance(error, ServerClosed):
-            raise error  # of the late thread: no call came after it
+            except BaseException as error:  # of a read, perhaps: no call came after it
+                failed = error
+            self._closed, self._open = True, False
+        dropped = self._out.writer.close(timeout if failed is None else 0)
+        if failed is not None:
+            raise failed
         return dropped
 
     # --- staging ---
@@ -210,9 +203,7 @@ class BlockAdder(Adder):
     def _check_usable(self) -> None:
         if self._closed:
             raise ValueError(f"This {type(self).__name__} is closed. Create a new one.")
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
+        self._out.writer.check()
 
     def _check_batch(self, step_types: np.ndarray) -> None:
         """Checks the number of envs: step types are `[B]`, or `[]` of a single time step."""
@@ -244,21 +235,17 @@ class BlockAdder(Adder):
             self._open = True
 
     def _advance(self, block: Block, step_types: int | np.ndarray) -> None:
-        """Takes the step, and writes the block if it is full."""
-        if (full := block.end + 1 == block.limit) or self._out.ahead:
-            self._make_way(block)
+        """Takes the step, and writes the block if it is full or late."""
+        if full := block.end + 1 == block.limit:
+            self._out.make_room(True)  # More would wait with each block.
         block.advance(step_types)
+        if self._out.concurrent and self._max_delay is not None:
+            now = time.monotonic()
+            if block.end == block.history + 1:
+                self._due = now + self._max_delay
+            full |= now >= self._due
         if full:
             self._write()
-            self._out.wait(send=self._max_delay is None)
-        elif block.end == block.history + 1 and self._out.concurrent and self._max_delay is not None:
-            # The delay starts with the first staged step.
-            self._out.writer.late.call_later(self.flush_pending, self._max_delay, True)
-
-    def _make_way(self, block: Block) -> None:
-        """Waits for the room that the next step needs, before it is taken."""
-        self._out.wait()
-        self._out.make_room(block.end + 1 == block.limit)  # more would wait with each block
 
     def _write(self) -> None:
         """Writes the items of all complete rows without waiting, unless whole blocks are written only."""
@@ -268,7 +255,7 @@ class BlockAdder(Adder):
             return
         if self._max_delay is None and block.end < block.limit:
             return
-        self._open = False
+        self._open, self._due = False, math.inf
         rows = block.time_steps
         if rows is not None and rows.fault is not None:  # Its fault was raised where it was found.
             self.num_dropped_episodes += block.count_episodes()

@@ -12,7 +12,7 @@ from framework.adders.base import REPLAY_TABLE
 from framework.adders.block import ItemBatch
 from framework.replay.errors import DeadlineExceededError, WouldBlockError
 from framework.replay.writer import DEFAULT_MAX_IN_FLIGHT_ITEMS, BatchWriter
-from framework.replay.writers import hurry
+from framework.replay.writers import push_all
 from framework.types import Nest
 
 # Computes a table's priorities: takes batched items (leaves [k, ...]) and returns k priorities. In
@@ -34,7 +34,6 @@ class ItemWriter:
     Attributes:
       writer: the `BatchWriter`.
       concurrent: whether another thread or process can make room.
-      ahead: whether items were created that `wait` has not seen; always False if not `concurrent`.
     """
 
     def __init__(
@@ -59,35 +58,33 @@ class ItemWriter:
             raise ValueError("priority_fns: got no table, expected at least one, as in {'replay': None}.")
         self._priority_fns = dict(priority_fns)
         self.writer: BatchWriter = client.batch_writer(max_in_flight_items=max_in_flight_items)
+        self.writer.holds_back = False  # What is written at once is a block.
         self.concurrent = bool(client.concurrent)
-        self.ahead = False
         self._max_in_flight = max_in_flight_items or DEFAULT_MAX_IN_FLIGHT_ITEMS
         self._max_batches = max_in_flight_batches if self.concurrent else None
 
     def write(self, items: ItemBatch) -> None:
-        """Creates the items in every table."""
+        """Creates the items in every table. The caller has the writer's lock."""
         data: Nest = None
         for table, fn in self._priority_fns.items():
             priorities = None
             if fn is not None:
                 data = items.data() if data is None else data
-                before, hurry.on = hurry.on, True  # This writer may read, and so may another adder's.
                 try:
+                    self.writer.busy = True  # The function may read, and so may another adder's.
                     priorities = _as_priorities(fn(data), items.count, table)
                 finally:
-                    hurry.on = before
+                    self.writer.busy = False
             with contextlib.suppress(DeadlineExceededError):
                 self.writer.create_items(table, items.trajectory, priorities, timeout=0)
-        self.ahead = self.concurrent
         if self._max_batches is not None:
             self._max_in_flight = self._max_batches * items.count
 
-    def wait(self, send: bool = True) -> None:
-        """Waits while more items than may be in flight wait for room. Sends the others, too, if `send`."""
-        if self.ahead:
-            self.ahead = False
-            if send or self.writer.num_pending > self._max_in_flight:
-                self.writer.flush(keep=self._max_in_flight)
+    def wait(self) -> None:
+        """Waits while more items than may be in flight wait for room."""
+        if self.concurrent and self.writer.num_pending > self._max_in_flight:
+            push_all()
+            self.writer.flush(keep=self._max_in_flight)
 
     def make_room(self, full: bool) -> None:
         """Raises `WouldBlockError` if a step, which fills its block if `full`, would leave too many waiting.

@@ -41,6 +41,10 @@ class ForkingAdder(Adder):
     def ready(self) -> bool:
         return all(adder.ready() for adder in self._adders)
 
+    def flush_pending(self, late: bool = False) -> None:
+        for adder in self._adders:
+            adder.flush_pending(late)
+
     def make_room(self) -> None:
         for adder in self._adders:
             adder.make_room()

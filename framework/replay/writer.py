@@ -16,7 +16,7 @@ import numpy as np
 from framework.replay.errors import ReverbError, ServerClosed
 from framework.replay.rows.layout import Layout, LayoutBuilder, Slice
 from framework.replay.rows.store import ColumnSpec, RowStore
-from framework.replay.writers import HeldRows, LateFlush, NewItems, Writers, check_held, hurry
+from framework.replay.writers import HeldRows, NewItems, Writers, check_held
 from framework.types import Nest
 
 _LOG = logging.getLogger(__name__)
@@ -26,9 +26,8 @@ DEFAULT_MAX_IN_FLIGHT_ITEMS = 512
 
 # A client of several servers has the number of a server in bits 56 to 60 of the keys.
 SHARD_SHIFT = 56
-# Seconds after which a reader goes on without what a writer stages, whose priority function may wait for it.
+# Seconds after which a reader goes on without what a thread writes that holds the writer's lock.
 _READ_S = 5.0
-_DELAY_S = 0.005  # for which single items wait for others
 _KEY_BIT = 1 << 55  # is set in every key: none is 0
 
 _Self = TypeVar("_Self", bound="BatchWriter")
@@ -46,11 +45,13 @@ class BatchWriter:
 
     The writer owns the one queue of items that wait, for others or for room in their tables. It inserts them
     first in, first out. Single items wait for others, because many go in for hardly more than one: until
-    there are `_held_back` of them, until something is read through the same client, or for `_DELAY_S`. After
-    the server is lost, every call raises `ServerLost`, and the caller creates a new writer.
+    there are `_held_back` of them, until something is read through the same client or from tables of this
+    process, or, on their way to another process, for a moment. After the server is lost, every call raises
+    `ServerLost`, and the caller creates a new writer.
 
     A subclass inserts the queue, in `_push`, and waits for that, in `_wait`. The rows are in a `RowStore` of
-    this process, unless the subclass says otherwise. `_lock` guards the state.
+    this process, unless the subclass says otherwise. `lock` guards the state. A thread that waits for room
+    inserts or sends all it can first, so that readers need not wait for it.
 
     Args:
       store: where rows are written; None if the subclass overrides `_declare`, `_lease` and `_free`.
@@ -60,18 +61,21 @@ class BatchWriter:
 
     Attributes:
       num_pending: number of created items that are not known to be in their tables.
-      late: makes calls of this writer's user later; if one fails, the writer's next call raises its error.
+      lock: held while the state changes. Its user may hold it around several calls that do not wait.
+      holds_back: whether single items wait for others; see above.
+      busy: whether the thread with the lock runs a user's function, for which no reader waits.
       shard: the server's number, which is part of the keys that `create_items` returns; 0 for a single
         server.
     """
 
     num_pending: int = 0
-    _num_waiting: int = 0  # threads that wait for room, which perhaps only a reader makes
+    holds_back: bool = True
+    busy: bool = False
     shard: int = 0
     _closed = True  # until the subclass is ready: there is nothing to end
     _default_in_flight = DEFAULT_MAX_IN_FLIGHT_ITEMS
     _held_back = 1
-    _concurrent = True  # whether a thread may insert items that were held back for long enough
+    _waits = False  # whether the thread with the lock waits for room, which perhaps only a reader makes
 
     def __init__(
         self,
@@ -86,7 +90,7 @@ class BatchWriter:
         self._store: Any = store
         self._writers = writers
         self._has_room = has_room
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._builder = LayoutBuilder()
         # The key of the next item. Two writers collide with a probability of about 1e-16 for each item.
         self._next_key = _KEY_BIT | secrets.randbits(54)
@@ -99,7 +103,6 @@ class BatchWriter:
         self._ended: ServerClosed | None = None  # every later call raises it
         # The latest error of what this writer did between two calls; the next call raises it.
         self._errors: collections.deque[BaseException] = collections.deque(maxlen=1)
-        self.late = LateFlush(self, self._errors)
 
     def append(self, stream: str, columns: Mapping[str, Any], rows: np.ndarray | None = None) -> np.ndarray:
         """Copies `{column: array [n, ...]}` into n new rows, which the writer holds until `release`.
@@ -118,9 +121,9 @@ class BatchWriter:
             written.
           StoreFullError: There is no room. Nothing is written.
         """
-        with self._lock:
+        with self.lock:
             if self._ended or self._errors:
-                self._raise()
+                self.check()
             held = self._streams.get(stream)
             specs = {} if held is None else held.specs
             arrays = {name: np.asarray(value) for name, value in columns.items()}
@@ -211,9 +214,9 @@ class BatchWriter:
           ValueError: The priorities, rows or nest are invalid. Nothing is queued.
           DeadlineExceededError: The timeout expired. The items stay in the queue.
         """
-        with self._lock:
+        with self.lock:
             if self._ended or self._errors:
-                self._raise()
+                self.check()
             layout, index, lengths = self._builder.build(trajectory)
             for stream, begin, end in layout.parts:
                 check_held("create_items", self._owned.get(stream), index[:, begin:end].ravel())
@@ -231,10 +234,10 @@ class BatchWriter:
                 self._items.append((into, items))
                 self.num_pending += left
                 self._filled += left / self._held_back
-                if self._filled >= 1.0:
+                if self._filled >= 1.0 or not self.holds_back:
                     self._push()
-                if self._items and self._concurrent:
-                    self.late.call_later(self._push_late, _DELAY_S)
+                if self._items:
+                    self._hold_back()
         if self.num_pending > self._max_in_flight:
             self._wait(timeout, self._max_in_flight)
         return items.keys | np.uint64(self.shard << SHARD_SHIFT) if self.shard else items.keys
@@ -242,7 +245,7 @@ class BatchWriter:
     def can_insert(self, table: str, n: int = 1) -> bool:
         """Returns whether the table takes n more items now."""
         if self._ended or self._errors:
-            self._raise()
+            self.check()
         return self._has_room(table, n)
 
     def release(self, stream: str, rows: Any) -> None:
@@ -251,9 +254,9 @@ class BatchWriter:
         Raises:
           ValueError: The writer does not hold the rows, or one of them is given twice. Nothing is released.
         """
-        with self._lock:
-            if self._ended:  # late errors are left to the next call that writes, which has no effect then
-                self._raise()
+        with self.lock:
+            if self._ended:  # other errors are left to the next call that writes
+                self.check()
             rows = np.asarray(rows, np.int64).ravel()
             held = self._streams.get(stream)
             at = check_held("release", held, rows)
@@ -269,9 +272,15 @@ class BatchWriter:
         Raises:
           DeadlineExceededError: More items are pending after `timeout` seconds. They stay in the queue.
         """
-        if self._ended or self._errors:
-            self._raise()
+        self.check()
         self._wait(timeout, keep)
+
+    def check(self) -> None:
+        """Raises the error of what this writer did for a reader, or of its end."""
+        if self._ended is not None:
+            raise type(self._ended)(*self._ended.args)
+        if self._errors:
+            raise self._errors.popleft()
 
     def close(self, timeout: float | None = None) -> int:
         """Flushes for up to `timeout` seconds, releases all rows and closes the writer.
@@ -285,12 +294,11 @@ class BatchWriter:
                 with contextlib.suppress(ReverbError):  # items that did not get in are counted
                     self._wait(timeout, 0)
         finally:
-            with self._lock:
+            with self.lock:
                 if not self._closed:
                     dropped = self._finish()
                     self._closed, self._ended = True, ServerClosed("the writer was closed")
                     self._before_read = None
-                    self.late.close()
                     self._writers.remove(self)
         return dropped
 
@@ -301,11 +309,10 @@ class BatchWriter:
           until: None if the writer was dropped. At the end of the process, when to give up; a writer in which
             another thread waits is then left alone.
         """
-        taken = False
+        taken = (until is None or time.monotonic() < until) and self._enter()
         try:
-            if until is None or time.monotonic() < until:
+            if taken:
                 self.show()
-                taken = until is None or self.enter_to_read(self._lock)
             lost = self.close(timeout=0) if taken else self.num_pending
             if lost:
                 _LOG.warning(
@@ -316,43 +323,45 @@ class BatchWriter:
         except Exception:  # not an error of the call that reads
             _LOG.exception("a writer that was dropped without close failed")
         finally:
-            if taken and until is not None:
-                self._lock.release()
+            if taken:
+                self.lock.release()
 
-    def show(self) -> None:
+    def show(self, confirm: bool = True) -> None:
         """Inserts everything that was staged and created so far, as far as there is room; does not wait.
 
         Called before something is read through the same client, from any thread. Does nothing while another
-        thread waits in this writer for room, because perhaps only the reader can make that room.
-        """
-        if self._before_read is not None:  # without the lock, which a thread takes that has its own already
-            self._before_read()
-        if self.enter_to_read(self._lock):
-            try:
-                if self.num_pending and self._ended is None:
-                    with contextlib.suppress(ReverbError):
-                        self._settle()
-            except Exception as error:  # one of this writer's next call, not of the reader's
-                self._errors.append(error)
-            finally:
-                self._lock.release()
+        thread waits in this writer for room, or for a user's function, which may both wait for the reader.
 
-    def enter_to_read(self, lock: Any) -> bool:
-        """Takes the lock of this writer, or of what stages for it; False if the holder waits for room.
-
-        A reader waits for a thread that writes, but not for one that waits for room.
+        Args:
+          confirm: whether a server says which items it could insert.
         """
+        if self.busy or not self._enter():
+            return
+        try:
+            if self._before_read is not None:
+                self._before_read()
+            if self.num_pending and self._ended is None:
+                with contextlib.suppress(ReverbError):
+                    (self._settle if confirm else self._push)()
+        except Exception as error:  # one of this writer's next call, not of the reader's
+            self._errors.append(error)
+        finally:
+            self.lock.release()
+
+    def _enter(self) -> bool:
+        """Takes the lock; returns False if the thread that has it waits, perhaps for this one."""
         until = time.monotonic() + _READ_S
-        taken: bool = lock.acquire(blocking=False)
-        while not (taken or hurry.on or self._num_waiting or time.monotonic() >= until):
-            taken = lock.acquire(timeout=0.01)
+        taken = self.lock.acquire(blocking=False)
+        while not (taken or self._waits or self.busy or time.monotonic() >= until):
+            taken = self.lock.acquire(timeout=0.01)
         return taken
 
     def before_read(self, function: Callable[[], object]) -> None:
         """Registers the function that runs before a reader reads a table through the same client.
 
-        The function writes the caller's staged rows. It may run in any thread and must not wait. The writer
-        has one such function and keeps it until `close`.
+        The function writes the caller's staged rows. It may run in any thread, with `lock`, and must not
+        wait. If it fails, the writer's next call raises its error. The writer has one such function and keeps
+        it until `close`.
         """
         self._before_read = function
 
@@ -380,9 +389,8 @@ class BatchWriter:
         """Inserts the queue, as far as there is room, or sends it. Does not wait."""
         raise NotImplementedError
 
-    def _push_late(self) -> None:
-        """Inserts items that no others have followed."""
-        self._push()
+    def _hold_back(self) -> None:
+        """Has items inserted in a moment, unless a reader of their tables has them inserted."""
 
     def _settle(self) -> None:
         """Inserts all items that have room, when something is to be read."""
@@ -395,12 +403,6 @@ class BatchWriter:
     def _finish(self) -> int:
         """Drops the items that are pending and all rows; returns how many items were dropped or lost."""
         raise NotImplementedError
-
-    def _raise(self) -> None:
-        """Raises the error of an earlier call that was late, or of the end of this writer."""
-        if self._ended is not None:
-            raise type(self._ended)(*self._ended.args)
-        raise self._errors.popleft()
 
     def _declare(self, stream: str, held: HeldRows | None, columns: Mapping[str, ColumnSpec]) -> HeldRows:
         """Adds columns to a stream of this writer, which may be new: then `held` is None."""

@@ -1,4 +1,4 @@
-"""What writers share: the rows that they hold, items on their way to tables, and calls that are made late."""
+"""What writers share: the rows that they hold, items on their way to tables, and who has to write them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import operator
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,7 +19,6 @@ import numpy as np
 from framework.replay.rows.store import ColumnSpec, grown, span
 
 MAX_EPISODES = 256  # of the rows of one item; `num_episodes` does not count those before
-_LATE_NAME = "replay-late-flush"  # of a thread
 _EXIT_S = 10.0  # for which the end of the interpreter waits for writers that were not closed
 
 _Table = TypeVar("_Table")
@@ -179,76 +178,22 @@ class Writers:
                     stack.callback(getattr(writer, method), *arguments)
 
 
-class _Hurry(threading.local):
-    """Whether the calling thread reads without waiting for writers, because they may wait for it."""
-
-    on = False
-
-
-hurry = _Hurry()
-
-
 _elsewhere: weakref.WeakSet[Writers] = weakref.WeakSet()
 
 
 @atexit.register
 def end_writers() -> None:
-    """Ends the writers that were not closed, and their threads, whose native code would abort the exit."""
-    LateFlush.over = True
+    """Ends the writers that were not closed."""
     until = time.monotonic() + _EXIT_S
     for writers in list(_elsewhere):
         writers.end_dropped(until)
         writers.call_all("end", until)
-    for thread in threading.enumerate():
-        if isinstance(thread, threading.Timer) and thread.name == _LATE_NAME:
-            thread.cancel()
-            thread.join(max(0.0, until - time.monotonic()))
 
 
-class LateFlush:
-    """Calls methods after a delay, in timer threads that live no longer than their owner.
+def push_all() -> None:
+    """Has all writers to other processes send what they hold back: this thread is about to wait for room.
 
-    A writer stages small pieces until they fill a block, but an actor may wait for parameters that the
-    learner can make only from the staged pieces. These are therefore written after a delay at the latest,
-    even if the actor makes no further call.
-
-    Methods are referenced weakly: a method whose object is gone is not called.
-
-    Args:
-      owner: the object that keeps this one; when it is collected, the threads end.
-      errors: takes the errors that methods raise.
-
-    Attributes:
-      over: whether the interpreter ends: no thread begins.
+    A server may wait for items of one of them before it makes room for another.
     """
-
-    over = False
-
-    def __init__(self, owner: object, errors: collections.deque[BaseException]) -> None:
-        self._errors = errors
-        self._timers: dict[weakref.WeakMethod[Callable[..., object]], threading.Timer] = {}
-        weakref.finalize(owner, self.close)
-
-    def call_later(self, method: Callable[..., object], delay: float, *arguments: Any) -> None:
-        """Calls `method` once, after `delay` seconds; a call that is already scheduled keeps its time."""
-        reference = weakref.WeakMethod(method)
-        timer = self._timers.get(reference)
-        if (timer is None or timer.ident is None) and not self.over:  # None: its start was interrupted
-            timer = threading.Timer(min(delay, threading.TIMEOUT_MAX), self._call, [reference, *arguments])
-            timer.name, timer.daemon = _LATE_NAME, True
-            self._timers[reference] = timer
-            timer.start()
-
-    def close(self) -> None:
-        """Cancels the calls that have not begun; does not wait for others."""
-        for timer in list(self._timers.values()):
-            timer.cancel()
-
-    def _call(self, reference: weakref.WeakMethod[Callable[..., object]], *arguments: Any) -> None:
-        self._timers.pop(reference, None)  # first: the method may ask for another call
-        method = reference()
-        try:
-            if method is not None:
-                method(*arguments)
-        except Exception as error:  # raised by the owner's next call
-            self._errors.append(error)
+    for writers in list(_elsewhere):
+        writers.call_all("show", False)

@@ -176,10 +176,12 @@ class Lockstep(Gate):
     def _wait(self, needed: int) -> bool:
         """Waits half a second for version `needed`; returns whether the actor may step.
 
-        The learner makes the version from this actor's data. A longer wait therefore flushes the adders,
-        which raise their errors, and logs a message once a minute.
+        The learner makes the version from this actor's data, which is therefore written first. A longer wait
+        flushes the adders, which raise their errors, and logs a message once a minute.
         """
         version = self._collector.version
+        if version < needed:
+            self._collector.flush_pending()
         if version >= needed or self._is_available(needed, WAIT_S, self._name):
             self._waits = 0
             return True

@@ -1,13 +1,13 @@
 """When what is staged is seen, and what adders do when a table is full."""
 
 import threading
-import time
+import types
 
 import numpy as np
 import pytest
 from adder_steps import FIRST, MID, TABLE, make_client, observations, step
 from background import Background, until
-from served_table import num_rows, table
+from served_table import table
 
 from framework import adders, replay
 from framework.replay.tables.rate_limiters import INSERTERS
@@ -20,22 +20,6 @@ def test_a_reader_sees_every_step_at_once():
     for i in range(1, 20):
         adder.add(0, step(MID, i))
         assert client.server_info()[TABLE].current_size == i
-
-
-def test_a_reader_waits_for_the_thread_that_writes_what_is_late():
-    inside = threading.Event()
-
-    def slowly(items):
-        inside.set()
-        time.sleep(0.2)  # The reader comes in the meantime.
-        return 1.0
-
-    client = make_client(table(TABLE))
-    adder = adders.NStepTransitionAdder(client, 1, 0.9, priority_fns={TABLE: slowly}, max_delay=0.001)
-    adder.add_first(step(FIRST, 0))
-    adder.add(0, step(MID, 1))
-    assert inside.wait(30)
-    assert client.server_info()[TABLE].current_size == 1
 
 
 def test_priority_functions_that_read_do_not_wait_for_one_another(monkeypatch):
@@ -156,36 +140,32 @@ def test_a_writer_that_waits_is_woken_by_a_reader_in_another_thread():
     assert got == list(range(1, count + 1))
 
 
-def test_what_is_staged_is_written_without_another_call():
-    """The reader below looks past the hook for readers of this process, as one in another process would."""
+@pytest.mark.parametrize("how", ["add", "before a step", "before a pause"])
+def test_the_first_call_after_the_delay_writes_what_is_staged(how, monkeypatch):
+    """The reader looks past the hook for readers of this process, as one in another process would."""
+    clock = [100.0]
+    monkeypatch.setattr(
+        "framework.adders.block_adder.time", types.SimpleNamespace(monotonic=lambda: clock[0])
+    )
     table = replay.Table.queue(TABLE, 10)
-    client = make_client(table)
-    adder = adders.NStepTransitionAdder(client, 1, 0.9, max_delay=0.001)
+    adder = adders.NStepTransitionAdder(make_client(table), 1, 0.9, max_delay=5.0)
     adder._out.writer._before_read = None
     adder.add_first(step(FIRST, 0))
     adder.add(0, step(MID, 1))
+    clock[0] += 4.0
     adder.add(0, step(MID, 2))
-    assert client.sample_batch(TABLE, 2, timeout=30).data.next_observation.tolist() == [1, 2]
+    adder.flush_pending(late=True)
+    assert len(table) == 0
+    if how == "before a pause":
+        adder.flush_pending()
+        assert len(table) == 2
+    clock[0] += 1.0
+    adder.add(0, step(MID, 3)) if how != "before a step" else adder.flush_pending(late=True)
+    assert len(table) == {"add": 3, "before a step": 2, "before a pause": 2}[how]
+    clock[0] += 5.0
+    adder.flush_pending(late=True)
+    assert len(table) == (2 if how == "before a step" else 3)
     adder.close()
-
-
-@pytest.mark.parametrize("call", [lambda adder: adder.add(0, step(MID, 2)), lambda adder: adder.close()])
-def test_what_goes_wrong_meanwhile_is_raised_by_the_next_call(call):
-    failed = threading.Event()
-
-    def fail(items):
-        failed.set()
-        raise RuntimeError("no priority")
-
-    client = make_client()
-    adder = adders.NStepTransitionAdder(client, 1, 0.9, priority_fns={TABLE: fail}, max_delay=0.001)
-    adder.add_first(step(FIRST, 0))
-    adder.add(0, step(MID, 1))
-    assert failed.wait(30)
-    with pytest.raises(RuntimeError, match="no priority"):
-        call(adder)
-    assert adder.close() == 0
-    assert num_rows(client) == 0
 
 
 def test_an_interrupted_client_ends_the_wait():

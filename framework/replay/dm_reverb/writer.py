@@ -180,7 +180,7 @@ class ReverbWriter(BatchWriter):
         self._closed = False
 
     def append(self, stream: str, columns: Mapping[str, Any], rows: np.ndarray | None = None) -> np.ndarray:
-        with self._lock:
+        with self.lock:
             rows = super().append(stream, columns, rows)
             sent = self._sent[stream]
             for row in rows.tolist() if sent else ():  # their contents have changed
@@ -297,14 +297,14 @@ class ReverbWriter(BatchWriter):
         concurrent = self._tables.concurrent
         # No other thread makes room if the client is not concurrent.
         seconds = timeout if concurrent else 0.0
-        with self._lock:
-            self._num_waiting = 1
+        with self.lock:
             try:
+                self._waits = True
                 if not self._confirm(keep, None if seconds is None else time.monotonic() + seconds):
                     error = DeadlineExceededError if concurrent else WouldBlockError
                     raise error(f"{self.num_pending} items still wait for room in their tables.")
             finally:
-                self._num_waiting = 0
+                self._waits = False
 
     def _flush_for(self, in_flight: int, seconds: float) -> bool:
         """Returns whether at most `in_flight` items are unconfirmed within `seconds`."""

@@ -213,10 +213,9 @@ class LocalWriter(BatchWriter):
             lambda table, n: client.tables[table].can_insert(n),
         )
         self._tables = client.tables
-        self._concurrent = client.concurrent
         self._interrupted = client.is_interrupted
         self._held_back = min(self._held_back, self._max_in_flight)
-        if not self._concurrent:
+        if not client.concurrent:
             self._max_in_flight = sys.maxsize  # no other thread could make room
         # (items created before, stream, rows)
         self._releases: collections.deque[tuple[int, str, np.ndarray]] = collections.deque()
@@ -240,7 +239,7 @@ class LocalWriter(BatchWriter):
 
     def _push(self) -> None:
         """Inserts the front of the queue as far as the rate limiters allow."""
-        with self._lock:
+        with self.lock:
             self._filled = 0.0
             if len(self._items) > 1:
                 self._items = collections.deque(joined(self._items))
@@ -273,20 +272,16 @@ class LocalWriter(BatchWriter):
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             self._push()
-            with self._lock:
+            with self.lock:
                 pending = self.num_pending
                 if pending <= keep:
                     return
                 table = self._items[0][0]
-                self._num_waiting += 1
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
                 table.wait_to_insert(left, self._interrupted)  # without the lock: a reader may need it
             except (DeadlineExceededError, WouldBlockError) as error:
                 raise type(error)(f"{pending} items wait for room: {error}") from None
-            finally:
-                with self._lock:
-                    self._num_waiting -= 1
 
 
 def serve_here(address: str, client: LocalClient | None) -> None:

@@ -7,6 +7,7 @@ import threading
 from typing import Any, ClassVar
 
 from framework.replay.shm import MappedStore
+from framework.replay.writers import Writers
 from launch.rpc import sockets
 
 RECONNECT_TIMEOUT_S = 30.0
@@ -25,6 +26,7 @@ class ReplayChannel:
     Attributes:
       away: whether the server is being moved; calls wait for it longer than `reconnect_timeout`.
       stopped: whether the server has said that it stops, and has not answered since.
+      writers: the client's writers in this process.
       look_s: seconds between two checks of whether the server has moved, while a connection looks for it.
     """
 
@@ -40,6 +42,7 @@ class ReplayChannel:
     def begin(self) -> None:
         """Begins in this process, perhaps a forked child: nothing is known of the server."""
         self.away = self.stopped = False
+        self.writers = Writers(elsewhere=True)
         self._mapped: MappedStore | None = None
         self._lock = threading.Lock()
 

@@ -24,7 +24,6 @@ from framework.replay.remote.pool import ConnectionPool
 from framework.replay.remote.writer import ServedWriter
 from framework.replay.rows.layout import Binding, Layout, gather
 from framework.replay.types import Drawn, Out, PaddedSample, ReplaySample, Sample, SampleInfo, TableInfo
-from framework.replay.writers import Writers
 
 # Seconds in which a server must have written a checkpoint of all its tables.
 _CHECKPOINT_S = 600.0
@@ -161,7 +160,7 @@ class RemoteClient(ConnectionPool, BaseClient):
     def _begin(self) -> None:
         super()._begin()
         _clients.add(self)
-        self.writers = Writers(elsewhere=True)
+        self.writers = self._channel.writers
 
     def begin_in_child(self) -> None:
         self.writers.call_all("end_in_child")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import math
 import os
 import time
 from typing import Any, NamedTuple
@@ -33,6 +34,7 @@ LAST_WORDS_S = 2.0
 _COME_BACK_S = 0.25
 _PAUSE_MS = 50  # before the next attempt if a connection ends at once, as with wrong keys
 _LONGEST_POLL_MS = 1e9
+_LOOK_S = 0.05  # after which a call that waits has this client's writers write again
 # A request is not repeated if this many sessions in a row have ended within these seconds.
 _MAX_LOST, _AT_ONCE_S = 5, 5.0
 
@@ -300,9 +302,13 @@ class ReplayConnection:
         _, number, deadline, wait, watch = asked
         try:
             while number not in self.answers:
+                # A rate limiter may hold it back until an adder of this process writes more.
+                look = time.monotonic() + _LOOK_S if wait else math.inf
                 try:
-                    if not self.receive(deadline, watch):
-                        break
+                    if not self.receive(look if deadline is None else min(look, deadline), watch):
+                        if deadline is not None and deadline <= look:
+                            break
+                        self._channel.writers.show()
                 except Interrupted:
                     # The server ends the request with an error, or has answered it already.
                     self.post({"op": "cancel"})

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -46,6 +47,8 @@ _SEND_BYTES = 1 << 20  # bytes of written rows that are sent without items
 _ARRAY_BYTES = 128  # about what the description of an array takes
 _MAX_LEASE = 1 << 20  # rows that a server leases at once
 _LEASE_ROWS, _LEASE_BYTES = 512, 1 << 20  # a block of leased rows has at most this many rows and bytes
+
+_DELAY_S = 0.005  # for which single items wait for others
 
 _Answer = TypeVar("_Answer")
 
@@ -86,12 +89,13 @@ class ServedWriter(BatchWriter):
         self._wanted: dict[str, int] = {}  # numbers of rows, by stream
         self._in_flight: dict[int, int] = {}  # the number of items of each message that was not answered
         self._failed = 0  # items that the server has refused
+        self._timer: threading.Timer | None = None
         self._closed = False
 
     def end_in_child(self) -> None:
         """Ends this writer in a forked child: its rows and its session are the parent's."""
         # Another thread of the parent may have held their locks.
-        self._lock, self._writers = threading.RLock(), Writers()
+        self.lock, self._writers = threading.RLock(), Writers()
         self._ended = ServerLost("writer: got a call in a forked process. Make a new writer there.")
 
     def end(self, until: float | None = None) -> None:
@@ -207,15 +211,27 @@ class ServedWriter(BatchWriter):
             raise
         self._collect(0.0)
 
+    def _hold_back(self, delay: float | None = None) -> None:
+        """Starts a thread that sends single items that no others follow, as Reverb's writers have one."""
+        if self._timer is None:
+            delay = _DELAY_S if delay is None else delay
+            self._timer = threading.Timer(delay, _push_late, [weakref.ref(self)])
+            self._timer.daemon = True
+            self._timer.start()
+
     def _push_late(self) -> None:
-        """Sends single items that were not followed by others, unless many messages wait already."""
-        with self._lock:
-            if self._ended is None:
+        with self.lock:
+            self._timer = None
+            if self._ended is not None:
+                return
+            try:
                 self._collect(0.0)
                 if len(self._in_flight) < _MAX_MESSAGES:
                     self._push()
                 elif self._items:
-                    self.late.call_later(self._push_late, self.look_s)
+                    self._hold_back(self.look_s)
+            except Exception as error:  # raised by the next call
+                self._errors.append(error)
 
     def _settle(self) -> None:
         """Asks the server which of the items created so far it could insert."""
@@ -260,15 +276,15 @@ class ServedWriter(BatchWriter):
         return bool(answers)
 
     def _wait(self, timeout: float | None, keep: int) -> None:
-        with self._lock:
+        with self.lock:
             self._push()  # also rows that were released
             # Read once: an interrupt from here on must end the wait, wherever in the loop it comes.
             interrupted = self._connection.wake.is_set
             if interrupted:
                 timeout = LAST_WORDS_S if timeout is None else min(timeout, LAST_WORDS_S)
             deadline = None if timeout is None else time.monotonic() + timeout
-            self._num_waiting = 1
             try:
+                self._waits = True
                 while self.num_pending > keep:
                     left = None if deadline is None else max(0.0, deadline - time.monotonic())
                     came = self._collect(left, not interrupted)
@@ -282,7 +298,7 @@ class ServedWriter(BatchWriter):
                             raise Interrupted
                         raise DeadlineExceededError(f"{self.num_pending} items wait for room: {why}")
             finally:
-                self._num_waiting = 0
+                self._waits = False
             if self._errors:
                 raise self._errors.popleft()
 
@@ -320,3 +336,9 @@ class ServedWriter(BatchWriter):
         self._ended = error
         self.num_lost, self.num_pending = self.num_lost + self.num_pending, 0  # an interrupt may end it twice
         self._connection.close()
+
+
+def _push_late(reference: weakref.ref[ServedWriter]) -> None:
+    writer = reference()
+    if writer is not None:
+        writer._push_late()

@@ -28,7 +28,6 @@ from framework.replay import wire
 from framework.replay.errors import ReverbError, ServerClosed, ServerLost, StoreFullError
 from framework.replay.server.limits import Limits, Unread
 from framework.replay.server.operations import ClientSession, Operations, Reply, Request, Steps
-from framework.replay.writers import hurry
 from launch.defects import Defects
 from launch.rpc import sockets
 from launch.texts import printable
@@ -122,7 +121,6 @@ class Service:
     # --- the loop ---
 
     def _run(self) -> None:
-        hurry.on = True  # all clients wait for this thread
         self._monitor = self._socket.get_monitor_socket(
             zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
         )

@@ -203,10 +203,11 @@ class Waiting:
       listeners: called, with the lock held, when calls of other processes should look again.
       closed: why the table is closed; None if it is not.
       change: surrounds every change of the table.
-      look_s: seconds after which a call that waits looks again, though nothing has woken it.
+      look_s: seconds after which a call that waits looks again, though nothing has woken it: an adder of
+        this process may have staged more.
     """
 
-    look_s = 5.0
+    look_s = 0.05
 
     def __init__(self, table: str, limiter: RateLimiter, lock: threading.Lock) -> None:
         self.limiter = limiter

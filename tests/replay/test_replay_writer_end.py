@@ -1,97 +1,17 @@
-"""The thread that flushes what is late."""
+"""Writers that nothing has closed, when the interpreter ends."""
 
-import collections
 import gc
 import os
 import signal
-import threading
-import weakref
 
 import pytest
 from background import Background, until
 from served_table import table, write
 
 from framework import replay
-from framework.replay import writer
 from framework.replay.client import ServedClient
-from framework.replay.remote import connection
-from framework.replay.writers import LateFlush, end_writers
-
-
-class Owner:
-    def __init__(self):
-        self.errors = collections.deque()
-        self.late = LateFlush(self, self.errors)
-        self.calls = []
-        self.called = threading.Event()
-
-    def first(self):
-        self.calls.append("first")
-
-    def second(self):
-        self.calls.append("second")
-        self.called.set()
-
-    def fail(self):
-        self.called.set()
-        raise RuntimeError("no room")
-
-
-def late_threads():
-    return [thread for thread in threading.enumerate() if thread.name == "replay-late-flush"]
-
-
-def test_each_method_is_called_once_in_the_order_in_which_they_are_due():
-    owner = Owner()
-    owner.late.call_later(owner.second, 0.05)
-    for _ in range(3):
-        owner.late.call_later(owner.first, 0.01)
-    assert owner.called.wait(10)
-    assert owner.calls == ["first", "second"]
-    owner.late.close()
-
-
-def test_an_error_is_kept_for_the_owner_and_the_thread_goes_on():
-    owner = Owner()
-    owner.late.call_later(owner.fail, 0.0)
-    assert owner.called.wait(10)
-    owner.called.clear()
-    owner.late.call_later(owner.second, 0.0)
-    assert owner.called.wait(10)
-    assert [str(error) for error in owner.errors] == ["no room"]
-    owner.late.close()
-
-
-@pytest.mark.parametrize("how", ["collected", "closed"])
-def test_the_thread_ends_with_its_owner(how):
-    before = set(late_threads())
-    owner = Owner()
-    gone = weakref.ref(owner)
-    owner.late.call_later(owner.first, 60.0)
-    (thread,) = set(late_threads()) - before
-    if how == "closed":
-        owner.late.close()
-    else:
-        del owner
-        gc.collect()
-        assert gone() is None, "what is scheduled keeps nothing alive"
-    thread.join(10)
-    assert not thread.is_alive()
-
-
-def test_the_end_of_the_interpreter_waits_for_the_thread(monkeypatch):
-    owner, release = Owner(), threading.Event()
-    monkeypatch.setattr(LateFlush, "over", False)
-    monkeypatch.setattr(
-        Owner, "second", lambda self: (self.called.set(), release.wait(10), self.calls.append("second"))
-    )
-    owner.late.call_later(owner.second, 0.0)
-    assert owner.called.wait(10)
-    threading.Timer(0.1, release.set).start()
-    end_writers()
-    assert owner.calls == ["second"] and not late_threads()
-    owner.late.call_later(owner.fail, 0.0)
-    assert not late_threads()
+from framework.replay.remote import connection, writer
+from framework.replay.writers import end_writers
 
 
 def by_batch(client):
@@ -121,7 +41,6 @@ def staged(client):
 def test_the_end_of_the_interpreter_inserts_what_writers_hold_back(
     monkeypatch, caplog, create, kept, size, arrive
 ):
-    monkeypatch.setattr(LateFlush, "over", False)
     monkeypatch.setattr(writer, "_DELAY_S", 60.0)
     with replay.Server([replay.Table.queue("t", size)]) as server:
         client = ServedClient(server.address)
@@ -144,7 +63,6 @@ def serve(pipe):
 
 @pytest.mark.parametrize("why", ["another thread waits for room", "the server hangs"])
 def test_the_end_of_the_interpreter_waits_for_no_writer_for_long(monkeypatch, caplog, fork, why):
-    monkeypatch.setattr(LateFlush, "over", False)
     monkeypatch.setattr(writer, "_DELAY_S", 60.0)
     monkeypatch.setattr(connection, "LAST_WORDS_S", 0.2)
     if why == "the server hangs":
@@ -160,7 +78,7 @@ def test_the_end_of_the_interpreter_waits_for_no_writer_for_long(monkeypatch, ca
             client = ServedClient(server.address)
             writing = client.batch_writer(max_in_flight_items=2)
             call = Background(write, writing, 4)
-            until(lambda: writing._num_waiting)
+            until(lambda: writing._waits)
             end_writers()
             client.close()
             call.exception()
