@@ -260,7 +260,8 @@ def batch(name: str, spec: Nest, values: Nest, count: int | None = None) -> Nest
             raise ValueError(
                 f"{where}: got shape {array.shape}, expected {expected}, one row for each env.{advice}"
             )
-        if not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
+        are_integers = array.dtype.kind in "iu" and np.dtype(leaf.dtype).kind in "iu"  # A list has int64.
+        if not are_integers and not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
             raise ValueError(
                 f"{where}: got dtype {array.dtype}, expected {np.dtype(leaf.dtype)} (the spec's). Convert it."
             )

@@ -308,6 +308,7 @@ WRONG_CALLS = [
         lambda: dqn(BYTES).act(np.array([[9, 300]], np.uint16)),
         "observation: got 300, expected .* uint8 holds",
     ),
+    (lambda: dqn(BYTES).act([[9, -1]]), "observation: got -1, expected .* uint8 holds"),
     (lambda: acted().observe([[0, 0]] * 2, [0, 0], False, [[True]] * 2), r"truncated: got shape \(2, 1\)"),
     (lambda: acted().observe([[0, 0]], [0], False, [True, False], [0]), r"truncated: got shape \(2,\)"),
     (lambda: acted().observe([[0, 0]] * 2, [0, 0], [True] * 3), r"terminated: got shape \(3,\)"),
@@ -320,6 +321,10 @@ WRONG_CALLS = [
     (lambda: dqn().restore(acted().save()), "num_envs 2, expected 1"),
     (lambda: IMPALA(IMPALAConfig(previous_action_and_reward=True)).session(SPEC), "wrappers: got"),
 ]
+
+
+def test_lists_of_numbers_are_taken_where_the_spec_has_bytes():
+    assert dqn(BYTES).act([[9, 255]]).shape == (1,)
 
 
 @pytest.mark.parametrize(("call", "message"), WRONG_CALLS)

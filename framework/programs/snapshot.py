@@ -25,7 +25,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -37,7 +37,7 @@ from framework.pickling import ObjectPickler, pickle_module
 from framework.runs.callbacks import Callback
 from framework.runs.checkpoints import PROGRAM, newest_checkpoint
 from framework.runs.run_config import RunConfig
-from framework.runs.run_folder import RunFolder, differences
+from framework.runs.run_folder import RunFolder, differences, plain
 from framework.variables import VariableBlock
 from framework.workers.actor_worker import ActorWorker
 from framework.workers.evaluator import Evaluator
@@ -169,7 +169,7 @@ class Snapshot:
             "nodes": {f"nodes of {group}": count for group, count in self.num_nodes.items()},
             "run": {"environment": self._run.environment, "own_logger": self._logger_factory is not None},
         }
-        return json.loads(json.dumps(about))
+        return cast(dict[str, Any], plain(about))
 
 
 def _progress(state: ProgramState) -> dict[str, Any]:

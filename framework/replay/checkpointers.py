@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from framework.checkpoints import Checkpointer, Part
+from framework.checkpoints import Checkpointer, CheckpointReader, Part
 from framework.replay.errors import CheckpointError
 from framework.replay.rows.store import RowStore, span
 from framework.replay.tables.saved_items import SavedPart, options_of, restore_table, save_table
@@ -118,9 +118,9 @@ class DefaultCheckpointer(CheckpointerBase):
         leased = {}
         try:
             for name, stream in note["streams"].items():
-                leased[name] = _read_stream(path, name, stream, store)
+                leased[name] = _read_stream(reader, name, stream, store)
             for name, meta in saved.items():
-                with np.load(path / meta["file"]) as file:
+                with np.load(reader.part(meta["file"])) as file:
                     arrays = dict(file)
                 own = options_of(tables[name])
                 for option, value in meta["config"].items():
@@ -192,7 +192,9 @@ def _block_rows(column: np.ndarray) -> int:
 # Reading.
 
 
-def _read_stream(path: Path, name: str, saved: Mapping[str, Any], store: RowStore) -> np.ndarray:
+def _read_stream(
+    reader: CheckpointReader, name: str, saved: Mapping[str, Any], store: RowStore
+) -> np.ndarray:
     columns = saved["columns"]
     stream = store.stream(name, {c: (shape, dtype) for c, (_, dtype, shape) in columns.items()})
     rows = stream.lease(saved["rows"])
@@ -200,7 +202,7 @@ def _read_stream(path: Path, name: str, saved: Mapping[str, Any], store: RowStor
         array = stream.columns[column]
         step = _block_rows(array)
         size = int(np.prod(shape, dtype=np.int64))
-        with open(path / file_name, "rb") as file:
+        with open(reader.part(file_name), "rb") as file:
             for begin in range(0, len(rows), step):
                 at = rows[begin : begin + step]
                 block = np.fromfile(file, np.dtype(dtype), len(at) * size)

@@ -237,6 +237,27 @@ def test_a_key_whose_write_fails_is_made_again(tmp_path, monkeypatch):
     assert snapshot._signature(b"data") == snapshot._signature(b"da", b"ta")
 
 
+class Doubled(gymnasium.Wrapper):
+    """Takes a function among its options."""
+
+    def __init__(self, double):
+        super().__init__(gymnasium.make("CartPole-v1"))
+        assert double(1) == 2
+
+
+def twice(number: int) -> int:
+    return 2 * number
+
+
+def test_a_run_whose_options_are_functions_resumes_exactly(tmp_path, caplog):
+    config = dataclasses.replace(BASE, directory=str(tmp_path), environment_options={"double": twice})
+    run("dqn", Doubled, config, passes=20)
+    assert "exact state" not in caplog.text
+    assert "program" in last_checkpoint(config.directory).names
+    assert run("dqn", Doubled, config)["env_steps"] == BASE.max_env_steps
+    assert "new episodes" not in caplog.text
+
+
 def unpicklable(num_envs: int, seed: int):
     environment = gymnasium.make("CartPole-v1")
     environment.unwrapped.generator = (i for i in range(3))

@@ -1,9 +1,12 @@
 """Checkpoints: exact, atomic, verified, and no other program's files."""
 
 import errno
+import hashlib
+import json
 import logging
 import os
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
@@ -202,6 +205,18 @@ def test_unknown_table_in_the_checkpoint(tmp_path):
     client.checkpoint()
     with pytest.raises(replay.CheckpointError, match=r"\['idle', 'queue'\]"):
         replay.EmbeddedClient(tables()[:1], checkpointer=at(tmp_path))
+
+
+def test_files_outside_of_the_checkpoint_are_not_read(tmp_path):
+    work(client := replay.EmbeddedClient(tables(), checkpointer=at(tmp_path / "here")), 3, seed=1)
+    manifest = pathlib.Path(client.checkpoint()) / "manifest.json"
+    shutil.copy(manifest.parent / "stream-0-0", tmp_path / "other")
+    content = json.loads(manifest.read_text())
+    next(iter(content["note"]["streams"]["a"]["columns"].values()))[0] = "../../other"
+    manifest.write_text(text := json.dumps(content))
+    (manifest.parent / "DONE").write_text(hashlib.sha256(text.encode()).hexdigest())
+    with pytest.raises(replay.CheckpointError, match=r"no part '../../other'"):
+        replay.EmbeddedClient(tables(), checkpointer=at(tmp_path / "here"))
 
 
 def test_failed_write_leaves_nothing(tmp_path, monkeypatch):
