@@ -320,6 +320,7 @@ class Agent(abc.ABC):
     num_learners: int = 1
     rank: int = 0  # the index of this node's learner
     clients: Mapping[str, Any] = {}  # In a learner's node, clients of other nodes; see `Graph.add_learner`.
+    dataset: str | None = None  # What it learns from in a program without actors; see `RunConfig.dataset`.
     made_by: str | None = None  # `module:function` that made the agent; None if its class did.
     # Modules that are imported once for all processes of the program, as torch is, not by each of them.
     preload: Sequence[str] = ()
@@ -371,7 +372,8 @@ class Agent(abc.ABC):
             return
         replay = graph.add_replay()
         variables = graph.add_variable_source(graph.add_learner(replay))
-        graph.add_actors(replay, variables)
+        if self.dataset is None:
+            graph.add_actors(replay, variables)
         graph.add_evaluator(variables)
 
     def for_program(self, num_envs: int, num_learners: int = 1, rank: int = 0) -> Self:
@@ -390,6 +392,17 @@ class Agent(abc.ABC):
         if num_learners > 1:
             agent.check_shards()
         return agent
+
+    def for_dataset(self, path: str) -> Self:
+        """A copy that learns from the episodes at `path`, without actors; see `RunConfig.dataset`.
+
+        Raises:
+          ValueError: This agent cannot.
+        """
+        raise ValueError(
+            f"dataset: got {path!r}, expected None: {type(self).__name__} learns from what its own actors "
+            "do. Use an off-policy agent."
+        )
 
     def decided(self, config: Any, recorded: Mapping[str, Any]) -> tuple[Self, list[str]]:
         """A copy whose settings leave nothing to be decided, and a line about each decision.

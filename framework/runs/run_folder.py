@@ -125,13 +125,13 @@ class RunFolder:
     def describe(
         cls,
         agent: core.Agent,
-        environment: str | Callable[..., Any],
+        environment: str | Callable[..., Any] | None,
         config: RunConfig,
         spec: specs.EnvironmentSpec,
     ) -> RunFolder:
         """The run of `agent` in `environment`. Writes nothing."""
         name, fields = describe_agent(agent)
-        if not isinstance(environment, str):
+        if environment is not None and not isinstance(environment, str):
             target = target_of(environment) or ""
             environment = "" if target.partition(":")[0] in SUITES else target
         networks_fn = None
@@ -387,6 +387,8 @@ class RunFolder:
 
     def environment_factory(self) -> str:
         """The argument of `environments.make`. Raises RunError if it was a factory that has no name."""
+        if self.environment is None and self.config.dataset is not None:
+            raise RunError(f"{self.path}: it learned from a dataset without an environment to play in.")
         if self.environment is None:
             raise RunError(
                 f"{self.path}: its environment was a function that cannot be imported by name. Give "
