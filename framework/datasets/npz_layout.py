@@ -25,6 +25,7 @@ import numpy as np
 import tree
 
 from framework import nest, specs
+from framework.config_checks import RaisedAs
 from framework.datasets.episodes import FIELDS, EpisodeDataset, step_of
 from framework.runs import recorded_specs
 from framework.types import Nest, Step
@@ -74,7 +75,8 @@ def read(index: Path) -> EpisodeDataset:
         content = json.loads(index.read_text())
         if content["format"] != _FORMAT:
             raise ValueError(f"{index}: format: got {content['format']!r}, expected {_FORMAT}.")
-        spec = recorded_specs.spec_of(content["spec"])
+        with RaisedAs(ValueError, ValueError, f"{index}: "):
+            spec = recorded_specs.spec_of(content["spec"])
         files = [(str(shard["file"]), int(shard["episodes"])) for shard in content["shards"]]
         about = dict(content["about"])
     except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
