@@ -39,7 +39,7 @@ class TrainOptions:
     # YAML: names of flags and their values, such as the config.yaml of a run. Flags override it.
     config: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
     # `repertory list` shows examples of all suites.
-    environment: Annotated[str, tyro.conf.arg(metavar="SUITE:NAME")] = "gymnasium:CartPole-v1"
+    environment: Annotated[str | None, tyro.conf.arg(metavar="SUITE:NAME")] = "gymnasium:CartPole-v1"
     # serial, threads, processes, ray or launchpad.
     engine: Annotated[str, tyro.conf.arg(metavar="ENGINE")] = "processes"
     restarts: int = 0  # How often each node may fail and be restarted before the run ends with its error.

@@ -27,7 +27,7 @@ from framework.commands.running import exit_code, writing
 from framework.experiments import running
 from framework.experiments.settings import with_ten_evaluations
 from framework.runs import config_file, trust
-from framework.runs.presets import DEFAULTS, find_preset, presets_of
+from framework.runs.presets import DEFAULTS, OF_DATASETS, find_preset, presets_of
 from framework.runs.registry import AgentEntry, NoConfig, agent_names, find_agent
 from framework.runs.run_config import RunConfig
 from framework.runs.run_folder import RunError, RunFolder, keeps_settings
@@ -61,7 +61,7 @@ def start(name: str | None, arguments: Sequence[str]) -> int:
     interrupts.clean_up_first()
     if config.directory is not None:
         return _start(agent, options, config, origin)
-    path = running.new_folder(entry.name, options.environment, config.seed)
+    path = running.new_folder(entry.name, options.environment or "dataset", config.seed)
     with running.removed_if_empty(path), config_checks.RaisedAs(UsageError, ValueError):
         return _start(agent, options, dataclasses.replace(config, directory=str(path)), origin)
 
@@ -93,12 +93,13 @@ def parse_new(
     which overrides the preset, which overrides the defaults.
     """
     # The file says which agent, the environment which preset, and both give the defaults of the other flags.
-    early, _ = _early(arguments, "--config", "--environment")
+    early, _ = _early(arguments, "--config", "--environment", "--dataset")
     given = _read(early.config)
     in_file = {key: value for key, value in given.items() if key != "environment" or not early.environment}
     with config_checks.RaisedAs(UsageError, ValueError, f"{early.config}: "):
         trust.check(in_file, [*early.allow, *trust.module_in(name)])
-    if given.get("environment", "") is None:  # The run's was a function without a name.
+    dataset = early.dataset or given.get("dataset")
+    if given.get("environment", "") is None and dataset is None:  # The run's was a function without a name.
         if early.environment is None:
             raise UsageError(
                 f"{early.config}: environment: got null, expected SUITE:NAME or module:function. Give "
@@ -106,12 +107,17 @@ def parse_new(
             )
         del given["environment"]
     entry = find(_agent_name(name, given.pop("agent", None), early.config))
-    environment = early.environment or given.get("environment") or default_environment(entry)
-    preset, _ = find_preset(entry.load(), str(environment))
+    environment = early.environment or given.pop("environment", None)
+    if environment is None and dataset is None:
+        environment = default_environment(entry)
+    preset, _ = find_preset(entry.load(), environment)
+    run_settings = {**DEFAULTS, **preset.run}
+    if dataset is not None:
+        run_settings |= {**OF_DATASETS, **({"evaluate_period": None} if environment is None else {})}
     agent_config = entry.make_config()
     parts: list[tuple[Any, Mapping[str, Any]]] = [
-        (TrainOptions(environment=str(environment)), {}),
-        (RunConfig(), {**DEFAULTS, **preset.run}),
+        (TrainOptions(environment=environment), {}),
+        (RunConfig(), run_settings),
         (agent_config, {} if agent_config == NoConfig() else preset.agent),
     ]
     names = [[field.name for field in dataclasses.fields(base)] for base, _ in parts]
@@ -182,7 +188,8 @@ def _agent_name(name: str | None, in_file: str | None, path: str | None) -> str:
 def default_environment(entry: AgentEntry) -> str:
     """Returns CartPole, or the environment of the agent's first preset if there is none for CartPole."""
     known = [name for name in presets_of(entry.load()) if "*" not in name]
-    return known[0] if known and TrainOptions.environment not in known else TrainOptions.environment
+    usual = str(TrainOptions.environment)
+    return known[0] if known and usual not in known else usual
 
 
 def find(name: str) -> AgentEntry:
@@ -201,7 +208,8 @@ def resume(arguments: Sequence[str], name: str | None = None) -> int:
     folder = RunFolder.open(early.resume)
     if name is not None and find(name).name != folder.agent:
         raise UsageError(f"{folder.path} is a run of {folder.agent!r}, not of {name!r}; leave the agent out.")
-    agent, environment = folder.make_agent(early.allow), folder.environment_factory()
+    agent = folder.make_agent(early.allow)
+    environment = folder.environment if folder.config.dataset else folder.environment_factory()
     # Fields with the names of other settings have no flags.
     own = getattr(agent, "config", None)
     own = own if folder.agent_config and not _hidden(own) else NoConfig()

@@ -10,14 +10,14 @@ from typing import Any
 from framework import config_checks, core
 from framework.objects import target_of
 from framework.runs import config_file
-from framework.runs.presets import DEFAULTS, Preset, find_preset
+from framework.runs.presets import DEFAULTS, OF_DATASETS, Preset, find_preset
 from framework.runs.registry import AgentEntry, NoConfig, find_agent
 from framework.runs.run_config import RunConfig, shorter_period
 
 
 def settings_of(
     agent: str | Callable[..., core.Agent] | core.Agent,
-    environment: str | Callable[..., Any],
+    environment: str | Callable[..., Any] | None,
     run: RunConfig | Mapping[str, Any] | None,
     given: Mapping[str, Any],
 ) -> tuple[core.Agent, RunConfig, str]:
@@ -39,7 +39,9 @@ def settings_of(
         config = dataclasses.replace(run, **in_run)
     elif run is None or isinstance(run, Mapping):
         config_checks.names("run", run or {}, of_run)
-        values = {**DEFAULTS, **preset.run, **(run or {}), **in_run}
+        own = {**(run or {}), **in_run}
+        data = OF_DATASETS if own.get("dataset") is not None else {}
+        values = {**DEFAULTS, **preset.run, **data, **own}
         config = config_file.from_plain(RunConfig(), values, "run")
         if "evaluate_period" not in {**(run or {}), **in_run}:
             config = with_ten_evaluations(config, preset)

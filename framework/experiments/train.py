@@ -21,7 +21,7 @@ from framework.runs.run_folder import RunFolder
 
 def train(
     agent: str | Callable[..., core.Agent] | core.Agent,
-    environment: str | Callable[..., Any],
+    environment: str | Callable[..., Any] | None,
     *,
     engine: str = "processes",
     directory: str | os.PathLike[str] | None = None,
@@ -43,7 +43,7 @@ def train(
     Args:
       agent: its name, its class, or a function that makes it: its settings are the preset's. Or an agent,
         which keeps its own settings; the preset then says how the run is made.
-      environment: see `environments.make`.
+      environment: see `environments.make`. None for a run that learns from a `dataset` without evaluations.
       engine: `processes`, `threads`, `serial`, `ray` or `launchpad`.
       directory: the folder of the run. None makes one in `runs/`.
       seed: the seed of all random numbers. The one in `run` holds if this is left at 1.
@@ -77,7 +77,7 @@ def train(
 
 def _train(
     agent: core.Agent,
-    environment: str | Callable[..., Any],
+    environment: str | Callable[..., Any] | None,
     config: RunConfig,
     engine: str,
     callbacks: Sequence[Callback],
@@ -96,7 +96,9 @@ def _train(
     return Run(folder.path, folder.modules)
 
 
-def _name_of(environment: str | Callable[..., Any]) -> str:
+def _name_of(environment: str | Callable[..., Any] | None) -> str:
+    if environment is None:
+        return "dataset"
     if isinstance(environment, str):
         return environment
     return str(getattr(environment, "__name__", type(environment).__name__))

@@ -13,7 +13,7 @@ import torch
 
 import launch
 from framework import config_checks, core, environments, specs
-from framework.datasets import EpisodeDataset, read_episodes
+from framework.datasets import read_episodes
 from framework.datasets.episodes import plain_spec
 from framework.environments import BatchedEnvironment
 from framework.environments.single import takes
@@ -85,15 +85,11 @@ def make_program(
     known = None if config.directory is None else RunFolder.find(config.directory)
     config = config.decided({} if known is None else vars(known.config))
     agent, lines = agent.decided(config, {} if known is None else known.agent_config)
-    episodes = None
     if config.dataset is not None:
-        agent, episodes = agent.for_dataset(config.dataset), read_episodes(config.dataset)
+        agent = agent.for_dataset(config.dataset)
     if environment_factory is None:
-        spec, config = _spec_of_episodes(episodes), dataclasses.replace(config, evaluate_period=None)
-    else:
-        spec = environment_spec(agent, environment_factory, config)
-    if episodes is not None:
-        episodes.check(spec)
+        config = dataclasses.replace(config, evaluate_period=None)
+    spec = environment_spec(agent, environment_factory, config)
     for line in (*lines, *agent.describe_inputs(spec)):
         _LOG.info("%s", line)
     run = None
@@ -115,23 +111,29 @@ def make_program(
     return program
 
 
-def _spec_of_episodes(episodes: EpisodeDataset | None) -> specs.EnvironmentSpec:
-    if episodes is None:
-        raise ValueError(
-            "environment: got None, expected a name or a callable. Only a program with a dataset needs none."
-        )
-    return episodes.spec or plain_spec(episodes[0])
-
-
 def environment_spec(
-    agent: core.Agent, factory: str | Callable[..., Any], config: RunConfig
+    agent: core.Agent, factory: str | Callable[..., Any] | None, config: RunConfig
 ) -> specs.EnvironmentSpec:
-    """The spec of one env with the wrappers of `agent`. Makes the environment and closes it."""
+    """The spec of one env with the wrappers of `agent`, which is the dataset's where there is no environment.
+
+    Makes the environment and closes it. Raises ValueError if the dataset is of another one.
+    """
+    episodes = None if config.dataset is None else read_episodes(config.dataset)
+    if factory is None:
+        if episodes is None:
+            raise ValueError(
+                "environment: got None, expected a name or a callable. Only a program with a dataset needs "
+                "none."
+            )
+        return episodes.spec or plain_spec(episodes[0])
     environment = make_environment(agent, factory, config, 1, config.seed)
     try:
-        return specs.make_environment_spec(environment)
+        spec = specs.make_environment_spec(environment)
     finally:
         environment.close()
+    if episodes is not None:
+        episodes.check(spec)
+    return spec
 
 
 def make_environment(

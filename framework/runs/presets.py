@@ -35,6 +35,15 @@ FAMILIES = (
 )
 #: What a run of any agent begins with, before its preset.
 DEFAULTS: Mapping[str, Any] = {"num_actors": 2, "envs_per_actor": 4, "max_env_steps": 100_000}
+#: What a run that learns from a dataset has instead of what its preset says of actors and env steps.
+OF_DATASETS: Mapping[str, Any] = {
+    "num_actors": 1,
+    "envs_per_actor": 1,
+    "max_env_steps": None,
+    "max_learner_steps": 100_000,
+    "evaluate_period": "auto",
+    "target_return": None,
+}
 
 
 @dataclass(frozen=True)
@@ -61,6 +70,8 @@ def find_preset(agent: Callable[..., Any], environment: Any) -> tuple[Preset, st
     The settings for another environment lack its `target_return`. A callable has no preset.
     """
     known, name = presets_of(agent), str(environment)
+    if environment is None:
+        return Preset(), ""
     if name in known:
         return known[name], ""
     for pattern, preset in known.items():
