@@ -14,6 +14,7 @@ DM_CONTROL = [f"dm-control>=1.0.20; {marker('dm-control')}", "mujoco<4"]
 MINATAR = ["minatar>=1.0.15"]
 MINIGRID = [f"minigrid>=3; {marker('minigrid')}"]
 # PettingZoo's particle environments are in mpe2.
+MINARI = ["minari[hdf5]>=0.5"]
 PETTINGZOO = ["pettingzoo>=1.25", "mpe2>=1"]
 # EnvPool is not among TEST: it takes 0.7 GB.
 ENVPOOL = [f"envpool>=1; {marker('envpool')}"]
@@ -79,6 +80,7 @@ setup(
         "dm-control": DM_CONTROL,
         "minatar": MINATAR,
         "minigrid": MINIGRID,
+        "minari": MINARI,
         "wandb": WANDB,
         "slurm": SLURM,
         "pettingzoo": PETTINGZOO,
@@ -103,7 +105,9 @@ setup(
             "apex=agents.apex:ApeX",
             "appo=agents.appo:APPO",
             "batch_ppo=agents.batch_ppo:BatchPPO",
+            "bc=agents.bc:BC",
             "c51=agents.c51:C51",
+            "cql=agents.cql:CQL",
             "d4pg=agents.d4pg:D4PG",
             "ddpg=agents.td3:DDPG",
             "dqfd=agents.dqfd:DQfD",
@@ -111,6 +115,7 @@ setup(
             "impact=agents.impact:IMPACT",
             "impala=agents.impala:IMPALA",
             "iqn=agents.iqn:IQN",
+            "iql=agents.iql:IQL",
             "maml=agents.maml:MAML",
             "mpo=agents.mpo:MPO",
             "ppo=agents.ppo:PPO",
@@ -122,6 +127,7 @@ setup(
             "recurrent_td3=agents.recurrent_td3:RecurrentTD3",
             "sac=agents.sac:SAC",
             "td3=agents.td3:TD3",
+            "td3_bc=agents.td3_bc:TD3BC",
             "td7=agents.td7:TD7",
         ],
     },

@@ -19,10 +19,11 @@ import tree
 from torch import nn
 
 from agents.dqn import DQN, DQNConfig, DQNNetworks, ItemLosses
-from framework import adders, demonstrations, environments, losses, replay
+from framework import adders, environments, losses, replay
 from framework import config_checks as check
 from framework.adders import PriorityFn
-from framework.datasets import Dataset, table_numbers
+from framework.datasets import Dataset, EpisodeDataset, read_episodes, record, table_numbers
+from framework.datasets.episodes import play
 from framework.learners import LossContext, LossOutput
 from framework.networks import mask_values
 from framework.replay.contracts import ReplayClient
@@ -41,7 +42,7 @@ class DQfDConfig(DQNConfig):
     Exploration, priorities, the margin and the weights of the losses are the paper's.
     """
 
-    # A .npz file of episodes, or module:function that returns them; see framework.demonstrations.
+    # A folder of episodes, or module:function that returns them; see framework.datasets.files.
     demonstrations: str | None = None
     demonstration_fraction: float = 0.25  # Share of demonstrations in a batch. Larger shares imitate longer.
     # Added to the priority of a demonstration. Larger values draw demonstrations more evenly.
@@ -75,18 +76,18 @@ class DQfD(DQN):
 
     config: DQfDConfig = DQfDConfig()
 
-    def episodes(self) -> list[Step]:
-        """The demonstrations, a `Step` of T + 1 rows each. Raises ValueError if the config names none."""
+    def episodes(self) -> EpisodeDataset:
+        """The demonstrations. Raises ValueError if the config names none."""
         if self.config.demonstrations is None:
             raise ValueError(
-                "demonstrations: got None, expected a .npz file or module:function. Record episodes with "
-                "framework.demonstrations."
+                "demonstrations: got None, expected a folder of episodes or module:function. Record episodes "
+                "with repertory record, or framework.datasets.record."
             )
-        return demonstrations.load(self.config.demonstrations)
+        return read_episodes(self.config.demonstrations)
 
     def make_tables(self, spec: EnvironmentSpec) -> list[replay.Table]:
         episodes = self.episodes()
-        demonstrations.check(episodes, spec)
+        episodes.check(spec)
         # Never full. Each of several servers has a part of this size and any number of the episodes.
         size, limiter = MAX_SHARDS * self._num_items(episodes), replay.rate_limiters.MinSize(1)
         sampler, remover = self.make_sampler(), replay.selectors.Fifo()
@@ -152,8 +153,7 @@ class DQfD(DQN):
         if size == self._num_items(episodes):
             return
         client.reset(DEMONSTRATIONS_TABLE)
-        for episode in episodes:  # Each adder writes to the next of several servers.
-            demonstrations.write(episode, self._adder(client, DEMONSTRATIONS_TABLE))
+        play(episodes, functools.partial(self._adder, client, DEMONSTRATIONS_TABLE), client)
 
     def _fill_again(self, client: ReplayClient) -> None:
         """Writes them after a restart of the replay server from no checkpoint."""
@@ -178,16 +178,16 @@ class DQfD(DQN):
             reward_clip=self.config.reward_clip,
         )
 
-    def _num_items(self, episodes: list[Step]) -> int:
+    def _num_items(self, episodes: EpisodeDataset) -> int:
         """What `NStepTransitionAdder` makes of them."""
-        lengths = [len(episode.reward) - 1 for episode in episodes]
-        return sum(length + min(length, self.config.n_step) - 1 for length in lengths)
+        lengths = episodes.lengths
+        return int((lengths + np.minimum(lengths, self.config.n_step) - 1).sum())
 
 
 def mountain_car(count: int = 5, seed: int = 0) -> Iterator[Step]:
     """Episodes of `gymnasium:MountainCar-v0` that push in the direction of the velocity."""
     environment = environments.make("gymnasium:MountainCar-v0", num_envs=1, seed=seed)
-    yield from demonstrations.record(
+    yield from record(
         environment, lambda observation: np.where(observation[:, 1] < 0, 0, 2).astype(np.int64), count
     )
     environment.close()

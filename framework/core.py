@@ -24,11 +24,14 @@ from __future__ import annotations
 
 import abc
 import copy
+import dataclasses
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import launch
 from framework.clock import Clock
+from framework.runs.presets import find_preset
 from framework.types import FIRST, Gradients, Nest, StepResult
 from framework.types import Progress as Progress
 
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
     from framework.replay.contracts import ReplayClient
     from framework.specs import EnvironmentSpec
 
+_LOG = logging.getLogger(__name__)
 State = TypeVar("State")
 # The config of an agent and the spec of its environments to networks with all of its parameters.
 NetworksFn = Callable[[Any, "EnvironmentSpec"], Any]
@@ -324,10 +328,28 @@ class Agent(abc.ABC):
     num_learners: int = 1
     rank: int = 0  # the index of this node's learner
     clients: Mapping[str, Any] = {}  # In a learner's node, clients of other nodes; see `Graph.add_learner`.
+    dataset: str | None = None  # What it learns from in a program without actors; see `RunConfig.dataset`.
     made_by: str | None = None  # `module:function` that made the agent; None if its class did.
     # Modules that are imported once for all processes of the program, as torch is, not by each of them.
     preload: Sequence[str] = ()
     worker_class: Any = None  # The class of the objects in the nodes of a plan. None is `RolloutWorker`.
+
+    @classmethod
+    def preset(cls, environment: str) -> Any:
+        """The agent's config for `environment`: `PPO(PPO.preset("gymnasium:CartPole-v1"))`.
+
+        A warning says where the settings come from if there is no preset for `environment`.
+
+        Raises:
+          TypeError: The agent has no config.
+        """
+        config: Any = getattr(cls(), "config", None)
+        if not dataclasses.is_dataclass(config) or isinstance(config, type):
+            raise TypeError(f"preset: got {cls.__name__}, which has no config, expected an agent with one.")
+        preset, line = find_preset(cls, environment)
+        if line:
+            _LOG.warning("%s", line)
+        return dataclasses.replace(config, **preset.agent)
 
     @abc.abstractmethod
     def make_networks(self, spec: EnvironmentSpec) -> Any:
@@ -375,7 +397,8 @@ class Agent(abc.ABC):
             return
         replay = graph.add_replay()
         variables = graph.add_variable_source(graph.add_learner(replay))
-        graph.add_actors(replay, variables)
+        if self.dataset is None:
+            graph.add_actors(replay, variables)
         graph.add_evaluator(variables)
 
     def for_program(self, num_envs: int, num_learners: int = 1, rank: int = 0) -> Self:
@@ -394,6 +417,17 @@ class Agent(abc.ABC):
         if num_learners > 1:
             agent.check_shards()
         return agent
+
+    def for_dataset(self, path: str) -> Self:
+        """A copy that learns from the episodes at `path`, without actors; see `RunConfig.dataset`.
+
+        Raises:
+          ValueError: This agent cannot.
+        """
+        raise ValueError(
+            f"dataset: got {path!r}, expected None: {type(self).__name__} learns from what its own actors "
+            "do. Use an off-policy agent."
+        )
 
     def decided(self, config: Any, recorded: Mapping[str, Any]) -> tuple[Self, list[str]]:
         """A copy whose settings leave nothing to be decided, and a line about each decision.

@@ -176,6 +176,26 @@ def from_spaces(observation_space: Any, action_space: Any) -> EnvironmentSpec:
     )
 
 
+def to_space(spec: Nest) -> Any:
+    """The gymnasium space of a nest of specs: of `from_space`, but for the starts of Discrete spaces."""
+    from gymnasium import spaces
+
+    if isinstance(spec, dict):
+        return spaces.Dict({key: to_space(child) for key, child in spec.items()})
+    if isinstance(spec, tuple | list):
+        return spaces.Tuple([to_space(child) for child in spec])
+    if isinstance(spec, DiscreteArray):
+        return spaces.Discrete(spec.num_values)
+    low: Any = -np.inf
+    high: Any = np.inf
+    if isinstance(spec, BoundedArray):
+        low, high = (np.broadcast_to(bound, spec.shape) for bound in (spec.minimum, spec.maximum))
+    elif spec.dtype.kind in "iub":
+        info = np.iinfo(np.uint8 if spec.dtype.kind == "b" else spec.dtype)
+        low, high = info.min, info.max
+    return spaces.Box(low, high, spec.shape, spec.dtype.type)
+
+
 def discrete_offsets(space: Any) -> list[int]:
     """The `start` of each Discrete leaf, in the order of `tree.flatten(from_space(space))`; 0 for others."""
     from gymnasium import spaces

@@ -38,7 +38,8 @@ from framework.agent_configs import ActorCriticConfig as ActorCriticConfig
 from framework.agent_configs import AgentConfig as AgentConfig
 from framework.agent_configs import OffPolicyConfig as OffPolicyConfig
 from framework.agent_configs import OnPolicyConfig as OnPolicyConfig
-from framework.datasets import Dataset
+from framework.datasets import Dataset, EpisodeDataset, read_episodes
+from framework.datasets.episodes import plain_spec, play
 from framework.devices import check_visible, device_of_learner
 from framework.learners import LossContext, LossOutput, schedules
 from framework.learners.gradient import PAYS_FROM_STEPS, why_not
@@ -188,7 +189,7 @@ class TorchAgent(core.Agent):
             return self, []
         mode, device, lines = own.step_mode, torch.device(own.device), []
         if mode == "auto":
-            count = 0.0
+            count = 0.0 if config.dataset is None else float(config.max_learner_steps or 0)
             if config.max_env_steps is not None:
                 count = self.for_program(config.num_envs).optimizer_steps(config.max_env_steps)
             pays = count >= PAYS_FROM_STEPS and config.num_learners == 1
@@ -269,12 +270,19 @@ class OffPolicyAgent(TorchAgent):
     def optimizer_steps(self, env_steps: int) -> float:
         return env_steps / self.env_steps_per_item() * self.config.samples_per_insert / self.config.batch_size
 
+    def for_dataset(self, path: str) -> Self:
+        agent = copy.copy(self)
+        agent.dataset = path
+        return agent
+
     def make_sampler(self) -> Any:
         """The selector that samples items; uniform by default."""
         return replay.selectors.Uniform()
 
     def make_tables(self, spec: specs.EnvironmentSpec) -> list[replay.Table]:
         config = self.config
+        if self.dataset is not None:
+            return [self._table_of_episodes(read_episodes(self.dataset), spec)]
         limiter = replay.rate_limiters.SampleToInsertRatio(
             config.samples_per_insert,
             config.min_replay_size,
@@ -300,7 +308,24 @@ class OffPolicyAgent(TorchAgent):
 
     def make_dataset(self, client: ReplayClient) -> Dataset:
         size = self.config.batch_size // self.num_learners
+        if self.dataset is not None and self.rank == 0:
+            self.fill(client, read_episodes(self.dataset))
         return Dataset(client, adders.REPLAY_TABLE, size, device=self.device)
+
+    def _table_of_episodes(self, episodes: EpisodeDataset, spec: specs.EnvironmentSpec) -> replay.Table:
+        """A table that holds the items of all episodes, and is sampled when all are there."""
+        episodes.check(spec)
+        limiter = replay.rate_limiters.MinSize(1)
+        # No adder makes more items than two for each step. A restored table has the items of a checkpoint.
+        size = 2 * episodes.num_steps + len(episodes)
+        return replay.Table(adders.REPLAY_TABLE, self.make_sampler(), replay.selectors.Fifo(), size, limiter)
+
+    def fill(self, client: ReplayClient, episodes: EpisodeDataset) -> None:
+        """Writes all episodes into replay, unless a checkpoint has filled it."""
+        if client.server_info()[adders.REPLAY_TABLE].current_size:
+            return
+        spec = episodes.spec or plain_spec(episodes[0])
+        play(episodes, lambda: self.make_adder(client, spec), client)
 
     def rewards(self, data: Transition) -> tuple[torch.Tensor, torch.Tensor]:
         """The rewards of `Transition`s, and the discounts of the values that follow, both float32[N]."""

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from framework import demonstrations, environments
+from framework import environments
+from framework.datasets import record
 from framework.types import Nest, Step
 
 
@@ -20,7 +21,7 @@ def board(count: int = 4, seed: int = 0) -> Iterator[Step]:
         return np.array([2 if goal_column < column else 3])
 
     environment = environments.make("testing:Masked", num_envs=1, seed=seed)
-    yield from demonstrations.record(environment, act, count)
+    yield from record(environment, act, count)
     environment.close()
 
 
@@ -37,5 +38,5 @@ def pair(count: int = 8, seed: int = 0) -> Iterator[Step]:
         options={"choices": (3, 2), "numbers": ()},
         wrappers=(environments.CombineActions,),
     )
-    yield from demonstrations.record(environment, act, count)
+    yield from record(environment, act, count)
     environment.close()

@@ -34,7 +34,7 @@ def _check_installed(engine: str) -> None:
         raise CommandError(f"--engine {engine} requires a package that is not installed: {advice}")
 
 
-def environment_spec(agent: core.Agent, name: str, config: RunConfig) -> specs.EnvironmentSpec:
+def environment_spec(agent: core.Agent, name: str | None, config: RunConfig) -> specs.EnvironmentSpec:
     """Returns the environment's spec as `agent` sees it.
 
     Raises:
@@ -76,7 +76,7 @@ def check_agent(agent: core.Agent, spec: specs.EnvironmentSpec) -> None:
 
 
 def build_program(
-    agent: core.Agent, environment: str | Callable[..., Any], config: RunConfig, engine: str
+    agent: core.Agent, environment: str | Callable[..., Any] | None, config: RunConfig, engine: str
 ) -> Program:
     """Returns the program of a run without writing files.
 

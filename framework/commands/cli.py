@@ -22,6 +22,7 @@ COMMANDS = {
     "train": ("train", "train an agent: train AGENT [flags], or train --resume RUN"),
     "eval": ("evaluate", "play episodes with the policy of a run"),
     "video": ("video", "record a video of the policy of a run (mp4 or gif)"),
+    "record": ("record", "write episodes of a run's policy to a folder, from which agents can learn"),
     "plot": ("plot", "draw the learning curves of runs, with a band over seeds (png)"),
     "graph": ("graph", "show the program graph of an agent, as text and as svg"),
     "list": ("listing", "list agents, environments, engines and presets"),
@@ -30,7 +31,7 @@ COMMANDS = {
     "stop": ("stop", "stop a run cleanly, with a checkpoint"),
 }
 # Commands whose line may name modules of the current folder.
-_NAMING = ("train", "graph", "list", "serve-environment")
+_NAMING = ("train", "record", "graph", "list", "serve-environment")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -21,7 +21,7 @@ T = TypeVar("T")
 Run = tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RUN")]]
 # Modules that the settings of a run, or of a file, may name; registered agents and environments need none.
 Allow = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="MODULE")]
-Checkpoint = Annotated[str, tyro.conf.arg(metavar="latest|best|previous|STEP")]
+Checkpoint = Annotated[str | None, tyro.conf.arg(metavar="best|latest|previous|STEP")]
 
 
 class CommandError(RunError):
@@ -39,7 +39,7 @@ class TrainOptions:
     # YAML: names of flags and their values, such as the config.yaml of a run. Flags override it.
     config: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
     # `repertory list` shows examples of all suites.
-    environment: Annotated[str, tyro.conf.arg(metavar="SUITE:NAME")] = "gymnasium:CartPole-v1"
+    environment: Annotated[str | None, tyro.conf.arg(metavar="SUITE:NAME")] = "gymnasium:CartPole-v1"
     # serial, threads, processes, ray or launchpad.
     engine: Annotated[str, tyro.conf.arg(metavar="ENGINE")] = "processes"
     restarts: int = 0  # How often each node may fail and be restarted before the run ends with its error.
@@ -58,10 +58,6 @@ class ResumeOptions:
     resume: Annotated[str, tyro.conf.arg(metavar="RUN")]  # Folder of the run.
     # Where to go on. Newer checkpoints are set aside.
     checkpoint: Annotated[str, tyro.conf.arg(metavar="latest|previous|STEP|PATH")] = "latest"
-
-
-# The defaults of `repertory train`, before the preset and the flags.
-DEFAULTS = {"num_actors": 2, "envs_per_actor": 4, "max_env_steps": 100_000}
 
 
 _FLAGS = constructors.ConstructorRegistry()

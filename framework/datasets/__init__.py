@@ -9,10 +9,16 @@ for sample in dataset:                       # ReplaySample of torch tensors, [N
 
 The dataset gathers rows directly into its batches, in pinned memory if the device is a GPU. It prefetches in
 a thread where the program has threads.
+
+`read_episodes`, `write_episodes` and `record` are for episodes in files; see `framework.datasets.files`.
 """
 
 from framework.datasets.dataset import Dataset as Dataset
+from framework.datasets.episodes import EpisodeDataset as EpisodeDataset
+from framework.datasets.files import read_episodes as read_episodes
+from framework.datasets.files import write_episodes as write_episodes
 from framework.datasets.mixture import Mixture as Mixture
 from framework.datasets.mixture import table_numbers as table_numbers
+from framework.datasets.recording import record as record
 from framework.replay import ReplaySample as ReplaySample
 from framework.replay import SampleInfo as SampleInfo

@@ -154,7 +154,7 @@ def _play(
             if over:
                 observation, over = environment.reset(), False
             else:
-                action = _draw_action(spec, observation, rng)
+                action = draw_legal_action(spec, observation, rng)
                 if any(first_action):
                     values = [specs.pick(action, path) for path, _ in specs.leaves(spec.actions)]
                     action = build_action([v + first for v, first in zip(values, first_action, strict=True)])
@@ -179,10 +179,12 @@ def _play(
     return trace, ended
 
 
-def _draw_action(spec: specs.EnvironmentSpec, observation: Nest, rng: np.random.Generator) -> Nest:
+def draw_legal_action(spec: specs.EnvironmentSpec, observation: Nest, rng: np.random.Generator) -> Nest:
     """A random action, a legal one if the observation has a mask."""
     if agents := specs.agents(spec):
-        return {name: _draw_action(specs.agent_spec(spec, name), observation[name], rng) for name in agents}
+        return {
+            name: draw_legal_action(specs.agent_spec(spec, name), observation[name], rng) for name in agents
+        }
     action = tree.map_structure(lambda leaf: testing.draw(leaf, rng), spec.actions)
     mask, sizes = specs.action_mask(observation), specs.choices(spec.actions)
     legal = np.concatenate([np.zeros(0), *map(np.ravel, tree.flatten(mask))]) if mask is not None else ()

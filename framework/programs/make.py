@@ -13,6 +13,8 @@ import torch
 
 import launch
 from framework import config_checks, core, environments, specs
+from framework.datasets import read_episodes
+from framework.datasets.episodes import plain_spec
 from framework.environments import BatchedEnvironment
 from framework.environments.single import takes
 from framework.loggers import Logger
@@ -31,7 +33,7 @@ _LIFE_OPTIONS = ("life_loss_terminates", "episodic_life", "terminal_on_life_loss
 
 def make_program(
     agent: core.Agent,
-    environment_factory: str | Callable[..., Any],
+    environment_factory: str | Callable[..., Any] | None,
     config: RunConfig | None = None,
     *,
     logger_factory: Callable[[], Logger | None] | None = None,
@@ -53,7 +55,8 @@ def make_program(
 
     Args:
       agent: makes the parts. An agent without tables runs without replay and learner.
-      environment_factory: a name for `environments.make`, or a callable that returns an environment.
+      environment_factory: a name for `environments.make`, or a callable that returns an environment. With a
+        `dataset` it is only for evaluations, and None makes none.
       config: the settings of the program. None is `RunConfig()`.
       logger_factory: returns the logger of all rows. None writes to the directory of `config`.
       callbacks: called after rows, evaluations and checkpoints, in the monitor's process. An exception of
@@ -82,6 +85,10 @@ def make_program(
     known = None if config.directory is None else RunFolder.find(config.directory)
     config = config.decided({} if known is None else vars(known.config))
     agent, lines = agent.decided(config, {} if known is None else known.agent_config)
+    if config.dataset is not None:
+        agent = agent.for_dataset(config.dataset)
+    if environment_factory is None:
+        config = dataclasses.replace(config, evaluate_period=None)
     spec = environment_spec(agent, environment_factory, config)
     for line in (*lines, *agent.describe_inputs(spec)):
         _LOG.info("%s", line)
@@ -105,19 +112,33 @@ def make_program(
 
 
 def environment_spec(
-    agent: core.Agent, factory: str | Callable[..., Any], config: RunConfig
+    agent: core.Agent, factory: str | Callable[..., Any] | None, config: RunConfig
 ) -> specs.EnvironmentSpec:
-    """The spec of one env with the wrappers of `agent`. Makes the environment and closes it."""
+    """The spec of one env with the wrappers of `agent`, which is the dataset's where there is no environment.
+
+    Makes the environment and closes it. Raises ValueError if the dataset is of another one.
+    """
+    episodes = None if config.dataset is None else read_episodes(config.dataset)
+    if factory is None:
+        if episodes is None:
+            raise ValueError(
+                "environment: got None, expected a name or a callable. Only a program with a dataset needs "
+                "none."
+            )
+        return episodes.spec or plain_spec(episodes[0])
     environment = make_environment(agent, factory, config, 1, config.seed)
     try:
-        return specs.make_environment_spec(environment)
+        spec = specs.make_environment_spec(environment)
     finally:
         environment.close()
+    if episodes is not None:
+        episodes.check(spec)
+    return spec
 
 
 def make_environment(
     agent: core.Agent,
-    factory: str | Callable[..., Any],
+    factory: str | Callable[..., Any] | None,
     config: RunConfig,
     num_envs: int,
     seed: int,
@@ -129,6 +150,8 @@ def make_environment(
     An environment of an `evaluation` plays whole games, unless `config.evaluation_options` says otherwise,
     and its episode i begins with the seed `EVALUATION_SEED + seed + i`.
     """
+    if factory is None:
+        raise ValueError("environment: got None, because the run learned from a dataset without one.")
     options, stepping = dict(config.environment_options), config.stepping
     seeded: tuple[Any, ...] = ()
     if render_mode or (evaluation and stepping != "processes"):

@@ -20,6 +20,40 @@ def recorded(spec: specs.EnvironmentSpec) -> dict[str, Any]:
     return {name: _recorded(getattr(spec, name)) for name in ("observations", "actions")}
 
 
+def whole(spec: specs.EnvironmentSpec) -> dict[str, Any]:
+    """All of `spec` as a file holds it, for `spec_of`."""
+    return {name: _recorded(getattr(spec, name), np.inf) for name in spec._fields}
+
+
+def spec_of(content: Any) -> specs.EnvironmentSpec:
+    """The spec that `whole` recorded.
+
+    Raises:
+      ValueError: The content is not one of `whole`.
+    """
+    try:
+        return specs.EnvironmentSpec(
+            *[_rebuilt(content[name], name) for name in specs.EnvironmentSpec._fields]
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"spec: got {str(content)[:200]}, expected one that was recorded: {error}"
+        ) from error
+
+
+def _rebuilt(node: Any, name: str) -> Nest:
+    if isinstance(node, list):
+        return tuple([_rebuilt(child, f"{name}/{index}") for index, child in enumerate(node)])
+    if not isinstance(node.get("kind"), str):
+        return {key: _rebuilt(child, f"{name}/{key}") for key, child in node.items()}
+    kinds = (specs.Array, specs.BoundedArray, specs.StackedArray, specs.StackedBoundedArray)
+    shape, dtype = tuple(map(int, node["shape"])), np.dtype(str(node["dtype"]))
+    if node["kind"] == "DiscreteArray":
+        return specs.DiscreteArray(int(node["num_values"]), dtype=dtype, name=name)
+    bounds = {key: np.array(node[key], dtype) for key in ("minimum", "maximum") if key in node}
+    return {kind.__name__: kind for kind in kinds}[node["kind"]](shape, dtype, **bounds, name=name)
+
+
 def changed(known: Any, now: Any) -> str:
     """How the `recorded` specs differ: `observations/0: got …, expected …` for each leaf; empty if equal."""
     if isinstance(known, str):  # Up to format 3. The bounds in it depend on the print options of its program.
@@ -38,25 +72,25 @@ def changed(known: Any, now: Any) -> str:
     )
 
 
-def _recorded(spec: Nest) -> Any:
+def _recorded(spec: Nest, most: float = _MOST_VALUES) -> Any:
     if isinstance(spec, dict):
-        return {str(name): _recorded(child) for name, child in spec.items()}
+        return {str(name): _recorded(child, most) for name, child in spec.items()}
     if isinstance(spec, tuple | list):
-        return [_recorded(child) for child in spec]
+        return [_recorded(child, most) for child in spec]
     leaf = {"kind": type(spec).__name__, "shape": list(spec.shape), "dtype": np.dtype(spec.dtype).name}
     if isinstance(spec, specs.DiscreteArray):
         leaf["num_values"] = int(spec.num_values)
     elif isinstance(spec, specs.BoundedArray):
-        leaf |= {"minimum": _bound(spec.minimum), "maximum": _bound(spec.maximum)}
+        leaf |= {"minimum": _bound(spec.minimum, most), "maximum": _bound(spec.maximum, most)}
     return leaf
 
 
-def _bound(bound: Any) -> Any:
+def _bound(bound: Any, most: float) -> Any:
     """One number if all are equal, else a list of them or, for many, their hash."""
     array = np.asarray(bound)
     if array.size and (array == array.flat[0]).all():
         array = array.flat[0]
-    if array.size <= _MOST_VALUES:
+    if array.size <= most:
         return array.tolist()
     return f"sha256 {hashlib.sha256(array.astype(array.dtype.newbyteorder('<')).tobytes()).hexdigest()}"
 

@@ -41,6 +41,9 @@ class RunConfig(config_checks.NamedFields):
     # be others, and so may the environment, if its specs are equal.
     init: str | None = None
 
+    # Folder of episodes from which an off-policy agent learns, without actors. See framework.datasets.files.
+    dataset: str | None = None
+
     num_actors: int = 1  # Actor nodes. More collect faster while cores are free.
     # Training continues with this many actors while others are lost or not started yet. None needs all.
     min_actors: int | None = None
@@ -81,7 +84,7 @@ class RunConfig(config_checks.NamedFields):
     target_return: float | None = None  # Ends the program when an evaluation's mean return reaches it.
 
     # Env steps between two evaluations. auto: 5,000, or a tenth of max_env_steps where that is less.
-    # None makes no evaluator.
+    # None makes no evaluator. With a dataset, these and all other env steps are learner steps.
     evaluate_period: Literal["auto"] | int | None = "auto"
     num_evaluation_episodes: int = 20  # Episodes of one evaluation, played greedily.
     # Steps after which an evaluation cuts an episode that has not ended: its return is these steps'.
@@ -115,6 +118,8 @@ class RunConfig(config_checks.NamedFields):
             refuse("directory", ", expected a path or None. '.' is the current folder.")
         if self.init is not None:
             object.__setattr__(self, "init", os.path.abspath(os.path.expanduser(self.init)))
+        if self.dataset is not None and (":" not in self.dataset or os.path.exists(self.dataset)):
+            object.__setattr__(self, "dataset", os.path.abspath(os.path.expanduser(self.dataset)))
         if self.directory is not None:
             path = os.path.abspath(os.path.expanduser(self.directory))
             object.__setattr__(self, "directory", path)
@@ -134,6 +139,8 @@ class RunConfig(config_checks.NamedFields):
                 ValueError, (TypeError, ValueError), f"resources of group {group!r}: "
             ):
                 Resources(**fields)
+        if self.dataset is not None and self.max_env_steps is not None:
+            refuse("max_env_steps", " with a dataset, expected None: nothing acts. Give max_learner_steps.")
         if self.target_return is not None and self.evaluate_period is None:
             refuse("target_return", " without an evaluator, expected None. Give evaluate_period (env steps).")
         if self.min_actors is not None:
@@ -159,13 +166,18 @@ class RunConfig(config_checks.NamedFields):
         """
         if self.evaluate_period != "auto":
             return self
-        period = recorded.get("evaluate_period", shorter_period(5_000, self.max_env_steps))
+        period = recorded.get("evaluate_period", shorter_period(5_000, self.steps))
         return dataclasses.replace(self, evaluate_period=period)
 
     @property
     def num_envs(self) -> int:
         """Environments of the whole program."""
         return self.num_actors * self.envs_per_actor
+
+    @property
+    def steps(self) -> int | None:
+        """The limit of what the program counts: env steps, or learner steps with a dataset."""
+        return self.max_env_steps if self.dataset is None else self.max_learner_steps
 
     @property
     def evaluation_limit(self) -> int:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-import framework
 import launch
 from framework import config_checks, core, specs
 from framework.checkpoints import Checkpointer, CheckpointError, CheckpointReader, package_versions
@@ -85,6 +84,11 @@ class RunFolder:
         return f"{self.quoted} {trust.flags(trust.named(self._names()))}".rstrip()
 
     @property
+    def modules(self) -> list[str]:
+        """The modules of what the run names and is not registered; see `check_names`."""
+        return sorted({module for _, _, module in trust.named(self._names())})
+
+    @property
     def again(self) -> str:
         """How to begin a run with these settings, for a run that cannot go on."""
         if self.environment is None:
@@ -112,6 +116,12 @@ class RunFolder:
         return list(read_jsonl(self.metrics)) if self.metrics.exists() else []
 
     @property
+    def result(self) -> dict[str, Any] | None:
+        """What `result.json` holds; None before the run has ended."""
+        file = self.path / "result.json"
+        return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+
+    @property
     def has_rows(self) -> bool:
         """Whether rows of metrics were written. Does not read them."""
         return self.metrics.exists() and self.metrics.stat().st_size > 0
@@ -125,13 +135,13 @@ class RunFolder:
     def describe(
         cls,
         agent: core.Agent,
-        environment: str | Callable[..., Any],
+        environment: str | Callable[..., Any] | None,
         config: RunConfig,
         spec: specs.EnvironmentSpec,
     ) -> RunFolder:
         """The run of `agent` in `environment`. Writes nothing."""
         name, fields = describe_agent(agent)
-        if not isinstance(environment, str):
+        if environment is not None and not isinstance(environment, str):
             target = target_of(environment) or ""
             environment = "" if target.partition(":")[0] in SUITES else target
         networks_fn = None
@@ -387,6 +397,8 @@ class RunFolder:
 
     def environment_factory(self) -> str:
         """The argument of `environments.make`. Raises RunError if it was a factory that has no name."""
+        if self.environment is None and self.config.dataset is not None:
+            raise RunError(f"{self.path}: it learned from a dataset without an environment to play in.")
         if self.environment is None:
             raise RunError(
                 f"{self.path}: its environment was a function that cannot be imported by name. Give "
@@ -459,7 +471,7 @@ def _unrecorded(value: Any) -> dict[str, str]:
 def git_commits() -> dict[str, str]:
     """The git commits of Repertory and of the working folder, with `-dirty` after uncommitted changes."""
     commits = {}
-    for name, folder in (("repertory", Path(framework.__path__[0])), ("working_folder", Path.cwd())):
+    for name, folder in (("repertory", Path(__file__).parents[1]), ("working_folder", Path.cwd())):
         try:
             if name == "repertory":  # It may be in an environment within another repository.
                 _git(folder, "ls-files", "--error-unmatch", "__init__.py")

@@ -1,0 +1,32 @@
+"""Losses of agents that learn from data alone, beside other ways to compute them."""
+
+import numpy as np
+import pytest
+import torch
+from scipy import optimize
+
+from framework import losses
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize("expectile", [0.1, 0.5, 0.7, 0.95])
+def test_the_minimum_of_the_expectile_loss_balances_what_is_above_and_below(expectile):
+    """Newey and Powell: t E[(x - m)+] = (1 - t) E[(m - x)+]."""
+    data = RNG.normal(size=200) ** 3
+    loss = lambda m: float(losses.expectile_loss(torch.tensor(data - m), expectile).mean())  # noqa: E731
+    found = optimize.minimize_scalar(loss, bounds=(data.min(), data.max()), options={"xatol": 1e-9}).x
+    above, below = np.maximum(data - found, 0).mean(), np.maximum(found - data, 0).mean()
+    assert expectile * above == pytest.approx((1 - expectile) * below, rel=1e-4)
+    if expectile == 0.5:
+        assert found == pytest.approx(data.mean(), abs=1e-5)
+
+
+def test_the_conservative_penalty_is_the_negative_likelihood_of_a_softmax():
+    values, actions = torch.tensor(RNG.normal(size=(4, 3))), torch.tensor([0, 2, 1, 1])
+    found = losses.conservative_penalty(values, actions)
+    expected = torch.nn.functional.cross_entropy(values, actions, reduction="none")
+    torch.testing.assert_close(found, expected)
+    values[:, 1] = torch.finfo(values.dtype).min  # An illegal action.
+    two = torch.nn.functional.cross_entropy(values[:2, [0, 2]], torch.tensor([0, 1]), reduction="none")
+    torch.testing.assert_close(losses.conservative_penalty(values, actions)[:2], two)
