@@ -293,8 +293,22 @@ class Graph(Protocol):
     ) -> None:
         """Adds the actors, which write to `replay` and take their parameters from `variables`."""
 
-    def add_plan(self, replay: launch.Handle | None = None, *, agent: Agent | None = None) -> launch.Handle:
-        """Adds the workers and the learner of a plan; the workers write to `replay` if it is given."""
+    def add_plan(
+        self,
+        replay: Any = None,
+        *,
+        agent: Agent | None = None,
+        learners: Mapping[str, Agent] | None = None,
+    ) -> Any:
+        """Adds the workers and the learner of a plan; the workers write to `replay` if it is given.
+
+        With `learners`, agents by name, there is a learner of each of them, and worker i acts for the learner
+        number i modulo their number. `Agent.plan` then gets a dict of learners, and `replay` may be a dict of
+        replays by the same names.
+
+        Returns:
+          The learner's handle; a dict of handles by name with `learners`.
+        """
 
     def add_evaluator(
         self, variables: launch.Handle | None, *, agent: Agent | None = None, name: str = "evaluator"
@@ -386,7 +400,8 @@ class Agent(abc.ABC):
 
         Args:
           workers: the `flow.Node`s of the `worker_class`.
-          learner: the `PlanLearner`, in the process of the plan.
+          learner: the `PlanLearner`, in the process of the plan. A dict of them by name, if the graph's
+            `add_plan` got several `learners`.
         """
         raise NotImplementedError(f"{type(self).__name__} has no plan.")
 

@@ -46,9 +46,10 @@ def make(
     Args:
       environment: a suite's name such as `gymnasium:CartPole-v1` (`repertory list` shows the suites); or a
         callable, or its name `module:object`. The callable returns a new `dm_env.Environment`,
-        `gymnasium.Env` or `pettingzoo.ParallelEnv`, or all envs at once as a `gymnasium.vector.VectorEnv`
-        or a batched environment of this package. Its parameter `seed` receives the env's seed. A callable
-        with a parameter `num_envs` is called once and returns all envs; any other is called once for each.
+        `gymnasium.Env`, `pettingzoo.ParallelEnv` or `AECEnv`, or all envs at once as a
+        `gymnasium.vector.VectorEnv` or a batched environment of this package. Its parameter `seed` receives
+        the env's seed. A callable with a parameter `num_envs` is called once and returns all envs; any other
+        is called once for each.
       num_envs: B.
       seed: seed of all envs, from which each env gets its own. None: a different one in every run.
       stepping: how the envs are stepped. `inline`, and `auto`: one after the other in this thread, unless

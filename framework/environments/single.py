@@ -197,6 +197,52 @@ class PettingZooAdapter(SingleEnv):
         }
 
 
+class TurnBasedAdapter(PettingZooAdapter):
+    """An environment with PettingZoo's turn-based API (AEC), as nests keyed by agent. A step is one move.
+
+    Actions of agents whose turn it is not are ignored. If observations have an `action_mask`, theirs allows
+    the first action only, so that what they do has probability 1.
+    """
+
+    def reset(self) -> Nest:
+        seed, self._seed = self._seed, None
+        self._environment.reset(seed=seed)
+        self.agents = dict.fromkeys(self._absent, FIRST)
+        return self._seen(self._looks(), set(self._environment.agents))
+
+    def step(self, action: Nest) -> tuple[Nest, Any, Any, int]:
+        game = self._environment
+        playing = list(game.agents)
+        game.step(action[game.agent_selection])
+        rewards, looks = dict(game.rewards), self._looks()
+        failed = {name: as_flag(f"terminated of {name!r}", game.terminations[name]) for name in playing}
+        ended = {
+            name: failed[name] or as_flag(f"truncated of {name!r}", game.truncations[name])
+            for name in playing
+        }
+        while game.agents and ended[game.agent_selection]:
+            game.step(None)  # The game removes the agent.
+        self.agents = {
+            **dict.fromkeys(self._absent, FIRST),
+            **{name: LAST if ended[name] else MID for name in playing},
+        }
+        return (
+            self._seen({**looks, **self._looks()}, set(playing)),
+            {**dict.fromkeys(self._absent, 0.0), **{name: rewards[name] for name in playing}},
+            {**dict.fromkeys(self._absent, 1.0), **{name: 1.0 - failed[name] for name in playing}},
+            MID if game.agents else LAST,
+        )
+
+    def _looks(self) -> dict[str, Nest]:
+        """The observation of each agent in the game."""
+        looks = {name: self._environment.observe(name) for name in self._environment.agents}
+        for name, look in looks.items():
+            mask = look.get(specs.ACTION_MASK) if isinstance(look, Mapping) else None
+            if mask is not None and name != self._environment.agent_selection:
+                looks[name] = {**look, specs.ACTION_MASK: np.eye(1, len(mask), dtype=mask.dtype)[0]}
+        return looks
+
+
 class DmEnvAdapter(SingleEnv):
     """A dm_env environment; rewards and discounts may be nested or arrays and become float32."""
 
@@ -310,13 +356,15 @@ def make_env(environment: Any, seed: int | None) -> SingleEnv:
     pettingzoo = sys.modules.get("pettingzoo")  # Whoever makes its environments has imported it.
     if pettingzoo is not None and isinstance(environment, pettingzoo.ParallelEnv):
         return PettingZooAdapter(environment, seed)
+    if pettingzoo is not None and isinstance(environment, pettingzoo.AECEnv):
+        return TurnBasedAdapter(environment, seed)
     methods = ["reset", "step", "close", "observation_spec", "action_spec", "reward_spec", "discount_spec"]
     if isinstance(environment, dm_env.Environment) or all(hasattr(environment, name) for name in methods):
         return DmEnvAdapter(environment)
     raise TypeError(
         f"the environment factory returned {type(environment).__name__}, expected a dm_env.Environment, a "
-        "gymnasium.Env (environments of the old gym package: wrap them in a gymnasium.Env) or a "
-        "pettingzoo.ParallelEnv."
+        "gymnasium.Env (environments of the old gym package: wrap them in a gymnasium.Env), a "
+        "pettingzoo.ParallelEnv or a pettingzoo.AECEnv."
     )
 
 

@@ -252,13 +252,14 @@ def _pettingzoo_module(name: str) -> str:
 def _pettingzoo(full: str, name: str, options: dict[str, Any]) -> EnvironmentSource:
     module = _pettingzoo_module(name)
     try:
-        return EnvironmentSource(full, importlib.import_module(module).parallel_env, options)
-    except (ModuleNotFoundError, AttributeError) as error:
+        makers = [getattr(importlib.import_module(module), each, None) for each in ("parallel_env", "env")]
+        return EnvironmentSource(full, next(filter(callable, makers)), options)
+    except (ModuleNotFoundError, StopIteration) as error:
         if isinstance(error, ModuleNotFoundError) and not module.startswith(error.name or module):
             raise ImportError(f"{full!r} needs {error.name}, which is not installed.") from error
         raise ValueError(
             f"unknown environment {full!r}: got no module pettingzoo.{name} or {name} with a function "
-            "parallel_env. Write 'pettingzoo:mpe.simple_spread_v3' or 'pettingzoo:butterfly.pistonball_v6'."
+            "parallel_env or env. Write 'pettingzoo:mpe.simple_spread_v3', 'pettingzoo:classic.tictactoe_v3'."
         ) from error
 
 

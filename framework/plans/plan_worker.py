@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import operator
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import launch
 from framework import flow
@@ -85,24 +85,57 @@ class PlanLearner:
             self.busy_s += time.perf_counter() - started
 
 
+class LearnerParts(NamedTuple):
+    """What one of the learners of a plan is made from.
+
+    Attributes:
+      setup: has the learner's agent.
+      seed: seed of the initial parameters.
+      replay: a client of its replay node. None without one.
+    """
+
+    setup: Setup
+    seed: int
+    replay: Any = None
+
+
 class PlanWorker(LearnerNode):
     """Takes the items of an agent's plan, one per `step()`, until the program's env steps are spent.
 
-    A plan that ends by itself ends the program.
+    A plan that ends by itself ends the program. With several learners, the first one that has made all of
+    its steps ends the program.
 
     Args:
       setup: its `agent` has a `plan`.
       workers: clients of the nodes of the plan.
       replay: a client of the replay node. None without that node.
+      learners: the parts of several learners by name, of which the plan then gets a dict.
       options: `ProgramLearner`'s.
     """
 
-    def __init__(self, setup: Setup, *, workers: Sequence[Any], replay: Any = None, **options: Any):
-        super().__init__(setup, replay=replay, **options)
+    def __init__(
+        self,
+        setup: Setup,
+        *,
+        workers: Sequence[Any],
+        replay: Any = None,
+        learners: Mapping[str, LearnerParts] | None = None,
+        seed: int = 0,
+        **options: Any,
+    ):
+        parts = learners or {"learner": LearnerParts(setup, seed, replay)}
+        (name, first), *others = parts.items()
+        super().__init__(first.setup, replay=first.replay, seed=first.seed, name=name, **options)
+        for other, (own, own_seed, own_replay) in others:
+            made = ProgramLearner(own, replay=own_replay, seed=own_seed, name=other, **options)
+            self._learners[other] = made
         agent: TorchAgent = setup.agent  # type: ignore[assignment]
-        self._plan_learner = PlanLearner(self._learner, agent.device, replay)
+        self._plan_learners = {
+            each: PlanLearner(self._learners[each], part.setup.agent.device, part.replay)  # type: ignore[attr-defined]
+            for each, part in parts.items()
+        }
         self._workers = [flow.Node(client, f"actor-{index}") for index, client in enumerate(workers)]
-        self._plan = agent.plan(self._workers, self._plan_learner)
+        self._plan = agent.plan(self._workers, self._plan_learners if learners else self._plan_learners[name])
         if not isinstance(self._plan, flow.Flow):  # An error would end a generator.
             raise TypeError(
                 f"plan: got {type(self._plan).__name__}, expected a flow.Flow, such as Flow.transform makes."
@@ -111,19 +144,16 @@ class PlanWorker(LearnerNode):
         self._over: set[str] = set()  # Workers of which nothing is left to learn either.
 
     def ready(self) -> bool:
-        return self._learner.finished() or self._is_ending or self._plan.ready()
+        return self._has_finished() or self._is_ending or self._plan.ready()
 
     def step(self) -> None:
-        learner = self._learner
-        if learner.finished():  # Since it was restored, or by another thread, whose last step published.
-            self._plan_learner.end()
-            learner.end_program("max_learner_steps")
-            self._finished = True
+        if self._has_finished():  # Since it was restored, or by another thread, whose last step published.
+            self._end_program("max_learner_steps")
             return
         if self._is_ending and not self._plan.ready():  # It waits for what does not come any more.
             self._end()
             return
-        started, busy = time.perf_counter(), self._plan_learner.busy_s
+        started, busy = time.perf_counter(), self._busy_s()
         try:
             next(self._plan)
         except flow.NotReady:
@@ -131,15 +161,33 @@ class PlanWorker(LearnerNode):
         except StopIteration:
             self._finished = True
             if not launch.stop_event().is_set():
-                self._plan_learner.end()
-                learner.end_program("plan_ended")
+                self._end_program("plan_ended")
         except flow.StepError as error:
             if not isinstance(error.__cause__, BudgetSpent):
                 raise
             self._is_ending = True
             if isinstance(error.__cause__, PlanOver) and self._are_over(error):
                 self._end()
-        learner.report.waited_s += time.perf_counter() - started - (self._plan_learner.busy_s - busy)
+        waited = time.perf_counter() - started - (self._busy_s() - busy)
+        for learner in self._learners.values():
+            learner.report.waited_s += waited
+
+    def _has_finished(self) -> bool:
+        return any(learner.finished() for learner in self._learners.values())
+
+    def _busy_s(self) -> float:
+        return sum(learner.busy_s for learner in self._plan_learners.values())
+
+    def _end_program(self, reason: str) -> None:
+        self._finished = True
+        self._end_learners()
+        for learner in self._learners.values():
+            learner.end_program(reason)
+
+    def _end_learners(self) -> None:
+        """Waits for the steps in progress; there are no further ones."""
+        for learner in self._plan_learners.values():
+            learner.end()
 
     def _are_over(self, error: flow.StepError) -> bool:
         """Whether nothing is left to learn of the workers called so far. Calls may wait until it learns."""
@@ -151,10 +199,11 @@ class PlanWorker(LearnerNode):
 
     def _end(self) -> None:
         self._finished = True
-        self._plan_learner.end()
-        self._learner.published.publish()  # The last evaluation needs them.
+        self._end_learners()
+        for learner in self._learners.values():
+            learner.published.publish()  # The last evaluation needs them.
         next(flow.Par(self._workers, RolloutWorker.finish).sync())
 
     def close(self) -> None:
-        self._plan_learner.end()
+        self._end_learners()
         super().close()

@@ -58,6 +58,7 @@ class RolloutWorker:
       replay: the replay client of the adder. None: the worker keeps tables of its own, for `sample`.
       checkpointer: keeps the counts of this worker. None keeps nothing.
       index: index of this worker, whose name is `actor-INDEX`.
+      steps_name: name of the count of the learner's steps.
       seed: seed of this worker's environments and policy; see `next_seed`.
 
     Attributes:
@@ -80,6 +81,7 @@ class RolloutWorker:
         replay: Any = None,
         checkpointer: Any = None,
         index: int = 0,
+        steps_name: str = "learner_steps",
         seed: int = 0,
     ):
         self.name, self.agent, self.spec = f"actor-{index}", setup.agent, setup.spec
@@ -93,10 +95,12 @@ class RolloutWorker:
         self.collector = make_collector(setup, index, seed, learner, self._make_policy, make_adder)
         budget = Budget(self.name, counter, setup.config.envs_per_actor)
         services = {"counter": counter, "monitor": monitor, "checkpointer": checkpointer}
-        self._report = Report(setup, self.collector, budget, state, name=self.name, **services)
+        self._report = Report(
+            setup, self.collector, budget, state, name=self.name, steps_name=steps_name, **services
+        )
         self._last = Gate()  # What is in tables of its own is learned from at once.
         if self.dataset is None:
-            self._last = LastSamples(self.name, replay, counter, "learner_steps", self.collector)
+            self._last = LastSamples(self.name, replay, counter, steps_name, self.collector)
         self.is_over = False
         self._busy = threading.Lock()  # `close` waits for the call in progress, which a stop ends.
         self._finished = False

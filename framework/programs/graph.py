@@ -13,9 +13,9 @@ from framework.clock import Clock
 from framework.config_checks import refuse
 from framework.devices import check_before_start
 from framework.loggers import Logger
-from framework.plans.plan_worker import PlanWorker
+from framework.plans.plan_worker import LearnerParts, PlanWorker
 from framework.plans.rollout_worker import RolloutWorker
-from framework.programs.groups import connect_one, connect_shards, member, nearest
+from framework.programs.groups import LearnerHandle, connect_one, connect_shards, member, nearest
 from framework.programs.snapshot import Snapshot
 from framework.replay.node import ReplayNode
 from framework.runs import checkpoints
@@ -34,8 +34,8 @@ from framework.workers.worker import Setup, derive_seed, make_tables
 _REPLAY_MODULES = {"repertory": "framework.replay", "reverb": "framework.replay.dm_reverb"}
 # Seconds that a program waits at its end for the step of a learner, and for the last checkpoint.
 _STEP_S, _SAVE_S = 60.0, 600.0
-# Names of services and of parts of a checkpoint.
-_RESERVED = ("counter", "monitor", "checkpointer", "best", "program")
+# Names of services and of parts of a checkpoint; the steps of a learner "env" would count as env steps.
+_RESERVED = ("counter", "monitor", "checkpointer", "best", "program", "env")
 
 
 class ProgramGraph(core.Graph):
@@ -120,8 +120,6 @@ class ProgramGraph(core.Graph):
         name: str = "learner",
         clients: Mapping[str, launch.Handle] | None = None,
     ) -> launch.Handle | None:
-        if name == "env":
-            raise ValueError("name: got 'env', whose steps would count as env steps. Give another name.")
         self._claim(name)
         if replay is None:
             return None
@@ -214,8 +212,12 @@ class ProgramGraph(core.Graph):
             )
 
     def add_plan(
-        self, replay: launch.Handle | None = None, *, agent: core.Agent | None = None
-    ) -> launch.Handle:
+        self,
+        replay: Any = None,
+        *,
+        agent: core.Agent | None = None,
+        learners: Mapping[str, core.Agent] | None = None,
+    ) -> Any:
         setup = self._setup_of(agent)
         if type(setup.agent).plan is core.Agent.plan:
             raise TypeError(f"add_plan: got {type(setup.agent).__name__}, expected an agent with a plan.")
@@ -229,33 +231,47 @@ class ProgramGraph(core.Graph):
         for field, value in expected.items():
             if getattr(self.config, field) != value:
                 refuse(self.config, field, f", expected {value!r} for {type(setup.agent).__name__}.")
-        self._claim("learner")
-        self._claim("actor")
+        names = list(learners or ("learner",))
+        if self.config.num_actors % len(names):
+            why = f", expected a multiple of {len(names)}, the number of learners of the plan."
+            refuse(self.config, "num_actors", why)
+        for name in dict.fromkeys(("learner", "actor", *names)):  # The node is called learner.
+            self._claim(name)
         self._may_act = True
-        self._uses_device("learner", agent)
         node = launch.CourierNode(PlanWorker, courier_client_kwargs={"repeat_lost": True})
         self._workers.append(("learner", node))
-        learner = node.create_handle()
-        self._learners[learner] = "learner", agent
+        learner, parts = node.create_handle(), {}
+        handles = {name: LearnerHandle(learner, name) if learners else learner for name in names}
+        for name, handle in handles.items():
+            own = learners[name] if learners else agent
+            self._learners[handle] = name, own
+            self._uses_device("learner", own)
+            data = replay[name] if isinstance(replay, Mapping) else replay
+            parts[name] = LearnerParts(self._setup_of(own, len(names)), self._seed_of(name), data)
         self._strategies["actor"] = "SPREAD"
-        own = setup.agent.for_worker(self.config.envs_per_actor) if replay is None else setup.agent
-        of_workers = dataclasses.replace(setup, agent=own)
         workers = []
         for index in range(self.config.num_actors):
+            name = names[index % len(names)]
+            of_worker, _, data = parts[name]
+            if data is None:
+                own = of_worker.agent.for_worker(self.config.envs_per_actor)
+                of_worker = dataclasses.replace(of_worker, agent=own)
             worker = flow.worker_node(
                 setup.agent.worker_class or RolloutWorker,
-                of_workers,
+                of_worker,
                 index=index,
+                steps_name=f"{name}_steps",
                 seed=self._seed_of(f"actor-{index}"),
-                replay=member(replay, index),
-                learner=learner,
+                replay=member(data, index // len(names)),
+                learner=handles[name],
                 **self._handles,
             )
             self._workers.append(("actor", worker))
             workers.append(worker.create_handle())
-        seed = self._seed_of("learner")
-        node.configure(setup, workers=workers, replay=replay, seed=seed, **self._handles)
-        return learner
+        _, seed, data = parts[names[0]]
+        more = {"learners": parts} if learners else {"replay": data, "seed": seed}
+        node.configure(setup, workers=workers, **more, **self._handles)
+        return handles if learners else learner
 
     def add_evaluator(
         self,
@@ -308,7 +324,7 @@ class ProgramGraph(core.Graph):
             program.add_node(node, label=label)
         if self._snapshot is not None:
             self._snapshot.num_nodes = {group: len(nodes) for group, nodes in program.groups.items()}
-        times = {**dict.fromkeys(learners, _STEP_S), "checkpointer": _SAVE_S}
+        times = {**dict.fromkeys({*learners, "learner"}, _STEP_S), "checkpointer": _SAVE_S}
         program.stop_timeouts = {group: times[group] for group in program.groups if group in times}
         program.checks = (self._check_engine, functools.partial(check_before_start, self._devices))
         config_checks.names("resources", self.config.resources, list(program.groups))
@@ -332,10 +348,11 @@ class ProgramGraph(core.Graph):
         """The learner whose parameters `variables` serves: its name, and its agent. None is the program's."""
         return self._learners.get(variables, ("learner", None))
 
-    def _setup_of(self, agent: core.Agent | None) -> Setup:
+    def _setup_of(self, agent: core.Agent | None, shares: int = 1) -> Setup:
+        """The setup of `agent`, which gets one of several equal shares of the envs."""
         if agent is None:
             return self._setup
-        agent = agent.for_program(self.config.num_envs, self.config.num_learners)
+        agent = agent.for_program(self.config.num_envs // shares, self.config.num_learners)
         return dataclasses.replace(self._setup, agent=agent)
 
     def _claim(self, name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -39,6 +40,43 @@ def _connect_nearest(handles: Sequence[launch.Handle]) -> Any:
     there = {hosts[future]: future.result() for future in done if future.exception() is None}
     near = [client for client, host in there.items() if host == node.host]
     return next((client for client in clients if client in (near or there)), clients[0])
+
+
+class LearnerHandle(launch.HandleGroup):
+    """Represents one of the learners in a node."""
+
+    def __init__(self, node: launch.Handle, name: str) -> None:
+        super().__init__([node], functools.partial(_connect_learner, name))
+        self._is = node.node_id, name
+
+    def __reduce__(self) -> Any:
+        return LearnerHandle, (self.members()[0], self._is[1])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LearnerHandle) and other._is == self._is
+
+    def __hash__(self) -> int:
+        return hash(self._is)
+
+
+class LearnerClient:
+    """A client of one of the learners in a node. Each call says its name."""
+
+    def __init__(self, client: Any, name: str) -> None:
+        self._client, self._name = client, name
+
+    @property
+    def futures(self) -> LearnerClient:
+        return LearnerClient(self._client.futures, self._name)
+
+    def __getattr__(self, method: str) -> Any:
+        if method.startswith("_"):
+            raise AttributeError(method)
+        return functools.partial(getattr(self._client, method), learner=self._name)
+
+
+def _connect_learner(name: str, handles: Sequence[launch.Handle]) -> LearnerClient:
+    return LearnerClient(handles[0].dereference(), name)
 
 
 def connect_shards(seed: int, handles: Sequence[launch.Handle]) -> ShardedClient:

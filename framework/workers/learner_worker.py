@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -28,39 +29,51 @@ _LOG = logging.getLogger(__name__)
 class LearnerNode(ProgramWorker):
     """A worker that steps a `ProgramLearner` and is the program's source of variables.
 
+    A node may have several learners. Calls then name the one they are for; None is the first.
+
     Args: as `ProgramLearner`'s.
     """
 
-    def __init__(self, setup: Setup, *, seed: int = 0, **options: Any):
+    def __init__(self, setup: Setup, *, seed: int = 0, name: str = "learner", **options: Any):
         prepare_process(seed)
         keep_freed_memory()
-        self._learner = ProgramLearner(setup, seed=seed, **options)
+        self._learner = ProgramLearner(setup, seed=seed, name=name, **options)
+        self._learners = {name: self._learner}
         self._num_learners = setup.config.num_learners
         self._block = self._learner.published.block
 
-    def variable_block(self) -> VariableBlock:
+    def variable_block(self, learner: str | None = None) -> VariableBlock:
         """The newest parameters. A client that cannot map this machine's shared memory gets None."""
-        return self._block
+        return self._of(learner).published.block
 
     def get_variables(
-        self, names: Sequence[str] = (), newer_than: int = -1, timeout: float = 0.0
+        self,
+        names: Sequence[str] = (),
+        newer_than: int = -1,
+        timeout: float = 0.0,
+        learner: str | None = None,
     ) -> Variables | None:
         """See `VariableBlock.get_variables`; for clients that cannot map the block."""
-        return self._block.get_variables(names, newer_than, timeout)
+        return self._of(learner).published.block.get_variables(names, newer_than, timeout)
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self, learner: str | None = None) -> dict[str, Any]:
         """See `ProgramLearner.get_state`."""
-        return self._learner.get_state()
+        return self._of(learner).get_state()
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """See `ProgramLearner.set_state`. It fails with several learners, which keep theirs equal."""
+    def set_state(self, state: Mapping[str, Any], learner: str | None = None) -> None:
+        """See `ProgramLearner.set_state`. It fails with a group of learners, which keep theirs equal."""
         if self._num_learners > 1:
             raise ValueError(f"set_state: got num_learners {self._num_learners}, expected 1.")
-        self._learner.set_state(state)
+        self._of(learner).set_state(state)
+
+    def _of(self, learner: str | None) -> ProgramLearner:
+        return self._learner if learner is None else self._learners[learner]
 
     def close(self) -> None:
         """See `ProgramLearner.close`."""
-        self._learner.close()
+        with contextlib.ExitStack() as stack:
+            for learner in self._learners.values():
+                stack.callback(learner.close)
 
 
 class LearnerWorker(LearnerNode):
