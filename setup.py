@@ -33,7 +33,6 @@ TEST = [
     *SLURM,
     *EXPORT,
     *SERVE,
-    "httpx>=0.27",
     "pytest>=8",
     "pytest-cov",
     "pytest-rerunfailures",
