@@ -135,17 +135,24 @@ def read(arguments: Sequence[str]) -> tuple[Sweep, bool, list[str]]:
     count = next((i for i, each in enumerate(arguments) if each.startswith("-")), len(arguments))
     what, flags = arguments[:count], arguments[count:]
     file = Path(what[0], "sweep.yaml") if what and Path(what[0], "sweep.yaml").exists() else Path(*what[:1])
+    if not what and not {"-h", "--help"} & {*flags}:
+        raise UsageError(
+            "sweep: got no agents, expected repertory sweep AGENT [AGENT ...], FILE.yaml or SWEEP."
+        )
     given: dict[str, Any] = {"agents": tuple(what)}
     if is_file := len(what) == 1 and file.suffix in (".yaml", ".yml"):
-        with config_checks.RaisedAs(CommandError, OSError):
+        try:
             given = config_file.read(file)
+        except OSError as error:
+            raise CommandError(f"{file}: {error.strerror}.") from error
         config_checks.names(str(file), given, [field.name for field in dataclasses.fields(Sweep)])
         place = file.parent if file.name == "sweep.yaml" else Path("sweeps", file.stem)
         given["directory"] = given.get("directory") or str(place)
     flags = [re.sub(r"^--environment(?=$|=)", "--environments", flag) for flag in flags]
-    sweep, options = parse_groups(
-        [Sweep(**given), SweepOptions()], flags, "repertory sweep", str(SweepOptions.__doc__)
-    )
+    hint = " Settings of the runs go into --set NAME=VALUE."
+    with config_checks.RaisedAs(UsageError, UsageError, after=hint):
+        both, about = [Sweep(**given), SweepOptions()], str(SweepOptions.__doc__)
+        sweep, options = parse_groups(both, flags, "repertory sweep", about)
     if not sweep.environments:
         found = {train.default_environment(train.find(agent)) for agent in sweep.agents}
         sweep = dataclasses.replace(sweep, environments=tuple(found) if len(found) == 1 else ())
@@ -171,7 +178,7 @@ def check(sweep: Sweep, allow: Sequence[str]) -> None:
                     building.environment_spec(entry.make(agent_config), options.environment, config)
                 known.add(pair)
             except RunError as error:
-                text = str(error).replace(f"{place}/", "in the run ").replace(".yaml", "")
+                text = str(error).replace(f"{place}/", "the run ").replace(".yaml", "")
                 raise UsageError(text) from error
 
 
