@@ -25,7 +25,11 @@ def test_every_combination_with_every_seed():
         for seed in (1, 2)
     ]
     assert variants[0].content() == {
-        "agent": "dqn", "environment": CARTPOLE, "seed": 1, "discount": 0.9, "engine": "serial"
+        "agent": "dqn",
+        "environment": CARTPOLE,
+        "seed": 1,
+        "discount": 0.9,
+        "engine": "serial",
     }
 
 
