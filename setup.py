@@ -80,6 +80,7 @@ setup(
         "test": TEST,
         "docs": DOCS,
         "examples": EXAMPLES,
+        "optuna": EXAMPLES,
         "atari": ATARI,
         "mujoco": ["gymnasium[mujoco]>=1.1"],
         "dm-control": DM_CONTROL,

@@ -20,6 +20,10 @@ from launch.texts import printable
 # By command, its module in framework.commands, imported when it runs, and its description.
 COMMANDS = {
     "train": ("train", "train an agent: train AGENT [flags], or train --resume RUN"),
+    "sweep": (
+        "sweep",
+        "run a grid or a search: sweep ppo dqn --seeds 5 --set learning_rate=1e-3,3e-4 --slots 2",
+    ),
     "eval": ("evaluate", "play episodes with the policy of a run"),
     "video": ("video", "record a video of the policy of a run (mp4 or gif)"),
     "record": ("record", "write episodes of a run's policy to a folder, from which agents can learn"),
@@ -33,7 +37,7 @@ COMMANDS = {
     "stop": ("stop", "stop a run cleanly, with a checkpoint"),
 }
 # Commands whose line may name modules of the current folder.
-_NAMING = ("train", "record", "graph", "list", "serve-environment")
+_NAMING = ("train", "sweep", "record", "graph", "list", "serve-environment")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -9,6 +9,8 @@ from typing import Any, Literal
 import numpy as np
 
 from framework.commands.options import CommandError
+from framework.experiments.statistics import RESAMPLES
+from framework.experiments.statistics import interquartile_mean as interquartile_mean
 from framework.runs.run_folder import RunFolder
 
 Axis = Literal["steps", "updates", "hours"]
@@ -16,7 +18,6 @@ Band = Literal["std", "quartiles", "iqm"]
 AXES: dict[Axis, str] = {"steps": "env steps", "updates": "learner steps", "hours": "hours"}
 BANDS: dict[Band, str] = {"std": "mean ± std", "quartiles": "median (25–75 %)", "iqm": "IQM (95 % CI)"}
 _GRID = 200  # Points on the x axis at which the curves of several seeds are joined.
-_RESAMPLES = 2_000  # samples of the bootstrap, as in rliable's examples
 
 
 @dataclass(frozen=True)
@@ -163,12 +164,6 @@ def join(curves: Sequence[Curve], band: Band = "std") -> Joined:
     if band == "quartiles":
         low, center, high = np.percentile(values, (25, 50, 75), axis=0)
         return Joined(x, values, center, low, high)
-    drawn = np.random.default_rng(0).integers(len(values), size=(len(values), _RESAMPLES))
+    drawn = np.random.default_rng(0).integers(len(values), size=(len(values), RESAMPLES))
     low, high = np.percentile(interquartile_mean(values[drawn]), (2.5, 97.5), axis=0)
     return Joined(x, values, interquartile_mean(values), low, high)
-
-
-def interquartile_mean(values: np.ndarray) -> np.ndarray:
-    """Mean of the middle half of `values` along the first axis; cuts a quarter, rounded down, at each end."""
-    cut = len(values) // 4
-    return np.sort(values, axis=0)[cut : len(values) - cut].mean(0)

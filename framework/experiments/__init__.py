@@ -1,1 +1,1 @@
-"""Runs as Python calls: one run, and what comes of it. Above `programs`, beside the command line."""
+"""Runs as Python calls, one or many: what stands above `programs`, beside the command line."""
