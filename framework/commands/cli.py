@@ -23,6 +23,10 @@ COMMANDS = {
     "eval": ("evaluate", "play episodes with the policy of a run"),
     "video": ("video", "record a video of the policy of a run (mp4 or gif)"),
     "plot": ("plot", "draw the learning curves of runs, with a band over seeds (png)"),
+    "report": (
+        "report",
+        "write a page about runs, report RUN --output report.html, or a folder for a model hub",
+    ),
     "graph": ("graph", "show the program graph of an agent, as text and as svg"),
     "list": ("listing", "list agents, environments, engines and presets"),
     "serve-environment": ("serve_environment", "serve environments to the actors of a run on another host"),

@@ -55,11 +55,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(PlotOptions, arguments, prog="repertory plot")
     if not options.runs:
         raise UsageError("plot: got no runs, expected repertory plot RUN [RUN ...].")
-    groups: dict[str, list[RunFolder]] = {}
-    paths = {Path(path).resolve(): path for path in options.runs}  # A run counts once.
-    for path in paths.values():
-        folder = RunFolder.open(path)
-        groups.setdefault(json.dumps(_settings(folder)), []).append(folder)
+    groups = experiments(options.runs)
     labels = list(dict.fromkeys(label.strip() for label in options.label.split(",")))
     if not all(labels):
         raise UsageError(f"--label: got {options.label!r}, expected labels with commas between them.")
@@ -67,9 +63,7 @@ def main(arguments: Sequence[str]) -> int:
         f"{name}, {_ACTIONS.get(label, label)}" if len(labels) > 1 else name: [
             _read(folder, label, options) for folder in members
         ]
-        for name, members in zip(
-            _names([json.loads(group) for group in groups]), groups.values(), strict=True
-        )
+        for name, members in groups.items()
         for label in labels
     }
     what = options.metric.replace("_", " ")
@@ -80,8 +74,8 @@ def main(arguments: Sequence[str]) -> int:
         output = Path(f"{output}.png")  # Matplotlib would add it, too.
     done = "replaced" if output.exists() else "written"
     draw(curves, what, output, axis=options.x, band=options.band)
-    count = f"{len(paths)} runs" if len(paths) > 1 else "1 run"
-    print(f"{count} in {output}, which was {done}")
+    count = sum(map(len, groups.values()))
+    print(f"{count} run{'s' if count > 1 else ''} in {output}, which was {done}")
     for name, members in curves.items():
         least, most = (end(curve.x[-1] for curve in members) for end in (min, max))
         if most > 1.05 * least:  # Averages end a little before the last row.
@@ -94,15 +88,24 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def draw_run(folder: RunFolder) -> Path | None:
-    """Draws the greedy and acting returns of a run in `curve.png`; returns None if there are none yet."""
+def experiments(paths: Sequence[str]) -> dict[str, list[RunFolder]]:
+    """The runs in `paths`, each once, by the name of their experiment, whatever their seed."""
+    groups: dict[str, list[RunFolder]] = {}
+    for path in {Path(path).resolve(): path for path in paths}.values():
+        folder = RunFolder.open(path)
+        groups.setdefault(json.dumps(_settings(folder)), []).append(folder)
+    return dict(zip(_names([json.loads(group) for group in groups]), groups.values(), strict=True))
+
+
+def draw_run(folder: RunFolder, output: Path | None = None) -> Path | None:
+    """Draws the greedy and acting returns of a run, by default in `curve.png`; None if there are none yet."""
     curves = {}
     for name, label in (("greedy", "evaluator"), ("acting", "actor")):
         curve = read_curve(folder, label, "episode_return")
         if len(curve.x):
             curves[name] = [smooth(curve)]
     title = f"{folder.agent} in {folder.environment_name}"
-    return draw(curves, "episode return", folder.path / "curve.png", title) if curves else None
+    return draw(curves, "episode return", output or folder.path / "curve.png", title) if curves else None
 
 
 def draw(
@@ -113,13 +116,31 @@ def draw(
     axis: Axis = "steps",
     band: Band = "std",
 ) -> Path:
-    """Draws each entry as one curve, with a band if it has several seeds; `what` labels the y axis."""
+    """Draws each entry as one curve in a file; see `draw_in`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), layout="constrained")
     FigureCanvasAgg(figure)  # Draws without a window.
-    axes = figure.add_subplot()
+    draw_in(figure.add_subplot(), curves, what, title, axis, band)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with RaisedAs(UsageError, ValueError, f"--output {output}: "):
+        figure.savefig(output, dpi=120)
+    return output
+
+
+def draw_in(
+    axes: Any,
+    curves: dict[str, list[Curve]],
+    what: str,
+    title: str = "",
+    axis: Axis = "steps",
+    band: Band = "std",
+) -> None:
+    """Draws each entry as one curve, with a band if it has several seeds; `what` labels the y axis.
+
+    `axes` are matplotlib's.
+    """
     for name, members in curves.items():
         # Matplotlib hides labels that begin with `_`, as those of a notebook's agents (`__main__:`) do.
         name = f" {name}" if name.startswith("_") else name
@@ -136,10 +157,6 @@ def draw(
     axes.set_title(title)
     axes.grid(alpha=0.3)
     axes.legend()
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with RaisedAs(UsageError, ValueError, f"--output {output}: "):
-        figure.savefig(output, dpi=120)
-    return output
 
 
 def as_table(curves: dict[str, list[Curve]], what: str, axis: Axis, band: Band) -> str:

@@ -18,7 +18,7 @@ from framework.programs.loading import LoadedPolicy, load_policy
 from framework.types import FIRST, LAST
 from launch.texts import rounded
 
-_FORMATS = (".mp4", ".gif")
+FORMATS = (".mp4", ".gif")
 _LINE_S = 10.0  # Seconds between two lines about an episode.
 
 
@@ -40,8 +40,8 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(VideoOptions, arguments, prog="repertory video")
     check_at_least(options, episodes=1, max_steps=1, fps=1, seed=0)
     output = Path(options.output) if options.output else Path(options.run) / "video.mp4"
-    if output.suffix not in _FORMATS:
-        raise UsageError(f"--output: got {output}, expected a name that ends in {' or '.join(_FORMATS)}.")
+    if output.suffix not in FORMATS:
+        raise UsageError(f"--output: got {output}, expected a name that ends in {' or '.join(FORMATS)}.")
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # Pygame draws into memory and needs no display.
     policy = load_policy(options.run, options.checkpoint, options.allow)
     interrupts.clean_up_first()
