@@ -7,6 +7,7 @@
 - ``learners``, ``losses``, ``networks``: batches as parameters.
 - ``programs``: agents as program graphs, for ``launch``.
 - ``checkpoints``, ``loggers``, ``commands``: what a run keeps, and the command line.
+- ``train``, ``experiments``: a run as one call.
 """
 
 from framework import interrupts
@@ -15,7 +16,14 @@ if interrupts.is_command():  # First of all, since what it imports takes seconds
     interrupts.leave_at_once()
 
 import importlib.util
+from typing import TYPE_CHECKING
 
+from framework.lazy import exports
+
+if TYPE_CHECKING:
+    from framework.experiments.train import train as train
+
+__getattr__, __dir__ = exports(__name__)
 _launch = importlib.util.find_spec("launch")
 if _launch is not None and _launch.submodule_search_locations is None:
     # The folder of a script comes first on `sys.path`, and Launchpad's examples have this name.

@@ -24,11 +24,14 @@ from __future__ import annotations
 
 import abc
 import copy
+import dataclasses
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import launch
 from framework.clock import Clock
+from framework.runs.presets import find_preset
 from framework.types import FIRST, Gradients, Nest, StepResult
 from framework.types import Progress as Progress
 
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
     from framework.replay.contracts import ReplayClient
     from framework.specs import EnvironmentSpec
 
+_LOG = logging.getLogger(__name__)
 State = TypeVar("State")
 # The config of an agent and the spec of its environments to networks with all of its parameters.
 NetworksFn = Callable[[Any, "EnvironmentSpec"], Any]
@@ -324,6 +328,23 @@ class Agent(abc.ABC):
     # Modules that are imported once for all processes of the program, as torch is, not by each of them.
     preload: Sequence[str] = ()
     worker_class: Any = None  # The class of the objects in the nodes of a plan. None is `RolloutWorker`.
+
+    @classmethod
+    def preset(cls, environment: str) -> Any:
+        """The agent's config for `environment`: `PPO(PPO.preset("gymnasium:CartPole-v1"))`.
+
+        A warning says where the settings come from if there is no preset for `environment`.
+
+        Raises:
+          TypeError: The agent has no config.
+        """
+        config: Any = getattr(cls(), "config", None)
+        if not dataclasses.is_dataclass(config) or isinstance(config, type):
+            raise TypeError(f"preset: got {cls.__name__}, which has no config, expected an agent with one.")
+        preset, line = find_preset(cls, environment)
+        if line:
+            _LOG.warning("%s", line)
+        return dataclasses.replace(config, **preset.agent)
 
     @abc.abstractmethod
     def make_networks(self, spec: EnvironmentSpec) -> Any:

@@ -16,7 +16,7 @@ from framework.checkpoints.checkpointer import explain
 from framework.commands.options import Allow, Checkpoint, CommandError, Run, check_at_least, parse
 from framework.environments.seeded_episodes import SeededEpisodes
 from framework.environments.wrappers import find_inside
-from framework.programs.loading import LoadedPolicy, load_policy
+from framework.programs.loading import LoadedPolicy, evaluated_or_latest, load_policy
 from framework.runs.run_folder import RunFolder
 from launch.texts import rounded
 
@@ -34,14 +34,17 @@ class EvalOptions:
     max_steps: int | None = None
     # Episode i begins with seed 10,000 + SEED + i, whatever `envs` is. It seeds the policy, too.
     seed: int = 0
-    checkpoint: Checkpoint = "latest"  # latest, best (as evaluated during the run), previous, or a step.
+    # best (as evaluated during the run), latest, previous, or a step. By default best, and latest if nothing
+    # was evaluated.
+    checkpoint: Checkpoint = None
     allow: Allow = ()  # A module whose objects the run may name. Give it once for each module.
 
 
 def main(arguments: Sequence[str]) -> int:
     options = parse(EvalOptions, arguments, prog="repertory eval")
     check_at_least(options, episodes=1, envs=1, seed=0, max_steps=1)
-    policy = load_policy(options.run, options.checkpoint, options.allow)
+    which = options.checkpoint or evaluated_or_latest(options.run)
+    policy = load_policy(options.run, which, options.allow)
     envs, limit = min(options.envs, options.episodes), options.max_steps or policy.config.evaluation_limit
     interrupts.clean_up_first()
     result = evaluate(policy, options.episodes, envs, options.seed, limit)
@@ -51,6 +54,7 @@ def main(arguments: Sequence[str]) -> int:
         f"{result['episodes']} episodes with the checkpoint of step {result['step']:,}: "
         f"return {mean} ± {deviation} (from {minimum} to {maximum}), length {length}"
         + (f"; {result['cut_episodes']} cut after {limit:,} steps" if "cut_episodes" in result else "")
+        + ("; the parameters are those of the best evaluation" if policy.is_best else "")
     )
     try:
         RunFolder.open(options.run).write_json("evaluation.json", result)
@@ -85,6 +89,7 @@ def evaluate(
         **({"cut_episodes": loop.num_cut} if loop.num_cut else {}),
         "step": policy.step,
         "checkpoint": policy.checkpoint.name,
+        "best": policy.is_best,
         "seed": seed,
         # The first and the last seed; null if the environment takes none.
         "episode_seeds": [seeded.first, seeded.first + episodes - 1] if seeded and seeded.is_seeded else None,

@@ -21,7 +21,7 @@ T = TypeVar("T")
 Run = tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RUN")]]
 # Modules that the settings of a run, or of a file, may name; registered agents and environments need none.
 Allow = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="MODULE")]
-Checkpoint = Annotated[str, tyro.conf.arg(metavar="latest|best|previous|STEP")]
+Checkpoint = Annotated[str | None, tyro.conf.arg(metavar="best|latest|previous|STEP")]
 
 
 class CommandError(RunError):
@@ -58,10 +58,6 @@ class ResumeOptions:
     resume: Annotated[str, tyro.conf.arg(metavar="RUN")]  # Folder of the run.
     # Where to go on. Newer checkpoints are set aside.
     checkpoint: Annotated[str, tyro.conf.arg(metavar="latest|previous|STEP|PATH")] = "latest"
-
-
-# The defaults of `repertory train`, before the preset and the flags.
-DEFAULTS = {"num_actors": 2, "envs_per_actor": 4, "max_env_steps": 100_000}
 
 
 _FLAGS = constructors.ConstructorRegistry()

@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import datetime
 import itertools
-import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,19 +17,19 @@ import tree
 from framework import config_checks, core, interrupts
 from framework.commands import building
 from framework.commands.options import (
-    DEFAULTS,
     CommandError,
     ResumeOptions,
     TrainOptions,
     UsageError,
     parse_groups,
 )
-from framework.commands.running import run, writing
-from framework.loggers.files import explained
+from framework.commands.running import exit_code, writing
+from framework.experiments import running
+from framework.experiments.settings import with_ten_evaluations
 from framework.runs import config_file, trust
-from framework.runs.presets import Preset, presets_of
+from framework.runs.presets import DEFAULTS, find_preset, presets_of
 from framework.runs.registry import AgentEntry, NoConfig, agent_names, find_agent
-from framework.runs.run_config import RunConfig, shorter_period
+from framework.runs.run_config import RunConfig
 from framework.runs.run_folder import RunError, RunFolder, keeps_settings
 from launch.texts import printable
 
@@ -59,19 +57,16 @@ def start(name: str | None, arguments: Sequence[str]) -> int:
     """Trains the agent `name`, or the agent in the file of `--config`, in a new folder."""
     entry, options, config, agent_config = parse_new(name, arguments)
     agent = entry.make(agent_config)
+    _, origin = find_preset(entry.load(), options.environment) if options.config is None else (None, "")
     interrupts.clean_up_first()
     if config.directory is not None:
-        return _start(agent, options, config)
-    path = _new_folder(entry.name, options.environment, config.seed)
-    try:
-        with config_checks.RaisedAs(UsageError, ValueError):
-            return _start(agent, options, dataclasses.replace(config, directory=str(path)))
-    finally:
-        with contextlib.suppress(OSError):  # It is not empty, but for errors before the first file.
-            os.removedirs(path)
+        return _start(agent, options, config, origin)
+    path = running.new_folder(entry.name, options.environment, config.seed)
+    with running.removed_if_empty(path), config_checks.RaisedAs(UsageError, ValueError):
+        return _start(agent, options, dataclasses.replace(config, directory=str(path)), origin)
 
 
-def _start(agent: core.Agent, options: TrainOptions, config: RunConfig) -> int:
+def _start(agent: core.Agent, options: TrainOptions, config: RunConfig, origin: str) -> int:
     path = Path(str(config.directory))
     config = config.decided({})
     with config_checks.RaisedAs(UsageError, ValueError, building.NOT_BUILT):
@@ -83,12 +78,10 @@ def _start(agent: core.Agent, options: TrainOptions, config: RunConfig) -> int:
     if (path / "config.yaml").exists():
         raise CommandError(f"{path} holds a run already. {_advice(folder)} another folder with --directory.")
     program = building.build_program(agent, options.environment, config, options.engine)
-    # What fails before this leaves no folder. Another run may have begun in it since the check.
-    with writing(folder), folder.lock.held() as lock, folder.begun():
-        folder.save()
-        for line in (*lines, *agent.describe_inputs(spec)):
-            print(line)
-        return run(folder, program, lock)
+    # What fails before this leaves no folder.
+    with writing(folder):
+        told = (*filter(None, [origin]), *lines, *agent.describe_inputs(spec))
+        return exit_code(folder, lambda: running.begin(folder, program, told))
 
 
 def parse_new(
@@ -114,7 +107,7 @@ def parse_new(
         del given["environment"]
     entry = find(_agent_name(name, given.pop("agent", None), early.config))
     environment = early.environment or given.get("environment") or default_environment(entry)
-    preset = presets_of(entry.load()).get(str(environment), Preset())
+    preset, _ = find_preset(entry.load(), str(environment))
     agent_config = entry.make_config()
     parts: list[tuple[Any, Mapping[str, Any]]] = [
         (TrainOptions(environment=str(environment)), {}),
@@ -139,17 +132,8 @@ def parse_new(
     options, config, *others = parse_groups([*made, *more], arguments, prog, description)
     flags = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
     if "evaluate_period" not in given and "--evaluate-period" not in flags:
-        config = _with_ten_evaluations(config, preset)
+        config = with_ten_evaluations(config, preset)
     return entry, options, config, *others
-
-
-def _with_ten_evaluations(config: RunConfig, preset: Preset) -> RunConfig:
-    """A run that is shorter than its preset has a period of its own, too."""
-    period, steps = config.evaluate_period, config.max_env_steps
-    usual = {**DEFAULTS, **preset.run}["max_env_steps"]
-    if not isinstance(period, int) or steps is None or usual is None or steps >= usual:
-        return config
-    return dataclasses.replace(config, evaluate_period=shorter_period(period, steps))
 
 
 def _early(arguments: Sequence[str], *flags: str) -> tuple[argparse.Namespace, list[str]]:
@@ -197,8 +181,8 @@ def _agent_name(name: str | None, in_file: str | None, path: str | None) -> str:
 
 def default_environment(entry: AgentEntry) -> str:
     """Returns CartPole, or the environment of the agent's first preset if there is none for CartPole."""
-    known = presets_of(entry.load())
-    return next(iter(known)) if known and TrainOptions.environment not in known else TrainOptions.environment
+    known = [name for name in presets_of(entry.load()) if "*" not in name]
+    return known[0] if known and TrainOptions.environment not in known else TrainOptions.environment
 
 
 def find(name: str) -> AgentEntry:
@@ -255,7 +239,7 @@ def resume(arguments: Sequence[str], name: str | None = None) -> int:
     with writing(folder), folder.lock.held() as lock, chosen_checkpoint(folder, given.checkpoint):
         folder.save()
         (folder.path / "result.json").unlink(missing_ok=True)  # If this run is interrupted, it has no result.
-        return run(folder, program, lock)
+        return exit_code(folder, lambda: running.run(folder, program, lock))
 
 
 def _advice(folder: RunFolder) -> str:
@@ -266,27 +250,6 @@ def _advice(folder: RunFolder) -> str:
     if folder.checkpointer.latest() is not None:
         return f"Go on with it: repertory train --resume {folder.allowed}; or give"
     return "It ended before its first checkpoint, so that it cannot go on. Remove the folder, or give"
-
-
-def _new_folder(agent: str, environment: str, seed: int) -> Path:
-    """Makes a folder such as `runs/dqn-CartPole-v1-seed1-20260131-120000`.
-
-    A run that begins in the same second gets another folder.
-    """
-    place = environment.partition(":")[2].replace("/", "-").replace(":", "-")
-    now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    name = f"{agent.rpartition(':')[2]}-{place}-seed{seed}-{now}"
-    for ending in itertools.count(1):
-        path = Path("runs", name if ending == 1 else f"{name}-{ending}")
-        try:
-            path.mkdir(parents=True)
-            return path
-        except FileExistsError:
-            continue
-        except OSError as error:
-            advice = "Or choose another folder with --directory."
-            raise CommandError(f"{explained(error, error.filename or path).strerror} {advice}") from error
-    raise AssertionError
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import tree
 
 from framework import interrupts
 from framework.commands.options import Allow, Checkpoint, CommandError, Run, UsageError, check_at_least, parse
-from framework.programs.loading import LoadedPolicy, load_policy
+from framework.programs.loading import LoadedPolicy, evaluated_or_latest, load_policy
 from framework.types import FIRST, LAST
 from launch.texts import rounded
 
@@ -32,7 +32,9 @@ class VideoOptions:
     max_steps: int = 5_000  # The video ends after this number of steps at the latest.
     fps: int = 30  # Frames per second.
     seed: int = 0  # Episode i begins with seed 10,000 + SEED + i. It seeds the policy, too.
-    checkpoint: Checkpoint = "latest"  # latest, best (as evaluated during the run), previous, or a step.
+    # best (as evaluated during the run), latest, previous, or a step. By default best, and latest if nothing
+    # was evaluated.
+    checkpoint: Checkpoint = None
     allow: Allow = ()  # A module whose objects the run may name. Give it once for each module.
 
 
@@ -40,16 +42,25 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(VideoOptions, arguments, prog="repertory video")
     check_at_least(options, episodes=1, max_steps=1, fps=1, seed=0)
     output = Path(options.output) if options.output else Path(options.run) / "video.mp4"
+    _check_format(output)
+    which = options.checkpoint or evaluated_or_latest(options.run)
+    policy = load_policy(options.run, which, options.allow)
+    interrupts.clean_up_first()
+    record(policy, output, options.episodes, options.max_steps, options.fps, options.seed)
+    return 0
+
+
+def record(policy: LoadedPolicy, output: Path, episodes: int, max_steps: int, fps: int, seed: int) -> None:
+    """Writes a video of whole episodes, and says how long it is."""
+    _check_format(output)
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # Pygame draws into memory and needs no display.
+    count = write_video(output, frames(policy, episodes, max_steps, seed), fps)
+    print(f"{count} pictures in {output}")
+
+
+def _check_format(output: Path) -> None:
     if output.suffix not in FORMATS:
         raise UsageError(f"--output: got {output}, expected a name that ends in {' or '.join(FORMATS)}.")
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # Pygame draws into memory and needs no display.
-    policy = load_policy(options.run, options.checkpoint, options.allow)
-    interrupts.clean_up_first()
-    count = write_video(
-        output, frames(policy, options.episodes, options.max_steps, options.seed), options.fps
-    )
-    print(f"{count} pictures in {output}")
-    return 0
 
 
 def frames(policy: LoadedPolicy, episodes: int, max_steps: int, seed: int) -> Iterator[Any]:

@@ -1,10 +1,10 @@
 """Dataflow plans over worker nodes: algorithms as a for-loop over items that come from many processes.
 
 ```python
-workers = [Node(client) for client in clients]                   # of `worker_node`s
-plan = Par(workers, Worker.sample).sync().map(concatenate).map(learner.step)
-for metrics in plan:
-    ...
+def plan(workers):
+    return Par(workers, Worker.sample).sync().map(concatenate).map(learner.step)
+
+metrics = run(Worker, 4, plan, items=100, engine="processes")
 ```
 
 The model is RLlib Flow (Liang et al. 2021, "RLlib Flow: Distributed Reinforcement Learning is a
@@ -22,3 +22,4 @@ from framework.flow.operators import NotReady as NotReady
 from framework.flow.operators import alternate as alternate
 from framework.flow.operators import concurrent as concurrent
 from framework.flow.parallel import Par as Par
+from framework.flow.running import run as run

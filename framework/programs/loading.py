@@ -35,8 +35,9 @@ class LoadedPolicy:
       spec: the specs of its environment.
       networks: the networks with the parameters of the checkpoint, on the CPU.
       config: the run's settings.
-      step: env steps of the run when the checkpoint was saved.
+      step: env steps of the run when the checkpoint was saved, or at its best evaluation.
       checkpoint: folder of the checkpoint.
+      is_best: whether the parameters are those of the best evaluation.
     """
 
     settings = OwnSettings()
@@ -50,7 +51,7 @@ class LoadedPolicy:
         with RaisedAs(RunError, (ValueError, TypeError, ImportError), f"{folder.path}: "):
             self.spec = environment_spec(self.agent, self._factory, folder.config)
         RunFolder.describe(self.agent, self._factory, folder.config, self.spec).check_same()
-        self.step, self.checkpoint = reader.step, reader.path
+        self.step, self.checkpoint, self.is_best = reader.step, reader.path, best
         with seeded(0):
             self.networks = self.agent.make_networks(self.spec)
             self._load(reader, best)
@@ -137,13 +138,12 @@ class LoadedPolicy:
         if best and "best" not in reader.names:
             raise RunError(
                 f"{reader.path}: got no best parameters, because it was saved before the first evaluation. "
-                "Omit --checkpoint to use the newest parameters."
+                "Ask for 'latest', the newest parameters (--checkpoint latest)."
             )
         if best:
-            kept = reader.state("best")
             # It has the variables that the policy names; the others keep their initial values.
-            load_state(self.networks, kept["networks"])
-            self.step = int(kept["row"].get("env_steps", kept["row"]["learner_steps"]))
+            load_state(self.networks, reader.state("best", "networks"))
+            self.step = _step_of(reader.state("best", "row"))
         elif "learner" in reader.names:
             learner = self.agent.make_learner(self.networks, self.spec)
             learner.restore(reader.state("learner", "learner"))
@@ -166,8 +166,9 @@ def load_policy(
 
     Args:
       run: the folder of the run.
-      checkpoint: None for the newest checkpoint, "best" for the parameters of the best evaluation,
-        "previous", a step, or a folder.
+      checkpoint: "best" for the parameters of the best evaluation, which the newest checkpoint has; "latest"
+        or None for the newest checkpoint's own; "previous"; a step, which a checkpoint has in its name, or of
+        the best evaluation; or a folder.
       allow: modules whose objects the run may name as its agent, environment or parts, such as
         `("my_lab",)`. Registered names need none.
 
@@ -176,7 +177,27 @@ def load_policy(
     """
     folder = RunFolder.open(run)
     folder.check_names(allow)
-    best = checkpoint == "best"
+    best = checkpoint == "best" or _is_step_of_best(folder, str(checkpoint))
     reader = folder.restore(None if best else checkpoint)
     with RaisedAs(RunError, CheckpointError):
         return LoadedPolicy(folder, reader, best, allow)
+
+
+def evaluated_or_latest(run: str | os.PathLike[str]) -> str:
+    """`best`, or `latest` if nothing was evaluated before the newest checkpoint of a run."""
+    newest = RunFolder.open(run).checkpointer.latest()
+    return "best" if newest is not None and (newest / "best").exists() else "latest"
+
+
+def _is_step_of_best(folder: RunFolder, text: str) -> bool:
+    """Whether `text` is the step of the best evaluation, and of no checkpoint."""
+    if not text.isdigit() or evaluated_or_latest(folder.path) == "latest":
+        return False
+    names = [path.name for path in folder.checkpointer.checkpoints()]
+    if any(name.endswith(f"-step-{int(text)}") for name in names):
+        return False
+    return _step_of(folder.restore().state("best", "row")) == int(text)
+
+
+def _step_of(row: Mapping[str, Any]) -> int:
+    return int(row.get("env_steps", row["learner_steps"]))

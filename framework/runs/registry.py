@@ -37,13 +37,17 @@ class AgentEntry:
     Attributes:
       name: name on the command line and in the files of a run.
       target: `module:object`.
+      found: the class or function, if it is at hand; it need not have a name then.
     """
 
     name: str
     target: str
+    found: Callable[..., core.Agent] | None = None
 
     def load(self) -> Callable[..., core.Agent]:
         """The agent's class or function. Raises ValueError if it cannot be imported."""
+        if self.found is not None:
+            return self.found
         return load_callable(self.target, f"agent: got {self.name!r}", "an agent's class, or a function")
 
     def make(self, config: Any = None) -> core.Agent:

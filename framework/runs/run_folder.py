@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-import framework
 import launch
 from framework import config_checks, core, specs
 from framework.checkpoints import Checkpointer, CheckpointError, CheckpointReader, package_versions
@@ -85,6 +84,11 @@ class RunFolder:
         return f"{self.quoted} {trust.flags(trust.named(self._names()))}".rstrip()
 
     @property
+    def modules(self) -> list[str]:
+        """The modules of what the run names and is not registered; see `check_names`."""
+        return sorted({module for _, _, module in trust.named(self._names())})
+
+    @property
     def again(self) -> str:
         """How to begin a run with these settings, for a run that cannot go on."""
         if self.environment is None:
@@ -110,6 +114,12 @@ class RunFolder:
     def rows(self) -> list[dict[str, Any]]:
         """Reads the rows of metrics; none if nothing was written yet."""
         return list(read_jsonl(self.metrics)) if self.metrics.exists() else []
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """What `result.json` holds; None before the run has ended."""
+        file = self.path / "result.json"
+        return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
 
     @property
     def has_rows(self) -> bool:
@@ -459,7 +469,7 @@ def _unrecorded(value: Any) -> dict[str, str]:
 def git_commits() -> dict[str, str]:
     """The git commits of Repertory and of the working folder, with `-dirty` after uncommitted changes."""
     commits = {}
-    for name, folder in (("repertory", Path(framework.__path__[0])), ("working_folder", Path.cwd())):
+    for name, folder in (("repertory", Path(__file__).parents[1]), ("working_folder", Path.cwd())):
         try:
             if name == "repertory":  # It may be in an environment within another repository.
                 _git(folder, "ls-files", "--error-unmatch", "__init__.py")

@@ -18,8 +18,9 @@ import warm_python
 
 import framework
 from framework import environments, specs
-from framework.commands import cli, running, serve_environment, train, video
+from framework.commands import cli, serve_environment, train, video
 from framework.commands.options import CommandError, TrainOptions
+from framework.experiments import running
 from framework.programs import Preset, RunConfig, make_agent
 from framework.runs import config_file, registry
 from framework.runs.presets import presets_of
@@ -404,7 +405,7 @@ def test_what_a_run_says_at_its_end(case):
 def test_the_display_ends_with_the_numbers_of_the_result_where_they_are_newer():
     shown = {"counts": {"env_steps": 300, "learner_steps": 20}, "labels": {}}
     result = {"env_steps": 400, "learner_steps": 10, "episode_return": 9.0}
-    ended = running._at_the_end(shown, result)
+    ended = running.at_the_end(shown, result)
     assert ended == {"counts": {"env_steps": 400, "learner_steps": 20}, "labels": {"evaluator": result}}
     assert shown["counts"]["env_steps"] == 300
 

@@ -16,7 +16,9 @@ import pytest
 import launch
 from agents.dqn import DQN, DQNConfig
 from framework.checkpoints import torch_part
-from framework.commands import building, running, train
+from framework.commands import building, running
+from framework.experiments import running as one_run
+from framework.loggers.files import explained
 from framework.programs import RunConfig
 from framework.runs import registry, run_folder
 
@@ -196,7 +198,7 @@ def test_a_file_of_an_environment_is_no_error_of_the_disk(make_run):
 
 def test_runs_of_the_same_second_have_folders_of_their_own(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    folders = {train._new_folder("dqn", "gymnasium:CartPole-v1", 1) for _ in range(3)}
+    folders = {one_run.new_folder("dqn", "gymnasium:CartPole-v1", 1) for _ in range(3)}
     assert len(folders) == 3 and all(folder.is_dir() for folder in folders)
 
 
@@ -327,7 +329,7 @@ def test_an_error_of_the_code_that_makes_an_environment_names_it(repertory, tmp_
 class TestResume:
     @pytest.fixture
     def interrupted(self, monkeypatch):
-        monkeypatch.setattr(running, "_run", lambda *_: (None, signal.SIGINT))
+        monkeypatch.setattr(one_run, "_run", lambda *_: (None, signal.SIGINT))
 
     def test_with_other_settings(self, repertory, make_run):
         folder = make_run(steps=[1000], agent="dqn")
@@ -426,6 +428,7 @@ class TestDisk:
         (tmp_path / "file.mp4").mkdir()
         path = make_run(returns=[1.0]).path
         monkeypatch.setattr("framework.commands.video.load_policy", lambda *_: None)
+        monkeypatch.setattr("framework.commands.video.evaluated_or_latest", lambda *_: "latest")
         for arguments, output in (
             (("plot", path, "--output"), tmp_path / "file" / "x.png"),
             (("video", path, "--output"), tmp_path / "file" / "x.gif"),
@@ -456,8 +459,7 @@ class TestDisk:
         monkeypatch.setattr(launch, "start", fail)
         code, _, err = repertory(*TRAIN, "--directory", folder)
         assert (
-            code == 1
-            and train.explained(OSError(number, ""), place or "a file").strerror.format(run=folder) in err
+            code == 1 and explained(OSError(number, ""), place or "a file").strerror.format(run=folder) in err
         )
         assert ("--directory" in err) is advice and not (folder / "config.yaml").exists()
 

@@ -86,7 +86,7 @@ def test_agents_by_module_and_object(importable, repertory, tmp_path, agent, rec
     flags += ["--environment", ENVIRONMENT, "--engine", "serial", "--max-env-steps", "150"]
     code, out, err = repertory("train", agent, *flags, "--num-evaluation-episodes", "2", "--directory", run)
     assert code == 0, err
-    assert f"repertory eval {run} --allow corridor_lab --checkpoint best" in out
+    assert f"repertory eval {run} --allow corridor_lab" in out
     settings = config_file.read(run / "config.yaml")
     assert settings["agent"] == recorded and settings.get("care") == (0.1 if "--care" in flags else None)
     assert list(load_policy(run, allow=ALLOW[1:]).agent.config.hidden_sizes) == sizes

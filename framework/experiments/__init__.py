@@ -1,0 +1,1 @@
+"""Runs as Python calls: one run, and what comes of it. Above `programs`, beside the command line."""
