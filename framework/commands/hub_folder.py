@@ -124,7 +124,8 @@ def write(
 def _score(run: RunFolder, policy: LoadedPolicy) -> str:
     """Mean and standard deviation of `repertory eval` with this checkpoint, or the run's mean, or empty."""
     played = read_json(run, "evaluation.json")
-    if played.get("checkpoint") == policy.checkpoint.name and played.get("step") == policy.step:
+    same = {"checkpoint": policy.checkpoint.name, "step": policy.step, "best": policy.is_best}
+    if {name: played.get(name) for name in same} == same:
         return f"{played['mean']:.2f} +/- {played['standard_deviation']:.2f}"
     rows = [row for row in run.rows() if row.get("label") == "evaluator" and "episode_return" in row]
     rows = [row for row in rows if row.get("env_steps", 0) <= policy.step]

@@ -16,7 +16,7 @@ from framework.commands import hub_folder, plot, report_page
 from framework.commands.curves import Curve, Hours, kept_rows, read_curve, smooth
 from framework.commands.options import Allow, Checkpoint, UsageError, parse
 from framework.commands.video import FORMATS, frames, write_video
-from framework.programs.loading import load_policy
+from framework.programs.loading import LoadedPolicy, evaluated_or_latest, load_policy
 from framework.runs import config_file
 from framework.runs.run_folder import RunError, RunFolder
 from launch.errors import message_of
@@ -43,9 +43,9 @@ class ReportOptions:
     # An episode of the run with the best last return of each experiment: the video in the run's folder if no
     # checkpoint is newer, or a new one.
     video: bool = True
-    checkpoint: Checkpoint = (
-        "latest"  # Whose policy: latest, best (as evaluated during the run), previous, or a step.
-    )
+    # Whose policy acts: best (as evaluated during the run), latest, previous, or a step. By default best, and
+    # latest if nothing was evaluated.
+    checkpoint: Checkpoint = None
     allow: Allow = ()  # A module whose objects the run may name. Give it once for each module.
 
 
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
             print(f"{each.name}: no video: {each.why_no_film}")
     if options.folder is not None:
         (run,), (about,) = next(iter(groups.values())), experiments
-        policy = load_policy(run.path, options.checkpoint, options.allow)
+        policy = _policy(run, options)
         hub_folder.write(Path(options.folder), run, policy, about.runs[0], about.film)
         print(f"the policy of step {policy.step:,} is in {options.folder}, from which load_policy acts")
     if options.folder is None or options.output is not None:
@@ -159,10 +159,14 @@ def _made_with(run: RunFolder, recorded: dict[str, Any]) -> dict[str, str]:
     return {name: str(text) for name, text in {**start, **recorded["versions"], **commits}.items()}
 
 
+def _policy(run: RunFolder, options: ReportOptions) -> LoadedPolicy:
+    return load_policy(run.path, options.checkpoint or evaluated_or_latest(run.path), options.allow)
+
+
 def _film(run: RunFolder, options: ReportOptions) -> tuple[str, bytes] | str:
     """The suffix and the bytes of a video, or why there is none."""
     newest = run.checkpointer.latest()
-    for suffix in FORMATS if options.checkpoint == "latest" else ():
+    for suffix in FORMATS if options.checkpoint is None else ():
         file = run.path / f"video{suffix}"
         if file.is_file() and not (newest and newest.stat().st_mtime > file.stat().st_mtime):
             with open(file, "rb", opener=config_file.no_link) as content:
@@ -171,7 +175,7 @@ def _film(run: RunFolder, options: ReportOptions) -> tuple[str, bytes] | str:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / f"video{FORMATS[0]}"
         try:
-            policy = load_policy(run.path, options.checkpoint, options.allow)
+            policy = _policy(run, options)
             write_video(file, frames(policy, 1, _FILM_STEPS, 0), 30)
         except RunError as error:
             return str(error)

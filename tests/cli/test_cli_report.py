@@ -132,7 +132,7 @@ class TestFolder:
         run.checkpointer.save(
             40, {"learner": torch_part(learner), "best": torch_part({"networks": best, "row": row})}
         )
-        arguments = ("--checkpoint", "best", "--no-video", "--folder", tmp_path / "hub")
+        arguments = ("--no-video", "--folder", tmp_path / "hub")
         assert repertory("report", run.path, *arguments)[0] == 0
         acting = load_policy(tmp_path / "hub")
         assert acting.step == 20
@@ -143,7 +143,12 @@ class TestFolder:
         told = []
         for evaluation in (None, {"step": 200, "mean": 9.0}, {"step": 300, "mean": 7.0}):
             if evaluation:
-                more = {"standard_deviation": 0.5, "episodes": 3, "checkpoint": "checkpoint-000001-step-300"}
+                more = {
+                    "standard_deviation": 0.5,
+                    "episodes": 3,
+                    "best": False,
+                    "checkpoint": "checkpoint-000001-step-300",
+                }
                 run.write_json("evaluation.json", {**evaluation, **more})
             hub = tmp_path / f"hub{len(told)}"
             assert repertory("report", run.path, "--folder", hub, "--no-video")[0] == 0
