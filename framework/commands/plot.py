@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import tyro
 
 from framework.commands.curves import AXES, BANDS, Axis, Band, Curve, join, read_curve, smooth
 from framework.commands.options import CommandError, UsageError, parse
+from framework.commands.shown import Shown
 from framework.config_checks import RaisedAs
 from framework.runs.run_folder import RunFolder
 from launch.texts import rounded
@@ -55,6 +57,64 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(PlotOptions, arguments, prog="repertory plot")
     if not options.runs:
         raise UsageError("plot: got no runs, expected repertory plot RUN [RUN ...].")
+    output = Path(options.output)
+    if not output.suffix:
+        output = Path(f"{output}.png")  # Matplotlib would add it, too.
+    done = "replaced" if output.exists() else "written"
+    groups, curves, what = _draw(options, output)
+    count = sum(map(len, groups.values()))
+    print(f"{count} run{'s' if count > 1 else ''} in {output}, which was {done}")
+    for name, members in curves.items():
+        least, most = (end(curve.x[-1] for curve in members) for end in (min, max))
+        if most > 1.05 * least:  # Averages end a little before the last row.
+            least, most = (rounded(at, 3 if options.x == "hours" else 0) for at in (least, most))
+            print(f"{name}: ends with its shortest run at {least} of {most}")
+    if options.table:
+        text = as_table(curves, what, options.x, options.band)
+        output.with_suffix(".md").write_text(text + "\n", encoding="utf-8")
+        print(text)
+    return 0
+
+
+def plot(
+    runs: Any,
+    output: str | os.PathLike[str] = "curves.png",
+    *,
+    metric: str = "episode_return",
+    label: str = "evaluator",
+    x: Axis = "steps",
+    band: Band = "std",
+) -> Shown:
+    """Draws learning curves as `repertory plot` does, and returns the picture's path, which a notebook shows.
+
+    Args:
+      runs: a `Run`, the folder of one, or several of these. Runs that differ only in their seed become one
+        curve with a band.
+      output: the picture: .png, .svg or .pdf. An existing file is replaced.
+      metric: the metric on the y axis.
+      label: what wrote its rows: `evaluator`, `learner`, `actor`. Several with commas make several curves.
+      x: `steps`: env steps. `updates`: learner steps. `hours`: wall time.
+      band: of several seeds: `std`, `quartiles`, or `iqm`; see `curves.join`.
+
+    Raises:
+      RunError: There are no runs, or one of them has no such rows.
+      ValueError: `x` or `band` has another value.
+    """
+    each = [runs] if isinstance(runs, str | os.PathLike) or hasattr(runs, "folder") else list(runs)
+    if not each:
+        raise CommandError("runs: got none, expected a run, the folder of one, or several of them.")
+    for name, value, known in (("x", x, AXES), ("band", band, BANDS)):
+        if value not in known:
+            raise ValueError(f"{name}: got {value!r}, expected one of {', '.join(known)}.")
+    paths = tuple(os.fspath(getattr(run, "folder", run)) for run in each)
+    _draw(PlotOptions(paths, metric=metric, label=label, x=x, band=band), Path(output))
+    return Shown(output)
+
+
+def _draw(
+    options: PlotOptions, output: Path
+) -> tuple[dict[str, list[RunFolder]], dict[str, list[Curve]], str]:
+    """Draws the runs in `output`; returns them by experiment, the curves, and the label of the y axis."""
     groups = experiments(options.runs)
     labels = list(dict.fromkeys(label.strip() for label in options.label.split(",")))
     if not all(labels):
@@ -69,23 +129,8 @@ def main(arguments: Sequence[str]) -> int:
     what = options.metric.replace("_", " ")
     if len(labels) == 1 and labels[0] in _ACTIONS:
         what += f" ({_ACTIONS[labels[0]]})"
-    output = Path(options.output)
-    if not output.suffix:
-        output = Path(f"{output}.png")  # Matplotlib would add it, too.
-    done = "replaced" if output.exists() else "written"
     draw(curves, what, output, axis=options.x, band=options.band)
-    count = sum(map(len, groups.values()))
-    print(f"{count} run{'s' if count > 1 else ''} in {output}, which was {done}")
-    for name, members in curves.items():
-        least, most = (end(curve.x[-1] for curve in members) for end in (min, max))
-        if most > 1.05 * least:  # Averages end a little before the last row.
-            least, most = (rounded(at, 3 if options.x == "hours" else 0) for at in (least, most))
-            print(f"{name}: ends with its shortest run at {least} of {most}")
-    if options.table:
-        text = as_table(curves, what, options.x, options.band)
-        output.with_suffix(".md").write_text(text + "\n", encoding="utf-8")
-        print(text)
-    return 0
+    return groups, curves, what
 
 
 def experiments(paths: Sequence[str]) -> dict[str, list[RunFolder]]:
@@ -105,7 +150,8 @@ def draw_run(folder: RunFolder, output: Path | None = None) -> Path | None:
         if len(curve.x):
             curves[name] = [smooth(curve)]
     title = f"{folder.agent} in {folder.environment_name}"
-    return draw(curves, "episode return", output or folder.path / "curve.png", title) if curves else None
+    path = output or folder.path / "curve.png"
+    return Shown(draw(curves, "episode return", path, title)) if curves else None
 
 
 def draw(
