@@ -44,7 +44,7 @@ TEST = [
     "ruff",
     "mypy",
 ]
-DOCS = ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.26"]
+DOCS = ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.26", "latex2mathml>=3.78"]
 
 setup(
     name="repertory",

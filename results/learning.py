@@ -193,11 +193,10 @@ def recorded(names: Iterable[str], folder: pathlib.Path) -> dict[str, dict[str, 
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
-    """All rows as one table in Markdown."""
-    lines = [
-        "| row | steps | required | return: mean (min … max) | states | met by | CPU s a run | published |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    """All rows as one table in Markdown; † marks those that were evaluated in the common first states."""
+    cells = ["row", "steps", "required", "return: mean (min … max)", "met by", "CPU s", "published"]
+    known = any(ROWS[name].published for name in results)
+    lines = [f"| {' | '.join(cells if known else cells[:-1])} |", f"|{'---|' * (len(cells) - (not known))}"]
     for name, result in results.items():
         asked = asked_of(result)
         everyone = {"": result["runs"]}
@@ -209,14 +208,52 @@ def table(results: dict[str, dict[str, Any]]) -> str:
             returns = [each["return"] for each in runs]
             seconds = [each["cpu_seconds"] for each in runs]
             reached = sum(meets(each, result) for each in runs)
-            lines.append(
-                f"| {name}{who} | {runs[0]['steps']:,} | {asked} "
-                f"| {spread_of(returns)} | {states_of(runs)} "
-                f"| {f'{reached} of {len(returns)}' if asked else ''} "
-                f"| {statistics.fmean(seconds):.0f} ({min(seconds):.0f} … {max(seconds):.0f}) "
-                f"| {ROWS[name].published if not who else ''} |"
+            mark = "†" if states_of(runs) == "common" else ""
+            line = f"| {name}{who} | {runs[0]['steps']:,} | {asked} | {spread_of(returns)}{mark} "
+            line += (
+                f"| {f'{reached} of {len(returns)}' if asked else ''} | {statistics.fmean(seconds):,.0f} |"
             )
+            lines.append(f"{line} {ROWS[name].published if not who else ''} |" if known else line)
     return "\n".join(lines)
+
+
+def tasks(results: dict[str, dict[str, Any]]) -> str:
+    """A section in Markdown for each task, with the pictures of its rows, and one for masks and tuples."""
+    groups: dict[str, dict[str, dict[str, Any]]] = {}
+    small: dict[str, dict[str, dict[str, Any]]] = {}
+    for name, result in results.items():
+        kind, _, agent = name.partition("-")
+        if kind in ("masked", "tuple"):
+            small.setdefault(agent, {})[kind] = result
+        else:
+            groups.setdefault(ROWS[name].environment, {})[name] = result
+    parts = []
+    for task, rows in groups.items():
+        files = [f"../results/records/{name}.png" for name in rows if (RECORDS / f"{name}.png").exists()]
+        shown = "\n".join(f"[![{pathlib.Path(file).stem}]({file})]({file})" for file in files)
+        parts.append(
+            f'### {task}\n\n<div class="beside" markdown>\n<div markdown>\n\n{table(rows)}\n\n</div>\n'
+            f'<div class="pictures" markdown>\n\n{shown}\n\n</div>\n</div>'
+        )
+    if small:
+        lines = ["| agent | masked | CPU s | tuple | CPU s |", "|---|---|---|---|---|"]
+        for agent, kinds in sorted(small.items()):
+            cells = [f" {cell} |" for kind in ("masked", "tuple") for cell in _small(kinds.get(kind))]
+            lines.append(f"| {agent} |{''.join(cells)}")
+        parts.append("### Masks and tuples of actions\n\n" + "\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def _small(result: dict[str, Any] | None) -> tuple[str, str]:
+    """The return, the seeds that met what is asked unless all did, and CPU seconds; empty without a row."""
+    if result is None:
+        return "", ""
+    runs = result["runs"]
+    met = sum(meets(each, result) for each in runs)
+    told = spread_of([each["return"] for each in runs]) + (
+        "" if met == len(runs) else f", {met} of {len(runs)}"
+    )
+    return told, f"{statistics.fmean(each['cpu_seconds'] for each in runs):.0f}"
 
 
 def make_row(name: str, seeds: list[int], folder: pathlib.Path, peers: dict[str, str]) -> dict[str, Any]:

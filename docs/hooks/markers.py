@@ -6,6 +6,7 @@ and on the site. `python docs/hooks/markers.py --write` (`make pages`) makes the
 `<!-- fields: MODULE:CLASS -->`: all fields of a dataclass.
 `<!-- fields: agents -->`: the fields of all agents' configs, each config under a heading.
 `<!-- table: results.learning ROW ROW -->`: rows of `results/records`; without names, all.
+`<!-- tasks: results.learning -->`: all of them, by task, with their pictures.
 `<!-- table: results.nightly -->`: the rows of `results/records/nightly`.
 `<!-- names: MODULE -->`: the public names of a module, with the first sentence about each.
 `<!-- graph: AGENT -->`: the picture of the agent's program graph, a file beside the page.
@@ -29,7 +30,7 @@ from mkdocs.structure.files import File
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RECORDS = ROOT / "results" / "records"
-MARKER = re.compile(r"(<!-- (fields|table|names|graph): (\S+)(.*) -->\n)(?s:.*?)(<!-- end -->)")
+MARKER = re.compile(r"(<!-- (fields|table|tasks|names|graph): (\S+)(.*) -->\n)(?s:.*?)(<!-- end -->)")
 INCLUDE = re.compile(r"<!-- include: (\S+) -->\n.*")
 
 
@@ -133,6 +134,12 @@ def results_table(module, names):
     return learning.table(results)
 
 
+def results_by_task(module):
+    """The recorded results in a section for each task."""
+    learning = module_of(module)
+    return learning.tasks(learning.recorded(learning.ROWS, RECORDS))
+
+
 def graph_picture(agent):
     """The program graph of the agent with this name, as SVG."""
     graph = module_of("framework.commands.graph")
@@ -162,6 +169,8 @@ def made(markdown):
         begin, kind, name, rows, end = marker.groups()
         if kind == "table":
             text = results_table(name, rows.split())
+        elif kind == "tasks":
+            text = results_by_task(name)
         elif kind == "names":
             text = names_table(name)
         elif kind == "graph":

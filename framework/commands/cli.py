@@ -28,6 +28,10 @@ COMMANDS = {
     "video": ("video", "record a video of the policy of a run (mp4 or gif)"),
     "record": ("record", "write episodes of a run's policy to a folder, from which agents can learn"),
     "plot": ("plot", "draw the learning curves of runs, with a band over seeds (png)"),
+    "report": (
+        "report",
+        "write a page about runs, report RUN --output report.html, or a folder for a model hub",
+    ),
     "graph": ("graph", "show the program graph of an agent, as text and as svg"),
     "list": ("listing", "list agents, environments, engines and presets"),
     "export": ("export", "write the policy of a run as a file for programs without Repertory"),

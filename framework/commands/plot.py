@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import tyro
 
 from framework.commands.curves import AXES, BANDS, Axis, Band, Curve, join, read_curve, smooth
 from framework.commands.options import CommandError, UsageError, parse
+from framework.commands.shown import Shown
 from framework.config_checks import RaisedAs
 from framework.runs.run_folder import RunFolder
 from launch.texts import rounded
@@ -55,33 +57,13 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(PlotOptions, arguments, prog="repertory plot")
     if not options.runs:
         raise UsageError("plot: got no runs, expected repertory plot RUN [RUN ...].")
-    groups: dict[str, list[RunFolder]] = {}
-    paths = {Path(path).resolve(): path for path in options.runs}  # A run counts once.
-    for path in paths.values():
-        folder = RunFolder.open(path)
-        groups.setdefault(json.dumps(_settings(folder)), []).append(folder)
-    labels = list(dict.fromkeys(label.strip() for label in options.label.split(",")))
-    if not all(labels):
-        raise UsageError(f"--label: got {options.label!r}, expected labels with commas between them.")
-    curves = {
-        f"{name}, {_ACTIONS.get(label, label)}" if len(labels) > 1 else name: [
-            _read(folder, label, options) for folder in members
-        ]
-        for name, members in zip(
-            _names([json.loads(group) for group in groups]), groups.values(), strict=True
-        )
-        for label in labels
-    }
-    what = options.metric.replace("_", " ")
-    if len(labels) == 1 and labels[0] in _ACTIONS:
-        what += f" ({_ACTIONS[labels[0]]})"
     output = Path(options.output)
     if not output.suffix:
         output = Path(f"{output}.png")  # Matplotlib would add it, too.
     done = "replaced" if output.exists() else "written"
-    draw(curves, what, output, axis=options.x, band=options.band)
-    count = f"{len(paths)} runs" if len(paths) > 1 else "1 run"
-    print(f"{count} in {output}, which was {done}")
+    groups, curves, what = _draw(options, output)
+    count = sum(map(len, groups.values()))
+    print(f"{count} run{'s' if count > 1 else ''} in {output}, which was {done}")
     for name, members in curves.items():
         least, most = (end(curve.x[-1] for curve in members) for end in (min, max))
         if most > 1.05 * least:  # Averages end a little before the last row.
@@ -94,15 +76,82 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def draw_run(folder: RunFolder) -> Path | None:
-    """Draws the greedy and acting returns of a run in `curve.png`; returns None if there are none yet."""
+def plot(
+    runs: Any,
+    output: str | os.PathLike[str] = "curves.png",
+    *,
+    metric: str = "episode_return",
+    label: str = "evaluator",
+    x: Axis = "steps",
+    band: Band = "std",
+) -> Shown:
+    """Draws learning curves as `repertory plot` does, and returns the picture's path, which a notebook shows.
+
+    Args:
+      runs: a `Run`, the folder of one, or several of these. Runs that differ only in their seed become one
+        curve with a band.
+      output: the picture: .png, .svg or .pdf. An existing file is replaced.
+      metric: the metric on the y axis.
+      label: what wrote its rows: `evaluator`, `learner`, `actor`. Several with commas make several curves.
+      x: `steps`: env steps. `updates`: learner steps. `hours`: wall time.
+      band: of several seeds: `std`, `quartiles`, or `iqm`; see `curves.join`.
+
+    Raises:
+      RunError: There are no runs, or one of them has no such rows.
+      ValueError: `x` or `band` has another value.
+    """
+    each = [runs] if isinstance(runs, str | os.PathLike) or hasattr(runs, "folder") else list(runs)
+    if not each:
+        raise CommandError("runs: got none, expected a run, the folder of one, or several of them.")
+    for name, value, known in (("x", x, AXES), ("band", band, BANDS)):
+        if value not in known:
+            raise ValueError(f"{name}: got {value!r}, expected one of {', '.join(known)}.")
+    paths = tuple(os.fspath(getattr(run, "folder", run)) for run in each)
+    _draw(PlotOptions(paths, metric=metric, label=label, x=x, band=band), Path(output))
+    return Shown(output)
+
+
+def _draw(
+    options: PlotOptions, output: Path
+) -> tuple[dict[str, list[RunFolder]], dict[str, list[Curve]], str]:
+    """Draws the runs in `output`; returns them by experiment, the curves, and the label of the y axis."""
+    groups = experiments(options.runs)
+    labels = list(dict.fromkeys(label.strip() for label in options.label.split(",")))
+    if not all(labels):
+        raise UsageError(f"--label: got {options.label!r}, expected labels with commas between them.")
+    curves = {
+        f"{name}, {_ACTIONS.get(label, label)}" if len(labels) > 1 else name: [
+            _read(folder, label, options) for folder in members
+        ]
+        for name, members in groups.items()
+        for label in labels
+    }
+    what = options.metric.replace("_", " ")
+    if len(labels) == 1 and labels[0] in _ACTIONS:
+        what += f" ({_ACTIONS[labels[0]]})"
+    draw(curves, what, output, axis=options.x, band=options.band)
+    return groups, curves, what
+
+
+def experiments(paths: Sequence[str]) -> dict[str, list[RunFolder]]:
+    """The runs in `paths`, each once, by the name of their experiment, whatever their seed."""
+    groups: dict[str, list[RunFolder]] = {}
+    for path in {Path(path).resolve(): path for path in paths}.values():
+        folder = RunFolder.open(path)
+        groups.setdefault(json.dumps(_settings(folder)), []).append(folder)
+    return dict(zip(_names([json.loads(group) for group in groups]), groups.values(), strict=True))
+
+
+def draw_run(folder: RunFolder, output: Path | None = None) -> Path | None:
+    """Draws the greedy and acting returns of a run, by default in `curve.png`; None if there are none yet."""
     curves = {}
     for name, label in (("greedy", "evaluator"), ("acting", "actor")):
         curve = read_curve(folder, label, "episode_return")
         if len(curve.x):
             curves[name] = [smooth(curve)]
     title = f"{folder.agent} in {folder.environment_name}"
-    return draw(curves, "episode return", folder.path / "curve.png", title) if curves else None
+    path = output or folder.path / "curve.png"
+    return Shown(draw(curves, "episode return", path, title)) if curves else None
 
 
 def draw(
@@ -113,13 +162,31 @@ def draw(
     axis: Axis = "steps",
     band: Band = "std",
 ) -> Path:
-    """Draws each entry as one curve, with a band if it has several seeds; `what` labels the y axis."""
+    """Draws each entry as one curve in a file; see `draw_in`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), layout="constrained")
     FigureCanvasAgg(figure)  # Draws without a window.
-    axes = figure.add_subplot()
+    draw_in(figure.add_subplot(), curves, what, title, axis, band)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with RaisedAs(UsageError, ValueError, f"--output {output}: "):
+        figure.savefig(output, dpi=120)
+    return output
+
+
+def draw_in(
+    axes: Any,
+    curves: dict[str, list[Curve]],
+    what: str,
+    title: str = "",
+    axis: Axis = "steps",
+    band: Band = "std",
+) -> None:
+    """Draws each entry as one curve, with a band if it has several seeds; `what` labels the y axis.
+
+    `axes` are matplotlib's.
+    """
     for name, members in curves.items():
         # Matplotlib hides labels that begin with `_`, as those of a notebook's agents (`__main__:`) do.
         name = f" {name}" if name.startswith("_") else name
@@ -136,10 +203,6 @@ def draw(
     axes.set_title(title)
     axes.grid(alpha=0.3)
     axes.legend()
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with RaisedAs(UsageError, ValueError, f"--output {output}: "):
-        figure.savefig(output, dpi=120)
-    return output
 
 
 def as_table(curves: dict[str, list[Curve]], what: str, axis: Axis, band: Band) -> str:

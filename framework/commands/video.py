@@ -18,7 +18,7 @@ from framework.programs.loading import LoadedPolicy, evaluated_or_latest, load_p
 from framework.types import FIRST, LAST
 from launch.texts import rounded
 
-_FORMATS = (".mp4", ".gif")
+FORMATS = (".mp4", ".gif")
 _LINE_S = 10.0  # Seconds between two lines about an episode.
 
 
@@ -59,8 +59,8 @@ def record(policy: LoadedPolicy, output: Path, episodes: int, max_steps: int, fp
 
 
 def _check_format(output: Path) -> None:
-    if output.suffix not in _FORMATS:
-        raise UsageError(f"--output: got {output}, expected a name that ends in {' or '.join(_FORMATS)}.")
+    if output.suffix not in FORMATS:
+        raise UsageError(f"--output: got {output}, expected a name that ends in {' or '.join(FORMATS)}.")
 
 
 def frames(policy: LoadedPolicy, episodes: int, max_steps: int, seed: int) -> Iterator[Any]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from framework.commands.plot import draw_run
+from framework.commands.shown import Shown
 from framework.commands.video import record
 from framework.config_checks import nearest
 from framework.programs.loading import LoadedPolicy, load_policy
@@ -108,7 +109,7 @@ class Run:
         """Records greedy episodes as .mp4 or .gif, in `video.mp4` of the folder; returns the file's path."""
         path = self.folder / "video.mp4" if output is None else Path(output)
         record(self.policy(checkpoint), path, episodes, max_steps, fps, seed)
-        return path
+        return Shown(path)
 
     def _read(self) -> RunFolder:
         return RunFolder.open(self.folder)

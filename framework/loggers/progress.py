@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import io
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,7 +18,7 @@ _LONGEST_S = 120.0  # or of up to this time for learner steps, until there is on
 
 
 class ProgressDisplay:
-    """Shows the snapshots of a program's monitor: in place on a terminal, as periodic lines elsewhere.
+    """Shows the snapshots of a program's monitor: in place on a terminal or in a notebook, else as lines.
 
     ```python
     with ProgressDisplay(max_env_steps=50_000, target_return=475.0) as display:
@@ -54,6 +55,7 @@ class ProgressDisplay:
         self._seen: collections.deque[tuple[float, Mapping[str, Any]]] = collections.deque()  # Time, counts.
         self._last_line: tuple[float, str] | None = None  # Time and text.
         self._shown: Mapping[str, Any] | None = None
+        self._cell: Any = None  # IPython's handle of what a notebook shows.
         # Redrawn at every update, so that no thread is needed.
         self._live = Live(console=self._console, auto_refresh=False)
 
@@ -68,7 +70,9 @@ class ProgressDisplay:
             self._seen.append((now, dict(snapshot.get("counts", {}))))
             while len(self._seen) > 2 and self._seen[1][0] <= now - _LONGEST_S:
                 self._seen.popleft()
-        if self._console.is_terminal:
+        if self._console.is_jupyter:
+            self._show_in_cell()
+        elif self._console.is_terminal:
             if snapshot is not None or self._below is not None:
                 self._live.start()
                 self._live.update(self.render(), refresh=True)
@@ -81,7 +85,7 @@ class ProgressDisplay:
     def close(self) -> None:
         """Leaves the last state on the terminal."""
         self._live.stop()
-        if self._shown is not None and not self._console.is_terminal:
+        if self._shown is not None and not (self._console.is_terminal or self._console.is_jupyter):
             self._print_line()
         self._shown = None
 
@@ -147,6 +151,23 @@ class ProgressDisplay:
         if self._below is not None:
             parts.append(self._below())
         return Group(*parts)
+
+    def _show_in_cell(self) -> None:
+        """Shows what a terminal shows in the output of a notebook's cell. Rich's own needs ipywidgets."""
+        from IPython.display import display
+        from rich.console import Console
+
+        console = Console(file=io.StringIO(), record=True, width=100, force_jupyter=False)
+        console.print(self.render())
+        page = '<pre style="line-height: 1.2">{code}</pre>'
+        content = {
+            "text/plain": console.export_text(clear=False),
+            "text/html": console.export_html(inline_styles=True, code_format=page),
+        }
+        if self._cell is None:
+            self._cell = display(content, raw=True, display_id=True)
+        else:
+            self._cell.update(content, raw=True)
 
     def _print_line(self) -> None:
         """Prints the numbers, unless the last line has the same."""

@@ -100,9 +100,14 @@ def parse(text: str) -> Any:
 
 def write(path: str | os.PathLike[str], content: Mapping[str, Any]) -> None:
     """Writes settings in their order. Replaces an old file atomically."""
+    head = "# Repeat the run: repertory train --config THIS_FILE [flags, which override it]\n"
+    replace(path, head + dump(content))
+
+
+def dump(content: Mapping[str, Any]) -> str:
+    """The settings as YAML, in their order."""
     layout: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "width": 110}
-    text = yaml.dump(dict(content), Dumper=_Dumper, default_flow_style=None, **layout)
-    replace(path, f"# Repeat the run: repertory train --config THIS_FILE [flags, which override it]\n{text}")
+    return yaml.dump(dict(content), Dumper=_Dumper, default_flow_style=None, **layout)
 
 
 def replace(path: str | os.PathLike[str], text: str) -> None:
