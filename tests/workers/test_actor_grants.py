@@ -127,6 +127,9 @@ class Acting:
     def update(self):
         self.version = self._learner.version
 
+    def flush_pending(self):
+        """It has no adders."""
+
 
 class Waits(Lockstep):
     def open(self):
