@@ -23,6 +23,7 @@ from framework.foreign import copies, is_foreign
 from framework.types import FIRST, LAST, MID
 
 _LOG = logging.getLogger(__name__)
+_MOST_STEPS = 64  # Steps of all envs in one call, where an episode may end it.
 
 
 class StepCounter(Protocol):
@@ -348,7 +349,10 @@ class EnvironmentLoop:
         self.timestep = None
         self.environment.start_over()
         while share.any():
-            finished = self.step()
+            most = _MOST_STEPS
+            if limit is not None:
+                most = min(most, limit - (0 if self.timestep is None else int(self._lengths.max())))
+            finished = self.collect(max(1, most), until_end=True)
             if finished is not None:
                 ended = finished["env"]
                 take(finished, (share[ended] > 0) & ~waits[ended])
@@ -376,6 +380,9 @@ class EnvironmentLoop:
 
     def _reset(self) -> dm_env.TimeStep:
         start = time.perf_counter()
+        # What it returns belongs to no step: it is checked at once.
+        self._rows = None
+        self.environment.write_to(None)
         timestep = self.environment.reset()
         made = time.perf_counter()
         seen = timestep if self.environment.device is None else arrays(timestep)

@@ -182,6 +182,9 @@ class TimeStepChecker:
         self._has_mask, self._has_agents = specs.has_action_mask(spec), bool(specs.agents(spec))
         self._mask_starts = np.cumsum([0, *specs.choices(spec.actions)])[:-1]
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_rows": None}  # They belong to whoever steps the environment.
+
     def write_to(self, rows: TimeStepRows | None) -> None:
         """Sets the rows of the next time steps; see `BatchedEnvironment.write_to`."""
         self._rows = None

@@ -107,26 +107,26 @@ class InlineEnvironment(BatchedEnvironment):
         """Steps or resets the envs; `actions` are those of `batch`, one by one."""
         if not self._envs:
             raise EnvironmentFault(f"{self.name}: it is closed. Make a new environment.")
-        step_types = self._step_types
+        step_types, repeats = self._step_types, self._num_repeats > 1
         observations: list[Nest] = []
         rewards: list[Nest] = [self._first_reward] * self.num_envs
         discounts: list[Nest] = [self._first_discount] * self.num_envs
         for env, environment in enumerate(self._envs):
-            begins = step_types[env] == LAST
-            try:
-                if begins:
-                    result: Any = (environment.reset(),)
-                else:  # What is repeated stays as it is.
-                    action = copies(actions[env]) if self._num_repeats > 1 else actions[env]
-                    result = environment.step(action)
+            if step_types[env] == LAST:
+                try:
+                    observations.append(environment.reset())
+                except Exception as error:
+                    raise self._fault(env, "reset()", error) from error
+                step_types[env] = FIRST
+                continue
+            action = actions[env]
+            try:  # What is repeated stays as it is.
+                result = environment.step(copies(action) if repeats else action)
             except Exception as error:
-                raise self._fault(env, "reset()" if begins else f"step({actions[env]})", error) from error
-            if begins:
-                observation, step_types[env] = result[0], FIRST
-            else:
-                if self._num_repeats > 1:
-                    result = self._repeat(env, actions[env], batch, result)
-                observation, rewards[env], discounts[env], step_types[env] = result
+                raise self._fault(env, f"step({action})", error) from error
+            if repeats:
+                result = self._repeat(env, action, batch, result)
+            observation, rewards[env], discounts[env], step_types[env] = result
             observations.append(observation)
         agents: list[Nest] = []
         if self._has_agents:
